@@ -1,0 +1,77 @@
+# `make` alone lists the commands. Each sets up what it needs, once: see $(READY).
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.PHONY: help setup check test test-main test-newest test-slow compare clean
+
+# The Python that .venv is made with.
+PYTHON ?= python3
+# cuda or tpu; empty means CPU only.
+ACCELERATOR ?=
+# The Python that .venv-newest is made with; found by itself where there is one.
+NEWEST_PYTHON ?= $(shell .ci/newest-python)
+# Worker processes of pytest.
+WORKERS ?= auto
+# What `make compare` compares.
+CONFIG ?= experiments/configs/quick.py
+ENCODINGS ?= cope,rope,relative,learned
+SEEDS ?= 1
+WORKDIR ?= runs/quick
+
+BIN := .venv/bin
+READY := .venv/.ready$(ACCELERATOR:%=-%)
+PYTEST := -m pytest -n $(WORKERS) --maxprocesses=4
+TESTS_ON_CPU := JAX_PLATFORMS=cpu
+
+help: ## list these commands
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
+	@echo
+	@echo "  Variables, e.g. make compare ENCODINGS=cope,alibi SEEDS=3:"
+	@echo "  PYTHON, ACCELERATOR=cuda|tpu, NEWEST_PYTHON, WORKERS, CONFIG, ENCODINGS, SEEDS, WORKDIR"
+
+setup: $(READY) ## make .venv, with the versions of constraints.txt
+
+$(READY): pyproject.toml constraints.txt
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 \
+	  || { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	       || { echo "cope-jax needs Python 3.11 or newer, and '$(PYTHON)' is none: name one, e.g. make PYTHON=python3.12" >&2; exit 1; }; \
+	       $(PYTHON) -m venv --clear .venv; }
+	@echo "Installing into .venv: this takes a few minutes, once."
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev$(ACCELERATOR:%=,%)]'
+	@touch $@
+
+check: $(READY) ## format, lint, types and the direction of imports
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-logo
+
+test: check test-newest test-main ## check, the short suite on the newest JAX, and all tests that are not slow
+
+test-main: $(READY)
+	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST)
+
+test-newest: $(READY)
+	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then \
+	  echo "The short suite on the newest JAX is skipped: .venv has the newest JAX already."; \
+	elif newest="$(NEWEST_PYTHON)"; [ -z "$$newest" ]; then \
+	  echo "The short suite on the newest JAX is skipped: no Python 3.12 or 3.13 found; NEWEST_PYTHON=... names one."; \
+	else \
+	  $(MAKE) --no-print-directory .venv-newest/.ready NEWEST_PYTHON="$$newest" && \
+	  $(TESTS_ON_CPU) .venv-newest/bin/python $(PYTEST) -m "newest and not slow"; \
+	fi
+
+.venv-newest/.ready: pyproject.toml constraints.txt
+	@.venv-newest/bin/python -m pip --version >/dev/null 2>&1 || $(NEWEST_PYTHON) -m venv --clear .venv-newest
+	@echo "Installing the newest JAX into .venv-newest: this takes a few minutes, once."
+	@.venv-newest/bin/python -m pip install -qq --constraint constraints.txt --editable '.[test]'
+	@touch $@
+
+test-slow: $(READY) ## the slow tests
+	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST) -m slow
+
+compare: $(READY) ## train CoPE and its rivals on a small task: a table and plots in WORKDIR
+	$(BIN)/python -m experiments.compare --config=$(CONFIG) --encodings=$(ENCODINGS) --seeds=$(SEEDS) --workdir=$(WORKDIR)
+
+clean: ## remove environments and caches; runs/ stays
+	rm -rf .venv .venv-newest .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build *.egg-info

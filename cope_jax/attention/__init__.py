@@ -1,0 +1,92 @@
+"""Attention: one entry point, several ways to execute it, and no word of any encoding's name.
+
+>>> from flax import nnx
+>>> from cope_jax import encodings
+>>> encoding = encodings.create("cope", num_heads=2, head_dim=8, npos_max=16, rngs=nnx.Rngs(0))
+>>> q = k = v = jax.random.normal(jax.random.key(0), (1, 5, 2, 8))
+>>> attend(q, k, v, encoding=encoding).shape
+(1, 5, 2, 8)
+"""
+
+from typing import Any
+
+import jax
+
+from cope_jax.attention.full import attention_weights as attention_weights
+from cope_jax.attention.full import full_attention
+from cope_jax.attention.inputs import Inputs as Inputs
+from cope_jax.attention.inputs import attention_mask as attention_mask
+from cope_jax.attention.inputs import prepare as prepare
+from cope_jax.encodings import Encoding
+from cope_jax.registry import unknown
+from cope_jax.typing import Array, PyTree
+
+IMPLEMENTATIONS = {"full": full_attention}
+
+
+def attend(
+    q_BLHK: Array,
+    k_BMGK: Array,
+    v_BMGK: Array,
+    *,
+    encoding: Encoding,
+    features: PyTree | None = None,
+    q_positions: Any = None,
+    k_positions: Any = None,
+    q_segment_ids: Array | None = None,
+    k_segment_ids: Array | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    implementation: str = "auto",
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+) -> Array:
+    """Multi-head attention with a position encoding, in the layout of `jax.nn.dot_product_attention`.
+
+    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)).
+
+    The encoding's hooks are called in the order that `cope_jax.encodings.base` documents: `key_features` (unless `features` are
+    given), `rotate`, `initial_carry`, `score`. Logits, positions and softmax are float32 whatever the inputs' type.
+
+    Args:
+      q_BLHK: queries.
+      k_BMGK: keys; G divides H (grouped-query attention).
+      v_BMGK: values.
+      encoding: the position encoding.
+      features: the encoding's key features; None calls `encoding.key_features(None, k, v)`.
+      q_positions: int32 `[B, L]` or `[1, L]`; None: consecutive, the last query at the last key.
+      k_positions: int32 `[B, M]` or `[1, M]`; None: 0 … M−1.
+      q_segment_ids: `[B, L]`: tokens meet only within one segment.
+      k_segment_ids: `[B, M]`.
+      causal: hide the keys after each query. "After" is meant in places of the sequence, not in positions; the last query
+        stands at the last key.
+      window: hide the keys that are `window` or more places away.
+      implementation: "full" or "auto", which chooses among the implementations.
+      dropout_rate: share of attention weights that is dropped, where a key is given.
+      dropout_key: random key; None means no dropout.
+
+    Returns:
+      out_BLHK, in the type of the values; 0 for a query that sees no key.
+
+    Raises:
+      ConfigError: shapes that do not fit, or an unknown implementation.
+    """
+    name = "full" if implementation == "auto" else implementation
+    if name not in IMPLEMENTATIONS:
+        raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, "auto"])
+    inputs = prepare(
+        q_BLHK,
+        k_BMGK,
+        v_BMGK,
+        encoding=encoding,
+        features=features,
+        q_positions=q_positions,
+        k_positions=k_positions,
+        q_segment_ids=q_segment_ids,
+        k_segment_ids=k_segment_ids,
+        causal=causal,
+        window=window,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+    )
+    return IMPLEMENTATIONS[name](encoding, inputs)

@@ -1,0 +1,44 @@
+"""Attention that holds the whole matrix of pairs: the readable reference."""
+
+import jax
+import jax.numpy as jnp
+
+from cope_jax.attention.inputs import Inputs
+from cope_jax.encodings import Encoding
+from cope_jax.ops.dropout import dropout
+from cope_jax.ops.logits import content_logits
+from cope_jax.typing import Array
+
+
+def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
+    """Materialises all L·M pairs as one single block of keys.
+
+    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)) over the pairs of the mask; 0 for a query without any key.
+
+    Returns:
+      out_BLHK, in the type of the values.
+    """
+    weights_BHLM = dropout(attention_weights(encoding, inputs), inputs.dropout_rate, inputs.dropout_key)
+    batch, heads, length, keys = weights_BHLM.shape
+    groups = inputs.v.shape[2]
+    weights_BGRLM = weights_BHLM.astype(inputs.v.dtype).reshape(batch, groups, heads // groups, length, keys)
+    out_BLGRK = jnp.einsum("BGRLM,BMGK->BLGRK", weights_BGRLM, inputs.v)
+    return out_BLGRK.reshape(batch, length, heads, inputs.v.shape[-1])
+
+
+def attention_weights(encoding: Encoding, inputs: Inputs) -> Array:
+    """The attention a_BHLM of each query over all keys, in float32 (float64 under float64 inputs)."""
+    logits_BHLM, _ = encoding.score(
+        inputs.q,
+        inputs.rotated_k,
+        inputs.features,
+        content_logits(inputs.rotated_q, inputs.rotated_k),
+        inputs.mask,
+        inputs.q_positions,
+        inputs.k_positions,
+        encoding.initial_carry(inputs.q),
+    )
+    # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather than NaN.
+    lowest = jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype)
+    weights_BHLM = jax.nn.softmax(jnp.where(inputs.mask, logits_BHLM, lowest), axis=-1)
+    return jnp.where(inputs.mask, weights_BHLM, jnp.zeros((), weights_BHLM.dtype))

@@ -1,0 +1,129 @@
+"""What every implementation of attention starts from: checked inputs, rotated, with mask and positions."""
+
+import dataclasses
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.encodings import Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.typing import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """The arguments of `attend`, complete: positions filled in, queries and keys rotated, the mask as one array.
+
+    Attributes:
+      q: q_BLHK before rotation.
+      rotated_q: q_BLHK after it.
+      rotated_k: k_BMGK after it.
+      v: v_BMGK.
+      features: the encoding's key features.
+      q_positions, k_positions: `[B, L]` and `[B, M]`, or 1 for B.
+      mask: mask_B1LM, True where query and key may meet; 1 may stand for B.
+      dropout_rate, dropout_key: dropout on the attention weights.
+    """
+
+    q: Array
+    rotated_q: Array
+    rotated_k: Array
+    v: Array
+    features: PyTree
+    q_positions: Array
+    k_positions: Array
+    mask: Array
+    dropout_rate: float
+    dropout_key: Array | None
+
+
+def prepare(
+    q_BLHK: Array,
+    k_BMGK: Array,
+    v_BMGK: Array,
+    *,
+    encoding: Encoding,
+    features: PyTree | None = None,
+    q_positions: Any = None,
+    k_positions: Any = None,
+    q_segment_ids: Array | None = None,
+    k_segment_ids: Array | None = None,
+    causal: bool = True,
+    window: int | None = None,
+    dropout_rate: float = 0.0,
+    dropout_key: Array | None = None,
+) -> Inputs:
+    """Checks the arguments of `attend`, calls `key_features` where none are given, and `rotate`."""
+    _check_shapes(q_BLHK, k_BMGK, v_BMGK)
+    length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
+    if q_positions is None:
+        q_positions = np.arange(keys - length, keys, dtype=np.int32)[None]
+    if k_positions is None:
+        k_positions = np.arange(keys, dtype=np.int32)[None]
+    if (q_segment_ids is None) != (k_segment_ids is None):
+        raise ConfigError("give both q_segment_ids and k_segment_ids, or neither")
+    for name, array, size in [
+        ("q_positions", q_positions, length),
+        ("k_positions", k_positions, keys),
+        ("q_segment_ids", q_segment_ids, length),
+        ("k_segment_ids", k_segment_ids, keys),
+    ]:
+        if array is not None and (array.ndim != 2 or array.shape[0] not in (1, len(q_BLHK)) or array.shape[1] != size):
+            raise ConfigError(f"{name} must have shape [{len(q_BLHK)}, {size}], got {list(array.shape)}")
+    if not 0 <= dropout_rate < 1:
+        raise ConfigError(f"dropout_rate must lie in [0, 1), got {dropout_rate}")
+    if window is not None and window < 1:
+        raise ConfigError(f"window must be at least 1, got {window}")
+    if features is None:
+        features = encoding.key_features(None, k_BMGK, v_BMGK)
+    rotated_q, rotated_k = encoding.rotate(q_BLHK, k_BMGK, q_positions, k_positions)
+    mask_B1LM = attention_mask(
+        length, keys, causal=causal, window=window, q_segment_ids=q_segment_ids, k_segment_ids=k_segment_ids
+    )
+    return Inputs(
+        q_BLHK, rotated_q, rotated_k, v_BMGK, features, q_positions, k_positions, mask_B1LM, dropout_rate, dropout_key
+    )
+
+
+def attention_mask(
+    length: int,
+    keys: int,
+    *,
+    causal: bool = True,
+    window: int | None = None,
+    q_segment_ids: Array | None = None,
+    k_segment_ids: Array | None = None,
+) -> Array:
+    """True where query and key may meet: by their places in the sequence, never by their positions.
+
+    The last query stands at the last key, so query i is at place i + M − L. `causal` hides later keys, `window` keys that are
+    `window` or more places away, and segment ids keep packed documents apart.
+
+    Returns:
+      mask_B1LM, with 1 for B where there are no segment ids.
+
+    >>> attention_mask(2, 3, window=2)[0, 0].astype(int).tolist()
+    [[1, 1, 0], [0, 1, 1]]
+    """
+    distance_LM = np.arange(keys - length, keys)[:, None] - np.arange(keys)[None, :]
+    allowed_LM = np.ones((length, keys), bool)
+    if causal:
+        allowed_LM &= distance_LM >= 0
+    if window is not None:
+        allowed_LM &= np.abs(distance_LM) < window
+    mask_B1LM = jnp.asarray(allowed_LM)[None, None]
+    if q_segment_ids is not None and k_segment_ids is not None:
+        mask_B1LM &= (q_segment_ids[:, :, None] == k_segment_ids[:, None, :])[:, None]
+    return mask_B1LM
+
+
+def _check_shapes(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
+    shapes = f"got q {list(q_BLHK.shape)}, k {list(k_BMGK.shape)}, v {list(v_BMGK.shape)}"
+    if not q_BLHK.ndim == k_BMGK.ndim == v_BMGK.ndim == 4:
+        raise ConfigError(f"attend takes q [B, L, H, K] and k, v [B, M, G, K]; {shapes}")
+    same_keys = k_BMGK.shape[:3] == v_BMGK.shape[:3]
+    if q_BLHK.shape[0] != k_BMGK.shape[0] or q_BLHK.shape[3] != k_BMGK.shape[3] or not same_keys:
+        raise ConfigError(f"batch, head width or keys differ: {shapes}")
+    if q_BLHK.shape[2] % k_BMGK.shape[2]:
+        raise ConfigError(f"the key/value heads must divide the query heads; {shapes}")

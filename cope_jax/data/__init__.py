@@ -1,0 +1,1 @@
+"""Input pipelines: tasks as batches (`pipeline`), and tasks on disk (`tfds_builder`)."""

@@ -1,0 +1,143 @@
+"""Tasks as Grain pipelines: exactly resumable training batches, and evaluation batches of one shape.
+
+Everything is a function of its seeds, not of timing: Grain's prefetching threads keep the order.
+"""
+
+import sys
+import zlib
+from collections.abc import Sequence
+
+import grain
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.tasks.base import Batch, Task
+
+# One thread keeps a few batches ahead and leaves the other cores to the training step. More threads would only contend
+# for the interpreter, since a batch is many small NumPy calls.
+_READ_OPTIONS = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+_ENDLESS = sys.maxsize
+
+
+def train_iterator(
+    task: Task,
+    *,
+    batch_size: int,
+    examples: int | None,
+    data_seed: int,
+    shuffle_seed: int,
+    data_dir: str | None = None,
+) -> grain.DatasetIterator:
+    """Training batches without end.
+
+    With `examples`, the fixed train split of that many examples, which depends on `data_seed` only, in an order that
+    depends on `shuffle_seed` and changes with each epoch; a batch may span two epochs. With None, an endless stream of
+    fresh examples: batch i depends on both seeds and i alone.
+
+    Args:
+      task: what to learn.
+      batch_size: rows of a batch.
+      examples: size of the fixed split, or None for the endless stream.
+      data_seed: seed of the examples.
+      shuffle_seed: seed of their order.
+      data_dir: where `cope_jax.data.tfds_builder.write` put the fixed split, to read it from there: the same batches,
+        bit for bit, as from memory.
+
+    Returns:
+      An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` goes on exactly from there.
+      Orbax saves and restores the iterator as it is.
+
+    Raises:
+      ConfigError: a size or seed out of range, or `data_dir` does not hold these examples.
+
+    >>> from cope_jax import tasks
+    >>> task = tasks.create("flip_flop", length=8)
+    >>> batches = train_iterator(task, batch_size=4, examples=6, data_seed=0, shuffle_seed=1)
+    >>> first, state = next(batches), batches.get_state()
+    >>> second = next(batches)
+    >>> batches.set_state(state)
+    >>> np.array_equal(next(batches)["inputs"], second["inputs"])
+    True
+    """
+    _check_at_least(1, batch_size=batch_size)
+    _check_at_least(0, data_seed=data_seed, shuffle_seed=shuffle_seed)
+    if examples is None:
+        if data_dir is not None:
+            raise ConfigError("data_dir holds a fixed number of examples: set `examples` to it, or leave data_dir out")
+        entropy = [data_seed, shuffle_seed, zlib.crc32(b"train")]
+        dataset = grain.MapDataset.range(_ENDLESS).map(
+            lambda i: task.sample(np.random.default_rng([*entropy, i]), batch_size)
+        )
+    else:
+        source = _examples(task, "train", examples, data_seed, data_dir)
+        # Grain shuffles epoch e by seed + e: unhashed, run 1 would see the epochs of run 0, one epoch early.
+        seed = int(np.random.SeedSequence(shuffle_seed).generate_state(1)[0])
+        dataset = grain.MapDataset.source(source).shuffle(seed).repeat().batch(batch_size)
+    return iter(dataset.to_iter_dataset(_READ_OPTIONS))
+
+
+def evaluation_batches(
+    task: Task, split: str, *, examples: int, batch_size: int, seed: int, data_dir: str | None = None
+) -> list[Batch]:
+    """The fixed `examples` of `split` in order, in batches of one shape: the last is filled up with rows of weight 0.
+
+    Args:
+      task: what to evaluate on.
+      split: a fixed split, or one of a sweep.
+      examples: how many.
+      batch_size: rows of a batch.
+      seed: data seed.
+      data_dir: as in `train_iterator`; fixed splits only.
+
+    Raises:
+      ConfigError: unknown split, a size or seed out of range, or `data_dir` does not hold these examples.
+
+    >>> from cope_jax import tasks
+    >>> task = tasks.create("flip_flop", length=8)
+    >>> batches = evaluation_batches(task, "sparse", examples=6, batch_size=4, seed=0)
+    >>> [batch["weights"].max(axis=1).tolist() for batch in batches]
+    [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]]
+    """
+    _check_at_least(1, batch_size=batch_size)
+    _check_at_least(0, seed=seed)
+    source = _examples(task, split, examples, seed, data_dir)
+    rows = [source[i] for i in range(examples)]
+    blank = {key: np.zeros_like(value) for key, value in rows[0].items()}
+    rows += [blank] * (-examples % batch_size)
+    return [
+        {key: np.stack([row[key] for row in rows[start : start + batch_size]]) for key in blank}
+        for start in range(0, len(rows), batch_size)
+    ]
+
+
+class _BatchRows:
+    """A Batch as a random-access source of its rows."""
+
+    def __init__(self, batch: Batch):
+        self._batch = batch
+
+    def __len__(self) -> int:
+        return len(self._batch["inputs"])
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {key: value[index] for key, value in self._batch.items()}
+
+
+def _examples(
+    task: Task, split: str, examples: int, seed: int, data_dir: str | None
+) -> _BatchRows | Sequence[dict[str, np.ndarray]]:
+    _check_at_least(1, examples=examples)
+    if data_dir is None:
+        return _BatchRows(task.dataset(split, examples, seed))
+    from cope_jax.data import tfds_builder  # here, since only reading from disk needs TFDS
+
+    source = tfds_builder.read(task, data_dir, split, seed=seed)
+    if len(source) != examples:
+        raise ConfigError(f"{data_dir} holds {len(source)} examples of {split!r}, not {examples}: set examples to it")
+    return source
+
+
+def _check_at_least(least: int, **values: int) -> None:
+    for name, value in values.items():
+        if value < least:
+            raise ConfigError(f"{name} must be at least {least}, got {value}")

@@ -1,0 +1,66 @@
+"""Attention with linear biases."""
+
+import dataclasses
+import math
+
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.typing import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Attributes:
+    slopes: m_h, one for each head; None takes the published geometric sequence.
+    """
+
+    slopes: tuple[float, ...] | None = None
+
+
+@ENCODINGS.register("alibi")
+class ALiBi(Encoding):
+    """A fixed penalty proportional to the distance, with a slope for each head.
+
+    a_ij = softmax_j(q_i·k_j/√K − m_h |i−j|), m_h = 2^(−8(h+1)/H). Press et al. (arXiv 2108.12409).
+    """
+
+    Config = Config
+
+    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        if config.slopes is not None and len(config.slopes) != shape.num_heads:
+            raise ConfigError(f"alibi.slopes has {len(config.slopes)} entries for {shape.num_heads} heads")
+
+    def score(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> tuple[Array, PyTree]:
+        slopes = default_slopes(self.shape.num_heads) if self.config.slopes is None else self.config.slopes
+        slopes_1H11 = jnp.asarray(slopes, logits_BHLM.dtype)[None, :, None, None]
+        distance_B1LM = jnp.abs(q_positions_BL[:, :, None] - k_positions_BM[:, None, :])[:, None]
+        return logits_BHLM - slopes_1H11 * distance_B1LM.astype(logits_BHLM.dtype), carry
+
+
+def default_slopes(num_heads: int) -> tuple[float, ...]:
+    """The published slopes: geometric for a power of two; else those of the power of two below, then every other one of the
+    power of two above.
+
+    >>> default_slopes(4)
+    (0.25, 0.0625, 0.015625, 0.00390625)
+    >>> default_slopes(3)
+    (0.0625, 0.00390625, 0.25)
+    """
+    power = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
+    between = [2.0 ** (-8.0 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
+    return tuple(slopes + between[: num_heads - power])

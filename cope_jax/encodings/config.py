@@ -1,0 +1,102 @@
+"""The config of an encoding: one line of text that names it, its options, and what it is composed with."""
+
+import ast
+import dataclasses
+import re
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from flax import nnx
+
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.compose import Composed
+from cope_jax.errors import ConfigError
+from cope_jax.registry import configure
+
+Sharing = Literal["layer", "model"]
+_PART = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
+
+
+@dataclasses.dataclass(frozen=True)
+class EncodingConfig:
+    """One encoding, or several composed: (name, options) for each part; no part at all is no encoding.
+
+    >>> EncodingConfig.parse("cope(gate=value) + rope", {"rope": {"base": 500.0}})
+    EncodingConfig(parts=(('cope', {'gate': 'value'}), ('rope', {'base': 500.0})))
+    >>> EncodingConfig.parse("cope(gates=value)")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: unknown option of cope 'gates': did you mean 'gate'? Choices: gate, npos_max, \
+position, scale_position_logits, slope
+    """
+
+    parts: tuple[tuple[str, dict[str, Any]], ...] = ()
+
+    def __post_init__(self):
+        for name, options in self.parts:
+            configure(ENCODINGS.get(name).Config, options, name)
+
+    @classmethod
+    def parse(cls, text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) -> "EncodingConfig":
+        """Reads `name`, `name(option=value, ...)`, or several of them joined by `+`.
+
+        Args:
+          text: the names and the options that differ from the defaults. A value is a Python literal or a bare word.
+          defaults: options by the name of the encoding, which the text overrides.
+        """
+        parts = []
+        for part in split_outside_parentheses(text, "+"):
+            match = _PART.fullmatch(part)
+            if not match:
+                raise ConfigError(f"cannot read the encoding {text!r}: write name, name(option=value) or name+name")
+            name = match[1]
+            parts.append((name, {**(defaults or {}).get(name, {}), **_options(match[2] or "", text)}))
+        return cls(tuple(parts))
+
+    def build(self, shape: AttentionShape, *, rngs: nnx.Rngs) -> Encoding:
+        """Creates the encoding. Errors name the option that is wrong."""
+        built = []
+        for name, options in self.parts:
+            encoding = ENCODINGS.get(name)
+            built.append(encoding(configure(encoding.Config, options, name), shape, rngs=rngs))
+        return built[0] if len(built) == 1 else Composed(built, shape)
+
+    def split(self, sharing: Sharing) -> tuple["EncodingConfig", "EncodingConfig"]:
+        """(the parts that the whole model has once, the parts that each layer has for itself).
+
+        Parts that act on the input embeddings belong to the model whatever `sharing` says.
+        """
+        shared = [sharing == "model" or ENCODINGS.get(name).embeds_input() for name, _ in self.parts]
+        return (
+            EncodingConfig(tuple(part for part, one in zip(self.parts, shared, strict=True) if one)),
+            EncodingConfig(tuple(part for part, one in zip(self.parts, shared, strict=True) if not one)),
+        )
+
+
+def split_outside_parentheses(text: str, separator: str) -> list[str]:
+    """Splits `text` at each separator that stands outside parentheses.
+
+    >>> split_outside_parentheses("cope(gate=value,npos_max=8),rope", ",")
+    ['cope(gate=value,npos_max=8)', 'rope']
+    """
+    pieces, depth = [""], 0
+    for letter in text:
+        depth += (letter == "(") - (letter == ")")
+        if letter == separator and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    return pieces
+
+
+def _options(text: str, whole: str) -> dict[str, Any]:
+    options = {}
+    for item in split_outside_parentheses(text, ",") if text.strip() else []:
+        name, equals, value = item.partition("=")
+        if not equals:
+            raise ConfigError(f"cannot read {item!r} in the encoding {whole!r}: write option=value")
+        try:
+            options[name.strip()] = ast.literal_eval(value.strip())
+        except (ValueError, SyntaxError):
+            options[name.strip()] = value.strip()
+    return options

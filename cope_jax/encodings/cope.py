@@ -1,0 +1,132 @@
+"""Contextual position encoding."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.ops.interpolate import interpolate
+from cope_jax.ops.logits import content_logits
+from cope_jax.ops.suffix_sum import suffix_sum
+from cope_jax.typing import Array, PyTree, accumulator_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Attributes:
+    npos_max: N, rows of the table; positions are clipped to N−1.
+    gate: what the query is compared with to decide whether a key counts: "query_key", the key itself; "separate_key", a key
+      of its own, W_g x; "value", the value.
+    scale_position_logits: divide q·e[p] by √K as the released code does; the paper's listing does not.
+    position: what a position adds: "table", the interpolated q·e[p]; "slope", a fixed multiple of p ("CoPE_ALiBi");
+      "learned_slope", a learned one for each head, from 0. The slopes need no clipping, and have none.
+    slope: of "slope": the first head's penalty m; head h has m·2^(−8h/H), falling geometrically as ALiBi's do.
+    """
+
+    npos_max: int = 64
+    gate: Literal["query_key", "separate_key", "value"] = "query_key"
+    scale_position_logits: bool = False
+    position: Literal["table", "slope", "learned_slope"] = "table"
+    slope: float = 1.0
+
+
+@ENCODINGS.register("cope")
+class CoPE(Encoding):
+    """Positions count the tokens that the query's gates let through, instead of all tokens.
+
+        g_ij = σ(q_i·k_j/√K),   p_ij = min(Σ_{j'=j..i} g_ij', N−1),
+        a_ij = softmax_j(q_i·k_j/√K + (1−w) z_i[⌊p_ij⌋] + w z_i[⌈p_ij⌉]),   z_i[n] = q_i·e[n],   w = p_ij − ⌊p_ij⌋.
+
+    Golovneva et al. (arXiv 2405.18719), Eq 3–9 and Listing 1. The table e, `[N, K]`, is shared by the heads and starts at 0; the
+    gates are each head's own. With all gates 1 this is the learned relative encoding (p_ij = i−j+1).
+
+    The carry is P_i, the sum of the gates of all nearer keys. It is for causal attention: a key after the query that the mask
+    lets through would count as well.
+    """
+
+    Config = Config
+
+    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        if config.npos_max < 2:
+            raise ConfigError(f"cope.npos_max must be at least 2, got {config.npos_max}")
+        if config.position == "table":
+            self.table_NK = nnx.Param(jnp.zeros((config.npos_max, shape.head_dim)))
+        elif config.position == "learned_slope":
+            self.slopes_H = nnx.Param(jnp.zeros((shape.num_heads,)))
+        if config.gate == "separate_key":
+            self.gate_key_DGK = nnx.Param(
+                jax.nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))(
+                    rngs.params(), (shape.width, shape.kv_heads, shape.head_dim)
+                )
+            )
+
+    def key_features(self, x_BMD: Array | None, k_BMGK: Array, v_BMGK: Array) -> PyTree:
+        if self.config.gate == "query_key":
+            return ()
+        if self.config.gate == "value":
+            return v_BMGK
+        if x_BMD is None:
+            raise ConfigError("cope(gate=separate_key) needs features=encoding.key_features(x_BMD, k_BMGK, v_BMGK)")
+        return jnp.einsum("BMD,DGK->BMGK", x_BMD, self.gate_key_DGK[...].astype(x_BMD.dtype))
+
+    def initial_carry(self, q_BLHK: Array) -> PyTree:
+        batch, length, heads, _ = q_BLHK.shape
+        return jnp.zeros((batch, heads, length), accumulator_dtype(q_BLHK.dtype))
+
+    def score(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> tuple[Array, PyTree]:
+        gates_BHLM = self._gates(q_BLHK, features, logits_BHLM, mask_B1LM)
+        counts_BHLM = carry[..., None] + suffix_sum(gates_BHLM)
+        return logits_BHLM + self._position_logits(q_BLHK, counts_BHLM), counts_BHLM[..., 0]
+
+    def diagnostics(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+    ) -> dict[str, Array]:
+        """`gates` g_ij in [0, 1] and `positions` p_ij, clipped where there is a table."""
+        gates_BHLM = self._gates(q_BLHK, features, logits_BHLM, mask_B1LM)
+        return {"gates": gates_BHLM, "positions": self._clip(suffix_sum(gates_BHLM))}
+
+    def _gates(self, q_BLHK: Array, features: PyTree, logits_BHLM: Array, mask_B1LM: Array) -> Array:
+        if self.config.gate == "query_key":
+            gate_logits_BHLM = logits_BHLM
+        else:
+            gate_logits_BHLM = content_logits(q_BLHK, features)
+        return jnp.where(mask_B1LM, jax.nn.sigmoid(gate_logits_BHLM), jnp.zeros((), gate_logits_BHLM.dtype))
+
+    def _clip(self, counts_BHLM: Array) -> Array:
+        if self.config.position != "table":
+            return counts_BHLM
+        return jnp.minimum(counts_BHLM, jnp.asarray(self.config.npos_max - 1, counts_BHLM.dtype))
+
+    def _position_logits(self, q_BLHK: Array, counts_BHLM: Array) -> Array:
+        dtype, heads = counts_BHLM.dtype, self.shape.num_heads
+        if self.config.position == "slope":
+            slopes = [-self.config.slope * 2.0 ** (-8.0 * h / heads) for h in range(heads)]
+            return jnp.asarray(slopes, dtype)[None, :, None, None] * counts_BHLM
+        if self.config.position == "learned_slope":
+            return self.slopes_H[...].astype(dtype)[None, :, None, None] * counts_BHLM
+        z_BHLN = jnp.einsum("BLHK,NK->BHLN", q_BLHK.astype(dtype), self.table_NK[...].astype(dtype))
+        if self.config.scale_position_logits:
+            z_BHLN = z_BHLN / self.shape.head_dim**0.5
+        return interpolate(z_BHLN, self._clip(counts_BHLM))

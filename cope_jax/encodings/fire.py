@@ -1,0 +1,67 @@
+"""Functional interpolation of relative positions."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.typing import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Attributes:
+    hidden: width of the network f_θ.
+    c: initial value of the logarithm's scale.
+    threshold: initial value of L, the length below which distances are divided by ψ(L) rather than ψ(i).
+    """
+
+    hidden: int = 32
+    c: float = 0.1
+    threshold: float = 512.0
+
+
+@ENCODINGS.register("fire")
+class FIRE(Encoding):
+    """A small network of the distance divided by the query's position adds a bias for each head.
+
+    a_ij = softmax_j(q_i·k_j/√K + f_θ(ψ(|i−j|) / ψ(max(|L|, i)))_h), ψ(x) = log(1 + |c| x), f_θ an MLP 1 → hidden → H with
+    ReLU; c, L and θ are learned. Li et al. (arXiv 2310.04418).
+    """
+
+    Config = Config
+
+    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        hidden, heads = config.hidden, shape.num_heads
+        self.hidden_kernel = nnx.Param(jax.random.normal(rngs.params(), (hidden,)))
+        self.hidden_bias = nnx.Param(jnp.zeros((hidden,)))
+        self.out_kernel = nnx.Param(jax.random.normal(rngs.params(), (hidden, heads)) / hidden**0.5)
+        self.out_bias = nnx.Param(jnp.zeros((heads,)))
+        self.c = nnx.Param(jnp.full((), config.c))
+        self.threshold = nnx.Param(jnp.full((), config.threshold))
+
+    def score(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> tuple[Array, PyTree]:
+        dtype = logits_BHLM.dtype
+        c, threshold = (jnp.abs(p[...].astype(dtype)) for p in (self.c, self.threshold))
+        distance_BLM = jnp.abs(q_positions_BL[:, :, None] - k_positions_BM[:, None, :]).astype(dtype)
+        longest_BL1 = jnp.maximum(threshold, q_positions_BL[:, :, None].astype(dtype))
+        progress_BLM = jnp.log1p(c * distance_BLM) / jnp.log1p(c * longest_BL1)
+        hidden_BLMF = jax.nn.relu(
+            progress_BLM[..., None] * self.hidden_kernel[...].astype(dtype)[None, None, None]
+            + self.hidden_bias[...].astype(dtype)[None, None, None]
+        )
+        bias_BHLM = jnp.einsum("BLMF,FH->BHLM", hidden_BLMF, self.out_kernel[...].astype(dtype))
+        return logits_BHLM + bias_BHLM + self.out_bias[...].astype(dtype)[None, :, None, None], carry

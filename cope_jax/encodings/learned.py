@@ -1,0 +1,54 @@
+"""Learned absolute position embeddings."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.typing import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Attributes:
+    max_length: N, rows of the table; None takes the model's `max_length`.
+    stddev: standard deviation of the initial rows.
+    """
+
+    max_length: int | None = None
+    stddev: float = 0.02
+
+
+@ENCODINGS.register("learned")
+class Learned(Encoding):
+    """Absolute positions: each has a learned vector that is added to the token embedding.
+
+    x_i ← x_i + P[i], P of shape `[N, D]`. Gehring et al. (arXiv 1705.03122); the paper's "Absolute".
+
+    A sequence of consecutive positions longer than the table raises ConfigError; a position outside of the table that only
+    the running program knows gives NaN.
+    """
+
+    Config = Config
+
+    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        rows = config.max_length or shape.max_length
+        if rows is None:
+            raise ConfigError("encoding 'learned' has a table of fixed length: give max_length")
+        self.table_ND = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows, shape.width)))
+
+    def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
+        rows = self.table_ND.shape[0]
+        if not isinstance(positions_BL, jax.core.Tracer) and positions_BL.size:
+            low, high = int(positions_BL.min()), int(positions_BL.max())
+            if low < 0 or high >= rows:
+                raise ConfigError(
+                    f"position {high if high >= rows else low} is outside of the learned table of {rows} rows: "
+                    f"give a larger max_length"
+                )
+        known = jnp.where(positions_BL < 0, rows, positions_BL)  # jnp.take would wrap a negative index
+        return x_BLD + jnp.take(self.table_ND[...], known, axis=0, mode="fill").astype(x_BLD.dtype)

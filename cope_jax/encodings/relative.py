@@ -1,0 +1,72 @@
+"""Learned key-side embeddings of the distance."""
+
+import dataclasses
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.ops.take_rows import take_rows
+from cope_jax.typing import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Attributes:
+    max_distance: N, rows of the table, for the distances 0 … N−1; None takes the model's `max_length`.
+    beyond: what a distance ≥ N gets: "clip", the last row (the paper's "relative-capped"), or "nothing", no position term.
+    scale_position_logits: divide q·P by √K, as content logits are (Shaw et al.); CoPE's listing does not.
+    stddev: standard deviation of the initial rows.
+    """
+
+    max_distance: int | None = None
+    beyond: Literal["clip", "nothing"] = "clip"
+    scale_position_logits: bool = False
+    stddev: float = 0.02
+
+
+@ENCODINGS.register("relative")
+class Relative(Encoding):
+    """Each distance to an earlier key has a learned vector, shared by all heads, that the query reads.
+
+    a_ij = softmax_j(q_i·k_j/√K + q_i·P[i−j]), P of shape `[N, K]`. Shaw et al. (arXiv 1803.02155), key side only;
+    Golovneva et al. (arXiv 2405.18719), Eq 2.
+
+    For causal attention: a visible key *after* the query has no row, and gives NaN.
+    """
+
+    Config = Config
+
+    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        rows = config.max_distance or shape.max_length
+        if rows is None:
+            raise ConfigError("encoding 'relative' has a table of fixed length: give max_distance or max_length")
+        self.table_NK = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows, shape.head_dim)))
+
+    def score(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> tuple[Array, PyTree]:
+        rows, dtype = self.table_NK.shape[0], logits_BHLM.dtype
+        q_BLHK = q_BLHK.astype(dtype)
+        z_BHLN = jnp.einsum("BLHK,NK->BHLN", q_BLHK, self.table_NK[...].astype(dtype))
+        if self.config.scale_position_logits:
+            z_BHLN = z_BHLN / self.shape.head_dim**0.5
+        distance_B1LM = (q_positions_BL[:, :, None] - k_positions_BM[:, None, :])[:, None]
+        row_B1LM = jnp.clip(distance_B1LM, 0, rows - 1)
+        bias_BHLM = take_rows(z_BHLN, jnp.broadcast_to(row_B1LM, logits_BHLM.shape))
+        if self.config.beyond == "nothing":
+            bias_BHLM = jnp.where(distance_B1LM < rows, bias_BHLM, jnp.zeros((), dtype))
+        bias_BHLM = jnp.where(mask_B1LM & (distance_B1LM < 0), jnp.full((), jnp.nan, dtype), bias_BHLM)
+        return logits_BHLM + bias_BHLM, carry

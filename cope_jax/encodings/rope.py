@@ -1,0 +1,58 @@
+"""Rotary position embeddings."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.typing import Array, accumulator_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Attributes:
+    base: the longest wavelength is below 2π·base.
+    fraction: share of the head width that is rotated, in (0, 1]; rounded down to an even number of features.
+    """
+
+    base: float = 10_000.0
+    fraction: float = 1.0
+
+
+@ENCODINGS.register("rope")
+class RoPE(Encoding):
+    """Queries and keys are rotated by angles proportional to their positions, so their product knows the distance only.
+
+    With R = 2⌊fraction·K/2⌋ rotated features, feature c < R/2 is paired with feature c + R/2 (half-split) and turned by
+    i / base^(2c/R). Su et al. (arXiv 2104.09864). Angles are float32.
+    """
+
+    Config = Config
+
+    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        if not 0 < config.fraction <= 1:
+            raise ConfigError(f"rope.fraction must lie in (0, 1], got {config.fraction}")
+        if self._rotated() == 0:
+            raise ConfigError(f"rope.fraction={config.fraction} leaves no pair of {shape.head_dim} features to rotate")
+
+    def _rotated(self) -> int:
+        return 2 * int(self.config.fraction * self.shape.head_dim / 2)
+
+    def rotate(
+        self, q_BLHK: Array, k_BMGK: Array, q_positions_BL: Array, k_positions_BM: Array
+    ) -> tuple[Array, Array]:
+        return self._turn(q_BLHK, q_positions_BL), self._turn(k_BMGK, k_positions_BM)
+
+    def _turn(self, x_BLHK: Array, positions_BL: Array) -> Array:
+        dtype, rotated = accumulator_dtype(x_BLHK.dtype), self._rotated()
+        frequencies = np.power(self.config.base, -np.arange(0, rotated, 2) / rotated)
+        angles_BL1C = positions_BL[:, :, None, None].astype(dtype) * jnp.asarray(frequencies, dtype)[None, None, None]
+        sin, cos = jnp.sin(angles_BL1C), jnp.cos(angles_BL1C)
+        x = x_BLHK[..., :rotated].astype(dtype)
+        first, second = x[..., : rotated // 2], x[..., rotated // 2 :]
+        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+        return jnp.concatenate([turned.astype(x_BLHK.dtype), x_BLHK[..., rotated:]], axis=-1)

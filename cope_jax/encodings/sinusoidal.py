@@ -1,0 +1,44 @@
+"""Fixed sinusoidal position embeddings."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.typing import Array, accumulator_dtype
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Attributes:
+    base: the longest wavelength is 2π·base.
+    """
+
+    base: float = 10_000.0
+
+
+@ENCODINGS.register("sinusoidal")
+class Sinusoidal(Encoding):
+    """Fixed waves of the absolute position, sine and cosine interleaved, added to the token embedding.
+
+    x_i[2c] ← x_i[2c] + sin(i / base^(2c/D)),  x_i[2c+1] ← x_i[2c+1] + cos(i / base^(2c/D)).
+    Vaswani et al. (arXiv 1706.03762), section 3.5. The model width D must be even.
+    """
+
+    Config = Config
+
+    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        if shape.width % 2:
+            raise ConfigError(f"encoding 'sinusoidal' needs an even model width, got {shape.width}")
+
+    def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
+        dtype = accumulator_dtype(x_BLD.dtype)
+        width = x_BLD.shape[-1]
+        frequencies = np.power(self.config.base, -np.arange(0, width, 2) / width)
+        angles = positions_BL[..., None].astype(dtype) * jnp.asarray(frequencies, dtype)[None, None]
+        waves = jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=-1).reshape(*positions_BL.shape, width)
+        return (x_BLD.astype(dtype) + waves).astype(x_BLD.dtype)

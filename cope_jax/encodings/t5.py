@@ -1,0 +1,75 @@
+"""Learned biases of bucketed distances."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.typing import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Attributes:
+    num_buckets: N; the nearer half hold one distance each, the rest grow logarithmically.
+    max_distance: distances from here on share the last bucket.
+    stddev: standard deviation of the initial biases.
+    """
+
+    num_buckets: int = 32
+    max_distance: int = 128
+    stddev: float = 0.02
+
+
+@ENCODINGS.register("t5")
+class T5(Encoding):
+    """A learned scalar for each head and each bucket of distances, added to the logits.
+
+    a_ij = softmax_j(q_i·k_j/√K + b[bucket(i−j), h]), b of shape `[N, H]`. Raffel et al. (arXiv 1910.10683), the causal
+    buckets: a key after the query counts as distance 0.
+    """
+
+    Config = Config
+
+    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        if config.num_buckets < 2 or config.max_distance <= config.num_buckets // 2:
+            raise ConfigError("t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2")
+        self.table_NH = nnx.Param(
+            config.stddev * jax.random.normal(rngs.params(), (config.num_buckets, shape.num_heads))
+        )
+
+    def score(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> tuple[Array, PyTree]:
+        # The buckets are computed in float64 beforehand: a float32 logarithm misplaces distances on a boundary.
+        of_distance = jnp.asarray(buckets(self.config.num_buckets, self.config.max_distance))
+        distance_BLM = q_positions_BL[:, :, None] - k_positions_BM[:, None, :]
+        bucket_BLM = of_distance[jnp.clip(distance_BLM, 0, self.config.max_distance)]
+        bias_BHLM = jnp.moveaxis(self.table_NH[...][bucket_BLM], -1, 1)
+        return logits_BHLM + bias_BHLM.astype(logits_BHLM.dtype), carry
+
+
+def buckets(num_buckets: int, max_distance: int) -> np.ndarray:
+    """The bucket of each distance 0 … max_distance.
+
+    >>> buckets(8, 16).tolist()
+    [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7, 7]
+    """
+    exact = num_buckets // 2
+    distance = np.arange(max_distance + 1)
+    growth = np.log(np.maximum(distance, 1) / exact) / np.log(max_distance / exact)
+    logarithmic = exact + np.floor(growth * (num_buckets - exact) + 1e-9).astype(np.int32)
+    return np.where(distance < exact, distance, np.minimum(logarithmic, num_buckets - 1)).astype(np.int32)

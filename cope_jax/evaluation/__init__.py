@@ -1,0 +1,1 @@
+"""Evaluation: errors on splits and lengths, tables, plots, and maps of attention."""

@@ -1,0 +1,130 @@
+"""The loss and the errors of a model on fixed splits."""
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.data import pipeline
+from cope_jax.ops.cross_entropy import cross_entropy
+from cope_jax.tasks import Task
+from cope_jax.typing import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True)
+class Errors:
+    """What was measured on one split.
+
+    Attributes:
+      loss: mean cross entropy of the tokens of weight 1, in nats.
+      token_error: share of these tokens that the most probable one misses, in [0, 1].
+      sequence_error: share of sequences with any such miss ("exact match" is 1 minus this), in [0, 1].
+    """
+
+    loss: float
+    token_error: float
+    sequence_error: float
+
+
+class Evaluator:
+    """Measures models on fixed splits, all padded to one length, so that one program is compiled for all of them.
+
+    Args:
+      task: where the splits come from.
+      logits: (params, inputs_BL, key) → logits_BLV.
+      lift: turns the function of one run into that of several side by side (`Replicas.lift`).
+      splits: examples of each split.
+      batch_size: sequences at a time.
+      data_seed: seed of the examples.
+      data_dir: where to read the fixed splits from; None draws them.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        logits: Callable[..., Array],
+        lift: Callable[..., Any],
+        splits: Mapping[str, int],
+        *,
+        batch_size: int,
+        data_seed: int,
+        data_dir: str | None = None,
+    ):
+        length = max((task.length(split) for split in splits), default=0)
+        self._batches = {
+            split: [
+                _pad(batch, length)
+                for batch in pipeline.evaluation_batches(
+                    task,
+                    split,
+                    examples=examples,
+                    batch_size=batch_size,
+                    seed=data_seed,
+                    data_dir=data_dir if split in task.splits else None,
+                )
+            ]
+            for split, examples in splits.items()
+        }
+        self._key = jax.random.key(data_seed)
+
+        def measure(params: PyTree, batch: Mapping[str, Array], key: Array) -> dict[str, Array]:
+            return batch_sums(logits(params, batch["inputs"], key), batch)
+
+        self._measure = jax.jit(lift(measure, shared=2))
+
+    def __call__(
+        self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
+    ) -> dict[str, list[Errors]]:
+        """The errors on each split, one for each run side by side.
+
+        Args:
+          params: the parameters, with a leading axis where runs are side by side.
+          splits: which; None takes all.
+          examples: bound on the examples of each split, rounded up to whole batches; None takes all.
+        """
+        splits = self._batches if splits is None else splits
+        return {split: self._errors(params, self._batches[split], examples) for split in splits}
+
+    def _errors(self, params: PyTree, batches: Sequence[Mapping[str, Any]], examples: int | None) -> list[Errors]:
+        if examples is not None:
+            batches = batches[: -(-examples // len(batches[0]["inputs"]))]
+        sums = [
+            jax.device_get(self._measure(params, batch, jax.random.fold_in(self._key, number)))
+            for number, batch in enumerate(batches)
+        ]
+        width = np.atleast_1d(sums[0]["tokens"]).size
+        return [mean_errors([{k: np.atleast_1d(v)[run] for k, v in batch.items()} for batch in sums]) for run in range(width)]
+
+
+def batch_sums(logits_BLV: Array, batch: Mapping[str, Array]) -> dict[str, Array]:
+    """Sums over one batch, from which `mean_errors` makes means. Rows of weight 0 do not count."""
+    weights_BL = batch["weights"]
+    wrong_BL = weights_BL * (jnp.argmax(logits_BLV, axis=-1) != batch["targets"])
+    return {
+        "loss": jnp.sum(weights_BL * cross_entropy(logits_BLV, batch["targets"])),
+        "wrong_tokens": jnp.sum(wrong_BL),
+        "tokens": jnp.sum(weights_BL),
+        "wrong_sequences": jnp.sum(jnp.any(wrong_BL > 0, axis=1).astype(jnp.float32)),
+        "sequences": jnp.sum(jnp.any(weights_BL > 0, axis=1).astype(jnp.float32)),
+    }
+
+
+def mean_errors(sums: Iterable[Mapping[str, Any]]) -> Errors:
+    """The means over batches, summed in float64."""
+    totals: dict[str, float] = {}
+    for batch in sums:
+        for name, value in batch.items():
+            totals[name] = totals.get(name, 0.0) + float(value)
+    return Errors(
+        loss=totals["loss"] / totals["tokens"],
+        token_error=totals["wrong_tokens"] / totals["tokens"],
+        sequence_error=totals["wrong_sequences"] / totals["sequences"],
+    )
+
+
+def _pad(batch: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
+    """Tokens 0 of weight 0 behind each row: no earlier token of a causal model sees them."""
+    return {name: np.pad(value, ((0, 0), (0, length - value.shape[1]))) for name, value in batch.items()}

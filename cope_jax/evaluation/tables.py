@@ -1,0 +1,175 @@
+"""The comparison of encodings as a table: on the terminal and as Markdown."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from rich.table import Table
+
+from cope_jax.evaluation.records import Record, Summary, select, summarise
+from cope_jax.tasks import Task
+
+Metric = Literal["token_error", "sequence_error"]
+Paper = Mapping[str, Mapping[str, str]]
+"""Figures of the paper as text, by encoding and split, in the task's headline metric."""
+
+MANY_SEEDS = 5  # from here on a cell also shows median, best and worst
+MISSING = "–"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+    """One line of a table; `cells` are those of the splits, each of one or two lines of text."""
+
+    label: str
+    cells: list[list[str]]
+    best: list[bool]
+    parameters: str = ""
+    time: str = ""
+    is_paper: bool = False
+
+
+def rich_table(
+    task: Task,
+    records: Sequence[Record],
+    encodings: Sequence[str],
+    metric: Metric | None = None,
+    paper: Paper | None = None,
+) -> Table:
+    """The comparison for the terminal: a row for each encoding, a column for each evaluation split.
+
+    Cells are mean ± std over seeds, in per cent; from five seeds on, median and [best, worst] stand below, since errors out of
+    distribution swing from seed to seed. The best of each column is bold.
+
+    Args:
+      task: names the splits, their order and the headline metric.
+      records: as `cope_jax.evaluation.records` describes them.
+      encodings: the rows, in this order.
+      metric: None is the task's headline metric.
+      paper: figures to show below ours.
+    """
+    metric = metric or task.metric
+    title = f"{task.name}: {_words(metric)}, % (lower is better)"
+    table = Table(title=title, caption=_caption(records), title_justify="left", caption_justify="left")
+    table.add_column("encoding", no_wrap=True)
+    for heading in (*map(_words, task.evaluation_splits), "parameters", "time"):
+        table.add_column(heading, justify="right")
+    for row in _rows(task, records, encodings, metric, paper or {}):
+        cells = [
+            "\n".join([f"[bold]{cell[0]}[/bold]" if best else cell[0], *(f"[dim]{line}[/dim]" for line in cell[1:])])
+            for cell, best in zip(row.cells, row.best, strict=True)
+        ]
+        table.add_row(row.label, *cells, row.parameters, row.time, style="dim" if row.is_paper else None)
+    return table
+
+
+def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
+    """The comparison as GitHub Markdown: the table of the headline metric, and one of the other error below it.
+
+    Args are those of `rich_table`.
+    """
+    other: Metric = "token_error" if task.metric == "sequence_error" else "sequence_error"
+    parts = [_markdown_table(task, records, encodings, task.metric, paper or {})]
+    parts.append(_markdown_table(task, records, encodings, other, {}))
+    return "\n\n".join(parts) + "\n"
+
+
+def _markdown_table(
+    task: Task, records: Sequence[Record], encodings: Sequence[str], metric: Metric, paper: Paper
+) -> str:
+    headings = ["encoding", *map(_words, task.evaluation_splits), "parameters", "time"]
+    lines = [
+        f"**{task.name}**, {_words(metric)} in %, lower is better. {_caption(records)}.",
+        "",
+        _line(headings),
+        _line(["---", *["---:"] * (len(headings) - 1)]),
+    ]
+    for row in _rows(task, records, encodings, metric, paper):
+        cells = [
+            "<br>".join([f"**{cell[0]}**" if best else cell[0], *cell[1:]])
+            for cell, best in zip(row.cells, row.best, strict=True)
+        ]
+        label = f"*{row.label.strip()}*" if row.is_paper else f"`{row.label}`"
+        lines.append(_line([label, *cells, row.parameters, row.time]))
+    return "\n".join(lines)
+
+
+def _rows(
+    task: Task, records: Sequence[Record], encodings: Sequence[str], metric: Metric, paper: Paper
+) -> list[_Row]:
+    splits = task.evaluation_splits
+    summaries = {
+        (encoding, split): summarise(
+            100 * record["value"] for record in select(records, encoding=encoding, split=split, metric=metric)
+        )
+        for encoding in encodings
+        for split in splits
+    }
+    rows = []
+    for encoding in encodings:
+        own = [summaries[encoding, split] for split in splits]
+        columns = [[summaries[other, split] for other in encodings] for split in splits]
+        best = [_is_best(summary, column) for summary, column in zip(own, columns, strict=True)]
+        runs = select(records, encoding=encoding)
+        rows.append(_Row(encoding, [_cell(summary) for summary in own], best, _parameters(runs), _time(runs)))
+        if encoding in paper:
+            figures = [[paper[encoding].get(split, MISSING)] for split in splits]
+            rows.append(_Row("  the paper", figures, [False] * len(splits), is_paper=True))
+    return rows
+
+
+def _is_best(summary: Summary | None, column: Sequence[Summary | None]) -> bool:
+    """Whether no mean of the column is lower; where all are the same, none is best."""
+    means = [other.mean for other in column if other]
+    return summary is not None and summary.mean == min(means) < max(means)
+
+
+def _cell(summary: Summary | None) -> list[str]:
+    """The lines of one cell; the values are per cent.
+
+    >>> _cell(summarise([0.0, 1.0, 5.0, 6.0, 8.0]))
+    ['4.0 ± 3.4', '5.0 [0.0, 8.0]']
+    """
+    if summary is None:
+        return [MISSING]
+    decimals = 1 if summary.mean == 0 or summary.mean >= 1 else 2 if summary.mean >= 0.01 else 3
+    mean, median, low, high = (
+        f"{value:.{decimals}f}" for value in (summary.mean, summary.median, summary.minimum, summary.maximum)
+    )
+    lines = [mean if summary.std is None else f"{mean} ± {summary.std:.{decimals}f}"]
+    return [*lines, f"{median} [{low}, {high}]"] if summary.count >= MANY_SEEDS else lines
+
+
+def _caption(records: Sequence[Record]) -> str:
+    """Steps, seeds, and what a cell shows."""
+    steps, seeds = sorted({record["step"] for record in records}), {record["seed"] for record in records}
+    if not records:
+        return "Nothing measured yet"
+    trained = f"{steps[0]:,} steps" if len(steps) == 1 else f"{steps[0]:,} to {steps[-1]:,} steps"
+    if len(seeds) == 1:
+        return f"{trained}, 1 seed"
+    below = "; below: median [best, worst]" if len(seeds) >= MANY_SEEDS else ""
+    return f"{trained}, {len(seeds)} seeds: mean ± standard deviation{below}"
+
+
+def _parameters(runs: Sequence[Record]) -> str:
+    return f"{runs[0]['parameters']:,}" if runs else MISSING
+
+
+def _time(runs: Sequence[Record]) -> str:
+    """Mean time of training one seed."""
+    summary = summarise({run["seed"]: run["wall_seconds"] for run in runs}.values())
+    if summary is None:
+        return MISSING
+    seconds = summary.mean
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,60 @@
+"""The transformer block: attention and feed-forward with residual connections."""
+
+import jax
+from flax import nnx
+
+from cope_jax.encodings import AttentionShape, Composed, Encoding, EncodingConfig
+from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.mlp import MLP
+from cope_jax.layers.norm import Norm
+from cope_jax.layers.self_attention import Context, SelfAttention
+from cope_jax.ops.dropout import dropout
+from cope_jax.typing import Array
+
+
+class Block(nnx.Module):
+    """x ← x + attention(norm(x)), x ← x + mlp(norm(x)) (pre-norm), or x ← norm(x + f(x)) (post-norm).
+
+    Post-norm: Vaswani et al. (arXiv 1706.03762); pre-norm: Xiong et al. (arXiv 2002.04745).
+
+    Args:
+      config: sizes and choices.
+      encoding: the parts of the encoding that this layer has for itself.
+      shape: sizes for the encoding.
+    """
+
+    def __init__(self, config: BlockConfig, encoding: EncodingConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
+        self.config = config
+        self.shape = shape
+        self.encoding = encoding.build(shape, rngs=rngs)
+        self.attention = SelfAttention(config, rngs=rngs)
+        self.attention_norm = Norm(config, rngs=rngs)
+        self.mlp = MLP(config, rngs=rngs)
+        self.mlp_norm = Norm(config, rngs=rngs)
+
+    def __call__(self, x_BLD: Array, shared: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
+        """One block.
+
+        Args:
+          x_BLD: the residual stream.
+          shared: the parts of the encoding that the whole model has once.
+          context: positions and segments.
+          dropout_key: None means no dropout.
+
+        Returns:
+          x_BLD.
+        """
+        keys = (None,) * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
+        rate, pre = self.config.dropout, self.config.norm_position == "pre"
+        encoding = Composed((shared, self.encoding), self.shape)
+        attended = self.attention(self.attention_norm(x_BLD) if pre else x_BLD, encoding, context, keys[0])
+        x_BLD = x_BLD + dropout(attended, rate, keys[1])
+        x_BLD = x_BLD if pre else self.attention_norm(x_BLD)
+        x_BLD = x_BLD + dropout(self.mlp(self.mlp_norm(x_BLD) if pre else x_BLD), rate, keys[2])
+        return x_BLD if pre else self.mlp_norm(x_BLD)
+
+    def maps(self, x_BLD: Array, shared: Encoding, context: Context) -> dict[str, Array]:
+        """What the attention of this block looks like: see `SelfAttention.maps`."""
+        encoding = Composed((shared, self.encoding), self.shape)
+        normed = self.attention_norm(x_BLD) if self.config.norm_position == "pre" else x_BLD
+        return self.attention.maps(normed, encoding, context)

@@ -1,0 +1,32 @@
+"""The feed-forward layer."""
+
+import jax
+from flax import nnx
+
+from cope_jax.layers.config import BlockConfig
+from cope_jax.typing import Array
+
+ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "swiglu": jax.nn.silu}
+
+
+class MLP(nnx.Module):
+    """Two linear layers around an activation, y = W_out f(W_in x); gated for SwiGLU, y = W_out (silu(W_gate x) · W_in x).
+
+    Shazeer (arXiv 2002.05202) for SwiGLU.
+    """
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        hidden = config.mlp_dim or 4 * config.model_dim
+
+        def linear(inputs: int, outputs: int) -> nnx.Linear:
+            return nnx.Linear(inputs, outputs, use_bias=config.use_bias, dtype=config.dtype, rngs=rngs)
+
+        self.activation = config.activation
+        self.inner = linear(config.model_dim, hidden)
+        self.gate = linear(config.model_dim, hidden) if config.activation == "swiglu" else None
+        self.outer = linear(hidden, config.model_dim)
+
+    def __call__(self, x_BLD: Array) -> Array:
+        inner = self.inner(x_BLD)
+        activate = ACTIVATIONS[self.activation]
+        return self.outer(activate(inner) if self.gate is None else activate(self.gate(x_BLD)) * inner)

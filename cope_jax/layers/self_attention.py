@@ -1,0 +1,83 @@
+"""The self-attention layer."""
+
+import dataclasses
+from typing import Any
+
+from flax import nnx
+
+from cope_jax.attention import attend, attention_weights, prepare
+from cope_jax.encodings import Encoding
+from cope_jax.layers.config import BlockConfig
+from cope_jax.ops.logits import content_logits
+from cope_jax.typing import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """What all layers of one forward pass share.
+
+    Attributes:
+      positions: `[B, L]` or `[1, L]`, int32.
+      segment_ids: `[B, L]`; None: one document in each row.
+      causal: whether later tokens are hidden.
+    """
+
+    positions: Any
+    segment_ids: Array | None = None
+    causal: bool = True
+
+
+class SelfAttention(nnx.Module):
+    """Multi-head self-attention, out = W_o attend(W_q x, W_k x, W_v x), with grouped key/value heads."""
+
+    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
+        shape = config.attention_shape(None)
+
+        def linear(inputs: int, outputs: int) -> nnx.Linear:
+            return nnx.Linear(inputs, outputs, use_bias=config.use_bias, dtype=config.dtype, rngs=rngs)
+
+        self.config = config
+        self.shape = shape
+        self.query = linear(config.model_dim, shape.num_heads * shape.head_dim)
+        self.key = linear(config.model_dim, shape.kv_heads * shape.head_dim)
+        self.value = linear(config.model_dim, shape.kv_heads * shape.head_dim)
+        self.out = linear(shape.num_heads * shape.head_dim, config.model_dim)
+
+    def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
+        q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
+        out_BLHK = attend(
+            q,
+            k,
+            v,
+            implementation=self.config.attention,
+            dropout_rate=self.config.dropout,
+            dropout_key=dropout_key,
+            **options,
+        )
+        return self.out(out_BLHK.reshape(*out_BLHK.shape[:2], -1))
+
+    def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
+        """The layer's `attention` weights and the encoding's diagnostics, each `[B, H, L, L]`."""
+        q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
+        inputs = prepare(q, k, v, **options)
+        logits_BHLM = content_logits(inputs.rotated_q, inputs.rotated_k)
+        diagnostics = encoding.diagnostics(
+            q, inputs.rotated_k, inputs.features, logits_BHLM, inputs.mask, inputs.q_positions, inputs.k_positions
+        )
+        return {"attention": attention_weights(encoding, inputs), **diagnostics}
+
+    def _attend_arguments(
+        self, x_BLD: Array, encoding: Encoding, context: Context
+    ) -> tuple[Array, Array, Array, dict[str, Any]]:
+        heads = (*x_BLD.shape[:2], -1, self.shape.head_dim)
+        q_BLHK, k_BMGK, v_BMGK = (linear(x_BLD).reshape(heads) for linear in (self.query, self.key, self.value))
+        options = {
+            "encoding": encoding,
+            "features": encoding.key_features(x_BLD, k_BMGK, v_BMGK),
+            "q_positions": context.positions,
+            "k_positions": context.positions,
+            "q_segment_ids": context.segment_ids,
+            "k_segment_ids": context.segment_ids,
+            "causal": context.causal,
+        }
+        return q_BLHK, k_BMGK, v_BMGK, options

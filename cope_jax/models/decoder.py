@@ -1,0 +1,146 @@
+"""The decoder-only language model."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.encodings import EncodingConfig, Sharing
+from cope_jax.layers.block import Block
+from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.norm import Norm
+from cope_jax.layers.self_attention import Context
+from cope_jax.models.base import MODELS
+from cope_jax.ops.dropout import dropout
+from cope_jax.typing import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """A decoder-only transformer.
+
+    Attributes:
+      vocab_size: V.
+      max_length: the longest sequence the model will see; some encodings' tables take their size from it.
+      encoding: the position encoding.
+      encoding_sharing: whether each "layer" has its encoding for itself or the whole "model" shares one.
+      num_layers: depth.
+      block: the choices of every block.
+      tie_embeddings: the output layer is the transposed embedding.
+      remat: recompute each block in the backward pass instead of keeping its activations.
+    """
+
+    vocab_size: int
+    max_length: int
+    encoding: EncodingConfig
+    encoding_sharing: Sharing = "layer"
+    num_layers: int = 2
+    block: BlockConfig = BlockConfig()
+    tie_embeddings: bool = False
+    remat: bool = False
+
+
+@MODELS.register("decoder")
+class Decoder(nnx.Module):
+    """Predicts each next token from those before it.
+
+    logits = W_out norm(block_n(… block_1(embed(tokens)))), every parameter float32. The blocks are stacked, and depth is one scan, so
+    compile time does not grow with it. Vaswani et al. (arXiv 1706.03762), Radford et al. (GPT-2).
+
+    >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
+    >>> model = Decoder(config, rngs=nnx.Rngs(0))
+    >>> model(jnp.zeros((1, 8), jnp.int32)).shape
+    (1, 8, 16)
+    """
+
+    Config = DecoderConfig
+
+    def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
+        shape = config.block.attention_shape(config.max_length)
+        shared, own = config.encoding.split(config.encoding_sharing)
+        width, dtype = config.block.model_dim, config.block.dtype
+        normal = jax.nn.initializers.normal(width**-0.5)
+
+        @nnx.split_rngs(splits=config.num_layers)
+        @nnx.vmap(in_axes=0, out_axes=0)
+        def stack(rngs: nnx.Rngs) -> Block:
+            return Block(config.block, own, shape, rngs=rngs)
+
+        self.config = config
+        self.embedding = nnx.Embed(config.vocab_size, width, dtype=dtype, embedding_init=normal, rngs=rngs)
+        self.encoding = shared.build(shape, rngs=rngs)
+        self.blocks = stack(rngs)
+        self.norm = Norm(config.block, rngs=rngs) if config.block.norm_position == "pre" else None
+        untied = nnx.Linear(width, config.vocab_size, use_bias=False, dtype=dtype, rngs=rngs)
+        self.out = None if config.tie_embeddings else untied
+
+    def __call__(
+        self,
+        tokens_BL: Array,
+        *,
+        positions_BL: Any = None,
+        segment_ids_BL: Array | None = None,
+        dropout_key: Array | None = None,
+    ) -> Array:
+        """The logits of each next token.
+
+        Args:
+          tokens_BL: int32 tokens.
+          positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
+          segment_ids_BL: packed documents; tokens meet only within one.
+          dropout_key: random key; None means no dropout.
+
+        Returns:
+          logits_BLV, float32.
+
+        Raises:
+          ConfigError: a sequence longer than a table of the encoding.
+        """
+        keys = None
+        if dropout_key is not None:
+            dropout_key, *keys = jax.random.split(dropout_key, self.config.num_layers + 1)
+            keys = jnp.stack(keys)
+        context = self._context(tokens_BL, positions_BL, segment_ids_BL)
+
+        def layer(block: Block, x_BLD: Array, key: Array | None) -> tuple[Array, None]:
+            return block(x_BLD, self.encoding, context, key), None
+
+        x_BLD = dropout(self._embed(tokens_BL, context), self.config.block.dropout, dropout_key)
+        x_BLD, _ = self._scan(layer, x_BLD, keys)
+        x_BLD = x_BLD if self.norm is None else self.norm(x_BLD)
+        logits_BLV = self.embedding.attend(x_BLD) if self.out is None else self.out(x_BLD)
+        return logits_BLV.astype(jnp.float32)
+
+    def maps(self, tokens_BL: Array, *, positions_BL: Any = None) -> dict[str, Array]:
+        """What every layer and head looks at.
+
+        Returns:
+          `attention` and the encoding's diagnostics (CoPE: `gates`, `positions`), each `[layers, B, H, L, L]`.
+        """
+        context = self._context(tokens_BL, positions_BL, None)
+
+        def layer(block: Block, x_BLD: Array, key: Array | None) -> tuple[Array, dict[str, Array]]:
+            return block(x_BLD, self.encoding, context, key), block.maps(x_BLD, self.encoding, context)
+
+        return self._scan(layer, self._embed(tokens_BL, context), None)[1]
+
+    def _context(self, tokens_BL: Array, positions_BL: Any, segment_ids_BL: Array | None) -> Context:
+        if positions_BL is None:  # NumPy, so that a table's length can be checked while tracing
+            positions_BL = np.arange(tokens_BL.shape[1], dtype=np.int32)[None]
+        return Context(positions_BL, segment_ids_BL)
+
+    def _embed(self, tokens_BL: Array, context: Context) -> Array:
+        return self.encoding.embed(self.embedding(tokens_BL), context.positions)
+
+    def _scan(self, layer: Callable[..., tuple[Array, Any]], x_BLD: Array, keys: Array | None) -> tuple[Array, Any]:
+        graph, stacked = nnx.split(self.blocks)
+
+        def body(x_BLD: Array, state_and_key: tuple[Any, Array | None]) -> tuple[Array, Any]:
+            state, key = state_and_key
+            return layer(nnx.merge(graph, state), x_BLD, key)
+
+        return jax.lax.scan(jax.checkpoint(body) if self.config.remat else body, x_BLD, (stacked, keys))

@@ -1,0 +1,36 @@
+"""Sums from each place to the end of the last axis."""
+
+import jax
+import jax.numpy as jnp
+
+from cope_jax.typing import Array
+
+
+def suffix_sum(x: Array, block: int = 32) -> Array:
+    """Sums of the last axis from each place to its end, y[..., j] = Σ_{j'≥j} x[..., j'].
+
+    Two levels of triangular matrix products in full precision: several times faster than a reversed `cumsum` on a CPU, and
+    the form that TPUs and GPUs like.
+
+    Args:
+      x: `[..., M]`, a floating type; any M, 0 included.
+      block: length of the inner sums.
+
+    >>> suffix_sum(jnp.array([1.0, 2.0, 3.0])).tolist()
+    [6.0, 5.0, 3.0]
+    """
+    *lead, m = x.shape
+    if m <= block:
+        return _triangular(x)
+    blocks = -(-m // block)
+    x = jnp.pad(x, [(0, 0)] * len(lead) + [(0, blocks * block - m)])
+    inner = _triangular(x.reshape(*lead, blocks, block))
+    totals = inner[..., 0]
+    later = suffix_sum(totals, block) - totals
+    return (inner + later[..., None]).reshape(*lead, blocks * block)[..., :m]
+
+
+def _triangular(x: Array) -> Array:
+    m = x.shape[-1]
+    lower = jnp.tril(jnp.ones((m, m), x.dtype))
+    return jnp.matmul(x, lower, precision=jax.lax.Precision.HIGHEST)

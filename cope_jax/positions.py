@@ -1,0 +1,69 @@
+"""Which positions the tokens are told to have: a choice apart from how positions are encoded.
+
+A sampler takes (key, batch, length, limit) and gives int32 positions below `limit`, `[B, L]` or `[1, L]`, strictly growing along L.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.registry import Registry
+from cope_jax.typing import Array
+
+Sampler = Callable[[Array, int, int, int], Any]
+SAMPLERS: Registry[Sampler] = Registry("position sampler")
+
+
+@SAMPLERS.register("consecutive")
+def consecutive(key: Array, batch: int, length: int, limit: int) -> np.ndarray:
+    """0, 1, …, L−1. A NumPy array, so that a table too short for it is an error while tracing.
+
+    >>> consecutive(jax.random.key(0), 1, 3, 3).tolist()
+    [[0, 1, 2]]
+    """
+    del key, batch
+    _check(length, limit)
+    return np.arange(length, dtype=np.int32)[None]
+
+
+@SAMPLERS.register("offset")
+def offset(key: Array, batch: int, length: int, limit: int) -> Array:
+    """s, s+1, …, s+L−1 with a start s of each row's own, uniform among those that fit below `limit`.
+
+    Kiyono et al., "SHAPE: Shifted Absolute Position Embedding" (arXiv 2109.05644).
+    """
+    _check(length, limit)
+    start_B1 = jax.random.randint(key, (batch, 1), 0, limit - length + 1, jnp.int32)
+    return start_B1 + jnp.arange(length, dtype=jnp.int32)[None]
+
+
+@SAMPLERS.register("randomised")
+def randomised(key: Array, batch: int, length: int, limit: int) -> Array:
+    """A random subset of 0 … limit−1 in order, drawn for each row without replacement.
+
+    Ruoss et al., "Randomized positional encodings boost length generalization" (arXiv 2305.16843).
+    """
+    _check(length, limit)
+    rows = jnp.broadcast_to(jnp.arange(limit, dtype=jnp.int32), (batch, limit))
+    return jnp.sort(jax.random.permutation(key, rows, axis=1, independent=True)[:, :length], axis=1)
+
+
+def per_segment(segment_ids_BL: Array) -> Array:
+    """Positions that restart at 0 wherever the segment id changes along a row.
+
+    >>> per_segment(jnp.array([[1, 1, 2, 2, 2]])).tolist()
+    [[0, 1, 0, 1, 2]]
+    """
+    place_BL = jnp.broadcast_to(jnp.arange(segment_ids_BL.shape[1], dtype=jnp.int32), segment_ids_BL.shape)
+    changed_BL = jnp.pad(segment_ids_BL[:, 1:] != segment_ids_BL[:, :-1], ((0, 0), (1, 0)))
+    start_BL = jax.lax.cummax(jnp.where(changed_BL, place_BL, 0), axis=1)
+    return place_BL - start_BL
+
+
+def _check(length: int, limit: int) -> None:
+    if length > limit:
+        raise ConfigError(f"a sequence of {length} tokens does not fit below max_position={limit}: raise max_position")

@@ -1,0 +1,131 @@
+"""Names to classes, with errors that list the choices."""
+
+import dataclasses
+import difflib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+
+from cope_jax.errors import ConfigError
+
+T = TypeVar("T")
+
+
+def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
+    """The error for a name that is not among the choices; it suggests the nearest and lists all.
+
+    >>> str(unknown("encoding", "rop", ["cope", "rope"]))
+    "unknown encoding 'rop': did you mean 'rope'? Choices: cope, rope"
+    """
+    choices = sorted(choices)
+    near = difflib.get_close_matches(str(name), choices, n=1)
+    hint = f" did you mean {near[0]!r}?" if near else ""
+    return ConfigError(f"unknown {kind} {name!r}:{hint} Choices: {', '.join(choices) or '(none)'}")
+
+
+class Registry(Generic[T]):
+    """A table from names to classes or functions of one kind.
+
+    >>> shapes = Registry("shape")
+    >>> @shapes.register("square")
+    ... class Square: ...
+    >>> shapes.names()
+    ('square',)
+    >>> shapes.get("circle")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: unknown shape 'circle': Choices: square
+    """
+
+    def __init__(self, kind: str):
+        self.kind = kind
+        self._entries: dict[str, T] = {}
+
+    def register(self, name: str) -> Callable[[T], T]:
+        """Decorator that enters a class under `name`. A second, different class under one name raises ValueError;
+        the same class again (a notebook cell run twice) replaces the first."""
+
+        def enter(entry: T) -> T:
+            old = self._entries.get(name)
+            if old is not None and _origin(old) != _origin(entry):
+                raise ValueError(f"{self.kind} {name!r} is registered already, by {_origin(old)}")
+            self._entries[name] = entry
+            return entry
+
+        return enter
+
+    def get(self, name: str) -> T:
+        """The entry called `name`; ConfigError, listing the choices, if there is none."""
+        if name not in self._entries:
+            raise unknown(self.kind, name, self._entries)
+        return self._entries[name]
+
+    def names(self) -> tuple[str, ...]:
+        """All names, sorted."""
+        return tuple(sorted(self._entries))
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names())
+
+
+def _origin(entry: Any) -> str:
+    return f"{entry.__module__}.{entry.__qualname__}"
+
+
+C = TypeVar("C")
+
+
+def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
+    """Builds the config dataclass `cls` from `options`, checking names and types, nested configs included.
+
+    An int is accepted for a float field, a list for a tuple; nothing else is converted. Errors are ConfigError and name `what`.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     base: float = 1.0
+    >>> configure(Config, {"base": 2}, "rope")
+    Config(base=2.0)
+    >>> configure(Config, {"bas": 2}, "rope")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: unknown option of rope 'bas': did you mean 'base'? Choices: base
+    """
+    fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # C is always a dataclass
+    values = {}
+    for name, value in options.items():
+        if name not in fields:
+            raise unknown(f"option of {what}", name, fields)
+        values[name] = _checked(value, fields[name].type, f"{what}.{name}")
+    return cls(**values)
+
+
+def _checked(value: Any, kind: Any, where: str) -> Any:
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
+        return configure(kind, value, where)  # type: ignore[arg-type]  # kind is the class, not an instance
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if get_origin(kind) is Literal:
+        if value not in get_args(kind):
+            raise unknown(where, value, map(str, get_args(kind)))
+        return value
+    if get_origin(kind) is tuple:
+        if not isinstance(value, (tuple, list)):
+            raise ConfigError(f"{where} must be a tuple, got {value!r}")
+        return tuple(_checked(v, get_args(kind)[0], where) for v in value)
+    choices = get_args(kind) if get_args(kind) and get_origin(kind) is not dict else (kind,)
+    for choice in choices:
+        plain = get_origin(choice) or choice
+        if plain is type(None) and value is None:
+            return value
+        if plain is tuple and isinstance(value, (tuple, list)):
+            return _checked(value, choice, where)
+        if plain is float and isinstance(value, int) and not isinstance(value, bool):
+            return float(value)
+        if isinstance(plain, type) and isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
+            return value
+    names = " or ".join(getattr(c, "__name__", str(c)) for c in choices)
+    raise ConfigError(f"{where} must be {names}, got {value!r} of type {type(value).__name__}")

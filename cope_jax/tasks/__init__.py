@@ -1,0 +1,33 @@
+"""Tasks: what to learn. One file a task; `names()` lists them and `create(name, **options)` makes one.
+
+>>> import numpy as np
+>>> names()
+('counting', 'flip_flop', 'selective_copy')
+>>> create("counting", num_variables=3).sample(np.random.default_rng(0), 64)["inputs"].shape
+(64, 512)
+"""
+
+from typing import Any
+
+from cope_jax.registry import configure
+from cope_jax.tasks import counting as counting
+from cope_jax.tasks import flip_flop as flip_flop
+from cope_jax.tasks import selective_copy as selective_copy
+from cope_jax.tasks.base import TASKS, Batch, Task
+
+__all__ = ["TASKS", "Batch", "Task", "create", "names"]
+
+
+def names() -> tuple[str, ...]:
+    """All tasks, sorted."""
+    return TASKS.names()
+
+
+def create(name: str, **options: Any) -> Task:
+    """The task called `name` with `options`, the fields of its Config.
+
+    Raises:
+      ConfigError: no such task, no such option, or a value out of range.
+    """
+    task: Any = TASKS.get(name)
+    return task(configure(task.Config, options, name))

@@ -1,0 +1,160 @@
+"""The typed config of an experiment."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from cope_jax.encodings import EncodingConfig, Sharing
+from cope_jax.errors import ConfigError
+from cope_jax.layers.config import BlockConfig
+from cope_jax.models.decoder import DecoderConfig
+from cope_jax.registry import configure
+from cope_jax.tasks import Task
+
+
+@dataclasses.dataclass(frozen=True)
+class TaskConfig:
+    """What is learned.
+
+    Attributes:
+      name: a registered task.
+      options: the task's options that differ from its defaults.
+    """
+
+    name: str = "selective_copy"
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """The decoder, as far as neither the task nor the encoding decides: see `DecoderConfig` and `BlockConfig`."""
+
+    num_layers: int = 2
+    encoding_sharing: Sharing = "layer"
+    tie_embeddings: bool = False
+    remat: bool = False
+    block: BlockConfig = BlockConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizerConfig:
+    """How parameters are updated.
+
+    Attributes:
+      name: "adamw" or "adam".
+      learning_rate: the highest rate, reached after warm-up.
+      schedule: "constant", "linear" or "cosine" decay over all steps.
+      warmup_steps: linear rise from 0.
+      final_fraction: the decay ends at this share of `learning_rate`.
+      weight_decay: of adamw.
+      beta1, beta2, epsilon: Adam's.
+      clip_norm: bound on the global norm of the gradient; None means none.
+    """
+
+    name: Literal["adamw", "adam"] = "adamw"
+    learning_rate: float = 1e-3
+    schedule: Literal["constant", "linear", "cosine"] = "cosine"
+    warmup_steps: int = 100
+    final_fraction: float = 0.0
+    weight_decay: float = 0.01
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    clip_norm: float | None = 1.0
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainingConfig:
+    """The training run.
+
+    Attributes:
+      steps: optimizer steps.
+      batch_size: B.
+      examples: size of the fixed training split; None means fresh examples without end.
+      data_dir: a directory that `experiments.export` wrote, to read examples from; None means to draw them.
+      data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout.
+      positions: the position sampler, see `cope_jax.positions`.
+      max_position: positions lie below this; None takes the longest sequence of the task.
+      steps_per_dispatch: steps in one call of the compiled program; the intervals below and `steps` are multiples of it.
+      evaluate_every: steps between points of the learning curves; 0 means only at the end.
+      checkpoint_every: steps between checkpoints.
+    """
+
+    steps: int = 1000
+    batch_size: int = 64
+    examples: int | None = None
+    data_dir: str | None = None
+    data_seed: int = 0
+    positions: str = "consecutive"
+    max_position: int | None = None
+    steps_per_dispatch: int = 10
+    evaluate_every: int = 100
+    checkpoint_every: int = 100
+
+    def __post_init__(self):
+        for name in ("steps", "batch_size", "steps_per_dispatch", "checkpoint_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"training.{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("steps", "evaluate_every", "checkpoint_every"):
+            if getattr(self, name) % self.steps_per_dispatch:
+                raise ConfigError(
+                    f"training.{name}={getattr(self, name)} must be a multiple of "
+                    f"training.steps_per_dispatch={self.steps_per_dispatch}"
+                )
+
+
+@dataclasses.dataclass(frozen=True)
+class EvaluationConfig:
+    """How errors are measured.
+
+    Attributes:
+      examples: of each split at the end.
+      curve_examples: of each split at the points of the learning curves.
+      sweep_examples: of each length of the error-by-length plot; 0 means no such plot.
+      batch_size: sequences at a time.
+    """
+
+    examples: int = 1000
+    curve_examples: int = 256
+    sweep_examples: int = 256
+    batch_size: int = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class ExperimentConfig:
+    """One experiment: a task, a model, how it is trained and measured.
+
+    Attributes:
+      encoding: the position encoding of a single run, as `EncodingConfig.parse` reads it.
+      encodings: options by the name of the encoding, which hold whenever that encoding is used.
+      seeds_side_by_side: seeds trained in one program by vmap; 0 chooses: 1 on a CPU, all on an accelerator.
+      paper: published figures of the same recipe, as text by encoding and split, shown beside ours.
+    """
+
+    task: TaskConfig = TaskConfig()
+    model: ModelConfig = ModelConfig()
+    encoding: str = "cope"
+    encodings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    seeds_side_by_side: int = 0
+    paper: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    @classmethod
+    def from_mapping(cls, mapping: Mapping[str, Any]) -> "ExperimentConfig":
+        """The config that nested dicts describe; ConfigError for an unknown field or a wrong type."""
+        return configure(cls, mapping, "config")
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    def decoder(self, task: Task) -> DecoderConfig:
+        """The config of the model for `task`; its `max_length` is what positions lie below."""
+        model = {field.name: getattr(self.model, field.name) for field in dataclasses.fields(self.model)}
+        return DecoderConfig(
+            vocab_size=task.vocab_size,
+            max_length=self.training.max_position or task.max_length,
+            encoding=EncodingConfig.parse(self.encoding, self.encodings),
+            **model,
+        )

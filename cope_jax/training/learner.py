@@ -1,0 +1,97 @@
+"""The pure functions of training: initial state, step, and logits."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from cope_jax import models, positions
+from cope_jax.models.decoder import DecoderConfig
+from cope_jax.ops.cross_entropy import cross_entropy
+from cope_jax.typing import Array, PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """All that a step needs and changes, a plain pytree.
+
+    Attributes:
+      step: number of steps done, int32.
+      params: the model's parameters, nested dicts of float32 arrays.
+      opt_state: the optimizer's.
+      key: the run's random key; step t draws from `fold_in(key, t)`.
+    """
+
+    step: Array
+    params: PyTree
+    opt_state: PyTree
+    key: Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Learner:
+    """A model, an optimizer and a position sampler as pure functions of their state.
+
+    Attributes:
+      model: config of the model.
+      optimizer: the gradient transformation.
+      sampler: name of the position sampler; positions lie below the model's `max_length`.
+    """
+
+    model: DecoderConfig
+    optimizer: optax.GradientTransformation
+    sampler: str = "consecutive"
+
+    def init(self, seed: Array) -> TrainState:
+        """The state before the first step."""
+        key = jax.random.key(seed)
+        model_key, run_key = jax.random.split(key)
+        params = nnx.to_pure_dict(nnx.state(self._create(nnx.Rngs(model_key)), nnx.Param))
+        return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), run_key)
+
+    def logits(self, params: PyTree, inputs_BL: Array, key: Array, dropout: bool = False) -> Array:
+        """logits_BLV of the model with these parameters; `key` draws positions and, where asked for, dropout."""
+        positions_key, dropout_key = jax.random.split(key)
+        sampler = positions.SAMPLERS.get(self.sampler)
+        return self.rebuild(params)(
+            inputs_BL,
+            positions_BL=sampler(positions_key, *inputs_BL.shape, self.model.max_length),
+            dropout_key=dropout_key if dropout else None,
+        )
+
+    def rebuild(self, params: PyTree) -> Any:
+        """The model as a module that holds these parameters."""
+        graph, state = nnx.split(nnx.eval_shape(lambda: self._create(nnx.Rngs(0))))
+        nnx.replace_by_pure_dict(state, params)
+        return nnx.merge(graph, state)
+
+    def train_step(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
+        """One optimizer step on the mean loss of the tokens of weight 1.
+
+        Returns:
+          The new state, and `loss` (nats) and `grad_norm` (before clipping) as scalars.
+        """
+
+        def loss_of(params: PyTree) -> Array:
+            key = jax.random.fold_in(state.key, state.step)
+            logits_BLV = self.logits(params, batch["inputs"], key, dropout=self.model.block.dropout > 0)
+            total = jnp.sum(batch["weights"] * cross_entropy(logits_BLV, batch["targets"]))
+            return total / jnp.maximum(jnp.sum(batch["weights"]), 1.0)
+
+        loss, grads = jax.value_and_grad(loss_of)(state.params)
+        with jax.numpy_dtype_promotion("standard"):  # optax relies on implicit promotion
+            updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+        params = optax.apply_updates(state.params, updates)
+        metrics = {"loss": loss, "grad_norm": optax.tree.norm(grads)}
+        return TrainState(state.step + 1, params, opt_state, state.key), metrics
+
+    def train_steps(self, state: TrainState, batches: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
+        """One step for each entry of the batches' leading axis T; the metrics are those of each step, `[T]`."""
+        return jax.lax.scan(self.train_step, state, batches)
+
+    def _create(self, rngs: nnx.Rngs) -> Any:
+        return models.create("decoder", self.model, rngs=rngs)

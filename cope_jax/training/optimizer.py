@@ -1,0 +1,39 @@
+"""Optimizers and learning-rate schedules."""
+
+import optax
+
+from cope_jax.errors import ConfigError
+from cope_jax.training.config import OptimizerConfig
+
+
+def create_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
+    """Linear warm-up from 0, then constant, linear or cosine decay to `final_fraction` of the rate at the last step.
+
+    >>> schedule = create_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear"), 4)
+    >>> [float(schedule(step)) for step in range(5)]
+    [0.0, 0.5, 1.0, 0.5, 0.0]
+    """
+    if config.warmup_steps >= steps and config.schedule != "constant":
+        raise ConfigError(f"optimizer.warmup_steps={config.warmup_steps} must be less than training.steps={steps}")
+    rest, end = max(steps - config.warmup_steps, 1), config.final_fraction
+    after = {
+        "constant": lambda: optax.constant_schedule(config.learning_rate),
+        "linear": lambda: optax.linear_schedule(config.learning_rate, end * config.learning_rate, rest),
+        "cosine": lambda: optax.cosine_decay_schedule(config.learning_rate, rest, alpha=end),
+    }[config.schedule]()
+    if config.warmup_steps == 0:
+        return after
+    warmup = optax.linear_schedule(0.0, config.learning_rate, config.warmup_steps)
+    return optax.join_schedules([warmup, after], [config.warmup_steps])
+
+
+def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
+    """Adam (Kingma and Ba, arXiv 1412.6980) or AdamW (Loshchilov and Hutter, arXiv 1711.05101), after gradient clipping."""
+    schedule = create_schedule(config, steps)
+    moments = {"b1": config.beta1, "b2": config.beta2, "eps": config.epsilon}
+    update = {
+        "adam": lambda: optax.adam(schedule, **moments),
+        "adamw": lambda: optax.adamw(schedule, weight_decay=config.weight_decay, **moments),
+    }[config.name]()
+    clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
+    return optax.chain(clip, update)

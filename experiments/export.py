@@ -1,0 +1,53 @@
+"""Writes a task as a TFDS dataset, for `--data_dir` of training and for other programs.
+
+python -m experiments.export --task=counting --options=num_variables=3 \
+    --sizes=train=10000,in_distribution=1000 --data_dir=DIR
+"""
+
+import ast
+import sys
+from typing import Any
+
+from absl import app, flags
+
+from cope_jax import tasks
+from cope_jax.data import tfds_builder
+from cope_jax.errors import ConfigError
+
+_TASK = flags.DEFINE_string("task", None, "Name of the task.", required=True)
+_OPTIONS = flags.DEFINE_string("options", "", "Options of the task, as name=value,name=value.")
+_SIZES = flags.DEFINE_string("sizes", None, "Examples of each split, as split=number,split=number.", required=True)
+_SEED = flags.DEFINE_integer("seed", 0, "Data seed.")
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder to write to.", required=True)
+
+
+def parse_assignments(text: str, what: str) -> dict[str, Any]:
+    """Reads `name=value,name=value`; values are Python literals.
+
+    >>> parse_assignments("num_variables=3,ood_pass_weights=(100,10)", "options")
+    {'num_variables': 3, 'ood_pass_weights': (100, 10)}
+    """
+    try:
+        call = ast.parse(f"_({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError
+        return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+    except (SyntaxError, ValueError):
+        raise ConfigError(f"--{what} must look like name=value,name=value, got {text!r}") from None
+
+
+def main(argv: list[str]) -> None:
+    """Writes the dataset and prints its folder."""
+    try:
+        if argv[1:]:
+            raise ConfigError(f"unexpected argument {argv[1]!r}: all options are flags, see --help")
+        task = tasks.create(_TASK.value, **parse_assignments(_OPTIONS.value, "options"))
+        sizes = parse_assignments(_SIZES.value, "sizes")
+        print(tfds_builder.write(task, _DATA_DIR.value, sizes, _SEED.value))
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    app.run(main)

@@ -1,0 +1,32 @@
+"""Trains one encoding on one task, going on from what is in the workdir.
+
+python -m experiments.train --config=experiments/configs/quick.py --config.encoding=cope --workdir=runs/cope
+"""
+
+from pathlib import Path
+
+from absl import flags
+from ml_collections import config_flags
+
+from cope_jax.training.config import ExperimentConfig
+from experiments import common
+
+_CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.")
+_SEED = flags.DEFINE_integer("seed", 0, "Decides initial parameters, order of data and dropout.")
+flags.mark_flags_as_required(["config", "workdir"])
+
+
+def main() -> None:
+    """Trains, measures, and prints the errors."""
+    config = ExperimentConfig.from_mapping(_CONFIG.value.to_dict())
+    workdir = Path(_WORKDIR.value)
+    experiment = common.Experiment(config)
+    common.open_workdir(workdir, {"config": config.to_dict(), "seeds": [_SEED.value]})
+    records = experiment.train([_SEED.value], workdir, config.encoding)
+    common.write_json(workdir / "result.json", {"records": records})
+    common.print_errors(experiment.task, records)
+
+
+if __name__ == "__main__":
+    common.run(main)

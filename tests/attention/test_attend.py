@@ -1,0 +1,205 @@
+"""`attend` against the oracle: masks, windows, segments, lengths, groups of heads, dropout, and the user's mistakes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax import encodings
+from cope_jax.attention import attend
+from cope_jax.errors import ConfigError
+from tests.encodings.cases import build, parameters, problem, rule_of
+from tests.oracle.attention import attention as oracle_attention
+from tests.oracle.attention import cope_backward
+from tests.oracle.encodings import Sizes
+
+SIZES = Sizes(heads=4, kv_heads=2, head_dim=4, model_dim=6, max_length=12)
+SEGMENTS = np.array([[0, 0, 1, 1, 1, 2], [5, 5, 5, 5, 3, 3]], np.int32)
+MASKS = {
+    "causal": {},
+    "bidirectional": {"causal": False},
+    "window 1": {"window": 1},
+    "window 2": {"window": 2},
+    "window beyond": {"window": 50},
+    "bidirectional window": {"causal": False, "window": 2},
+    "segments": {"segments": SEGMENTS},
+    "segments window": {"segments": SEGMENTS, "window": 2},
+    "bidirectional segments": {"segments": SEGMENTS, "causal": False},
+}
+ENCODINGS = ["none", "t5(num_buckets=4,max_distance=5)", "cope(npos_max=3)", "cope(gate=value,npos_max=4)+rope"]
+
+
+def arrays_of(seed=0, length=6, keys=6, batch=2, sizes=SIZES):
+    queries, others = problem(seed, batch, length, sizes), problem(seed + 100, batch, keys, sizes)
+    return queries["q"], others["k"], others["v"]
+
+
+def check(spec, q, k, v, segments=None, q_segments=None, implementation="auto", **mask):
+    """`attend` equals the oracle in every example of the batch."""
+    graphdef, state = build(spec)
+    q_segments = segments if q_segments is None else q_segments
+    out = attend(
+        jnp.asarray(q),
+        jnp.asarray(k),
+        jnp.asarray(v),
+        encoding=nnx.merge(graphdef, state),
+        q_segment_ids=q_segments,
+        k_segment_ids=segments,
+        implementation=implementation,
+        **mask,
+    )
+    rule = rule_of(spec, parameters(state))
+    for b in range(len(q)):
+        rows = {} if segments is None else {"q_segments": q_segments[b], "k_segments": segments[b]}
+        exact = oracle_attention(q[b], k[b], v[b], rule, **rows, **mask)
+        np.testing.assert_allclose(out[b], exact, rtol=0, atol=1e-12)
+    return np.asarray(out)
+
+
+@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+@pytest.mark.parametrize("implementation", ["full", "auto"])
+def test_masks(spec, mask, implementation, x64):
+    check(spec, *arrays_of(), implementation=implementation, **mask)
+
+
+@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("length, keys", [(1, 6), (3, 6), (6, 3), (1, 1)])
+def test_the_last_query_stands_at_the_last_key(spec, length, keys, x64):
+    q, k, v = arrays_of(length=length, keys=keys)
+    out = check(spec, q, k, v)
+    check(spec, q, k, v, window=2)
+    if length > keys:
+        assert np.all(out[:, : length - keys] == 0), "a query before all keys sees none"
+    segments = np.array([[0] * keys, [1] * keys], np.int32)
+    check(spec, q, k, v, segments=segments, q_segments=segments[:, :1].repeat(length, axis=1))
+
+
+@pytest.mark.parametrize("spec", ENCODINGS)
+def test_a_chunk_of_queries_is_the_end_of_the_whole(spec, x64):
+    """The last queries alone give the last rows: what decoding and chunked evaluation rest on."""
+    q, k, v = (jnp.asarray(a) for a in arrays_of())
+    encoding = nnx.merge(*build(spec))
+    whole = attend(q, k, v, encoding=encoding, implementation="full")
+    for start in (1, 4, 5):
+        part = attend(q[:, start:], k, v, encoding=encoding, implementation="full")
+        np.testing.assert_allclose(part, whole[:, start:], rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("spec", ENCODINGS)
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_grouped_heads_equal_repeated_heads(spec, groups, x64):
+    q, k, v = (jnp.asarray(a) for a in arrays_of(sizes=SIZES._replace(kv_heads=groups)))
+    graphdef, state = build(spec, sizes=SIZES._replace(kv_heads=groups))
+    grouped = attend(q, k, v, encoding=nnx.merge(graphdef, state), implementation="full")
+    graphdef, _ = build(spec, sizes=SIZES._replace(kv_heads=4))
+    k, v = (jnp.repeat(a, 4 // groups, axis=2) for a in (k, v))
+    repeated = attend(q, k, v, encoding=nnx.merge(graphdef, state), implementation="full")
+    np.testing.assert_allclose(grouped, repeated, rtol=0, atol=1e-14)
+
+
+@pytest.mark.parametrize("mask", [{}, {"window": 3}, {"causal": False}])
+def test_gradients_under_masks(mask, x64):
+    """CoPE's, against its backward formulae."""
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (rng.normal(size=(5, 4)) for _ in range(4))
+    encoding = encodings.create("cope", num_heads=1, head_dim=4, npos_max=3, rngs=nnx.Rngs(0))
+    encoding.table_NK[...] = table = jnp.asarray(rng.normal(size=(3, 4)))
+    _, pull = jax.vjp(
+        lambda *qkv: attend(*(a[None, :, None] for a in qkv), encoding=encoding, **mask)[0, :, 0],
+        *(jnp.asarray(a) for a in (q, k, v)),
+    )
+    exact = cope_backward(q, k, v, np.asarray(table), dout, **mask)[:3]
+    for found, gradient in zip(pull(jnp.asarray(dout)), exact, strict=True):
+        np.testing.assert_allclose(found, gradient, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("spec", ENCODINGS)
+def test_rows_without_keys_are_zero_and_have_zero_gradients(spec, x64):
+    q, k, v = (jnp.asarray(a) for a in arrays_of())
+    encoding = nnx.merge(*build(spec))
+    alone = np.where(np.arange(6) == 3, 9, 0)[None].astype(np.int32)  # query 3 is of a segment that no key is of
+
+    def out(q, k, v):
+        return attend(q, k, v, encoding=encoding, q_segment_ids=alone, k_segment_ids=np.zeros_like(alone))
+
+    value, pull = jax.vjp(out, q, k, v)
+    assert np.all(np.asarray(value[:, 3]) == 0) and np.all(np.abs(value[:, [2, 4]]) > 0)
+    gradients = pull(jnp.ones_like(value))
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+    assert np.all(np.asarray(gradients[0][:, 3]) == 0)
+    only = pull(jnp.zeros_like(value).at[:, 3].set(1.0))
+    assert all(np.all(np.asarray(gradient) == 0) for gradient in only)
+
+
+def test_large_logits_do_not_overflow():
+    q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
+    encoding = encodings.create("none", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    out, pull = jax.vjp(lambda q: attend(1e4 * q, k, v, encoding=encoding, implementation="full"), q)
+    assert np.isfinite(out).all() and np.isfinite(pull(out)[0]).all()
+
+
+def weights_by_one_hot_values(key, rate, length=8, batch=40):
+    """The attention weights themselves: the values are the unit vectors."""
+    rng = np.random.default_rng(0)
+    q, k = (jnp.asarray(rng.normal(size=(batch, length, 2, length)), jnp.float32) for _ in range(2))
+    v = jnp.broadcast_to(jnp.eye(length)[None, :, None], q.shape)
+    encoding = encodings.create("none", num_heads=2, head_dim=length, rngs=nnx.Rngs(0))
+    return np.asarray(attend(q, k, v, encoding=encoding, dropout_rate=rate, dropout_key=key, implementation="full"))
+
+
+def test_dropout_zeroes_some_weights_and_scales_the_rest():
+    plain = weights_by_one_hot_values(None, 0.0)
+    np.testing.assert_allclose(plain.sum(axis=-1), 1, rtol=0, atol=1e-6)
+    dropped = weights_by_one_hot_values(jax.random.key(1), 0.25)
+    seen = plain > 0
+    gone = dropped[seen] == 0
+    assert abs(gone.mean() - 0.25) < 0.03
+    np.testing.assert_allclose(dropped[seen][~gone], plain[seen][~gone] / 0.75, rtol=1e-6)
+    np.testing.assert_array_equal(dropped, weights_by_one_hot_values(jax.random.key(1), 0.25))
+    assert not np.array_equal(dropped, weights_by_one_hot_values(jax.random.key(2), 0.25))
+    np.testing.assert_array_equal(plain, weights_by_one_hot_values(jax.random.key(1), 0.0))
+    np.testing.assert_array_equal(plain, weights_by_one_hot_values(None, 0.25))  # evaluation: no key, no dropout
+
+
+def test_dtype_of_the_output_is_that_of_the_values():
+    encoding = encodings.create("cope", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    for dtype in (jnp.bfloat16, jnp.float16, jnp.float32):
+        q, k, v = (jnp.asarray(a, dtype) for a in arrays_of())
+        assert attend(q, k, v, encoding=encoding).dtype == dtype
+
+
+def ones(*shape):
+    return jnp.ones(shape)
+
+
+MISTAKES = {
+    "three axes": (dict(q=ones(2, 6, 4)), "B, L, H, K"),
+    "batch": (dict(q=ones(3, 6, 4, 4)), "differ"),
+    "head width": (dict(q=ones(2, 6, 4, 5)), "differ"),
+    "keys without values": (dict(k=ones(2, 5, 2, 4)), "differ"),
+    "heads of values": (dict(v=ones(2, 6, 1, 4)), "differ"),
+    "groups": (dict(q=ones(2, 6, 3, 4)), "divide"),
+    "implementation": (dict(implementation="ful"), "did you mean 'full'"),
+    "window": (dict(window=0), "at least 1"),
+    "rate": (dict(dropout_rate=1.0, dropout_key=jax.random.key(0)), "dropout_rate"),
+    "negative rate": (dict(dropout_rate=-0.1), "dropout_rate"),
+    "one segment ids": (dict(q_segment_ids=np.zeros((2, 6), np.int32)), "both"),
+    "positions": (dict(q_positions=np.arange(5, dtype=np.int32)[None]), "q_positions must have shape"),
+    "positions without batch": (dict(k_positions=np.arange(6, dtype=np.int32)), "k_positions must have shape"),
+    "segments": (
+        dict(q_segment_ids=np.zeros((2, 6), np.int32), k_segment_ids=np.zeros((2, 5), np.int32)),
+        "k_segment_ids must have shape",
+    ),
+}
+
+
+@pytest.mark.parametrize("change, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_clear_line(change, message):
+    q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
+    encoding = encodings.create("none", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    arguments = dict(q=q, k=k, v=v, encoding=encoding) | change
+    with pytest.raises(ConfigError) as error:
+        attend(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
+    assert message in str(error.value) and "\n" not in str(error.value)

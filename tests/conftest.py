@@ -1,0 +1,33 @@
+"""Strict JAX on eight fake devices, for every test and doctest."""
+
+import os
+from collections.abc import Iterator
+
+# Before jax is imported, for it reads these once. Processes that a test starts inherit them.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
+os.environ["MPLBACKEND"] = "agg"
+
+import jax
+import numpy as np
+import pytest
+from absl import flags
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# Modules that read flags are imported here without absl's app.run.
+flags.FLAGS.mark_as_parsed()
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """The same NumPy generator for every test."""
+    return np.random.default_rng(0)
+
+
+@pytest.fixture
+def x64() -> Iterator[None]:
+    """Float64 for one test, where results are compared with an oracle to the last digits."""
+    with jax.enable_x64(True):
+        yield

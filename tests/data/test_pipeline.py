@@ -1,0 +1,168 @@
+import itertools
+import json
+import logging
+import zlib
+
+import grain
+import numpy as np
+import pytest
+
+from cope_jax import tasks
+from cope_jax.data import pipeline, tfds_builder
+from cope_jax.errors import ConfigError
+
+pytestmark = pytest.mark.newest
+
+EXAMPLES = 10
+SEEDS = {"data_seed": 3, "shuffle_seed": 5}
+
+
+@pytest.fixture
+def task():
+    return tasks.create("flip_flop", length=32)
+
+
+def take(iterator, n):
+    return list(itertools.islice(iterator, n))
+
+
+def rows(batches):
+    return [row.tobytes() for batch in batches for row in batch["inputs"]]
+
+
+def assert_same(ours, theirs):
+    assert len(ours) == len(theirs)
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.keys() == b.keys()
+        for key in a:
+            np.testing.assert_array_equal(a[key], b[key])
+            assert a[key].dtype == b[key].dtype
+
+
+@pytest.fixture(params=["endless", "memory", "disk"])
+def make_iterator(request, task, tmp_path):
+    options = {"batch_size": 4, "examples": None if request.param == "endless" else EXAMPLES, **SEEDS}
+    if request.param == "disk":
+        tfds_builder.write(task, tmp_path, {"train": EXAMPLES}, seed=SEEDS["data_seed"])
+        options["data_dir"] = str(tmp_path)
+    return lambda **changes: pipeline.train_iterator(task, **(options | changes))
+
+
+def test_batches_are_of_the_promised_form(make_iterator, task):
+    iterator = make_iterator()
+    assert isinstance(iterator, grain.DatasetIterator)
+    for batch in take(iterator, 5):
+        assert {key: (value.shape, value.dtype) for key, value in batch.items()} == {
+            "inputs": ((4, 31), np.int32),
+            "targets": ((4, 31), np.int32),
+            "weights": ((4, 31), np.float32),
+        }
+
+
+@pytest.mark.parametrize("seen", [0, 1, 4, 11])
+def test_goes_on_exactly_from_a_saved_state(make_iterator, seen):
+    straight = take(make_iterator(), 16)
+    first = make_iterator()
+    take(first, seen)
+    state = json.loads(json.dumps(first.get_state()))
+    second = make_iterator()
+    take(second, 2)
+    second.set_state(state)
+    assert_same(take(second, 16 - seen), straight[seen:])
+    first.set_state(state)
+    assert_same(take(first, 16 - seen), straight[seen:])
+
+
+def test_each_seed_changes_the_batches(make_iterator):
+    first = rows(take(make_iterator(), 3))
+    assert rows(take(make_iterator(), 3)) == first
+    assert rows(take(make_iterator(shuffle_seed=6), 3)) != first
+
+
+def test_endless_batches_are_a_function_of_seeds_and_index(task):
+    iterator = pipeline.train_iterator(task, batch_size=4, examples=None, **SEEDS)
+    for i, batch in enumerate(take(iterator, 3)):
+        rng = np.random.default_rng([3, 5, zlib.crc32(b"train"), i])
+        assert_same([batch], [task.sample(rng, 4)])
+    other = pipeline.train_iterator(task, batch_size=4, examples=None, data_seed=4, shuffle_seed=5)
+    assert not np.array_equal(
+        next(other)["inputs"], task.sample(np.random.default_rng([3, 5, zlib.crc32(b"train"), 0]), 4)
+    )
+
+
+def epochs(task, n, **options):
+    """The order of the examples in each of n epochs, as numbers in the fixed split."""
+    iterator = pipeline.train_iterator(task, batch_size=4, examples=EXAMPLES, **options)
+    number = {row: i for i, row in enumerate(rows([task.dataset("train", EXAMPLES, options["data_seed"])]))}
+    order = [number[row] for row in rows(take(iterator, -(-n * EXAMPLES // 4)))]
+    return [order[e * EXAMPLES : (e + 1) * EXAMPLES] for e in range(n)]
+
+
+def test_every_epoch_is_the_fixed_split_in_a_new_order(task):
+    orders = epochs(task, 4, **SEEDS)
+    assert all(sorted(order) == list(range(EXAMPLES)) for order in orders)
+    assert len({tuple(order) for order in orders}) == 4
+
+
+def test_shuffle_seeds_order_the_same_examples_independently(task):
+    orders = [order for seed in range(3) for order in epochs(task, 3, data_seed=0, shuffle_seed=seed)]
+    assert len({tuple(order) for order in orders}) == 9
+
+
+def test_disk_gives_the_batches_of_memory(task, tmp_path):
+    tfds_builder.write(task, tmp_path, {"train": EXAMPLES, "sparse": 5}, seed=3)
+    disk, memory = (
+        pipeline.train_iterator(task, batch_size=4, examples=EXAMPLES, data_dir=data_dir, **SEEDS)
+        for data_dir in (str(tmp_path), None)
+    )
+    assert_same(take(disk, 8), take(memory, 8))
+    options = {"examples": 5, "batch_size": 4, "seed": 3}
+    assert_same(
+        pipeline.evaluation_batches(task, "sparse", data_dir=str(tmp_path), **options),
+        pipeline.evaluation_batches(task, "sparse", **options),
+    )
+
+
+@pytest.mark.parametrize(("examples", "batch_size", "count"), [(8, 4, 2), (9, 4, 3), (3, 8, 1)])
+@pytest.mark.parametrize("split", ["in_distribution", "ignore=0.5"])
+def test_evaluation_is_the_fixed_split_filled_up_with_weight_0(task, split, examples, batch_size, count):
+    batches = pipeline.evaluation_batches(task, split, examples=examples, batch_size=batch_size, seed=7)
+    assert len(batches) == count
+    assert {value.shape for batch in batches for value in batch.values()} == {(batch_size, 31)}
+    whole = {key: np.concatenate([batch[key] for batch in batches]) for key in batches[0]}
+    assert_same([{key: value[:examples] for key, value in whole.items()}], [task.dataset(split, examples, seed=7)])
+    assert not whole["weights"][examples:].any()
+
+
+def test_nothing_is_logged(make_iterator, caplog):
+    with caplog.at_level(logging.WARNING):
+        take(make_iterator(), 3)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"batch_size": 0}, "batch_size must be at least 1, got 0"),
+        ({"examples": 0}, "examples must be at least 1, got 0"),
+        ({"data_seed": -1}, "data_seed must be at least 0, got -1"),
+        ({"shuffle_seed": -1}, "shuffle_seed must be at least 0, got -1"),
+        ({"examples": None, "data_dir": "x"}, "data_dir holds a fixed number of examples"),
+    ],
+)
+def test_mistakes_in_training_are_one_clear_line(task, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        pipeline.train_iterator(task, **({"batch_size": 4, "examples": 8, **SEEDS} | changes))
+
+
+@pytest.mark.parametrize("changes", [{"batch_size": 0}, {"examples": 0}, {"seed": -1}, {"split": "unknown"}])
+def test_mistakes_in_evaluation_are_one_clear_line(task, changes):
+    options = {"split": "sparse", "examples": 4, "batch_size": 4, "seed": 0} | changes
+    with pytest.raises(ConfigError, match=next(iter(changes))):
+        pipeline.evaluation_batches(task, **options)
+
+
+def test_disk_must_hold_as_many_examples_as_asked(task, tmp_path):
+    tfds_builder.write(task, tmp_path, {"train": EXAMPLES}, seed=3)
+    with pytest.raises(ConfigError, match="holds 10 examples of 'train', not 9: set examples to it"):
+        pipeline.train_iterator(task, batch_size=4, examples=9, data_dir=str(tmp_path), **SEEDS)

@@ -1,0 +1,209 @@
+"""The cases of the common suite: an encoding's text, its random parameters, and its oracle."""
+
+import functools
+import re
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cope_jax import attention, encodings
+from tests.oracle.attention import attention as oracle_attention
+from tests.oracle.encodings import ORACLES, Rule, Sizes, compose
+
+# Every registered name, every value of every option, and compositions. A new encoding adds lines here, and an oracle.
+CASES = [
+    "none",
+    "learned",
+    "learned(max_length=14)",
+    "sinusoidal",
+    "sinusoidal(base=100)",
+    "relative",
+    "relative(max_distance=3,beyond=clip)",
+    "relative(max_distance=3,beyond=nothing)",
+    "relative(max_distance=4,scale_position_logits=True)",
+    "rope",
+    "rope(base=100)",
+    "rope(fraction=0.5)",
+    "alibi",
+    "alibi(slopes=(0.5,0.0,2.0,0.1))",
+    "t5",
+    "t5(num_buckets=6,max_distance=9)",
+    "kerple",
+    "fire",
+    "fire(hidden=4)",
+    "cope",
+    "cope(npos_max=3)",
+    "cope(npos_max=4,gate=separate_key)",
+    "cope(npos_max=4,gate=value)",
+    "cope(npos_max=4,scale_position_logits=True)",
+    "cope(position=slope)",
+    "cope(position=slope,slope=0.25,gate=value)",
+    "cope(position=learned_slope)",
+    "cope(npos_max=4)+rope",
+    "cope(npos_max=4)+relative(max_distance=5)",
+    "learned+cope(npos_max=4,gate=separate_key)",
+    "cope(position=slope,gate=separate_key)+rope(fraction=0.5)+kerple",
+]
+SIZES = Sizes(heads=4, kv_heads=2, head_dim=4, model_dim=6, max_length=12)
+BATCH, LENGTH = 2, 6
+# Halves the compile time, which is most of the suite's.
+FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+CONSECUTIVE = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (BATCH, LENGTH))
+ONE_SEGMENT = np.zeros((BATCH, LENGTH), np.int32)
+
+
+class Result(NamedTuple):
+    """What `run` returns: the embedded input, the output of attention, and the gradients of both."""
+
+    embedded: Any
+    out: Any
+    gradients: Any
+
+
+def build(spec: str, seed: int = 0, sizes: Sizes = SIZES, dtype: Any = np.float64) -> tuple[nnx.GraphDef, nnx.State]:
+    """The encoding, every parameter random: a table that starts at zero would hide its gradient."""
+    encoding = encodings.create(spec, **_arguments(sizes), rngs=nnx.Rngs(seed))
+    rng = np.random.default_rng(seed)
+    graphdef, state = nnx.split(encoding)
+
+    def random(path, leaf):
+        if path[-1].key == "threshold":  # FIRE's L: within the positions of the tests, and at none of them
+            return np.array(3.3, dtype)
+        return np.array(rng.normal(scale=0.7, size=leaf.shape), dtype)
+
+    plain = jax.tree_util.tree_map_with_path(random, nnx.to_pure_dict(state))
+    nnx.replace_by_pure_dict(state, plain)
+    return graphdef, state
+
+
+def _arguments(sizes: Sizes) -> dict[str, int]:
+    return dict(
+        num_heads=sizes.heads,
+        num_kv_heads=sizes.kv_heads,
+        head_dim=sizes.head_dim,
+        model_dim=sizes.model_dim,
+        max_length=sizes.max_length,
+    )
+
+
+def parts(spec: str) -> tuple[tuple[str, dict[str, Any]], ...]:
+    """(name, options) of each part."""
+    return encodings.EncodingConfig.parse(spec).parts
+
+
+def parameters(state: nnx.State) -> dict[str, np.ndarray]:
+    """The parameters by path, such as "table" or "parts/0/table": names without the letters of their shape."""
+    named = {}
+    for path, leaf in nnx.to_flat_state(state):
+        named["/".join(str(step) for step in path[:-1]) + "/" * (len(path) > 1) + _plain(path[-1])] = leaf
+    return {name: np.asarray(leaf[...], np.float64) for name, leaf in named.items()}
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"_[A-Z]+$", "", name)
+
+
+def rule_of(spec: str, named: Mapping[str, np.ndarray], sizes: Sizes = SIZES) -> Rule:
+    """The oracle of an encoding with these parameters."""
+    rules = []
+    for index, (name, options) in enumerate(parts(spec)):
+        prefix = f"parts/{index}/" if len(parts(spec)) > 1 else ""
+        own = {path.removeprefix(prefix): value for path, value in named.items() if path.startswith(prefix)}
+        options = {option: value for option, value in options.items() if (name, option) not in SIZE_OPTIONS}
+        rows = dict(parts(spec)[index][1]).get("max_length") if name == "learned" else None
+        rules.append(ORACLES[name](own, sizes._replace(max_length=rows) if rows else sizes, **options))
+    return compose(rules)
+
+
+SIZE_OPTIONS = {("learned", "max_length")}  # an option that only replaces a size
+
+
+def problem(
+    seed: int = 0, batch: int = BATCH, length: int = LENGTH, sizes: Sizes = SIZES, dtype: Any = np.float64
+) -> dict[str, np.ndarray]:
+    """Random x, q, k, v, and cotangents of the two results."""
+    rng = np.random.default_rng(seed)
+    heads, groups, width = sizes.heads, sizes.kv_heads, sizes.head_dim
+    shapes = {
+        "x": (batch, length, sizes.model_dim),
+        "q": (batch, length, heads, width),
+        "k": (batch, length, groups, width),
+        "v": (batch, length, groups, width),
+        "dembedded": (batch, length, sizes.model_dim),
+        "dout": (batch, length, heads, width),
+    }
+    return {name: rng.normal(scale=1.2, size=shape).astype(dtype) for name, shape in shapes.items()}
+
+
+def forward(graphdef, state, arrays, positions, segments, **options) -> tuple[Any, Any]:
+    """What a model does with an encoding: embeds x, takes key features of it, and attends."""
+    encoding = nnx.merge(graphdef, state)
+    embedded = encoding.embed(arrays["x"], positions)
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    out = attention.attend(
+        q,
+        k,
+        v,
+        encoding=encoding,
+        features=encoding.key_features(embedded, k, v),
+        q_positions=positions,
+        k_positions=positions,
+        q_segment_ids=segments,
+        k_segment_ids=segments,
+        implementation="full",
+        **options,
+    )
+    return embedded, out
+
+
+@functools.cache
+def compiled(spec: str) -> tuple[Any, list[int]]:
+    """One jitted function (state, arrays, positions, segments) -> Result, and a list that grows at each trace."""
+    graphdef, _ = build(spec)
+    traces: list[int] = []
+
+    @jit
+    def run(state, arrays, positions, segments):
+        traces.append(len(traces))
+        inputs = {name: arrays[name] for name in ("x", "q", "k", "v")}
+        results, pull = jax.vjp(lambda s, a: forward(graphdef, s, a, positions, segments), state, inputs)
+        return Result(*results, pull((arrays["dembedded"], arrays["dout"])))
+
+    return run, traces
+
+
+def run(spec: str, state, arrays, positions=CONSECUTIVE, segments=ONE_SEGMENT) -> Result:
+    """Value and gradients under jit, as NumPy; the gradients by name, those of parameters by path."""
+    result = compiled(spec)[0](state, arrays, positions, segments)
+    return numpy_result(result)
+
+
+def numpy_result(result: Result) -> Result:
+    """The same as NumPy arrays, the gradients in one flat dict."""
+    dstate, dinputs = result.gradients
+    gradients = {name: np.asarray(leaf) for name, leaf in dinputs.items()} | parameters(dstate)
+    return Result(np.asarray(result.embedded), np.asarray(result.out), gradients)
+
+
+def expected(
+    spec: str, named, arrays, positions=CONSECUTIVE, segments=ONE_SEGMENT, example: int = 0
+) -> tuple[Any, Any]:
+    """The oracle's embedded input and output for one example of the batch."""
+    rule, places = rule_of(spec, named), positions[example]
+    x = np.stack([rule.embed(row, int(place)) for row, place in zip(arrays["x"][example], places, strict=True)])
+    out = oracle_attention(
+        arrays["q"][example],
+        arrays["k"][example],
+        arrays["v"][example],
+        rule,
+        x_MD=x,
+        q_positions=places,
+        k_positions=places,
+        q_segments=segments[example],
+        k_segments=segments[example],
+    )
+    return x, out

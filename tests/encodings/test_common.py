@@ -1,0 +1,244 @@
+"""The suite that every registered encoding passes."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax.errors import ConfigError
+from cope_jax.ops.logits import content_logits
+from tests.encodings.cases import (
+    BATCH,
+    CASES,
+    CONSECUTIVE,
+    LENGTH,
+    ONE_SEGMENT,
+    SIZES,
+    build,
+    compiled,
+    expected,
+    forward,
+    jit,
+    parameters,
+    parts,
+    problem,
+    run,
+)
+from tests.oracle.differences import gradients as finite_differences
+
+every_case = pytest.mark.parametrize("spec", CASES)
+GAPPED = np.array([[0, 1, 4, 5, 9, 11], [2, 3, 5, 6, 7, 10]], np.int32)
+POSITIONS = {
+    "consecutive": CONSECUTIVE,
+    "offset": CONSECUTIVE + np.array([[5], [6]], np.int32),
+    "gapped": GAPPED,
+    "beyond training": np.array([[0, 11, 12, 40, 500, 5000], [12, 13, 14, 15, 16, 17]], np.int32),
+}
+
+
+@every_case
+@pytest.mark.parametrize("positions", POSITIONS.values(), ids=POSITIONS)
+def test_values_equal_the_oracle(spec, positions, x64):
+    _, state = build(spec)
+    arrays = problem()
+    result = run(spec, state, arrays, positions)
+    assert result.out.dtype == np.float64
+    for example in range(BATCH):
+        embedded, out = expected(spec, parameters(state), arrays, positions, example=example)
+        np.testing.assert_allclose(result.embedded[example], embedded, rtol=0, atol=1e-12, equal_nan=True)
+        np.testing.assert_allclose(result.out[example], out, rtol=0, atol=1e-12, equal_nan=True)
+
+
+@every_case
+def test_gradients_equal_finite_differences_of_the_oracle(spec, x64):
+    # The seeds leave every contextual position and ReLU further from its kink than the step of the differences.
+    _, state = build(spec)
+    arrays = problem()
+    arrays["dout"][1], arrays["dembedded"][1] = 0, 0  # one example is enough
+    inputs = {name: arrays[name][:1] for name in ("x", "q", "k", "v")}
+
+    def loss(values):
+        named = {name: value for name, value in values.items() if name not in inputs}
+        embedded, out = expected(spec, named, values, GAPPED)
+        return float((embedded * arrays["dembedded"][0]).sum() + (out * arrays["dout"][0]).sum())
+
+    numeric = finite_differences(loss, inputs | parameters(state))
+    exact = run(spec, state, arrays, GAPPED).gradients
+    assert exact.keys() == numeric.keys()
+    for name, gradient in numeric.items():
+        found = exact[name][:1] if name in inputs else exact[name]
+        np.testing.assert_allclose(found, gradient, rtol=1e-7, atol=2e-9, err_msg=name)
+    for name in set(parameters(state)) - {"out_bias"}:  # softmax does not see FIRE's last bias
+        assert np.abs(exact[name]).max() > 1e-4, f"the test says nothing about {name}"
+
+
+@every_case
+def test_causal_by_gradient(spec, x64):
+    _, state = build(spec)
+    for query in range(LENGTH):
+        arrays = problem()
+        arrays["dembedded"][:] = 0
+        arrays["dout"][:, np.arange(LENGTH) != query] = 0
+        gradients = run(spec, state, arrays).gradients
+        for name in ("x", "q", "k", "v"):
+            assert np.all(gradients[name][:, query + 1 :] == 0), f"query {query} looks ahead through {name}"
+        assert np.all(gradients["q"][:, :query] == 0)
+        assert np.all(np.abs(gradients["v"][:, : query + 1]).max(axis=(2, 3)) > 0)
+
+
+@every_case
+def test_block_law(spec, x64):
+    """Any split of the keys, from the nearest block to the farthest, gives what one block gives; gradients too."""
+    graphdef, state = build(spec)
+    arrays = problem()
+    segments = np.array([[0] * 6, [0, 0, 1, 1, 1, 1]], np.int32)
+    whole = run(spec, state, arrays, GAPPED, segments)
+    rng = np.random.default_rng(CASES.index(spec))
+    cut = sorted(rng.choice(np.arange(1, LENGTH), size=2, replace=False).tolist())
+    splits = [(1,) * LENGTH, tuple(np.diff([0, *cut, LENGTH]).tolist())]
+
+    @jit
+    def by_blocks(state, arrays):
+        inputs = {name: arrays[name] for name in ("x", "q", "k", "v")}
+        results = []
+        for split in splits:
+            out, pull = jax.vjp(
+                lambda s, a, split=split: attend_by_blocks(graphdef, s, a, segments, split), state, inputs
+            )
+            results.append((out, pull((arrays["dembedded"], arrays["dout"]))))
+        return results
+
+    for ((_, out), (dstate, dinputs)), split in zip(by_blocks(state, arrays), splits, strict=True):
+        np.testing.assert_allclose(out, whole.out, rtol=0, atol=1e-13, err_msg=str(split))
+        for name, gradient in (dinputs | parameters(dstate)).items():
+            np.testing.assert_allclose(gradient, whole.gradients[name], rtol=0, atol=1e-12, err_msg=f"{name} {split}")
+
+
+def attend_by_blocks(graphdef, state, arrays, segments, split):
+    """Attention that hands the carry from block to block, and does nothing else cleverly."""
+    encoding = nnx.merge(graphdef, state)
+    embedded = encoding.embed(arrays["x"], GAPPED)
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    features = encoding.key_features(embedded, k, v)
+    rotated_q, rotated_k = encoding.rotate(q, k, GAPPED, GAPPED)
+    together = segments[:, :, None] == segments[:, None, :]
+    mask = jnp.asarray(together & np.tril(np.ones((LENGTH, LENGTH), bool))[None])[:, None]
+    carry, scores, end = encoding.initial_carry(q), [], LENGTH
+    for size in reversed(split):
+        block = slice(end - size, end)
+        end -= size
+        score, carry = encoding.score(
+            q,
+            rotated_k[:, block],
+            jax.tree.map(lambda feature, block=block: feature[:, block], features),
+            content_logits(rotated_q, rotated_k[:, block]),
+            mask[..., block],
+            GAPPED,
+            GAPPED[:, block],
+            carry,
+        )
+        scores.insert(0, score)
+    logits = jnp.where(mask, jnp.concatenate(scores, axis=-1), jnp.full((), -1e30))
+    repeats = SIZES.heads // SIZES.kv_heads
+    return embedded, jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(logits), jnp.repeat(v, repeats, axis=2))
+
+
+@every_case
+def test_jit_equals_eager_and_compiles_once(spec, x64):
+    graphdef, state = build(spec, seed=1)
+    arrays = problem(seed=1)
+    embedded, out = forward(graphdef, state, arrays, GAPPED, ONE_SEGMENT)
+    result = run(spec, state, arrays, GAPPED)
+    np.testing.assert_allclose(result.embedded, embedded, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(result.out, out, rtol=0, atol=1e-13)
+
+    traces = compiled(spec)[1]
+    before = len(traces)
+    _, other = build(spec, seed=2)
+    run(spec, other, problem(seed=2), CONSECUTIVE, np.ones_like(ONE_SEGMENT))
+    assert len(traces) == before, "other values, positions or segments compile again"
+
+
+@every_case
+def test_packed_documents_do_not_leak(spec, x64):
+    """Two documents in one row give, in value and gradient, what each gives alone: positions and counts restart."""
+    _, state = build(spec)
+    arrays = problem()
+    half = LENGTH // 2
+    restart = np.broadcast_to(np.arange(LENGTH, dtype=np.int32) % half, (BATCH, LENGTH))
+    segments = np.broadcast_to(np.arange(LENGTH, dtype=np.int32) // half, (BATCH, LENGTH))
+    packed = run(spec, state, arrays, restart, segments)
+    apart = {name: value.reshape(BATCH * 2, half, *value.shape[2:]) for name, value in arrays.items()}
+    alone = run(spec, state, apart, restart.reshape(-1, half), np.zeros((BATCH * 2, half), np.int32))
+    np.testing.assert_allclose(packed.out.reshape(alone.out.shape), alone.out, rtol=0, atol=1e-13)
+    np.testing.assert_allclose(packed.embedded.reshape(alone.embedded.shape), alone.embedded, rtol=0, atol=1e-13)
+    for name, gradient in alone.gradients.items():
+        np.testing.assert_allclose(packed.gradients[name].reshape(gradient.shape), gradient, rtol=0, atol=1e-12)
+
+    arrays["dout"][:, :half], arrays["dembedded"][:, :half] = 0, 0
+    second = run(spec, state, arrays, restart, segments).gradients
+    assert all(np.all(second[name][:, :half] == 0) for name in ("x", "q", "k", "v")), "a leak"
+
+
+@every_case
+def test_bfloat16_is_near_float32(spec):
+    """The same numbers in bfloat16 give the float32 result to bfloat16's 8 bits; positions stay float32."""
+    _, state = build(spec, dtype=np.float32)
+    short = {name: jnp.asarray(value, jnp.bfloat16) for name, value in problem(dtype=np.float32).items()}
+    exact = run(spec, state, {name: np.asarray(value, np.float32) for name, value in short.items()})
+    rough = run(spec, state, short)
+    assert rough.out.dtype == rough.embedded.dtype == jnp.bfloat16
+    assert exact.out.dtype == exact.embedded.dtype == np.float32
+    assert all(rough.gradients[name].dtype == jnp.bfloat16 for name in ("x", "q", "k", "v"))
+    for name in ("embedded", "out"):
+        value, reference = (np.asarray(getattr(result, name), np.float32) for result in (rough, exact))
+        # Rounded q, k or features shift a logit by up to 2^-8 of |q||k|, and the output is rounded once more.
+        assert np.abs(value - reference).max() < 0.05 * np.abs(reference).max()
+        assert np.sqrt(np.mean((value - reference) ** 2)) < 0.01 * np.sqrt(np.mean(reference**2))
+
+
+@every_case
+def test_float32_values_equal_the_oracle(spec):
+    _, state = build(spec, dtype=np.float32)
+    arrays = problem(dtype=np.float32)
+    result = run(spec, state, arrays)
+    embedded, out = expected(spec, parameters(state), {n: value.astype(np.float64) for n, value in arrays.items()})
+    np.testing.assert_allclose(result.embedded[0], embedded, rtol=0, atol=5e-6)
+    np.testing.assert_allclose(result.out[0], out, rtol=0, atol=5e-6)
+
+
+@every_case
+def test_vmap_over_seeds(spec, x64):
+    """Parameters and inputs of several seeds at once give what each gives alone."""
+    graphdef, _ = build(spec)
+    states, problems = zip(*((build(spec, seed)[1], problem(seed)) for seed in (1, 2)), strict=True)
+    stack = lambda *leaves: np.stack(leaves)  # noqa: E731
+    together = jit(jax.vmap(lambda state, arrays: forward(graphdef, state, arrays, GAPPED, ONE_SEGMENT)))(
+        jax.tree.map(stack, *states), jax.tree.map(stack, *problems)
+    )
+    for seed, (state, arrays) in enumerate(zip(states, problems, strict=True)):
+        alone = run(spec, state, arrays, GAPPED)
+        np.testing.assert_allclose(together[0][seed], alone.embedded, rtol=0, atol=1e-13)
+        np.testing.assert_allclose(together[1][seed], alone.out, rtol=0, atol=1e-13)
+
+
+@every_case
+@pytest.mark.parametrize("far", [-1, 14])
+def test_out_of_range_is_loud_or_defined(spec, far, x64):
+    """A position that a table has no row for is an error, or NaN inside jit; all other encodings stay finite."""
+    graphdef, state = build(spec)
+    positions = CONSECUTIVE.copy()
+    positions[:, -1] = far
+    arrays = problem()
+    result = run(spec, state, arrays, positions)
+    names = {name for name, _ in parts(spec)}
+    if "learned" in names:
+        assert np.isnan(result.embedded[:, -1]).all() and np.isfinite(result.embedded[:, :-1]).all()
+        with pytest.raises(ConfigError, match=rf"position {far} .*learned table of \d+ rows"):
+            forward(graphdef, state, arrays, positions, ONE_SEGMENT)
+    elif "relative" in names and far < 0:  # a visible key with a later position than the query's has no row
+        assert np.isnan(result.out[:, -1]).all() and np.isfinite(result.out[:, :-1]).all()
+    else:
+        assert np.isfinite(result.embedded).all() and np.isfinite(result.out).all()
+        assert all(np.isfinite(gradient).all() for gradient in result.gradients.values())

@@ -1,0 +1,218 @@
+"""One encoding is another in a limit: the tests that no oracle can get wrong in the same way."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax import encodings
+from cope_jax.attention import attend, attention_mask
+from cope_jax.encodings.t5 import buckets
+from cope_jax.ops.logits import content_logits
+from tests.encodings.cases import CASES, SIZES, build, parts, rule_of
+from tests.oracle.encodings import alibi_slopes, t5_bucket
+
+HEADS, WIDTH, LENGTH = 2, 4, 8
+
+
+@pytest.fixture(autouse=True)
+def float64(x64):
+    """All comparisons of this file are to the last digits."""
+
+
+def create(spec, heads=HEADS, **options):
+    return encodings.create(
+        spec, num_heads=heads, head_dim=WIDTH, model_dim=WIDTH, max_length=LENGTH, rngs=nnx.Rngs(0), **options
+    )
+
+
+def inputs(seed=0, heads=HEADS, length=LENGTH):
+    rng = np.random.default_rng(seed)
+    return [jnp.asarray(rng.normal(size=(2, length, heads, WIDTH))) for _ in range(3)]
+
+
+def out(encoding, q, k, v, **options):
+    return np.asarray(attend(q, k, v, encoding=encoding, implementation="full", **options))
+
+
+def equal(left, right, atol=1e-12):
+    np.testing.assert_allclose(left, right, rtol=0, atol=atol)
+
+
+def all_gates_open(gate):
+    """Inputs for which every gate is exactly 1: positive queries, and keys or values that they all agree with."""
+    q, k, v = inputs()
+    q = jnp.abs(q) + 0.5
+    if gate == "query_key":
+        k = jnp.full_like(k, 100.0)  # the same for all keys, so that softmax does not see it
+    else:
+        v = jnp.abs(v) + 100.0
+    return q, k, v
+
+
+@pytest.mark.parametrize("gate", ["query_key", "value"])
+@pytest.mark.parametrize("npos_max", [LENGTH + 1, 4])
+def test_cope_with_open_gates_is_relative(gate, npos_max):
+    """All gates 1 give p_ij = i−j+1: relative position with the table shifted by one row, clipped at the same place."""
+    q, k, v = all_gates_open(gate)
+    cope, relative = create("cope", npos_max=npos_max, gate=gate), create("relative", max_distance=npos_max - 1)
+    table = np.random.default_rng(1).normal(size=(npos_max, WIDTH))
+    cope.table_NK[...], relative.table_NK[...] = jnp.asarray(table), jnp.asarray(table[1:])
+    equal(out(cope, q, k, v), out(relative, q, k, v))
+    assert np.abs(out(cope, q, k, v) - out(create("none"), q, k, v)).max() > 0.01
+
+
+def test_cope_slopes_with_open_gates_are_alibi():
+    """−m(i−j+1) is ALiBi's −m(i−j) but for a constant, which softmax does not see."""
+    q, k, v = all_gates_open("value")
+    equal(
+        out(create("cope", position="slope", slope=0.5, gate="value"), q, k, v),
+        out(create("alibi", slopes=(0.5, 0.5 / 16)), q, k, v),
+    )
+
+
+def test_saturated_cope_is_a_constant():
+    """Where every position is clipped, all keys get q·e[N−1], and CoPE is no encoding at all."""
+    q, k, v = all_gates_open("query_key")
+    cope = create("cope", npos_max=2)
+    cope.table_NK[...] = jnp.asarray(np.random.default_rng(1).normal(size=(2, WIDTH)))
+    logits, mask, places = content_logits(q, k), attention_mask(LENGTH, LENGTH), np.arange(LENGTH, dtype=np.int32)[None]
+    score, _ = cope.score(q, k, (), logits, mask, places, places, cope.initial_carry(q))
+    constant = np.einsum("BLHK,K->BHL", np.asarray(q), np.asarray(cope.table_NK[...])[1])[..., None]
+    causal = np.tril(np.ones((LENGTH, LENGTH)))[None, None]
+    equal(np.asarray(score - logits) * causal, constant * causal)
+    equal(out(cope, q, k, v), out(create("none"), q, k, v))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "cope",
+        "cope(gate=value)",
+        "cope(position=learned_slope)",
+        "cope(position=slope,slope=0)",
+        "alibi(slopes=(0.0,0.0))",
+        "relative(stddev=0)",
+        "t5(stddev=0)",
+        "learned(stddev=0)",
+        "cope+none",
+    ],
+)
+def test_zero_parameters_are_no_encoding(spec):
+    """CoPE's table and learned slopes start there."""
+    q, k, v = inputs()
+    encoding = create(spec)
+    assert not any(np.any(leaf) for leaf in jax.tree.leaves(nnx.state(encoding)))
+    equal(out(encoding, q, k, v), out(create("none"), q, k, v), atol=1e-15)
+    equal(encoding.embed(q[:, :, 0], np.arange(LENGTH, dtype=np.int32)[None]), q[:, :, 0], atol=0)
+
+
+ABSOLUTE = {"learned", "sinusoidal", "fire"}  # FIRE divides by the query's position
+
+
+@pytest.mark.parametrize("spec", [spec for spec in CASES if not ABSOLUTE & {name for name, _ in parts(spec)}])
+def test_only_distances_matter(spec):
+    graphdef, state = build(spec)
+    encoding = nnx.merge(graphdef, state)
+    rng = np.random.default_rng(0)
+    shapes = [(1, 6, SIZES.heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.model_dim)]
+    q, k, v, x = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
+    features = encoding.key_features(x, k, v)
+    places = np.array([[0, 1, 2, 5, 7, 11]], np.int32)
+    near, far = (
+        out(encoding, q, k, v, features=features, q_positions=p, k_positions=p) for p in (places, places + 1000)
+    )
+    equal(near, far)
+
+
+def test_rope_turns_pairs_by_the_distance():
+    """(R_i q)·(R_j k) = q·(R_{j−i} k), and R keeps lengths."""
+    rope = create("rope")
+    q, k, _ = inputs()
+    i, j = np.full((1, LENGTH), 7, np.int32), np.full((1, LENGTH), 3, np.int32)
+    rotated_q, rotated_k = rope.rotate(q, k, i, j)
+    _, turned_back = rope.rotate(q, k, i, j - i)
+    equal(jnp.sum(rotated_q * rotated_k, axis=-1), jnp.sum(q * turned_back, axis=-1))
+    equal(jnp.linalg.norm(rotated_q, axis=-1), jnp.linalg.norm(q, axis=-1))
+    assert np.abs(rotated_q - q).max() > 0.1
+    same_q, same_k = rope.rotate(q, k, 0 * i, 0 * j)
+    equal(same_q, q, atol=0)
+    equal(same_k, k, atol=0)
+
+
+@pytest.mark.parametrize("fraction, still", [(1.0, 0), (0.5, 2), (0.75, 2)])
+def test_rope_leaves_the_rest_of_the_head_alone(fraction, still):
+    q, k, _ = inputs()
+    places = np.arange(1, LENGTH + 1, dtype=np.int32)[None]
+    rotated, _ = create("rope", fraction=fraction).rotate(q, k, places, places)
+    moved = np.abs(np.asarray(rotated - q)).max(axis=(0, 1, 2)) > 1e-9
+    np.testing.assert_array_equal(moved, np.arange(WIDTH) < WIDTH - still)
+
+
+@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.25])
+def test_rope_frequencies_span_the_rotated_features(fraction):
+    """A part that turns has the wavelengths of a head of that width, as the pairs of a wider head show."""
+    rope = encodings.create("rope", num_heads=1, head_dim=16, fraction=fraction, rngs=nnx.Rngs(0))
+    rule = rule_of(f"rope(fraction={fraction})", {}, SIZES._replace(head_dim=16))
+    q = np.random.default_rng(0).normal(size=(1, 3, 1, 16))
+    places = np.array([[1, 50, 4000]], np.int32)
+    rotated, _ = rope.rotate(jnp.asarray(q), jnp.asarray(q), places, places)
+    for at, place in enumerate(places[0]):
+        equal(rotated[0, at, 0], rule.rotate(q[0, at, 0], int(place)), atol=1e-11)
+
+
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 7, 8, 12])
+def test_alibi_slopes_are_the_published_ones(heads):
+    """Read off the score of a key one place away."""
+    alibi = create("alibi", heads=heads)
+    zero = jnp.zeros((1, 1, heads, WIDTH))
+    places = np.ones((1, 1), np.int32)
+    score, _ = alibi.score(
+        zero, zero, (), jnp.zeros((1, heads, 1, 1)), jnp.ones((1, 1, 1, 1), bool), places, 0 * places, ()
+    )
+    equal(-score[0, :, 0, 0], alibi_slopes(heads), atol=0)
+
+
+@pytest.mark.parametrize(
+    "num_buckets, max_distance", [(32, 128), (8, 16), (8, 5), (9, 128), (36, 32), (2, 3), (3, 5), (16, 1024)]
+)
+def test_t5_buckets_are_exact(num_buckets, max_distance):
+    """Against whole-number arithmetic: a rounded logarithm would misplace the distances on a boundary."""
+    exact = [t5_bucket(distance, num_buckets, max_distance) for distance in range(max_distance + 1)]
+    assert buckets(num_buckets, max_distance).tolist() == exact
+    t5 = create("t5", heads=1, num_buckets=num_buckets, max_distance=max_distance)
+    t5.table_NH[...] = jnp.arange(num_buckets, dtype=jnp.float64)[:, None]
+    distances = np.array([0, 1, max_distance - 1, max_distance, max_distance + 1, 10**6], np.int32)[:, None]
+    zero = jnp.zeros((len(distances), 1, 1, WIDTH))
+    mask = jnp.ones((1, 1, 1, 1), bool)
+    score, _ = t5.score(zero, zero, (), jnp.zeros((len(distances), 1, 1, 1)), mask, distances, 0 * distances, ())
+    assert score[:, 0, 0, 0].tolist() == [t5_bucket(int(d), num_buckets, max_distance) for d in distances[:, 0]]
+
+
+def test_initial_parameters():
+    """Where the papers say how an encoding starts."""
+    fire, kerple = create("fire"), create("kerple")
+    assert float(fire.c[...]) == pytest.approx(0.1) and float(fire.threshold[...]) == 512
+    assert float(create("fire(threshold=8)").threshold[...]) == 8 and float(create("fire(c=2)").c[...]) == 2
+    assert np.all(np.asarray(jax.nn.softplus(kerple.r1_H[...])) < 2)
+    assert np.all(np.asarray(jax.nn.softplus(kerple.r2_H[...])) < 1)
+    for spec in ("learned(max_length=1000,stddev=0.5)", "relative(max_distance=1000,stddev=0.5)"):
+        (table,) = jax.tree.leaves(nnx.state(create(spec)))
+        assert table.shape == (1000, WIDTH) and float(jnp.std(table)) == pytest.approx(0.5, rel=0.1)
+    (table,) = jax.tree.leaves(nnx.state(create("t5(num_buckets=1000,max_distance=2000,stddev=0.5)")))
+    assert table.shape == (1000, HEADS) and float(jnp.std(table)) == pytest.approx(0.5, rel=0.1)
+
+
+@pytest.mark.parametrize("spec", CASES)
+def test_initial_parameters_depend_on_the_key_only(spec):
+    first, again = (jax.tree.leaves(nnx.state(create_from_key(spec, 0))) for _ in range(2))
+    other = jax.tree.leaves(nnx.state(create_from_key(spec, 1)))
+    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    random = [not np.array_equal(a, b) for a, b in zip(first, other, strict=True)]
+    fixed = {"cope", "none", "rope", "alibi", "sinusoidal"}
+    assert any(random) or ({name for name, _ in parts(spec)} <= fixed and "separate_key" not in spec)
+
+
+def create_from_key(spec, seed):
+    return encodings.create(spec, num_heads=4, head_dim=4, max_length=12, rngs=nnx.Rngs(seed))

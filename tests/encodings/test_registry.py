@@ -1,0 +1,73 @@
+"""Every encoding is registered, has a case of the common suite, and has an oracle."""
+
+import ast
+import pathlib
+
+import pytest
+from flax import nnx
+
+from cope_jax import encodings
+from cope_jax.errors import ConfigError
+from tests.encodings.cases import CASES, parts
+from tests.oracle.encodings import ORACLES
+
+MACHINERY = {"__init__", "base", "compose", "config"}
+
+
+def test_every_name_has_a_case_and_an_oracle():
+    covered = {name for spec in CASES for name, _ in parts(spec)}
+    assert set(encodings.names()) == covered, "add the encoding to CASES in tests/encodings/cases.py"
+    assert set(encodings.names()) == set(ORACLES), "add the encoding to ORACLES in tests/oracle/encodings.py"
+
+
+def test_every_file_is_registered():
+    folder = pathlib.Path(encodings.__file__).parent
+    files = {path.stem for path in folder.glob("*.py")} - MACHINERY
+    registered = {encodings.ENCODINGS.get(name).__module__.rpartition(".")[2] for name in encodings.names()}
+    assert files == registered, "import the new file in cope_jax/encodings/__init__.py"
+
+
+def test_every_option_has_a_case():
+    spoken = {(name, option) for spec in CASES for name, options in parts(spec) for option in options}
+    initial = {("learned", "stddev"), ("relative", "stddev"), ("t5", "stddev"), ("fire", "c"), ("fire", "threshold")}
+    for name in encodings.names():
+        for option in encodings.ENCODINGS.get(name).Config.__dataclass_fields__:
+            assert (name, option) in spoken | initial, f"no case sets {name}.{option}"
+
+
+def test_the_oracle_is_independent():
+    for path in (pathlib.Path(__file__).parents[1] / "oracle").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {name.split(".")[0] for name in names} & {"jax", "flax", "cope_jax"}, path
+
+
+@pytest.mark.parametrize(
+    "spec, message",
+    [
+        ("cop", "did you mean 'cope'"),
+        ("cope(gates=value)", "did you mean 'gate'"),
+        ("cope(gate=key)", "query_key, separate_key, value"),
+        ("cope(position=alibi)", "learned_slope, slope, table"),
+        ("cope(npos_max=1)", "at least 2"),
+        ("cope(npos_max=2.5)", "must be int"),
+        ("relative", "max_distance or max_length"),
+        ("relative(max_distance=0)", "at least 1"),
+        ("relative(max_distance=4,beyond=zero)", "clip, nothing"),
+        ("learned", "max_length"),
+        ("learned(max_length=-1)", "at least 1"),
+        ("rope(fraction=0.0)", "fraction"),
+        ("rope(fraction=1.5)", "fraction"),
+        ("rope(fraction=0.25)", "fraction"),
+        ("alibi(slopes=(1.0,2.0))", "2 entries for 4 heads"),
+        ("t5(num_buckets=1)", "num_buckets"),
+        ("t5(num_buckets=32,max_distance=16)", "max_distance"),
+        ("fire(hidden=0)", "hidden"),
+        ("cope+", "cannot read"),
+    ],
+)
+def test_mistakes_are_one_clear_line(spec, message):
+    with pytest.raises(ConfigError) as error:
+        encodings.create(spec, num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
+    assert message in str(error.value) and "\n" not in str(error.value)

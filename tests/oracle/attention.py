@@ -1,0 +1,131 @@
+"""Softmax attention, one query, one head and one key at a time; and CoPE's gradients written out."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.oracle.encodings import Key, Rule
+
+Array = np.ndarray
+
+
+def visible(
+    i: int,
+    j: int,
+    length: int,
+    keys: int,
+    causal: bool = True,
+    window: int | None = None,
+    q_segments: Sequence[int] | None = None,
+    k_segments: Sequence[int] | None = None,
+) -> bool:
+    """Whether query i of `length` sees key j of `keys`; the last query stands at the last key."""
+    distance = i + keys - length - j
+    if causal and distance < 0:
+        return False
+    if window is not None and abs(distance) >= window:
+        return False
+    return q_segments is None or k_segments is None or q_segments[i] == k_segments[j]
+
+
+def attention(
+    q_LHK: Array,
+    k_MGK: Array,
+    v_MGK: Array,
+    rule: Rule,
+    *,
+    x_MD: Array | None = None,
+    q_positions: Sequence[int] | None = None,
+    k_positions: Sequence[int] | None = None,
+    q_segments: Sequence[int] | None = None,
+    k_segments: Sequence[int] | None = None,
+    causal: bool = True,
+    window: int | None = None,
+) -> Array:
+    """out_i = Σ_j softmax_j(q_i·k_j/√K + what the encoding adds) v_j; 0 for a query that sees no key. One example."""
+    (length, heads, width), (keys, groups, _) = q_LHK.shape, k_MGK.shape
+    k_positions = range(keys) if k_positions is None else k_positions
+    q_positions = range(keys - length, keys) if q_positions is None else q_positions
+    out_LHK = np.zeros((length, heads, v_MGK.shape[-1]))
+    for head in range(heads):
+        group = head // (heads // groups)
+        k_MK = [rule.rotate(k_MGK[j, group], int(k_positions[j])) for j in range(keys)]
+        for i in range(length):
+            q = rule.rotate(q_LHK[i, head], int(q_positions[i]))
+            seen = [j for j in range(keys) if visible(i, j, length, keys, causal, window, q_segments, k_segments)]
+            if not seen:
+                continue
+            about = [
+                Key(
+                    logit=float(q @ k_MK[j]) / math.sqrt(width),
+                    position=int(k_positions[j]),
+                    value=v_MGK[j, group],
+                    x=None if x_MD is None else x_MD[j],
+                )
+                for j in seen
+            ]
+            added = rule.added(head, q_LHK[i, head], int(q_positions[i]), about)
+            weights = softmax([key.logit + bias for key, bias in zip(about, added, strict=True)])
+            for j, weight in zip(seen, weights, strict=True):
+                out_LHK[i, head] += weight * v_MGK[j, group]
+    return out_LHK
+
+
+def softmax(logits: Sequence[float]) -> list[float]:
+    """exp(logit) over their sum, shifted by the largest."""
+    powers = [math.exp(logit - max(logits)) for logit in logits]
+    return [power / sum(powers) for power in powers]
+
+
+def cope_backward(
+    q_LK: Array, k_MK: Array, v_MK: Array, e_NK: Array, dout_LK: Array, **mask
+) -> tuple[Array, Array, Array, Array]:
+    """Gradients of one head of CoPE (gates σ(q·k/√K), position logit unscaled) by its backward formulae.
+
+    With A the attention, σ′_ij = z_i[⌈p⌉] − z_i[⌊p⌋], D_i = dO_i·O_i:
+      dS_ij = A_ij (dO_i·v_j − D_i)             dp_ij = dS_ij σ′_ij 1[P_ij ≤ N−1]       C_ij = Σ_{j′≤j} dp_ij′
+      dL_ij = dS_ij + g_ij (1−g_ij) C_ij         dz_i[n] = Σ_j dS_ij max(0, 1−|p_ij−n|)
+      dq_i = Σ_j dL_ij k_j/√K + Σ_n dz_i[n] e[n]     dk_j = Σ_i dL_ij q_i/√K
+      dv_j = Σ_i A_ij dO_i                           de[n] = Σ_i dz_i[n] q_i
+
+    Args:
+      q_LK: queries of one head.
+      k_MK: keys.
+      v_MK: values.
+      e_NK: the table of positions.
+      dout_LK: the gradient of the output.
+      **mask: which pairs exist, as for `visible`.
+
+    Returns:
+      (dq, dk, dv, de).
+    """
+    (length, width), (keys, _), (size, _) = q_LK.shape, k_MK.shape, e_NK.shape
+    s = 1 / math.sqrt(width)
+    dq, dk, dv, de = (np.zeros(a.shape) for a in (q_LK, k_MK, v_MK, e_NK))
+    for i in range(length):
+        seen = [j for j in range(keys) if visible(i, j, length, keys, **mask)]
+        if not seen:
+            continue
+        L = {j: s * float(q_LK[i] @ k_MK[j]) for j in seen}
+        g = {j: 1 / (1 + math.exp(-L[j])) for j in seen}
+        P = {j: sum(g[other] for other in seen if other >= j) for j in seen}
+        p = {j: min(P[j], size - 1) for j in seen}
+        z = [float(q_LK[i] @ e_NK[n]) for n in range(size)]
+        w = {j: p[j] - math.floor(p[j]) for j in seen}
+        pos = {j: (1 - w[j]) * z[math.floor(p[j])] + w[j] * z[math.ceil(p[j])] for j in seen}
+        A = dict(zip(seen, softmax([L[j] + pos[j] for j in seen]), strict=True))
+        D = float(dout_LK[i] @ sum(A[j] * v_MK[j] for j in seen))
+        dS = {j: A[j] * (float(dout_LK[i] @ v_MK[j]) - D) for j in seen}
+        dp = {j: dS[j] * (z[math.ceil(p[j])] - z[math.floor(p[j])]) if P[j] <= size - 1 else 0.0 for j in seen}
+        dz = [sum(dS[j] * max(0.0, 1 - abs(p[j] - n)) for j in seen) for n in range(size)]
+        for j in seen:
+            C = sum(dp[other] for other in seen if other <= j)
+            dL = dS[j] + g[j] * (1 - g[j]) * C
+            dq[i] += s * dL * k_MK[j]
+            dk[j] += s * dL * q_LK[i]
+            dv[j] += A[j] * dout_LK[i]
+        for n in range(size):
+            dq[i] += dz[n] * e_NK[n]
+            de[n] += dz[n] * q_LK[i]
+    return dq, dk, dv, de

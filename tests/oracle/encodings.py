@@ -1,0 +1,282 @@
+"""Every position encoding as its paper states it, one pair of query and key at a time.
+
+`ORACLES[name](params, sizes, **options)` gives the `Rule` of an encoding. CoPE's equation numbers are those of
+arXiv 2405.18719.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+Vector = np.ndarray
+Params = dict[str, np.ndarray]
+
+
+class Sizes(NamedTuple):
+    """The sizes an encoding is built for."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    model_dim: int
+    max_length: int
+
+
+class Key(NamedTuple):
+    """One key that a query may see: its content logit, its position, and the vectors a gate may look at."""
+
+    logit: float
+    position: int
+    value: Vector
+    x: Vector | None
+
+
+def same(vector: Vector, position: int) -> Vector:
+    """Leaves a vector as it is."""
+    del position
+    return vector
+
+
+def nothing(head: int, q: Vector, position: int, keys: Sequence[Key]) -> list[float]:
+    """Adds nothing to the logits of one query."""
+    del head, q, position
+    return [0.0] * len(keys)
+
+
+class Rule(NamedTuple):
+    """An encoding: what it does to an embedding, to a query or key, and what it adds to the logits of one query.
+
+    `added(head, q, position, keys)` gets the unrotated query and the keys that it sees, the nearest last.
+    """
+
+    embed: Callable[[Vector, int], Vector] = same
+    rotate: Callable[[Vector, int], Vector] = same
+    added: Callable[[int, Vector, int, Sequence[Key]], list[float]] = nothing
+
+
+def compose(rules: Sequence[Rule]) -> Rule:
+    """Embeddings and rotations one after the other; what the parts add to the content logits is summed."""
+
+    def chain(steps):
+        def run(vector, position):
+            for step in steps:
+                vector = step(vector, position)
+            return vector
+
+        return run
+
+    def added(head, q, position, keys):
+        return [sum(terms) for terms in zip(*(rule.added(head, q, position, keys) for rule in rules), strict=True)]
+
+    return Rule(chain([rule.embed for rule in rules]), chain([rule.rotate for rule in rules]), added)
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + e^-x), without overflow."""
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def of_distance(bias: Callable[[int, Vector, int, int], float]) -> Rule:
+    """The rule that adds bias(head, q, query position, key position) to each logit."""
+    return Rule(added=lambda head, q, i, keys: [bias(head, q, i, key.position) for key in keys])
+
+
+def none(params: Params, sizes: Sizes) -> Rule:
+    """No encoding at all."""
+    del params, sizes
+    return Rule()
+
+
+def learned(params: Params, sizes: Sizes) -> Rule:
+    """x_i + table[i]."""
+    assert params["table"].shape == (sizes.max_length, sizes.model_dim)
+
+    def embed(x, position):
+        if not 0 <= position < sizes.max_length:
+            return np.full_like(x, np.nan)
+        return x + params["table"][position]
+
+    return Rule(embed=embed)
+
+
+def sinusoidal(params: Params, sizes: Sizes, base: float = 10000.0) -> Rule:
+    """Feature 2c is sin(i / base^(2c/D)), feature 2c+1 is cos of the same."""
+    del params
+
+    def embed(x, position):
+        out = np.array(x)
+        for feature in range(sizes.model_dim):
+            angle = position / base ** (2 * (feature // 2) / sizes.model_dim)
+            out[feature] += math.cos(angle) if feature % 2 else math.sin(angle)
+        return out
+
+    return Rule(embed=embed)
+
+
+def relative(
+    params: Params,
+    sizes: Sizes,
+    max_distance: int | None = None,
+    beyond: str = "clip",
+    scale_position_logits: bool = False,
+) -> Rule:
+    """q_i·P[i−j]; from max_distance on the last row again (clip), or nothing."""
+    size = sizes.max_length if max_distance is None else max_distance
+    assert params["table"].shape == (size, sizes.head_dim)
+
+    def bias(head, q, i, j):
+        if i - j >= size and beyond == "nothing":
+            return 0.0
+        scale = 1 / math.sqrt(sizes.head_dim) if scale_position_logits else 1.0
+        return scale * float(q @ params["table"][min(i - j, size - 1)])
+
+    return of_distance(bias)
+
+
+def rope(params: Params, sizes: Sizes, base: float = 10000.0, fraction: float = 1.0) -> Rule:
+    """Turns the pair of features (c, c + r/2) by the angle i·base^(−2c/r); r is the number of features that turn."""
+    del params
+    rotated = 2 * math.floor(fraction * sizes.head_dim / 2)
+
+    def rotate(vector, position):
+        out = np.array(vector)
+        for c in range(rotated // 2):
+            angle = position * base ** (-2 * c / rotated)
+            first, second = vector[c], vector[c + rotated // 2]
+            out[c] = first * math.cos(angle) - second * math.sin(angle)
+            out[c + rotated // 2] = first * math.sin(angle) + second * math.cos(angle)
+        return out
+
+    return Rule(rotate=rotate)
+
+
+def alibi_slopes(heads: int) -> list[float]:
+    """2^(−8(h+1)/H); for H not a power of two, those of the power below, then every other one of twice that power."""
+    power = 1
+    while 2 * power <= heads:
+        power *= 2
+    slopes = [2 ** (-8 * (h + 1) / power) for h in range(power)]
+    finer = [2 ** (-8 * (h + 1) / (2 * power)) for h in range(2 * power)]
+    return slopes + finer[::2][: heads - power]
+
+
+def alibi(params: Params, sizes: Sizes, slopes: Sequence[float] | None = None) -> Rule:
+    """−m_h |i−j|."""
+    del params
+    m = alibi_slopes(sizes.heads) if slopes is None else slopes
+    return of_distance(lambda head, q, i, j: -m[head] * abs(i - j))
+
+
+def t5_bucket(distance: int, num_buckets: int, max_distance: int) -> int:
+    """T5's causal bucket in whole numbers: n below half of the buckets, then ⌊log(n/half) / log(max/half) · rest⌋ more.
+
+    >>> [t5_bucket(n, 8, 16) for n in (0, 3, 4, 5, 6, 8, 11, 12, 16, 99)]
+    [0, 3, 4, 4, 5, 6, 6, 7, 7, 7]
+    """
+    half = num_buckets // 2
+    rest = num_buckets - half
+    if distance < half:
+        return max(distance, 0)
+    steps = 0  # the largest with (n/half)^rest >= (max/half)^steps
+    while steps < rest - 1 and distance**rest * half ** (steps + 1) >= max_distance ** (steps + 1) * half**rest:
+        steps += 1
+    return half + steps
+
+
+def t5(params: Params, sizes: Sizes, num_buckets: int = 32, max_distance: int = 128) -> Rule:
+    """bias[bucket(i−j), h]."""
+    assert params["table"].shape == (num_buckets, sizes.heads)
+    return of_distance(lambda head, q, i, j: params["table"][t5_bucket(i - j, num_buckets, max_distance), head])
+
+
+def kerple(params: Params, sizes: Sizes) -> Rule:
+    """−r1_h log(1 + r2_h |i−j|), both r positive: the softplus of a parameter."""
+    del sizes
+    r1, r2 = (np.log1p(np.exp(params[name])) for name in ("r1", "r2"))
+    return of_distance(lambda head, q, i, j: -r1[head] * math.log(1 + r2[head] * abs(i - j)))
+
+
+def fire(params: Params, sizes: Sizes, hidden: int = 32) -> Rule:
+    """f(ψ(|i−j|) / ψ(max(|L|, i)))_h with ψ(x) = log(|c|x + 1) and f a network 1 → hidden → H with one ReLU."""
+    w1, b1, w2, b2 = (params[name] for name in ("hidden_kernel", "hidden_bias", "out_kernel", "out_bias"))
+    assert w1.shape == (hidden,) and w2.shape == (hidden, sizes.heads)
+
+    def psi(x):
+        return math.log(abs(float(params["c"])) * x + 1)
+
+    def bias(head, q, i, j):
+        ratio = psi(abs(i - j)) / psi(max(abs(float(params["threshold"])), i))
+        total = b2[head]
+        for unit in range(hidden):
+            total += w2[unit, head] * max(w1[unit] * ratio + b1[unit], 0.0)
+        return float(total)
+
+    return of_distance(bias)
+
+
+def cope_gates(params: Params, sizes: Sizes, gate: str, head: int, q: Vector, keys: Sequence[Key]) -> list[float]:
+    """Eq 3: g_ij = σ(q_i·k_j); or with keys of their own, k = x W_g; or with the value in the place of the key."""
+    if gate == "query_key":
+        return [sigmoid(key.logit) for key in keys]
+    group = head // (sizes.heads // sizes.kv_heads)
+    gates = []
+    for key in keys:
+        gate_key = key.x @ params["gate_key"][:, group] if gate == "separate_key" else key.value
+        gates.append(sigmoid(float(q @ gate_key) / math.sqrt(sizes.head_dim)))
+    return gates
+
+
+def cope_positions(gates: Sequence[float]) -> list[float]:
+    """Eq 4: p_ij = Σ_{k=j..i} g_ik, the gates in the order of the keys."""
+    return [sum(gates[j:]) for j in range(len(gates))]
+
+
+def cope(
+    params: Params,
+    sizes: Sizes,
+    npos_max: int = 64,
+    gate: str = "query_key",
+    position: str = "table",
+    slope: float = 1.0,
+    scale_position_logits: bool = False,
+) -> Rule:
+    """Eq 3–6: contextual positions, and what they add to the logits of one query."""
+
+    def added(head, q, i, keys):
+        del i
+        positions = cope_positions(cope_gates(params, sizes, gate, head, q, keys))
+        if position == "slope":
+            return [-slope * 2 ** (-8 * head / sizes.heads) * p for p in positions]
+        if position == "learned_slope":
+            return [float(params["slopes"][head]) * p for p in positions]
+        table = params["table"]
+        assert table.shape == (npos_max, sizes.head_dim)
+        scale = 1 / math.sqrt(sizes.head_dim) if scale_position_logits else 1.0
+        logits = []
+        for p in positions:
+            if math.isnan(p):  # of an input that is NaN
+                logits.append(p)
+                continue
+            p = min(p, npos_max - 1)  # p_max
+            below, above = math.floor(p), math.ceil(p)
+            e = (p - below) * table[above] + (1 - p + below) * table[below]  # Eq 5
+            logits.append(scale * float(q @ e))  # Eq 6
+        return logits
+
+    return Rule(added=added)
+
+
+ORACLES: dict[str, Callable[..., Rule]] = {
+    "none": none,
+    "learned": learned,
+    "sinusoidal": sinusoidal,
+    "relative": relative,
+    "rope": rope,
+    "alibi": alibi,
+    "t5": t5,
+    "kerple": kerple,
+    "fire": fire,
+    "cope": cope,
+}
