@@ -102,6 +102,14 @@ class Experiment:
             data_dir=config.training.data_dir,
         )
 
+    @staticmethod
+    def check(config: ExperimentConfig) -> None:
+        """Raises ConfigError for what is wrong with a config, without compiling anything."""
+        task = tasks.create(config.task.name, **config.task.options)
+        learner = create_learner(config, task)
+        tokens = jax.ShapeDtypeStruct((1, task.max_length), jax.numpy.int32)
+        jax.eval_shape(learner.logits, jax.eval_shape(learner.init, 0).params, tokens, jax.random.key(0))
+
     def parameters(self) -> int:
         """The number of parameters of one model."""
         params = jax.eval_shape(self.learner.init, 0).params
@@ -156,12 +164,13 @@ class Experiment:
 
 
 def print_errors(task: Task, records: Sequence[dict[str, Any]]) -> None:
-    """Prints the errors of one run on the fixed splits, in percent."""
-    table = rich.table.Table("split", "token error %", "sequence error %", "loss")
-    for split in task.evaluation_splits:
-        values = {record["metric"]: record["value"] for record in records if record["split"] == split}
-        errors = (f"{100 * values[metric]:.2f}" for metric in ("token_error", "sequence_error"))
-        table.add_row(split, *errors, f"{values['loss']:.4f}")
+    """Prints the errors of each seed on the fixed splits, in percent."""
+    table = rich.table.Table("seed", "split", "token error %", "sequence error %", "loss")
+    for seed in dict.fromkeys(record["seed"] for record in records):
+        for split in task.evaluation_splits:
+            values = {r["metric"]: r["value"] for r in records if r["split"] == split and r["seed"] == seed}
+            errors = (f"{100 * values[metric]:.2f}" for metric in ("token_error", "sequence_error"))
+            table.add_row(str(seed), split, *errors, f"{values['loss']:.4f}")
     rich.console.Console().print(table)
 
 

@@ -96,7 +96,10 @@ class Evaluator:
             for number, batch in enumerate(batches)
         ]
         width = np.atleast_1d(sums[0]["tokens"]).size
-        return [mean_errors([{k: np.atleast_1d(v)[run] for k, v in batch.items()} for batch in sums]) for run in range(width)]
+        return [
+            mean_errors([{k: np.atleast_1d(v)[run] for k, v in batch.items()} for batch in sums])
+            for run in range(width)
+        ]
 
 
 def batch_sums(logits_BLV: Array, batch: Mapping[str, Array]) -> dict[str, Array]:

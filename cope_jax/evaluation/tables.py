@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
+from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from cope_jax.evaluation.records import Record, Summary, select, summarise
@@ -19,7 +21,7 @@ MISSING = "–"
 
 @dataclasses.dataclass(frozen=True)
 class _Row:
-    """One line of a table; `cells` are those of the splits, each of one or two lines of text."""
+    """One row of a table; `cells` are those of the splits: mean ± std, then median and [best, worst] where shown."""
 
     label: str
     cells: list[list[str]]
@@ -38,8 +40,8 @@ def rich_table(
 ) -> Table:
     """The comparison for the terminal: a row for each encoding, a column for each evaluation split.
 
-    Cells are mean ± std over seeds, in per cent; from five seeds on, median and [best, worst] stand below, since errors out of
-    distribution swing from seed to seed. The best of each column is bold.
+    Cells are mean ± std over seeds, in per cent; from five seeds on, median and [best, worst] stand below, since errors
+    out of distribution swing from seed to seed. The best of each column is bold.
 
     Args:
       task: names the splits, their order and the headline metric.
@@ -50,16 +52,23 @@ def rich_table(
     """
     metric = metric or task.metric
     title = f"{task.name}: {_words(metric)}, % (lower is better)"
-    table = Table(title=title, caption=_caption(records), title_justify="left", caption_justify="left")
-    table.add_column("encoding", no_wrap=True)
-    for heading in (*map(_words, task.evaluation_splits), "parameters", "time"):
-        table.add_column(heading, justify="right")
+    table = Table(
+        title=title,
+        caption=escape(_caption(records)),
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    table.add_column("encoding", overflow="fold", min_width=len("  the paper"))
+    for heading in (*map(_words, task.evaluation_splits), "params", "time"):
+        table.add_column(heading, justify="right", no_wrap=True)
     for row in _rows(task, records, encodings, metric, paper or {}):
         cells = [
             "\n".join([f"[bold]{cell[0]}[/bold]" if best else cell[0], *(f"[dim]{line}[/dim]" for line in cell[1:])])
             for cell, best in zip(row.cells, row.best, strict=True)
         ]
-        table.add_row(row.label, *cells, row.parameters, row.time, style="dim" if row.is_paper else None)
+        table.add_row(escape(row.label), *cells, row.parameters, row.time, style="dim" if row.is_paper else None)
     return table
 
 
@@ -86,7 +95,7 @@ def _markdown_table(
     ]
     for row in _rows(task, records, encodings, metric, paper):
         cells = [
-            "<br>".join([f"**{cell[0]}**" if best else cell[0], *cell[1:]])
+            "<br>".join([f"**{cell[0]}**" if best else cell[0], *([" ".join(cell[1:])] if cell[1:] else [])])
             for cell, best in zip(row.cells, row.best, strict=True)
         ]
         label = f"*{row.label.strip()}*" if row.is_paper else f"`{row.label}`"
@@ -94,9 +103,7 @@ def _markdown_table(
     return "\n".join(lines)
 
 
-def _rows(
-    task: Task, records: Sequence[Record], encodings: Sequence[str], metric: Metric, paper: Paper
-) -> list[_Row]:
+def _rows(task: Task, records: Sequence[Record], encodings: Sequence[str], metric: Metric, paper: Paper) -> list[_Row]:
     splits = task.evaluation_splits
     summaries = {
         (encoding, split): summarise(
@@ -128,7 +135,9 @@ def _cell(summary: Summary | None) -> list[str]:
     """The lines of one cell; the values are per cent.
 
     >>> _cell(summarise([0.0, 1.0, 5.0, 6.0, 8.0]))
-    ['4.0 ± 3.4', '5.0 [0.0, 8.0]']
+    ['4.0 ± 3.4', '5.0', '[0.0, 8.0]']
+    >>> _cell(summarise([100.0] * 5))
+    ['100.0 ± 0.0']
     """
     if summary is None:
         return [MISSING]
@@ -137,7 +146,8 @@ def _cell(summary: Summary | None) -> list[str]:
         f"{value:.{decimals}f}" for value in (summary.mean, summary.median, summary.minimum, summary.maximum)
     )
     lines = [mean if summary.std is None else f"{mean} ± {summary.std:.{decimals}f}"]
-    return [*lines, f"{median} [{low}, {high}]"] if summary.count >= MANY_SEEDS else lines
+    swings = summary.count >= MANY_SEEDS and summary.minimum < summary.maximum
+    return [*lines, median, f"[{low}, {high}]"] if swings else lines
 
 
 def _caption(records: Sequence[Record]) -> str:
@@ -164,7 +174,7 @@ def _time(runs: Sequence[Record]) -> str:
     seconds = summary.mean
     if seconds < 100:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
+    return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def _words(name: str) -> str:

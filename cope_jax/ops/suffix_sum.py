@@ -6,21 +6,25 @@ import jax.numpy as jnp
 from cope_jax.typing import Array
 
 
+# One triangular product costs M operations an entry, but blocks that do not divide M cost copies.
+_ONE_PRODUCT = 128
+
+
 def suffix_sum(x: Array, block: int = 32) -> Array:
     """Sums of the last axis from each place to its end, y[..., j] = Σ_{j'≥j} x[..., j'].
 
-    Two levels of triangular matrix products in full precision: several times faster than a reversed `cumsum` on a CPU, and
-    the form that TPUs and GPUs like.
+    Triangular matrix products in full precision, within blocks and over their totals: several times faster than a reversed
+    `cumsum` on a CPU, and the form that TPUs and GPUs like.
 
     Args:
       x: `[..., M]`, a floating type; any M, 0 included.
-      block: length of the inner sums.
+      block: length of the inner sums where M is long.
 
     >>> suffix_sum(jnp.array([1.0, 2.0, 3.0])).tolist()
     [6.0, 5.0, 3.0]
     """
     *lead, m = x.shape
-    if m <= block:
+    if m <= max(block, _ONE_PRODUCT):
         return _triangular(x)
     blocks = -(-m // block)
     x = jnp.pad(x, [(0, 0)] * len(lead) + [(0, blocks * block - m)])

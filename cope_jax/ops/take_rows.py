@@ -1,5 +1,7 @@
 """Reading a row of numbers at several places, with a fast gradient."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,16 +26,28 @@ def take_rows(z: Array, places: Array) -> Array:
     return jnp.take_along_axis(z, places, -1)
 
 
-def _forward(z: Array, places: Array) -> tuple[Array, tuple[Array, tuple[int, ...]]]:
-    return take_rows(z, places), (places, z.shape)
+def add_to_rows(size: int, *additions: tuple[Array, Array]) -> Array:
+    """The transpose of `take_rows`: rows of `size` zeros, to which each (places, values) of shape `[..., M]` is added.
+
+    >>> add_to_rows(3, (jnp.array([0, 2, 2]), jnp.array([1.0, 2.0, 3.0]))).tolist()
+    [1.0, 0.0, 5.0]
+    """
+    lead = additions[0][0].shape[:-1]
+    rows = math.prod(lead)
+    starts = (size * jnp.arange(rows, dtype=jnp.int32)).reshape(*lead, 1)
+    flat = jnp.zeros(rows * size, additions[0][1].dtype)
+    for places, values in additions:
+        flat = flat.at[(starts + places).ravel()].add(values.ravel(), mode="promise_in_bounds")
+    return flat.reshape(*lead, size)
 
 
-def _backward(residuals: tuple[Array, tuple[int, ...]], dy: Array) -> tuple[Array, np.ndarray]:
-    places, shape = residuals
-    starts = shape[-1] * jnp.arange(places.size // places.shape[-1], dtype=places.dtype)
-    flat = (starts.reshape(*places.shape[:-1], 1) + places).ravel()
-    dz = jnp.zeros(int(np.prod(shape)), dy.dtype).at[flat].add(dy.ravel(), mode="promise_in_bounds")
-    return dz.reshape(shape), np.zeros(places.shape, jax.dtypes.float0)
+def _forward(z: Array, places: Array) -> tuple[Array, tuple[Array, int]]:
+    return take_rows(z, places), (places, z.shape[-1])
+
+
+def _backward(residuals: tuple[Array, int], dy: Array) -> tuple[Array, np.ndarray]:
+    places, size = residuals
+    return add_to_rows(size, (places, dy)), np.zeros(places.shape, jax.dtypes.float0)
 
 
 take_rows.defvjp(_forward, _backward)

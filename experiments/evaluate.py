@@ -1,0 +1,31 @@
+"""Measures a trained model anew, on as many examples as asked for.
+
+python -m experiments.evaluate --workdir=runs/cope --examples=10000
+"""
+
+import dataclasses
+from pathlib import Path
+
+from absl import flags
+
+from experiments import common
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_EXAMPLES = flags.DEFINE_integer("examples", None, "Of each split; without it, as many as in the run's config.", lower_bound=1)
+
+
+def main() -> None:
+    """Prints the errors on all splits and writes evaluation.json into the workdir."""
+    workdir = Path(_WORKDIR.value)
+    run = common.load_run(workdir)
+    config = run.config
+    if _EXAMPLES.value is not None:
+        evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)
+        config = dataclasses.replace(config, evaluation=evaluation)
+    records = common.Experiment(config, len(run.seeds)).records(run.seeds, run.state, run.step, run.seconds)
+    common.print_errors(run.task, records)
+    common.write_json(workdir / "evaluation.json", {"records": records})
+
+
+if __name__ == "__main__":
+    common.run(main)
