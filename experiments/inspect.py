@@ -40,11 +40,12 @@ def main() -> None:
         raise ConfigError(f"{workdir} holds no seed {seed}: choose --seed from {', '.join(map(str, seeds))}")
     tokens_L = read_input(run)
     sampler = positions.SAMPLERS.get(run.learner.sampler)
+    limit = max(run.learner.model.max_length, len(tokens_L))  # an encoding that has a table checks the length itself
     seen = maps.inspect(
         run.learner.rebuild(run.params[seeds.index(seed)]),
         run.task.vocabulary,
         tokens_L,
-        positions_BL=sampler(jax.random.key(0), 1, len(tokens_L), run.learner.model.max_length),
+        positions_BL=sampler(jax.random.key(0), 1, len(tokens_L), limit),
         query=_QUERY.value,
         layer=_LAYER.value,
         head=_HEAD.value,

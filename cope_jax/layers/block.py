@@ -21,15 +21,25 @@ class Block(nnx.Module):
       config: sizes and choices.
       encoding: the parts of the encoding that this layer has for itself.
       shape: sizes for the encoding.
+      num_layers: of the model; what each adds to the residual stream starts smaller by 1/√(2·num_layers).
     """
 
-    def __init__(self, config: BlockConfig, encoding: EncodingConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
+    def __init__(
+        self,
+        config: BlockConfig,
+        encoding: EncodingConfig,
+        shape: AttentionShape,
+        num_layers: int,
+        *,
+        rngs: nnx.Rngs,
+    ):
+        residual_stddev = config.init_stddev / (2 * num_layers) ** 0.5
         self.config = config
         self.shape = shape
         self.encoding = encoding.build(shape, rngs=rngs)
-        self.attention = SelfAttention(config, rngs=rngs)
+        self.attention = SelfAttention(config, residual_stddev, rngs=rngs)
         self.attention_norm = Norm(config, rngs=rngs)
-        self.mlp = MLP(config, rngs=rngs)
+        self.mlp = MLP(config, residual_stddev, rngs=rngs)
         self.mlp_norm = Norm(config, rngs=rngs)
 
     def __call__(self, x_BLD: Array, shared: Encoding, context: Context, dropout_key: Array | None = None) -> Array:

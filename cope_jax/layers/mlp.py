@@ -4,6 +4,7 @@ import jax
 from flax import nnx
 
 from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.linear import create_linear
 from cope_jax.typing import Array
 
 ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "swiglu": jax.nn.silu}
@@ -15,16 +16,12 @@ class MLP(nnx.Module):
     Shazeer (arXiv 2002.05202) for SwiGLU.
     """
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        hidden = config.mlp_dim or 4 * config.model_dim
-
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, use_bias=config.use_bias, dtype=config.dtype, rngs=rngs)
-
+    def __init__(self, config: BlockConfig, residual_stddev: float, *, rngs: nnx.Rngs):
+        width, hidden = config.model_dim, config.mlp_dim or 4 * config.model_dim
         self.activation = config.activation
-        self.inner = linear(config.model_dim, hidden)
-        self.gate = linear(config.model_dim, hidden) if config.activation == "swiglu" else None
-        self.outer = linear(hidden, config.model_dim)
+        self.inner = create_linear(config, width, hidden, rngs=rngs)
+        self.gate = create_linear(config, width, hidden, rngs=rngs) if config.activation == "swiglu" else None
+        self.outer = create_linear(config, hidden, width, stddev=residual_stddev, rngs=rngs)
 
     def __call__(self, x_BLD: Array) -> Array:
         inner = self.inner(x_BLD)

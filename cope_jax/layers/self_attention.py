@@ -8,6 +8,7 @@ from flax import nnx
 from cope_jax.attention import attend, attention_weights, prepare
 from cope_jax.encodings import Encoding
 from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.linear import create_linear
 from cope_jax.ops.logits import content_logits
 from cope_jax.typing import Array
 
@@ -30,18 +31,14 @@ class Context:
 class SelfAttention(nnx.Module):
     """Multi-head self-attention, out = W_o attend(W_q x, W_k x, W_v x), with grouped key/value heads."""
 
-    def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
-        shape = config.attention_shape(None)
-
-        def linear(inputs: int, outputs: int) -> nnx.Linear:
-            return nnx.Linear(inputs, outputs, use_bias=config.use_bias, dtype=config.dtype, rngs=rngs)
-
+    def __init__(self, config: BlockConfig, residual_stddev: float, *, rngs: nnx.Rngs):
+        shape, width = config.attention_shape(None), config.model_dim
         self.config = config
         self.shape = shape
-        self.query = linear(config.model_dim, shape.num_heads * shape.head_dim)
-        self.key = linear(config.model_dim, shape.kv_heads * shape.head_dim)
-        self.value = linear(config.model_dim, shape.kv_heads * shape.head_dim)
-        self.out = linear(shape.num_heads * shape.head_dim, config.model_dim)
+        self.query = create_linear(config, width, shape.num_heads * shape.head_dim, rngs=rngs)
+        self.key = create_linear(config, width, shape.kv_heads * shape.head_dim, rngs=rngs)
+        self.value = create_linear(config, width, shape.kv_heads * shape.head_dim, rngs=rngs)
+        self.out = create_linear(config, shape.num_heads * shape.head_dim, width, stddev=residual_stddev, rngs=rngs)
 
     def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)

@@ -49,7 +49,7 @@ class Decoder(nnx.Module):
     """Predicts each next token from those before it.
 
     logits = W_out norm(block_n(… block_1(embed(tokens)))), every parameter float32. The blocks are stacked, and depth is one scan, so
-    compile time does not grow with it. Vaswani et al. (arXiv 1706.03762), Radford et al. (GPT-2).
+    compile time does not grow with it. Vaswani et al. (arXiv 1706.03762); initialised as GPT-2 (Radford et al., 2019).
 
     >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
     >>> model = Decoder(config, rngs=nnx.Rngs(0))
@@ -63,19 +63,19 @@ class Decoder(nnx.Module):
         shape = config.block.attention_shape(config.max_length)
         shared, own = config.encoding.split(config.encoding_sharing)
         width, dtype = config.block.model_dim, config.block.dtype
-        normal = jax.nn.initializers.normal(width**-0.5)
+        normal = jax.nn.initializers.normal(config.block.init_stddev)
 
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
         def stack(rngs: nnx.Rngs) -> Block:
-            return Block(config.block, own, shape, rngs=rngs)
+            return Block(config.block, own, shape, config.num_layers, rngs=rngs)
 
         self.config = config
         self.embedding = nnx.Embed(config.vocab_size, width, dtype=dtype, embedding_init=normal, rngs=rngs)
         self.encoding = shared.build(shape, rngs=rngs)
         self.blocks = stack(rngs)
         self.norm = Norm(config.block, rngs=rngs) if config.block.norm_position == "pre" else None
-        untied = nnx.Linear(width, config.vocab_size, use_bias=False, dtype=dtype, rngs=rngs)
+        untied = nnx.Linear(width, config.vocab_size, use_bias=False, dtype=dtype, kernel_init=normal, rngs=rngs)
         self.out = None if config.tie_embeddings else untied
 
     def __call__(

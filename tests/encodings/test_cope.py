@@ -131,8 +131,9 @@ def test_bfloat16_gradients_survive_a_long_row(gate):
 
     exact = np.asarray(dq(*(a.astype(jnp.float32) for a in (q, k, v, dout))))
     rough = np.asarray(dq(q, k, v, dout).astype(jnp.float32))
-    # What is left is the rounding of weights, output and gradient to 8 bits; bfloat16 positions give tens of percent.
-    assert np.sqrt(np.mean((rough - exact) ** 2) / np.mean(exact**2)) < 0.01
+    # What is left, 0.003, is the rounding of weights, output and gradient to 8 bits. Rounding z as well would make it
+    # 0.007, and positions or gates in bfloat16 tens of percent.
+    assert np.sqrt(np.mean((rough - exact) ** 2) / np.mean(exact**2)) < 0.005
 
 
 def test_separate_gate_keys_need_the_layer_input():
