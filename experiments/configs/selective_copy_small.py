@@ -1,6 +1,9 @@
-"""Selective copy, 32 tokens among 32 blanks: CPU-sized.
+"""Selective copy of 32 tokens among 32 blanks: the paper's task, CPU-sized.
 
-python -m experiments.compare --config=experiments/configs/selective_copy_small.py --encodings=cope,rope,relative,learned --seeds=3 --workdir=runs/selective_copy_small
+Command:
+    python -m experiments.compare --config=experiments/configs/selective_copy_small.py --workdir=runs/selective_copy_small
+Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, where the measured figures stand too.
+Expected: CoPE's sequence error is about 0 % on all three splits; that of RoPE, relative and absolute is 100 % out of distribution.
 """
 
 from ml_collections import config_dict
@@ -13,7 +16,7 @@ def get_config() -> config_dict.ConfigDict:
     return base.experiment(
         "selective_copy",
         {"num_tokens": 32, "num_blanks": 32},
-        encodings={"cope": {"npos_max": 97}},
-        optimizer={"learning_rate": 2e-3, "warmup_steps": 100, "schedule": "cosine"},
-        training={"steps": 1000, "batch_size": 64},
+        encodings={"cope": {"npos_max": 96}},  # the length of a training sequence: no clipping
+        optimizer={"learning_rate": 2e-3, "warmup_steps": 100},
+        training={"steps": 1000},
     )
