@@ -18,6 +18,6 @@ def get_config() -> config_dict.ConfigDict:
         {"num_variables": 1, "max_operations": 96, "block_length": 96},
         model={"block": {"num_heads": 4}},
         encodings={"cope": {"npos_max": 64}},
-        optimizer={"learning_rate": 1e-3, "warmup_steps": 200, "final_fraction": 0.05},
-        training={"steps": 2000, "examples": 10_000, "evaluate_every": 200},
+        optimizer={"learning_rate": 1e-3, "warmup_steps": 150, "final_fraction": 0.05},
+        training={"steps": 1500, "examples": 10_000, "evaluate_every": 150},
     )
