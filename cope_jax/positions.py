@@ -1,6 +1,7 @@
 """Which positions the tokens are told to have: a choice apart from how positions are encoded.
 
-A sampler takes (key, batch, length, limit) and gives int32 positions below `limit`, `[B, L]` or `[1, L]`, strictly growing along L.
+A sampler takes (key, batch, length, limit) and gives int32 positions below `limit`, `[B, L]` or `[1, L]`, strictly
+growing along L.
 """
 
 from collections.abc import Callable

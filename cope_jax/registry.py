@@ -42,7 +42,8 @@ class Registry(Generic[T]):
 
     def register(self, name: str) -> Callable[[T], T]:
         """Decorator that enters a class under `name`. A second, different class under one name raises ValueError;
-        the same class again (a notebook cell run twice) replaces the first."""
+        the same class again (a notebook cell run twice) replaces the first.
+        """
 
         def enter(entry: T) -> T:
             old = self._entries.get(name)
@@ -80,7 +81,8 @@ C = TypeVar("C")
 def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
     """Builds the config dataclass `cls` from `options`, checking names and types, nested configs included.
 
-    An int is accepted for a float field, a list for a tuple; nothing else is converted. Errors are ConfigError and name `what`.
+    An int is accepted for a float field, a list for a tuple; nothing else is converted. Errors are ConfigError and name
+    `what`.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:

@@ -134,7 +134,13 @@ class Experiment:
             for seed in seeds
         ]
         state, seconds = Run(
-            self.program, seeds, training, workdir, iterators, lambda state, step: self._curve(seeds, state, step), label
+            self.program,
+            seeds,
+            training,
+            workdir,
+            iterators,
+            lambda state, step: self._curve(seeds, state, step),
+            label,
         ).train()
         return self.records(seeds, state, training.steps, seconds)
 
@@ -198,7 +204,8 @@ def open_workdir(workdir: Path, settings: dict[str, Any]) -> None:
         raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
     if held != json.loads(json.dumps(settings)):
         raise ConfigError(
-            f"{workdir} holds a run with another {_difference(held, settings)}: choose another --workdir, or the same config"
+            f"{workdir} holds a run with another {_difference(held, settings)}: "
+            f"choose another --workdir, or the same config"
         )
 
 
@@ -254,7 +261,9 @@ def load_run(workdir: Path) -> LoadedRun:
       ConfigError: there is none.
     """
     if not (workdir / "config.json").exists() or not (workdir / "checkpoints").exists():
-        raise ConfigError(f"{workdir} holds no training run: give the --workdir of experiments.train, or a cell of compare")
+        raise ConfigError(
+            f"{workdir} holds no training run: give the --workdir of experiments.train, or a cell of compare"
+        )
     settings = read_json(workdir / "config.json")
     config = ExperimentConfig.from_mapping(settings["config"])
     task = tasks.create(config.task.name, **config.task.options)

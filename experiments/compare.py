@@ -1,12 +1,13 @@
 """Compares encodings on one task: trains each with several seeds, and shows errors in a table and plots.
 
-python -m experiments.compare --config=experiments/configs/quick.py --encodings=cope,rope,relative,learned --seeds=1 --workdir=runs/quick
+python -m experiments.compare --config=experiments/configs/quick.py --encodings=cope,rope,relative,learned --seeds=1
+--workdir=runs/quick
 
 Every finished cell (an encoding with its seeds) is kept, and so is the newest checkpoint of the one at work: after an
 interruption the same command goes on, with the same numbers. Encodings and seeds may be added later.
 
-Writes results.json, results.csv, table.md and plots into the workdir; each run is in cells/ENCODING/seed_N and can be given
-to experiments.evaluate and experiments.inspect.
+Writes results.json, results.csv, table.md and plots into the workdir; each run is in cells/ENCODING/seed_N and can be
+given to experiments.evaluate and experiments.inspect.
 """
 
 import dataclasses
@@ -32,8 +33,8 @@ _ENCODINGS = flags.DEFINE_string(
     "encodings", "cope,rope,relative,learned", 'Encodings, such as "cope,rope" or "cope(gate=value),cope+rope".'
 )
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds 0 … N−1 of each encoding.", lower_bound=1)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.")
-flags.mark_flags_as_required(["config", "workdir"])
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
+flags.mark_flag_as_required("config")
 
 
 @dataclasses.dataclass(frozen=True)

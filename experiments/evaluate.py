@@ -11,7 +11,9 @@ from absl import flags
 from experiments import common
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
-_EXAMPLES = flags.DEFINE_integer("examples", None, "Of each split; without it, as many as in the run's config.", lower_bound=1)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples", None, "Of each split; without it, as many as in the run's config.", lower_bound=1
+)
 
 
 def main() -> None:

@@ -12,9 +12,9 @@ from cope_jax.training.config import ExperimentConfig
 from experiments import common
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.")
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.", required=True)
 _SEED = flags.DEFINE_integer("seed", 0, "Decides initial parameters, order of data and dropout.")
-flags.mark_flags_as_required(["config", "workdir"])
+flags.mark_flag_as_required("config")
 
 
 def main() -> None:

@@ -1,5 +1,6 @@
 """Attention: one entry point, several ways to execute it, and no word of any encoding's name.
 
+>>> import jax
 >>> from flax import nnx
 >>> from cope_jax import encodings
 >>> encoding = encodings.create("cope", num_heads=2, head_dim=8, npos_max=16, rngs=nnx.Rngs(0))
@@ -9,8 +10,6 @@
 """
 
 from typing import Any
-
-import jax
 
 from cope_jax.attention.full import attention_weights as attention_weights
 from cope_jax.attention.full import full_attention
@@ -45,8 +44,9 @@ def attend(
 
     out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)).
 
-    The encoding's hooks are called in the order that `cope_jax.encodings.base` documents: `key_features` (unless `features` are
-    given), `rotate`, `initial_carry`, `score`. Logits, positions and softmax are float32 whatever the inputs' type.
+    The encoding's hooks are called in the order that `cope_jax.encodings.base` documents: `key_features` (unless
+    `features` are given), `rotate`, `initial_carry`, `score`. Logits, positions and softmax are float32 whatever the
+    inputs' type.
 
     Args:
       q_BLHK: queries.
@@ -58,8 +58,8 @@ def attend(
       k_positions: int32 `[B, M]` or `[1, M]`; None: 0 … M−1.
       q_segment_ids: `[B, L]`: tokens meet only within one segment.
       k_segment_ids: `[B, M]`.
-      causal: hide the keys after each query. "After" is meant in places of the sequence, not in positions; the last query
-        stands at the last key.
+      causal: hide the keys after each query. "After" is meant in places of the sequence, not in positions; the last
+        query stands at the last key.
       window: hide the keys that are `window` or more places away.
       implementation: "full" or "auto", which chooses among the implementations.
       dropout_rate: share of attention weights that is dropped, where a key is given.

@@ -13,7 +13,8 @@ from cope_jax.typing import Array
 def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
     """Materialises all L·M pairs as one single block of keys.
 
-    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)) over the pairs of the mask; 0 for a query without any key.
+    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)) over the pairs of the mask; 0 for a query without any
+    key.
 
     Returns:
       out_BLHK, in the type of the values.

@@ -97,8 +97,8 @@ def attention_mask(
 ) -> Array:
     """True where query and key may meet: by their places in the sequence, never by their positions.
 
-    The last query stands at the last key, so query i is at place i + M − L. `causal` hides later keys, `window` keys that are
-    `window` or more places away, and segment ids keep packed documents apart.
+    The last query stands at the last key, so query i is at place i + M − L. `causal` hides later keys, `window` keys
+    that are `window` or more places away, and segment ids keep packed documents apart.
 
     Returns:
       mask_B1LM, with 1 for B where there are no segment ids.

@@ -12,7 +12,7 @@ from cope_jax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class ALiBiConfig:
     """Attributes:
     slopes: m_h, one for each head; None takes the published geometric sequence.
     """
@@ -27,9 +27,9 @@ class ALiBi(Encoding):
     a_ij = softmax_j(q_i·k_j/√K − m_h |i−j|), m_h = 2^(−8(h+1)/H). Press et al. (arXiv 2108.12409).
     """
 
-    Config = Config
+    Config = ALiBiConfig
 
-    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+    def __init__(self, config: ALiBiConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         if config.slopes is not None and len(config.slopes) != shape.num_heads:
             raise ConfigError(f"alibi.slopes has {len(config.slopes)} entries for {shape.num_heads} heads")
@@ -52,8 +52,8 @@ class ALiBi(Encoding):
 
 
 def default_slopes(num_heads: int) -> tuple[float, ...]:
-    """The published slopes: geometric for a power of two; else those of the power of two below, then every other one of the
-    power of two above.
+    """The published slopes: geometric for a power of two; else those of the power of two below, then every other one of
+    the power of two above.
 
     >>> default_slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)

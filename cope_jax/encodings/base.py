@@ -8,8 +8,8 @@ Attention calls every hook, always, in this order, and knows no encoding by name
 4. `initial_carry`  in each attention call.
 5. `score`          once for each block of keys, **from the block nearest to the query to the farthest**.
 
-**Block law.** For every encoding, any split of the keys into blocks, visited from the nearest to the farthest with the carry
-handed on, gives what one single block gives, in value and in every gradient.
+**Block law.** For every encoding, any split of the keys into blocks, visited from the nearest to the farthest with the
+carry handed on, gives what one single block gives, in value and in every gradient.
 """
 
 import dataclasses
@@ -31,8 +31,8 @@ class AttentionShape:
       head_dim: K, the width of one head.
       num_kv_heads: G, the number of key/value heads; None means H.
       model_dim: D, the width of the model; None means H·K.
-      max_length: the longest sequence the model will see; None means no bound is known. Tables that grow with the length
-        take their size from it.
+      max_length: the longest sequence the model will see; None means no bound is known. Tables that grow with the
+        length take their size from it.
     """
 
     num_heads: int
@@ -57,6 +57,13 @@ class AttentionShape:
         return self.num_heads * self.head_dim if self.model_dim is None else self.model_dim
 
 
+def check_at_least(least: int, encoding: str, **options: int | None) -> None:
+    """Raises ConfigError for an option below `least`; None is allowed."""
+    for name, value in options.items():
+        if value is not None and value < least:
+            raise ConfigError(f"{encoding}.{name} must be at least {least}, got {value}")
+
+
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
     """The config of an encoding without options."""
@@ -67,9 +74,9 @@ class Encoding(nnx.Module):
 
     A subclass names its options in a frozen dataclass, `Config`, and takes `(config, shape, *, rngs)`.
 
-    Whatever the compute type, positions, gates and their sums are float32 (float64 under float64 inputs); logits arrive in that
-    type too. Positions are int32 arrays of shape `[B, L]` or `[1, L]`: consecutive, offset, randomised or restarting in
-    each segment, never an implied `arange`.
+    Whatever the compute type, positions, gates and their sums are float32 (float64 under float64 inputs); logits arrive
+    in that type too. Positions are int32 arrays of shape `[B, L]` or `[1, L]`: consecutive, offset, randomised or
+    restarting in each segment, never an implied `arange`.
     """
 
     Config: ClassVar[type] = NoOptions
@@ -84,9 +91,7 @@ class Encoding(nnx.Module):
         del positions_BL
         return x_BLD
 
-    def rotate(
-        self, q_BLHK: Array, k_BMGK: Array, q_positions_BL: Array, k_positions_BM: Array
-    ) -> tuple[Array, Array]:
+    def rotate(self, q_BLHK: Array, k_BMGK: Array, q_positions_BL: Array, k_positions_BM: Array) -> tuple[Array, Array]:
         """Transforms queries and keys before their product. Returns (q_BLHK, k_BMGK)."""
         del q_positions_BL, k_positions_BM
         return q_BLHK, k_BMGK
@@ -94,7 +99,8 @@ class Encoding(nnx.Module):
     def key_features(self, x_BMD: Array | None, k_BMGK: Array, v_BMGK: Array) -> PyTree:
         """What `score` needs of each key besides the key itself: a pytree of `[B, M, ...]`, cached when decoding.
 
-        Keys and values are those before rotation. `x_BMD`, the input of the attention layer, is None where the caller has none.
+        Keys and values are those before rotation. `x_BMD`, the input of the attention layer, is None where the caller
+        has none.
         """
         del x_BMD, k_BMGK, v_BMGK
         return ()
@@ -118,7 +124,8 @@ class Encoding(nnx.Module):
         """Turns the content logits of one block of keys into the logits of attention.
 
         Args:
-          q_BLHK: queries before rotation, so that what is added depends on the place of a query through its positions only.
+          q_BLHK: queries before rotation, so that what is added depends on the place of a query through its positions
+            only.
           k_BMGK: the keys of this block as a cache holds them, after rotation.
           features: `key_features` of this block.
           logits_BHLM: q·k/√K after rotation, in the accumulator type, not yet masked.
@@ -143,7 +150,7 @@ class Encoding(nnx.Module):
         q_positions_BL: Array,
         k_positions_BM: Array,
     ) -> dict[str, Array]:
-        """Named `[B, H, L, M]` maps worth looking at (CoPE: gates and positions), over all keys at once. Default: none."""
+        """Named `[B, H, L, M]` maps worth looking at, over all keys at once (CoPE: gates and positions). Default: none."""
         del q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM
         return {}
 

@@ -25,9 +25,7 @@ class Composed(Encoding):
             x_BLD = part.embed(x_BLD, positions_BL)
         return x_BLD
 
-    def rotate(
-        self, q_BLHK: Array, k_BMGK: Array, q_positions_BL: Array, k_positions_BM: Array
-    ) -> tuple[Array, Array]:
+    def rotate(self, q_BLHK: Array, k_BMGK: Array, q_positions_BL: Array, k_positions_BM: Array) -> tuple[Array, Array]:
         for part in self.parts:
             q_BLHK, k_BMGK = part.rotate(q_BLHK, k_BMGK, q_positions_BL, k_positions_BM)
         return q_BLHK, k_BMGK

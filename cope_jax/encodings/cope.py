@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, check_at_least
 from cope_jax.errors import ConfigError
 from cope_jax.ops.interpolate import interpolate
 from cope_jax.ops.logits import content_logits
@@ -16,11 +16,11 @@ from cope_jax.typing import Array, PyTree, accumulator_dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class CoPEConfig:
     """Attributes:
     npos_max: N, rows of the table; positions are clipped to N−1.
-    gate: what the query is compared with to decide whether a key counts: "query_key", the key itself; "separate_key", a key
-      of its own, W_g x; "value", the value.
+    gate: what the query is compared with to decide whether a key counts: "query_key", the key itself; "separate_key", a
+      key of its own, W_g x; "value", the value.
     scale_position_logits: divide q·e[p] by √K as the released code does; the paper's listing does not.
     position: what a position adds: "table", the interpolated q·e[p]; "slope", a fixed multiple of p ("CoPE_ALiBi");
       "learned_slope", a learned one for each head, from 0. The slopes need no clipping, and have none.
@@ -41,19 +41,18 @@ class CoPE(Encoding):
         g_ij = σ(q_i·k_j/√K),   p_ij = min(Σ_{j'=j..i} g_ij', N−1),
         a_ij = softmax_j(q_i·k_j/√K + (1−w) z_i[⌊p_ij⌋] + w z_i[⌈p_ij⌉]),   z_i[n] = q_i·e[n],   w = p_ij − ⌊p_ij⌋.
 
-    Golovneva et al. (arXiv 2405.18719), Eq 3–9 and Listing 1. The table e, `[N, K]`, is shared by the heads and starts at 0; the
-    gates are each head's own. With all gates 1 this is the learned relative encoding (p_ij = i−j+1).
+    Golovneva et al. (arXiv 2405.18719), Eq 3–9 and Listing 1. The table e, `[N, K]`, is shared by the heads and starts
+    at 0; the gates are each head's own. With all gates 1 this is the learned relative encoding (p_ij = i−j+1).
 
-    The carry is P_i, the sum of the gates of all nearer keys. It is for causal attention: a key after the query that the mask
-    lets through would count as well.
+    The carry is P_i, the sum of the gates of all nearer keys. It is for causal attention: a key after the query that
+    the mask lets through would count as well.
     """
 
-    Config = Config
+    Config = CoPEConfig
 
-    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+    def __init__(self, config: CoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        if config.npos_max < 2:
-            raise ConfigError(f"cope.npos_max must be at least 2, got {config.npos_max}")
+        check_at_least(2, "cope", npos_max=config.npos_max)
         if config.position == "table":
             self.table_NK = nnx.Param(jnp.zeros((config.npos_max, shape.head_dim)))
         elif config.position == "learned_slope":

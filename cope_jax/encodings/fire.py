@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, check_at_least
 from cope_jax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class FIREConfig:
     """Attributes:
     hidden: width of the network f_θ.
     c: initial value of the logarithm's scale.
@@ -27,14 +27,15 @@ class Config:
 class FIRE(Encoding):
     """A small network of the distance divided by the query's position adds a bias for each head.
 
-    a_ij = softmax_j(q_i·k_j/√K + f_θ(ψ(|i−j|) / ψ(max(|L|, i)))_h), ψ(x) = log(1 + |c| x), f_θ an MLP 1 → hidden → H with
-    ReLU; c, L and θ are learned. Li et al. (arXiv 2310.04418).
+    a_ij = softmax_j(q_i·k_j/√K + f_θ(ψ(|i−j|) / ψ(max(|L|, i)))_h), ψ(x) = log(1 + |c| x), f_θ an MLP 1 → hidden → H
+    with ReLU; c, L and θ are learned. Li et al. (arXiv 2310.04418).
     """
 
-    Config = Config
+    Config = FIREConfig
 
-    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+    def __init__(self, config: FIREConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
+        check_at_least(1, "fire", hidden=config.hidden)
         hidden, heads = config.hidden, shape.num_heads
         self.hidden_kernel = nnx.Param(jax.random.normal(rngs.params(), (hidden,)))
         self.hidden_bias = nnx.Param(jnp.zeros((hidden,)))

@@ -6,13 +6,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, check_at_least
 from cope_jax.errors import ConfigError
 from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class LearnedConfig:
     """Attributes:
     max_length: N, rows of the table; None takes the model's `max_length`.
     stddev: standard deviation of the initial rows.
@@ -28,15 +28,16 @@ class Learned(Encoding):
 
     x_i ← x_i + P[i], P of shape `[N, D]`. Gehring et al. (arXiv 1705.03122); the paper's "Absolute".
 
-    A sequence of consecutive positions longer than the table raises ConfigError; a position outside of the table that only
-    the running program knows gives NaN.
+    A sequence of consecutive positions longer than the table raises ConfigError; a position outside of the table that
+    only the running program knows gives NaN.
     """
 
-    Config = Config
+    Config = LearnedConfig
 
-    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+    def __init__(self, config: LearnedConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        rows = config.max_length or shape.max_length
+        check_at_least(1, "learned", max_length=config.max_length)
+        rows = shape.max_length if config.max_length is None else config.max_length
         if rows is None:
             raise ConfigError("encoding 'learned' has a table of fixed length: give max_length")
         self.table_ND = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows, shape.width)))

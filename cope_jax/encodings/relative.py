@@ -7,17 +7,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, check_at_least
 from cope_jax.errors import ConfigError
 from cope_jax.ops.take_rows import take_rows
 from cope_jax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class RelativeConfig:
     """Attributes:
     max_distance: N, rows of the table, for the distances 0 … N−1; None takes the model's `max_length`.
-    beyond: what a distance ≥ N gets: "clip", the last row (the paper's "relative-capped"), or "nothing", no position term.
+    beyond: what a distance ≥ N gets: "clip", the last row (the paper's "relative-capped"), or "nothing", no position
+      term.
     scale_position_logits: divide q·P by √K, as content logits are (Shaw et al.); CoPE's listing does not.
     stddev: standard deviation of the initial rows.
     """
@@ -38,11 +39,12 @@ class Relative(Encoding):
     For causal attention: a visible key *after* the query has no row, and gives NaN.
     """
 
-    Config = Config
+    Config = RelativeConfig
 
-    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+    def __init__(self, config: RelativeConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        rows = config.max_distance or shape.max_length
+        check_at_least(1, "relative", max_distance=config.max_distance)
+        rows = shape.max_length if config.max_distance is None else config.max_distance
         if rows is None:
             raise ConfigError("encoding 'relative' has a table of fixed length: give max_distance or max_length")
         self.table_NK = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows, shape.head_dim)))

@@ -12,7 +12,7 @@ from cope_jax.typing import Array, accumulator_dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class RoPEConfig:
     """Attributes:
     base: the longest wavelength is below 2π·base.
     fraction: share of the head width that is rotated, in (0, 1]; rounded down to an even number of features.
@@ -30,9 +30,9 @@ class RoPE(Encoding):
     i / base^(2c/R). Su et al. (arXiv 2104.09864). Angles are float32.
     """
 
-    Config = Config
+    Config = RoPEConfig
 
-    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+    def __init__(self, config: RoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         if not 0 < config.fraction <= 1:
             raise ConfigError(f"rope.fraction must lie in (0, 1], got {config.fraction}")
@@ -42,9 +42,7 @@ class RoPE(Encoding):
     def _rotated(self) -> int:
         return 2 * int(self.config.fraction * self.shape.head_dim / 2)
 
-    def rotate(
-        self, q_BLHK: Array, k_BMGK: Array, q_positions_BL: Array, k_positions_BM: Array
-    ) -> tuple[Array, Array]:
+    def rotate(self, q_BLHK: Array, k_BMGK: Array, q_positions_BL: Array, k_positions_BM: Array) -> tuple[Array, Array]:
         return self._turn(q_BLHK, q_positions_BL), self._turn(k_BMGK, k_positions_BM)
 
     def _turn(self, x_BLHK: Array, positions_BL: Array) -> Array:

@@ -12,7 +12,7 @@ from cope_jax.typing import Array, accumulator_dtype
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class SinusoidalConfig:
     """Attributes:
     base: the longest wavelength is 2π·base.
     """
@@ -28,9 +28,9 @@ class Sinusoidal(Encoding):
     Vaswani et al. (arXiv 1706.03762), section 3.5. The model width D must be even.
     """
 
-    Config = Config
+    Config = SinusoidalConfig
 
-    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+    def __init__(self, config: SinusoidalConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         if shape.width % 2:
             raise ConfigError(f"encoding 'sinusoidal' needs an even model width, got {shape.width}")

@@ -13,7 +13,7 @@ from cope_jax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Config:
+class T5Config:
     """Attributes:
     num_buckets: N; the nearer half hold one distance each, the rest grow logarithmically.
     max_distance: distances from here on share the last bucket.
@@ -33,9 +33,9 @@ class T5(Encoding):
     buckets: a key after the query counts as distance 0.
     """
 
-    Config = Config
+    Config = T5Config
 
-    def __init__(self, config: Config, shape: AttentionShape, *, rngs: nnx.Rngs):
+    def __init__(self, config: T5Config, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         if config.num_buckets < 2 or config.max_distance <= config.num_buckets // 2:
             raise ConfigError("t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2")

@@ -31,8 +31,8 @@ class BlockConfig:
       dropout: rate for attention weights and for what each sublayer adds.
       compute_dtype: type of the matrix products; parameters, positions, logits and softmax are float32 in any case.
       attention: implementation, as `cope_jax.attention.attend` takes it.
-      init_stddev: standard deviation of the initial weights, as in GPT-2; those of the layers that add to the residual stream
-        start smaller by 1/√(2·layers).
+      init_stddev: standard deviation of the initial weights, as in GPT-2; those of the layers that add to the residual
+        stream start smaller by 1/√(2·layers).
     """
 
     model_dim: int = 64
@@ -51,7 +51,9 @@ class BlockConfig:
 
     def __post_init__(self):
         if self.head_dim is None and self.model_dim % self.num_heads:
-            raise ConfigError(f"model_dim={self.model_dim} is not a multiple of num_heads={self.num_heads}: give head_dim")
+            raise ConfigError(
+                f"model_dim={self.model_dim} is not a multiple of num_heads={self.num_heads}: give head_dim"
+            )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must lie in [0, 1), got {self.dropout}")
 

@@ -11,7 +11,8 @@ ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "swiglu": jax.nn.silu}
 
 
 class MLP(nnx.Module):
-    """Two linear layers around an activation, y = W_out f(W_in x); gated for SwiGLU, y = W_out (silu(W_gate x) · W_in x).
+    """Two linear layers around an activation, y = W_out f(W_in x); gated for SwiGLU, y = W_out (silu(W_gate x) · W_in
+    x).
 
     Shazeer (arXiv 2002.05202) for SwiGLU.
     """

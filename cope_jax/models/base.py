@@ -1,7 +1,8 @@
 """The registry of models."""
 
-from flax import nnx
+from typing import Any
 
 from cope_jax.registry import Registry
 
-MODELS: Registry[type[nnx.Module]] = Registry("model")
+# Classes of nnx modules that take (config, *, rngs) and name their config dataclass `Config`.
+MODELS: Registry[Any] = Registry("model")

@@ -48,8 +48,9 @@ class DecoderConfig:
 class Decoder(nnx.Module):
     """Predicts each next token from those before it.
 
-    logits = W_out norm(block_n(… block_1(embed(tokens)))), every parameter float32. The blocks are stacked, and depth is one scan, so
-    compile time does not grow with it. Vaswani et al. (arXiv 1706.03762); initialised as GPT-2 (Radford et al., 2019).
+    logits = W_out norm(block_n(… block_1(embed(tokens)))), every parameter float32. The blocks are stacked, and depth
+    is one scan, so compile time does not grow with it. Vaswani et al. (arXiv 1706.03762); initialised as GPT-2 (Radford
+    et al., 2019).
 
     >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
     >>> model = Decoder(config, rngs=nnx.Rngs(0))
@@ -100,17 +101,17 @@ class Decoder(nnx.Module):
         Raises:
           ConfigError: a sequence longer than a table of the encoding.
         """
-        keys = None
+        layer_keys = None
         if dropout_key is not None:
-            dropout_key, *keys = jax.random.split(dropout_key, self.config.num_layers + 1)
-            keys = jnp.stack(keys)
+            dropout_key, layers_key = jax.random.split(dropout_key)
+            layer_keys = jax.random.split(layers_key, self.config.num_layers)
         context = self._context(tokens_BL, positions_BL, segment_ids_BL)
 
         def layer(block: Block, x_BLD: Array, key: Array | None) -> tuple[Array, None]:
             return block(x_BLD, self.encoding, context, key), None
 
         x_BLD = dropout(self._embed(tokens_BL, context), self.config.block.dropout, dropout_key)
-        x_BLD, _ = self._scan(layer, x_BLD, keys)
+        x_BLD, _ = self._scan(layer, x_BLD, layer_keys)
         x_BLD = x_BLD if self.norm is None else self.norm(x_BLD)
         logits_BLV = self.embedding.attend(x_BLD) if self.out is None else self.out(x_BLD)
         return logits_BLV.astype(jnp.float32)

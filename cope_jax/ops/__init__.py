@@ -1,0 +1,1 @@
+"""Numerical operations that several layers of the package share."""

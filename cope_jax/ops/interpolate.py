@@ -11,9 +11,9 @@ from cope_jax.typing import Array
 def interpolate(z: Array, p: Array) -> Array:
     """Values of each row of `z` at the fractional places `p` of that row, y = (1 − w) z[⌊p⌋] + w z[⌈p⌉], w = p − ⌊p⌋.
 
-    Golovneva et al. (arXiv 2405.18719), Eq 5 and 9. As in the paper's listing the gradient reaches `p` through w alone, so it
-    is z[⌈p⌉] − z[⌊p⌋], which is 0 at integers. It is written by hand because the transpose of the gathers that autodiff makes
-    takes five times as long on a CPU.
+    Golovneva et al. (arXiv 2405.18719), Eq 5 and 9. As in the paper's listing the gradient reaches `p` through w alone,
+    so it is z[⌈p⌉] − z[⌊p⌋], which is 0 at integers. It is written by hand because the transpose of the gathers that
+    autodiff makes takes five times as long on a CPU.
 
     Args:
       z: `[..., N]`, values at the integers 0 … N−1.

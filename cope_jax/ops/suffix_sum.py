@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from cope_jax.typing import Array
 
-
 # One triangular product costs M operations an entry, but blocks that do not divide M cost copies.
 _ONE_PRODUCT = 128
 
@@ -13,7 +12,8 @@ _ONE_PRODUCT = 128
 def suffix_sum(x: Array, block: int = 32) -> Array:
     """Sums of the last axis from each place to its end, y[..., j] = Σ_{j'≥j} x[..., j'].
 
-    Triangular matrix products in full precision, within blocks and over their totals: several times faster than a reversed
+    Triangular matrix products in full precision, within blocks and over their totals: several times faster than a
+      reversed
     `cumsum` on a CPU, and the form that TPUs and GPUs like.
 
     Args:

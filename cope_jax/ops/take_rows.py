@@ -13,8 +13,8 @@ from cope_jax.typing import Array
 def take_rows(z: Array, places: Array) -> Array:
     """Entries of each row of `z`, y[..., m] = z[..., places[..., m]].
 
-    `jnp.take_along_axis(z, places, -1)` with another gradient: one flat scatter-add instead of a batched one, several times
-    faster on a CPU.
+    `jnp.take_along_axis(z, places, -1)` with another gradient: one flat scatter-add instead of a batched one, several
+    times faster on a CPU.
 
     Args:
       z: `[..., N]`.
@@ -34,6 +34,8 @@ def add_to_rows(size: int, *additions: tuple[Array, Array]) -> Array:
     """
     lead = additions[0][0].shape[:-1]
     rows = math.prod(lead)
+    if rows * size > np.iinfo(np.int32).max:
+        raise ValueError(f"{rows} rows of {size} entries are too many for 32-bit places: use a smaller batch")
     starts = (size * jnp.arange(rows, dtype=jnp.int32)).reshape(*lead, 1)
     flat = jnp.zeros(rows * size, additions[0][1].dtype)
     for places, values in additions:

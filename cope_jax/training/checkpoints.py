@@ -12,8 +12,8 @@ from cope_jax.typing import PyTree
 class Checkpoints:
     """The checkpoints of one run, in one directory; a context manager.
 
-    Each holds `state`, the training state with its random key, and `progress`, plain data: the places of the data iterators and
-    the seconds spent. Writing is atomic: a run killed while it writes finds the checkpoint before.
+    Each holds `state`, the training state with its random key, and `progress`, plain data: the places of the data
+    iterators and the seconds spent. Writing is atomic: a run killed while it writes finds the checkpoint before.
 
     Args:
       directory: is created.

@@ -75,7 +75,8 @@ class TrainingConfig:
       data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout.
       positions: the position sampler, see `cope_jax.positions`.
       max_position: positions lie below this; None takes the longest sequence of the task.
-      steps_per_dispatch: steps in one call of the compiled program; the intervals below and `steps` are multiples of it.
+      steps_per_dispatch: steps in one call of the compiled program; the intervals below and `steps` are multiples of
+        it.
       evaluate_every: steps between points of the learning curves; 0 means only at the end.
       checkpoint_every: steps between checkpoints.
     """

@@ -46,7 +46,7 @@ class Learner:
     optimizer: optax.GradientTransformation
     sampler: str = "consecutive"
 
-    def init(self, seed: Array) -> TrainState:
+    def init(self, seed: Any) -> TrainState:
         """The state before the first step."""
         key = jax.random.key(seed)
         model_key, run_key = jax.random.split(key)

@@ -28,7 +28,7 @@ def create_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Adam (Kingma and Ba, arXiv 1412.6980) or AdamW (Loshchilov and Hutter, arXiv 1711.05101), after gradient clipping."""
+    """Adam (Kingma and Ba, arXiv 1412.6980) or AdamW (Loshchilov and Hutter, arXiv 1711.05101), after clipping."""
     schedule = create_schedule(config, steps)
     moments = {"b1": config.beta1, "b2": config.beta2, "eps": config.epsilon}
     update = {

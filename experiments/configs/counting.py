@@ -1,14 +1,15 @@
 """Counting with one variable in programs of up to 512 operations: the paper's recipe (arXiv 2405.18719, section 4.3).
 
 Command:
-    python -m experiments.compare --config=experiments/configs/counting.py --encodings=cope,relative,learned --workdir=runs/counting
-    (--config.task.options.num_variables=3 or 5 for the paper's other columns, whose figures are in experiments/RESULTS.md)
+    python -m experiments.compare --config=experiments/configs/counting.py --encodings=cope,relative,learned
+    --workdir=runs/counting (--config.task.options.num_variables=3 or 5 for the paper's other columns, whose figures are
+    in experiments/RESULTS.md)
 Hardware: one GPU or TPU (the paper: 8 GPUs). Wall time: not measured yet.
 Expected: the figures of the paper stand beside ours in the table.
 
-From the released code: 10,000 training sequences, 4 layers, width 256, 4 heads, post-norm, ReLU, tied embeddings, dropout 0.1, block 512, 100 epochs
-of batches of 64 (15,625 steps), Adam with a constant rate of 7e-5, no clipping of positions, position logits divided by √K. Our choice:
-initialisation and no gradient clipping.
+From the released code: 10,000 training sequences, 4 layers, width 256, 4 heads, post-norm, ReLU, tied embeddings,
+dropout 0.1, block 512, 100 epochs of batches of 64 (15,625 steps), Adam with a constant rate of 7e-5, no clipping of
+positions, position logits divided by √K. Our choice: initialisation and no gradient clipping.
 """
 
 from ml_collections import config_dict
@@ -32,7 +33,10 @@ def get_config() -> config_dict.ConfigDict:
                 "dropout": 0.1,
             },
         },
-        encodings={"cope": {"npos_max": 513, "scale_position_logits": True}, "relative": {"scale_position_logits": True}},
+        encodings={
+            "cope": {"npos_max": 513, "scale_position_logits": True},
+            "relative": {"scale_position_logits": True},
+        },
         optimizer={
             "name": "adam",
             "learning_rate": 7e-5,

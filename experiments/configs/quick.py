@@ -3,7 +3,8 @@
 Command: `make compare`, or
     python -m experiments.compare --config=experiments/configs/quick.py --seeds=1 --workdir=runs/quick
 Hardware: 2 CPU cores. Wall time: QUICKTIME.
-Expected: CoPE's sequence error is 0 % on all three splits; that of RoPE, relative and absolute is 100 % out of distribution.
+Expected: CoPE's sequence error is 0 % on all three splits; that of RoPE, relative and absolute is 100 % out of
+distribution.
 """
 
 from ml_collections import config_dict
