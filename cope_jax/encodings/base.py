@@ -150,7 +150,7 @@ class Encoding(nnx.Module):
         q_positions_BL: Array,
         k_positions_BM: Array,
     ) -> dict[str, Array]:
-        """Named `[B, H, L, M]` maps worth looking at, over all keys at once (CoPE: gates and positions). Default: none."""
+        """Named `[B, H, L, M]` maps worth looking at, over all keys at once: CoPE's gates, say. Default: none."""
         del q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM
         return {}
 

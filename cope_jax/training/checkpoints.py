@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+import jax
 from orbax.checkpoint import v1 as ocp
 
 from cope_jax.errors import ConfigError
@@ -42,12 +43,15 @@ class Checkpoints:
         return None if self._checkpointer.latest is None else self._checkpointer.latest.step
 
     def restore(self, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
-        """The newest (state, progress); the state has the structure, shapes and types of `like`.
+        """The newest (state, progress); the state has the structure, shapes and types of `like`, on
+        this process's first device whatever it was saved from.
 
         Raises:
           ConfigError: the checkpoint is damaged, or of another model.
         """
         step = self.latest()
+        here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), like)
         try:
             loaded = self._checkpointer.load_checkpointables(step, {"state": like, "progress": None})
         except Exception as error:  # Orbax raises a different type for each way in which a file can be broken

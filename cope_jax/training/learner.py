@@ -56,10 +56,11 @@ class Learner:
     def logits(self, params: PyTree, inputs_BL: Array, key: Array, dropout: bool = False) -> Array:
         """logits_BLV of the model with these parameters; `key` draws positions and, where asked for, dropout."""
         positions_key, dropout_key = jax.random.split(key)
+        batch, length = inputs_BL.shape
         sampler = positions.SAMPLERS.get(self.sampler)
         return self.rebuild(params)(
             inputs_BL,
-            positions_BL=sampler(positions_key, *inputs_BL.shape, self.model.max_length),
+            positions_BL=sampler(positions_key, batch, length, self.model.max_length),
             dropout_key=dropout_key if dropout else None,
         )
 
