@@ -20,7 +20,7 @@ WORKDIR ?= runs/quick
 
 BIN := .venv/bin
 READY := .venv/.ready$(ACCELERATOR:%=-%)
-PYTEST := -m pytest -n $(WORKERS) --maxprocesses=4
+PYTEST := -m pytest -n $(WORKERS) --maxprocesses=4 --dist loadgroup
 TESTS_ON_CPU := JAX_PLATFORMS=cpu
 
 help: ## list these commands

@@ -100,7 +100,7 @@ class Run:
                 metrics.write(self.evaluate(state, step))
             if last or interruption.requested or step % config.checkpoint_every == 0:
                 checkpoints.save(step, state, {"data": places, "seconds": time.perf_counter() - started})
-            if interruption.requested and not last:
+            if interruption.requested:
                 raise Interrupted(f"stopped at step {step} of {config.steps}; the same command goes on from there")
         return state, time.perf_counter() - started
 
