@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import grain
 import jax
 import rich.console
 import rich.table
@@ -61,7 +62,7 @@ def run(main: Callable[[], None]) -> None:
             try:
                 return FLAGS(argv)
             except Error as error:
-                raise ConfigError(f"{error}; see --help") from None
+                raise _wrapped(error) or ConfigError(f"{error}; see --help") from None
             except (AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
                 # what reading a --config file and setting its fields can raise
                 raise ConfigError(_one_line(error)) from error
@@ -70,8 +71,27 @@ def run(main: Callable[[], None]) -> None:
     app.run(guarded, flags_parser=parse)
 
 
+def _wrapped(error: BaseException | None) -> ConfigError | None:
+    """The ConfigError that a --config file raised: the innermost, for the flag libraries wrap it, even in its own type."""
+    found = None
+    while error is not None:
+        found = error if isinstance(error, ConfigError) else found
+        error = error.__cause__ or error.__context__
+    return found
+
+
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error.args[0] if error.args else error).split())
+    return " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+
+
+def read_config(value: Any) -> ExperimentConfig:
+    """The config that the --config flag holds; ConfigError if its file is missing, or its config is wrong."""
+    try:
+        mapping = value.to_dict()
+    except (OSError, AttributeError) as error:  # a file that cannot be read shows only now
+        reason = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"--config must name a file whose get_config() returns a ConfigDict ({reason})") from error
+    return ExperimentConfig.from_mapping(mapping)
 
 
 class Experiment:
@@ -109,6 +129,8 @@ class Experiment:
         learner = create_learner(config, task)
         tokens = jax.ShapeDtypeStruct((1, task.max_length), jax.numpy.int32)
         jax.eval_shape(learner.logits, jax.eval_shape(learner.init, 0).params, tokens, jax.random.key(0))
+        if config.training.data_dir is not None:
+            create_iterator(config, task, 0)
 
     def parameters(self) -> int:
         """The number of parameters of one model."""
@@ -122,17 +144,7 @@ class Experiment:
           A record for each seed, split and metric.
         """
         training = self.config.training
-        iterators = [
-            pipeline.train_iterator(
-                self.task,
-                batch_size=training.batch_size,
-                examples=training.examples,
-                data_seed=training.data_seed,
-                shuffle_seed=seed,
-                data_dir=training.data_dir,
-            )
-            for seed in seeds
-        ]
+        iterators = [create_iterator(self.config, self.task, seed) for seed in seeds]
         state, seconds = Run(
             self.program,
             seeds,
@@ -186,6 +198,19 @@ def create_learner(config: ExperimentConfig, task: Task) -> Learner:
     return Learner(config.decoder(task), optimizer, config.training.positions)
 
 
+def create_iterator(config: ExperimentConfig, task: Task, seed: int) -> grain.DatasetIterator:
+    """The training data of the run with this seed."""
+    training = config.training
+    return pipeline.train_iterator(
+        task,
+        batch_size=training.batch_size,
+        examples=training.examples,
+        data_seed=training.data_seed,
+        shuffle_seed=seed,
+        data_dir=training.data_dir,
+    )
+
+
 def open_workdir(workdir: Path, settings: dict[str, Any]) -> None:
     """Makes `workdir` the place of a run with these settings, kept in its config.json.
 
@@ -209,10 +234,13 @@ def open_workdir(workdir: Path, settings: dict[str, Any]) -> None:
         )
 
 
-def read_json(path: Path) -> Any:
-    """The content of a JSON file; ConfigError if it is damaged."""
+def read_json(path: Path, *names: str) -> Any:
+    """The content of a JSON file that holds these names; ConfigError if it is damaged."""
     try:
-        return json.loads(path.read_text())
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict) or not content.keys() >= set(names):
+            raise ValueError(f"it must hold {' and '.join(names)}")
+        return content
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}): delete it, and the command makes it anew") from error
 
@@ -264,7 +292,7 @@ def load_run(workdir: Path) -> LoadedRun:
         raise ConfigError(
             f"{workdir} holds no training run: give the --workdir of experiments.train, or a cell of compare"
         )
-    settings = read_json(workdir / "config.json")
+    settings = read_json(workdir / "config.json", "config", "seeds")
     config = ExperimentConfig.from_mapping(settings["config"])
     task = tasks.create(config.task.name, **config.task.options)
     learner = create_learner(config, task)

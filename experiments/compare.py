@@ -52,7 +52,7 @@ class Cell:
 
 def main() -> None:
     """Trains what is missing, then shows everything."""
-    config = ExperimentConfig.from_mapping(_CONFIG.value.to_dict())
+    config = common.read_config(_CONFIG.value)
     workdir, console = Path(_WORKDIR.value), Console()
     labels = read_encodings(_ENCODINGS.value, config)
     experiment = {label: dataclasses.replace(config, encoding=label) for label in labels}
@@ -117,7 +117,7 @@ def show(
     workdir: Path, config: ExperimentConfig, labels: Sequence[str], cells: Sequence[Cell], console: Console | None
 ) -> None:
     """Writes results of the finished cells; with a console, also table and plots, and prints."""
-    finished = [record for cell in cells for record in common.read_json(cell.result)["records"]]
+    finished = [record for cell in cells for record in common.read_json(cell.result, "records")["records"]]
     paths = records.write_results(workdir, finished, records.environment())
     if console is None:
         return

@@ -8,19 +8,21 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from cope_jax.training.config import ExperimentConfig
 from experiments import common
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.", required=True)
-_SEED = flags.DEFINE_integer("seed", 0, "Decides initial parameters, order of data and dropout.")
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "Decides initial parameters, order of data and dropout.", lower_bound=0, upper_bound=2**31 - 1
+)
 flags.mark_flag_as_required("config")
 
 
 def main() -> None:
     """Trains, measures, and prints the errors."""
-    config = ExperimentConfig.from_mapping(_CONFIG.value.to_dict())
+    config = common.read_config(_CONFIG.value)
     workdir = Path(_WORKDIR.value)
+    common.Experiment.check(config)
     experiment = common.Experiment(config)
     common.open_workdir(workdir, {"config": config.to_dict(), "seeds": [_SEED.value]})
     records = experiment.train([_SEED.value], workdir, config.encoding)

@@ -105,7 +105,7 @@ class Evaluator:
 def batch_sums(logits_BLV: Array, batch: Mapping[str, Array]) -> dict[str, Array]:
     """Sums over one batch, from which `mean_errors` makes means. Rows of weight 0 do not count."""
     weights_BL = batch["weights"]
-    wrong_BL = weights_BL * (jnp.argmax(logits_BLV, axis=-1) != batch["targets"])
+    wrong_BL = weights_BL * (jnp.argmax(logits_BLV, axis=-1) != batch["targets"]).astype(weights_BL.dtype)
     return {
         "loss": jnp.sum(weights_BL * cross_entropy(logits_BLV, batch["targets"])),
         "wrong_tokens": jnp.sum(wrong_BL),

@@ -15,7 +15,7 @@ Metric = Literal["token_error", "sequence_error"]
 Paper = Mapping[str, Mapping[str, str]]
 """Figures of the paper as text, by encoding and split, in the task's headline metric."""
 
-MANY_SEEDS = 5  # from here on a cell also shows median, best and worst
+MANY_SEEDS = 3  # from here on a cell also shows median, best and worst
 MISSING = "–"
 
 
@@ -40,7 +40,7 @@ def rich_table(
 ) -> Table:
     """The comparison for the terminal: a row for each encoding, a column for each evaluation split.
 
-    Cells are mean ± std over seeds, in per cent; from five seeds on, median and [best, worst] stand below, since errors
+    Cells are mean ± std over seeds, in per cent; from three seeds on median and [best, worst] stand below, since errors
     out of distribution swing from seed to seed. The best of each column is bold.
 
     Args:

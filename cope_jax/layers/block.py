@@ -33,13 +33,13 @@ class Block(nnx.Module):
         *,
         rngs: nnx.Rngs,
     ):
-        residual_stddev = config.init_stddev / (2 * num_layers) ** 0.5
+        residual_scale = (2 * num_layers) ** -0.5
         self.config = config
         self.shape = shape
         self.encoding = encoding.build(shape, rngs=rngs)
-        self.attention = SelfAttention(config, residual_stddev, rngs=rngs)
+        self.attention = SelfAttention(config, residual_scale, rngs=rngs)
         self.attention_norm = Norm(config, rngs=rngs)
-        self.mlp = MLP(config, residual_stddev, rngs=rngs)
+        self.mlp = MLP(config, residual_scale, rngs=rngs)
         self.mlp_norm = Norm(config, rngs=rngs)
 
     def __call__(self, x_BLD: Array, shared: Encoding, context: Context, dropout_key: Array | None = None) -> Array:

@@ -31,8 +31,6 @@ class BlockConfig:
       dropout: rate for attention weights and for what each sublayer adds.
       compute_dtype: type of the matrix products; parameters, positions, logits and softmax are float32 in any case.
       attention: implementation, as `cope_jax.attention.attend` takes it.
-      init_stddev: standard deviation of the initial weights, as in GPT-2; those of the layers that add to the residual
-        stream start smaller by 1/√(2·layers).
     """
 
     model_dim: int = 64
@@ -47,7 +45,6 @@ class BlockConfig:
     dropout: float = 0.0
     compute_dtype: ComputeType = "float32"
     attention: str = "auto"
-    init_stddev: float = 0.02
 
     def __post_init__(self):
         if self.head_dim is None and self.model_dim % self.num_heads:

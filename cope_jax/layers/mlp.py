@@ -17,12 +17,12 @@ class MLP(nnx.Module):
     Shazeer (arXiv 2002.05202) for SwiGLU.
     """
 
-    def __init__(self, config: BlockConfig, residual_stddev: float, *, rngs: nnx.Rngs):
+    def __init__(self, config: BlockConfig, residual_scale: float, *, rngs: nnx.Rngs):
         width, hidden = config.model_dim, config.mlp_dim or 4 * config.model_dim
         self.activation = config.activation
         self.inner = create_linear(config, width, hidden, rngs=rngs)
         self.gate = create_linear(config, width, hidden, rngs=rngs) if config.activation == "swiglu" else None
-        self.outer = create_linear(config, hidden, width, stddev=residual_stddev, rngs=rngs)
+        self.outer = create_linear(config, hidden, width, scale=residual_scale, rngs=rngs)
 
     def __call__(self, x_BLD: Array) -> Array:
         inner = self.inner(x_BLD)

@@ -31,14 +31,14 @@ class Context:
 class SelfAttention(nnx.Module):
     """Multi-head self-attention, out = W_o attend(W_q x, W_k x, W_v x), with grouped key/value heads."""
 
-    def __init__(self, config: BlockConfig, residual_stddev: float, *, rngs: nnx.Rngs):
+    def __init__(self, config: BlockConfig, residual_scale: float, *, rngs: nnx.Rngs):
         shape, width = config.attention_shape(None), config.model_dim
         self.config = config
         self.shape = shape
         self.query = create_linear(config, width, shape.num_heads * shape.head_dim, rngs=rngs)
         self.key = create_linear(config, width, shape.kv_heads * shape.head_dim, rngs=rngs)
         self.value = create_linear(config, width, shape.kv_heads * shape.head_dim, rngs=rngs)
-        self.out = create_linear(config, shape.num_heads * shape.head_dim, width, stddev=residual_stddev, rngs=rngs)
+        self.out = create_linear(config, shape.num_heads * shape.head_dim, width, scale=residual_scale, rngs=rngs)
 
     def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)

@@ -48,9 +48,12 @@ class DecoderConfig:
 class Decoder(nnx.Module):
     """Predicts each next token from those before it.
 
-    logits = W_out norm(block_n(… block_1(embed(tokens)))), every parameter float32. The blocks are stacked, and depth
-    is one scan, so compile time does not grow with it. Vaswani et al. (arXiv 1706.03762); initialised as GPT-2 (Radford
-    et al., 2019).
+    x = block_n(… block_1(E[tokens])), logits = W_out norm(x), or E norm(x)/√D where the table is tied. Every parameter
+    is float32. The blocks are stacked, and depth is one scan, so compile time does not grow with it. Vaswani et al.
+    (arXiv 1706.03762).
+
+    E starts standard normal and every W normal with variance 1/inputs, so that tokens, logits and gates vary from the
+    start at any width; what adds to the residual stream starts smaller by 1/√(2·layers), as in GPT-2.
 
     >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
     >>> model = Decoder(config, rngs=nnx.Rngs(0))
@@ -64,7 +67,7 @@ class Decoder(nnx.Module):
         shape = config.block.attention_shape(config.max_length)
         shared, own = config.encoding.split(config.encoding_sharing)
         width, dtype = config.block.model_dim, config.block.dtype
-        normal = jax.nn.initializers.normal(config.block.init_stddev)
+        normal = jax.nn.initializers.normal
 
         @nnx.split_rngs(splits=config.num_layers)
         @nnx.vmap(in_axes=0, out_axes=0)
@@ -72,12 +75,15 @@ class Decoder(nnx.Module):
             return Block(config.block, own, shape, config.num_layers, rngs=rngs)
 
         self.config = config
-        self.embedding = nnx.Embed(config.vocab_size, width, dtype=dtype, embedding_init=normal, rngs=rngs)
+        self.embedding = nnx.Embed(config.vocab_size, width, dtype=dtype, embedding_init=normal(1.0), rngs=rngs)
         self.encoding = shared.build(shape, rngs=rngs)
         self.blocks = stack(rngs)
         self.norm = Norm(config.block, rngs=rngs) if config.block.norm_position == "pre" else None
-        untied = nnx.Linear(width, config.vocab_size, use_bias=False, dtype=dtype, kernel_init=normal, rngs=rngs)
-        self.out = None if config.tie_embeddings else untied
+        self.out = (
+            None
+            if config.tie_embeddings
+            else nnx.Linear(width, config.vocab_size, use_bias=False, kernel_init=normal(width**-0.5), rngs=rngs)
+        )
 
     def __call__(
         self,
@@ -113,8 +119,11 @@ class Decoder(nnx.Module):
         x_BLD = dropout(self._embed(tokens_BL, context), self.config.block.dropout, dropout_key)
         x_BLD, _ = self._scan(layer, x_BLD, layer_keys)
         x_BLD = x_BLD if self.norm is None else self.norm(x_BLD)
-        logits_BLV = self.embedding.attend(x_BLD) if self.out is None else self.out(x_BLD)
-        return logits_BLV.astype(jnp.float32)
+        if self.out is None:
+            out_DV = self.embedding.embedding[...].T / self.config.block.model_dim**0.5
+        else:
+            out_DV = self.out.kernel[...]
+        return jnp.einsum("BLD,DV->BLV", x_BLD, out_DV.astype(x_BLD.dtype), preferred_element_type=jnp.float32)
 
     def maps(self, tokens_BL: Array, *, positions_BL: Any = None) -> dict[str, Array]:
         """What every layer and head looks at.

@@ -55,7 +55,10 @@ class Checkpoints:
         try:
             loaded = self._checkpointer.load_checkpointables(step, {"state": like, "progress": None})
         except Exception as error:  # Orbax raises a different type for each way in which a file can be broken
-            first = (str(error).strip().splitlines() or [type(error).__name__])[0]
+            reason: BaseException = error
+            while reason.__cause__ is not None:
+                reason = reason.__cause__
+            first = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
             raise ConfigError(
                 f"checkpoint {self.directory / str(step)} is damaged or of another model ({first[:160]}): "
                 f"delete that folder to go on from an earlier one"

@@ -12,6 +12,13 @@ from cope_jax.registry import configure
 from cope_jax.tasks import Task
 
 
+def _check_at_least(config: Any, where: str, **least: int) -> None:
+    for name, bound in least.items():
+        value = getattr(config, name)
+        if value is not None and value < bound:
+            raise ConfigError(f"{where}.{name} must be at least {bound}, got {value}")
+
+
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
     """What is learned.
@@ -93,9 +100,8 @@ class TrainingConfig:
     checkpoint_every: int = 100
 
     def __post_init__(self):
-        for name in ("steps", "batch_size", "steps_per_dispatch", "checkpoint_every"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"training.{name} must be at least 1, got {getattr(self, name)}")
+        _check_at_least(self, "training", steps=1, batch_size=1, examples=1, data_seed=0, max_position=1)
+        _check_at_least(self, "training", steps_per_dispatch=1, checkpoint_every=1, evaluate_every=0)
         for name in ("steps", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.steps_per_dispatch:
                 raise ConfigError(
@@ -120,6 +126,9 @@ class EvaluationConfig:
     sweep_examples: int = 256
     batch_size: int = 64
 
+    def __post_init__(self):
+        _check_at_least(self, "evaluation", examples=1, curve_examples=1, sweep_examples=0, batch_size=1)
+
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
@@ -141,6 +150,9 @@ class ExperimentConfig:
     evaluation: EvaluationConfig = EvaluationConfig()
     seeds_side_by_side: int = 0
     paper: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        _check_at_least(self, "config", seeds_side_by_side=0)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ExperimentConfig":

@@ -1,7 +1,7 @@
 """Leaving a long run in good order."""
 
+import os
 import signal
-import sys
 import types
 from typing import Any
 
@@ -33,4 +33,5 @@ class Interruption:
         if self.requested and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.requested = True
-        print("\nstopping at the next checkpoint; Ctrl-C again to leave at once", file=sys.stderr, flush=True)
+        # Not print: the signal may have come in the midst of one, and a buffer cannot be entered twice.
+        os.write(2, b"\nstopping at the next checkpoint; Ctrl-C again to leave at once\n")

@@ -15,5 +15,4 @@ def get_config() -> config_dict.ConfigDict:
     """The config."""
     config = counting_small.get_config()
     config.task.options.num_variables = 3
-    config.training.steps = 1050
     return config

@@ -20,5 +20,5 @@ def get_config() -> config_dict.ConfigDict:
         model={"block": {"num_heads": 4}},
         encodings={"cope": {"npos_max": 64}},
         optimizer={"learning_rate": 1e-3, "warmup_steps": 150, "final_fraction": 0.05},
-        training={"steps": 1500, "examples": 10_000, "evaluate_every": 150},
+        training={"steps": 1500, "batch_size": 32, "examples": 10_000, "evaluate_every": 300},
     )

@@ -20,5 +20,5 @@ def get_config() -> config_dict.ConfigDict:
         {"length": 128},
         encodings={"cope": {"npos_max": 64}},
         optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05},
-        training={"steps": 1000, "examples": 20_000},
+        training={"steps": 1200, "batch_size": 32, "examples": 20_000, "evaluate_every": 200},
     )

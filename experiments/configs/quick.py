@@ -17,8 +17,9 @@ def get_config() -> config_dict.ConfigDict:
     return base.experiment(
         "selective_copy",
         {"num_tokens": 24, "num_blanks": 24},
-        encodings={"cope": {"npos_max": 72}},  # the length of a training sequence: no clipping
-        optimizer={"learning_rate": 2e-3, "warmup_steps": 100},
-        training={"steps": 500, "evaluate_every": 100},
+        # Both tables end at the length of a training sequence: what lies beyond takes the last row.
+        encodings={"cope": {"npos_max": 73}, "relative": {"max_distance": 72}},
+        optimizer={"learning_rate": 4e-3, "warmup_steps": 100},
+        training={"steps": 1000, "batch_size": 32, "evaluate_every": 100},
         evaluation={"examples": 512, "curve_examples": 128, "sweep_examples": 128},
     )

@@ -21,7 +21,7 @@ def get_config() -> config_dict.ConfigDict:
     return base.experiment(
         "selective_copy",
         {"num_tokens": 256, "num_blanks": 256},
-        encodings={"cope": {"npos_max": 768}},
+        encodings={"cope": {"npos_max": 769}},
         optimizer={"learning_rate": 2e-4, "warmup_steps": 1000, "weight_decay": 0.05},
         training={"steps": 100_000, "steps_per_dispatch": 100, "evaluate_every": 5000, "checkpoint_every": 5000},
         paper={

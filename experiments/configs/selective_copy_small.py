@@ -18,7 +18,8 @@ def get_config() -> config_dict.ConfigDict:
     return base.experiment(
         "selective_copy",
         {"num_tokens": 32, "num_blanks": 32},
-        encodings={"cope": {"npos_max": 96}},  # the length of a training sequence: no clipping
-        optimizer={"learning_rate": 2e-3, "warmup_steps": 100},
-        training={"steps": 1000},
+        # Both tables end at the length of a training sequence: what lies beyond takes the last row.
+        encodings={"cope": {"npos_max": 97}, "relative": {"max_distance": 96}},
+        optimizer={"learning_rate": 4e-3, "warmup_steps": 100},
+        training={"steps": 1200, "batch_size": 32, "evaluate_every": 200},
     )

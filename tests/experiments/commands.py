@@ -1,0 +1,104 @@
+"""Commands in processes of their own, forked from one that has imported everything, so that a start costs little."""
+
+import dataclasses
+import multiprocessing
+import os
+import runpy
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+
+ROOT = Path(__file__).parents[2]
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(["experiments.common", "cope_jax.evaluation.plots", "cope_jax.evaluation.maps"])
+
+CONFIG = """
+from experiments.configs import base
+
+
+def get_config():
+    return base.experiment(
+        "selective_copy",
+        {"num_symbols": 4, "num_tokens": 2, "num_blanks": 2},
+        model={"num_layers": 1, "block": {"model_dim": 8, "dropout": 0.1}},
+        encodings={"cope": {"npos_max": 4}},
+        optimizer={"warmup_steps": 2},
+        training={
+            "steps": 24,
+            "batch_size": 4,
+            "examples": 10,
+            "steps_per_dispatch": 2,
+            "evaluate_every": 4,
+            "checkpoint_every": 4,
+        },
+        evaluation={"examples": 6, "curve_examples": 4, "sweep_examples": 2, "batch_size": 4},
+    )
+"""
+"""A config file of which all is tiny but the number of steps, so that there is something to interrupt."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """How a command ended: its exit status (minus the signal that killed it) and what it printed."""
+
+    status: int
+    out: str
+    err: str
+
+    @property
+    def error(self) -> str:
+        """The one line of the error; fails where there is a traceback or more than that line."""
+        assert "Traceback" not in self.err, self.err
+        lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
+        assert len(lines) == 1, self.err
+        assert self.err.rstrip().endswith(lines[0]), self.err
+        return lines[0].removeprefix("error: ")
+
+
+class Command:
+    """A command that runs as `python -m experiments.NAME FLAGS` does.
+
+    Args:
+      cache: a folder for compiled programs, so that a second start costs little too.
+    """
+
+    def __init__(self, cache: Path, name: str, *flags: object):
+        self._folder = tempfile.TemporaryDirectory()
+        self._out, self._err = Path(self._folder.name) / "out", Path(self._folder.name) / "err"
+        arguments = (str(cache), name, [str(flag) for flag in flags], str(self._out), str(self._err))
+        self._process = _FORKS.Process(target=_child, args=arguments)
+        self._process.start()
+
+    def wait(self, seconds: float = 600) -> Done:
+        self._process.join(seconds)
+        if self._process.exitcode is None:
+            self._process.kill()
+            raise TimeoutError(self._err.read_text())
+        with self._folder:
+            return Done(self._process.exitcode, self._out.read_text(), self._err.read_text())
+
+    def signal_when(self, ready: Callable[[], bool], number: int) -> None:
+        """Sends the signal as soon as `ready`, unless the command has ended by then."""
+        while self._process.exitcode is None and not ready():
+            time.sleep(0.002)
+        if self._process.exitcode is None:
+            os.kill(self._process.pid, number)
+
+
+def _child(cache: str, name: str, flags: list[str], out: str, err: str) -> None:
+    for number, path in ((1, out), (2, err)):
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)
+    os.chdir(ROOT)
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_compilation_cache_dir", cache)
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    sys.argv = [f"{ROOT}/experiments/{name}.py", *flags]
+    try:
+        runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
+    finally:
+        sys.stdout.flush()

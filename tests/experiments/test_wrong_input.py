@@ -1,0 +1,228 @@
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+QUICK = "experiments/configs/quick.py"
+
+
+@pytest.fixture(scope="module")
+def trained(start, config, tmp_path_factory):
+    """A comparison of one cell."""
+    workdir = tmp_path_factory.mktemp("wrong_input") / "run"
+    done = start("compare", *compare(config, workdir)).wait()
+    assert done.status == 0, done.err
+    return workdir
+
+
+@pytest.fixture
+def workdir(trained, tmp_path):
+    """A copy of it, to be damaged."""
+    return Path(shutil.copytree(trained, tmp_path / "run"))
+
+
+def compare(config, workdir, *more):
+    return (
+        f"--config={config}",
+        "--encodings=rope",
+        "--seeds=1",
+        "--config.training.steps=8",
+        f"--workdir={workdir}",
+        *more,
+    )
+
+
+def contents(folder):
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("command", "flags", "message"),
+    [
+        ("compare", ["--encodings=cope,ropee"], "unknown encoding 'ropee': did you mean 'rope'? Choices: alibi, "),
+        ("compare", ["--encodings="], "cannot read the encoding ''"),
+        ("compare", ["--encodings=rope,cope,rope"], "--encodings names 'rope' twice"),
+        ("compare", ["--encodings=cope(gates=value)"], "unknown option of cope 'gates': did you mean 'gate'?"),
+        ("compare", ["--encodings=cope(gate=values)"], "'values'"),
+        ("compare", ["--config.encodings.cope.p_max=3"], "p_max"),
+        ("compare", ["--config.task.name=flip_flap"], "unknown task 'flip_flap': did you mean 'flip_flop'?"),
+        ("compare", ["--config.task.options.num_token=3"], "num_token"),
+        ("compare", ["--config.trainin.steps=3"], 'Did you mean "training"'),
+        ("compare", ["--config.training.step=3"], 'Did you mean "steps"'),
+        ("compare", ["--config.training.steps=abc"], "--config.training.steps=abc: invalid literal for int()"),
+        ("compare", ["--config.training.steps=0"], "training.steps must be at least 1, got 0"),
+        ("compare", ["--config.training.steps=15"], "training.steps=15 must be a multiple of"),
+        ("compare", ["--config.evaluation.curve_examples=0"], "evaluation.curve_examples must be at least 1, got 0"),
+        ("compare", ["--config.training.examples=0"], "examples must be at least 1, got 0"),
+        ("compare", ["--config.training.data_seed=-1"], "training.data_seed must be at least 0, got -1"),
+        ("compare", ["--config.model.block.dropout=high"], "--config.model.block.dropout=high: could not convert"),
+        ("compare", ["--config.model.block.activation=tanh"], "unknown config.model.block.activation 'tanh'"),
+        ("compare", ["--encodings=learned", "--config.encodings.learned.max_length=20"], "max_length"),
+        ("compare", ["--seeds=0"], "--seeds=0"),
+        ("compare", ["--seed=0"], "Unknown command line flag 'seed'"),
+        ("compare", ["more"], "unexpected argument 'more': all options are flags, see --help"),
+        ("compare", ["--config.training.examples=10", "--config.training.data_dir=nowhere"], "nowhere"),
+        ("train", ["--config.encoding=ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
+        ("train", ["--config.encoding=learned", "--config.encodings.learned.max_length=20"], "max_length"),
+        ("train", ["--config.training.positions=ofset"], "unknown position sampler 'ofset'"),
+        ("train", ["--config.training.data_dir=nowhere", "--config.training.examples=10"], "nowhere"),
+        ("train", ["--seed=-1"], "--seed=-1"),
+        ("train", ["--seed=2147483648"], "--seed=2147483648"),
+        ("train", ["--seed=x"], "--seed=x"),
+        ("train", ["more"], "unexpected argument 'more': all options are flags, see --help"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_a_wrong_flag_is_one_line_and_leaves_nothing_behind(command, flags, message, start, tmp_path):
+    workdir = tmp_path / "run"
+    done = start(command, f"--config={QUICK}", f"--workdir={workdir}", *flags).wait()
+    assert done.status == 2, done.err
+    assert message in done.error
+    assert not workdir.exists()
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_config_and_workdir_must_be_given(command, start, tmp_path):
+    done = start(command, f"--workdir={tmp_path}").wait()
+    assert (done.status, "--config" in done.error) == (2, True)
+    done = start(command, f"--config={QUICK}").wait()
+    assert (done.status, "--workdir" in done.error) == (2, True)
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "No such file or directory"),
+        ("def get_config(:\n", "invalid syntax"),
+        ("import cope_jaxx\n", "No module named 'cope_jaxx'"),
+        ("x = 1\n", "get_config"),
+        ("def get_config():\n    return 3\n", "ConfigDict"),
+        (
+            "from experiments.configs import base\n\ndef get_config():\n    return base.experiment('flip_flap')\n",
+            "unknown task 'flip_flap'",
+        ),
+    ],
+    ids=["missing", "syntax", "import", "no get_config", "no ConfigDict", "task"],
+)
+def test_a_wrong_config_file_is_one_line(command, text, message, start, tmp_path):
+    path = tmp_path / "config.py"
+    if text is not None:
+        path.write_text(text)
+    done = start(command, f"--config={path}", f"--workdir={tmp_path / 'run'}").wait()
+    assert done.status == 2, done.err
+    assert message in done.error
+
+
+@pytest.mark.parametrize("command", ["train", "compare"])
+def test_a_workdir_that_cannot_be_written_to_is_one_line(command, start, config, tmp_path):
+    (tmp_path / "file").write_text("kept")
+    for place in (tmp_path / "file" / "run", tmp_path / "file", Path("/proc/run")):
+        done = start(command, f"--config={config}", f"--workdir={place}").wait()
+        assert done.status == 2, done.err
+        assert done.error.startswith(f"cannot write to {place} (") and done.error.endswith("choose another --workdir")
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
+def test_a_workdir_that_is_read_only_is_one_line(start, config, workdir):
+    workdir.chmod(0o500)
+    done = start("compare", *compare(config, workdir)).wait()
+    workdir.chmod(0o700)
+    assert done.status == 2, done.err
+    assert "Permission denied" in done.error
+
+
+def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(start, config, workdir):
+    before = contents(workdir)
+    done = start("compare", *compare(config, workdir, "--config.optimizer.learning_rate=0.5")).wait()
+    assert done.status == 2, done.err
+    assert f"{workdir} holds a run with another config.optimizer.learning_rate (0.001, not 0.5)" in done.error
+    cell = workdir / "cells/rope/seed_0"
+    same = f"--config={config}", "--config.training.steps=8", "--config.encoding=rope", f"--workdir={cell}"
+    done = start("train", *same, "--seed=1").wait()
+    assert done.status == 2, done.err
+    assert f"{cell} holds a run with another seeds ([0], not [1])" in done.error
+    done = start("train", *same[:-1], f"--workdir={workdir}").wait()
+    assert done.status == 2, done.err
+    assert f"{workdir} holds a run with another" in done.error
+    assert contents(workdir) == before
+
+
+@pytest.mark.parametrize("text", ["", "{", "\0\1\2", "null", "[]", "{}", '{"config": 3}'])
+def test_a_damaged_config_json_is_one_line(text, start, config, workdir):
+    cell = workdir / "cells/rope/seed_0"
+    for folder in (workdir, cell):
+        (folder / "config.json").write_text(text)
+    done = start("compare", *compare(config, workdir)).wait()
+    assert done.status == 2, done.err
+    assert str(workdir) in done.error
+    for command in ("evaluate", "inspect"):
+        done = start(command, f"--workdir={cell}").wait()
+        assert done.status == 2, done.err
+        assert str(cell) in done.error
+
+
+@pytest.mark.parametrize("text", ["", '{"records": [', "\0\1\2", "null", "{}"])
+def test_a_damaged_result_is_one_line_that_says_how_to_go_on(text, start, config, workdir, trained):
+    result = workdir / "cells/rope/seed_0/result.json"
+    result.write_text(text)
+    done = start("compare", *compare(config, workdir)).wait()
+    assert done.status == 2, done.err
+    assert done.error.startswith(f"{result} is damaged") and "delete it" in done.error
+    result.unlink()
+    assert start("compare", *compare(config, workdir)).wait().status == 0
+    values = [
+        [record["value"] for record in json.loads((folder / "results.json").read_text())["records"]]
+        for folder in (workdir, trained)
+    ]
+    assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("part", ["state", "progress"])
+def test_a_damaged_checkpoint_is_one_line_that_says_how_to_go_on(part, start, config, workdir, trained):
+    cell = workdir / "cells/rope/seed_0"
+    newest = cell / "checkpoints" / "8"
+    (cell / "result.json").unlink()
+    (newest / part / "manifest.ocdbt").write_bytes(b"")
+    for command in (
+        ("compare", *compare(config, workdir)),
+        ("evaluate", f"--workdir={cell}"),
+        ("inspect", f"--workdir={cell}"),
+    ):
+        done = start(*command).wait()
+        assert done.status == 2, done.err
+        assert f"checkpoint {newest} is damaged" in done.error and "delete that folder" in done.error
+    shutil.rmtree(newest)
+    assert start("compare", *compare(config, workdir)).wait().status == 0
+    values = [
+        [record["value"] for record in json.loads((folder / "results.json").read_text())["records"]]
+        for folder in (workdir, trained)
+    ]
+    assert values[0] == values[1]
+
+
+@pytest.mark.parametrize("command", ["evaluate", "inspect"])
+def test_only_a_trained_model_can_be_looked_at(command, start, workdir, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("")
+    for place in (tmp_path / "empty", tmp_path / "nowhere", tmp_path / "file", workdir):
+        done = start(command, f"--workdir={place}").wait()
+        assert done.status == 2, done.err
+        assert done.error.startswith(f"{place} holds no training run")
+    cell = workdir / "cells/rope/seed_0"
+    for folder in (cell / "checkpoints").iterdir():
+        shutil.rmtree(folder)
+    done = start(command, f"--workdir={cell}").wait()
+    assert (done.status, done.error) == (2, f"{cell} has no checkpoint yet: train it first")
+    done = start(command).wait()
+    assert (done.status, "--workdir" in done.error) == (2, True)
+    done = start(command, f"--workdir={cell}", "more").wait()
+    assert (done.status, "unexpected argument 'more'" in done.error) == (2, True)
+
+
+def test_evaluate_needs_an_example(start, workdir):
+    done = start("evaluate", f"--workdir={workdir}", "--examples=0").wait()
+    assert (done.status, "--examples=0" in done.error) == (2, True)

@@ -1,0 +1,126 @@
+"""Where a block drops, which types it keeps, and that attention may look both ways; the rest the decoder shows."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax import encodings
+from cope_jax.encodings import EncodingConfig
+from cope_jax.layers.block import Block
+from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.norm import Norm
+from cope_jax.layers.self_attention import Context, SelfAttention
+from tests.encodings.cases import jit
+
+RATE, LENGTH, WIDTH, BATCH = 0.25, 6, 8, 64
+CONFIG = BlockConfig(model_dim=WIDTH, num_heads=2, dropout=RATE)
+PLACES = np.arange(LENGTH, dtype=np.int32)[None]
+KEPT = 1 / (1 - RATE)
+
+
+def near(share, probability, count):
+    """Within five standard errors."""
+    return abs(share - probability) < 5 * (probability * (1 - probability) / count) ** 0.5
+
+
+def none():
+    return encodings.create("none", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+
+
+@functools.cache
+def constant_block(attention, mlp):
+    """added(key): what a block adds whose two sublayers add these numbers, whatever comes in."""
+    block = Block(CONFIG, EncodingConfig(), CONFIG.attention_shape(None), 1, rngs=nnx.Rngs(0))
+    for linear, value in ((block.attention.out, attention), (block.mlp.outer, mlp)):
+        linear.kernel[...] = jnp.zeros_like(linear.kernel[...])
+        linear.bias[...] = jnp.full_like(linear.bias[...], value)
+    graphdef, state = nnx.split(block)
+
+    @jit
+    def added(key):
+        return nnx.merge(graphdef, state)(jnp.zeros((BATCH, LENGTH, WIDTH)), none(), Context(PLACES), key)
+
+    return lambda key: np.asarray(added(key))
+
+
+@pytest.mark.parametrize("sublayers", [(1.0, 0.0), (0.0, 1.0)], ids=["attention", "mlp"])
+def test_what_a_sublayer_adds_is_dropped_at_the_rate(sublayers):
+    added = constant_block(*sublayers)(jax.random.key(0))
+    np.testing.assert_allclose(np.unique(added), [0, KEPT], rtol=1e-6)
+    assert near((added == 0).mean(), RATE, added.size)
+    np.testing.assert_array_equal(constant_block(*sublayers)(None), np.ones_like(added))
+
+
+def test_the_sublayers_are_dropped_independently():
+    added = constant_block(1.0, 10.0)(jax.random.key(0))
+    shares = [np.isclose(added, value).mean() for value in (0, KEPT, 10 * KEPT, 11 * KEPT)]
+    expected = [RATE**2, (1 - RATE) * RATE, RATE * (1 - RATE), (1 - RATE) ** 2]
+    assert sum(shares) == 1
+    assert all(near(share, chance, added.size) for share, chance in zip(shares, expected, strict=True)), shares
+
+
+def test_attention_weights_are_dropped():
+    """Every value being 1, the output is the sum of a row's weights: 1 without dropout, and in the mean with it."""
+    layer = SelfAttention(CONFIG, 0.02, rngs=nnx.Rngs(0))
+    layer.value.kernel[...] = jnp.zeros((WIDTH, WIDTH))
+    layer.value.bias[...] = jnp.ones(WIDTH)
+    layer.out.kernel[...] = jnp.eye(WIDTH)
+    graphdef, state = nnx.split(layer)
+    x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, WIDTH))
+
+    @jit
+    def run(key):
+        return nnx.merge(graphdef, state)(x, none(), Context(PLACES), key)
+
+    np.testing.assert_allclose(run(None), np.ones(x.shape), rtol=1e-6)
+    sums = np.asarray(run(jax.random.key(0)))
+    assert near(
+        (np.isclose(sums[:, 0], 0)).mean(), RATE, BATCH * 2
+    )  # the first token has one key, in each of two heads
+    assert (np.ptp(sums, axis=(1, 2)) > 0).all()
+    # The variance of a row's sum is r/(1−r) Σ a² ≤ r/(1−r); the features of a head are one sample.
+    assert abs(sums.mean() - 1) < 5 * (RATE / (1 - RATE) / (BATCH * LENGTH * 2)) ** 0.5
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_may_look_both_ways(causal):
+    layer = SelfAttention(BlockConfig(model_dim=WIDTH, init_stddev=0.5), 0.5, rngs=nnx.Rngs(0))
+    graphdef, state = nnx.split(layer)
+
+    @jit
+    def run(x):
+        return nnx.merge(graphdef, state)(x, none(), Context(PLACES, causal=causal))
+
+    x = np.random.default_rng(0).normal(size=(1, LENGTH, WIDTH)).astype(np.float32)
+    other = x.copy()
+    other[:, -1] += 1
+    changed = np.abs(np.asarray(run(x) - run(other))).max(axis=(0, 2)) > 0
+    np.testing.assert_array_equal(changed, [not causal] * (LENGTH - 1) + [True])
+
+
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_norms_of_bfloat16_are_computed_in_float32(kind):
+    """The result is right to the last of bfloat16's eight bits, where its own arithmetic would lose the mean."""
+    norm = Norm(BlockConfig(model_dim=64, norm=kind), rngs=nnx.Rngs(0))
+    x = jnp.asarray(np.random.default_rng(0).normal(20, 1, (5, 64)), jnp.bfloat16)
+    y = norm(x)
+    assert y.dtype == jnp.bfloat16
+    exact = np.asarray(x, np.float64)
+    exact = exact - exact.mean(-1, keepdims=True) if kind == "layer" else exact
+    exact = exact / np.sqrt((exact**2).mean(-1, keepdims=True) + 1e-6)
+    # Half a unit of bfloat16's last place, and float32's rounding of E[x²] − E[x]² = 401 − 400.
+    np.testing.assert_allclose(np.asarray(y, np.float64), exact, rtol=2**-8, atol=1e-4)
+
+
+@pytest.mark.parametrize("activation", ["relu", "gelu", "swiglu"])
+def test_the_residual_stream_keeps_the_compute_type(activation):
+    config = BlockConfig(model_dim=WIDTH, activation=activation, compute_dtype="bfloat16")
+    block = nnx.eval_shape(lambda: Block(config, EncodingConfig(), config.attention_shape(None), 1, rngs=nnx.Rngs(0)))
+    graphdef, state = nnx.split(block)
+    x = jax.ShapeDtypeStruct((1, LENGTH, WIDTH), jnp.bfloat16)
+    out = jax.eval_shape(lambda state, x: nnx.merge(graphdef, state)(x, none(), Context(PLACES)), state, x)
+    assert out.dtype == jnp.bfloat16 and out.shape == x.shape

@@ -1,0 +1,38 @@
+"""The choices of a block, and the mistakes one can make in them."""
+
+import pytest
+
+from cope_jax.errors import ConfigError
+from cope_jax.layers.config import BlockConfig
+from cope_jax.registry import configure
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"model_dim": 10, "num_heads": 4}, "model_dim=10 is not a multiple of num_heads=4: give head_dim"),
+        ({"dropout": 1.0}, r"dropout must lie in \[0, 1\), got 1.0"),
+        ({"dropout": -0.1}, r"dropout must lie in \[0, 1\), got -0.1"),
+        ({"activation": "gel"}, "unknown block.activation 'gel': did you mean 'gelu'"),
+        ({"norm": "batch"}, "Choices: layer, rms"),
+        ({"norm_position": "both"}, "Choices: post, pre"),
+        ({"compute_dtype": "float16"}, "Choices: bfloat16, float32"),
+        ({"heads": 2}, "did you mean 'num_heads'"),
+    ],
+)
+def test_mistakes_are_one_clear_line(options, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        configure(BlockConfig, options, "block")
+    assert "\n" not in str(error.value)
+
+
+def test_the_shape_of_attention():
+    shape = BlockConfig(model_dim=12, num_heads=4).attention_shape(99)
+    assert (shape.num_heads, shape.kv_heads, shape.head_dim, shape.width, shape.max_length) == (4, 4, 3, 12, 99)
+    shape = BlockConfig(model_dim=10, num_heads=4, num_kv_heads=2, head_dim=8).attention_shape(None)
+    assert (shape.kv_heads, shape.head_dim, shape.width, shape.max_length) == (2, 8, 10, None)
+
+
+def test_key_value_heads_divide_the_heads():
+    with pytest.raises(ConfigError, match="num_heads=4 must be a multiple of num_kv_heads=3"):
+        BlockConfig(num_heads=4, num_kv_heads=3).attention_shape(None)

@@ -1,0 +1,90 @@
+"""Tiny decoders with random parameters, and the oracle's view of them."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.layers.config import BlockConfig
+from cope_jax.models.decoder import Decoder, DecoderConfig
+from tests.encodings.cases import FAST_COMPILE, rule_of
+from tests.oracle.decoder import Choices, decoder
+from tests.oracle.encodings import Rule, Sizes
+
+VOCAB, LENGTH, LAYERS = 11, 7, 2
+BLOCK = BlockConfig(model_dim=8, num_heads=2, mlp_dim=12)
+jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+
+
+def config(encoding: str = "cope(npos_max=4)", block: dict[str, Any] | None = None, **options: Any) -> DecoderConfig:
+    """A decoder of two layers and width 8; `block` replaces choices of every block."""
+    defaults = {"vocab_size": VOCAB, "max_length": LENGTH, "num_layers": LAYERS}
+    parsed = EncodingConfig.parse(encoding)
+    return DecoderConfig(**defaults | options, encoding=parsed, block=dataclasses.replace(BLOCK, **block or {}))
+
+
+def abstract(config: DecoderConfig) -> tuple[nnx.GraphDef, nnx.State]:
+    """Structure and shapes of a decoder, without a single number."""
+    return nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+
+
+def build(config: DecoderConfig, seed: int = 0) -> tuple[nnx.GraphDef, nnx.State]:
+    """A decoder whose every parameter is random and matters: no table or bias at 0, no scale at 1."""
+    graphdef, state = abstract(config)
+    rng = np.random.default_rng(seed)
+    values = jax.tree.map(lambda a: rng.normal(scale=0.5, size=a.shape).astype(a.dtype), nnx.to_pure_dict(state))
+    nnx.replace_by_pure_dict(state, values)
+    return graphdef, state
+
+
+def model(config: DecoderConfig, seed: int = 0) -> Decoder:
+    """The same as a module."""
+    return nnx.merge(*build(config, seed))
+
+
+def tokens(batch: int = 2, length: int = LENGTH, seed: int = 0) -> np.ndarray:
+    """Random tokens, int32."""
+    return np.random.default_rng(seed).integers(0, VOCAB, (batch, length), dtype=np.int32)
+
+
+def named(state: nnx.State) -> dict[str, np.ndarray]:
+    """The parameters by path."""
+    return {"/".join(map(str, path)): np.asarray(leaf[...], np.float64) for path, leaf in nnx.to_flat_state(state)}
+
+
+def expected(
+    config: DecoderConfig,
+    shared: str,
+    own: str,
+    params: dict[str, np.ndarray],
+    row: np.ndarray,
+    positions: Any = None,
+    segments: Any = None,
+) -> np.ndarray:
+    """The oracle's logits of one sequence, `shared` being the encoding of the model, and `own` that of each layer."""
+    shape, block = config.block.attention_shape(config.max_length), config.block
+    sizes = Sizes(shape.num_heads, shape.kv_heads, shape.head_dim, block.model_dim, config.max_length)
+    layers = [
+        {path.removeprefix("blocks/"): value[layer] for path, value in params.items() if path.startswith("blocks/")}
+        for layer in range(config.num_layers)
+    ]
+
+    def rule(spec, values):
+        bare = {path.removeprefix("encoding/"): value for path, value in values.items() if path.startswith("encoding/")}
+        return rule_of(spec, {_plain(path): value for path, value in bare.items()}, sizes) if spec else Rule()
+
+    choices = Choices(
+        shape.num_heads, shape.kv_heads, shape.head_dim, block.activation, block.norm, block.norm_position
+    )
+    own_rules = [rule(own, layer) for layer in layers]
+    return decoder(row, params, layers, choices, rule(shared, params), own_rules, positions, segments)
+
+
+def _plain(path: str) -> str:
+    """A parameter's name without the letters of its shape."""
+    head, _, letters = path.rpartition("_")
+    return head if letters.isupper() and letters.isalpha() else path

@@ -1,0 +1,297 @@
+"""What holds for the decoder as a whole: who sees whom, what depth costs, what is random, and where it starts."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError
+from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.self_attention import Context
+from cope_jax.models.decoder import Decoder, DecoderConfig
+from tests.models.cases import LAYERS, LENGTH, VOCAB, abstract, build, config, jit, model, named, tokens
+from tests.ops.jaxprs import equations
+
+ENCODING = "learned+cope(npos_max=4)+rope"
+CHOICES = {
+    "pre": config(ENCODING, {"dropout": 0.3}),
+    "post": config(ENCODING, {"norm": "rms", "norm_position": "post", "activation": "swiglu"}, tie_embeddings=False),
+}
+PLACES, ONE_SEGMENT = np.arange(LENGTH, dtype=np.int32)[None], np.zeros((2, LENGTH), np.int32)
+# Two orders of the same float32 sums; logits are of size 1 to 10.
+ROUNDING = 2e-5
+WEIGHTS = np.random.default_rng(7).normal(size=(2, LENGTH, VOCAB)).astype(np.float32)
+
+
+def forward(graphdef, state, tokens, positions=None, segments=None, key=None):
+    decoder = nnx.merge(graphdef, state)
+    return decoder(tokens, positions_BL=positions, segment_ids_BL=segments, dropout_key=key)
+
+
+@functools.cache
+def compiled(name="pre"):
+    return jit(functools.partial(forward, build(CHOICES[name])[0]))
+
+
+def logits(tokens, positions=PLACES, segments=ONE_SEGMENT, key=None, name="pre"):
+    return np.asarray(compiled(name)(build(CHOICES[name])[1], tokens, positions, segments, key))
+
+
+def equal(found, expected, rounding=ROUNDING):
+    np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding)
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_no_token_reaches_an_earlier_logit(name):
+    """The gradient of each logit to each token's embedding is exactly 0 above the diagonal, and nowhere else."""
+    graphdef, state = build(CHOICES[name])
+    different = np.arange(LENGTH, dtype=np.int32)[None]  # so that each token has a row of the embedding to itself
+
+    @jit
+    @jax.jacrev
+    def jacobian(state):
+        return jnp.sum(forward(graphdef, state, different)[0] * WEIGHTS[0], axis=-1)
+
+    rows = named(jacobian(state))["embedding/embedding"]
+    reach = np.abs(rows[:, :LENGTH]).max(axis=-1)
+    np.testing.assert_array_equal(reach > 0, np.tri(LENGTH, dtype=bool))
+    assert reach[np.tri(LENGTH, dtype=bool)].min() > 1e-4
+
+
+def test_tokens_behind_never_change_what_was_said():
+    """To the last bit; and padding need not be there at all."""
+    first, other = tokens(), tokens(seed=1)
+    padded = np.where(PLACES < 4, first, other)
+    assert (padded[:, 4:] != first[:, 4:]).any()
+    np.testing.assert_array_equal(logits(padded)[:, :4], logits(first)[:, :4])
+    assert (logits(padded)[:, 4:] != logits(first)[:, 4:]).all()
+    equal(logits(first[:, :4], PLACES[:, :4], ONE_SEGMENT[:, :4]), logits(first)[:, :4])
+
+
+def test_packed_documents_do_not_meet():
+    """Two documents in one row, in either order, get the logits of each alone."""
+    row = tokens(1)[0]
+    first, second = row[:3], row[3:]
+    packed = np.stack([np.concatenate([first, second]), np.concatenate([second, first])])
+    starts = np.array([[0, 1, 2, 0, 1, 2, 3], [0, 1, 2, 3, 0, 1, 2]], np.int32)
+    segments = np.array([[1, 1, 1, 0, 0, 0, 0], [7, 7, 7, 7, 9, 9, 9]], np.int32)
+    alone = logits(np.stack([np.concatenate([first, first, first[:1]]), np.concatenate([second, first])]))
+    found = logits(packed, starts, segments)
+    equal(found[0], np.concatenate([alone[0, :3], alone[1, :4]]))
+    equal(found[1], np.concatenate([alone[1, :4], alone[0, :3]]))
+    assert np.abs(logits(packed, starts)[0, 3:] - alone[1, :4]).max() > 0.01
+
+
+def test_depth_is_a_loop_over_the_layers():
+    """And without a key the rate of dropout does not matter."""
+    graphdef, state = build(CHOICES["pre"])
+
+    @jit
+    def unrolled(state):
+        decoder = nnx.merge(graphdef, state)
+        x_BLD = decoder.encoding.embed(decoder.embedding(tokens()), PLACES)
+        blocks, stacked = nnx.split(decoder.blocks)
+        for layer in range(LAYERS):
+            block = nnx.merge(blocks, jax.tree.map(lambda leaf: leaf[layer], stacked))  # noqa: B023
+            x_BLD = block(x_BLD, decoder.encoding, Context(PLACES))
+        return decoder.out(decoder.norm(x_BLD))
+
+    equal(unrolled(state), logits(tokens()))
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+@pytest.mark.parametrize("remat", [False, True])
+def test_the_program_does_not_grow_with_depth(dropout, remat):
+    def size(num_layers):
+        choices = config(ENCODING, {"dropout": 0.3}, num_layers=num_layers, remat=remat)
+        graphdef, state = abstract(choices)
+        key = jax.random.key(0) if dropout else None
+
+        def loss(state):
+            return jnp.sum(forward(graphdef, state, tokens(), key=key))
+
+        return len(equations(jax.grad(loss), state))
+
+    assert size(3) == size(9)
+
+
+def test_rematerialisation_recomputes_and_changes_nothing():
+    """Each block's activation is computed once more, and what is kept between the two passes is its input alone."""
+    results, tanhs, kept = [], [], []
+    for remat in (False, True):
+        graphdef, state = build(config("cope(npos_max=4)", num_layers=3, remat=remat))
+
+        def loss(state):
+            return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023
+
+        program = jax.value_and_grad(loss)
+        found = equations(program, state)
+        tanhs.append(sum(e.primitive.name == "tanh" for e in found))
+        first_scan = next(e for e in found if e.primitive.name == "scan")
+        kept.append(sum(v.aval.size for v in first_scan.outvars if v.aval.shape[:1] == (3,)))
+        results.append(jit(program)(state))
+    (value, gradient), (other_value, other_gradient) = results
+    np.testing.assert_allclose(value, other_value, rtol=1e-6)
+    for path, leaf in named(gradient).items():
+        # The same sums, which the compiler may fuse in another way.
+        np.testing.assert_allclose(named(other_gradient)[path], leaf, rtol=1e-5, atol=1e-5, err_msg=path)
+    assert tanhs == [1, 2]
+    inputs = 3 * tokens().size * CHOICES["pre"].block.model_dim
+    assert kept[1] == inputs < kept[0] / 5
+
+
+def test_dropout_depends_on_the_key_alone():
+    same = np.stack([tokens()[0]] * 2)
+    plain, first, again, other = (logits(same, key=key) for key in (None, *map(jax.random.key, (0, 0, 1))))
+    np.testing.assert_array_equal(plain, logits(same))
+    np.testing.assert_array_equal(plain[0], plain[1])
+    np.testing.assert_array_equal(first, again)
+    for one, two in [(first, plain), (other, plain), (first, other), (first[0], first[1])]:
+        assert np.abs(one - two).max(axis=-1).min() > 1e-3, "every token of every example is touched"
+
+
+def test_dropout_on_the_embeddings():
+    """Where the blocks add nothing and the output is the identity, the dropped features are the zeros of the logits."""
+    rate, width = 0.25, 8
+    choices = config("none", {"dropout": rate, "norm": "rms", "use_bias": False, "model_dim": width}, vocab_size=width)
+    graphdef, state = build(choices)
+    values = nnx.to_pure_dict(state)
+    values["blocks"]["attention"]["out"]["kernel"] *= 0
+    values["blocks"]["mlp"]["outer"]["kernel"] *= 0
+    values["out"]["kernel"] = np.eye(width, dtype=np.float32)
+    nnx.replace_by_pure_dict(state, values)
+    many = np.random.default_rng(0).integers(0, width, (64, LENGTH), dtype=np.int32)
+    run = jit(functools.partial(forward, graphdef))
+    zeros = np.asarray(run(state, many, key=jax.random.key(0))) == 0
+    assert abs(zeros.mean() - rate) < 5 * (rate * (1 - rate) / zeros.size) ** 0.5
+    assert np.all(np.asarray(run(state, many)) != 0)
+
+
+def test_low_precision_is_for_products_only():
+    """Parameters, logits and gradients stay float32, and the result is that of float32 to bfloat16's eight bits."""
+    low = config(ENCODING, {"compute_dtype": "bfloat16"})
+    graphdef, state = build(low)
+    assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {jnp.dtype("float32")}
+
+    @jit
+    def run(state):
+        out, pull = jax.vjp(lambda state: forward(graphdef, state, tokens()), state)
+        return out, pull(WEIGHTS)[0]
+
+    out, gradient = run(state)
+    assert {leaf.dtype for leaf in jax.tree.leaves((out, gradient))} == {jnp.dtype("float32")}
+    exact = logits(tokens())
+    error = np.linalg.norm(out - exact) / np.linalg.norm(exact)
+    # Some twenty roundings of at most 2⁻⁸ stand one behind the other, of either sign.
+    assert 2**-12 < error < 20**0.5 * 2**-8
+
+
+def test_the_encoding_of_the_model_is_one():
+    """Its gradient is the sum of what each layer would have for itself."""
+    gradients = {}
+    for sharing in ("layer", "model"):
+        graphdef, state = build(config("cope(npos_max=4)", encoding_sharing=sharing))
+        values = nnx.to_pure_dict(state)
+        for name, leaf in nnx.to_pure_dict(build(config("cope(npos_max=4)"))[1]).items():
+            values[name] = {k: v for k, v in leaf.items() if k != "encoding"} if name == "blocks" else leaf
+        table = np.random.default_rng(3).normal(size=(4, 4)).astype(np.float32)
+        if sharing == "model":
+            values["encoding"] = {"table_NK": table}
+        else:
+            values["blocks"]["encoding"] = {"table_NK": np.stack([table] * LAYERS)}
+        nnx.replace_by_pure_dict(state, values)
+
+        def loss(state):
+            return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023
+
+        gradients[sharing] = named(jit(jax.grad(loss))(state))
+    each, shared = gradients["layer"]["blocks/encoding/table_NK"], gradients["model"]["encoding/table_NK"]
+    assert each.shape == (LAYERS, 4, 4) and shared.shape == (4, 4)
+    assert not any("blocks/encoding" in path for path in gradients["model"])
+    assert not any(path.startswith("encoding") for path in gradients["layer"])
+    np.testing.assert_allclose(shared, each.sum(0), rtol=ROUNDING, atol=ROUNDING * np.abs(each).max())
+    assert np.abs(each).max(axis=(1, 2)).min() > 1e-3
+
+
+@pytest.mark.parametrize("num_layers", [1, 8])
+def test_initial_parameters(num_layers):
+    """Variance 1/inputs, and 1/(2·layers) of it for what adds to the residual stream, within five standard errors."""
+    choices = DecoderConfig(
+        vocab_size=50,
+        max_length=8,
+        encoding=EncodingConfig.parse("cope"),
+        num_layers=num_layers,
+        block=BlockConfig(model_dim=32, num_heads=3, head_dim=16, activation="swiglu"),
+    )
+    params = named(jit(lambda: nnx.state(Decoder(choices, rngs=nnx.Rngs(0))))())
+    for path, value in params.items():
+        if path.endswith(("/bias", "table_NK")):
+            assert not value.any(), path
+        elif path.endswith("norm/scale"):
+            assert (value == 1).all(), path
+        else:
+            stddev = value.shape[-1 if path.startswith("embedding") else -2] ** -0.5
+            if "mlp/outer" in path or "attention/out" in path:
+                stddev /= (2 * num_layers) ** 0.5
+            assert abs(value.mean()) < 5 * stddev / value.size**0.5, path
+            assert abs(value.std() / stddev - 1) < 5 / (2 * value.size) ** 0.5, path
+            if path.startswith("blocks") and num_layers > 1:
+                assert not np.any(value[0] == value[1]), f"{path} is the same in each layer"
+
+
+def test_it_starts_at_the_scale_of_one():
+    """Whatever the width: token embeddings, the residual stream and the logits have about the variance of a normal deviate."""
+    for width in (16, 64):
+        choices = config(
+            "none", {"model_dim": width, "num_heads": 4, "mlp_dim": None}, tie_embeddings=True, vocab_size=500
+        )
+
+        @jit
+        def run():
+            return Decoder(choices, rngs=nnx.Rngs(0))(tokens(batch=16))  # noqa: B023
+
+        assert 0.8 < np.std(run()) < 1.2
+
+
+# The paper's models of WikiText-103 (arXiv 2405.18719): 12 layers, width 768, context 1024, GPT-2's vocabulary.
+@pytest.mark.parametrize(
+    "encoding, sharing, millions",
+    [
+        ("learned", "model", 124.4),
+        ("relative", "model", 123.7),
+        ("cope(npos_max=64)", "model", 123.7),
+        ("cope(npos_max=64)", "layer", 123.7),
+        ("cope(npos_max=64,gate=value)", "model", 123.7),
+        ("cope(npos_max=64,gate=separate_key)", "layer", 130.8),
+        ("cope(npos_max=64)+relative", "model", 123.7),
+    ],
+)
+def test_parameter_counts_are_those_of_the_paper(encoding, sharing, millions):
+    choices = DecoderConfig(
+        vocab_size=50257,
+        max_length=1024,
+        encoding=EncodingConfig.parse(encoding),
+        encoding_sharing=sharing,
+        num_layers=12,
+        block=BlockConfig(model_dim=768, num_heads=12),
+        tie_embeddings=True,
+    )
+    assert round(sum(leaf.size for leaf in jax.tree.leaves(abstract(choices)[1])) / 1e6, 1) == millions
+
+
+def test_too_long_a_sequence_is_an_error_while_tracing():
+    decoder = model(config("learned"))
+    with pytest.raises(ConfigError, match=f"{LENGTH} rows: give a larger max_length") as error:
+        jax.eval_shape(lambda: decoder(tokens(length=LENGTH + 1)))
+    assert "\n" not in str(error.value)
+    jax.eval_shape(lambda: decoder(tokens(length=LENGTH)))
+
+
+def test_an_unknown_attention_implementation_is_an_error():
+    decoder = model(config(block={"attention": "ful"}))
+    with pytest.raises(ConfigError, match="unknown attention implementation 'ful': did you mean 'full'"):
+        jax.eval_shape(lambda: decoder(tokens()))

@@ -1,0 +1,32 @@
+"""Every model is registered."""
+
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from cope_jax import models
+from cope_jax.errors import ConfigError
+from tests.models.cases import config
+
+
+def test_every_file_registers_a_model():
+    files = {path.stem for path in pathlib.Path(models.__file__).parent.glob("*.py")} - {"__init__", "base"}
+    registered = {models.MODELS.get(name).__module__.rpartition(".")[2] for name in models.names()}
+    assert files == registered, "import the new file in cope_jax/models/__init__.py"
+
+
+def test_every_model_names_its_config():
+    for name in models.names():
+        assert isinstance(models.MODELS.get(name).Config, type)
+
+
+def test_create_by_name():
+    def logits(tokens):
+        return models.create("decoder", config(), rngs=nnx.Rngs(0))(tokens)
+
+    assert jax.eval_shape(logits, jnp.zeros((1, 3), jnp.int32)).shape == (1, 3, config().vocab_size)
+    with pytest.raises(ConfigError, match="unknown model 'decode': did you mean 'decoder'"):
+        models.create("decode", config(), rngs=nnx.Rngs(0))

@@ -1,0 +1,125 @@
+"""Interpolation against its formula, differences, and what autodiff makes of the formula."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cope_jax.ops.interpolate import interpolate
+from tests.encodings.cases import jit
+from tests.oracle.differences import gradients as differences
+
+LEAD, SIZE, PLACES = (2, 3), 5, 9
+
+
+@pytest.fixture(autouse=True)
+def float64(x64):
+    """All comparisons of this file are to the last digits."""
+
+
+def hat(z, p):
+    """Σ_n z[n] max(0, 1 − |p − n|), place by place."""
+    y = np.zeros(p.shape)
+    for at in np.ndindex(p.shape):
+        for n in range(z.shape[-1]):
+            y[at] += z[at[:-1]][n] * max(0.0, 1 - abs(p[at] - n))
+    return y
+
+
+def problem(seed=0):
+    """Values, places away from the whole numbers, and a cotangent."""
+    rng = np.random.default_rng(seed)
+    p = rng.integers(0, SIZE - 1, (*LEAD, PLACES)) + rng.uniform(0.1, 0.9, (*LEAD, PLACES))
+    return rng.normal(size=(*LEAD, SIZE)), p, rng.normal(size=p.shape)
+
+
+def value_and_pull(z, p, dy):
+    y, pull = jax.vjp(interpolate, z, p)
+    return y, *pull(dy)
+
+
+compiled = jit(value_and_pull)
+
+
+def equal(found, expected, atol=1e-14):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+
+
+def test_values_and_gradients():
+    """The weighted neighbours, and differences of them."""
+    z, p, dy = problem()
+    y, dz, dp = compiled(z, p, dy)
+    equal(y, hat(z, p))
+    expected = differences(lambda at: float(np.sum(dy * hat(at["z"], at["p"]))), {"z": z, "p": p})
+    equal(dz, expected["z"], atol=1e-9)
+    equal(dp, expected["p"], atol=1e-9)
+
+
+def test_whole_places_read_one_entry():
+    """0 and N−1, the ends of the table, among them. The neighbour's weight is 0, as is the gradient to the place."""
+    z, _, _ = problem()
+    p = np.broadcast_to(np.arange(PLACES, dtype=np.float64) % SIZE, (*LEAD, PLACES))
+    dy = np.random.default_rng(1).normal(size=p.shape)
+    y, dz, dp = compiled(z, p, dy)
+    np.testing.assert_array_equal(y, z[..., np.arange(PLACES) % SIZE])
+    again = np.pad(dy, [(0, 0), (0, 0), (0, 2 * SIZE - PLACES)])
+    np.testing.assert_array_equal(dz, again[..., :SIZE] + again[..., SIZE:])
+    np.testing.assert_array_equal(dp, np.zeros(p.shape))
+
+
+def test_just_inside_the_ends():
+    z, p = np.array([1.0, 3.0, -4.0]), np.array([1e-12, 2 - 1e-12])
+    y, dz, dp = compiled(z, p, np.ones(2))
+    equal(y, [1, -4], atol=1e-10)
+    equal(dz, [1, 0, 1], atol=1e-10)
+    equal(dp, [2, -7])
+
+
+def test_a_table_of_one_entry():
+    y, dz, dp = compiled(np.array([[2.5]]), np.zeros((1, 3)), np.ones((1, 3)))
+    assert (y.tolist(), dz.tolist(), dp.tolist()) == ([[2.5] * 3], [[3.0]], [[0.0] * 3])
+
+
+def test_autodiff_of_the_formula_agrees():
+    """The hand-written gradient is that of the paper's listing, where floor and ceil carry none."""
+
+    def listing(z, p):
+        floor, ceil = (jax.lax.stop_gradient(f(p)).astype(jnp.int32) for f in (jnp.floor, jnp.ceil))
+        w = p - jax.lax.stop_gradient(jnp.floor(p))
+        return jnp.take_along_axis(z, ceil, -1) * w + jnp.take_along_axis(z, floor, -1) * (1 - w)
+
+    z, p, dy = problem(1)
+    p[..., :3] = np.round(p[..., :3])
+    expected = jit(lambda z, p, dy: jax.vjp(listing, z, p)[1](dy))(z, p, dy)
+    for gradient, other in zip(compiled(z, p, dy)[1:], expected, strict=True):
+        equal(gradient, other)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.vmap, lambda f: jax.vmap(jax.vmap(f))], ids=["eager", "1", "2"])
+def test_vmap_and_jit_change_nothing(wrap):
+    arrays = [jnp.asarray(a) for a in problem()]
+    wrapped = wrap(value_and_pull)
+    found = wrapped(*arrays) if wrapped is value_and_pull else jit(wrapped)(*arrays)
+    for one, whole in zip(found, compiled(*arrays), strict=True):
+        equal(one, whole)
+
+
+def test_one_row_of_values_for_many_places():
+    """vmap over the places alone, where all share the values: the gradients add up."""
+    z, p, dy = problem()
+    z, p, dy = z[0, 0], p[:, 0], dy[:, 0]
+
+    @jit
+    def run(z, p, dy):
+        y, pull = jax.vjp(lambda z: jax.vmap(interpolate, in_axes=(None, 0))(z, p), z)
+        return y, pull(dy)[0]
+
+    y, dz = run(z, p, dy)
+    equal(y, hat(np.stack([z, z]), p))
+    equal(dz, differences(lambda at: float(np.sum(dy * hat(np.stack([at["z"]] * 2), p))), {"z": z})["z"], atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_types_are_kept(dtype):
+    arrays = [jax.ShapeDtypeStruct(a.shape, dtype) for a in problem()]
+    assert [a.dtype for a in jax.eval_shape(value_and_pull, *arrays)] == [dtype] * 3

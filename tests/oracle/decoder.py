@@ -1,0 +1,142 @@
+"""The decoder-only transformer, one token, one layer and one head at a time."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tests.oracle.attention import attention
+from tests.oracle.encodings import Rule, compose
+
+Array = np.ndarray
+Params = Mapping[str, Array]  # by path, such as "attention/query/kernel"; a bias that is absent is 0
+
+
+class Choices(NamedTuple):
+    """What a block is made of, besides the parameters."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    activation: str = "gelu"
+    norm: str = "layer"
+    norm_position: str = "pre"
+
+
+def decoder(
+    tokens: Sequence[int],
+    params: Params,
+    layers: Sequence[Params],
+    choices: Choices,
+    shared: Rule,
+    own: Sequence[Rule],
+    positions: Sequence[int] | None = None,
+    segments: Sequence[int] | None = None,
+) -> Array:
+    """The logits `[L, V]` of one sequence: x = √D E[token], through the blocks, normed, times W_out.
+
+    Args:
+      tokens: the sequence.
+      params: "embedding/embedding", "norm/norm/…" where the norms come first, and "out/kernel" unless tied.
+      layers: the parameters of each block.
+      choices: what the blocks are made of.
+      shared: the encoding that all layers have together; it alone may act on the embeddings.
+      own: the encoding of each layer.
+      positions: None: 0, 1, 2, …
+      segments: tokens meet only within one; None: a single one.
+    """
+    positions = range(len(tokens)) if positions is None else positions
+    table = params["embedding/embedding"]
+    x = [math.sqrt(table.shape[1]) * table[token] for token in tokens]
+    x = [shared.embed(row, int(place)) for row, place in zip(x, positions, strict=True)]
+    for layer, rule in zip(layers, own, strict=True):
+        x = block(x, layer, choices, compose([shared, rule]), positions, segments)
+    if choices.norm_position == "pre":
+        x = normalise(x, params, "norm", choices.norm)
+    out = params.get("out/kernel", table.T)
+    return np.stack([row @ out for row in x])
+
+
+def block(
+    x: Sequence[Array],
+    params: Params,
+    choices: Choices,
+    rule: Rule,
+    positions: Sequence[int],
+    segments: Sequence[int] | None = None,
+) -> list[Array]:
+    """x + f(norm(x)) for attention, then for the feed-forward layer; or norm(x + f(x))."""
+    pre = choices.norm_position == "pre"
+    normed = normalise(x, params, "attention_norm", choices.norm) if pre else x
+    attended = self_attention(normed, params, choices, rule, positions, segments)
+    x = [row + added for row, added in zip(x, attended, strict=True)]
+    x = x if pre else normalise(x, params, "attention_norm", choices.norm)
+    normed = normalise(x, params, "mlp_norm", choices.norm) if pre else x
+    x = [row + feed_forward(at, params, choices.activation) for row, at in zip(x, normed, strict=True)]
+    return x if pre else normalise(x, params, "mlp_norm", choices.norm)
+
+
+def self_attention(
+    x: Sequence[Array],
+    params: Params,
+    choices: Choices,
+    rule: Rule,
+    positions: Sequence[int],
+    segments: Sequence[int] | None = None,
+) -> list[Array]:
+    """W_o attend(W_q x, W_k x, W_v x)."""
+    heads = {"query": choices.heads, "key": choices.kv_heads, "value": choices.kv_heads}
+    q, k, v = (
+        np.stack([linear(row, params, f"attention/{name}").reshape(count, choices.head_dim) for row in x])
+        for name, count in heads.items()
+    )
+    out_LHK = attention(
+        q,
+        k,
+        v,
+        rule,
+        x_MD=np.stack(x),
+        q_positions=positions,
+        k_positions=positions,
+        q_segments=segments,
+        k_segments=segments,
+    )
+    return [linear(out_HK.reshape(-1), params, "attention/out") for out_HK in out_LHK]
+
+
+def feed_forward(x: Array, params: Params, activation: str) -> Array:
+    """W_out f(W_in x), or W_out (silu(W_gate x) · W_in x)."""
+    inner = linear(x, params, "mlp/inner")
+    if activation == "swiglu":
+        gate = linear(x, params, "mlp/gate")
+        hidden = [unit * g / (1 + math.exp(-g)) for unit, g in zip(inner, gate, strict=True)]
+    else:
+        hidden = [{"relu": relu, "gelu": gelu}[activation](unit) for unit in inner]
+    return linear(np.array(hidden), params, "mlp/outer")
+
+
+def relu(x: float) -> float:
+    """max(x, 0)."""
+    return max(x, 0.0)
+
+
+def gelu(x: float) -> float:
+    """x/2 (1 + tanh(√(2/π) (x + 0.044715 x³))), the approximation that GPT-2 uses."""
+    return x / 2 * (1 + math.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def linear(x: Array, params: Params, name: str) -> Array:
+    """W x + b of one token."""
+    return x @ params[f"{name}/kernel"] + params.get(f"{name}/bias", 0.0)
+
+
+def normalise(x: Sequence[Array], params: Params, name: str, kind: str, epsilon: float = 1e-6) -> list[Array]:
+    """Each token less its mean, over its standard deviation; or ("rms") over its root mean square alone."""
+    scale, bias = params[f"{name}/norm/scale"], params.get(f"{name}/norm/bias", 0.0)
+    result = []
+    for row in x:
+        centred = row - sum(row) / len(row) if kind == "layer" else row
+        square = sum(value**2 for value in centred) / len(row)
+        result.append(centred / math.sqrt(square + epsilon) * scale + bias)
+    return result

@@ -1,0 +1,132 @@
+"""What README and docs say is so: their Python runs, their commands and options exist, nothing is left out."""
+
+import ast
+import dataclasses
+import re
+import runpy
+import shlex
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cope_jax import encodings, positions, tasks
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+ENCODINGS = (ROOT / "docs" / "encodings.md").read_text()
+PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/encodings.md")]
+LINE = re.compile(r"(?P<code>\S.*?)  # (?P<shown>.*)")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[list[str]]:
+    """The words of every line of shell, comments left out."""
+    return [
+        words for block in blocks("sh") for line in block.splitlines() if (words := shlex.split(line, comments=True))
+    ]
+
+
+def flags(module: str) -> set[str]:
+    """The flags that a command defines."""
+    calls = [node for node in ast.walk(ast.parse((ROOT / "experiments" / module).read_text())) if is_flag(node)]
+    return {ast.literal_eval(call.args[0]) for call in calls}
+
+
+def is_flag(node: ast.AST) -> bool:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("DEFINE")
+
+
+def config_of(flags: dict[str, str]) -> Any:
+    return runpy.run_path(str(ROOT / flags["config"]))["get_config"]()
+
+
+def field(config: Any, path: str) -> Any:
+    for name in path.split(".")[1:]:
+        assert name in config, f"there is no --{path}"
+        config = config[name]
+    return config
+
+
+@pytest.mark.newest
+def test_python_runs_and_shows_what_the_comments_say():
+    names: dict[str, Any] = {}
+    shown = 0
+    for block in blocks("python"):
+        exec(compile(block, "README.md", "exec"), names)
+        for match in filter(None, map(LINE.fullmatch, block.splitlines())):
+            assert repr(eval(match["code"], names)) == match["shown"], match["code"]
+            shown += 1
+    assert shown
+
+
+@pytest.mark.parametrize("words", [w for w in commands() if w[:2] == ["python", "-m"]], ids=lambda words: words[2])
+def test_command_has_its_flags_and_values(words):
+    given = dict(word.removeprefix("--").split("=", 1) for word in words[3:])
+    known = flags(words[2].removeprefix("experiments.") + ".py")
+    assert {name.split(".")[0] for name in given} <= known
+    for name, value in given.items():
+        if name.startswith("config."):
+            field(config_of(given), name)
+        if name in ("encodings", "config.encoding"):
+            for label in encodings.split_outside_parentheses(value, ","):
+                encodings.EncodingConfig.parse(label, config_of(given).encodings.to_dict())
+    if words[2] == "experiments.export":
+        options, sizes = (eval(f"dict({given[name]})") for name in ("options", "sizes"))
+        assert set(sizes) == set(tasks.create(given["task"], **options).splits)
+
+
+def test_commands_in_sentences_exist():
+    config = runpy.run_path(str(ROOT / "experiments" / "configs" / "counting_small.py"))["get_config"]()
+    mentioned = re.findall(r"`--(config\.[\w.]+)", README)
+    assert mentioned
+    for path in mentioned:
+        field(config, path)
+
+
+def test_make_knows_its_targets_and_variables():
+    makefile = (ROOT / "Makefile").read_text()
+    mentioned = re.findall(r"(?:`|^)make ([^`#\n]*)", README, re.MULTILINE)
+    assert mentioned
+    for word in " ".join(mentioned).split():
+        variable = re.fullmatch(r"([A-Z]+)=.*", word)
+        pattern = rf"^{variable[1]} \?=" if variable else rf"^{re.escape(word)}:"
+        assert re.search(pattern, makefile, re.MULTILINE), f"make {word}"
+
+
+def test_extras_exist():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    mentioned = re.findall(r"'\.\[(\w+)\]'", README)
+    assert mentioned
+    assert set(mentioned) <= set(extras)
+
+
+def test_nothing_is_left_out():
+    sections = {
+        name: README.split(f"\n## {name}\n")[1].split("\n## ")[0] for name in ("Encodings", "Tasks", "Commands")
+    }
+    assert sorted(re.findall(r"^\| `(\w+)` \|", sections["Encodings"], re.MULTILINE)) == list(encodings.names())
+    assert sorted(re.findall(r"^\| `(\w+)` \|", sections["Tasks"], re.MULTILINE)) == list(tasks.names())
+    assert all(f"`{name}`" in sections["Encodings"] for name in positions.SAMPLERS)
+    files = {path.name for path in (ROOT / "experiments" / "configs").glob("[!_]*.py")} - {"base.py"}
+    assert set(re.findall(r"`(\w+\.py)`", sections["Commands"])) == files
+
+
+def test_every_encoding_has_its_page_with_every_option_and_default():
+    sections = dict(re.findall(r"^## `(\w+)`\n(.*?)(?=^## |\Z)", ENCODINGS, re.DOTALL | re.MULTILINE))
+    assert sorted(sections) == list(encodings.names())
+    for name, text in sections.items():
+        written = dict(re.findall(r"^\| `(\w+)` \| `(.*?)` \|", text, re.MULTILINE))
+        fields = dataclasses.fields(encodings.ENCODINGS.get(name).Config)
+        assert written == {option.name: repr(option.default) for option in fields}, name
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_to_files(page):
+    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text())
+    missing = [link for link in links if not (page.parent / link).exists()]
+    assert not missing

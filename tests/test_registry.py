@@ -1,0 +1,203 @@
+"""Names to classes, and options to configs: every kind of field, and every mistake."""
+
+import dataclasses
+from typing import Any, Literal
+
+import pytest
+
+from cope_jax.errors import ConfigError
+from cope_jax.registry import Registry, configure, unknown
+
+
+def registry(*names):
+    table = Registry("shape")
+    for name in names:
+        table.register(name)(type(name, (), {}))
+    return table
+
+
+def test_names_are_sorted_and_looked_up():
+    table = registry("square", "circle")
+    assert table.names() == tuple(table) == ("circle", "square")
+    assert table.get("square").__name__ == "square"
+    assert "square" in table and "triangle" not in table and 3 not in table
+
+
+def test_the_decorator_returns_the_class():
+    table = Registry("shape")
+
+    @table.register("square")
+    class Square: ...
+
+    assert table.get("square") is Square
+
+
+@pytest.mark.parametrize(
+    "names, name, message",
+    [
+        (["circle", "square"], "squire", "unknown shape 'squire': did you mean 'square'? Choices: circle, square"),
+        (["square", "circle"], "xyz", "unknown shape 'xyz': Choices: circle, square"),
+        ([], "square", "unknown shape 'square': Choices: (none)"),
+    ],
+)
+def test_an_unknown_name_lists_the_choices(names, name, message):
+    with pytest.raises(ConfigError) as error:
+        registry(*names).get(name)
+    assert str(error.value) == message
+
+
+def test_a_name_that_is_no_text_is_unknown():
+    assert str(unknown("shape", None, ["b", "a"])) == "unknown shape None: Choices: a, b"
+
+
+def test_a_second_class_under_one_name_is_an_error():
+    table = Registry("shape")
+
+    @table.register("square")
+    class Square: ...
+
+    with pytest.raises(ValueError, match=r"shape 'square' is registered already, by .*Square") as error:
+
+        @table.register("square")
+        class Other: ...
+
+    assert not isinstance(error.value, ConfigError)
+    assert table.get("square") is Square
+
+
+def test_a_notebook_cell_may_run_twice():
+    """The same class, defined again, takes the place of the first."""
+    table = Registry("shape")
+
+    def cell():
+        @table.register("square")
+        class Square: ...
+
+        return Square
+
+    first, second = cell(), cell()
+    assert first is not second and table.get("square") is second and table.names() == ("square",)
+
+
+def test_a_class_of_the_same_name_in_another_file_is_another():
+    table = Registry("shape")
+    one, two = type("Square", (), {}), type("Square", (), {"__module__": "elsewhere"})
+    table.register("square")(one)
+    with pytest.raises(ValueError, match="registered already"):
+        table.register("square")(two)
+
+
+def test_functions_are_entries_too():
+    table = Registry("function")
+    table.register("unknown")(unknown)
+    assert table.get("unknown") is unknown
+
+
+@dataclasses.dataclass(frozen=True)
+class Inner:
+    size: int = 1
+    share: float = 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    whole: int = 0
+    real: float = 0.0
+    yes: bool = False
+    text: str = ""
+    anything: Any = None
+    choice: Literal["one", "two", 3] = "one"
+    numbers: tuple[float, ...] = ()
+    inners: tuple[Inner, ...] = ()
+    inner: Inner = Inner()
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    bare: dict = dataclasses.field(default_factory=dict)
+    maybe_whole: int | None = None
+    maybe_real: float | None = None
+    maybe_text: str | None = None
+    maybe_numbers: tuple[float, ...] | None = None
+    whole_or_text: int | str = 0
+
+
+@pytest.mark.parametrize(
+    "name, value, expected",
+    [
+        ("whole", 3, 3),
+        ("real", 2.5, 2.5),
+        ("real", 2, 2.0),
+        ("yes", True, True),
+        ("text", "a", "a"),
+        ("anything", [object], [object]),
+        ("choice", "two", "two"),
+        ("choice", 3, 3),
+        ("numbers", [1, 2.5], (1.0, 2.5)),
+        ("numbers", (1, 2.5), (1.0, 2.5)),
+        ("numbers", [], ()),
+        ("inners", [{"size": 3}, Inner(4)], (Inner(3), Inner(4))),
+        ("inner", {"size": 3, "share": 1}, Inner(3, 1.0)),
+        ("inner", Inner(4), Inner(4)),
+        ("options", {"a": [1]}, {"a": [1]}),
+        ("bare", {1: 2}, {1: 2}),
+        ("maybe_whole", None, None),
+        ("maybe_whole", 3, 3),
+        ("maybe_real", 3, 3.0),
+        ("maybe_real", 3.5, 3.5),
+        ("maybe_text", None, None),
+        ("maybe_text", "a", "a"),
+        ("maybe_numbers", None, None),
+        ("maybe_numbers", [1], (1.0,)),
+        ("whole_or_text", 3, 3),
+        ("whole_or_text", "a", "a"),
+    ],
+)
+def test_values_that_fit(name, value, expected):
+    config = configure(Outer, {name: value}, "outer")
+    found = getattr(config, name)
+    assert found == expected and type(found) is type(expected)
+    assert dataclasses.replace(config, **{name: getattr(Outer(), name)}) == Outer()
+    if isinstance(found, tuple):
+        assert [type(one) for one in found] == [type(one) for one in expected]
+    if isinstance(found, Inner):
+        assert type(found.share) is float
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("whole", 2.0, "outer.whole must be int, got 2.0 of type float"),
+        ("whole", True, "outer.whole must be int, got True of type bool"),
+        ("whole", "3", "outer.whole must be int, got '3' of type str"),
+        ("whole", None, "outer.whole must be int, got None of type NoneType"),
+        ("real", True, "outer.real must be float, got True of type bool"),
+        ("real", "1", "outer.real must be float, got '1' of type str"),
+        ("yes", 1, "outer.yes must be bool, got 1 of type int"),
+        ("text", 1, "outer.text must be str, got 1 of type int"),
+        ("choice", "tow", "unknown outer.choice 'tow': did you mean 'two'? Choices: 3, one, two"),
+        ("choice", ["one"], "unknown outer.choice ['one']"),
+        ("numbers", 1.0, "outer.numbers must be a tuple, got 1.0"),
+        ("numbers", "12", "outer.numbers must be a tuple, got '12'"),
+        ("numbers", ["a"], "outer.numbers must be float, got 'a' of type str"),
+        ("inners", [3], "outer.inners must be Inner, got 3 of type int"),
+        ("inner", 3, "outer.inner must be Inner, got 3 of type int"),
+        ("inner", {"size": 2.5}, "outer.inner.size must be int, got 2.5 of type float"),
+        ("inner", {"sizes": 2}, "unknown option of outer.inner 'sizes': did you mean 'size'? Choices: share, size"),
+        ("options", 3, "outer.options must be dict, got 3 of type int"),
+        ("bare", 3, "outer.bare must be dict, got 3 of type int"),
+        ("maybe_whole", 2.5, "outer.maybe_whole must be int or NoneType, got 2.5 of type float"),
+        ("maybe_whole", True, "outer.maybe_whole must be int or NoneType, got True of type bool"),
+        ("maybe_real", True, "outer.maybe_real must be float or NoneType, got True of type bool"),
+        ("maybe_text", 3, "outer.maybe_text must be str or NoneType, got 3 of type int"),
+        ("maybe_numbers", ["a"], "outer.maybe_numbers must be float, got 'a' of type str"),
+        ("maybe_numbers", 1.0, "outer.maybe_numbers must be tuple or NoneType, got 1.0 of type float"),
+        ("whole_or_text", 1.5, "outer.whole_or_text must be int or str, got 1.5 of type float"),
+        ("wole", 1, "unknown option of outer 'wole': did you mean 'whole'?"),
+    ],
+)
+def test_values_that_do_not(name, value, message):
+    with pytest.raises(ConfigError) as error:
+        configure(Outer, {name: value}, "outer")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_no_options_are_the_defaults():
+    assert configure(Outer, {}, "outer") == Outer()

@@ -1,0 +1,143 @@
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+
+from cope_jax import tasks
+from cope_jax.data import pipeline
+from cope_jax.evaluation.errors import Errors, Evaluator
+from cope_jax.training.replicas import Replicas
+from tests.training import tiny
+
+# Splits of three lengths: 4 + 4, 4 + 2 and 4 + 8 tokens.
+TASK = tasks.create("selective_copy", num_symbols=3, num_tokens=2, num_blanks=4)
+SPLITS = {"in_distribution": 5, "dense": 4, "sparse": 7, "blanks=3": 3}
+MEASURED = [field.name for field in dataclasses.fields(Errors)]
+
+
+def bigram(params, inputs_BL, key):
+    """Logits that depend on the token alone."""
+    del key
+    return params[inputs_BL]
+
+
+@pytest.fixture
+def table(rng):
+    return rng.normal(size=(TASK.vocab_size, TASK.vocab_size)).astype(np.float32)
+
+
+def create(logits=bigram, width=1, splits=SPLITS, batch_size=4):
+    return Evaluator(TASK, logits, Replicas(width).lift, splits, batch_size=batch_size, data_seed=11)
+
+
+def count(table, split, examples):
+    """Loss and errors of the bigram table, example by example and token by token."""
+    batch, losses, wrong_tokens, wrong_sequences = TASK.dataset(split, examples, 11), [], 0, 0
+    for inputs, targets, weights in zip(*(batch[name] for name in ("inputs", "targets", "weights")), strict=True):
+        wrong = 0
+        for token, target, weight in zip(inputs, targets, weights, strict=True):
+            if weight:
+                logits = table[token].astype(np.float64)
+                losses.append(np.log(np.exp(logits).sum()) - logits[target])
+                wrong += int(logits.argmax() != target)
+        wrong_tokens += wrong
+        wrong_sequences += wrong > 0
+    return Errors(np.mean(losses), wrong_tokens / len(losses), wrong_sequences / examples)
+
+
+def assert_close(ours, theirs, rtol=1e-6):
+    for name in MEASURED:
+        np.testing.assert_allclose(getattr(ours, name), getattr(theirs, name), rtol=rtol, err_msg=name)
+
+
+def test_errors_are_those_counted_one_by_one(table):
+    measured = create()(table)
+    assert list(measured) == list(SPLITS)
+    for split, examples in SPLITS.items():
+        (ours,) = measured[split]
+        assert_close(ours, count(table, split, examples))
+    assert 0 < measured["sparse"][0].token_error < measured["sparse"][0].sequence_error
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 64])
+def test_the_size_of_a_batch_changes_nothing(batch_size, table):
+    for split, (ours,) in create(batch_size=batch_size)(table).items():
+        assert_close(ours, count(table, split, SPLITS[split]))
+
+
+def test_a_perfect_model_has_no_error():
+    def oracle(params, inputs_BL, key):
+        return 200 * jax.nn.one_hot(params, TASK.vocab_size)
+
+    targets_BL = TASK.dataset("dense", 4, 11)["targets"]
+    (measured,) = create(oracle, splits={"dense": 4})(targets_BL)["dense"]
+    assert measured == Errors(loss=0.0, token_error=0.0, sequence_error=0.0)
+
+
+def test_a_bound_on_the_examples_is_rounded_up_to_batches(table):
+    evaluator = create(batch_size=2)
+    for bound, examples in ((1, 2), (2, 2), (3, 4), (7, 7), (100, 7)):
+        (ours,) = evaluator(table, ["sparse"], bound)["sparse"]
+        assert_close(ours, count(table, "sparse", examples))
+
+
+def test_all_splits_and_bounds_share_one_program(table):
+    traced = []
+
+    def counting(params, inputs_BL, key):
+        traced.append(inputs_BL.shape)
+        return bigram(params, inputs_BL, key)
+
+    evaluator = create(counting)
+    for arguments in [(), (["dense"],), (["sparse", "in_distribution"], 4)]:
+        evaluator(table, *arguments)
+    assert traced == [(4, 2 * 2 + 8)]
+
+
+def test_padding_to_the_longest_split_changes_nothing_for_a_causal_model():
+    task = tiny.TASK
+    params = tiny.program().init(np.int32(0)).params
+    logits = jax.jit(tiny.create_learner().logits)
+    options = {"batch_size": 4, "data_seed": 0}
+    evaluator = Evaluator(task, logits, Replicas().lift, {"dense": 6}, **options)
+    padded = Evaluator(task, logits, Replicas().lift, {"dense": 6}, **options)
+    padded._batches["dense"] = [
+        {name: np.pad(value, ((0, 0), (0, 3))) for name, value in batch.items()} for batch in padded._batches["dense"]
+    ]
+    # Longer rows are summed in another order.
+    assert_close(padded(params)["dense"][0], evaluator(params)["dense"][0], rtol=1e-5)
+
+
+def test_runs_side_by_side_are_measured_each_for_itself(table):
+    tables = np.stack([table, -table, 0 * table])
+    for split, runs in create(width=3)(tables).items():
+        for ours, own in zip(runs, tables, strict=True):
+            assert_close(ours, count(own, split, SPLITS[split]))
+
+
+def test_each_batch_has_a_key_of_its_own_and_every_call_the_same():
+    keys = []
+
+    def drawing(params, inputs_BL, key):
+        jax.debug.callback(lambda data: keys.append(tuple(data.tolist())), jax.random.key_data(key))
+        return params[inputs_BL]
+
+    evaluator = create(drawing)
+    for _ in range(2):
+        evaluator(np.zeros((TASK.vocab_size, TASK.vocab_size), np.float32), ["sparse"])
+    jax.effects_barrier()
+    assert len(set(keys)) == 2 and keys[:2] == keys[2:]
+
+
+def test_fixed_splits_are_read_from_disk_and_sweeps_are_drawn(table, monkeypatch):
+    asked = {}
+    draw = pipeline.evaluation_batches
+
+    def reading(task, split, *, data_dir, **options):
+        asked[split] = data_dir
+        return draw(task, split, **options)
+
+    monkeypatch.setattr(pipeline, "evaluation_batches", reading)
+    Evaluator(TASK, bigram, Replicas().lift, SPLITS, batch_size=4, data_seed=11, data_dir="somewhere")
+    assert asked == {"in_distribution": "somewhere", "dense": "somewhere", "sparse": "somewhere", "blanks=3": None}

@@ -1,0 +1,35 @@
+import signal
+
+import pytest
+
+from cope_jax.training.interruption import Interruption
+
+pytestmark = pytest.mark.newest
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_first_signal_only_asks(number, capfd):
+    with Interruption() as interruption:
+        assert not interruption.requested
+        signal.raise_signal(number)
+        assert interruption.requested
+    assert "stopping at the next checkpoint" in capfd.readouterr().err
+
+
+def test_a_second_ctrl_c_leaves_at_once():
+    with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(signal.SIGTERM)  # what sends SIGTERM may send it again: no reason to lose the checkpoint
+        assert interruption.requested
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.parametrize("error", [None, ValueError])
+def test_the_handlers_from_before_come_back(error):
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with pytest.raises(error) if error else Interruption():
+        with Interruption():
+            assert signal.getsignal(signal.SIGINT) != before[signal.SIGINT]
+            if error:
+                raise error
+    assert {number: signal.getsignal(number) for number in before} == before
