@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
 
@@ -103,31 +104,36 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
     return cls(**values)
 
 
+def check_at_least(least: float, what: str, **values: float | None) -> None:
+    """Raises ConfigError for a value below `least`; None is allowed.
+
+    >>> check_at_least(1, "decoder", num_layers=0)
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: decoder.num_layers must be at least 1, got 0
+    """
+    for name, value in values.items():
+        if value is not None and not value >= least:  # so written, NaN is an error too
+            raise ConfigError(f"{what}.{name} must be at least {least}, got {value}")
+
+
 def _checked(value: Any, kind: Any, where: str) -> Any:
     if kind is Any:
         return value
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return configure(kind, value, where)  # type: ignore[arg-type]  # kind is the class, not an instance
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
     if get_origin(kind) is Literal:
         if value not in get_args(kind):
             raise unknown(where, value, map(str, get_args(kind)))
         return value
-    if get_origin(kind) is tuple:
-        if not isinstance(value, (tuple, list)):
-            raise ConfigError(f"{where} must be a tuple, got {value!r}")
-        return tuple(_checked(v, get_args(kind)[0], where) for v in value)
-    choices = get_args(kind) if get_args(kind) and get_origin(kind) is not dict else (kind,)
+    choices = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
     for choice in choices:
         plain = get_origin(choice) or choice
-        if plain is type(None) and value is None:
-            return value
         if plain is tuple and isinstance(value, (tuple, list)):
-            return _checked(value, choice, where)
-        if plain is float and isinstance(value, int) and not isinstance(value, bool):
+            return tuple(_checked(entry, get_args(choice)[0], where) for entry in value)
+        if plain is float and type(value) is int:
             return float(value)
-        if isinstance(plain, type) and isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
+        if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
             return value
-    names = " or ".join(getattr(c, "__name__", str(c)) for c in choices)
+    names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices)
     raise ConfigError(f"{where} must be {names}, got {value!r} of type {type(value).__name__}")

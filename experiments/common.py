@@ -1,11 +1,7 @@
-"""What the commands share: errors in one line, workdirs, and a config made into a running experiment."""
+"""What the commands share: a config made into a running experiment, and a run read back."""
 
-import contextlib
 import dataclasses
-import json
-import os
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +9,6 @@ import grain
 import jax
 import rich.console
 import rich.table
-from absl import app, logging
 
 from cope_jax import tasks
 from cope_jax.data import pipeline
@@ -22,76 +17,12 @@ from cope_jax.evaluation.errors import Evaluator
 from cope_jax.tasks import Task
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.interruption import Interrupted
 from cope_jax.training.learner import Learner, TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer
 from cope_jax.training.program import Program
 from cope_jax.training.replicas import Replicas
-
-
-@contextlib.contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turns what the user can mend into one line and an exit status: 2 for wrong input, 130 for an interruption."""
-    try:
-        yield
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        sys.exit(130)
-    except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)
-
-
-def run(main: Callable[[], None]) -> None:
-    """Parses the flags and calls `main`."""
-
-    def guarded(argv: Sequence[str]) -> None:
-        with clear_errors():
-            if argv[1:]:
-                raise ConfigError(f"unexpected argument {argv[1]!r}: all options are flags, see --help")
-            main()
-
-    def parse(argv: Sequence[str]) -> list[str]:
-        from absl.flags import FLAGS, Error
-
-        with clear_errors():
-            try:
-                return FLAGS(argv)
-            except Error as error:
-                raise _wrapped(error) or ConfigError(f"{error}; see --help") from None
-            except (AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
-                # what reading a --config file and setting its fields can raise
-                raise ConfigError(_one_line(error)) from error
-
-    logging.set_verbosity(logging.WARNING)
-    app.run(guarded, flags_parser=parse)
-
-
-def _wrapped(error: BaseException | None) -> ConfigError | None:
-    """The ConfigError that a --config file raised: the innermost, for the flag libraries wrap it, even in its own type."""
-    found = None
-    while error is not None:
-        found = error if isinstance(error, ConfigError) else found
-        error = error.__cause__ or error.__context__
-    return found
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
-
-
-def read_config(value: Any) -> ExperimentConfig:
-    """The config that the --config flag holds; ConfigError if its file is missing, or its config is wrong."""
-    try:
-        mapping = value.to_dict()
-    except (OSError, AttributeError) as error:  # a file that cannot be read shows only now
-        reason = str(error).splitlines()[-1].strip()
-        raise ConfigError(f"--config must name a file whose get_config() returns a ConfigDict ({reason})") from error
-    return ExperimentConfig.from_mapping(mapping)
+from experiments.workdir import read_json
 
 
 class Experiment:
@@ -115,6 +46,7 @@ class Experiment:
         self.evaluator = Evaluator(
             self.task,
             self.learner.logits,
+            self.learner.sample_positions,
             self.replicas.lift,
             splits,
             batch_size=evaluation.batch_size,
@@ -128,7 +60,9 @@ class Experiment:
         task = tasks.create(config.task.name, **config.task.options)
         learner = create_learner(config, task)
         tokens = jax.ShapeDtypeStruct((1, task.max_length), jax.numpy.int32)
-        jax.eval_shape(learner.logits, jax.eval_shape(learner.init, 0).params, tokens, jax.random.key(0))
+        positions_BL = learner.sample_positions(jax.random.key(0), 1, task.max_length)
+        params = jax.eval_shape(learner.init, 0).params
+        jax.eval_shape(lambda params, tokens: learner.logits(params, tokens, positions_BL), params, tokens)
         if config.training.data_dir is not None:
             create_iterator(config, task, 0)
 
@@ -157,13 +91,16 @@ class Experiment:
         return self.records(seeds, state, training.steps, seconds)
 
     def records(self, seeds: Sequence[int], state: TrainState, step: int, seconds: float) -> list[dict[str, Any]]:
-        """The final errors on every split, sweep included, as results.json holds them."""
+        """The final errors on every split, sweep included, as results.json holds them.
+
+        Seeds side by side share the seconds equally.
+        """
         common = {
             "task": self.config.task.name,
             "encoding": self.config.encoding,
             "step": step,
             "parameters": self.parameters(),
-            "wall_seconds": seconds,
+            "wall_seconds": seconds / len(seeds),
         }
         return [
             {**common, "seed": seed, "split": split, "metric": metric, "value": value}
@@ -209,55 +146,6 @@ def create_iterator(config: ExperimentConfig, task: Task, seed: int) -> grain.Da
         shuffle_seed=seed,
         data_dir=training.data_dir,
     )
-
-
-def open_workdir(workdir: Path, settings: dict[str, Any]) -> None:
-    """Makes `workdir` the place of a run with these settings, kept in its config.json.
-
-    Raises:
-      ConfigError: it cannot be written to, or belongs to other settings.
-    """
-    path = workdir / "config.json"
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if not path.exists():
-            write_json(path, settings)
-        elif not os.access(workdir, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-        held = read_json(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
-    if held != json.loads(json.dumps(settings)):
-        raise ConfigError(
-            f"{workdir} holds a run with another {_difference(held, settings)}: "
-            f"choose another --workdir, or the same config"
-        )
-
-
-def read_json(path: Path, *names: str) -> Any:
-    """The content of a JSON file that holds these names; ConfigError if it is damaged."""
-    try:
-        content = json.loads(path.read_text())
-        if not isinstance(content, dict) or not content.keys() >= set(names):
-            raise ValueError(f"it must hold {' and '.join(names)}")
-        return content
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}): delete it, and the command makes it anew") from error
-
-
-def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file at once or not at all."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    partial.replace(path)
-
-
-def _difference(held: Any, wanted: Any, where: str = "") -> str:
-    if isinstance(held, dict) and isinstance(wanted, dict):
-        for name in [*wanted, *held]:
-            if name not in held or name not in wanted or json.dumps(held[name]) != json.dumps(wanted[name]):
-                return _difference(held.get(name), wanted.get(name), f"{where}.{name}" if where else name)
-    return f"{where} ({json.dumps(held)}, not {json.dumps(wanted)})"
 
 
 @dataclasses.dataclass(frozen=True)

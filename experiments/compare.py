@@ -1,10 +1,11 @@
-"""Compares encodings on one task: trains each with several seeds, and shows errors in a table and plots.
+r"""Compares encodings on one task: trains each with several seeds, and shows errors in a table and plots.
 
-python -m experiments.compare --config=experiments/configs/quick.py --encodings=cope,rope,relative,learned --seeds=1
---workdir=runs/quick
+python -m experiments.compare --config=experiments/configs/quick.py --encodings=cope,rope,relative,learned --seeds=1 \
+    --workdir=runs/quick
 
 Every finished cell (an encoding with its seeds) is kept, and so is the newest checkpoint of the one at work: after an
-interruption the same command goes on, with the same numbers. Encodings and seeds may be added later.
+interruption the same command goes on, with the same numbers. Encodings and seeds may be added later; what is shown
+are those that the command names.
 
 Writes results.json, results.csv, table.md and plots into the workdir; each run is in cells/ENCODING/seed_N and can be
 given to experiments.evaluate and experiments.inspect.
@@ -26,7 +27,8 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation import plots, records, tables
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
-from experiments import common
+from experiments import common, entry
+from experiments import workdir as workdirs
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
 _ENCODINGS = flags.DEFINE_string(
@@ -52,15 +54,15 @@ class Cell:
 
 def main() -> None:
     """Trains what is missing, then shows everything."""
-    config = common.read_config(_CONFIG.value)
-    workdir, console = Path(_WORKDIR.value), Console()
+    config = entry.read_config(_CONFIG.value)
+    workdir = Path(_WORKDIR.value)
     labels = read_encodings(_ENCODINGS.value, config)
     experiment = {label: dataclasses.replace(config, encoding=label) for label in labels}
     for label in labels:  # all mistakes in the config show before the first hour of training
         common.Experiment.check(experiment[label])
     settings = config.to_dict()
     del settings["encoding"]
-    common.open_workdir(workdir, {"config": settings})
+    workdirs.open_workdir(workdir, {"config": settings})
     cells = plan(labels, _SEEDS.value, side_by_side(config), workdir)
     done = 0
     for label in labels:
@@ -73,8 +75,8 @@ def main() -> None:
             compiled[width] = compiled.get(width) or common.Experiment(experiment[label], width)
             seeds = f"seed {cell.seeds[0]}" if width == 1 else f"seeds {cell.seeds[0]}–{cell.seeds[-1]}"
             train(cell, compiled[width], f"[{done}/{len(cells)}] {label}, {seeds}")
-            show(workdir, config, labels, [cell for cell in cells if cell.result.exists()], None)
-    show(workdir, config, labels, cells, console)
+            write_results(workdir, [cell for cell in cells if cell.result.exists()])
+    show(workdir, config, labels, cells, Console())
 
 
 def read_encodings(text: str, config: ExperimentConfig) -> list[str]:
@@ -95,37 +97,68 @@ def side_by_side(config: ExperimentConfig) -> int:
 
 
 def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[Cell]:
-    """All cells, each encoding's seeds in groups of `width`."""
+    """All cells: those that stand in the workdir, and the seeds that are missing in groups of `width`."""
     cells = []
     for label in labels:
         folder = workdir / "cells" / re.sub(r"[^\w=.+-]+", "_", label).strip("_")
-        for first in range(0, seeds, width):
-            group = tuple(range(first, min(first + width, seeds)))
-            name = f"seed_{first}" if len(group) == 1 else f"seeds_{first}-{group[-1]}"
+        groups = [group for group in (seeds_of(path) for path in folder.glob("seed*")) if group and group[-1] < seeds]
+        held = {seed for group in groups for seed in group}
+        new: list[tuple[int, ...]] = []
+        for seed in (seed for seed in range(seeds) if seed not in held):
+            follows = new and seed == new[-1][-1] + 1 and len(new[-1]) < width
+            new[-1:] = [(*new[-1], seed)] if follows else [*new[-1:], (seed,)]
+        groups += new
+        for group in sorted(groups):
+            name = f"seed_{group[0]}" if len(group) == 1 else f"seeds_{group[0]}-{group[-1]}"
             cells.append(Cell(label, group, folder / name))
     return cells
 
 
+def seeds_of(folder: Path) -> tuple[int, ...]:
+    """The seeds in the name of a cell's folder.
+
+    >>> seeds_of(Path("cells/cope/seeds_3-5"))
+    (3, 4, 5)
+    """
+    match = re.fullmatch(r"seeds?_(\d+)(?:-(\d+))?", folder.name)
+    return tuple(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else ()
+
+
 def train(cell: Cell, experiment: common.Experiment, label: str) -> None:
     """Trains one cell and keeps its result."""
-    common.open_workdir(cell.workdir, {"config": experiment.config.to_dict(), "seeds": list(cell.seeds)})
+    workdirs.open_workdir(cell.workdir, {"config": experiment.config.to_dict(), "seeds": list(cell.seeds)})
     result = experiment.train(cell.seeds, cell.workdir, label)
-    common.write_json(cell.result, {"records": result, "environment": records.environment()})
+    workdirs.write_json(cell.result, {"records": result, "environment": records.environment()})
+
+
+def write_results(workdir: Path, cells: Sequence[Cell]) -> tuple[list[records.Record], list[Path]]:
+    """Writes results.json and results.csv of finished cells. Returns the records and the paths."""
+    results = [workdirs.read_json(cell.result, "records", "environment") for cell in cells]
+    finished = [record for result in results for record in result["records"]]
+    environments = [result["environment"] for result in results]
+    different = [other for n, other in enumerate(environments) if other not in environments[:n]]
+    # Cells that were trained elsewhere, or at another commit, keep their own environment on record.
+    others = {"others": different[1:]} if different[1:] else {}
+    return finished, records.write_results(workdir, finished, {**different[0], **others})
 
 
 def show(
-    workdir: Path, config: ExperimentConfig, labels: Sequence[str], cells: Sequence[Cell], console: Console | None
+    workdir: Path, config: ExperimentConfig, labels: Sequence[str], cells: Sequence[Cell], console: Console
 ) -> None:
-    """Writes results of the finished cells; with a console, also table and plots, and prints."""
-    finished = [record for cell in cells for record in common.read_json(cell.result, "records")["records"]]
-    paths = records.write_results(workdir, finished, records.environment())
-    if console is None:
-        return
+    """Writes results, table and plots of all cells, and prints the table."""
+    finished, paths = write_results(workdir, cells)
     task = tasks.create(config.task.name, **config.task.options)
-    paths.append(records.write_atomically(workdir / "table.md", tables.markdown(task, finished, labels, config.paper)))
+    paper = {} if is_changed() else config.paper
+    paths.append(records.write_atomically(workdir / "table.md", tables.markdown(task, finished, labels, paper)))
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(cells), labels)
-    console.print(tables.rich_table(task, finished, labels, paper=config.paper))
+    console.print(tables.rich_table(task, finished, labels, paper=paper))
     console.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
+
+
+def is_changed() -> bool:
+    """Whether flags change the recipe of the config file, so that the paper's figures do not belong beside ours."""
+    changed = config_flags.get_override_values(flags.FLAGS["config"])
+    return any(not name.startswith(("evaluation.", "seeds_side_by_side")) for name in changed)
 
 
 def read_curves(cells: Sequence[Cell]) -> list[dict[str, Any]]:
@@ -139,4 +172,4 @@ def read_curves(cells: Sequence[Cell]) -> list[dict[str, Any]]:
 
 
 if __name__ == "__main__":
-    common.run(main)
+    entry.run(main)

@@ -8,7 +8,8 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common
+from experiments import common, entry
+from experiments import workdir as workdirs
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
 _EXAMPLES = flags.DEFINE_integer(
@@ -26,8 +27,8 @@ def main() -> None:
         config = dataclasses.replace(config, evaluation=evaluation)
     records = common.Experiment(config, len(run.seeds)).records(run.seeds, run.state, run.step, run.seconds)
     common.print_errors(run.task, records)
-    common.write_json(workdir / "evaluation.json", {"records": records})
+    workdirs.write_json(workdir / "evaluation.json", {"records": records})
 
 
 if __name__ == "__main__":
-    common.run(main)
+    entry.run(main)

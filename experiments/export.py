@@ -1,18 +1,18 @@
-"""Writes a task as a TFDS dataset, for `--data_dir` of training and for other programs.
+"""Writes a task as a TFDS dataset, for `--config.training.data_dir` and for other programs.
 
 python -m experiments.export --task=counting --options=num_variables=3 \
     --sizes=train=10000,in_distribution=1000 --data_dir=DIR
 """
 
 import ast
-import sys
 from typing import Any
 
-from absl import app, flags
+from absl import flags
 
 from cope_jax import tasks
 from cope_jax.data import tfds_builder
 from cope_jax.errors import ConfigError
+from experiments import entry
 
 _TASK = flags.DEFINE_string("task", None, "Name of the task.", required=True)
 _OPTIONS = flags.DEFINE_string("options", "", "Options of the task, as name=value,name=value.")
@@ -36,18 +36,15 @@ def parse_assignments(text: str, what: str) -> dict[str, Any]:
         raise ConfigError(f"--{what} must look like name=value,name=value, got {text!r}") from None
 
 
-def main(argv: list[str]) -> None:
+def main() -> None:
     """Writes the dataset and prints its folder."""
+    task = tasks.create(_TASK.value, **parse_assignments(_OPTIONS.value, "options"))
+    sizes = parse_assignments(_SIZES.value, "sizes")
     try:
-        if argv[1:]:
-            raise ConfigError(f"unexpected argument {argv[1]!r}: all options are flags, see --help")
-        task = tasks.create(_TASK.value, **parse_assignments(_OPTIONS.value, "options"))
-        sizes = parse_assignments(_SIZES.value, "sizes")
         print(tfds_builder.write(task, _DATA_DIR.value, sizes, _SEED.value))
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {_DATA_DIR.value} ({error}): choose another --data_dir") from error
 
 
 if __name__ == "__main__":
-    app.run(main)
+    entry.run(main)

@@ -17,7 +17,7 @@ from rich.console import Console
 from cope_jax import positions
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation import maps
-from experiments import common
+from experiments import common, entry
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
 _INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces; without it, an example of --split.")
@@ -68,10 +68,12 @@ def read_input(run: common.LoadedRun) -> np.ndarray:
         if not tokens_L.size:
             raise ConfigError("--input has no token: write tokens separated by spaces")
         return tokens_L
-    example = _EXAMPLE.value
-    batch = run.task.dataset(_SPLIT.value, example + 1, run.config.training.data_seed)
+    example, examples = _EXAMPLE.value, run.config.evaluation.examples
+    if example >= examples:
+        raise ConfigError(f"--example must be below {examples}, the examples that the run was evaluated on")
+    batch = run.task.dataset(_SPLIT.value, examples, run.config.training.data_seed)
     return batch["inputs"][example, : int(np.flatnonzero(batch["weights"][example])[-1]) + 1]
 
 
 if __name__ == "__main__":
-    common.run(main)
+    entry.run(main)

@@ -8,7 +8,9 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from experiments import common
+from cope_jax.evaluation.records import environment
+from experiments import common, entry
+from experiments import workdir as workdirs
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.", required=True)
@@ -20,15 +22,15 @@ flags.mark_flag_as_required("config")
 
 def main() -> None:
     """Trains, measures, and prints the errors."""
-    config = common.read_config(_CONFIG.value)
+    config = entry.read_config(_CONFIG.value)
     workdir = Path(_WORKDIR.value)
     common.Experiment.check(config)
     experiment = common.Experiment(config)
-    common.open_workdir(workdir, {"config": config.to_dict(), "seeds": [_SEED.value]})
+    workdirs.open_workdir(workdir, {"config": config.to_dict(), "seeds": [_SEED.value]})
     records = experiment.train([_SEED.value], workdir, config.encoding)
-    common.write_json(workdir / "result.json", {"records": records})
+    workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment()})
     common.print_errors(experiment.task, records)
 
 
 if __name__ == "__main__":
-    common.run(main)
+    entry.run(main)

@@ -11,6 +11,7 @@ import grain
 import numpy as np
 
 from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
 from cope_jax.tasks.base import Batch, Task
 
 # One thread keeps a few batches ahead and leaves the other cores to the training step. More threads would only contend
@@ -59,8 +60,8 @@ def train_iterator(
     >>> np.array_equal(next(batches)["inputs"], second["inputs"])
     True
     """
-    _check_at_least(1, batch_size=batch_size)
-    _check_at_least(0, data_seed=data_seed, shuffle_seed=shuffle_seed)
+    check_at_least(1, "pipeline", batch_size=batch_size)
+    check_at_least(0, "pipeline", data_seed=data_seed, shuffle_seed=shuffle_seed)
     if examples is None:
         if data_dir is not None:
             raise ConfigError("data_dir holds a fixed number of examples: set `examples` to it, or leave data_dir out")
@@ -98,8 +99,8 @@ def evaluation_batches(
     >>> [batch["weights"].max(axis=1).tolist() for batch in batches]
     [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]]
     """
-    _check_at_least(1, batch_size=batch_size)
-    _check_at_least(0, seed=seed)
+    check_at_least(1, "pipeline", batch_size=batch_size)
+    check_at_least(0, "pipeline", seed=seed)
     source = _examples(task, split, examples, seed, data_dir)
     rows = [source[i] for i in range(examples)]
     blank = {key: np.zeros_like(value) for key, value in rows[0].items()}
@@ -126,7 +127,7 @@ class _BatchRows:
 def _examples(
     task: Task, split: str, examples: int, seed: int, data_dir: str | None
 ) -> _BatchRows | Sequence[dict[str, np.ndarray]]:
-    _check_at_least(1, examples=examples)
+    check_at_least(1, "pipeline", examples=examples)
     if data_dir is None:
         return _BatchRows(task.dataset(split, examples, seed))
     from cope_jax.data import tfds_builder  # here, since only reading from disk needs TFDS
@@ -135,9 +136,3 @@ def _examples(
     if len(source) != examples:
         raise ConfigError(f"{data_dir} holds {len(source)} examples of {split!r}, not {examples}: set examples to it")
     return source
-
-
-def _check_at_least(least: int, **values: int) -> None:
-    for name, value in values.items():
-        if value < least:
-            raise ConfigError(f"{name} must be at least {least}, got {value}")

@@ -1,4 +1,4 @@
-"""The contract of a position encoding: four hooks with identity defaults, and the registry of all encodings.
+"""The contract of a position encoding: hooks with identity defaults; and the registry of all encodings.
 
 Attention calls every hook, always, in this order, and knows no encoding by name:
 
@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.registry import Registry
+from cope_jax.registry import Registry, check_at_least
 from cope_jax.typing import Array, PyTree
 
 
@@ -42,9 +42,7 @@ class AttentionShape:
     max_length: int | None = None
 
     def __post_init__(self):
-        for name, value in dataclasses.asdict(self).items():
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
+        check_at_least(1, "attention", **dataclasses.asdict(self))
         if self.num_heads % self.kv_heads:
             raise ConfigError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.kv_heads}")
 
@@ -55,13 +53,6 @@ class AttentionShape:
     @property
     def width(self) -> int:
         return self.num_heads * self.head_dim if self.model_dim is None else self.model_dim
-
-
-def check_at_least(least: int, encoding: str, **options: int | None) -> None:
-    """Raises ConfigError for an option below `least`; None is allowed."""
-    for name, value in options.items():
-        if value is not None and value < least:
-            raise ConfigError(f"{encoding}.{name} must be at least {least}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -33,7 +33,10 @@ position, scale_position_logits, slope
     parts: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def __post_init__(self):
+        names = [name for name, _ in self.parts]
         for name, options in self.parts:
+            if names.count(name) > 1:
+                raise ConfigError(f"encoding {name!r} stands twice in {'+'.join(names)!r}: compose different ones")
             configure(ENCODINGS.get(name).Config, options, name)
 
     @classmethod
@@ -93,8 +96,8 @@ def _options(text: str, whole: str) -> dict[str, Any]:
     options = {}
     for item in split_outside_parentheses(text, ",") if text.strip() else []:
         name, equals, value = item.partition("=")
-        if not equals:
-            raise ConfigError(f"cannot read {item!r} in the encoding {whole!r}: write option=value")
+        if not equals or name.strip() in options:
+            raise ConfigError(f"cannot read {item!r} in the encoding {whole!r}: write option=value, each option once")
         try:
             options[name.strip()] = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError):

@@ -7,11 +7,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, check_at_least
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.ops.interpolate import interpolate
 from cope_jax.ops.logits import content_logits
 from cope_jax.ops.suffix_sum import suffix_sum
+from cope_jax.registry import check_at_least
 from cope_jax.typing import Array, PyTree, accumulator_dtype
 
 

@@ -6,7 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, check_at_least
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
 from cope_jax.typing import Array, PyTree
 
 
@@ -15,7 +17,7 @@ class FIREConfig:
     """Attributes:
     hidden: width of the network f_θ.
     c: initial value of the logarithm's scale.
-    threshold: initial value of L, the length below which distances are divided by ψ(L) rather than ψ(i).
+    threshold: L₀: up to the length L = |m|·L₀, with m learned from 1, distances are divided by ψ(L) rather than ψ(i).
     """
 
     hidden: int = 32
@@ -35,14 +37,16 @@ class FIRE(Encoding):
 
     def __init__(self, config: FIREConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        check_at_least(1, "fire", hidden=config.hidden)
+        check_at_least(1, "fire", hidden=config.hidden, threshold=config.threshold)
+        if not config.c > 0:
+            raise ConfigError(f"fire.c must be positive, got {config.c}")
         hidden, heads = config.hidden, shape.num_heads
         self.hidden_kernel = nnx.Param(jax.random.normal(rngs.params(), (hidden,)))
         self.hidden_bias = nnx.Param(jnp.zeros((hidden,)))
         self.out_kernel = nnx.Param(jax.random.normal(rngs.params(), (hidden, heads)) / hidden**0.5)
         self.out_bias = nnx.Param(jnp.zeros((heads,)))
         self.c = nnx.Param(jnp.full((), config.c))
-        self.threshold = nnx.Param(jnp.full((), config.threshold))
+        self.threshold_scale = nnx.Param(jnp.ones(()))
 
     def score(
         self,
@@ -56,9 +60,9 @@ class FIRE(Encoding):
         carry: PyTree,
     ) -> tuple[Array, PyTree]:
         dtype = logits_BHLM.dtype
-        c, threshold = (jnp.abs(p[...].astype(dtype)) for p in (self.c, self.threshold))
+        c, scale = (jnp.abs(p[...].astype(dtype)) for p in (self.c, self.threshold_scale))
         distance_BLM = jnp.abs(q_positions_BL[:, :, None] - k_positions_BM[:, None, :]).astype(dtype)
-        longest_BL1 = jnp.maximum(threshold, q_positions_BL[:, :, None].astype(dtype))
+        longest_BL1 = jnp.maximum(scale * self.config.threshold, q_positions_BL[:, :, None].astype(dtype))
         progress_BLM = jnp.log1p(c * distance_BLM) / jnp.log1p(c * longest_BL1)
         hidden_BLMF = jax.nn.relu(
             progress_BLM[..., None] * self.hidden_kernel[...].astype(dtype)[None, None, None]

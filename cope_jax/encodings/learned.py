@@ -6,8 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, check_at_least
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
 from cope_jax.typing import Array
 
 

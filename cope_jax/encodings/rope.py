@@ -34,6 +34,8 @@ class RoPE(Encoding):
 
     def __init__(self, config: RoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
+        if not config.base > 0:
+            raise ConfigError(f"rope.base must be positive, got {config.base}")
         if not 0 < config.fraction <= 1:
             raise ConfigError(f"rope.fraction must lie in (0, 1], got {config.fraction}")
         if self._rotated() == 0:

@@ -32,6 +32,8 @@ class Sinusoidal(Encoding):
 
     def __init__(self, config: SinusoidalConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
+        if not config.base > 0:
+            raise ConfigError(f"sinusoidal.base must be positive, got {config.base}")
         if shape.width % 2:
             raise ConfigError(f"encoding 'sinusoidal' needs an even model width, got {shape.width}")
 

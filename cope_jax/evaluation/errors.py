@@ -34,7 +34,8 @@ class Evaluator:
 
     Args:
       task: where the splits come from.
-      logits: (params, inputs_BL, key) → logits_BLV.
+      logits: (params, inputs_BL, positions_BL) → logits_BLV.
+      sample_positions: (key, batch, length) → positions_BL; called with each split's own length.
       lift: turns the function of one run into that of several side by side (`Replicas.lift`).
       splits: examples of each split.
       batch_size: sequences at a time.
@@ -46,6 +47,7 @@ class Evaluator:
         self,
         task: Task,
         logits: Callable[..., Array],
+        sample_positions: Callable[..., Any],
         lift: Callable[..., Any],
         splits: Mapping[str, int],
         *,
@@ -54,26 +56,26 @@ class Evaluator:
         data_dir: str | None = None,
     ):
         length = max((task.length(split) for split in splits), default=0)
-        self._batches = {
-            split: [
-                _pad(batch, length)
-                for batch in pipeline.evaluation_batches(
-                    task,
-                    split,
-                    examples=examples,
-                    batch_size=batch_size,
-                    seed=data_seed,
-                    data_dir=data_dir if split in task.splits else None,
-                )
-            ]
-            for split, examples in splits.items()
-        }
-        self._key = jax.random.key(data_seed)
+        key = jax.random.key(data_seed)
+        self._batches: dict[str, list[dict[str, Any]]] = {}
+        for split, examples in splits.items():
+            batches = pipeline.evaluation_batches(
+                task,
+                split,
+                examples=examples,
+                batch_size=batch_size,
+                seed=data_seed,
+                data_dir=data_dir if split in task.splits else None,
+            )
+            self._batches[split] = []
+            for number, batch in enumerate(batches):
+                positions_BL = sample_positions(jax.random.fold_in(key, number), *batch["inputs"].shape)
+                self._batches[split].append({**_pad(batch, length), "positions": _repeat_last(positions_BL, length)})
 
-        def measure(params: PyTree, batch: Mapping[str, Array], key: Array) -> dict[str, Array]:
-            return batch_sums(logits(params, batch["inputs"], key), batch)
+        def measure(params: PyTree, batch: Mapping[str, Array]) -> dict[str, Array]:
+            return batch_sums(logits(params, batch["inputs"], batch["positions"]), batch)
 
-        self._measure = jax.jit(lift(measure, shared=2))
+        self._measure = jax.jit(lift(measure, shared=1))
 
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
@@ -91,10 +93,7 @@ class Evaluator:
     def _errors(self, params: PyTree, batches: Sequence[Mapping[str, Any]], examples: int | None) -> list[Errors]:
         if examples is not None:
             batches = batches[: -(-examples // len(batches[0]["inputs"]))]
-        sums = [
-            jax.device_get(self._measure(params, batch, jax.random.fold_in(self._key, number)))
-            for number, batch in enumerate(batches)
-        ]
+        sums = [jax.device_get(self._measure(params, batch)) for batch in batches]
         width = np.atleast_1d(sums[0]["tokens"]).size
         return [
             mean_errors([{k: np.atleast_1d(v)[run] for k, v in batch.items()} for batch in sums])
@@ -131,3 +130,9 @@ def mean_errors(sums: Iterable[Mapping[str, Any]]) -> Errors:
 def _pad(batch: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
     """Tokens 0 of weight 0 behind each row: no earlier token of a causal model sees them."""
     return {name: np.pad(value, ((0, 0), (0, length - value.shape[1]))) for name, value in batch.items()}
+
+
+def _repeat_last(positions_BL: Any, length: int) -> np.ndarray:
+    """The positions of a padded sequence: behind the end anything in range will do."""
+    positions_BL = np.asarray(positions_BL)
+    return np.pad(positions_BL, ((0, 0), (0, length - positions_BL.shape[1])), mode="edge")

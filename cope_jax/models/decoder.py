@@ -16,6 +16,7 @@ from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.models.base import MODELS
 from cope_jax.ops.dropout import dropout
+from cope_jax.registry import check_at_least
 from cope_jax.typing import Array
 
 
@@ -42,6 +43,10 @@ class DecoderConfig:
     block: BlockConfig = BlockConfig()
     tie_embeddings: bool = False
     remat: bool = False
+
+    def __post_init__(self):
+        sizes = {"vocab_size": self.vocab_size, "max_length": self.max_length, "num_layers": self.num_layers}
+        check_at_least(1, "decoder", **sizes)
 
 
 @MODELS.register("decoder")

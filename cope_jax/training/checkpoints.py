@@ -60,7 +60,7 @@ class Checkpoints:
                 reason = reason.__cause__
             first = (str(reason).strip().splitlines() or [type(reason).__name__])[0]
             raise ConfigError(
-                f"checkpoint {self.directory / str(step)} is damaged or of another model ({first[:160]}): "
+                f"checkpoint {self.directory / str(step)} cannot be read ({first[:160]}): if it is damaged, "
                 f"delete that folder to go on from an earlier one"
             ) from error
         return loaded["state"], loaded["progress"]

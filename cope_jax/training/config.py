@@ -8,15 +8,8 @@ from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
 from cope_jax.layers.config import BlockConfig
 from cope_jax.models.decoder import DecoderConfig
-from cope_jax.registry import configure
+from cope_jax.registry import check_at_least, configure
 from cope_jax.tasks import Task
-
-
-def _check_at_least(config: Any, where: str, **least: int) -> None:
-    for name, bound in least.items():
-        value = getattr(config, name)
-        if value is not None and value < bound:
-            raise ConfigError(f"{where}.{name} must be at least {bound}, got {value}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +46,7 @@ class OptimizerConfig:
       schedule: "constant", "linear" or "cosine" decay over all steps.
       warmup_steps: linear rise from 0.
       final_fraction: the decay ends at this share of `learning_rate`.
-      weight_decay: of adamw.
+      weight_decay: of adamw; it applies to every parameter, as is optax's default.
       beta1, beta2, epsilon: Adam's.
       clip_norm: bound on the global norm of the gradient; None means none.
     """
@@ -68,6 +61,15 @@ class OptimizerConfig:
     beta2: float = 0.999
     epsilon: float = 1e-8
     clip_norm: float | None = 1.0
+
+    def __post_init__(self):
+        check_at_least(0, "optimizer", learning_rate=self.learning_rate, warmup_steps=self.warmup_steps)
+        check_at_least(0, "optimizer", weight_decay=self.weight_decay, final_fraction=self.final_fraction)
+        check_at_least(
+            0, "optimizer", beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, clip_norm=self.clip_norm
+        )
+        if max(self.beta1, self.beta2) >= 1:
+            raise ConfigError(f"optimizer.beta1={self.beta1} and beta2={self.beta2} must be less than 1")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +102,12 @@ class TrainingConfig:
     checkpoint_every: int = 100
 
     def __post_init__(self):
-        _check_at_least(self, "training", steps=1, batch_size=1, examples=1, data_seed=0, max_position=1)
-        _check_at_least(self, "training", steps_per_dispatch=1, checkpoint_every=1, evaluate_every=0)
+        check_at_least(1, "training", steps=self.steps, batch_size=self.batch_size, examples=self.examples)
+        check_at_least(1, "training", steps_per_dispatch=self.steps_per_dispatch, max_position=self.max_position)
+        check_at_least(1, "training", checkpoint_every=self.checkpoint_every)
+        check_at_least(0, "training", data_seed=self.data_seed, evaluate_every=self.evaluate_every)
+        if self.positions != "consecutive" and self.max_position is None:
+            raise ConfigError(f"training.positions={self.positions} draws positions: give training.max_position")
         for name in ("steps", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.steps_per_dispatch:
                 raise ConfigError(
@@ -127,7 +133,9 @@ class EvaluationConfig:
     batch_size: int = 64
 
     def __post_init__(self):
-        _check_at_least(self, "evaluation", examples=1, curve_examples=1, sweep_examples=0, batch_size=1)
+        check_at_least(1, "evaluation", examples=self.examples, curve_examples=self.curve_examples)
+        check_at_least(1, "evaluation", batch_size=self.batch_size)
+        check_at_least(0, "evaluation", sweep_examples=self.sweep_examples)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +160,7 @@ class ExperimentConfig:
     paper: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
-        _check_at_least(self, "config", seeds_side_by_side=0)
+        check_at_least(0, "config", seeds_side_by_side=self.seeds_side_by_side)
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ExperimentConfig":

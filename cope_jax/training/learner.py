@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
-from cope_jax import models, positions
-from cope_jax.models.decoder import DecoderConfig
+from cope_jax import positions
+from cope_jax.models.decoder import Decoder, DecoderConfig
 from cope_jax.ops.cross_entropy import cross_entropy
 from cope_jax.typing import Array, PyTree
 
@@ -53,18 +53,15 @@ class Learner:
         params = nnx.to_pure_dict(nnx.state(self._create(nnx.Rngs(model_key)), nnx.Param))
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), run_key)
 
-    def logits(self, params: PyTree, inputs_BL: Array, key: Array, dropout: bool = False) -> Array:
-        """logits_BLV of the model with these parameters; `key` draws positions and, where asked for, dropout."""
-        positions_key, dropout_key = jax.random.split(key)
-        batch, length = inputs_BL.shape
-        sampler = positions.SAMPLERS.get(self.sampler)
-        return self.rebuild(params)(
-            inputs_BL,
-            positions_BL=sampler(positions_key, batch, length, self.model.max_length),
-            dropout_key=dropout_key if dropout else None,
-        )
+    def sample_positions(self, key: Array, batch: int, length: int) -> Any:
+        """Positions of `batch` sequences, `[B, L]` or `[1, L]`, from the sampler."""
+        return positions.SAMPLERS.get(self.sampler)(key, batch, length, self.model.max_length)
 
-    def rebuild(self, params: PyTree) -> Any:
+    def logits(self, params: PyTree, inputs_BL: Array, positions_BL: Any, dropout_key: Array | None = None) -> Array:
+        """logits_BLV of the model with these parameters; without a key there is no dropout."""
+        return self.rebuild(params)(inputs_BL, positions_BL=positions_BL, dropout_key=dropout_key)
+
+    def rebuild(self, params: PyTree) -> Decoder:
         """The model as a module that holds these parameters."""
         graph, state = nnx.split(nnx.eval_shape(lambda: self._create(nnx.Rngs(0))))
         nnx.replace_by_pure_dict(state, params)
@@ -78,8 +75,14 @@ class Learner:
         """
 
         def loss_of(params: PyTree) -> Array:
-            key = jax.random.fold_in(state.key, state.step)
-            logits_BLV = self.logits(params, batch["inputs"], key, dropout=self.model.block.dropout > 0)
+            positions_key, dropout_key = jax.random.split(jax.random.fold_in(state.key, state.step))
+            batch_size, length = batch["inputs"].shape
+            logits_BLV = self.logits(
+                params,
+                batch["inputs"],
+                self.sample_positions(positions_key, batch_size, length),
+                dropout_key if self.model.block.dropout > 0 else None,
+            )
             total = jnp.sum(batch["weights"] * cross_entropy(logits_BLV, batch["targets"]))
             return total / jnp.maximum(jnp.sum(batch["weights"]), 1.0)
 
@@ -94,5 +97,5 @@ class Learner:
         """One step for each entry of the batches' leading axis T; the metrics are those of each step, `[T]`."""
         return jax.lax.scan(self.train_step, state, batches)
 
-    def _create(self, rngs: nnx.Rngs) -> Any:
-        return models.create("decoder", self.model, rngs=rngs)
+    def _create(self, rngs: nnx.Rngs) -> Decoder:
+        return Decoder(self.model, rngs=rngs)

@@ -1,9 +1,8 @@
-"""Counting with one variable in programs of up to 512 operations: the paper's recipe (arXiv 2405.18719, section 4.3).
+r"""Counting with one variable in programs of up to 512 operations: the paper's recipe (arXiv 2405.18719, section 4.3).
 
 Command:
-    python -m experiments.compare --config=experiments/configs/counting.py --encodings=cope,relative,learned
-    --workdir=runs/counting (--config.task.options.num_variables=3 or 5 for the paper's other columns, whose figures are
-    in experiments/RESULTS.md)
+    python -m experiments.compare --config=experiments/configs/counting.py --encodings=cope,relative,learned \
+        --workdir=runs/counting
 Hardware: one GPU or TPU (the paper: 8 GPUs). Wall time: not measured yet.
 Expected: the figures of the paper stand beside ours in the table.
 

@@ -1,8 +1,8 @@
-"""Flip-flop language modelling at length 128: the paper's task, CPU-sized.
+r"""Flip-flop language modelling at length 128: the paper's task, CPU-sized.
 
 Command:
-    python -m experiments.compare --config=experiments/configs/flip_flop_small.py --seeds=5
-    --workdir=runs/flip_flop_small
+    python -m experiments.compare --config=experiments/configs/flip_flop_small.py --seeds=5 \
+        --workdir=runs/flip_flop_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, where the measured figures stand too.
 Expected: all encodings reach an error of about 0 % in distribution; on the sparse split the error swings by an order of
 magnitude between seeds and within a run, so look at the median and the worst seed, never at one.

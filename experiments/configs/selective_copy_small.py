@@ -1,8 +1,8 @@
-"""Selective copy of 32 tokens among 32 blanks: the paper's task, CPU-sized.
+r"""Selective copy of 32 tokens among 32 blanks: the paper's task, CPU-sized.
 
 Command:
-    python -m experiments.compare --config=experiments/configs/selective_copy_small.py
-    --workdir=runs/selective_copy_small
+    python -m experiments.compare --config=experiments/configs/selective_copy_small.py \
+        --workdir=runs/selective_copy_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, where the measured figures stand too.
 Expected: CoPE's sequence error is about 0 % on all three splits; that of RoPE, relative and absolute is 100 % out of
 distribution.

@@ -193,8 +193,8 @@ def test_t5_buckets_are_exact(num_buckets, max_distance):
 def test_initial_parameters():
     """Where the papers say how an encoding starts."""
     fire, kerple = create("fire"), create("kerple")
-    assert float(fire.c[...]) == pytest.approx(0.1) and float(fire.threshold[...]) == 512
-    assert float(create("fire(threshold=8)").threshold[...]) == 8 and float(create("fire(c=2)").c[...]) == 2
+    assert float(fire.c[...]) == pytest.approx(0.1) and float(fire.threshold_scale[...]) == 1
+    assert float(create("fire(c=2)").c[...]) == 2
     assert np.all(np.asarray(jax.nn.softplus(kerple.r1_H[...])) < 2)
     assert np.all(np.asarray(jax.nn.softplus(kerple.r2_H[...])) < 1)
     for spec in ("learned(max_length=1000,stddev=0.5)", "relative(max_distance=1000,stddev=0.5)"):

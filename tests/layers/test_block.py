@@ -65,7 +65,7 @@ def test_the_sublayers_are_dropped_independently():
 
 def test_attention_weights_are_dropped():
     """Every value being 1, the output is the sum of a row's weights: 1 without dropout, and in the mean with it."""
-    layer = SelfAttention(CONFIG, 0.02, rngs=nnx.Rngs(0))
+    layer = SelfAttention(CONFIG, 1.0, rngs=nnx.Rngs(0))
     layer.value.kernel[...] = jnp.zeros((WIDTH, WIDTH))
     layer.value.bias[...] = jnp.ones(WIDTH)
     layer.out.kernel[...] = jnp.eye(WIDTH)
@@ -88,7 +88,7 @@ def test_attention_weights_are_dropped():
 
 @pytest.mark.parametrize("causal", [True, False])
 def test_attention_may_look_both_ways(causal):
-    layer = SelfAttention(BlockConfig(model_dim=WIDTH, init_stddev=0.5), 0.5, rngs=nnx.Rngs(0))
+    layer = SelfAttention(BlockConfig(model_dim=WIDTH), 1.0, rngs=nnx.Rngs(0))
     graphdef, state = nnx.split(layer)
 
     @jit

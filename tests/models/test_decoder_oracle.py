@@ -57,8 +57,8 @@ CASES = [
 every_case = pytest.mark.parametrize("name", [case[0] for case in CASES])
 POSITIONS = np.array([[0, 1, 2, 3, 4, 5, 6], [0, 1, 2, 0, 1, 2, 3]], np.int32)
 SEGMENTS = np.array([[0, 0, 0, 0, 0, 0, 0], [4, 4, 4, 1, 1, 1, 1]], np.int32)
-# Norms, softmax and logits are float32 by contract, so float32 is what can be compared: a logit of size 1 is the end of a chain
-# of about a hundred roundings of 6e-8, of either sign.
+# Norms, softmax and logits are float32 by contract, so float32 is what can be compared: a logit of size 1 is the end of
+# a chain of about a hundred roundings of 6e-8, of either sign.
 ROUNDING = 2e-6
 
 

@@ -76,7 +76,7 @@ def test_attention_is_what_the_layer_used(norm_position):
         return normalise(rows, values, name, "layer")
 
     for row, attention_HLM, expected in zip(tokens(), maps["attention"][0], logits, strict=True):
-        x = [np.sqrt(8) * params["embedding/embedding"][token] for token in row]
+        x = [params["embedding/embedding"][token] for token in row]
         normed = norm(x, "attention_norm") if pre else x
         v_MGK = np.stack([linear(at, block, "attention/value").reshape(2, 4) for at in normed])
         for i in range(LENGTH):

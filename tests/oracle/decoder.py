@@ -34,7 +34,7 @@ def decoder(
     positions: Sequence[int] | None = None,
     segments: Sequence[int] | None = None,
 ) -> Array:
-    """The logits `[L, V]` of one sequence: x = √D E[token], through the blocks, normed, times W_out.
+    """The logits `[L, V]` of one sequence: E[token] through the blocks, normed, times W_out, or Eᵀ/√D if tied.
 
     Args:
       tokens: the sequence.
@@ -48,13 +48,12 @@ def decoder(
     """
     positions = range(len(tokens)) if positions is None else positions
     table = params["embedding/embedding"]
-    x = [math.sqrt(table.shape[1]) * table[token] for token in tokens]
-    x = [shared.embed(row, int(place)) for row, place in zip(x, positions, strict=True)]
+    x = [shared.embed(table[token], int(place)) for token, place in zip(tokens, positions, strict=True)]
     for layer, rule in zip(layers, own, strict=True):
         x = block(x, layer, choices, compose([shared, rule]), positions, segments)
     if choices.norm_position == "pre":
         x = normalise(x, params, "norm", choices.norm)
-    out = params.get("out/kernel", table.T)
+    out = params.get("out/kernel", table.T / math.sqrt(table.shape[1]))
     return np.stack([row @ out for row in x])
 
 

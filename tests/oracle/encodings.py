@@ -198,8 +198,8 @@ def kerple(params: Params, sizes: Sizes) -> Rule:
     return of_distance(lambda head, q, i, j: -r1[head] * math.log(1 + r2[head] * abs(i - j)))
 
 
-def fire(params: Params, sizes: Sizes, hidden: int = 32) -> Rule:
-    """f(ψ(|i−j|) / ψ(max(|L|, i)))_h with ψ(x) = log(|c|x + 1) and f a network 1 → hidden → H with one ReLU."""
+def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.0) -> Rule:
+    """f(ψ(|i−j|) / ψ(max(|m|·threshold, i)))_h, ψ(x) = log(|c|x + 1), f a network 1 → hidden → H with one ReLU."""
     w1, b1, w2, b2 = (params[name] for name in ("hidden_kernel", "hidden_bias", "out_kernel", "out_bias"))
     assert w1.shape == (hidden,) and w2.shape == (hidden, sizes.heads)
 
@@ -207,7 +207,7 @@ def fire(params: Params, sizes: Sizes, hidden: int = 32) -> Rule:
         return math.log(abs(float(params["c"])) * x + 1)
 
     def bias(head, q, i, j):
-        ratio = psi(abs(i - j)) / psi(max(abs(float(params["threshold"])), i))
+        ratio = psi(abs(i - j)) / psi(max(abs(float(params["threshold_scale"])) * threshold, i))
         total = b2[head]
         for unit in range(hidden):
             total += w2[unit, head] * max(w1[unit] * ratio + b1[unit], 0.0)

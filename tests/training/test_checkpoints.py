@@ -124,6 +124,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_its_folder(damage, tmp_path
 )
 def test_a_checkpoint_of_another_model_is_an_error(like, tmp_path):
     save(tmp_path, 4)
-    with pytest.raises(ConfigError, match=r"checkpoint .*4 is damaged or of another model"):
+    with pytest.raises(ConfigError, match=r"checkpoint .*4 is damaged or of another model") as error:
         load(tmp_path, like)
+    assert "\n" not in str(error.value)
     gc.collect()

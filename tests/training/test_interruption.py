@@ -1,4 +1,6 @@
+import io
 import signal
+import sys
 
 import pytest
 
@@ -17,11 +19,28 @@ def test_the_first_signal_only_asks(number, capfd):
 
 
 def test_a_second_ctrl_c_leaves_at_once():
-    with Interruption() as interruption, pytest.raises(KeyboardInterrupt):
+    with Interruption() as interruption:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # what sends SIGTERM may send it again: no reason to lose the checkpoint
         assert interruption.requested
-        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_a_signal_may_come_while_a_line_is_printed(monkeypatch):
+    class Terminal(io.RawIOBase):
+        def writable(self):
+            return True
+
+        def write(self, line):
+            if not interruption.requested:
+                signal.raise_signal(signal.SIGINT)
+            return len(line)
+
+    monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Terminal()), write_through=True))
+    with Interruption() as interruption:
+        print("progress", file=sys.stderr, flush=True)
+        assert interruption.requested
 
 
 @pytest.mark.parametrize("error", [None, ValueError])

@@ -1,0 +1,76 @@
+"""How every command starts: flags, and errors in one line."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from absl import app, logging
+
+from cope_jax.errors import ConfigError
+from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.interruption import Interrupted
+
+
+@contextlib.contextmanager
+def clear_errors() -> Iterator[None]:
+    """Turns what the user can mend into one line and an exit status: 2 for wrong input, 130 for an interruption."""
+    try:
+        yield
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except Interrupted as stop:
+        print(stop, file=sys.stderr)
+        sys.exit(130)
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
+        sys.exit(130)
+
+
+def run(main: Callable[[], None]) -> None:
+    """Parses the flags and calls `main`."""
+
+    def guarded(argv: Sequence[str]) -> None:
+        with clear_errors():
+            if argv[1:]:
+                raise ConfigError(f"unexpected argument {argv[1]!r}: all options are flags, see --help")
+            main()
+
+    def parse(argv: Sequence[str]) -> list[str]:
+        from absl.flags import FLAGS, Error
+
+        with clear_errors():
+            try:
+                return FLAGS(argv)
+            except Error as error:
+                raise _wrapped(error) or ConfigError(f"{error}; see --help") from None
+            except (AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
+                # what reading a --config file and setting its fields can raise
+                raise ConfigError(_one_line(error)) from error
+
+    logging.set_verbosity(logging.WARNING)
+    app.run(guarded, flags_parser=parse)
+
+
+def _wrapped(error: BaseException | None) -> ConfigError | None:
+    """The ConfigError that a --config file raised: the innermost, for the flag libraries wrap it, even in its type."""
+    found = None
+    while error is not None:
+        found = error if isinstance(error, ConfigError) else found
+        error = error.__cause__ or error.__context__
+    return found
+
+
+def _one_line(error: BaseException) -> str:
+    return " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+
+
+def read_config(value: Any) -> ExperimentConfig:
+    """The config that the --config flag holds; ConfigError if its file is missing, or its config is wrong."""
+    try:
+        mapping = value.to_dict()
+    except (OSError, AttributeError) as error:  # a file that cannot be read shows only now
+        reason = str(error).splitlines()[-1].strip()
+        raise ConfigError(f"--config must name a file whose get_config() returns a ConfigDict ({reason})") from error
+    return ExperimentConfig.from_mapping(mapping)

@@ -1,0 +1,57 @@
+"""The folder of a run: the settings it belongs to, and JSON files that are whole or absent."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from cope_jax.errors import ConfigError
+
+
+def open_workdir(workdir: Path, settings: dict[str, Any]) -> None:
+    """Makes `workdir` the place of a run with these settings, kept in its config.json.
+
+    Raises:
+      ConfigError: it cannot be written to, or belongs to other settings.
+    """
+    path = workdir / "config.json"
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_json(path, settings)
+        elif not os.access(workdir, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        held = read_json(path)
+    except OSError as error:
+        raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
+    if held != json.loads(json.dumps(settings)):
+        raise ConfigError(
+            f"{workdir} holds a run with another {_difference(held, settings)}: "
+            f"choose another --workdir, or the same config"
+        )
+
+
+def read_json(path: Path, *names: str) -> Any:
+    """The content of a JSON file that holds these names; ConfigError if it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict) or not content.keys() >= set(names):
+            raise ValueError(f"it must hold {' and '.join(names)}")
+        return content
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): delete it, and the command makes it anew") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file at once or not at all."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(content, indent=1) + "\n")
+    partial.replace(path)
+
+
+def _difference(held: Any, wanted: Any, where: str = "") -> str:
+    if isinstance(held, dict) and isinstance(wanted, dict):
+        for name in [*wanted, *held]:
+            if name not in held or name not in wanted or json.dumps(held[name]) != json.dumps(wanted[name]):
+                return _difference(held.get(name), wanted.get(name), f"{where}.{name}" if where else name)
+    return f"{where} ({json.dumps(held)}, not {json.dumps(wanted)})"
