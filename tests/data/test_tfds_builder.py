@@ -6,7 +6,7 @@ from absl.testing import flagsaver
 from cope_jax import tasks
 from cope_jax.data import tfds_builder
 from cope_jax.errors import ConfigError
-from experiments import export
+from experiments import entry, export
 
 pytestmark = pytest.mark.newest
 
@@ -104,7 +104,8 @@ def test_mistakes_in_writing_are_one_clear_line(written, sizes, seed, message):
 
 def run_export(**flags):
     with flagsaver.flagsaver(**{"options": "", "seed": 0} | flags):
-        export.main(["export"])
+        with entry.clear_errors():
+            export.main()
 
 
 def test_command_writes_what_the_function_writes(tmp_path, capsys):

@@ -66,7 +66,7 @@ def contents(folder):
         ("compare", ["--config.training.examples=10", "--config.training.data_dir=nowhere"], "nowhere"),
         ("train", ["--config.encoding=ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
         ("train", ["--config.encoding=learned", "--config.encodings.learned.max_length=20"], "max_length"),
-        ("train", ["--config.training.positions=ofset"], "unknown position sampler 'ofset'"),
+        ("train", ["--config.training.positions=ofset", "--config.training.max_position=99"], "unknown position sampler 'ofset'"),
         ("train", ["--config.training.data_dir=nowhere", "--config.training.examples=10"], "nowhere"),
         ("train", ["--seed=-1"], "--seed=-1"),
         ("train", ["--seed=2147483648"], "--seed=2147483648"),

@@ -16,10 +16,14 @@ SPLITS = {"in_distribution": 5, "dense": 4, "sparse": 7, "blanks=3": 3}
 MEASURED = [field.name for field in dataclasses.fields(Errors)]
 
 
-def bigram(params, inputs_BL, key):
+def bigram(params, inputs_BL, positions_BL):
     """Logits that depend on the token alone."""
-    del key
+    del positions_BL
     return params[inputs_BL]
+
+
+def consecutive(key, batch, length):
+    return np.arange(length, dtype=np.int32)[None]
 
 
 @pytest.fixture
@@ -27,8 +31,9 @@ def table(rng):
     return rng.normal(size=(TASK.vocab_size, TASK.vocab_size)).astype(np.float32)
 
 
-def create(logits=bigram, width=1, splits=SPLITS, batch_size=4):
-    return Evaluator(TASK, logits, Replicas(width).lift, splits, batch_size=batch_size, data_seed=11)
+def create(logits=bigram, width=1, splits=SPLITS, sampler=consecutive, **options):
+    options = {"batch_size": 4, "data_seed": 11} | options
+    return Evaluator(TASK, logits, sampler, Replicas(width).lift, splits, **options)
 
 
 def count(table, split, examples):
@@ -67,7 +72,7 @@ def test_the_size_of_a_batch_changes_nothing(batch_size, table):
 
 
 def test_a_perfect_model_has_no_error():
-    def oracle(params, inputs_BL, key):
+    def oracle(params, inputs_BL, positions_BL):
         return 200 * jax.nn.one_hot(params, TASK.vocab_size)
 
     targets_BL = TASK.dataset("dense", 4, 11)["targets"]
@@ -85,9 +90,9 @@ def test_a_bound_on_the_examples_is_rounded_up_to_batches(table):
 def test_all_splits_and_bounds_share_one_program(table):
     traced = []
 
-    def counting(params, inputs_BL, key):
+    def counting(params, inputs_BL, positions_BL):
         traced.append(inputs_BL.shape)
-        return bigram(params, inputs_BL, key)
+        return bigram(params, inputs_BL, positions_BL)
 
     evaluator = create(counting)
     for arguments in [(), (["dense"],), (["sparse", "in_distribution"], 4)]:
@@ -96,17 +101,20 @@ def test_all_splits_and_bounds_share_one_program(table):
 
 
 def test_padding_to_the_longest_split_changes_nothing_for_a_causal_model():
-    task = tiny.TASK
+    learner = tiny.create_learner()
     params = tiny.program().init(np.int32(0)).params
-    logits = jax.jit(tiny.create_learner().logits)
+    splits = {"dense": 6, "sparse": 6}
     options = {"batch_size": 4, "data_seed": 0}
-    evaluator = Evaluator(task, logits, Replicas().lift, {"dense": 6}, **options)
-    padded = Evaluator(task, logits, Replicas().lift, {"dense": 6}, **options)
-    padded._batches["dense"] = [
-        {name: np.pad(value, ((0, 0), (0, 3))) for name, value in batch.items()} for batch in padded._batches["dense"]
-    ]
+
+    def errors(splits):
+        # Symbols and lengths of the tiny model's vocabulary and table.
+        task = tasks.create("selective_copy", num_symbols=3, num_tokens=2, num_blanks=3)
+        assert (task.vocab_size, task.length("dense"), task.length("sparse")) == (5, 5, 10)
+        arguments = task, learner.logits, learner.sample_positions, Replicas().lift, splits
+        return Evaluator(*arguments, **options)(params)["dense"][0]
+
     # Longer rows are summed in another order.
-    assert_close(padded(params)["dense"][0], evaluator(params)["dense"][0], rtol=1e-5)
+    assert_close(errors(splits), errors({"dense": 6}), rtol=1e-5)
 
 
 def test_runs_side_by_side_are_measured_each_for_itself(table):
@@ -116,18 +124,24 @@ def test_runs_side_by_side_are_measured_each_for_itself(table):
             assert_close(ours, count(own, split, SPLITS[split]))
 
 
-def test_each_batch_has_a_key_of_its_own_and_every_call_the_same():
-    keys = []
+def test_positions_are_sampled_for_each_batch_at_its_own_length_and_repeat_the_last_in_the_padding():
+    keys, seen = [], {}
 
-    def drawing(params, inputs_BL, key):
-        jax.debug.callback(lambda data: keys.append(tuple(data.tolist())), jax.random.key_data(key))
+    def sampler(key, batch, length):
+        keys.append((tuple(jax.random.key_data(key).tolist()), batch, length))
+        return np.arange(length, dtype=np.int32)[None] + 10 * len(keys)
+
+    def spying(params, inputs_BL, positions_BL):
+        jax.debug.callback(lambda positions: seen.setdefault(len(seen), positions.tolist()), positions_BL)
         return params[inputs_BL]
 
-    evaluator = create(drawing)
-    for _ in range(2):
-        evaluator(np.zeros((TASK.vocab_size, TASK.vocab_size), np.float32), ["sparse"])
+    evaluator = create(spying, splits={"dense": 5, "sparse": 1}, sampler=sampler)
+    assert [sizes for _, *sizes in keys] == [[4, 6], [4, 6], [4, 12]]
+    assert keys[0][0] != keys[1][0]
+    evaluator(np.zeros((TASK.vocab_size, TASK.vocab_size), np.float32))
     jax.effects_barrier()
-    assert len(set(keys)) == 2 and keys[:2] == keys[2:]
+    assert seen[0] == [[10, 11, 12, 13, 14, 15, *[15] * 6]]
+    assert seen[2] == [list(range(30, 42))]
 
 
 def test_fixed_splits_are_read_from_disk_and_sweeps_are_drawn(table, monkeypatch):
@@ -139,5 +153,5 @@ def test_fixed_splits_are_read_from_disk_and_sweeps_are_drawn(table, monkeypatch
         return draw(task, split, **options)
 
     monkeypatch.setattr(pipeline, "evaluation_batches", reading)
-    Evaluator(TASK, bigram, Replicas().lift, SPLITS, batch_size=4, data_seed=11, data_dir="somewhere")
+    create(data_dir="somewhere")
     assert asked == {"in_distribution": "somewhere", "dense": "somewhere", "sparse": "somewhere", "blanks=3": None}
