@@ -63,6 +63,7 @@ def main() -> None:
     settings = config.to_dict()
     del settings["encoding"]
     workdirs.open_workdir(workdir, {"config": settings})
+    environment = records.environment()  # now, since the checkout may change while this runs
     cells = plan(labels, _SEEDS.value, side_by_side(config), workdir)
     done = 0
     for label in labels:
@@ -74,7 +75,7 @@ def main() -> None:
             width = len(cell.seeds)
             compiled[width] = compiled.get(width) or common.Experiment(experiment[label], width)
             seeds = f"seed {cell.seeds[0]}" if width == 1 else f"seeds {cell.seeds[0]}–{cell.seeds[-1]}"
-            train(cell, compiled[width], f"[{done}/{len(cells)}] {label}, {seeds}")
+            train(cell, compiled[width], f"[{done}/{len(cells)}] {label}, {seeds}", environment)
             write_results(workdir, [cell for cell in cells if cell.result.exists()])
     show(workdir, config, labels, cells, Console())
 
@@ -124,11 +125,11 @@ def seeds_of(folder: Path) -> tuple[int, ...]:
     return tuple(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else ()
 
 
-def train(cell: Cell, experiment: common.Experiment, label: str) -> None:
-    """Trains one cell and keeps its result."""
+def train(cell: Cell, experiment: common.Experiment, label: str, environment: records.Record) -> None:
+    """Trains one cell and keeps its result, with the environment in which it was trained."""
     workdirs.open_workdir(cell.workdir, {"config": experiment.config.to_dict(), "seeds": list(cell.seeds)})
     result = experiment.train(cell.seeds, cell.workdir, label)
-    workdirs.write_json(cell.result, {"records": result, "environment": records.environment()})
+    workdirs.write_json(cell.result, {"records": result, "environment": environment})
 
 
 def write_results(workdir: Path, cells: Sequence[Cell]) -> tuple[list[records.Record], list[Path]]:

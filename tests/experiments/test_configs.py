@@ -150,7 +150,10 @@ def test_a_wrong_config_says_what_is_wrong(mapping, message):
         ({"task": {"name": "flip_flap"}}, "unknown task 'flip_flap': did you mean 'flip_flop'"),
         ({"task": {"name": "flip_flop", "options": {"size": 3}}}, "unknown option of flip_flop 'size'"),
         ({"task": {"name": "flip_flop", "options": {"length": 7}}}, "flip_flop.length must be even"),
-        ({"training": {"positions": "ofset", "max_position": 20}}, "unknown position sampler 'ofset': did you mean 'offset'"),
+        (
+            {"training": {"positions": "ofset", "max_position": 20}},
+            "unknown position sampler 'ofset': did you mean 'offset'",
+        ),
         ({"training": {"max_position": 4}}, "does not fit below max_position=4: raise max_position"),
         ({"optimizer": {"warmup_steps": 1000}}, "optimizer.warmup_steps=1000 must be less than training.steps=1000"),
     ],

@@ -66,7 +66,11 @@ def contents(folder):
         ("compare", ["--config.training.examples=10", "--config.training.data_dir=nowhere"], "nowhere"),
         ("train", ["--config.encoding=ropee"], "unknown encoding 'ropee': did you mean 'rope'?"),
         ("train", ["--config.encoding=learned", "--config.encodings.learned.max_length=20"], "max_length"),
-        ("train", ["--config.training.positions=ofset", "--config.training.max_position=99"], "unknown position sampler 'ofset'"),
+        (
+            "train",
+            ["--config.training.positions=ofset", "--config.training.max_position=99"],
+            "unknown position sampler 'ofset'",
+        ),
         ("train", ["--config.training.data_dir=nowhere", "--config.training.examples=10"], "nowhere"),
         ("train", ["--seed=-1"], "--seed=-1"),
         ("train", ["--seed=2147483648"], "--seed=2147483648"),
@@ -194,7 +198,7 @@ def test_a_damaged_checkpoint_is_one_line_that_says_how_to_go_on(part, start, co
     ):
         done = start(*command).wait()
         assert done.status == 2, done.err
-        assert f"checkpoint {newest} is damaged" in done.error and "delete that folder" in done.error
+        assert f"checkpoint {newest} cannot be read" in done.error and "delete that folder" in done.error
     shutil.rmtree(newest)
     assert start("compare", *compare(config, workdir)).wait().status == 0
     values = [

@@ -13,17 +13,15 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.self_attention import Context
 from cope_jax.models.decoder import Decoder, DecoderConfig
-from tests.models.cases import LAYERS, LENGTH, VOCAB, abstract, build, config, jit, model, named, tokens
+from tests.models.cases import LAYERS, LENGTH, ROUNDING, VOCAB, abstract, build, config, jit, model, named, tokens
 from tests.ops.jaxprs import equations
 
 ENCODING = "learned+cope(npos_max=4)+rope"
 CHOICES = {
     "pre": config(ENCODING, {"dropout": 0.3}),
-    "post": config(ENCODING, {"norm": "rms", "norm_position": "post", "activation": "swiglu"}, tie_embeddings=False),
+    "post": config(ENCODING, {"norm": "rms", "norm_position": "post", "activation": "swiglu"}),
 }
 PLACES, ONE_SEGMENT = np.arange(LENGTH, dtype=np.int32)[None], np.zeros((2, LENGTH), np.int32)
-# Two orders of the same float32 sums; logits are of size 1 to 10.
-ROUNDING = 2e-5
 WEIGHTS = np.random.default_rng(7).normal(size=(2, LENGTH, VOCAB)).astype(np.float32)
 
 
@@ -33,16 +31,18 @@ def forward(graphdef, state, tokens, positions=None, segments=None, key=None):
 
 
 @functools.cache
-def compiled(name="pre"):
-    return jit(functools.partial(forward, build(CHOICES[name])[0]))
+def compiled():
+    graphdef, state = build(CHOICES["pre"])
+    return jit(functools.partial(forward, graphdef)), state
 
 
-def logits(tokens, positions=PLACES, segments=ONE_SEGMENT, key=None, name="pre"):
-    return np.asarray(compiled(name)(build(CHOICES[name])[1], tokens, positions, segments, key))
+def logits(tokens, positions=PLACES, segments=ONE_SEGMENT, key=None):
+    run, state = compiled()
+    return np.asarray(run(state, tokens, positions, segments, key))
 
 
-def equal(found, expected, rounding=ROUNDING):
-    np.testing.assert_allclose(found, expected, rtol=rounding, atol=rounding)
+def equal(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=ROUNDING, atol=ROUNDING)
 
 
 @pytest.mark.parametrize("name", CHOICES)

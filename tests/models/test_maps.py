@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from tests.models.cases import LENGTH, build, config, jit, named, tokens
+from tests.models.cases import LENGTH, ROUNDING, build, config, jit, named, tokens
 from tests.oracle.decoder import feed_forward, linear, normalise
 
 LAYERS, HEADS, NPOS_MAX = 3, 4, 4
@@ -86,8 +86,7 @@ def test_attention_is_what_the_layer_used(norm_position):
         inner = norm(x, "mlp_norm") if pre else x
         x = [at + feed_forward(n, block, "gelu") for at, n in zip(x, inner, strict=True)]
         x = norm(x, "norm", params) if pre else norm(x, "mlp_norm")
-        # Float32 against float64: see ROUNDING of test_decoder_oracle.
-        np.testing.assert_allclose(expected, np.stack(x) @ params["out/kernel"], rtol=2e-6, atol=2e-6)
+        np.testing.assert_allclose(expected, np.stack(x) @ params["out/kernel"], rtol=ROUNDING, atol=ROUNDING)
 
 
 def test_positions_reach_the_maps():

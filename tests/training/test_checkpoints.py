@@ -104,7 +104,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_its_folder(damage, tmp_path
             assert progress["seconds"] == 6 / 3, file
         except ConfigError as error:
             errors += 1
-            assert str(error).startswith(f"checkpoint {folder / '6'} is damaged or of another model")
+            assert str(error).startswith(f"checkpoint {folder / '6'} cannot be read")
             assert "delete that folder" in str(error) and "\n" not in str(error)
             shutil.rmtree(folder / "6")
             assert int(load(folder)[0]["step"]) == 4
@@ -124,7 +124,7 @@ def test_a_damaged_checkpoint_is_an_error_that_names_its_folder(damage, tmp_path
 )
 def test_a_checkpoint_of_another_model_is_an_error(like, tmp_path):
     save(tmp_path, 4)
-    with pytest.raises(ConfigError, match=r"checkpoint .*4 is damaged or of another model") as error:
+    with pytest.raises(ConfigError, match=r"checkpoint .*4 cannot be read") as error:
         load(tmp_path, like)
     assert "\n" not in str(error.value)
     gc.collect()
