@@ -60,9 +60,7 @@ def main() -> None:
     experiment = {label: dataclasses.replace(config, encoding=label) for label in labels}
     for label in labels:  # all mistakes in the config show before the first hour of training
         common.Experiment.check(experiment[label])
-    settings = config.to_dict()
-    del settings["encoding"]
-    workdirs.open_workdir(workdir, {"config": settings})
+    workdirs.open_workdir(workdir, config)
     environment = records.environment()  # now, since the checkout may change while this runs
     cells = plan(labels, _SEEDS.value, side_by_side(config), workdir)
     done = 0
@@ -127,7 +125,7 @@ def seeds_of(folder: Path) -> tuple[int, ...]:
 
 def train(cell: Cell, experiment: common.Experiment, label: str, environment: records.Record) -> None:
     """Trains one cell and keeps its result, with the environment in which it was trained."""
-    workdirs.open_workdir(cell.workdir, {"config": experiment.config.to_dict(), "seeds": list(cell.seeds)})
+    workdirs.open_workdir(cell.workdir, experiment.config, cell.seeds)
     result = experiment.train(cell.seeds, cell.workdir, label)
     workdirs.write_json(cell.result, {"records": result, "environment": environment})
 

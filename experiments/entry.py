@@ -1,6 +1,7 @@
 """How every command starts: flags, and errors in one line."""
 
 import contextlib
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -44,9 +45,11 @@ def run(main: Callable[[], None]) -> None:
             try:
                 return FLAGS(argv)
             except Error as error:
-                raise _wrapped(error) or ConfigError(f"{error}; see --help") from None
-            except (AttributeError, KeyError, TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
-                # what reading a --config file and setting its fields can raise
+                raise _wrapped(error) or ConfigError(_flag_error(str(error))) from None
+            except (AttributeError, KeyError) as error:
+                raise ConfigError(f"unknown field in a --config flag: {_one_line(error)}; see --help") from error
+            except (TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
+                # what else reading a --config file and setting its fields can raise
                 raise ConfigError(_one_line(error)) from error
 
     logging.set_verbosity(logging.WARNING)
@@ -62,8 +65,20 @@ def _wrapped(error: BaseException | None) -> ConfigError | None:
     return found
 
 
+def _flag_error(message: str) -> str:
+    missing = re.findall(r"flag --(\w+)=None: ", message)
+    if missing:
+        return f"missing {' and '.join(f'--{name}' for name in sorted(missing))}; see --help"
+    return f"{' '.join(message.split())}; see --help"
+
+
 def _one_line(error: BaseException) -> str:
-    return " ".join(str(error.args[0] if isinstance(error, KeyError) else error).split())
+    """The message of an error, freed of the quotes that each KeyError around it has added."""
+    text: Any = error
+    while isinstance(text, KeyError) and text.args:
+        text = text.args[0]
+    text = str(text).replace("\\n", " ").replace("\\'", "'")
+    return " ".join(text.split()).strip("'\"")
 
 
 def read_config(value: Any) -> ExperimentConfig:

@@ -7,6 +7,7 @@ python -m experiments.export --task=counting --options=num_variables=3 \
 import ast
 from typing import Any
 
+import tensorflow_datasets as tfds
 from absl import flags
 
 from cope_jax import tasks
@@ -40,6 +41,7 @@ def main() -> None:
     """Writes the dataset and prints its folder."""
     task = tasks.create(_TASK.value, **parse_assignments(_OPTIONS.value, "options"))
     sizes = parse_assignments(_SIZES.value, "sizes")
+    tfds.disable_progress_bar()  # its bars are nested and count unknown sizes
     try:
         print(tfds_builder.write(task, _DATA_DIR.value, sizes, _SEED.value))
     except OSError as error:

@@ -26,7 +26,7 @@ def main() -> None:
     workdir = Path(_WORKDIR.value)
     common.Experiment.check(config)
     experiment = common.Experiment(config)
-    workdirs.open_workdir(workdir, {"config": config.to_dict(), "seeds": [_SEED.value]})
+    workdirs.open_workdir(workdir, config, [_SEED.value])
     records = experiment.train([_SEED.value], workdir, config.encoding)
     workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment()})
     common.print_errors(experiment.task, records)

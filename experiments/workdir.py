@@ -2,33 +2,52 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from cope_jax.errors import ConfigError
+from cope_jax.training.config import ExperimentConfig
 
 
-def open_workdir(workdir: Path, settings: dict[str, Any]) -> None:
-    """Makes `workdir` the place of a run with these settings, kept in its config.json.
+def open_workdir(workdir: Path, config: ExperimentConfig, seeds: Sequence[int] | None = None) -> None:
+    """Makes `workdir` the place of a run, whose settings are kept in its config.json.
+
+    A field that a config.json does not have, since the package was older, has its default.
+
+    Args:
+      workdir: is created.
+      config: of the run.
+      seeds: of the run; None makes it the place of a comparison, whose runs share all but encoding and seeds.
 
     Raises:
       ConfigError: it cannot be written to, or belongs to other settings.
     """
     path = workdir / "config.json"
+    settings = _settings(config, seeds)
     try:
+        if workdir.exists() and not workdir.is_dir():
+            raise NotADirectoryError(20, "it is a file, not a folder")
         workdir.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             write_json(path, settings)
         elif not os.access(workdir, os.W_OK):
             raise PermissionError(13, "Permission denied")
-        held = read_json(path)
+        held = read_json(path, *settings)
     except OSError as error:
         raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
-    if held != json.loads(json.dumps(settings)):
+    known = _settings(ExperimentConfig.from_mapping(held["config"]), held.get("seeds"))
+    if json.dumps(known, sort_keys=True) != json.dumps(settings, sort_keys=True):
         raise ConfigError(
-            f"{workdir} holds a run with another {_difference(held, settings)}: "
+            f"{workdir} holds a run with another {_difference(known, settings)}: "
             f"choose another --workdir, or the same config"
         )
+
+
+def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str, Any]:
+    if seeds is None:
+        return {"config": config.recipe(with_encoding=False)}
+    return {"config": config.recipe(), "seeds": list(seeds)}
 
 
 def read_json(path: Path, *names: str) -> Any:

@@ -6,7 +6,7 @@ from typing import Any, Literal
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.registry import Registry, configure, unknown
+from cope_jax.registry import Registry, check_at_least, configure, unknown
 
 
 def registry(*names):
@@ -201,3 +201,14 @@ def test_values_that_do_not(name, value, message):
 
 def test_no_options_are_the_defaults():
     assert configure(Outer, {}, "outer") == Outer()
+
+
+def test_the_bound_itself_and_no_value_are_allowed():
+    check_at_least(1, "block", heads=1, width=2, length=None)
+
+
+@pytest.mark.parametrize("value", [0, -3, 0.5, float("nan")])
+def test_a_value_below_its_bound_is_an_error(value):
+    with pytest.raises(ConfigError) as error:
+        check_at_least(1, "block", heads=1, width=value)
+    assert str(error.value) == f"block.width must be at least 1, got {value}"

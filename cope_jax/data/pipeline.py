@@ -134,5 +134,8 @@ def _examples(
 
     source = tfds_builder.read(task, data_dir, split, seed=seed)
     if len(source) != examples:
-        raise ConfigError(f"{data_dir} holds {len(source)} examples of {split!r}, not {examples}: set examples to it")
+        field = "training.examples" if split == "train" else "evaluation.examples"
+        raise ConfigError(
+            f"{data_dir} holds {len(source)} examples of {split!r}, not {examples}: set {field}={len(source)}"
+        )
     return source

@@ -79,7 +79,9 @@ def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], pa
     """
     other: Metric = "token_error" if task.metric == "sequence_error" else "sequence_error"
     parts = [_markdown_table(task, records, encodings, task.metric, paper or {})]
-    parts.append(_markdown_table(task, records, encodings, other, {}))
+    values = [[record["value"] for record in select(records, metric=metric)] for metric in (task.metric, other)]
+    if values[0] != values[1]:  # with one token to predict in each sequence both errors are the same
+        parts.append(_markdown_table(task, records, encodings, other, {}))
     return "\n\n".join(parts) + "\n"
 
 

@@ -170,6 +170,20 @@ class ExperimentConfig:
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
+        """What decides the numbers of a run: all but the paper's figures and the options of encodings not used.
+
+        Args:
+          with_encoding: False leaves out the encoding too: what the runs of one comparison share.
+        """
+        recipe = self.to_dict()
+        del recipe["paper"]
+        used = [name for name, _ in EncodingConfig.parse(self.encoding).parts] if with_encoding else []
+        recipe["encodings"] = {name: options for name, options in self.encodings.items() if name in used}
+        if not with_encoding:
+            del recipe["encoding"]
+        return recipe
+
     def decoder(self, task: Task) -> DecoderConfig:
         """The config of the model for `task`; its `max_length` is what positions lie below."""
         model = {field.name: getattr(self.model, field.name) for field in dataclasses.fields(self.model)}

@@ -34,4 +34,4 @@ class Interruption:
             raise KeyboardInterrupt
         self.requested = True
         # Not print: the signal may have come in the midst of one, and a buffer cannot be entered twice.
-        os.write(2, b"\nstopping at the next checkpoint; Ctrl-C again to leave at once\n")
+        os.write(2, b"\nsaving and stopping after the steps at work; Ctrl-C again to leave at once\n")

@@ -23,7 +23,7 @@ def workdir(tmp_path_factory):
     """A run of two seeds that has taken no step yet."""
     folder = tmp_path_factory.mktemp("inspect") / "run"
     experiment = common.Experiment(CONFIG, width=2)
-    open_workdir(folder, {"config": CONFIG.to_dict(), "seeds": SEEDS})
+    open_workdir(folder, CONFIG, SEEDS)
     program = Program(experiment.learner, Replicas(2))
     with Checkpoints(folder / "checkpoints") as checkpoints:
         state = program.init(program.replicas.stack([np.int32(seed) for seed in SEEDS]))

@@ -36,15 +36,21 @@ def constant_block(attention, mlp):
     """added(key): what a block adds whose two sublayers add these numbers, whatever comes in."""
     block = Block(CONFIG, EncodingConfig(), CONFIG.attention_shape(None), 1, rngs=nnx.Rngs(0))
     for linear, value in ((block.attention.out, attention), (block.mlp.outer, mlp)):
-        linear.kernel[...] = jnp.zeros_like(linear.kernel[...])
-        linear.bias[...] = jnp.full_like(linear.bias[...], value)
-    graphdef, state = nnx.split(block)
+        constant(linear, value)
+    return runner(block, jnp.zeros((BATCH, LENGTH, WIDTH)))
 
-    @jit
-    def added(key):
-        return nnx.merge(graphdef, state)(jnp.zeros((BATCH, LENGTH, WIDTH)), none(), Context(PLACES), key)
 
-    return lambda key: np.asarray(added(key))
+def constant(linear, value):
+    """Makes a linear layer say the same whatever comes in."""
+    linear.kernel[...] = jnp.zeros_like(linear.kernel[...])
+    linear.bias[...] = jnp.full_like(linear.bias[...], value)
+
+
+def runner(layer, x):
+    """layer(x) as a compiled function of the dropout key."""
+    graphdef, state = nnx.split(layer)
+    compiled = jit(lambda key: nnx.merge(graphdef, state)(x, none(), Context(PLACES), key))
+    return lambda key: np.asarray(compiled(key))
 
 
 @pytest.mark.parametrize("sublayers", [(1.0, 0.0), (0.0, 1.0)], ids=["attention", "mlp"])
@@ -66,24 +72,29 @@ def test_the_sublayers_are_dropped_independently():
 def test_attention_weights_are_dropped():
     """Every value being 1, the output is the sum of a row's weights: 1 without dropout, and in the mean with it."""
     layer = SelfAttention(CONFIG, 1.0, rngs=nnx.Rngs(0))
-    layer.value.kernel[...] = jnp.zeros((WIDTH, WIDTH))
-    layer.value.bias[...] = jnp.ones(WIDTH)
+    constant(layer.value, 1)
     layer.out.kernel[...] = jnp.eye(WIDTH)
-    graphdef, state = nnx.split(layer)
     x = jax.random.normal(jax.random.key(1), (BATCH, LENGTH, WIDTH))
-
-    @jit
-    def run(key):
-        return nnx.merge(graphdef, state)(x, none(), Context(PLACES), key)
-
+    run = runner(layer, x)
     np.testing.assert_allclose(run(None), np.ones(x.shape), rtol=1e-6)
-    sums = np.asarray(run(jax.random.key(0)))
+    sums = run(jax.random.key(0))
     assert near(
         (np.isclose(sums[:, 0], 0)).mean(), RATE, BATCH * 2
     )  # the first token has one key, in each of two heads
     assert (np.ptp(sums, axis=(1, 2)) > 0).all()
     # The variance of a row's sum is r/(1−r) Σ a² ≤ r/(1−r); the features of a head are one sample.
     assert abs(sums.mean() - 1) < 5 * (RATE / (1 - RATE) / (BATCH * LENGTH * 2)) ** 0.5
+
+
+def test_a_block_drops_attention_weights_too():
+    """Then what attention adds is not the one number that the values have, or 0, but many."""
+    block = Block(CONFIG, EncodingConfig(), CONFIG.attention_shape(None), 1, rngs=nnx.Rngs(0))
+    constant(block.attention.value, 1)
+    block.attention.out.kernel[...] = jnp.eye(WIDTH)
+    constant(block.mlp.outer, 0)
+    added = runner(block, jnp.zeros((BATCH, LENGTH, WIDTH)))(jax.random.key(0))
+    # The second token weighs its two keys alike: it adds 0, 1 or 2 halves, each KEPT times KEPT.
+    np.testing.assert_allclose(np.unique(added[:, 1].round(4)), [0, KEPT**2 / 2, KEPT**2], rtol=1e-4)
 
 
 @pytest.mark.parametrize("causal", [True, False])

@@ -114,7 +114,10 @@ def test_the_program_does_not_grow_with_depth(dropout, remat):
         def loss(state):
             return jnp.sum(forward(graphdef, state, tokens(), key=key))
 
-        return len(equations(jax.grad(loss), state))
+        found = equations(jax.grad(loss), state)
+        depths = [e.params for e in found if e.primitive.name == "scan" and e.params["length"] == num_layers]
+        assert depths and all(params["unroll"] == 1 for params in depths)
+        return len(found)
 
     assert size(3) == size(9)
 
@@ -156,19 +159,41 @@ def test_dropout_depends_on_the_key_alone():
 
 def test_dropout_on_the_embeddings():
     """Where the blocks add nothing and the output is the identity, the dropped features are the zeros of the logits."""
-    rate, width = 0.25, 8
-    choices = config("none", {"dropout": rate, "norm": "rms", "use_bias": False, "model_dim": width}, vocab_size=width)
+    plain, dropped = constant_decoder(embedding=1, added=0)
+    assert np.all(plain != 0)
+    assert abs((dropped == 0).mean() - RATE) < 5 * (RATE * (1 - RATE) / dropped.size) ** 0.5
+
+
+def test_layers_are_dropped_apart():
+    """Where both blocks add 1 to every feature of 0, the features of a token have 0, 1 or 2 of them."""
+    plain, dropped = constant_decoder(embedding=0, added=1)
+    np.testing.assert_allclose(plain, 1, rtol=1e-5)
+    twice = dropped / np.maximum(dropped.max(axis=-1, keepdims=True), 1e-9)
+    shares = [np.isclose(twice, value).mean() for value in (0, 0.5, 1)]
+    assert sum(shares) == 1
+    # The largest feature of a token has both layers' numbers, but for less than one token in 500.
+    expected = np.array([RATE**2, 2 * RATE * (1 - RATE), (1 - RATE) ** 2])
+    assert np.all(np.abs(shares - expected) < 5 * (expected * (1 - expected) / dropped.size) ** 0.5 + 1 / 500)
+
+
+RATE = 0.25
+
+
+def constant_decoder(embedding, added):
+    """(logits without dropout, with it): normed sums of the embeddings and of the number that each block adds."""
+    width = 8
+    choices = config("none", {"dropout": RATE, "norm": "rms", "model_dim": width}, vocab_size=width)
     graphdef, state = build(choices)
     values = nnx.to_pure_dict(state)
-    values["blocks"]["attention"]["out"]["kernel"] *= 0
-    values["blocks"]["mlp"]["outer"]["kernel"] *= 0
+    values["embedding"]["embedding"] *= embedding
+    for linear, value in ((values["blocks"]["attention"]["out"], 0), (values["blocks"]["mlp"]["outer"], added)):
+        linear["kernel"], linear["bias"] = 0 * linear["kernel"], np.full_like(linear["bias"], value)
+    values["norm"]["norm"]["scale"] = np.ones(width, np.float32)
     values["out"]["kernel"] = np.eye(width, dtype=np.float32)
     nnx.replace_by_pure_dict(state, values)
     many = np.random.default_rng(0).integers(0, width, (64, LENGTH), dtype=np.int32)
     run = jit(functools.partial(forward, graphdef))
-    zeros = np.asarray(run(state, many, key=jax.random.key(0))) == 0
-    assert abs(zeros.mean() - rate) < 5 * (rate * (1 - rate) / zeros.size) ** 0.5
-    assert np.all(np.asarray(run(state, many)) != 0)
+    return [np.asarray(run(state, many, key=key)) for key in (None, jax.random.key(0))]
 
 
 def test_low_precision_is_for_products_only():
@@ -274,6 +299,12 @@ def test_parameter_counts_are_those_of_the_paper(encoding, sharing, millions):
         tie_embeddings=True,
     )
     assert round(sum(leaf.size for leaf in jax.tree.leaves(abstract(choices)[1])) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("name", ["vocab_size", "max_length", "num_layers"])
+def test_sizes_are_at_least_one(name):
+    with pytest.raises(ConfigError, match=f"decoder.{name} must be at least 1, got 0"):
+        config(**{name: 0})
 
 
 def test_too_long_a_sequence_is_an_error_while_tracing():
