@@ -22,7 +22,7 @@ from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer
 from cope_jax.training.program import Program
 from cope_jax.training.replicas import Replicas
-from experiments.workdir import read_json
+from experiments.workdir import read_settings
 
 
 class Experiment:
@@ -180,7 +180,9 @@ def load_run(workdir: Path) -> LoadedRun:
         raise ConfigError(
             f"{workdir} holds no training run: give the --workdir of experiments.train, or a cell of compare"
         )
-    settings = read_json(workdir / "config.json", "config", "seeds")
+    settings = read_settings(workdir)
+    if "seeds" not in settings:
+        raise ConfigError(f"{workdir} holds a comparison: give one of the folders in its cells/ENCODING")
     config = ExperimentConfig.from_mapping(settings["config"])
     task = tasks.create(config.task.name, **config.task.options)
     learner = create_learner(config, task)

@@ -1,6 +1,7 @@
 """How every command starts: flags, and errors in one line."""
 
 import contextlib
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -29,11 +30,22 @@ def clear_errors() -> Iterator[None]:
         sys.exit(130)
 
 
+@contextlib.contextmanager
+def no_late_words() -> Iterator[None]:
+    """Closes stderr behind an exit, so that threads of libraries that outlive an error add nothing to its one line."""
+    try:
+        yield
+    except SystemExit:
+        sys.stderr.flush()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        raise
+
+
 def run(main: Callable[[], None]) -> None:
     """Parses the flags and calls `main`."""
 
     def guarded(argv: Sequence[str]) -> None:
-        with clear_errors():
+        with no_late_words(), clear_errors():
             if argv[1:]:
                 raise ConfigError(f"unexpected argument {argv[1]!r}: all options are flags, see --help")
             main()
@@ -77,8 +89,10 @@ def _one_line(error: BaseException) -> str:
     text: Any = error
     while isinstance(text, KeyError) and text.args:
         text = text.args[0]
-    text = str(text).replace("\\n", " ").replace("\\'", "'")
-    return " ".join(text.split()).strip("'\"")
+    text = str(text)
+    if isinstance(error, KeyError):
+        text = text.replace("\\n", " ").replace("\\'", "'").strip("'\"")
+    return " ".join(text.split())
 
 
 def read_config(value: Any) -> ExperimentConfig:

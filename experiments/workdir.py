@@ -33,7 +33,7 @@ def open_workdir(workdir: Path, config: ExperimentConfig, seeds: Sequence[int] |
             write_json(path, settings)
         elif not os.access(workdir, os.W_OK):
             raise PermissionError(13, "Permission denied")
-        held = read_json(path, *settings)
+        held = read_settings(workdir)
     except OSError as error:
         raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
     known = _settings(ExperimentConfig.from_mapping(held["config"]), held.get("seeds"))
@@ -48,6 +48,15 @@ def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str
     if seeds is None:
         return {"config": config.recipe(with_encoding=False)}
     return {"config": config.recipe(), "seeds": list(seeds)}
+
+
+def read_settings(workdir: Path) -> dict[str, Any]:
+    """The content of a config.json: `config` as nested dicts and, of a run, its `seeds`."""
+    path = workdir / "config.json"
+    settings = read_json(path, "config")
+    if not isinstance(settings["config"], dict):
+        raise ConfigError(f"{path} is damaged (it holds no config): delete it, and the command makes it anew")
+    return settings
 
 
 def read_json(path: Path, *names: str) -> Any:

@@ -1,5 +1,9 @@
 """Checkpoints that hold everything needed to go on exactly."""
 
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +57,8 @@ class Checkpoints:
         here = jax.sharding.SingleDeviceSharding(jax.devices()[0])
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=here), like)
         try:
-            loaded = self._checkpointer.load_checkpointables(step, {"state": like, "progress": None})
+            with _without_stderr():
+                loaded = self._checkpointer.load_checkpointables(step, {"state": like, "progress": None})
         except Exception as error:  # Orbax raises a different type for each way in which a file can be broken
             reason: BaseException = error
             while reason.__cause__ is not None:
@@ -64,3 +69,20 @@ class Checkpoints:
                 f"delete that folder to go on from an earlier one"
             ) from error
         return loaded["state"], loaded["progress"]
+
+
+@contextlib.contextmanager
+def _without_stderr() -> Iterator[None]:
+    """Discards what is written to stderr, by C++ too.
+
+    Beside the error that it raises, Orbax has each of its threads print a traceback for a file that cannot be read.
+    """
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

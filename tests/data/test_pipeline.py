@@ -164,5 +164,5 @@ def test_mistakes_in_evaluation_are_one_clear_line(task, changes):
 
 def test_disk_must_hold_as_many_examples_as_asked(task, tmp_path):
     tfds_builder.write(task, tmp_path, {"train": EXAMPLES}, seed=3)
-    with pytest.raises(ConfigError, match="holds 10 examples of 'train', not 9: set examples to it"):
+    with pytest.raises(ConfigError, match=r"holds 10 examples of 'train', not 9: set training\.examples=10"):
         pipeline.train_iterator(task, batch_size=4, examples=9, data_dir=str(tmp_path), **SEEDS)
