@@ -3,7 +3,7 @@
 Command:
     python -m experiments.compare --config=experiments/configs/counting_3_small.py --workdir=runs/counting_3_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, where the measured figures stand too.
-Expected: CoPE's error is the lowest; the absolute encoding's the highest.
+Expected: CoPE's error is the lowest; none is trained to the end.
 """
 
 from ml_collections import config_dict

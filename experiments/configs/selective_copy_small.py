@@ -4,8 +4,8 @@ Command:
     python -m experiments.compare --config=experiments/configs/selective_copy_small.py \
         --workdir=runs/selective_copy_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, where the measured figures stand too.
-Expected: CoPE's sequence error is about 0 % on all three splits; that of RoPE, relative and absolute is 100 % out of
-distribution.
+Expected: CoPE makes no error on any split; RoPE and relative have learned the training length (sequence errors of 3 to
+51 %) and fail beyond it (80 to 100 %); absolute learns more slowly and fails as well.
 """
 
 from ml_collections import config_dict
