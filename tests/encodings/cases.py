@@ -33,7 +33,7 @@ CASES = [
     "t5(num_buckets=6,max_distance=9)",
     "kerple",
     "fire",
-    "fire(hidden=4,threshold=2.5)",
+    "fire(hidden=4,threshold=12.0)",
     "cope",
     "cope(npos_max=3)",
     "cope(npos_max=4,gate=separate_key)",

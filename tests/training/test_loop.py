@@ -87,6 +87,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_bits(kind, at
     assert outcome(tiny.create_run(tmp_path, *KINDS[kind])) == straight[kind]
 
 
+@pytest.mark.newest
 def test_a_run_stopped_after_every_dispatch_ends_with_the_same_bits(straight, tmp_path):
     for _ in range(DISPATCHES):
         run = tiny.create_run(tmp_path, *KINDS["endless"])
