@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,13 +76,17 @@ class Checkpoints:
 def _without_stderr() -> Iterator[None]:
     """Discards what is written to stderr, by C++ too.
 
-    Beside the error that it raises, Orbax has each of its threads print a traceback for a file that cannot be read.
+    Beside the error that it raises, Orbax has each of its threads print a traceback for a file that cannot be read;
+    those that are still at work get two seconds to do so.
     """
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)
     try:
         yield
+    except BaseException:
+        time.sleep(2)
+        raise
     finally:
         os.dup2(kept, 2)
         os.close(kept)
