@@ -14,8 +14,8 @@ from typing import Any
 from cope_jax.attention.full import attention_weights as attention_weights
 from cope_jax.attention.full import full_attention
 from cope_jax.attention.inputs import Inputs as Inputs
-from cope_jax.attention.inputs import attention_mask as attention_mask
 from cope_jax.attention.inputs import prepare as prepare
+from cope_jax.attention.mask import Mask as Mask
 from cope_jax.encodings import Encoding
 from cope_jax.registry import unknown
 from cope_jax.typing import Array, PyTree

@@ -29,17 +29,18 @@ def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
 
 def attention_weights(encoding: Encoding, inputs: Inputs) -> Array:
     """The attention a_BHLM of each query over all keys, in float32 (float64 under float64 inputs)."""
+    mask_B1LM = inputs.mask.dense()
     logits_BHLM, _ = encoding.score(
         inputs.q,
         inputs.rotated_k,
         inputs.features,
         content_logits(inputs.rotated_q, inputs.rotated_k),
-        inputs.mask,
+        mask_B1LM,
         inputs.q_positions,
         inputs.k_positions,
         encoding.initial_carry(inputs.q),
     )
     # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather than NaN.
     lowest = jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype)
-    weights_BHLM = jax.nn.softmax(jnp.where(inputs.mask, logits_BHLM, lowest), axis=-1)
-    return jnp.where(inputs.mask, weights_BHLM, jnp.zeros((), weights_BHLM.dtype))
+    weights_BHLM = jax.nn.softmax(jnp.where(mask_B1LM, logits_BHLM, lowest), axis=-1)
+    return jnp.where(mask_B1LM, weights_BHLM, jnp.zeros((), weights_BHLM.dtype))

@@ -1,11 +1,11 @@
-"""What every implementation of attention starts from: checked inputs, rotated, with mask and positions."""
+"""What every implementation of attention starts from: checked inputs, rotated, with positions and the rule of which pairs meet."""
 
 import dataclasses
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 
+from cope_jax.attention.mask import Mask
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.typing import Array, PyTree
@@ -13,7 +13,7 @@ from cope_jax.typing import Array, PyTree
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """The arguments of `attend`, complete: positions filled in, queries and keys rotated, the mask as one array.
+    """The arguments of `attend`, complete: positions filled in, queries and keys rotated.
 
     Attributes:
       q: q_BLHK before rotation.
@@ -22,7 +22,7 @@ class Inputs:
       v: v_BMGK.
       features: the encoding's key features.
       q_positions, k_positions: `[B, L]` and `[B, M]`, or 1 for B.
-      mask: mask_B1LM, True where query and key may meet; 1 may stand for B.
+      mask: which queries and keys may meet.
       dropout_rate, dropout_key: dropout on the attention weights.
     """
 
@@ -33,7 +33,7 @@ class Inputs:
     features: PyTree
     q_positions: Array
     k_positions: Array
-    mask: Array
+    mask: Mask
     dropout_rate: float
     dropout_key: Array | None
 
@@ -57,10 +57,9 @@ def prepare(
     """Checks the arguments of `attend`, calls `key_features` where none are given, and `rotate`."""
     _check_shapes(q_BLHK, k_BMGK, v_BMGK)
     length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
-    if q_positions is None:
-        q_positions = np.arange(keys - length, keys, dtype=np.int32)[None]
-    if k_positions is None:
-        k_positions = np.arange(keys, dtype=np.int32)[None]
+    q_places, k_places = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
+    q_positions = q_places[None] if q_positions is None else q_positions
+    k_positions = k_places[None] if k_positions is None else k_positions
     if (q_segment_ids is None) != (k_segment_ids is None):
         raise ConfigError("give both q_segment_ids and k_segment_ids, or neither")
     for name, array, size in [
@@ -78,44 +77,10 @@ def prepare(
     if features is None:
         features = encoding.key_features(None, k_BMGK, v_BMGK)
     rotated_q, rotated_k = encoding.rotate(q_BLHK, k_BMGK, q_positions, k_positions)
-    mask_B1LM = attention_mask(
-        length, keys, causal=causal, window=window, q_segment_ids=q_segment_ids, k_segment_ids=k_segment_ids
-    )
+    mask = Mask(q_places, k_places, q_segment_ids, k_segment_ids, causal, window)
     return Inputs(
-        q_BLHK, rotated_q, rotated_k, v_BMGK, features, q_positions, k_positions, mask_B1LM, dropout_rate, dropout_key
+        q_BLHK, rotated_q, rotated_k, v_BMGK, features, q_positions, k_positions, mask, dropout_rate, dropout_key
     )
-
-
-def attention_mask(
-    length: int,
-    keys: int,
-    *,
-    causal: bool = True,
-    window: int | None = None,
-    q_segment_ids: Array | None = None,
-    k_segment_ids: Array | None = None,
-) -> Array:
-    """True where query and key may meet: by their places in the sequence, never by their positions.
-
-    The last query stands at the last key, so query i is at place i + M − L. `causal` hides later keys, `window` keys
-    that are `window` or more places away, and segment ids keep packed documents apart.
-
-    Returns:
-      mask_B1LM, with 1 for B where there are no segment ids.
-
-    >>> attention_mask(2, 3, window=2)[0, 0].astype(int).tolist()
-    [[1, 1, 0], [0, 1, 1]]
-    """
-    distance_LM = np.arange(keys - length, keys)[:, None] - np.arange(keys)[None, :]
-    allowed_LM = np.ones((length, keys), bool)
-    if causal:
-        allowed_LM &= distance_LM >= 0
-    if window is not None:
-        allowed_LM &= np.abs(distance_LM) < window
-    mask_B1LM = jnp.asarray(allowed_LM)[None, None]
-    if q_segment_ids is not None and k_segment_ids is not None:
-        mask_B1LM &= (q_segment_ids[:, :, None] == k_segment_ids[:, None, :])[:, None]
-    return mask_B1LM
 
 
 def _check_shapes(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:

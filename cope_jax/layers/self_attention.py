@@ -59,7 +59,13 @@ class SelfAttention(nnx.Module):
         inputs = prepare(q, k, v, **options)
         logits_BHLM = content_logits(inputs.rotated_q, inputs.rotated_k)
         diagnostics = encoding.diagnostics(
-            q, inputs.rotated_k, inputs.features, logits_BHLM, inputs.mask, inputs.q_positions, inputs.k_positions
+            q,
+            inputs.rotated_k,
+            inputs.features,
+            logits_BHLM,
+            inputs.mask.dense(),
+            inputs.q_positions,
+            inputs.k_positions,
         )
         return {"attention": attention_weights(encoding, inputs), **diagnostics}
 
