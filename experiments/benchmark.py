@@ -1,0 +1,213 @@
+r"""Measures attention, its memory, decoding and training steps, of cope_jax and of others, in turns.
+
+python -m experiments.benchmark --only=attention --lengths=512,1024,2048,4096 --workdir=runs/benchmark
+
+Writes benchmark.json (every median and every single time), benchmark.md and plots of time against length into the
+workdir. With `pip install 'cope-jax[bench]'` PyTorch's contenders take part. Ctrl-C ends it, and what was
+measured is kept.
+"""
+
+import importlib.metadata
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+from rich.console import Console
+
+from cope_jax.encodings import split_outside_parentheses
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.records import Record, environment, write_atomically
+from cope_jax.registry import unknown
+from cope_jax.training.interruption import Interrupted, Interruption
+from experiments import entry
+from experiments import workdir as workdirs
+from experiments.benchmarks import attention, case, contenders, memory, plot, process, report, training
+from experiments.benchmarks.problem import Problem, cores, free_memory, gibibytes
+
+SECTIONS = ("attention", "memory", "decode", "train")
+
+_ONLY = flags.DEFINE_list("only", list(SECTIONS), f"What to measure, of {', '.join(SECTIONS)}.")
+_LENGTHS = flags.DEFINE_list("lengths", ["512", "1024", "2048", "4096"], "Lengths at which attention is timed.")
+_MEMORY_LENGTHS = flags.DEFINE_list("memory_lengths", ["2048", "8192", "32768"], "Lengths at which memory is measured.")
+_NPOS_MAX = flags.DEFINE_list("npos_max", ["64"], "Sizes of CoPE's table; T means the length.")
+_CONTENDERS = flags.DEFINE_string(
+    "contenders",
+    ",".join(contenders.DEFAULT),
+    "Of attention and memory: those of the default, or any encoding with an implementation, as in alibi/blockwise.",
+)
+_ENCODINGS = flags.DEFINE_string("encodings", "cope,rope,none", "Of decoding and training; ratios are to the first.")
+_RECIPES = flags.DEFINE_list(
+    "recipes",
+    ["selective_copy_small:64", "selective_copy:4", "counting:4"],
+    "Files of experiments/configs whose training steps are timed; NAME:BATCH sets the batch size.",
+)
+_REFERENCE = flags.DEFINE_string(
+    "reference", "cope/blockwise", "The contender that attention's ratios are relative to."
+)
+_BATCH = flags.DEFINE_integer("batch", 1, "Sequences in the attention problem.", lower_bound=1)
+_HEADS = flags.DEFINE_integer("heads", 8, "Heads in it.", lower_bound=1)
+_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "Width of a head in it.", lower_bound=2)
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Type of its queries, keys and values.")
+_ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each contender; medians are over these.", lower_bound=1)
+_TUNE = flags.DEFINE_bool(
+    "tune", True, "Start anew with an allocator that keeps its memory and idle threads that sleep."
+)
+_WORKDIR = flags.DEFINE_string("workdir", "runs/benchmark", "Folder for the report.")
+
+
+def main() -> None:
+    """Measures, and reports also when it is interrupted."""
+    sections = read_sections(_ONLY.value)
+    names = read_contenders(_CONTENDERS.value)
+    timed = read_problems("lengths", _LENGTHS.value)
+    weighed = read_problems("memory_lengths", _MEMORY_LENGTHS.value)
+    if _REFERENCE.value not in names:
+        raise unknown("--reference", _REFERENCE.value, names)
+    labels = training.read_encodings(_ENCODINGS.value)
+    recipes = [training.Recipe.parse(text) for text in _RECIPES.value]
+    workdir = Path(_WORKDIR.value)
+    make_folder(workdir)
+    if _TUNE.value:
+        process.restart(["-m", "experiments.benchmark", *sys.argv[1:]])
+    facts, results = machine(), case.Results()
+
+    def keep() -> None:
+        write(workdir, facts, results)
+
+    with Interruption() as interruption:
+
+        def stop() -> bool:
+            return interruption.requested
+
+        cases = []
+        if "attention" in sections:
+            cases += attention.cases(timed, names, _REFERENCE.value)
+        if "train" in sections:
+            cases += training.cases(recipes, labels)
+        case.run(cases, _ROUNDS.value, results, stop, keep)
+        if "memory" in sections and not stop():
+            memory.run(weighed, names, results, stop, keep)
+        keep()
+    show(workdir, facts, results, Console())
+    if interruption.requested:
+        raise Interrupted(f"stopped early; {workdir} has what was measured so far")
+
+
+def read_sections(only: Sequence[str]) -> list[str]:
+    """The sections of --only."""
+    for name in only:
+        if name not in SECTIONS:
+            raise unknown("section of --only", name, SECTIONS)
+    return list(only)
+
+
+def read_contenders(text: str) -> list[str]:
+    """The names of --contenders; ConfigError for an unknown or a repeated one."""
+    names = [name.strip() for name in split_outside_parentheses(text, ",")]
+    for name in names:
+        contenders.find(name)
+        if names.count(name) > 1:
+            raise ConfigError(f"--contenders names {name!r} twice")
+    return names
+
+
+def read_problems(flag: str, lengths: Sequence[str]) -> list[Problem]:
+    """The attention problems of each length and table size."""
+    problems = []
+    for length in read_numbers(flag, lengths):
+        for npos_max in dict.fromkeys(
+            read_numbers("npos_max", [str(length) if n == "T" else n for n in _NPOS_MAX.value])
+        ):
+            problems.append(Problem(length, npos_max, _BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value))
+    return problems
+
+
+def read_numbers(flag: str, texts: Sequence[str]) -> list[int]:
+    """Positive numbers; ConfigError for anything else.
+
+    >>> read_numbers("lengths", ["512", "1k"])
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: --lengths takes positive numbers with commas between them, not '1k'
+    """
+    for text in texts or [""]:
+        if not text.strip().isdecimal() or int(text) < 1:
+            raise ConfigError(f"--{flag} takes positive numbers with commas between them, not {text!r}")
+    return [int(text) for text in texts]
+
+
+def make_folder(workdir: Path) -> None:
+    """Creates the folder of the report; ConfigError if that cannot be."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not os.access(workdir, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+    except OSError as error:
+        raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
+
+
+def machine() -> Record:
+    """Versions, commit, processor, memory, allocator and load: what else the figures depend on."""
+    facts = environment()
+    for name in ("torch", "x-transformers"):
+        try:
+            facts[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            facts[name] = None
+    return {
+        **facts,
+        "processor": processor(),
+        "cores": cores(),
+        "free_memory": f"{gibibytes(free_memory())} GiB",
+        "process": process.describe(),
+        "load_average": os.getloadavg()[0],
+        "flags": " ".join(sys.argv[1:]),
+    }
+
+
+def processor() -> str:
+    """The name of the processor, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def write(workdir: Path, facts: Record, results: case.Results) -> None:
+    """Writes everything that was measured so far."""
+    content = {"environment": facts, "records": results.records, "left_out": results.left_out}
+    workdirs.write_json(workdir / "benchmark.json", content)
+    write_atomically(workdir / "benchmark.md", report.markdown(results.records, results.reasons(), facts))
+    plot.write(workdir, results.records)
+
+
+def busy(facts: Record) -> str:
+    r"""A warning, where other programs had much of the machine when the measurement began.
+
+    >>> busy({"load_average": 3.21, "cores": 2})
+    'the machine was busy (load 3.2 on 2 cores): do not trust these times\\n'
+    >>> busy({"load_average": 0.5, "cores": 2})
+    ''
+    """
+    if facts["load_average"] <= facts["cores"] / 2:
+        return ""
+    load = f"load {facts['load_average']:.1f} on {facts['cores']} cores"
+    return f"the machine was busy ({load}): do not trust these times\n"
+
+
+def show(workdir: Path, facts: Record, results: case.Results, console: Console) -> None:
+    """Prints the tables, who was left out and why, and where the files are."""
+    for table in report.tables(results.records):
+        console.print(table.rich())
+    for reason in results.reasons():
+        console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
+    console.print(f"{busy(facts)}{process.describe()}\nwritten: {workdir}/benchmark.json, benchmark.md", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    entry.run(main)
