@@ -1,8 +1,11 @@
 """The transformer block: attention and feed-forward with residual connections."""
 
+from typing import Any
+
 import jax
 from flax import nnx
 
+from cope_jax.attention.decode import Cache
 from cope_jax.encodings import AttentionShape, Composed, Encoding, EncodingConfig
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.mlp import MLP
@@ -55,16 +58,35 @@ class Block(nnx.Module):
           x_BLD.
         """
         keys = (None,) * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
-        rate, pre = self.config.dropout, self.config.norm_position == "pre"
-        encoding = Composed((shared, self.encoding), self.shape)
-        attended = self.attention(self.attention_norm(x_BLD) if pre else x_BLD, encoding, context, keys[0])
-        x_BLD = x_BLD + dropout(attended, rate, keys[1])
-        x_BLD = x_BLD if pre else self.attention_norm(x_BLD)
-        x_BLD = x_BLD + dropout(self.mlp(self.mlp_norm(x_BLD) if pre else x_BLD), rate, keys[2])
-        return x_BLD if pre else self.mlp_norm(x_BLD)
+        attended_BLD = self.attention(self._attention_input(x_BLD), self.compose(shared), context, keys[0])
+        return self._add(x_BLD, attended_BLD, keys[1], keys[2])
+
+    def extend(
+        self, x_BLD: Array, shared: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
+    ) -> tuple[Array, Cache]:
+        """The same for tokens that follow those in a cache: see `SelfAttention.extend`."""
+        attended_BLD, cache = self.attention.extend(
+            self._attention_input(x_BLD), self.compose(shared), context, cache, layer, first=first
+        )
+        return self._add(x_BLD, attended_BLD), cache
 
     def maps(self, x_BLD: Array, shared: Encoding, context: Context) -> dict[str, Array]:
         """What the attention of this block looks like: see `SelfAttention.maps`."""
-        encoding = Composed((shared, self.encoding), self.shape)
-        normed = self.attention_norm(x_BLD) if self.config.norm_position == "pre" else x_BLD
-        return self.attention.maps(normed, encoding, context)
+        return self.attention.maps(self._attention_input(x_BLD), self.compose(shared), context)
+
+    def compose(self, shared: Encoding) -> Encoding:
+        """The encoding of this layer's attention: the parts of the model and its own."""
+        return Composed((shared, self.encoding), self.shape)
+
+    def _attention_input(self, x_BLD: Array) -> Array:
+        return self.attention_norm(x_BLD) if self.config.norm_position == "pre" else x_BLD
+
+    def _add(
+        self, x_BLD: Array, attended_BLD: Array, attention_key: Array | None = None, mlp_key: Array | None = None
+    ) -> Array:
+        """The residual stream after what attention adds to it, and the feed-forward layer."""
+        rate, pre = self.config.dropout, self.config.norm_position == "pre"
+        x_BLD = x_BLD + dropout(attended_BLD, rate, attention_key)
+        x_BLD = x_BLD if pre else self.attention_norm(x_BLD)
+        x_BLD = x_BLD + dropout(self.mlp(self.mlp_norm(x_BLD) if pre else x_BLD), rate, mlp_key)
+        return x_BLD if pre else self.mlp_norm(x_BLD)

@@ -6,6 +6,7 @@ from typing import Any
 from flax import nnx
 
 from cope_jax.attention import attend, attention_weights, prepare
+from cope_jax.attention.decode import Cache, attend_cached
 from cope_jax.encodings import Encoding
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.linear import create_linear
@@ -51,7 +52,28 @@ class SelfAttention(nnx.Module):
             dropout_key=dropout_key,
             **options,
         )
-        return self.out(out_BLHK.reshape(*out_BLHK.shape[:2], -1))
+        return self._merge_heads(out_BLHK)
+
+    def extend(
+        self, x_BLD: Array, encoding: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
+    ) -> tuple[Array, Cache]:
+        """Appends the tokens that were entered into the cache last, and attends from them to all in it.
+
+        Args:
+          x_BLD: the layer's input.
+          encoding: the position encoding.
+          context: positions and segments of these tokens.
+          cache: of all layers of the model.
+          layer: which of them this one is.
+          first: the cache held nothing before these tokens, so they attend among themselves alone.
+        """
+        q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
+        cache = cache.append(k, v, encoding=encoding, features=options["features"], layer=layer)
+        if first:
+            out_BLHK = attend(q, k, v, implementation=self.config.attention, **options)
+        else:
+            out_BLHK = attend_cached(q, cache, encoding=encoding, layer=layer)
+        return self._merge_heads(out_BLHK), cache
 
     def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
         """The layer's `attention` weights and the encoding's diagnostics, each `[B, H, L, L]`."""
@@ -68,6 +90,9 @@ class SelfAttention(nnx.Module):
             inputs.k_positions,
         )
         return {"attention": attention_weights(encoding, inputs), **diagnostics}
+
+    def _merge_heads(self, out_BLHK: Array) -> Array:
+        return self.out(out_BLHK.reshape(*out_BLHK.shape[:2], -1))
 
     def _attend_arguments(
         self, x_BLD: Array, encoding: Encoding, context: Context

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.attention.decode import Cache, create_cache
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.layers.block import Block
 from cope_jax.layers.config import BlockConfig
@@ -18,6 +19,8 @@ from cope_jax.models.base import MODELS
 from cope_jax.ops.dropout import dropout
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array
+
+PADDING = -1  # the segment of the tokens that stand before a shorter prompt
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,13 +125,50 @@ class Decoder(nnx.Module):
             return block(x_BLD, self.encoding, context, key), None
 
         x_BLD = dropout(self._embed(tokens_BL, context), self.config.block.dropout, dropout_key)
-        x_BLD, _ = self._scan(layer, x_BLD, layer_keys)
-        x_BLD = x_BLD if self.norm is None else self.norm(x_BLD)
-        if self.out is None:
-            out_DV = self.embedding.embedding[...].T / self.config.block.model_dim**0.5
+        return self._logits(self._scan(layer, x_BLD, layer_keys)[0])
+
+    def prefill(self, tokens_BL: Array, capacity: int, *, lengths_B: Array | None = None) -> tuple[Array, Cache]:
+        """Reads prompts into a new cache.
+
+        Args:
+          tokens_BL: int32 tokens.
+          capacity: the most tokens that a sequence may come to have, padding included.
+          lengths_B: how many tokens of each row are real: the last ones, for padding stands on the left, and their
+            positions start at 0; None: all.
+
+        Returns:
+          (logits_BV of the next token, the cache).
+
+        Raises:
+          ConfigError: a prompt longer than the cache or than a table of the encoding.
+        """
+        batch, length = tokens_BL.shape
+        if lengths_B is None:
+            context = self._context(tokens_BL, None, None)
         else:
-            out_DV = self.out.kernel[...]
-        return jnp.einsum("BLD,DV->BLV", x_BLD, out_DV.astype(x_BLD.dtype), preferred_element_type=jnp.float32)
+            place_BL = jnp.arange(length, dtype=jnp.int32)[None] - (length - lengths_B[:, None])
+            context = Context(jnp.maximum(place_BL, 0), jnp.where(place_BL < 0, PADDING, 0))
+        graph, stacked = nnx.split(self.blocks)
+        block = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], stacked))
+        cache = create_cache(
+            block.compose(self.encoding),
+            batch=batch,
+            capacity=capacity,
+            num_layers=self.config.num_layers,
+            dtype=self.config.block.dtype,
+        )
+        return self._extend(tokens_BL, context, cache, first=True)
+
+    def decode(self, tokens_BL: Array, cache: Cache) -> tuple[Array, Cache]:
+        """Reads the next tokens of each sequence, one or more, at the positions that follow.
+
+        Returns:
+          (logits_BV of the token after them, the cache with them); NaN where the cache is too small.
+        """
+        position_B1, segment_id_B1 = cache.latest(1)
+        step_1L = jnp.arange(1, tokens_BL.shape[1] + 1, dtype=jnp.int32)[None]
+        context = Context(position_B1 + step_1L, jnp.broadcast_to(segment_id_B1, tokens_BL.shape))
+        return self._extend(tokens_BL, context, cache, first=False)
 
     def maps(self, tokens_BL: Array, *, positions_BL: Any = None) -> dict[str, Array]:
         """What every layer and head looks at.
@@ -143,6 +183,24 @@ class Decoder(nnx.Module):
 
         return self._scan(layer, self._embed(tokens_BL, context), None)[1]
 
+    def _extend(self, tokens_BL: Array, context: Context, cache: Cache, *, first: bool) -> tuple[Array, Cache]:
+        def layer(block: Block, carry: tuple[Array, Cache], index: Array) -> tuple[tuple[Array, Cache], None]:
+            x_BLD, cache = carry
+            return block.extend(x_BLD, self.encoding, context, cache, index, first=first), None
+
+        cache = cache.enter(context.positions, context.segment_ids)
+        indices = jnp.arange(self.config.num_layers, dtype=jnp.int32)
+        (x_BLD, cache), _ = self._scan(layer, (self._embed(tokens_BL, context), cache), indices)
+        return self._logits(x_BLD[:, -1:])[:, 0], cache
+
+    def _logits(self, x_BLD: Array) -> Array:
+        x_BLD = x_BLD if self.norm is None else self.norm(x_BLD)
+        if self.out is None:
+            out_DV = self.embedding.embedding[...].T / self.config.block.model_dim**0.5
+        else:
+            out_DV = self.out.kernel[...]
+        return jnp.einsum("BLD,DV->BLV", x_BLD, out_DV.astype(x_BLD.dtype), preferred_element_type=jnp.float32)
+
     def _context(self, tokens_BL: Array, positions_BL: Any, segment_ids_BL: Array | None) -> Context:
         if positions_BL is None:  # NumPy, so that a table's length can be checked while tracing
             positions_BL = np.arange(tokens_BL.shape[1], dtype=np.int32)[None]
@@ -151,11 +209,11 @@ class Decoder(nnx.Module):
     def _embed(self, tokens_BL: Array, context: Context) -> Array:
         return self.encoding.embed(self.embedding(tokens_BL), context.positions)
 
-    def _scan(self, layer: Callable[..., tuple[Array, Any]], x_BLD: Array, keys: Array | None) -> tuple[Array, Any]:
+    def _scan(self, layer: Callable[..., tuple[Any, Any]], carry: Any, inputs: Any) -> tuple[Any, Any]:
         graph, stacked = nnx.split(self.blocks)
 
-        def body(x_BLD: Array, state_and_key: tuple[Any, Array | None]) -> tuple[Array, Any]:
-            state, key = state_and_key
-            return layer(nnx.merge(graph, state), x_BLD, key)
+        def body(carry: Any, state_and_input: tuple[Any, Any]) -> tuple[Any, Any]:
+            state, layer_input = state_and_input
+            return layer(nnx.merge(graph, state), carry, layer_input)
 
-        return jax.lax.scan(jax.checkpoint(body) if self.config.remat else body, x_BLD, (stacked, keys))
+        return jax.lax.scan(jax.checkpoint(body) if self.config.remat else body, carry, (stacked, inputs))
