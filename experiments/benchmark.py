@@ -7,9 +7,7 @@ workdir. With `pip install 'cope-jax[bench]'` PyTorch's contenders take part. Ct
 measured is kept.
 """
 
-import importlib.metadata
 import os
-import platform
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,19 +17,31 @@ from rich.console import Console
 
 from cope_jax.encodings import split_outside_parentheses
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.records import Record, environment, write_atomically
+from cope_jax.evaluation.records import Record, write_atomically
 from cope_jax.registry import unknown
 from cope_jax.training.interruption import Interrupted, Interruption
 from experiments import entry
 from experiments import workdir as workdirs
-from experiments.benchmarks import attention, case, contenders, memory, plot, process, report, training
-from experiments.benchmarks.problem import Problem, cores, free_memory, gibibytes
+from experiments.benchmarks import (
+    attention,
+    case,
+    contenders,
+    decoding,
+    machine,
+    memory,
+    plot,
+    process,
+    report,
+    training,
+)
+from experiments.benchmarks.problem import Problem
 
 SECTIONS = ("attention", "memory", "decode", "train")
 
 _ONLY = flags.DEFINE_list("only", list(SECTIONS), f"What to measure, of {', '.join(SECTIONS)}.")
 _LENGTHS = flags.DEFINE_list("lengths", ["512", "1024", "2048", "4096"], "Lengths at which attention is timed.")
 _MEMORY_LENGTHS = flags.DEFINE_list("memory_lengths", ["2048", "8192", "32768"], "Lengths at which memory is measured.")
+_CONTEXTS = flags.DEFINE_list("contexts", ["4096"], "Lengths of the context in which a token is decoded.")
 _NPOS_MAX = flags.DEFINE_list("npos_max", ["64"], "Sizes of CoPE's table; T means the length.")
 _CONTENDERS = flags.DEFINE_string(
     "contenders",
@@ -45,7 +55,7 @@ _RECIPES = flags.DEFINE_list(
     "Files of experiments/configs whose training steps are timed; NAME:BATCH sets the batch size.",
 )
 _REFERENCE = flags.DEFINE_string(
-    "reference", "cope/blockwise", "The contender that attention's ratios are relative to."
+    "reference", None, "The contender that attention's ratios are relative to; without it, the first."
 )
 _BATCH = flags.DEFINE_integer("batch", 1, "Sequences in the attention problem.", lower_bound=1)
 _HEADS = flags.DEFINE_integer("heads", 8, "Heads in it.", lower_bound=1)
@@ -64,15 +74,17 @@ def main() -> None:
     names = read_contenders(_CONTENDERS.value)
     timed = read_problems("lengths", _LENGTHS.value)
     weighed = read_problems("memory_lengths", _MEMORY_LENGTHS.value)
-    if _REFERENCE.value not in names:
-        raise unknown("--reference", _REFERENCE.value, names)
+    decoded = read_problems("contexts", _CONTEXTS.value)
+    reference = names[0] if _REFERENCE.value is None else _REFERENCE.value
+    if reference not in names:
+        raise unknown("--reference", reference, names)
     labels = training.read_encodings(_ENCODINGS.value)
     recipes = [training.Recipe.parse(text) for text in _RECIPES.value]
     workdir = Path(_WORKDIR.value)
     make_folder(workdir)
     if _TUNE.value:
         process.restart(["-m", "experiments.benchmark", *sys.argv[1:]])
-    facts, results = machine(), case.Results()
+    facts, results = machine.facts(), case.Results()
 
     def keep() -> None:
         write(workdir, facts, results)
@@ -84,13 +96,17 @@ def main() -> None:
 
         cases = []
         if "attention" in sections:
-            cases += attention.cases(timed, names, _REFERENCE.value)
+            cases += attention.cases(timed, names, reference)
+        if "decode" in sections:
+            for problem in decoded:
+                cases += decoding.cases(problem, labels)
         if "train" in sections:
             cases += training.cases(recipes, labels)
         case.run(cases, _ROUNDS.value, results, stop, keep)
         if "memory" in sections and not stop():
             memory.run(weighed, names, results, stop, keep)
         keep()
+    plot.write(workdir, results.records)
     show(workdir, facts, results, Console())
     if interruption.requested:
         raise Interrupted(f"stopped early; {workdir} has what was measured so far")
@@ -149,64 +165,20 @@ def make_folder(workdir: Path) -> None:
         raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
 
 
-def machine() -> Record:
-    """Versions, commit, processor, memory, allocator and load: what else the figures depend on."""
-    facts = environment()
-    for name in ("torch", "x-transformers"):
-        try:
-            facts[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            facts[name] = None
-    return {
-        **facts,
-        "processor": processor(),
-        "cores": cores(),
-        "free_memory": f"{gibibytes(free_memory())} GiB",
-        "process": process.describe(),
-        "load_average": os.getloadavg()[0],
-        "flags": " ".join(sys.argv[1:]),
-    }
-
-
-def processor() -> str:
-    """The name of the processor, as far as the system tells."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()
-
-
 def write(workdir: Path, facts: Record, results: case.Results) -> None:
     """Writes everything that was measured so far."""
     content = {"environment": facts, "records": results.records, "left_out": results.left_out}
     workdirs.write_json(workdir / "benchmark.json", content)
     write_atomically(workdir / "benchmark.md", report.markdown(results.records, results.reasons(), facts))
-    plot.write(workdir, results.records)
-
-
-def busy(facts: Record) -> str:
-    r"""A warning, where other programs had much of the machine when the measurement began.
-
-    >>> busy({"load_average": 3.21, "cores": 2})
-    'the machine was busy (load 3.2 on 2 cores): do not trust these times\\n'
-    >>> busy({"load_average": 0.5, "cores": 2})
-    ''
-    """
-    if facts["load_average"] <= facts["cores"] / 2:
-        return ""
-    load = f"load {facts['load_average']:.1f} on {facts['cores']} cores"
-    return f"the machine was busy ({load}): do not trust these times\n"
 
 
 def show(workdir: Path, facts: Record, results: case.Results, console: Console) -> None:
     """Prints the tables, who was left out and why, and where the files are."""
     for table in report.tables(results.records):
         console.print(table.rich())
-    for reason in results.reasons():
-        console.print(f"left out: {reason}", highlight=False, soft_wrap=True)
-    console.print(f"{busy(facts)}{process.describe()}\nwritten: {workdir}/benchmark.json, benchmark.md", soft_wrap=True)
+    for line in [*(f"left out: {reason}" for reason in results.reasons()), *machine.warnings(facts), facts["process"]]:
+        console.print(line, highlight=False, soft_wrap=True)
+    console.print(f"written: {workdir}/benchmark.json, benchmark.md", soft_wrap=True)
 
 
 if __name__ == "__main__":

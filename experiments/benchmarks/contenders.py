@@ -73,7 +73,7 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
     )
     parts: Any = nnx.split(encoding, nnx.Param, ...)
     graph, initial, rest = parts
-    params = jax.tree.map(lambda leaf: leaf + problem.parameter(leaf.shape), initial)
+    params = jax.tree.map(problem.trained, initial)
 
     def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         return attend(q, k, v, encoding=nnx.merge(graph, params, rest), implementation=implementation)

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.encodings import AttentionShape
@@ -56,6 +57,10 @@ class Problem:
     def parameter(self, shape: tuple[int, ...]) -> np.ndarray:
         """What is added to an initial parameter, as training would; always the same for one shape."""
         return 0.1 * np.random.default_rng(1).standard_normal(shape, np.float32)
+
+    def trained(self, leaf: Any) -> Any:
+        """An initial parameter with `parameter` added."""
+        return leaf + jnp.asarray(self.parameter(leaf.shape), leaf.dtype)
 
     def check_square(self, matrices: int) -> None:
         """Raises LeftOut if that many matrices of all pairs would take more than half of the memory that is free."""

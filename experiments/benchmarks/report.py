@@ -43,7 +43,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
     return [
         *_tables(select(records, section="attention"), ("npos_max", "what"), "length", _attention_title, _time),
         *_tables(select(records, section="memory"), ("npos_max",), "length", _memory_title, _memory),
-        *_tables(select(records, section="decode"), ("what",), "context", _decode_title, _time),
+        *_tables(select(records, section="decode"), ("npos_max", "what"), "context", _decode_title, _time),
         *_tables(select(records, section="train"), ("what",), "recipe", _train_title, _time),
     ]
 
@@ -124,7 +124,7 @@ def _memory_title(record: Record) -> str:
 
 
 def _decode_title(record: Record) -> str:
-    return f"Decoding, {record['what']}: time, and times that of {record['reference']}"
+    return f"Decoding, {record['what']}, {_sizes(record)}: time, and times that of {record['reference']}"
 
 
 def _train_title(record: Record) -> str:

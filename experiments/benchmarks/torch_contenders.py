@@ -71,7 +71,7 @@ def use_all_cores() -> None:
 
 
 def _dtype(problem: Problem) -> torch.dtype:
-    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[problem.dtype]
+    return getattr(torch, problem.dtype)
 
 
 def _table(problem: Problem) -> torch.Tensor:

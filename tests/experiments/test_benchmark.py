@@ -1,0 +1,391 @@
+import dataclasses
+import doctest
+import importlib
+import json
+import os
+import signal
+import statistics
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from cope_jax.errors import ConfigError
+from experiments.benchmarks import case, contenders, decoding, memory, plot, process, report, timing, training
+from experiments.benchmarks.problem import Problem
+from tests.encodings.cases import rule_of
+from tests.oracle.attention import attention as oracle_attention
+from tests.oracle.attention import cope_backward
+from tests.oracle.encodings import Sizes
+
+PROBLEM = Problem(length=12, npos_max=4, batch=1, heads=2, head_dim=8, dtype="float64")
+TORCH = ["cope/torch-listing", "cope/x-transformers", "rope/torch-sdpa"]
+OURS = [name for name in contenders.DEFAULT if name not in TORCH]
+MODULES = ["benchmark", *(f"benchmarks.{name}" for name in ("contenders", "machine", "problem", "process"))]
+MODULES += ["benchmarks.report", "benchmarks.timing", "benchmarks.training"]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples_in_docstrings(name):
+    tried = doctest.testmod(importlib.import_module(f"experiments.{name}"), optionflags=doctest.ELLIPSIS)
+    assert tried.attempted and not tried.failed
+
+
+def computed(name):
+    """out, dq, dk, dv and the gradients of parameters, by a contender, which must agree with its own forward."""
+    with jax.numpy_dtype_promotion("standard"):  # jax.nn relies on it in float64
+        try:
+            tasks = contenders.find(name)(PROBLEM)
+        except (case.LeftOut, ConfigError) as reason:
+            pytest.skip(str(reason))
+        out, *gradients = (np.asarray(array) for array in tasks["forward+backward"]())
+        np.testing.assert_allclose(np.asarray(tasks["forward"]()), out, rtol=0, atol=1e-12)
+    return out, *gradients
+
+
+def tolerance(name):
+    """Of float64, but for two whose softmax is float32 whatever it is given: 8e-8 and 2e-7 measured."""
+    return 1e-5 if name in ("cope/x-transformers", "rope/jax.nn") else 1e-10
+
+
+def check_against_oracle(name):
+    out, *gradients = computed(name)
+    q, k, v, cotangent = (array.astype(np.float64) for array in PROBLEM.arrays())
+    table = PROBLEM.parameter((PROBLEM.npos_max, PROBLEM.head_dim)).astype(np.float64)
+    sizes = Sizes(PROBLEM.heads, PROBLEM.heads, PROBLEM.head_dim, PROBLEM.heads * PROBLEM.head_dim, PROBLEM.length)
+    encoding = name.partition("/")[0]
+    rule = {
+        "cope": lambda: rule_of(f"cope(npos_max={PROBLEM.npos_max})", {"table": table}, sizes),
+        "rope": lambda: rule_of("rope", {}, sizes),
+    }[encoding]()
+    exact = oracle_attention(q[0], k[0], v[0], rule)
+    np.testing.assert_allclose(out[0], exact, rtol=0, atol=tolerance(name))
+    if encoding == "cope":
+        by_head = [
+            cope_backward(*(array[0, :, h] for array in (q, k, v)), table, cotangent[0, :, h])
+            for h in range(PROBLEM.heads)
+        ]
+        for found, *exact in zip(gradients[:3], *(of_one[:3] for of_one in by_head), strict=True):
+            np.testing.assert_allclose(found[0], np.stack(exact, axis=1), rtol=0, atol=tolerance(name))
+        np.testing.assert_allclose(gradients[3], sum(of_one[3] for of_one in by_head), rtol=0, atol=tolerance(name))
+    return out, *gradients
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_our_contenders_compute_the_encoding(name, x64):
+    results = check_against_oracle(name)
+    of_full = computed(f"{name.partition('/')[0]}/full")
+    assert len(results) == len(of_full)
+    for found, exact in zip(results, of_full, strict=True):
+        np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance(name))
+
+
+@pytest.mark.parametrize("name", TORCH)
+def test_contenders_of_torch_compute_the_encoding(name, x64):
+    pytest.importorskip("torch", reason="torch is not installed")
+    pytest.importorskip("x_transformers", reason="x-transformers is not installed")
+    results = check_against_oracle(name)
+    for found, exact in zip(results, computed(f"{name.partition('/')[0]}/full"), strict=True):
+        np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance(name))
+
+
+def test_without_torch_its_contenders_are_left_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "experiments.benchmarks.torch_contenders", raising=False)
+    for name in TORCH:
+        with pytest.raises(case.LeftOut, match=r"torch is not installed: pip install 'cope-jax\[bench\]'"):
+            contenders.find(name)(PROBLEM)
+
+
+def test_a_matrix_of_all_pairs_that_does_not_fit_is_left_out(monkeypatch):
+    monkeypatch.setattr("experiments.benchmarks.problem.free_memory", lambda: 1e9)
+    big = Problem(length=4096)
+    for name in ("cope/full", "rope/jax.nn"):
+        with pytest.raises(case.LeftOut, match=r"0\.9 GiB are free"):
+            contenders.find(name)(big)
+    contenders.find("cope/full")(Problem(length=8))
+
+
+def test_parameters_are_not_those_of_the_start(x64):
+    """A table of zeros would let a wrong position pass."""
+    assert np.abs(Problem(4).parameter((4, 8))).min() > 0
+    assert np.abs(computed("cope/full")[4]).max() > 0.01
+
+
+def test_a_decoded_token_is_the_last_row_of_attention():
+    encoding, problem = "cope(npos_max=3)+rope", dataclasses.replace(PROBLEM, dtype="float32")
+    task = decoding.step(encoding, problem)[decoding.STEP]
+    whole = contenders.find(f"{encoding}/full")(problem)["forward"]()
+    for _ in range(3):  # every call enters the same token; 2e-7 measured, and a wrong token or place gives 0.1
+        np.testing.assert_allclose(task(), whole[:, -1:], rtol=0, atol=2e-6)
+
+
+def test_a_training_step_trains():
+    recipe = training.Recipe.parse("quick:4")
+    step = training.ours(recipe, "cope")[training.STEP]
+    losses = [step() for _ in range(5)]
+    assert recipe.batch()["inputs"].shape[0] == 4
+    assert losses[-1] < losses[0] < 10
+
+
+def test_a_training_step_of_x_transformers_trains():
+    pytest.importorskip("x_transformers", reason="x-transformers is not installed")
+    torch_training = importlib.import_module("experiments.benchmarks.torch_training")
+    recipe = training.Recipe.parse("quick:4")
+    for encoding in training.X_TRANSFORMERS:
+        step = torch_training.x_transformers(recipe, encoding)[training.STEP]
+        losses = [step() for _ in range(20)]
+        assert losses[-1] < losses[0] < 10
+    with pytest.raises(case.LeftOut, match="our default block"):
+        torch_training.x_transformers(training.Recipe.parse("counting:1"), "cope")
+
+
+class Clock:
+    """A clock that only tasks and pauses move on."""
+
+    def __init__(self):
+        self.now, self.calls = 0.0, []
+
+    def task(self, name, *seconds):
+        durations = iter(seconds)
+
+        def run():
+            self.calls.append(name)
+            self.now += next(durations)
+
+        return run
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def __call__(self):
+        return self.now
+
+
+def test_contenders_take_turns_and_every_other_round_runs_backwards():
+    clock = Clock()
+    tasks = {name: clock.task(name, 1.0, 2.0, 4.0) for name in "abc"}
+    rounds = list(timing.interleave(tasks, 3, clock=clock, sleep=clock.sleep))
+    assert "".join(clock.calls) == "abc" + "cba" + "abc"
+    assert rounds == [pytest.approx(dict.fromkeys("abc", seconds)) for seconds in (1.0, 2.0, 4.0)]
+
+
+def test_a_short_task_is_called_again_until_its_turn_is_over_and_the_median_counts():
+    clock = Clock()
+    [measured] = timing.interleave({"a": clock.task("a", 0.03, 0.01, 0.02)}, 1, clock=clock, sleep=clock.sleep)
+    assert len(clock.calls) == 3 and measured["a"] == pytest.approx(0.02)
+
+
+def test_a_ratio_is_the_median_of_the_rounds_ratios():
+    assert timing.ratio([2.0, 40.0, 6.0], [1.0, 10.0, 3.0]) == 2.0
+    assert statistics.median([2.0, 40.0, 6.0]) / statistics.median([1.0, 10.0, 3.0]) == 2.0  # here alike, but:
+    assert timing.ratio([1.0, 20.0, 3.0], [2.0, 10.0, 9.0]) == 0.5
+
+
+def run(cases, rounds=2, stop=lambda: False):
+    results, kept = case.Results(), []
+    case.run(cases, rounds, results, stop, lambda: kept.append(len(results.records)))
+    return results, kept
+
+
+def nothing(*names):
+    return {name: lambda: {"step": lambda: None} for name in names}
+
+
+def refused():
+    raise case.LeftOut("no room")
+
+
+def test_records_have_medians_ratios_and_all_times(monkeypatch):
+    times = iter([{("a", "step"): 1.0, ("b", "step"): 3.0}, {("a", "step"): 2.0, ("b", "step"): 4.0}])
+    monkeypatch.setattr(case, "interleave", lambda tasks, rounds: times)
+    results, kept = run([case.Case({"section": "train", "recipe": "r"}, nothing("a", "b"), "a")])
+    assert results.records == [
+        {
+            "section": "train",
+            "recipe": "r",
+            "contender": name,
+            "what": "step",
+            "median_seconds": median,
+            "reference": "a",
+            "ratio": ratio,
+            "seconds": seconds,
+        }
+        for name, median, ratio, seconds in [("a", 1.5, 1.0, [1.0, 2.0]), ("b", 3.5, 2.5, [3.0, 4.0])]
+    ]
+    assert kept == [2]
+
+
+def test_who_is_left_out_is_named_and_another_is_the_reference():
+    builds = {"a": refused, **nothing("b")}
+    cases = [case.Case({"section": "attention", "length": length}, builds, "a") for length in (8, 16)]
+    results, kept = run(cases)
+    assert kept == [1, 2]
+    assert [(record["contender"], record["reference"], record["ratio"]) for record in results.records] == [
+        ("b", "b", 1.0),
+        ("b", "b", 1.0),
+    ]
+    assert results.reasons() == ["a (8, 16): no room"]
+
+
+def test_a_stop_keeps_the_rounds_that_are_complete():
+    calls = []
+    builds = {"a": lambda: {"step": lambda: calls.append("a")}}
+    cases = [case.Case({"section": "train", "recipe": name}, builds, "a") for name in "xy"]
+    asked = iter([False, False, False, True, True])  # before x, behind its warm-up and rounds 1 and 2, before y
+    results, kept = run(cases, rounds=5, stop=lambda: next(asked))
+    assert [(record["recipe"], len(record["seconds"])) for record in results.records] == [("x", 2)]
+    assert kept == [1]
+
+
+def test_memory_is_measured_in_a_process_of_its_own():
+    measured = memory.measure("cope/full", Problem(256, heads=2, head_dim=16))
+    square = 4 * 2 * 256**2
+    assert square < measured["temp_bytes"] < 40 * square
+    assert measured["start_bytes"] < measured["peak_bytes"] < measured["start_bytes"] + 100 * square
+
+
+def test_who_is_left_out_of_memory_is_named(monkeypatch):
+    monkeypatch.setattr(memory, "measure", memory.measure_here)
+    results = case.Results()
+    memory.run([Problem(length=8)], ["cope(gate=separate_key)/full"], results, lambda: False, lambda: None)
+    assert not results.records
+    assert "needs features=" in results.left_out[0]["reason"]
+
+
+RECORDS = [
+    {
+        "section": "attention",
+        "contender": contender,
+        "what": what,
+        "length": length,
+        "median_seconds": factor * length / 1e6,
+        "ratio": factor / 2,
+        "reference": "cope/blockwise",
+        **{name: value for name, value in Problem(length).fields().items() if name != "length"},
+    }
+    for contender, factor in (("cope/blockwise", 2.0), ("cope/full", 9.0))
+    for what in ("forward", "forward+backward")
+    for length in (512, 1024)
+]
+MEMORY = {"section": "memory", "contender": "rope/full", "start_bytes": 5 * 2**20, "peak_bytes": 8 * 2**20}
+MEMORY |= {"temp_bytes": 2**20, "what": "forward+backward", **Problem(64).fields()}
+
+
+def test_tables_show_times_ratios_and_gaps():
+    forward, backward, weighed = report.tables([*RECORDS[:-1], MEMORY])
+    assert forward.headings == ["length", "512", "1024"]
+    cells = [[cell.replace(report.FIRM, " ") for cell in row] for row in forward.rows]
+    assert cells == [
+        ["cope/blockwise", "1.02 ms  1.00×", "2.05 ms  1.00×"],
+        ["cope/full", "4.61 ms  4.50×", "9.22 ms  4.50×"],
+    ]
+    assert backward.rows[1][2] == report.MISSING
+    assert weighed.rows[0][1].replace(report.FIRM, " ") == "3 MiB  1 MiB"
+    text = report.markdown(RECORDS, ["a (8): no room"], {"jax": "1.2.3"})
+    assert "| cope/full | 4.61" in text and "- a (8): no room" in text and "- jax: 1.2.3" in text
+
+
+def test_the_plot_has_a_line_for_each_contender(tmp_path):
+    [path] = plot.write(tmp_path, RECORDS)
+    assert path.name == "attention_npos_max_64.png" and path.stat().st_size > 10_000
+    first, second = plot.time_by_length(RECORDS).axes
+    assert [line.get_label() for line in first.lines] == ["cope/blockwise", "cope/full"]
+    np.testing.assert_allclose(second.lines[1].get_ydata(), [9 * 0.512, 9 * 1.024])
+    assert (first.get_xscale(), first.get_yscale()) == ("log", "log")
+
+
+def test_a_process_is_set_up_once_and_keeps_what_the_user_set(monkeypatch):
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
+    monkeypatch.setattr(process, "_is_glibc", lambda: True)
+    for name in ("LD_PRELOAD", "OMP_WAIT_POLICY", *process.untuned({}), *process._ALLOCATOR):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    process.restart(["-m", "experiments.benchmark"])
+    [(program, arguments, environment)] = started
+    assert (program, arguments) == (sys.executable, [sys.executable, "-m", "experiments.benchmark"])
+    assert environment["OMP_WAIT_POLICY"] == "ACTIVE" and environment.items() >= process._ALLOCATOR.items()
+    assert not process.untuned(environment).keys() & process._ALLOCATOR.keys()
+    assert "tuned, MALLOC_TOP_PAD_=" in process.describe(environment)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    process.restart([])
+    assert len(started) == 1
+
+
+SMALL = ["--contenders=rope/full,cope/full,rope/jax.nn", "--heads=2", "--head_dim=4", "--npos_max=4,T"]
+
+
+def test_the_command(start, tmp_path):
+    """Started anew with another environment, it measures, prints and writes."""
+    flags = [*SMALL, "--lengths=8", "--contexts=8", "--encodings=cope,rope", "--recipes=quick:2", "--rounds=2"]
+    done = start("benchmark", *flags, "--only=attention,decode,train", f"--workdir={tmp_path / 'new' / 'run'}").wait()
+    assert done.status == 0, done.err
+    assert "cope/full" in done.out and "npos_max 8" in done.out
+    content = json.loads((tmp_path / "new" / "run" / "benchmark.json").read_text())
+    records = content["records"]
+    assert {
+        (r["contender"], r["what"], r["length"], r["npos_max"]) for r in records if r["section"] == "attention"
+    } == {
+        (contender, what, length, npos_max)
+        for contender in ("rope/full", "cope/full", "rope/jax.nn")
+        for what in ("forward", "forward+backward")
+        for length, npos_max in ((8, 4), (8, 8))
+    }
+    assert [(r["contender"], r["context"]) for r in records if r["section"] == "decode"][:2] == [
+        ("cope", 8),
+        ("rope", 8),
+    ]
+    assert [r["recipe"] for r in records if r["section"] == "train"][:2] == ["quick, batch 2"] * 2
+    for record in records:
+        assert record["median_seconds"] == statistics.median(record["seconds"]) and len(record["seconds"]) == 2
+        assert record["reference"] == ("rope/full" if record["section"] == "attention" else "cope")
+    assert content["environment"]["cores"] >= 1 and "OMP_WAIT_POLICY=" in content["environment"]["process"]
+    if process._is_glibc():
+        assert "MALLOC_MMAP_THRESHOLD_=" in content["environment"]["process"]
+    names = {path.name for path in (tmp_path / "new" / "run").iterdir()}
+    assert names == {"benchmark.json", "benchmark.md", *(f"attention_npos_max_{n}.png" for n in (4, 8))}
+
+
+def test_an_interruption_keeps_what_was_measured(start, tmp_path):
+    flags = [*SMALL, "--notune", "--only=attention", "--lengths=8", "--rounds=10"]
+    command = start("benchmark", *flags, f"--workdir={tmp_path}")
+    command.signal_when((tmp_path / "benchmark.md").exists, signal.SIGINT)
+    done = command.wait()
+    assert done.status == 130, done.err
+    assert f"stopped early; {tmp_path} has what was measured so far" in done.err
+    records = json.loads((tmp_path / "benchmark.json").read_text())["records"]
+    assert len(records) >= 6 and {record["npos_max"] for record in records} <= {4, 8}
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--only=atention", "unknown section of --only 'atention': did you mean 'attention'?"),
+        ("--lengths=512,1k", "--lengths takes positive numbers with commas between them, not '1k'"),
+        ("--lengths=", "--lengths takes positive numbers with commas between them, not ''"),
+        ("--memory_lengths=0", "--memory_lengths takes positive numbers"),
+        ("--npos_max=t", "--npos_max takes positive numbers with commas between them, not 't'"),
+        ("--npos_max=1", "benchmark.npos_max must be at least 2, got 1"),
+        ("--head_dim=7", "benchmark.head_dim must be even"),
+        ("--contenders=cope/flash", "unknown contender 'cope/flash'"),
+        ("--contenders=coppe/full", "unknown encoding 'coppe': did you mean 'cope'?"),
+        ("--contenders=cope/full,cope/full", "--contenders names 'cope/full' twice"),
+        ("--reference=cope/ful", "unknown --reference 'cope/ful': did you mean 'cope/full'?"),
+        ("--encodings=ropee", "unknown encoding 'ropee': did you mean 'rope'?"),
+        ("--recipes=quik", "unknown recipe 'quik': did you mean 'quick'?"),
+        ("--recipes=quick:0", "--recipes=quick:0: write NAME:BATCH with a batch size of at least 1"),
+        ("--dtype=float16", "--dtype=float16"),
+        ("--rounds=0", "--rounds=0"),
+        ("--workdir=/proc/run", "cannot write to /proc/run ("),
+        ("more", "unexpected argument 'more'"),
+    ],
+)
+def test_a_wrong_flag_is_one_line_and_leaves_nothing_behind(flag, message, start, tmp_path):
+    workdir = tmp_path / "run"
+    done = start("benchmark", f"--workdir={workdir}", flag).wait()
+    assert done.status == 2, done.err
+    assert message in done.error
+    assert not workdir.exists()
