@@ -120,10 +120,11 @@ class Cache:
         v_BLGK = jnp.where(self.filled > self.capacity, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
 
         def write(slots: Array, new: Array) -> Array:
-            rows, start = _rows(new), self.filled - k_BLGK.shape[1]
+            rows, zero = _rows(new), jnp.zeros((), jnp.int32)
+            where = (zero, self.filled - k_BLGK.shape[1], zero)
             if layer is None:
-                return jax.lax.dynamic_update_slice(slots, rows, (0, start, 0))
-            return jax.lax.dynamic_update_slice(slots, rows[None], (layer, 0, start, 0))
+                return jax.lax.dynamic_update_slice(slots, rows, where)
+            return jax.lax.dynamic_update_slice(slots, rows[None], (jnp.asarray(layer, jnp.int32), *where))
 
         new = Entries(rotated_BLGK, v_BLGK, features)
         return dataclasses.replace(self, entries=jax.tree.map(write, self.entries, new))
