@@ -11,6 +11,7 @@
 
 from typing import Any
 
+from cope_jax.attention.blockwise import blockwise_attention
 from cope_jax.attention.full import attention_weights as attention_weights
 from cope_jax.attention.full import full_attention
 from cope_jax.attention.inputs import Inputs as Inputs
@@ -20,7 +21,7 @@ from cope_jax.encodings import Encoding
 from cope_jax.registry import unknown
 from cope_jax.typing import Array, PyTree
 
-IMPLEMENTATIONS = {"full": full_attention}
+IMPLEMENTATIONS = {"full": full_attention, "blockwise": blockwise_attention}
 
 
 def attend(

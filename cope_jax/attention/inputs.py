@@ -1,4 +1,4 @@
-"""What every implementation of attention starts from: checked inputs, rotated, with positions and the rule of which pairs meet."""
+"""What every implementation of attention starts from: checked, rotated, with positions and a mask."""
 
 import dataclasses
 from typing import Any

@@ -47,28 +47,29 @@ class Mask:
             mask_B1LM &= (self.q_segment_ids_BL[:, :, None] == self.k_segment_ids_BM[:, None, :])[:, None]
         return mask_B1LM
 
-    def visible_blocks(self, block: int) -> tuple[Array, Array]:
-        """The blocks of keys that hold all pairs, (first, end): those outside need not be computed.
+    def span(self) -> tuple[Array, Array, Array, Array]:
+        """The range of keys that holds all pairs, and a range within which all are pairs: (first, end, full, full_end).
 
-        Args:
-          block: length of the blocks of keys; it divides M.
+        Keys outside of the first need not be computed, and blocks within the second need no mask. Both are safe for any
+        order of places and segments, and tight where they ascend.
         """
-        places_JM = self.k_places_M.reshape(-1, block)
-        farthest = jnp.iinfo(places_JM.dtype).max
-        low_J = jnp.where(places_JM >= 0, places_JM, farthest).min(axis=1)
-        high_J = places_JM.max(axis=1)
-        first_query, last_query = self.q_places_L.min(), self.q_places_L.max()
-        visible_J = high_J >= 0
+        place_M, low, high = self.k_places_M, self.q_places_L.min(), self.q_places_L.max()
+        some_M = all_M = jnp.asarray(place_M >= 0)
         if self.causal:
-            visible_J &= low_J <= last_query
+            some_M, all_M = some_M & (place_M <= high), all_M & (place_M <= low)
         if self.window is not None:
-            visible_J &= (first_query - high_J < self.window) & (low_J - last_query < self.window)
+            some_M = some_M & (low - place_M < self.window) & (place_M - high < self.window)
+            all_M = all_M & (high - place_M < self.window) & (place_M - low < self.window)
         if self.q_segment_ids_BL is not None and self.k_segment_ids_BM is not None:
-            ids_BJM = self.k_segment_ids_BM.reshape(self.k_segment_ids_BM.shape[0], -1, block)
-            low_BJ, high_BJ = ids_BJM.min(axis=2), ids_BJM.max(axis=2)
             low_B1, high_B1 = (f(self.q_segment_ids_BL, axis=1, keepdims=True) for f in (jnp.min, jnp.max))
-            visible_J &= ((low_BJ <= high_B1) & (high_BJ >= low_B1)).any(axis=0)
-        numbers_J = jnp.arange(len(low_J), dtype=jnp.int32)
-        first = jnp.where(visible_J, numbers_J, len(low_J)).min()
-        end = jnp.where(visible_J, numbers_J + 1, 0).max()
-        return first, end
+            ids_BM = self.k_segment_ids_BM
+            some_M = some_M & ((ids_BM >= low_B1) & (ids_BM <= high_B1)).any(axis=0)
+            all_M = all_M & ((ids_BM == low_B1) & (ids_BM == high_B1)).all(axis=0)
+        first, end = _range(some_M)
+        full, full_end = _range(all_M)
+        return first, end, jnp.where(all_M.sum(dtype=jnp.int32) == full_end - full, full, full_end), full_end
+
+
+def _range(chosen_M: Array) -> tuple[Array, Array]:
+    numbers_M = jnp.arange(len(chosen_M), dtype=jnp.int32)
+    return jnp.where(chosen_M, numbers_M, len(chosen_M)).min(), jnp.where(chosen_M, numbers_M + 1, 0).max()

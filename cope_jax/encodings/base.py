@@ -10,11 +10,16 @@ Attention calls every hook, always, in this order, and knows no encoding by name
 
 **Block law.** For every encoding, any split of the keys into blocks, visited from the nearest to the farthest with the
 carry handed on, gives what one single block gives, in value and in every gradient.
+
+That is all an encoding has to know to run in every implementation of attention. Where it can say more of its carry,
+streaming attention is faster: `settled` and `settled_score` end the work on rows whose carry no longer matters, and
+`slopes` lets one pass over the keys make all gradients.
 """
 
 import dataclasses
 from typing import Any, ClassVar
 
+import jax
 from flax import nnx
 
 from cope_jax.errors import ConfigError
@@ -130,6 +135,50 @@ class Encoding(nnx.Module):
         """
         del q_BLHK, k_BMGK, features, mask_B1LM, q_positions_BL, k_positions_BM
         return logits_BHLM, carry
+
+    def settled(self, carry: PyTree) -> Array | None:
+        """True for the rows whose logits no longer depend on what the carry accumulates: settled_BHL.
+
+        Once all rows of a block are settled, `settled_score` gives the logits of the keys that are farther still. None:
+        this encoding never settles.
+        """
+        del carry
+        return None
+
+    def settled_score(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> Array:
+        """logits_BHLM as `score` has them, for a block whose rows are all settled. The carry stays as it is."""
+        return self.score(q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, carry)[0]
+
+    def slopes(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> PyTree | None:
+        """∂logits/∂carry of one block, for a carry made of running sums and of constants.
+
+        Returns:
+          A tree like `carry`, with an array `[B, H, L, M]` for each leaf `[B, H, L]` that is a running sum (what
+          `score` adds to it does not depend on it), and None for each leaf that `score` hands on as it is. Or None
+          alone: the carry is of another kind, and its gradient takes two passes.
+        """
+        del q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM
+        return None if jax.tree.leaves(carry) else carry
 
     def diagnostics(
         self,

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import jax
 from flax import nnx
 
 from cope_jax.encodings.base import AttentionShape, Encoding, NoOptions
@@ -47,16 +48,63 @@ class Composed(Encoding):
         k_positions_BM: Array,
         carry: PyTree,
     ) -> tuple[Array, PyTree]:
-        total, carries = logits_BHLM, []
+        scored, carries = [], []
         for part, part_features, part_carry in zip(self.parts, features, carry, strict=True):
-            scored, part_carry = part.score(
+            part_scored, part_carry = part.score(
                 q_BLHK, k_BMGK, part_features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, part_carry
             )
+            scored.append(part_scored)
             carries.append(part_carry)
-            if scored is logits_BHLM:  # a part that leaves the logits alone costs nothing
+        return _sum_of_increments(logits_BHLM, scored), tuple(carries)
+
+    def settled(self, carry: PyTree) -> Array | None:
+        settled = None
+        for part, part_carry in zip(self.parts, carry, strict=True):
+            if not jax.tree.leaves(part_carry):  # a part without a carry has nothing to settle
                 continue
-            total = scored if total is logits_BHLM else total + (scored - logits_BHLM)
-        return total, tuple(carries)
+            own = part.settled(part_carry)
+            if own is None:
+                return None
+            settled = own if settled is None else settled & own
+        return settled
+
+    def settled_score(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> Array:
+        scored = [
+            part.settled_score(
+                q_BLHK, k_BMGK, part_features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, part_carry
+            )
+            for part, part_features, part_carry in zip(self.parts, features, carry, strict=True)
+        ]
+        return _sum_of_increments(logits_BHLM, scored)
+
+    def slopes(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> PyTree | None:
+        slopes = [
+            part.slopes(
+                q_BLHK, k_BMGK, part_features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, part_carry
+            )
+            for part, part_features, part_carry in zip(self.parts, features, carry, strict=True)
+        ]
+        return None if any(slope is None for slope in slopes) else tuple(slopes)
 
     def diagnostics(
         self,
@@ -74,3 +122,11 @@ class Composed(Encoding):
                 q_BLHK, k_BMGK, part_features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM
             )
         return maps
+
+
+def _sum_of_increments(logits_BHLM: Array, scored: Sequence[Array]) -> Array:
+    total = logits_BHLM
+    for one in scored:
+        if one is not logits_BHLM:  # a part that leaves the logits alone costs nothing
+            total = one if total is logits_BHLM else total + (one - logits_BHLM)
+    return total

@@ -1,7 +1,7 @@
 """Contextual position encoding."""
 
 import dataclasses
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from flax import nnx
 
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
-from cope_jax.ops.interpolate import interpolate
+from cope_jax.ops.interpolate import interpolate, interpolation_slope
 from cope_jax.ops.logits import content_logits
 from cope_jax.ops.suffix_sum import suffix_sum
 from cope_jax.registry import check_at_least
@@ -45,8 +45,9 @@ class CoPE(Encoding):
     Golovneva et al. (arXiv 2405.18719), Eq 3–9 and Listing 1. The table e, `[N, K]`, is shared by the heads and starts
     at 0; the gates are each head's own. With all gates 1 this is the learned relative encoding (p_ij = i−j+1).
 
-    The carry is P_i, the sum of the gates of all nearer keys. It is for causal attention: a key after the query that
-    the mask lets through would count as well.
+    The carry is P_i, the sum of the gates of all nearer keys, and z_i. Once P_i ≥ N−1 every farther key is at the last
+    position: the row is settled, and needs no more gates. It is for causal attention: a key after the query that the
+    mask lets through would count as well.
     """
 
     Config = CoPEConfig
@@ -75,8 +76,13 @@ class CoPE(Encoding):
         return jnp.einsum("BMD,DGK->BMGK", x_BMD, self.gate_key_DGK[...].astype(x_BMD.dtype))
 
     def initial_carry(self, q_BLHK: Array) -> PyTree:
+        dtype = accumulator_dtype(q_BLHK.dtype)
         batch, length, heads, _ = q_BLHK.shape
-        return jnp.zeros((batch, heads, length), accumulator_dtype(q_BLHK.dtype))
+        counts_BHL = jnp.zeros((batch, heads, length), dtype)
+        if self.config.position != "table":
+            return counts_BHL, None
+        z_BHLN = jnp.einsum("BLHK,NK->BHLN", q_BLHK.astype(dtype), self.table_NK[...].astype(dtype))
+        return counts_BHL, z_BHLN / self.shape.head_dim**0.5 if self.config.scale_position_logits else z_BHLN
 
     def score(
         self,
@@ -89,9 +95,47 @@ class CoPE(Encoding):
         k_positions_BM: Array,
         carry: PyTree,
     ) -> tuple[Array, PyTree]:
-        gates_BHLM = self._gates(q_BLHK, features, logits_BHLM, mask_B1LM)
-        counts_BHLM = carry[..., None] + suffix_sum(gates_BHLM)
-        return logits_BHLM + self._position_logits(q_BLHK, counts_BHLM), counts_BHLM[..., 0]
+        nearer_BHL, z_BHLN = carry
+        counts_BHLM = self._counts(q_BLHK, features, logits_BHLM, mask_B1LM, nearer_BHL)
+        if z_BHLN is None:
+            added_BHLM = self._slopes_1H11(counts_BHLM.dtype) * counts_BHLM
+        else:
+            added_BHLM = interpolate(z_BHLN, self._clip(counts_BHLM))
+        return logits_BHLM + added_BHLM, (counts_BHLM[..., 0], z_BHLN)
+
+    def settled(self, carry: PyTree) -> Array | None:
+        counts_BHL, z_BHLN = carry
+        return None if z_BHLN is None else counts_BHL >= self.config.npos_max - 1
+
+    def settled_score(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> Array:
+        return logits_BHLM + carry[1][..., -1:]
+
+    def slopes(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        features: PyTree,
+        logits_BHLM: Array,
+        mask_B1LM: Array,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+        carry: PyTree,
+    ) -> PyTree | None:
+        nearer_BHL, z_BHLN = carry
+        if z_BHLN is None:
+            return jnp.broadcast_to(self._slopes_1H11(logits_BHLM.dtype), logits_BHLM.shape), None
+        counts_BHLM = self._counts(q_BLHK, features, logits_BHLM, mask_B1LM, nearer_BHL)
+        return interpolation_slope(z_BHLN, self._clip(counts_BHLM)), None
 
     def diagnostics(
         self,
@@ -114,19 +158,19 @@ class CoPE(Encoding):
             gate_logits_BHLM = content_logits(q_BLHK, features)
         return jnp.where(mask_B1LM, jax.nn.sigmoid(gate_logits_BHLM), jnp.zeros((), gate_logits_BHLM.dtype))
 
+    def _counts(
+        self, q_BLHK: Array, features: PyTree, logits_BHLM: Array, mask_B1LM: Array, nearer_BHL: Array
+    ) -> Array:
+        return nearer_BHL[..., None] + suffix_sum(self._gates(q_BLHK, features, logits_BHLM, mask_B1LM))
+
     def _clip(self, counts_BHLM: Array) -> Array:
         if self.config.position != "table":
             return counts_BHLM
         return jnp.minimum(counts_BHLM, jnp.asarray(self.config.npos_max - 1, counts_BHLM.dtype))
 
-    def _position_logits(self, q_BLHK: Array, counts_BHLM: Array) -> Array:
-        dtype, heads = counts_BHLM.dtype, self.shape.num_heads
-        if self.config.position == "slope":
-            slopes = [-self.config.slope * 2.0 ** (-8.0 * h / heads) for h in range(heads)]
-            return jnp.asarray(slopes, dtype)[None, :, None, None] * counts_BHLM
+    def _slopes_1H11(self, dtype: Any) -> Array:
         if self.config.position == "learned_slope":
-            return self.slopes_H[...].astype(dtype)[None, :, None, None] * counts_BHLM
-        z_BHLN = jnp.einsum("BLHK,NK->BHLN", q_BLHK.astype(dtype), self.table_NK[...].astype(dtype))
-        if self.config.scale_position_logits:
-            z_BHLN = z_BHLN / self.shape.head_dim**0.5
-        return interpolate(z_BHLN, self._clip(counts_BHLM))
+            return self.slopes_H[...].astype(dtype)[None, :, None, None]
+        heads = self.shape.num_heads
+        slopes = [-self.config.slope * 2.0 ** (-8.0 * h / heads) for h in range(heads)]
+        return jnp.asarray(slopes, dtype)[None, :, None, None]

@@ -1,5 +1,7 @@
 """Linear interpolation between the integer entries of a row of numbers, with a fast gradient."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
@@ -25,28 +27,40 @@ def interpolate(z: Array, p: Array) -> Array:
     >>> interpolate(jnp.array([0.0, 10.0, 40.0]), jnp.array([0.0, 0.5, 1.75])).tolist()
     [0.0, 5.0, 32.5]
     """
+    return _interpolate(z, p)[0]
+
+
+def interpolation_slope(z: Array, p: Array) -> Array:
+    """The derivative of `interpolate` by p as its gradient has it: z[⌈p⌉] − z[⌊p⌋], 0 at integers.
+
+    >>> interpolation_slope(jnp.array([0.0, 10.0, 40.0]), jnp.array([0.5, 1.0, 1.75])).tolist()
+    [10.0, 0.0, 30.0]
+    """
+    return _interpolate(z, p)[1]
+
+
+def _interpolate(z: Array, p: Array) -> tuple[Array, Array]:
+    take = functools.partial(jnp.take_along_axis, z, axis=-1, mode="promise_in_bounds")
     floor, ceil, w = _cells(p)
-    low, high = _values(z, floor, ceil)
-    return low + w * (high - low)
+    low = take(floor)
+    # XLA would gather anew for each of the slope's readers.
+    slope = jax.lax.optimization_barrier(take(ceil) - low)
+    return low + w * slope, slope
 
 
 def _cells(p: Array) -> tuple[Array, Array, Array]:
     return jnp.floor(p).astype(jnp.int32), jnp.ceil(p).astype(jnp.int32), p - jnp.floor(p)
 
 
-def _values(z: Array, floor: Array, ceil: Array) -> tuple[Array, Array]:
-    return jnp.take_along_axis(z, floor, -1), jnp.take_along_axis(z, ceil, -1)
+def _forward(z: Array, p: Array) -> tuple[Array, tuple[int, Array, Array]]:
+    y, slope = _interpolate(z, p)
+    return y, (z.shape[-1], p, slope)
 
 
-def _forward(z: Array, p: Array) -> tuple[Array, tuple[Array, Array]]:
-    return interpolate(z, p), (z, p)
-
-
-def _backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    z, p = residuals
+def _backward(residuals: tuple[int, Array, Array], dy: Array) -> tuple[Array, Array]:
+    size, p, slope = residuals
     floor, ceil, w = _cells(p)
-    low, high = _values(z, floor, ceil)
-    return add_to_rows(z.shape[-1], (floor, dy * (1 - w)), (ceil, dy * w)), dy * (high - low)
+    return add_to_rows(size, (floor, dy * (1 - w)), (ceil, dy * w)), dy * slope
 
 
 interpolate.defvjp(_forward, _backward)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from cope_jax.typing import Array
 
-# One triangular product costs M operations an entry, but blocks that do not divide M cost copies.
+# A length up to this that the inner sums do not divide is one product: padding it would cost more in copies.
 _ONE_PRODUCT = 128
 
 
@@ -13,8 +13,7 @@ def suffix_sum(x: Array, block: int = 32) -> Array:
     """Sums of the last axis from each place to its end, y[..., j] = Σ_{j'≥j} x[..., j'].
 
     Triangular matrix products in full precision, within blocks and over their totals: several times faster than a
-      reversed
-    `cumsum` on a CPU, and the form that TPUs and GPUs like.
+    reversed `cumsum` on a CPU, and the form that TPUs and GPUs like.
 
     Args:
       x: `[..., M]`, a floating type; any M, 0 included.
@@ -24,10 +23,11 @@ def suffix_sum(x: Array, block: int = 32) -> Array:
     [6.0, 5.0, 3.0]
     """
     *lead, m = x.shape
-    if m <= max(block, _ONE_PRODUCT):
+    if m <= block or (m <= _ONE_PRODUCT and m % block):
         return _triangular(x)
     blocks = -(-m // block)
-    x = jnp.pad(x, [(0, 0)] * len(lead) + [(0, blocks * block - m)])
+    if m % block:
+        x = jnp.pad(x, [(0, 0)] * len(lead) + [(0, blocks * block - m)])
     inner = _triangular(x.reshape(*lead, blocks, block))
     totals = inner[..., 0]
     later = suffix_sum(totals, block) - totals
