@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import encodings
-from cope_jax.attention import attend, attention_mask
+from cope_jax.attention import Mask, attend
 from cope_jax.errors import ConfigError
 from cope_jax.ops.logits import content_logits
 from tests.encodings.cases import jit, rule_of
@@ -93,12 +93,13 @@ def test_diagnostics_are_float32_gates_and_positions():
     q, k, v, e, _ = (jnp.asarray(a, jnp.bfloat16) for a in one_head(3, length, npos_max))
     encoding = create(npos_max=npos_max, table=e.astype(jnp.float32))
     segments = jnp.asarray([[0] * 5 + [1] * 7])
-    mask = attention_mask(length, length, q_segment_ids=segments, k_segment_ids=segments)
-    places = np.arange(length, dtype=np.int32)[None]
+    places = np.arange(length, dtype=np.int32)
+    mask = Mask(places, places, segments, segments).dense()
     q, k, v = (a[None, :, None] for a in (q, k, v))
     logits = content_logits(q, k)
-    assert logits.dtype == jnp.float32 and encoding.initial_carry(q).dtype == jnp.float32
-    maps = encoding.diagnostics(q, k, (), logits, mask, places, places)
+    assert logits.dtype == jnp.float32
+    assert [leaf.dtype for leaf in jax.tree.leaves(encoding.initial_carry(q))] == [jnp.float32] * 2
+    maps = encoding.diagnostics(q, k, (), logits, mask, places[None], places[None])
     assert {name: array.dtype for name, array in maps.items()} == {"gates": jnp.float32, "positions": jnp.float32}
     gates, positions = (np.asarray(maps[name])[0, 0] for name in ("gates", "positions"))
     allowed = np.asarray(mask)[0, 0]
@@ -174,10 +175,11 @@ def test_nan_inputs_stay_nan():
 def added_logits(encoding, q_LK, k_MK):
     """score − content logits of one head at all causal pairs; 0 elsewhere."""
     q, k = (jnp.asarray(a)[None, :, None] for a in (q_LK, k_MK))
-    mask = attention_mask(len(q_LK), len(k_MK))
-    places = np.arange(len(k_MK), dtype=np.int32)[None]
+    places = np.arange(len(k_MK), dtype=np.int32)
+    mask = Mask(places, places).dense()
+    positions = places[None]
     logits = content_logits(q, k)
     score, _ = encoding.score(
-        q, k, encoding.key_features(None, k, k), logits, mask, places, places, encoding.initial_carry(q)
+        q, k, encoding.key_features(None, k, k), logits, mask, positions, positions, encoding.initial_carry(q)
     )
     return np.where(np.asarray(mask)[0, 0], np.asarray(score - logits)[0, 0], 0)

@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import encodings
-from cope_jax.attention import attend, attention_mask
+from cope_jax.attention import Mask, attend
 from cope_jax.encodings.t5 import buckets
 from cope_jax.ops.logits import content_logits
 from tests.encodings.cases import CASES, SIZES, build, parts, rule_of
@@ -77,8 +77,9 @@ def test_saturated_cope_is_a_constant():
     q, k, v = all_gates_open("query_key")
     cope = create("cope", npos_max=2)
     cope.table_NK[...] = jnp.asarray(np.random.default_rng(1).normal(size=(2, WIDTH)))
-    logits, mask, places = content_logits(q, k), attention_mask(LENGTH, LENGTH), np.arange(LENGTH, dtype=np.int32)[None]
-    score, _ = cope.score(q, k, (), logits, mask, places, places, cope.initial_carry(q))
+    places = np.arange(LENGTH, dtype=np.int32)
+    logits, mask, positions = content_logits(q, k), Mask(places, places).dense(), places[None]
+    score, _ = cope.score(q, k, (), logits, mask, positions, positions, cope.initial_carry(q))
     constant = np.einsum("BLHK,K->BHL", np.asarray(q), np.asarray(cope.table_NK[...])[1])[..., None]
     causal = np.tril(np.ones((LENGTH, LENGTH)))[None, None]
     equal(np.asarray(score - logits) * causal, constant * causal)
