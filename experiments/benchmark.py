@@ -84,28 +84,28 @@ def main() -> None:
     make_folder(workdir)
     if _TUNE.value:
         process.restart(["-m", "experiments.benchmark", *sys.argv[1:]])
-    facts, results = machine.facts(), case.Results()
+    facts, results, cases = machine.facts(), case.Results(), []
+    if "attention" in sections:
+        cases += attention.cases(timed, names, reference)
+    if "decode" in sections:
+        cases += [one for problem in decoded for one in decoding.cases(problem, labels)]
+    if "train" in sections:
+        cases += training.cases(recipes, labels)
+
+    def stop() -> bool:
+        return interruption.requested
 
     def keep() -> None:
         write(workdir, facts, results)
 
-    with Interruption() as interruption:
-
-        def stop() -> bool:
-            return interruption.requested
-
-        cases = []
-        if "attention" in sections:
-            cases += attention.cases(timed, names, reference)
-        if "decode" in sections:
-            for problem in decoded:
-                cases += decoding.cases(problem, labels)
-        if "train" in sections:
-            cases += training.cases(recipes, labels)
-        case.run(cases, _ROUNDS.value, results, stop, keep)
-        if "memory" in sections and not stop():
-            memory.run(weighed, names, results, stop, keep)
-        keep()
+    try:
+        with Interruption() as interruption:
+            case.run(cases, _ROUNDS.value, results, stop, keep)
+            if "memory" in sections and not stop():
+                memory.run(weighed, names, results, stop, keep)
+            keep()
+    except KeyboardInterrupt:
+        raise Interrupted(f"left at once; {workdir} has the cases that were complete") from None
     plot.write(workdir, results.records)
     show(workdir, facts, results, Console())
     if interruption.requested:

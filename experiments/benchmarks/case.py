@@ -74,6 +74,8 @@ def run(
       stop: asked after each round.
       keep: is called after each case.
     """
+    if not cases:
+        return
     total = sum(case.cost * (rounds + 1) for case in cases)
     layout = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
     with tqdm(total=total, bar_format=layout, dynamic_ncols=True) as bar:

@@ -4,6 +4,7 @@ A contender makes of a problem two tasks: "forward", which returns out_BLHK, and
 with the gradients of q, k, v and of every parameter for a fixed cotangent.
 """
 
+import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Mapping
@@ -12,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cope_jax import encodings
 from cope_jax.attention import attend
@@ -24,6 +26,7 @@ from experiments.benchmarks.timing import Task
 Contender = Callable[[Problem], Mapping[str, Task]]
 
 FORWARD, BACKWARD = "forward", "forward+backward"
+AXIS = "sequence"
 CONTENDERS: Registry[Contender] = Registry("contender")
 IMPLEMENTATIONS = ("full", "blockwise", "ring", "auto")
 DEFAULT = (
@@ -66,8 +69,8 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
     """An encoding in `cope_jax.attention.attend`."""
     if implementation == "full":
         problem.check_square(OF_FULL)
-    if implementation == "ring" and jax.device_count() == 1:
-        raise LeftOut("a ring takes several devices, and there is 1")
+    mesh = _ring_mesh(problem) if implementation == "ring" else None
+    options: dict[str, Any] = {"sequence_axis": AXIS} if mesh else {}
     encoding = EncodingConfig.parse(spec, {"cope": {"npos_max": problem.npos_max}}).build(
         problem.shape, rngs=nnx.Rngs(0)
     )
@@ -76,9 +79,20 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
     params = jax.tree.map(problem.trained, initial)
 
     def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attend(q, k, v, encoding=nnx.merge(graph, params, rest), implementation=implementation)
+        encoding = nnx.merge(graph, params, rest)
+        return attend(q, k, v, encoding=encoding, implementation=implementation, **options)
 
-    return _tasks(attention, params, problem)
+    return _tasks(attention, params, problem, mesh)
+
+
+def _ring_mesh(problem: Problem) -> Mesh:
+    """All devices as one axis, along which the sequence is split."""
+    devices = jax.device_count()
+    if devices == 1:
+        raise LeftOut("a ring takes several devices, and there is 1")
+    if problem.length % devices:
+        raise LeftOut(f"{devices} devices take a length that is a multiple of {devices}")
+    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
 
 
 @CONTENDERS.register("rope/jax.nn")
@@ -96,16 +110,25 @@ def _jax_nn(problem: Problem) -> Mapping[str, Task]:
 
 
 class Compiled:
-    """A function with its arguments, compiled at first use; a call computes it and waits for the result."""
+    """A function with its arguments, compiled at first use; a call computes it and waits for the result.
 
-    def __init__(self, function: Callable[..., Any], *arguments: Any):
+    Args:
+      function: under the mesh, if there is one.
+      *arguments: where they are needed.
+      mesh: of a ring.
+    """
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any, mesh: Mesh | None = None):
         self._function = function
         self._arguments = arguments
-        jax.eval_shape(function, *arguments)  # so that what is wrong shows now
+        self._context = functools.partial(jax.set_mesh, mesh) if mesh else contextlib.nullcontext
+        with self._context():
+            jax.eval_shape(function, *arguments)  # so that what is wrong shows now
 
     @functools.cached_property
     def _compiled(self) -> Any:
-        return jax.jit(self._function).lower(*self._arguments).compile()
+        with self._context():
+            return jax.jit(self._function).lower(*self._arguments).compile()
 
     @property
     def temp_bytes(self) -> int | None:
@@ -116,8 +139,14 @@ class Compiled:
         return jax.block_until_ready(self._compiled(*self._arguments))
 
 
-def _tasks(attention: Callable[..., jax.Array], params: Any, problem: Problem) -> Mapping[str, Task]:
-    q, k, v, cotangent = (jnp.asarray(array, problem.dtype) for array in problem.arrays())
+def _tasks(
+    attention: Callable[..., jax.Array], params: Any, problem: Problem, mesh: Mesh | None = None
+) -> Mapping[str, Task]:
+    arrays = [jnp.asarray(array, problem.dtype) for array in problem.arrays()]
+    if mesh:
+        arrays = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec(None, AXIS)))
+        params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    q, k, v, cotangent = arrays
 
     def forward_and_backward(params: Any, q: jax.Array, k: jax.Array, v: jax.Array, cotangent: jax.Array) -> Any:
         out, pull = jax.vjp(attention, params, q, k, v)
@@ -125,8 +154,8 @@ def _tasks(attention: Callable[..., jax.Array], params: Any, problem: Problem) -
         return out, *of_inputs, *jax.tree.leaves(of_params)
 
     return {
-        FORWARD: Compiled(attention, params, q, k, v),
-        BACKWARD: Compiled(forward_and_backward, params, q, k, v, cotangent),
+        FORWARD: Compiled(attention, params, q, k, v, mesh=mesh),
+        BACKWARD: Compiled(forward_and_backward, params, q, k, v, cotangent, mesh=mesh),
     }
 
 

@@ -20,7 +20,7 @@ from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.attention import cope_backward
 from tests.oracle.encodings import Sizes
 
-PROBLEM = Problem(length=12, npos_max=4, batch=1, heads=2, head_dim=8, dtype="float64")
+PROBLEM = Problem(length=16, npos_max=4, batch=1, heads=2, head_dim=8, dtype="float64")
 TORCH = ["cope/torch-listing", "cope/x-transformers", "rope/torch-sdpa"]
 OURS = [name for name in contenders.DEFAULT if name not in TORCH]
 MODULES = ["benchmark", *(f"benchmarks.{name}" for name in ("contenders", "machine", "problem", "process"))]
