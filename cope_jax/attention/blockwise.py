@@ -6,10 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from cope_jax.attention import online, online_gradient
 from cope_jax.attention.inputs import Inputs
+from cope_jax.attention.mask import Mask
 from cope_jax.attention.online import Blocks, Keys, Queries, Rules, leaves_up_to
 from cope_jax.attention.online_gradient import KeyGradients, Outcome
 from cope_jax.encodings import Encoding
@@ -17,59 +19,93 @@ from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.logits import content_logits
 from cope_jax.typing import Array, PyTree
 
+# Measured on CPUs, see docs/attention.md: wider blocks spill out of the cache.
 BLOCKS = Blocks(128, 128, 128)
+# Up to so many keys, all are one block; strips of so many queries then see different, known numbers of them.
+ONE_BLOCK, SHORT_STRIP = 128, 32
+MOST_SPANS = 8  # strips that are traced one by one
 
 
-def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: Blocks = BLOCKS) -> Array:
+def choose_blocks(length: int, keys: int) -> Blocks:
+    """The sizes that `blockwise_attention` takes by itself."""
+    if keys > ONE_BLOCK:
+        return BLOCKS
+    strips = -(-length // SHORT_STRIP)
+    return Blocks(-(-length // strips), keys, keys)
+
+
+def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: Blocks | None = None) -> Array:
     """The same as `full_attention`, without ever holding the pairs of more than one strip and one block.
+
+    Strips of queries see blocks of keys from the nearest to the farthest, with an online softmax and the encoding's
+    carry; the gradient is written by hand, and computes the pairs anew. Blocks that causality, window or segments rule
+    out are skipped. Memory is linear in the length. An encoding that says nothing of its carry (`Encoding.slopes`) has
+    all keys in one block: linear still, but larger.
 
     Args:
       encoding: the position encoding.
       inputs: from `prepare`.
-      blocks: sizes.
+      blocks: sizes; None takes `choose_blocks`.
 
     Returns:
       out_BLHK, in the type of the values.
     """
     graph, params = nnx.split(encoding)
     params = jax.tree.map(jnp.asarray, params)
-    length = inputs.q.shape[1]
-    blocks = blocks.within(length, inputs.v.shape[1])
+    length, keys_length = inputs.q.shape[1], inputs.v.shape[1]
+    blocks = (blocks or choose_blocks(length, keys_length)).within(length, keys_length)
+    is_sum = running_sums(encoding, inputs)
+    if is_sum is None:
+        blocks, is_sum = (
+            blocks._replace(near=keys_length),
+            (False,) * len(jax.tree.leaves(jax.eval_shape(encoding.initial_carry, inputs.q))),
+        )
     queries = queries_of(inputs, -length % blocks.queries)
-    keys = keys_of(inputs)
     drop = Dropout.create(inputs.dropout_key, inputs.dropout_rate, *queries.q.shape[:2])
-    rules = Rules(graph, blocks, inputs.mask.causal, inputs.mask.window, running_sums(encoding, inputs))
-    out_BHLK = _attend(rules, params, queries, keys, drop)
+    mask = inputs.mask
+    rules = Rules(graph, blocks, mask.causal, mask.window, is_sum, one_block=blocks.near == keys_length)
+    few = queries.q.shape[2] <= MOST_SPANS * blocks.queries
+    spans = static_spans(mask, blocks.queries) if rules.one_block and few else None
+    out_BHLK = _attend(rules, spans, params, queries, keys_of(inputs), drop)
     return jnp.swapaxes(out_BHLK[:, :, :length], 1, 2)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(rules: Rules, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None) -> Array:
-    return _forward_strips(rules, params, queries, keys, drop, gradient=False)[0]
+Spans = tuple[tuple[int, int], ...] | None
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend(rules: Rules, spans: Spans, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None) -> Array:
+    return _forward_strips(rules, spans, params, queries, keys, drop, gradient=False)[0]
 
 
 def _forward_strips(
-    rules: Rules, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None, gradient: bool
+    rules: Rules, spans: Spans, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None, gradient: bool
 ) -> tuple[Array, Array, tuple[Array, ...]]:
-    def strip(number: Array) -> Any:
+    def strip(rules: Rules, keys: Keys, number: Array) -> Any:
         own = queries.strip(number, rules.blocks.queries)
         state = online.start(rules, params, own, keys.v.shape[-1], gradient)
         out, *rest = online.finish(online.accumulate(rules, params, own, keys, state, drop))
         return out.astype(keys.v.dtype), *rest
 
-    return _over_strips(strip, queries, rules.blocks.queries)
+    if spans is not None:
+        return _concatenate([strip(*_narrow(rules, keys, span), jnp.int32(n)) for n, span in enumerate(spans)])
+    return _join(jax.lax.map(functools.partial(strip, rules, keys), _numbers(rules, queries)))
 
 
-def _forward(rules: Rules, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None) -> tuple[Array, Any]:
-    out, logsumexp, sensitivities = _forward_strips(rules, params, queries, keys, drop, gradient=True)
+def _forward(
+    rules: Rules, spans: Spans, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None
+) -> tuple[Array, Any]:
+    out, logsumexp, sensitivities = _forward_strips(rules, spans, params, queries, keys, drop, gradient=True)
     return out, (params, queries, keys, drop, out, logsumexp, sensitivities)
 
 
-def _backward(rules: Rules, residuals: Any, dout_BHLK: Array) -> tuple[PyTree, Queries, Keys, None]:
+def _backward(rules: Rules, spans: Spans, residuals: Any, dout_BHLK: Array) -> tuple[PyTree, Queries, Keys, None]:
     params, queries, keys, drop, out, logsumexp, sensitivities = residuals
     outcome = Outcome.of(dout_BHLK, out, logsumexp, sensitivities)
+    if rules.one_block:  # nothing farther pulls on the sums
+        outcome = dataclasses.replace(outcome, pulls=(jnp.zeros_like(logsumexp),) * sum(rules.is_sum))
 
-    def strip(gathered: tuple[PyTree, KeyGradients], number: Array) -> Any:
+    def strip(rules: Rules, keys: Keys, gathered: tuple[PyTree, KeyGradients], number: Array) -> Any:
         dparams, dkeys = gathered
         own, own_outcome = queries.strip(number, rules.blocks.queries), outcome.strip(number, rules.blocks.queries)
         state = online_gradient.start(rules, params, own, own_outcome, dkeys)
@@ -77,24 +113,75 @@ def _backward(rules: Rules, residuals: Any, dout_BHLK: Array) -> tuple[PyTree, Q
         more, dq = online_gradient.finish(rules, params, own, own_outcome, state)
         return (jax.tree.map(jnp.add, dparams, more), state.keys), (dq, state.rotated_q)
 
-    start = (jax.tree.map(jnp.zeros_like, params), KeyGradients.zeros(keys))
-    numbers = jnp.arange(queries.q.shape[2] // rules.blocks.queries, dtype=jnp.int32)
-    if len(numbers) == 1:
-        gathered, dqueries = strip(start, numbers[0])
+    dparams, dkeys = jax.tree.map(jnp.zeros_like, params), KeyGradients.zeros(keys)
+    if spans is not None:
+        found = []
+        for n, (first, end) in enumerate(spans):
+            narrow, some = _narrow(rules, keys, (first, end))
+            (dparams, own), dquery = strip(narrow, some, (dparams, KeyGradients.zeros(some)), jnp.int32(n))
+            dkeys = dkeys.add(end, own.k, own.v, own.features)
+            found.append(dquery)
+        dqueries = _concatenate(found)
     else:
-        gathered, dqueries = jax.lax.scan(strip, start, numbers)
-        dqueries = jax.tree.map(_join, dqueries)
+        (dparams, dkeys), found = jax.lax.scan(
+            functools.partial(strip, rules, keys), (dparams, dkeys), _numbers(rules, queries)
+        )
+        dqueries = _join(found)
     dq, drotated_q = (d.astype(queries.q.dtype) for d in dqueries)
+    none: Any = None  # integers have no cotangent
     return (
-        gathered[0],
-        dataclasses.replace(queries, q=dq, rotated_q=drotated_q, positions=None, places=None, segment_ids=None),
-        gathered[1].of(keys),
+        dparams,
+        dataclasses.replace(queries, q=dq, rotated_q=drotated_q, positions=none, places=none, segment_ids=none),
+        dkeys.of(keys),
         None,
     )
 
 
-def running_sums(encoding: Encoding, inputs: Inputs) -> tuple[bool, ...]:
-    """For each leaf of the encoding's carry, whether it is a running sum (or constant): see `Encoding.slopes`."""
+_attend.defvjp(_forward, _backward)
+
+
+def _numbers(rules: Rules, queries: Queries) -> Array:
+    return jnp.arange(queries.q.shape[2] // rules.blocks.queries, dtype=jnp.int32)
+
+
+def _narrow(rules: Rules, keys: Keys, span: tuple[int, int]) -> tuple[Rules, Keys]:
+    """The rules and keys of a strip that sees only the keys of a span, as one block."""
+    blocks = rules.blocks._replace(near=span[1] - span[0])
+    return dataclasses.replace(rules, blocks=blocks), keys.range(*span)
+
+
+def _join(stacked: Any) -> Any:
+    """Arrays [strips, B, H, L, ...] as [B, H, strips·L, ...]."""
+
+    def join(x: Array) -> Array:
+        x = jnp.moveaxis(x, 0, 2)
+        return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], *x.shape[4:])
+
+    return jax.tree.map(join, stacked)
+
+
+def _concatenate(strips: list[Any]) -> Any:
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts, axis=2), *strips)
+
+
+def static_spans(mask: Mask, strip: int) -> Spans:
+    """For each strip the keys (first, end) that it sees, where that is known while tracing; else None."""
+    q_places, k_places = mask.q_places_L, mask.k_places_M
+    if not isinstance(q_places, np.ndarray) or not isinstance(k_places, np.ndarray):
+        return None
+    spans = []
+    for start in range(0, len(q_places), strip):
+        own = Mask(q_places[start : start + strip], k_places, causal=mask.causal, window=mask.window)
+        seen = np.flatnonzero(own.allowed().any(axis=0))
+        spans.append((int(seen[0]), int(seen[-1]) + 1) if len(seen) else (0, 1))
+    return tuple(spans)
+
+
+def running_sums(encoding: Encoding, inputs: Inputs) -> tuple[bool, ...] | None:
+    """For each leaf of the encoding's carry, whether it is a running sum or constant; None where nothing is known.
+
+    See `Encoding.slopes`.
+    """
 
     def slopes() -> tuple[PyTree, PyTree]:
         carry = encoding.initial_carry(inputs.q)
@@ -111,23 +198,7 @@ def running_sums(encoding: Encoding, inputs: Inputs) -> tuple[bool, ...]:
         )
 
     carry, found = jax.eval_shape(slopes)
-    return tuple(entry is not None for entry in leaves_up_to(carry, found))
-
-
-_attend.defvjp(_forward, _backward)
-
-
-def _over_strips(strip: Any, queries: Queries, q_block: int) -> Any:
-    numbers = jnp.arange(queries.q.shape[2] // q_block, dtype=jnp.int32)
-    if len(numbers) == 1:
-        return strip(numbers[0])
-    return jax.tree.map(_join, jax.lax.map(strip, numbers))
-
-
-def _join(x: Array) -> Array:
-    """[strips, B, H, L, ...] as [B, H, strips·L, ...]."""
-    x = jnp.moveaxis(x, 0, 2)
-    return x.reshape(*x.shape[:2], x.shape[2] * x.shape[3], *x.shape[4:])
+    return None if found is None else tuple(entry is not None for entry in leaves_up_to(carry, found))
 
 
 def queries_of(inputs: Inputs, padding: int) -> Queries:

@@ -34,15 +34,20 @@ class Mask:
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
 
-    def dense(self) -> Array:
-        """The pairs as one array, mask_B1LM, with 1 for B where there are no segments."""
+    def allowed(self) -> Array | np.ndarray:
+        """What causality, window and empty places allow, allowed_LM: in NumPy where the places are."""
         distance_LM = self.q_places_L[:, None] - self.k_places_M[None, :]
         allowed_LM = (self.k_places_M >= 0)[None, :]
         if self.causal:
             allowed_LM = allowed_LM & (distance_LM >= 0)
         if self.window is not None:
             allowed_LM = allowed_LM & (abs(distance_LM) < self.window)
-        mask_B1LM = jnp.broadcast_to(jnp.asarray(allowed_LM), distance_LM.shape)[None, None]
+        return allowed_LM
+
+    def dense(self) -> Array:
+        """The pairs as one array, mask_B1LM, with 1 for B where there are no segments."""
+        shape = (len(self.q_places_L), len(self.k_places_M))
+        mask_B1LM = jnp.broadcast_to(jnp.asarray(self.allowed()), shape)[None, None]
         if self.q_segment_ids_BL is not None and self.k_segment_ids_BM is not None:
             mask_B1LM &= (self.q_segment_ids_BL[:, :, None] == self.k_segment_ids_BM[:, None, :])[:, None]
         return mask_B1LM

@@ -75,14 +75,22 @@ class Keys:
     def block(self, end: Array, size: int) -> "Keys":
         """The `size` keys before `end`. Where there are fewer, the rest are keys from `end` on, marked as empty."""
         start = jnp.maximum(end - size, 0)
-        cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
+        block = self._cut(start, size)
         fresh_M = start + jnp.arange(size, dtype=jnp.int32) < end
+        return dataclasses.replace(block, places=jnp.where(fresh_M, block.places, -1))
+
+    def range(self, first: int, end: int) -> "Keys":
+        """The keys from `first` to `end`."""
+        return self._cut(first, end - first)
+
+    def _cut(self, start: Array | int, size: int) -> "Keys":
+        cut = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=size)
         return Keys(
             cut(self.k, axis=2),
             cut(self.v, axis=2),
             jax.tree.map(lambda feature: cut(feature, axis=1), self.features),
             cut(self.positions, axis=1),
-            jnp.where(fresh_M, cut(self.places, axis=0), -1),
+            cut(self.places, axis=0),
             None if self.segment_ids is None else cut(self.segment_ids, axis=1),
         )
 
@@ -108,6 +116,7 @@ class Rules:
       blocks: sizes.
       causal, window: see `Mask`.
       is_sum: for each leaf of the encoding's carry, whether it is a running sum or constant; see `Encoding.slopes`.
+      one_block: all keys are one block: nothing is farther, and what the carry accumulates ends there.
     """
 
     graph: Any
@@ -115,6 +124,7 @@ class Rules:
     causal: bool
     window: int | None
     is_sum: tuple[bool, ...]
+    one_block: bool = False
 
     def mask(self, queries: Queries, keys: Keys) -> Mask:
         return Mask(queries.places, keys.places, queries.segment_ids, keys.segment_ids, self.causal, self.window)
@@ -193,7 +203,7 @@ def start(rules: Rules, params: PyTree, queries: Queries, v_width: int, gradient
     rows = queries.q.shape[:3]
     zeros, wide = jnp.zeros(rows, dtype), jnp.zeros((*rows, v_width), dtype)
     lowest = jnp.full(rows, jnp.finfo(dtype).min, dtype)
-    sums = sum(rules.is_sum) if gradient else 0
+    sums = sum(rules.is_sum) if gradient and not rules.one_block else 0
     return State(rules.initial_carry(params, queries.q), lowest, zeros, wide, (zeros,) * sums, (wide,) * sums)
 
 
@@ -203,9 +213,9 @@ def over_blocks(rules: Rules, params: PyTree, queries: Queries, keys: Keys, stat
     The blocks are aligned with the last key that the strip sees. Near blocks need a mask and the carry. Once all rows
     have settled, or all keys of a block are seen by all, blocks are wider and their steps cheaper.
     """
-    number = keys.k.shape[2]
-    if number == rules.blocks.near:
-        return step(jnp.asarray(number, jnp.int32), state, size=number, masked=True, settled=False)
+    if rules.one_block:
+        size = rules.blocks.near
+        return step(jnp.asarray(size, jnp.int32), state, size=size, masked=True, settled=False)
     first, end, full, full_end = rules.mask(queries, keys).span()
     settles = rules.encoding(params).settled(state.carry) is not None
 

@@ -70,7 +70,7 @@ class KeyGradients:
             keys, k=cast[0], v=cast[1], features=cast[2], positions=none, places=none, segment_ids=none
         )
 
-    def add(self, end: Array, k: Array, v: Array, features: PyTree) -> "KeyGradients":
+    def add(self, end: Array | int, k: Array, v: Array, features: PyTree) -> "KeyGradients":
         """Adds to the block of keys before `end`: see `Keys.block`."""
         start = jnp.maximum(end - k.shape[-1], 0)
 
@@ -155,7 +155,8 @@ def pull(
         else:
             own = pull_score((dscored_BHLM, rules.join(carry, map(jnp.zeros_like, pulls))))[-1]
             pulls = tuple(p - o for p, o in zip(pulls, rules.sums(carry, own), strict=True))
-            dparams, dq, dk, dfeatures, dlogits, dcarry = pull_score((dscored_BHLM, rules.join(carry, pulls)))
+            farther = map(jnp.zeros_like, pulls) if rules.one_block else pulls
+            dparams, dq, dk, dfeatures, dlogits, dcarry = pull_score((dscored_BHLM, rules.join(carry, farther)))
         dlogits = (dlogits / queries.q.shape[-1] ** 0.5).astype(block.k.dtype)
         groups = block.k.shape[1]
         return Gradients(
@@ -179,7 +180,8 @@ def pull(
 def finish(rules: Rules, params: PyTree, queries: Queries, outcome: Outcome, state: Gradients) -> tuple[PyTree, Array]:
     """(gradient of the parameters, gradient of q before rotation): with what went through the initial carry."""
     carry, pull_carry = jax.vjp(rules.initial_carry, params, queries.q)
-    dparams, dq = pull_carry(rules.join(carry, outcome.pulls, state.constants))
+    pulled = [before - after for before, after in zip(outcome.pulls, state.pulls, strict=True)]
+    dparams, dq = pull_carry(rules.join(carry, pulled, state.constants))
     return jax.tree.map(jnp.add, state.params, dparams), state.q + dq.astype(state.q.dtype)
 
 

@@ -10,6 +10,7 @@ from flax import nnx
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.ops.interpolate import interpolate, interpolation_slope
+from cope_jax.ops.linear import linear
 from cope_jax.ops.logits import content_logits
 from cope_jax.ops.suffix_sum import suffix_sum
 from cope_jax.registry import check_at_least
@@ -81,8 +82,12 @@ class CoPE(Encoding):
         counts_BHL = jnp.zeros((batch, heads, length), dtype)
         if self.config.position != "table":
             return counts_BHL, None
-        z_BHLN = jnp.einsum("BLHK,NK->BHLN", q_BLHK.astype(dtype), self.table_NK[...].astype(dtype))
-        return counts_BHL, z_BHLN / self.shape.head_dim**0.5 if self.config.scale_position_logits else z_BHLN
+        table_KN = self.table_NK[...].astype(dtype).T
+        if self.config.scale_position_logits:
+            table_KN = table_KN / self.shape.head_dim**0.5
+        z_BHLN = linear(jnp.swapaxes(q_BLHK.astype(dtype), 1, 2), table_KN)
+        # Left alone, XLA gathers from a transposed z, which is slow.
+        return counts_BHL, jax.lax.optimization_barrier(z_BHLN)
 
     def score(
         self,

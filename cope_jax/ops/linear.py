@@ -1,0 +1,42 @@
+"""The product of a linear layer, with a fast gradient."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cope_jax.typing import Array
+
+
+@jax.custom_vjp
+def linear(x: Array, w_DF: Array) -> Array:
+    """The product over the last axis of x, y = x W.
+
+    The gradient of W is written by hand, so that the narrower of x and dy is the one that is transposed: on a CPU what
+    autodiff makes takes up to three times as long.
+
+    >>> linear(jnp.ones((1, 2, 3)), jnp.ones((3, 4))).shape
+    (1, 2, 4)
+    """
+    return jnp.einsum("...D,DF->...F", x, w_DF)
+
+
+def dot_general(x: Array, w_DF: Array, *dimensions: Any, **defaults: Any) -> Array:
+    """`linear` as the argument `dot_general` of `flax.nnx.Linear`, which asks for just this product."""
+    del dimensions, defaults
+    return linear(x, w_DF)
+
+
+def _forward(x: Array, w_DF: Array) -> tuple[Array, tuple[Array, Array]]:
+    return linear(x, w_DF), (x, w_DF)
+
+
+def _backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
+    x, w_DF = residuals
+    dx = jnp.einsum("...F,DF->...D", dy, w_DF)
+    if w_DF.shape[0] <= w_DF.shape[1]:
+        return dx, jnp.einsum("...D,...F->DF", x, dy)
+    return dx, jax.lax.optimization_barrier(jnp.einsum("...F,...D->FD", dy, x)).T
+
+
+linear.defvjp(_forward, _backward)
