@@ -1,0 +1,132 @@
+"""Random attention problems, and every implementation's value and gradients of them."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cope_jax.attention import blockwise_attention, full_attention, prepare
+from cope_jax.attention.blockwise import Blocks
+from tests.encodings.cases import BATCH, SIZES, build, parameters, parts, problem, rule_of
+from tests.oracle.attention import attention as oracle_attention
+from tests.oracle.encodings import Sizes
+
+
+class Data(NamedTuple):
+    """What may change without compiling anew: positions and segments `[B, L]`, places `[L]`, the key of dropout."""
+
+    q_positions: Any
+    k_positions: Any
+    q_segments: Any
+    k_segments: Any
+    q_places: Any
+    k_places: Any
+    dropout_key: Any = None
+
+
+def arrays_of(length: int, keys: int, seed: int = 0, batch: int = BATCH, sizes: Sizes = SIZES, dtype: Any = np.float64):
+    """x, k and v of the keys; q and the output's cotangent of the queries."""
+    queries, others = (problem(s, batch, n, sizes, dtype) for s, n in ((seed, length), (seed + 1000, keys)))
+    return {"x": others["x"], "k": others["k"], "v": others["v"], "q": queries["q"], "dout": queries["dout"]}
+
+
+def plain(length: int, keys: int, batch: int = BATCH) -> Data:
+    """Consecutive positions, the last query at the last key, one segment."""
+    q_places, k_places = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
+    positions = np.broadcast_to(k_places, (batch, keys))
+    return Data(
+        positions[:, np.maximum(q_places, 0)],
+        positions,
+        np.zeros((batch, length), np.int32),
+        np.zeros((batch, keys), np.int32),
+        q_places,
+        k_places,
+    )
+
+
+def is_causal_only(spec: str) -> bool:
+    """Whether a visible key at a later position than the query's has no row."""
+    return "relative" in {name for name, _ in parts(spec)}
+
+
+def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
+    """`prepare`, with any places."""
+    embedded = encoding.embed(arrays["x"], data.k_positions)
+    inputs = prepare(
+        arrays["q"],
+        arrays["k"],
+        arrays["v"],
+        encoding=encoding,
+        features=encoding.key_features(embedded, arrays["k"], arrays["v"]),
+        q_positions=data.q_positions,
+        k_positions=data.k_positions,
+        q_segment_ids=data.q_segments,
+        k_segment_ids=data.k_segments,
+        dropout_key=data.dropout_key,
+        **static,
+    )
+    mask = dataclasses.replace(inputs.mask, q_places_L=data.q_places, k_places_M=data.k_places)
+    return dataclasses.replace(inputs, mask=mask)
+
+
+def value_and_gradients(attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any) -> Any:
+    """The output, and the gradients by the parameters, x, q, k and v."""
+
+    def out(state, inputs):
+        encoding = nnx.merge(graphdef, state)
+        return attention(encoding, inputs_of(encoding, inputs, data, **static))
+
+    value, pull = jax.vjp(out, state, {name: arrays[name] for name in "xqkv"})
+    return value, pull(arrays["dout"])
+
+
+def full_and_blockwise(graphdef: Any, state: Any, arrays: Any, data: Data, *, blocks: Blocks, **static: Any) -> Any:
+    """Both implementations' `value_and_gradients`."""
+    blockwise = functools.partial(blockwise_attention, blocks=blocks)
+    return tuple(
+        value_and_gradients(attention, graphdef, state, arrays, data, **static)
+        for attention in (full_attention, blockwise)
+    )
+
+
+def named(result: Any) -> dict[str, np.ndarray]:
+    """One flat dict of NumPy arrays: "out", and each gradient by the name of what it is a gradient of."""
+    out, (dstate, dinputs) = result
+    return {"out": np.asarray(out)} | {n: np.asarray(d) for n, d in dinputs.items()} | parameters(dstate)
+
+
+def assert_equal(found: Any, exact: Any, atol: float = 1e-12) -> None:
+    """Value and every gradient, to the last digits of the largest."""
+    found, exact = named(found), named(exact)
+    assert found.keys() == exact.keys()
+    for name, array in exact.items():
+        assert np.isfinite(array).all(), f"{name}: the reference is not finite"
+        scale = max(1.0, np.abs(array).max(initial=0))
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=atol * scale, err_msg=name)
+
+
+def oracle(spec: str, state: Any, arrays: Any, data: Data, example: int, sizes: Sizes = SIZES, **mask: Any) -> Any:
+    """The output of one example by loops; the places are those of `plain`."""
+    rule = rule_of(spec, parameters(state), sizes)
+    q, k, v, x = (np.asarray(arrays[name][example]) for name in "qkvx")
+    positions = data.k_positions[example]
+    return oracle_attention(
+        q,
+        k,
+        v,
+        rule,
+        x_MD=np.stack([rule.embed(row, int(place)) for row, place in zip(x, positions, strict=True)]),
+        q_positions=data.q_positions[example],
+        k_positions=positions,
+        q_segments=data.q_segments[example],
+        k_segments=data.k_segments[example],
+        **mask,
+    )
+
+
+def encoding_of(spec: str, sizes: Sizes = SIZES, dtype: Any = np.float64) -> Any:
+    """The encoding of a case, with random parameters."""
+    return nnx.merge(*build(spec, sizes=sizes, dtype=dtype))

@@ -1,0 +1,131 @@
+"""Blockwise attention says what full attention and the oracle say, in value and every gradient, for every encoding."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from cope_jax.attention.blockwise import Blocks
+from tests.attention.problems import (
+    Data,
+    arrays_of,
+    assert_equal,
+    full_and_blockwise,
+    is_causal_only,
+    oracle,
+    plain,
+)
+from tests.encodings.cases import BATCH, CASES, SIZES, build, jit
+from tests.oracle.encodings import Sizes
+
+LENGTH, KEYS = 7, 11
+every_case = pytest.mark.parametrize(
+    "spec", [pytest.param(spec, id=spec, marks=pytest.mark.xdist_group(spec)) for spec in CASES]
+)
+# Without shrinking: each example may compile, and is small as it is.
+few = settings(
+    derandomize=True,
+    deadline=None,
+    database=None,
+    phases=(Phase.explicit, Phase.generate),
+    suppress_health_check=list(HealthCheck),
+)
+
+
+@functools.cache
+def compiled(spec, blocks, causal=True, window=None, rate=0.0, sizes=SIZES):
+    graphdef, _ = build(spec, sizes=sizes)
+    return jit(
+        lambda state, arrays, data: full_and_blockwise(
+            graphdef, state, arrays, data, blocks=blocks, causal=causal, window=window, dropout_rate=rate
+        )
+    )
+
+
+def random_data(seed, length, keys, batch=BATCH, ordered=True):
+    """Gapped positions; segments in any order, some of which no key is of; with `ordered=False` any places too."""
+    rng = np.random.default_rng(seed)
+    data = plain(length, keys, batch)
+    gapped = np.stack([np.sort(rng.choice(12, keys, replace=False)) for _ in range(batch)]).astype(np.int32)
+    queries = np.maximum(data.q_places, 0)
+    k_segments = rng.integers(0, rng.integers(1, 4), (batch, keys), dtype=np.int32)
+    q_segments = np.where(rng.random((batch, length)) < 0.1, 9, k_segments[:, queries]).astype(np.int32)
+    data = Data(gapped[:, queries], gapped, q_segments, k_segments, data.q_places, data.k_places)
+    if not ordered:
+        data = data._replace(
+            q_places=rng.integers(0, keys, length, dtype=np.int32),
+            k_places=rng.integers(-2, keys, keys, dtype=np.int32),
+        )
+    return data
+
+
+@every_case
+def test_every_encoding(spec, x64):
+    """Strips and blocks that do not divide; several near and far blocks; masks of all kinds."""
+    run = compiled(spec, Blocks(3, 2, 3))
+    _, state = build(spec)
+    arrays = arrays_of(LENGTH, KEYS)
+    data = plain(LENGTH, KEYS)
+    two = np.array([[0] * 4 + [1] * 7, [3] * 9 + [1] * 2], np.int32)
+    unsorted = np.array([[1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1], [2, 2, 0, 0, 2, 2, 5, 5, 0, 0, 2]], np.int32)
+    kinds = [data] + [data._replace(q_segments=ids[:, -LENGTH:], k_segments=ids) for ids in (two, unsorted)]
+    kinds.append(kinds[1]._replace(q_segments=np.where(np.arange(LENGTH) == 2, 9, two[:, -LENGTH:]).astype(np.int32)))
+    for number, kind in enumerate(kinds):
+        full, blockwise = run(state, arrays, kind)
+        assert_equal(blockwise, full)
+        if number in (0, 2):
+            for example in range(BATCH):
+                exact = oracle(spec, state, arrays, kind, example)
+                np.testing.assert_allclose(blockwise[0][example], exact, rtol=0, atol=1e-12)
+    assert np.all(np.asarray(blockwise[0])[:, 2] == 0), "a query without keys"
+    for seed in range(10):
+        full, blockwise = run(state, arrays_of(LENGTH, KEYS, seed), random_data(seed, LENGTH, KEYS))
+        assert_equal(blockwise, full)
+        if not is_causal_only(spec):
+            full, blockwise = run(state, arrays, random_data(seed, LENGTH, KEYS, ordered=False))
+            assert_equal(blockwise, full)
+
+
+@st.composite
+def problems(draw):
+    spec = draw(st.sampled_from(CASES))
+    heads, kv_heads = (4, 2) if "slopes=(" in spec else draw(st.sampled_from([(4, 2), (4, 1), (2, 2), (1, 1)]))
+    sizes = Sizes(heads, kv_heads, draw(st.sampled_from([4, 6])), SIZES.model_dim, SIZES.max_length)
+    length, keys = draw(st.integers(1, 12)), draw(st.integers(1, 12))
+    blocks = Blocks(draw(st.integers(1, 13)), draw(st.integers(1, 13)), draw(st.integers(1, 13)))
+    causal = is_causal_only(spec) or draw(st.booleans())
+    window = draw(st.none() | st.integers(1, 6))
+    rate = draw(st.sampled_from([0.0, 0.25]))
+    return spec, sizes, draw(st.integers(1, 2)), length, keys, blocks, causal, window, rate, draw(st.integers(0, 2**20))
+
+
+def check(problem):
+    spec, sizes, batch, length, keys, blocks, causal, window, rate, seed = problem
+    _, state = build(spec, sizes=sizes)
+    arrays = arrays_of(length, keys, seed, batch, sizes)
+    run = compiled(spec, blocks, causal, window, rate, sizes)
+    for number in range(4):
+        ordered = number < 2 or is_causal_only(spec)
+        data = random_data(seed + number, length, keys, batch, ordered)
+        full, blockwise = run(state, arrays, data._replace(dropout_key=jax.random.key(seed) if rate else None))
+        assert_equal(blockwise, full)
+        if number == 0 and not rate:
+            exact = oracle(spec, state, arrays, data, 0, sizes, causal=causal, window=window)
+            np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
+
+
+@settings(few, max_examples=16)
+@given(problems())
+def test_any_problem(x64, problem):
+    """Any encoding, heads, lengths, blocks and masks."""
+    check(problem)
+
+
+@pytest.mark.slow
+@settings(few, max_examples=300)
+@given(problems())
+def test_many_problems(x64, problem):
+    check(problem)

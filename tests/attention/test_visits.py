@@ -1,0 +1,193 @@
+"""Which blocks of keys a strip of queries visits, and where it stops counting."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax.attention import Inputs, Mask, blockwise_attention
+from cope_jax.attention.blockwise import Blocks
+from cope_jax.encodings import AttentionShape, Encoding
+from cope_jax.encodings.base import NoOptions
+from cope_jax.encodings.cope import CoPE, CoPEConfig
+from tests.encodings.cases import jit
+
+WIDTH = 4
+SHAPE = AttentionShape(num_heads=2, head_dim=WIDTH)
+LENGTH = KEYS = 24
+BLOCKS = Blocks(4, 2, 5)
+
+
+def inputs_of(encoding, q, k, v, mask):
+    places = [jnp.asarray(places)[None] for places in (mask.q_places_L, mask.k_places_M)]
+    return Inputs(q, q, k, v, encoding.key_features(None, k, v), *places, mask, 0.0, None)
+
+
+def value_and_gradients(encoding, q, k, v, mask, blocks=BLOCKS):
+    """out; dq, dk, dv of its sum."""
+
+    @jit
+    def run(q, k, v):
+        out, pull = jax.vjp(
+            lambda q, k, v: blockwise_attention(encoding, inputs_of(encoding, q, k, v, mask), blocks), q, k, v
+        )
+        return out, pull(jnp.ones_like(out))
+
+    return run(q, k, v)
+
+
+class Recorder(Encoding):
+    """Notes the pairs of each block that is scored."""
+
+    def __init__(self, seen):
+        super().__init__(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
+        self.note = seen.append
+
+    def score(self, q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, carry):
+        jax.debug.callback(
+            lambda *block: self.note(tuple(map(np.asarray, block))),
+            q_positions_BL[0],
+            k_positions_BM[0],
+            mask_B1LM[0, 0],
+        )
+        return logits_BHLM, carry
+
+
+def segments_of(*lengths):
+    return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None]
+
+
+PLACES = np.arange(KEYS, dtype=np.int32)
+DOCUMENTS = segments_of(3, 8, 1, 12)
+MASKS = {
+    "causal": Mask(PLACES, PLACES),
+    "window": Mask(PLACES, PLACES, window=6),
+    "bidirectional": Mask(PLACES, PLACES, causal=False),
+    "bidirectional window": Mask(PLACES, PLACES, causal=False, window=3),
+    "documents": Mask(PLACES, PLACES, DOCUMENTS, DOCUMENTS),
+    "documents both ways": Mask(PLACES, PLACES, DOCUMENTS, DOCUMENTS, causal=False),
+    "last queries": Mask(PLACES[-6:], PLACES),
+    "first queries of a cache": Mask(PLACES[:6], np.where(PLACES < 9, PLACES, -1)),
+    "no key at all": Mask(PLACES, 0 * PLACES - 1),
+}
+
+
+def random(*shape, seed=0):
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
+
+
+@pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
+def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
+    """From the last key of a strip to the first: near blocks of 2 keys and far ones of 5, none without a pair."""
+    seen = []
+    length = len(mask.q_places_L)
+    q, k, v = random(1, length, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
+    encoding = Recorder(seen)
+    jax.block_until_ready(blockwise_attention(encoding, inputs_of(encoding, q, k, v, mask), BLOCKS))
+    jax.effects_barrier()
+    dense = np.asarray(mask.dense())[0, 0]
+    visits = np.zeros((KEYS, KEYS), int)
+    for rows, columns, pairs in seen:
+        assert pairs.any(), f"the keys {columns} of the queries {rows} are scored in vain"
+        _, once = np.unique(rows, return_index=True)  # the last query stands in for those that fill up its strip
+        visits[np.ix_(rows[once], columns)] += pairs[once]
+    np.testing.assert_array_equal(visits[mask.q_places_L], dense)
+    for start in range(0, length, BLOCKS.queries):
+        rows = mask.q_places_L[start : start + BLOCKS.queries]
+        reach = dense[start : start + BLOCKS.queries].any(axis=0)
+        span = KEYS - reach[::-1].argmax() - reach.argmax() if reach.any() else 0
+        sizes = [len(columns) for others, columns, _ in seen if others[0] == rows[0]]
+        assert set(sizes) <= {BLOCKS.near, BLOCKS.far} and sum(sizes) < span + BLOCKS.far
+        assert sum(sizes) >= span
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_far_blocks_are_wide(gradient):
+    """Four last queries: two near blocks need a mask, the other 20 keys are 4 blocks of 5; in the gradient too."""
+    seen = []
+    encoding, mask = Recorder(seen), Mask(PLACES[-4:], PLACES)
+    q, k, v = random(1, 4, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
+    inputs = inputs_of(encoding, q, k, v, mask)
+    out, pull = jax.vjp(lambda v: blockwise_attention(encoding, dataclasses.replace(inputs, v=v), BLOCKS), v)
+    if gradient:
+        jax.effects_barrier()
+        seen.clear()
+        jax.block_until_ready(pull(out))
+    jax.block_until_ready(out)
+    jax.effects_barrier()
+    sizes = sorted((int(columns[0]), len(columns)) for _, columns, _ in seen)
+    assert sizes == [(0, 5), (5, 5), (10, 5), (15, 5), (20, 2), (22, 2)]
+
+
+RULED_OUT = {  # the mask, and the keys that no query sees
+    "causality": (Mask(PLACES[:4], PLACES), slice(4, None)),
+    "window": (Mask(PLACES[-4:], PLACES, window=3), slice(None, 14)),
+    "documents": (Mask(PLACES[12:], PLACES, DOCUMENTS[:, 12:], DOCUMENTS), slice(None, 12)),
+    "empty places": (Mask(PLACES[-4:], np.where(PLACES < 9, -1, PLACES)), slice(None, 4)),
+}
+
+
+@pytest.mark.parametrize("mask, gone", RULED_OUT.values(), ids=RULED_OUT)
+def test_blocks_that_are_ruled_out_are_not_read(mask, gone):
+    """NaN in their keys and values reaches nothing."""
+    encoding = CoPE(CoPEConfig(npos_max=4), SHAPE, rngs=nnx.Rngs(0))
+    encoding.table_NK[...] = random(4, WIDTH, seed=3)
+    q, k, v = random(1, len(mask.q_places_L), 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
+    clean, gradients = value_and_gradients(encoding, q, k, v, mask, Blocks(4, 2, 2))
+    spoilt, others = value_and_gradients(
+        encoding, q, k.at[:, gone].set(jnp.nan), v.at[:, gone].set(jnp.nan), mask, Blocks(4, 2, 2)
+    )
+    assert np.isfinite(clean).all() and np.abs(clean).max() > 0.1
+    np.testing.assert_array_equal(spoilt, clean)
+    for gradient, other in zip(gradients, others, strict=True):
+        np.testing.assert_array_equal(other, gradient)
+    assert np.all(np.asarray(others[1])[:, gone] == 0) and np.all(np.asarray(others[2])[:, gone] == 0)
+
+
+class Marked(CoPE):
+    """Settled keys get no weight, so that the result shows which they were."""
+
+    def settled_score(self, *arguments):
+        return super().settled_score(*arguments) - 1e30
+
+
+def open_gates():
+    """q·k/√K = 40: all gates are 1 in float32, so positions are numbers of keys."""
+    ones = jnp.ones((1, KEYS, 2, WIDTH), jnp.float32)
+    return 20 * ones, ones
+
+
+@pytest.mark.parametrize("npos_max", [2, 4, 9])
+def test_blocks_beyond_the_largest_position_are_settled(npos_max):
+    """A strip counts, two keys at a time, until its first query has seen N−1; all that is farther is settled."""
+    (q, k), v = open_gates(), random(1, KEYS, 2, WIDTH)
+    encoding = Marked(CoPEConfig(npos_max=npos_max), SHAPE, rngs=nnx.Rngs(0))
+    out, (_, _, dv) = value_and_gradients(encoding, q, k, v, MASKS["causal"])
+    exact, weight = np.zeros((KEYS, 2, WIDTH)), np.zeros(KEYS)
+    for i in range(KEYS):
+        start = i // BLOCKS.queries * BLOCKS.queries
+        end = start + BLOCKS.queries
+        while end > 0 and start + 1 - end < npos_max - 1:
+            end -= BLOCKS.near
+        counted = np.arange(end, i + 1)
+        exact[i] = np.asarray(v)[0, counted].mean(axis=0)
+        weight[counted] += 1 / len(counted)
+    np.testing.assert_allclose(out[0], exact, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(dv[0, :, 0, 0], weight, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("axis", [0, 2], ids=["example", "head"])
+def test_one_row_that_counts_keeps_its_strip_counting(axis):
+    """All gates of the second example or head are closed: its positions never reach the end of the table."""
+    q, k = (jnp.concatenate([x] * 2, axis=0) for x in open_gates())
+    k = k.at[(slice(None),) * axis + (1,)].multiply(-1)
+    v = random(2, KEYS, 2, WIDTH)
+    encoding = Marked(CoPEConfig(npos_max=4), SHAPE, rngs=nnx.Rngs(0))
+    out = jit(lambda q, k, v: blockwise_attention(encoding, inputs_of(encoding, q, k, v, MASKS["causal"]), BLOCKS))(
+        q, k, v
+    )
+    mean = np.cumsum(np.asarray(v), axis=1) / np.arange(1, KEYS + 1)[None, :, None, None]
+    np.testing.assert_allclose(out, mean, rtol=0, atol=1e-5)
