@@ -35,8 +35,10 @@ def _backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, w_DF = residuals
     dx = jnp.einsum("...F,DF->...D", dy, w_DF)
     if w_DF.shape[0] <= w_DF.shape[1]:
-        return dx, jnp.einsum("...D,...F->DF", x, dy)
-    return dx, jax.lax.optimization_barrier(jnp.einsum("...F,...D->FD", dy, x)).T
+        dw_DF = jax.lax.optimization_barrier(jnp.einsum("...D,...F->DF", x, dy))
+    else:
+        dw_DF = jax.lax.optimization_barrier(jnp.einsum("...F,...D->FD", dy, x)).T
+    return dx, dw_DF  # the barriers keep XLA from turning the products round
 
 
 linear.defvjp(_forward, _backward)
