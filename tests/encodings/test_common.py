@@ -1,5 +1,7 @@
 """The suite that every registered encoding passes."""
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -147,6 +149,100 @@ def attend_by_blocks(graphdef, state, arrays, segments, split):
     logits = jnp.where(mask, jnp.concatenate(scores, axis=-1), jnp.full((), -1e30))
     repeats = SIZES.heads // SIZES.kv_heads
     return embedded, jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(logits), jnp.repeat(v, repeats, axis=2))
+
+
+class Block(NamedTuple):
+    """One block of keys in the middle of a row: the arguments of `score` before and after the mask, and the carry."""
+
+    encoding: Any
+    arguments: Any
+    mask: Any
+    positions: Any
+    carry: Any
+    is_sum: Any
+
+    def call(self, hook, carry):
+        return getattr(self.encoding, hook)(*self.arguments, self.mask, *self.positions, carry)
+
+    def leaves(self, tree):
+        """The entries of a tree over the carry's, where None is one."""
+        return jax.tree.structure(self.carry).flatten_up_to(tree)
+
+
+def block_of(spec):
+    """A block before which nothing, a little, just all or more than all of the table has been counted."""
+    encoding = nnx.merge(*build(spec))
+    arrays = {name: jnp.asarray(value) for name, value in problem().items()}
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+    features = encoding.key_features(encoding.embed(arrays["x"], GAPPED), k, v)
+    rotated_q, rotated_k = encoding.rotate(q, k, GAPPED, GAPPED)
+    rng = np.random.default_rng(0)
+    mask = jnp.asarray(np.tril(rng.random((BATCH, 1, LENGTH, LENGTH)) < 0.8))
+    arguments = (q, rotated_k, features, content_logits(rotated_q, rotated_k))
+    block = Block(encoding, arguments, mask, (GAPPED, GAPPED), encoding.initial_carry(q), ())
+    is_sum = tuple(entry is not None for entry in block.leaves(block.call("slopes", block.carry)))
+    counted = [
+        leaf + rng.choice([0.0, 0.7, 1.6, 2.0, 3.0, 63.0, 99.0], leaf.shape) if sums else leaf
+        for leaf, sums in zip(block.leaves(block.carry), is_sum, strict=True)
+    ]
+    return block._replace(carry=jax.tree.unflatten(jax.tree.structure(block.carry), counted), is_sum=is_sum)
+
+
+@every_case
+def test_the_carry_is_sums_and_constants(spec, x64):
+    """What `score` adds to a sum does not depend on it; `slopes` are the derivatives; the rest goes through."""
+    block = block_of(spec)
+    nothing = block.encoding.initial_carry(block.arguments[0])
+    before, start = block.leaves(block.carry), block.leaves(nothing)
+    after, first = (block.leaves(block.call("score", carry)[1]) for carry in (block.carry, nothing))
+    slopes = block.leaves(block.call("slopes", block.carry))
+    for number, sums in enumerate(block.is_sum):
+        if not sums:
+            assert slopes[number] is None and after[number] is before[number]
+            continue
+        np.testing.assert_allclose(after[number] - before[number], first[number] - start[number], rtol=0, atol=1e-13)
+
+        def logits(leaf, number=number):
+            carry = jax.tree.unflatten(jax.tree.structure(block.carry), [*before[:number], leaf, *before[number + 1 :]])
+            return jnp.where(block.mask, block.call("score", carry)[0], 0.0)
+
+        step = 1e-6
+        smooth = np.asarray(before[number] % 1 != 0)[..., None]  # a difference across an integer is none
+        numeric = (logits(before[number] + step) - logits(before[number] - step)) / (2 * step)
+        slope = jnp.where(block.mask, slopes[number], 0.0)
+        np.testing.assert_allclose(jnp.where(smooth, slope - numeric, 0.0), 0 * slope, rtol=0, atol=1e-8)
+        pulled = jax.vjp(logits, before[number])[1](jnp.ones_like(slope))[0]
+        np.testing.assert_allclose(slope.sum(axis=-1), pulled, rtol=0, atol=1e-13)
+        assert np.abs(jnp.where(smooth, slope, 0.0)).max() > 1e-3
+
+
+@every_case
+def test_a_settled_score_is_the_score(spec, x64):
+    """In value and every gradient, for the rows that are settled."""
+    block = block_of(spec)
+    settled = block.encoding.settled(block.carry)
+    if settled is None and any(block.is_sum):
+        return  # it never settles
+    if settled is None:  # a part of a composition that settles
+        rows = np.ones((BATCH, SIZES.heads, LENGTH), bool)
+    else:
+        rows = np.asarray(settled)
+        assert rows.shape == (BATCH, SIZES.heads, LENGTH) and rows.any() and not rows.all()
+        assert not block.encoding.settled(block.encoding.initial_carry(block.arguments[0])).any()
+    pairs = jnp.asarray(rows)[..., None] & block.mask
+    graphdef, params = nnx.split(block.encoding)
+
+    def run(hook):
+        def logits(params, arguments, carry):
+            result = block._replace(encoding=nnx.merge(graphdef, params), arguments=arguments).call(hook, carry)
+            return jnp.where(pairs, result[0] if hook == "score" else result, 0.0)
+
+        value, pull = jax.vjp(logits, params, block.arguments, block.carry)
+        return value, pull(jnp.asarray(np.random.default_rng(1).normal(size=value.shape)))
+
+    exact, found = run("score"), run("settled_score")
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
 
 
 @every_case
