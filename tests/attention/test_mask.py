@@ -89,12 +89,12 @@ def test_ascending_places_give_tight_ranges(kind, q_start, k_start, empty, segme
     ascending = [np.sort(int32(*rows), axis=1) for rows in (segments[:2], segments[2:])]
     mask = Mask(int32(*q_places), int32(*k_places), *ascending, **kind)
     pairs, first, end, full, full_end = check(mask)
-    if first < end:  # every key at the ends of the range could meet a query as far as places and segments go, each alone
+    if first < end:  # places and segments, each alone, allow the keys at the ends of the range
         loose, *_ = check(Mask(mask.q_places_L, mask.k_places_M, *one, **kind))
+        queries, keys = ascending
         for at in (first, end - 1):
             assert loose[..., at].any()
-            near = (ascending[1][:, at] >= ascending[0].min(axis=1)) & (ascending[1][:, at] <= ascending[0].max(axis=1))
-            assert near.any()
+            assert ((keys[:, at] >= queries.min(axis=1)) & (keys[:, at] <= queries.max(axis=1))).any()
     every = pairs.all(axis=(0, 1))
     assert max(full_end - full, 0) == every.sum()
 

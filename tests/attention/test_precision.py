@@ -1,0 +1,106 @@
+"""What float32 and bfloat16 inputs cost blockwise attention; positions, gates and sums are float32 in both."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.attention import blockwise_attention, full_attention, prepare
+from cope_jax.attention.blockwise import Blocks
+from cope_jax.encodings import AttentionShape
+from cope_jax.encodings.cope import CoPE, CoPEConfig
+from cope_jax.ops.interpolate import interpolate, interpolation_slope
+from cope_jax.ops.suffix_sum import suffix_sum
+from tests.encodings.cases import jit
+
+NAMES = ("out", "dq", "dk", "dv", "dtable")
+
+
+def one_head(length, npos_max, seed=0, width=16):
+    """q, k, v, dout and the table."""
+    rng = np.random.default_rng(seed)
+    return [rng.normal(size=shape) for shape in [(length, width)] * 4 + [(npos_max, width)]]
+
+
+@functools.partial(jit, static_argnames=("attention", "kind"))
+def value_and_gradients(attention, kind, q, k, v, dout, table):
+    """Output, dq, dk, dv and the table's gradient of one head."""
+
+    def out(q, k, v, table):
+        encoding = kind(CoPEConfig(npos_max=len(table)), AttentionShape(1, q.shape[-1]), rngs=nnx.Rngs(0))
+        encoding.table_NK[...] = table
+        inputs = prepare(*(a[None, :, None] for a in (q, k, v)), encoding=encoding)
+        return attention(encoding, inputs)[0, :, 0]
+
+    value, pull = jax.vjp(out, q, k, v, table)
+    return value, *pull(dout)
+
+
+def in_blocks(encoding, inputs):
+    return blockwise_attention(encoding, inputs, Blocks(64, 64, 128))
+
+
+def in_float64(arrays):
+    with jax.enable_x64(True):
+        return [np.asarray(a) for a in value_and_gradients(full_attention, CoPE, *(np.float64(a) for a in arrays))]
+
+
+def distance_to_the_integers(q, k, npos_max):
+    """The least distance of a position to the next whole number; clipped ones have none to go to."""
+    gates = np.tril(1 / (1 + np.exp(-(q @ k.T) / q.shape[-1] ** 0.5)))
+    positions = np.cumsum(gates[:, ::-1], axis=1)[:, ::-1]
+    counted = np.tril(positions < npos_max - 0.5).astype(bool)
+    return np.abs(positions - np.round(positions))[counted].min()
+
+
+def test_float32_is_exact_to_its_last_digits_away_from_the_integers():
+    """At an integer the slope jumps, and a rounded position may fall on the other side; here none does."""
+    length, npos_max = 256, 16
+    for seed in itertools.count():
+        arrays = [a.astype(np.float32) for a in one_head(length, npos_max, seed)]
+        if distance_to_the_integers(np.float64(arrays[0]), np.float64(arrays[1]), npos_max) > 2e-5:
+            break
+    found = value_and_gradients(in_blocks, CoPE, *arrays)
+    for name, array, exact in zip(NAMES, found, in_float64(arrays), strict=True):
+        assert array.dtype == jnp.float32
+        np.testing.assert_allclose(array, exact, rtol=0, atol=8e-6 * np.abs(exact).max(), err_msg=name)
+
+
+class ShortCoPE(CoPE):
+    """CoPE that counts in bfloat16: what `accumulator_dtype` is there to prevent."""
+
+    def _short(self, logits_BHLM, mask_B1LM, carry):
+        nearer_BHL, z_BHLN = (leaf.astype(jnp.bfloat16) for leaf in carry)
+        gates_BHLM = jnp.where(mask_B1LM, jax.nn.sigmoid(logits_BHLM.astype(jnp.bfloat16)), jnp.bfloat16(0))
+        counts_BHLM = nearer_BHL[..., None] + suffix_sum(gates_BHLM)
+        return z_BHLN, counts_BHLM, jnp.minimum(counts_BHLM, jnp.bfloat16(self.config.npos_max - 1))
+
+    def score(self, q, k, features, logits_BHLM, mask_B1LM, q_positions, k_positions, carry):
+        z_BHLN, counts_BHLM, p_BHLM = self._short(logits_BHLM, mask_B1LM, carry)
+        nearer_BHL = counts_BHLM[..., 0].astype(jnp.float32)
+        return logits_BHLM + interpolate(z_BHLN, p_BHLM).astype(jnp.float32), (nearer_BHL, carry[1])
+
+    def slopes(self, q, k, features, logits_BHLM, mask_B1LM, q_positions, k_positions, carry):
+        z_BHLN, _, p_BHLM = self._short(logits_BHLM, mask_B1LM, carry)
+        return interpolation_slope(z_BHLN, p_BHLM).astype(jnp.float32), None
+
+
+def test_bfloat16_inputs_keep_float32_positions():
+    """1024 keys, N = 64: dq within two percent of float64; with gates and counts in bfloat16 it is lost."""
+    *inputs, table = one_head(1024, 64)
+    arrays = [*(jnp.asarray(a, jnp.bfloat16) for a in inputs), jnp.asarray(table, jnp.float32)]
+    exact = in_float64(arrays)
+
+    def off(kind):
+        """Relative errors of the root mean square."""
+        found = value_and_gradients(in_blocks, kind, *arrays)
+        assert [a.dtype for a in found] == [jnp.bfloat16] * 4 + [jnp.float32]
+        pairs = zip(NAMES, (np.asarray(a, np.float64) for a in found), exact, strict=True)
+        return {name: np.sqrt(np.mean((a - e) ** 2) / np.mean(e**2)) for name, a, e in pairs}
+
+    good, short = off(CoPE), off(ShortCoPE)
+    assert max(good.values()) < 0.02
+    assert short["dq"] > 0.5
