@@ -16,7 +16,10 @@ from tests.oracle.encodings import Sizes
 
 
 class Data(NamedTuple):
-    """What may change without compiling anew: positions and segments `[B, L]`, places `[L]`, the key of dropout."""
+    """What may change without compiling anew: positions and segments `[B, L]`, places `[L]`, the key of dropout.
+
+    None for places: those of `prepare`, known while tracing.
+    """
 
     q_positions: Any
     k_positions: Any
@@ -53,7 +56,7 @@ def is_causal_only(spec: str) -> bool:
 
 
 def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
-    """`prepare`, with any places."""
+    """`prepare`, and the places of the data."""
     embedded = encoding.embed(arrays["x"], data.k_positions)
     inputs = prepare(
         arrays["q"],
@@ -68,6 +71,8 @@ def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
         dropout_key=data.dropout_key,
         **static,
     )
+    if data.q_places is None:
+        return inputs
     mask = dataclasses.replace(inputs.mask, q_places_L=data.q_places, k_places_M=data.k_places)
     return dataclasses.replace(inputs, mask=mask)
 

@@ -59,7 +59,7 @@ def check(spec, q, k, v, segments=None, q_segments=None, implementation="auto", 
 
 @pytest.mark.parametrize("spec", ENCODINGS)
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-@pytest.mark.parametrize("implementation", ["full", "auto"])
+@pytest.mark.parametrize("implementation", ["full", "blockwise", "auto"])
 def test_masks(spec, mask, implementation, x64):
     check(spec, *arrays_of(), implementation=implementation, **mask)
 

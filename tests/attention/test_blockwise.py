@@ -5,10 +5,13 @@ import functools
 import jax
 import numpy as np
 import pytest
+from flax import nnx
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cope_jax.attention.blockwise import Blocks
+from cope_jax.encodings import AttentionShape
+from cope_jax.encodings.cope import CoPE, CoPEConfig
 from tests.attention.problems import (
     Data,
     arrays_of,
@@ -89,6 +92,48 @@ def test_every_encoding(spec, x64):
             assert_equal(blockwise, full)
 
 
+def known(data):
+    """The same with the places of `prepare`."""
+    return data._replace(q_places=None, k_places=None)
+
+
+@pytest.mark.parametrize("keys", [5, KEYS])
+@pytest.mark.parametrize(
+    "spec", ["none", "relative", "cope(npos_max=4)", "cope(position=slope,gate=separate_key)+fire"]
+)
+def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
+    """Each strip of two then sees a span of its own; the first queries of more than there are keys see none."""
+    run = compiled(spec, Blocks(2, KEYS, KEYS), window=4)
+    _, state = build(spec)
+    for seed in range(4):
+        arrays, data = arrays_of(LENGTH, keys, seed), known(random_data(seed, LENGTH, keys))
+        full, blockwise = run(state, arrays, data)
+        assert_equal(blockwise, full)
+        exact = oracle(spec, state, arrays, data, 0, window=4)
+        np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
+
+
+class Silent(CoPE):
+    """CoPE that says nothing of its carry."""
+
+    def settled(self, carry):
+        return None
+
+    def slopes(self, *arguments):
+        return None
+
+
+@pytest.mark.parametrize("data", [plain(LENGTH, KEYS), known(plain(LENGTH, KEYS))], ids=["places", "known places"])
+def test_an_encoding_that_says_nothing_of_its_carry(data, x64):
+    shape = AttentionShape(SIZES.heads, SIZES.head_dim, SIZES.kv_heads)
+    encoding = Silent(CoPEConfig(npos_max=4, gate="value"), shape, rngs=nnx.Rngs(0))
+    encoding.table_NK[...] = np.random.default_rng(0).normal(size=(4, SIZES.head_dim))
+    graphdef, state = nnx.split(encoding)
+    run = jit(functools.partial(full_and_blockwise, graphdef, blocks=Blocks(3, 2, 3)))
+    full, blockwise = run(state, arrays_of(LENGTH, KEYS), data)
+    assert_equal(blockwise, full)
+
+
 @st.composite
 def problems(draw):
     spec = draw(st.sampled_from(CASES))
@@ -99,17 +144,19 @@ def problems(draw):
     causal = is_causal_only(spec) or draw(st.booleans())
     window = draw(st.none() | st.integers(1, 6))
     rate = draw(st.sampled_from([0.0, 0.25]))
-    return spec, sizes, draw(st.integers(1, 2)), length, keys, blocks, causal, window, rate, draw(st.integers(0, 2**20))
+    batch, places, seed = draw(st.integers(1, 2)), draw(st.sampled_from(["known", "any"])), draw(st.integers(0, 2**20))
+    return spec, sizes, batch, length, keys, blocks, causal, window, rate, places, seed
 
 
 def check(problem):
-    spec, sizes, batch, length, keys, blocks, causal, window, rate, seed = problem
+    spec, sizes, batch, length, keys, blocks, causal, window, rate, places, seed = problem
     _, state = build(spec, sizes=sizes)
     arrays = arrays_of(length, keys, seed, batch, sizes)
     run = compiled(spec, blocks, causal, window, rate, sizes)
     for number in range(4):
-        ordered = number < 2 or is_causal_only(spec)
+        ordered = number < 2 or is_causal_only(spec) or places == "known"
         data = random_data(seed + number, length, keys, batch, ordered)
+        data = known(data) if places == "known" else data
         full, blockwise = run(state, arrays, data._replace(dropout_key=jax.random.key(seed) if rate else None))
         assert_equal(blockwise, full)
         if number == 0 and not rate:
@@ -117,7 +164,7 @@ def check(problem):
             np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
-@settings(few, max_examples=16)
+@settings(few, max_examples=10)
 @given(problems())
 def test_any_problem(x64, problem):
     """Any encoding, heads, lengths, blocks and masks."""

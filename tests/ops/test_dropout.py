@@ -1,11 +1,12 @@
-"""Dropout is a function of its key."""
+"""Dropout is a function of its key, and that of attention weights of the places of query and key."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.ops.dropout import dropout
+from cope_jax.ops.dropout import Dropout, dropout
+from tests.encodings.cases import jit
 
 ONES = jnp.ones((100, 200))
 
@@ -48,3 +49,54 @@ def test_infinities_do_not_leak():
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_type_is_kept(dtype):
     assert jax.eval_shape(lambda x: dropout(x, 0.5, jax.random.key(0)), jnp.ones(3, dtype)).dtype == dtype
+
+
+def drawn(seed=0, rate=0.5, batch=2, heads=3, q=range(40), k=range(50)):
+    """scale_BHLM of all pairs of places."""
+    drop = Dropout.create(jax.random.key(seed), rate, batch, heads)
+    places = (np.asarray(places, np.int32) for places in (q, k))
+    return np.asarray(jit(lambda drop, q, k: drop(q, k, jnp.float32))(drop, *places))
+
+
+def test_no_key_or_nothing_to_drop_is_no_dropout():
+    assert Dropout.create(None, 0.5, 1, 1) is None and Dropout.create(jax.random.key(0), 0.0, 1, 1) is None
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
+def test_pairs_are_dropped_at_the_rate(rate):
+    scale = drawn(rate=rate)
+    assert scale.shape == (2, 3, 40, 50) and scale.dtype == np.float32
+    np.testing.assert_allclose(np.unique(scale), [0, 1 / (1 - rate)], rtol=1e-6)
+    assert abs((scale == 0).mean() - rate) < 5 * (rate * (1 - rate) / scale.size) ** 0.5
+
+
+def test_a_pair_is_drawn_by_its_places_alone():
+    """So any blocks, in any order and with gaps, draw what all pairs at once do."""
+    whole = drawn()
+    for q, k in [([3], [7]), (np.arange(8, 21), np.arange(33, 36)), ([30, 2, 9], [49, 0, 1, 1])]:
+        np.testing.assert_array_equal(drawn(q=q, k=k), whole[:, :, np.asarray(q)[:, None], np.asarray(k)])
+
+
+def test_pairs_heads_examples_and_keys_are_independent():
+    """Two of them agree on half of the entries, to five standard errors; a pair and its mirror image too."""
+    scale = drawn(k=range(40))
+    others = {
+        "seeds": drawn(seed=1, k=range(40)),
+        "examples": scale[::-1],
+        "heads": np.roll(scale, 1, axis=1),
+        "queries": np.roll(scale, 1, axis=2),
+        "keys": np.roll(scale, 1, axis=3),
+        "diagonals": np.roll(scale, (1, 1), axis=(2, 3)),
+    }
+    for name, other in others.items():
+        assert abs((scale == other).mean() - 0.5) < 2.5 / scale.size**0.5 * 2**0.5, name
+    mirrored = np.tril(scale == scale.swapaxes(2, 3), -1).sum() / (scale.size * 39 / 80)
+    assert abs(mirrored - 0.5) < 2.5 / (scale.size / 2) ** 0.5
+    for axis in (2, 3):
+        assert np.all(np.abs(scale.mean(axis) - 1) < 5 / 40**0.5), "whole rows or columns share their fate"
+
+
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+def test_the_scale_has_the_type_asked_for(dtype):
+    drop = Dropout.create(jax.random.key(0), 0.5, 1, 1)
+    assert drop(np.arange(2), np.arange(3), dtype).dtype == dtype

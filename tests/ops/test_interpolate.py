@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.ops.interpolate import interpolate
+from cope_jax.ops.interpolate import interpolate, interpolation_slope
 from tests.encodings.cases import jit
 from tests.oracle.differences import gradients as differences
 
@@ -65,6 +65,18 @@ def test_whole_places_read_one_entry():
     again = np.pad(dy, [(0, 0), (0, 0), (0, 2 * SIZE - PLACES)])
     np.testing.assert_array_equal(dz, again[..., :SIZE] + again[..., SIZE:])
     np.testing.assert_array_equal(dp, np.zeros(p.shape))
+
+
+def test_the_slope_is_what_the_gradient_has():
+    """Between the integers and at them, where it is 0."""
+    z, p, _ = problem()
+    p[..., ::3] = np.round(p[..., ::3])
+    slope = jit(interpolation_slope)(z, p)
+    np.testing.assert_array_equal(slope, compiled(z, p, np.ones(p.shape))[2])
+    for at in np.ndindex(p.shape):
+        row, place = z[at[:-1]], p[at]
+        equal(slope[at], row[int(np.ceil(place))] - row[int(np.floor(place))], atol=0)
+    assert np.all(slope[..., ::3] == 0) and np.all(slope[..., 1::3] != 0)
 
 
 def test_just_inside_the_ends():
