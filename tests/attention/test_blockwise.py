@@ -164,6 +164,7 @@ def check(problem):
             np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
+@pytest.mark.newest
 @settings(few, max_examples=10)
 @given(problems())
 def test_any_problem(x64, problem):

@@ -6,6 +6,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from cope_jax.attention import blockwise_attention, full_attention, prepare
@@ -88,6 +89,7 @@ class ShortCoPE(CoPE):
         return interpolation_slope(z_BHLN, p_BHLM).astype(jnp.float32), None
 
 
+@pytest.mark.newest
 def test_bfloat16_inputs_keep_float32_positions():
     """1024 keys, N = 64: dq within two percent of float64; with gates and counts in bfloat16 it is lost."""
     *inputs, table = one_head(1024, 64)
