@@ -18,19 +18,24 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.attention.full import attention_weights
+from cope_jax.attention.full import softmax_over
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.mask import Mask
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
+from cope_jax.ops.logits import content_logits
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array, PyTree
+
+# Slots that are scored together: enough for CoPE with the paper's table of 64 to settle where gates are about ½.
+BLOCK = 256
 
 
 class Entries(NamedTuple):
@@ -192,24 +197,62 @@ def attend_cached(
     places_C = jnp.arange(cache.capacity, dtype=jnp.int32)
     places_L = cache.filled - length + jnp.arange(length, dtype=jnp.int32)
     mask = Mask(places_L, places_C, segment_ids_BL, cache.segment_ids_BC, causal=True, window=window)
-    weights_BHLC = attention_weights(
-        encoding,
-        Inputs(
-            q=q_BLHK,
-            rotated_q=rotated_BLHK,
-            rotated_k=entries.k,
-            v=entries.v,
-            features=entries.features,
-            q_positions=positions_BL,
-            k_positions=cache.positions_BC,
-            mask=mask,
-            dropout_rate=0.0,
-            dropout_key=None,
-        ),
+    inputs = Inputs(
+        q=q_BLHK,
+        rotated_q=rotated_BLHK,
+        rotated_k=entries.k,
+        v=entries.v,
+        features=entries.features,
+        q_positions=positions_BL,
+        k_positions=cache.positions_BC,
+        mask=mask,
+        dropout_rate=0.0,
+        dropout_key=None,
     )
+    weights_BHLC = softmax_over(_logits(encoding, inputs, cache.filled), mask.dense())
     # The product in the form of the rows: any other would copy all values at every step.
     weights = weights_BHLC.astype(rows.v.dtype).reshape(rows.v.shape[0], -1, cache.capacity)
     return jnp.swapaxes(jnp.matmul(weights, rows.v).reshape(batch, heads, length, -1), 1, 2)
+
+
+def _logits(encoding: Encoding, inputs: Inputs, filled: Array) -> Array:
+    """The logits over all slots, logits_BHLC.
+
+    For an encoding that settles all slots are first scored as if all rows had; then block after block, from the nearest
+    on, is scored over until they have. So CoPE sums the gates of a few hundred keys, and not of all C.
+    """
+    carry, capacity = encoding.initial_carry(inputs.q), inputs.rotated_k.shape[1]
+    content_BHLC, mask_B1LC = content_logits(inputs.rotated_q, inputs.rotated_k), inputs.mask.dense()
+    size = min(BLOCK, capacity)
+
+    def on(hook: Callable[..., Any], carry: PyTree, fresh: Array | None = None, start: Array | None = None) -> Any:
+        def cut(x: Array, axis: int) -> Array:
+            return x if start is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
+
+        mask_B1LM = cut(mask_B1LC, 3)
+        features = jax.tree.map(lambda feature: cut(feature, 1), inputs.features)
+        k, content, positions = cut(inputs.rotated_k, 1), cut(content_BHLC, 3), cut(inputs.k_positions, 1)
+        mask_B1LM = mask_B1LM if fresh is None else mask_B1LM & fresh
+        return hook(inputs.q, k, features, content, mask_B1LM, inputs.q_positions, positions, carry)
+
+    if encoding.settled(carry) is None:
+        return on(encoding.score, carry)[0]
+
+    def unsettled(loop: tuple[Array, Array, PyTree]) -> Array:
+        end, _, carry = loop
+        return (end > 0) & ~jnp.all(jnp.asarray(encoding.settled(carry)))
+
+    def score(loop: tuple[Array, Array, PyTree]) -> tuple[Array, Array, PyTree]:
+        end, logits_BHLC, carry = loop
+        start = jnp.maximum(end - size, 0)
+        fresh_111M = (start + jnp.arange(size, dtype=jnp.int32) < end)[None, None, None]
+        scored_BHLM, carry = on(encoding.score, carry, fresh_111M, start)
+        old_BHLM = jax.lax.dynamic_slice_in_dim(logits_BHLC, start, size, axis=3)
+        scored_BHLM = jnp.where(fresh_111M, scored_BHLM, old_BHLM)
+        return start, jax.lax.dynamic_update_slice_in_dim(logits_BHLC, scored_BHLM, start, axis=3), carry
+
+    last = jnp.minimum(filled, capacity)
+    return jax.lax.while_loop(unsettled, score, (last, on(encoding.settled_score, carry), carry))[1]
 
 
 def _shapes(encoding: Encoding, batch: int, length: int, dtype: Any) -> Entries:

@@ -43,6 +43,11 @@ def attention_weights(encoding: Encoding, inputs: Inputs) -> Array:
         inputs.k_positions,
         encoding.initial_carry(inputs.q),
     )
+    return softmax_over(logits_BHLM, mask_B1LM)
+
+
+def softmax_over(logits_BHLM: Array, mask_B1LM: Array) -> Array:
+    """The softmax over the pairs of the mask; 0 for the others, and in a row without any."""
     # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather than NaN.
     lowest = jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype)
     weights_BHLM = jax.nn.softmax(jnp.where(mask_B1LM, logits_BHLM, lowest), axis=-1)
