@@ -22,7 +22,7 @@ from cope_jax.typing import Array, PyTree
 # Measured on CPUs, see docs/attention.md: wider blocks spill out of the cache.
 BLOCKS = Blocks(128, 128, 128)
 # Up to so many keys, all are one block; strips of so many queries then see different, known numbers of them.
-ONE_BLOCK, SHORT_STRIP = 128, 48
+ONE_BLOCK, SHORT_STRIP = 256, 48
 MOST_SPANS = 8  # strips that are traced one by one
 
 
