@@ -134,6 +134,24 @@ def test_an_encoding_that_says_nothing_of_its_carry(data, x64):
     assert_equal(blockwise, full)
 
 
+@pytest.mark.parametrize("blocks", [Blocks(3, 2, 3), Blocks(3, KEYS, KEYS)], ids=["blocks", "one block"])
+def test_seeds_side_by_side(blocks, x64):
+    """vmap, also where the strips of one seed settle earlier than those of the other."""
+    spec = "cope(npos_max=3)"
+    states, problems = zip(*((build(spec, s)[1], arrays_of(LENGTH, KEYS, s)) for s in (1, 2)), strict=True)
+    for arrays, sign in zip(problems, (1, -1), strict=True):  # open gates, and closed ones
+        arrays["q"], arrays["k"] = 2 * np.abs(arrays["q"]), sign * np.abs(arrays["k"])
+    data = plain(LENGTH, KEYS)
+    stack = lambda *leaves: np.stack(leaves)  # noqa: E731
+    run = compiled(spec, blocks)
+    together = jax.vmap(run, in_axes=(0, 0, None))(jax.tree.map(stack, *states), jax.tree.map(stack, *problems), data)[
+        1
+    ]
+    for seed, (state, arrays) in enumerate(zip(states, problems, strict=True)):
+        alone = jax.tree.map(lambda leaf, seed=seed: leaf[seed], together)
+        assert_equal(alone, run(state, arrays, data)[0])
+
+
 @st.composite
 def problems(draw):
     spec = draw(st.sampled_from(CASES))
