@@ -12,16 +12,22 @@
 from typing import Any
 
 from cope_jax.attention.blockwise import blockwise_attention
+from cope_jax.attention.decode import Cache as Cache
+from cope_jax.attention.decode import attend_cached as attend_cached
+from cope_jax.attention.decode import create_cache as create_cache
 from cope_jax.attention.full import attention_weights as attention_weights
 from cope_jax.attention.full import full_attention
 from cope_jax.attention.inputs import Inputs as Inputs
 from cope_jax.attention.inputs import prepare as prepare
 from cope_jax.attention.mask import Mask as Mask
+from cope_jax.attention.ring import ring_attention
 from cope_jax.encodings import Encoding
+from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from cope_jax.typing import Array, PyTree
 
 IMPLEMENTATIONS = {"full": full_attention, "blockwise": blockwise_attention}
+RING = "ring"
 
 
 def attend(
@@ -40,6 +46,7 @@ def attend(
     implementation: str = "auto",
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
+    sequence_axis: str | None = None,
 ) -> Array:
     """Multi-head attention with a position encoding, in the layout of `jax.nn.dot_product_attention`.
 
@@ -62,19 +69,25 @@ def attend(
       causal: hide the keys after each query. "After" is meant in places of the sequence, not in positions; the last
         query stands at the last key.
       window: hide the keys that are `window` or more places away.
-      implementation: "full" or "auto", which chooses among the implementations.
+      implementation: "full", "blockwise" (memory linear in the length), "ring" (that, over several devices), or "auto",
+        which chooses among them.
       dropout_rate: share of attention weights that is dropped, where a key is given.
       dropout_key: random key; None means no dropout.
+      sequence_axis: for "ring": the axis, of the mesh of `jax.set_mesh`, over which the sequence is split.
 
     Returns:
       out_BLHK, in the type of the values; 0 for a query that sees no key.
 
     Raises:
-      ConfigError: shapes that do not fit, or an unknown implementation.
+      ConfigError: shapes that do not fit, an unknown implementation, or a ring without its mesh.
     """
-    name = "full" if implementation == "auto" else implementation
-    if name not in IMPLEMENTATIONS:
-        raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, "auto"])
+    name = implementation
+    if name == "auto":
+        name = "full" if sequence_axis is None else RING
+    if name not in (*IMPLEMENTATIONS, RING):
+        raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
+    if (sequence_axis is None) == (name == RING):
+        raise ConfigError(f"implementation={name!r}, sequence_axis={sequence_axis!r}: give the axis with 'ring' alone")
     inputs = prepare(
         q_BLHK,
         k_BMGK,
@@ -90,4 +103,6 @@ def attend(
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
     )
+    if sequence_axis is not None:
+        return ring_attention(encoding, inputs, sequence_axis)
     return IMPLEMENTATIONS[name](encoding, inputs)

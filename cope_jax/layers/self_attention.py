@@ -48,6 +48,7 @@ class SelfAttention(nnx.Module):
             k,
             v,
             implementation=self.config.attention,
+            sequence_axis=self.config.sequence_axis,
             dropout_rate=self.config.dropout,
             dropout_key=dropout_key,
             **options,
@@ -70,7 +71,9 @@ class SelfAttention(nnx.Module):
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
         cache = cache.append(k, v, encoding=encoding, features=options["features"], layer=layer)
         if first:
-            out_BLHK = attend(q, k, v, implementation=self.config.attention, **options)
+            out_BLHK = attend(
+                q, k, v, implementation=self.config.attention, sequence_axis=self.config.sequence_axis, **options
+            )
         else:
             out_BLHK = attend_cached(q, cache, encoding=encoding, layer=layer)
         return self._merge_heads(out_BLHK), cache

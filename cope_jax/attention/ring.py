@@ -1,0 +1,322 @@
+"""Attention over a sequence that is split over the devices of a mesh axis: queries stay, keys and values go around.
+
+A ring has two seats on each of its n devices, and the sequence is cut into as many chunks. Seat c keeps the queries of
+chunk c. Keys start in their own seat too, and at each step go on to the next. So after s steps seat c sees the keys of
+chunk c − s: its own, then the one before, down to the first, which is the order that an encoding's carry wants. Beyond
+the first come the last ones, which causality hides and which cost nothing.
+
+The ring is folded over the devices: device d has the seats d and 2n−1−d. These see d+1 and 2n−d chunks, so that every
+device has 2n+1 to see. After 2n steps all keys are home again, and in the backward pass their gradients with them.
+
+Liu et al., "Ring Attention with Blockwise Transformers" (arXiv 2310.01889), folded so that causal work is even.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax.sharding import AxisType, PartitionSpec
+
+from cope_jax.attention import online, online_gradient
+from cope_jax.attention.blockwise import BLOCKS, keys_of, queries_of, running_sums
+from cope_jax.attention.inputs import Inputs
+from cope_jax.attention.online import Blocks, Keys, Queries, Rules
+from cope_jax.attention.online_gradient import Gradients, KeyGradients, Outcome
+from cope_jax.encodings import Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.ops.dropout import Dropout
+from cope_jax.registry import unknown
+from cope_jax.typing import Array, PyTree
+
+T = TypeVar("T")
+
+
+def ring_attention(encoding: Encoding, inputs: Inputs, axis: str, blocks: Blocks = BLOCKS) -> Array:
+    """The same as `full_attention`, with the sequence split over the devices of a mesh axis.
+
+    The mesh is that of `jax.set_mesh`. Arrays come and go in their natural order, and are best split over the axis
+    already: no device ever holds more than its share of the keys. Other axes of the mesh are left to XLA.
+
+    Args:
+      encoding: the position encoding.
+      inputs: from `prepare`.
+      axis: the mesh axis.
+      blocks: sizes, within a chunk.
+
+    Returns:
+      out_BLHK, in the type of the values.
+
+    Raises:
+      ConfigError: no mesh with this axis; not as many queries as keys; an encoding whose carry is not made of running
+        sums, or is, where there is no causality that would make the ring's order that of the sums.
+    """
+    ring = Ring.of(axis)
+    length, keys = inputs.q.shape[1], inputs.v.shape[1]
+    if length != keys:
+        raise ConfigError(f"ring attention takes as many queries as keys, got {length} and {keys}")
+    is_sum = running_sums(encoding, inputs)
+    if is_sum is None:
+        raise ConfigError("ring attention needs an encoding that knows its slopes: see Encoding.slopes")
+    if any(is_sum) and not inputs.mask.causal:
+        raise ConfigError("ring attention with an encoding that sums over keys, as cope does, must be causal")
+    graph, params = nnx.split(encoding)
+    params = jax.tree.map(jnp.asarray, params)
+    strips = -(-length // (ring.seats * blocks.queries))
+    size = -(-length // (ring.seats * strips))
+    rules = Rules(graph, blocks.within(size, strips * size), inputs.mask.causal, inputs.mask.window, is_sum)
+    drop = Dropout.create(inputs.dropout_key, inputs.dropout_rate, inputs.q.shape[0], inputs.q.shape[2])
+    return _attend(ring, rules, strips, params, queries_of(inputs, 0), keys_of(inputs), drop)
+
+
+@dataclasses.dataclass(frozen=True)
+class Ring:
+    """The seats, and how what sits in them moves: see the module.
+
+    Arrays have the seats for their first axis; within a device these are two, `[low, high]`.
+
+    >>> Ring("sequence", 4).device_of(5)
+    2
+    """
+
+    axis: str
+    devices: int
+
+    @classmethod
+    def of(cls, axis: str) -> "Ring":
+        """The ring of an axis of the mesh in context; ConfigError where there is none."""
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            raise ConfigError(f"sequence_axis={axis!r} needs a mesh with this axis: call under jax.set_mesh(mesh)")
+        if axis not in mesh.axis_names:
+            raise unknown("axis of the mesh", axis, mesh.axis_names)
+        if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis] != AxisType.Auto:
+            raise ConfigError(f"axis {axis!r} of the mesh must be of type Auto: give axis_types to jax.make_mesh")
+        return cls(axis, mesh.shape[axis])
+
+    @property
+    def seats(self) -> int:
+        return 2 * self.devices
+
+    def device_of(self, seat: int) -> int:
+        """The device that a seat is on."""
+        return min(seat, self.seats - 1 - seat)
+
+    def sharded(self, function: Callable[..., Any], sharded: tuple[bool, ...], results: Any) -> Callable[..., Any]:
+        """`function` on each device; which arguments and results are split by seats, and which all devices have."""
+
+        def spec(split: bool) -> PartitionSpec:
+            return PartitionSpec(self.axis) if split else PartitionSpec()
+
+        return jax.shard_map(
+            function,
+            in_specs=tuple(map(spec, sharded)),
+            out_specs=jax.tree.map(spec, results),
+            axis_names={self.axis},
+            check_vma=False,
+        )
+
+    def whole(self, x: Array, axis: int) -> Array:
+        """Keeps XLA from splitting an axis. Where the devices do not divide it, its gradients come out wrong."""
+        spec = [None if a == axis else PartitionSpec.UNCONSTRAINED for a in range(x.ndim)]
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
+
+    def seated(self, tree: T) -> T:
+        """From chunks in their natural order, 2d and 2d+1 on device d, to seats."""
+
+        def seat(pair: Array) -> Array:
+            even, odd = (self._send(pair[parity], self._seating(parity)) for parity in (0, 1))
+            return jnp.where(self._is_even(), jnp.stack([even, odd]), jnp.stack([odd, even]))
+
+        return jax.tree.map(seat, tree)
+
+    def unseated(self, tree: T) -> T:
+        """The inverse of `seated`."""
+
+        def unseat(pair: Array) -> Array:
+            even, odd = jnp.where(self._is_even(), pair, pair[::-1])
+            back = [[(to, at) for at, to in self._seating(parity)] for parity in (0, 1)]
+            return jnp.stack([self._send(even, back[0]), self._send(odd, back[1])])
+
+        return jax.tree.map(unseat, tree)
+
+    def moved(self, tree: T) -> T:
+        """What sits in each seat moves to the next, and from the last to the first."""
+        up = [(device, device + 1) for device in range(self.devices - 1)]
+        down = [(device + 1, device) for device in range(self.devices - 1)]
+        device = jax.lax.axis_index(self.axis)
+
+        def move(pair: Array) -> Array:
+            low = jnp.where(device == 0, pair[1], self._send(pair[0], up))
+            high = jnp.where(device == self.devices - 1, pair[0], self._send(pair[1], down))
+            return jnp.stack([low, high])
+
+        return jax.tree.map(move, tree)
+
+    def _seating(self, parity: int) -> list[tuple[int, int]]:
+        return [(seat // 2, self.device_of(seat)) for seat in range(parity, self.seats, 2)]
+
+    def _is_even(self) -> Array:
+        return jax.lax.axis_index(self.axis) % 2 == 0
+
+    def _send(self, x: Array, pairs: list[tuple[int, int]]) -> Array:
+        return jax.lax.ppermute(x, self.axis, pairs)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))  # a partly manual program must be compiled, not run op by op
+def _attend(
+    ring: Ring, rules: Rules, strips: int, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None
+) -> Array:
+    length = queries.q.shape[2]
+    padding = ring.seats * strips * rules.blocks.queries - length
+    if length % ring.devices:
+        queries, keys = _along_queries(ring.whole, queries), _along_keys(ring.whole, keys)
+    if padding:
+        pad = functools.partial(_pad, padding=padding)
+        places = jnp.pad(keys.places, (0, padding), constant_values=-1)
+        queries, keys = _along_queries(pad, queries), dataclasses.replace(_along_keys(pad, keys), places=places)
+    queries = _along_queries(functools.partial(_cut, pieces=(ring.seats, strips)), queries)
+    keys = _along_keys(functools.partial(_cut, pieces=(ring.seats,)), keys)
+    queries, keys = ring.sharded(ring.seated, (True,), True)((queries, keys))
+    out = ring.sharded(ring.unseated, (True,), True)(_attend_seated(ring, rules, params, queries, keys, drop))
+    out_BLHK = jnp.transpose(out, (2, 0, 1, 4, 3, 5)).reshape(out.shape[2], -1, *out.shape[3::2])[:, :length]
+    return ring.whole(out_BLHK, 1) if length % ring.devices else out_BLHK
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend_seated(
+    ring: Ring, rules: Rules, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None
+) -> Array:
+    """out, [seats, strips, B, H, L, K], of queries [seats, strips, ...] and keys [seats, ...]."""
+    return _once_around(ring, rules, params, queries, keys, drop, gradient=False)[0]
+
+
+def _once_around(
+    ring: Ring, rules: Rules, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None, gradient: bool
+) -> tuple[Array, Array, tuple[Array, ...]]:
+    def on_device(params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None) -> Any:
+        def start(own: Queries) -> online.State:
+            return online.start(rules, params, own, keys.v.shape[-1], gradient)
+
+        def see(seat: Any) -> online.State:
+            queries, keys, states = seat
+
+            def strip(item: Any) -> online.State:
+                own, state = item
+                return online.accumulate(rules, params, own, keys, state, drop)
+
+            return jax.lax.map(strip, (queries, states))
+
+        def step(loop: Any, _: None) -> Any:
+            keys, states = loop
+            return (ring.moved(keys), jax.lax.map(see, (queries, keys, states))), None
+
+        loop = (keys, _map_strips(start, queries))
+        (_, states), _ = jax.lax.scan(step, loop, length=ring.seats)
+        out, *rest = online.finish(states)
+        return out.astype(keys.v.dtype), *rest
+
+    return ring.sharded(on_device, (False, True, True, False), True)(params, queries, keys, drop)
+
+
+def _forward(
+    ring: Ring, rules: Rules, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None
+) -> tuple[Array, Any]:
+    out, logsumexp, sensitivities = _once_around(ring, rules, params, queries, keys, drop, gradient=True)
+    return out, (params, queries, keys, drop, out, logsumexp, sensitivities)
+
+
+def _backward(ring: Ring, rules: Rules, residuals: Any, dout: Array) -> tuple[PyTree, Queries, Keys, None]:
+    params, queries, keys, drop, *outcome = residuals
+    none: Any = None  # integers have no cotangent
+
+    def on_device(params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None, outcome: Any) -> Any:
+        outcomes = Outcome.of(*outcome)
+
+        def start(item: Any) -> Gradients:
+            own, outcome = item
+            return _alone(online_gradient.start(rules, params, own, outcome, none))
+
+        def see(dparams: PyTree, seat: Any) -> Any:
+            queries, keys, outcomes, states = seat
+
+            def strip(gathered: Any, item: Any) -> Any:
+                own, outcome, state = item
+                state = dataclasses.replace(state, params=gathered[0], keys=gathered[1])
+                state = online_gradient.pull(rules, params, own, keys, outcome, state, drop)
+                return (state.params, state.keys), _alone(state)
+
+            gathered = (dparams, KeyGradients.zeros(keys))
+            (dparams, dkeys), states = jax.lax.scan(strip, gathered, (queries, outcomes, states))
+            return dparams, (dkeys, states)
+
+        def step(loop: Any, _: None) -> Any:
+            keys, dkeys, dparams, states = loop
+            # Gradients of keys travel while those of the next seat are made, and are added afterwards.
+            arriving = ring.moved(dkeys)
+            dparams, (own, states) = jax.lax.scan(see, dparams, (queries, keys, outcomes, states))
+            return (ring.moved(keys), jax.tree.map(jnp.add, arriving, own), dparams, states), None
+
+        def finish(dparams: PyTree, item: Any) -> Any:
+            own, outcome, state = item
+            state = dataclasses.replace(state, params=dparams)
+            dparams, dq = online_gradient.finish(rules, params, own, outcome, state)
+            return dparams, (dq, state.rotated_q)
+
+        loop = (
+            keys,
+            jax.vmap(KeyGradients.zeros)(keys),
+            jax.tree.map(jnp.zeros_like, params),
+            _map_strips(start, (queries, outcomes)),
+        )
+        (keys, dkeys, dparams, states), _ = jax.lax.scan(step, loop, length=ring.seats)
+        dparams, (dq, drotated_q) = jax.lax.scan(
+            functools.partial(jax.lax.scan, finish), dparams, (queries, outcomes, states)
+        )
+        dq, drotated_q = (d.astype(queries.q.dtype) for d in (dq, drotated_q))
+        dqueries = dataclasses.replace(
+            queries, q=dq, rotated_q=drotated_q, positions=none, places=none, segment_ids=none
+        )
+        dkeys = jax.vmap(KeyGradients.of)(ring.moved(dkeys), keys)
+        return jax.lax.psum(dparams, ring.axis), dqueries, dkeys
+
+    sharded = ring.sharded(on_device, (False, True, True, False, True), (False, True, True))
+    return *sharded(params, queries, keys, drop, (dout, *outcome)), None
+
+
+_attend_seated.defvjp(_forward, _backward)
+
+
+def _alone(state: Gradients) -> Gradients:
+    """What the state of one strip has for itself; the rest is handed from strip to strip."""
+    none: Any = None
+    return dataclasses.replace(state, params=none, keys=none)
+
+
+def _map_strips(function: Callable[[Any], T], tree: PyTree) -> T:
+    return jax.lax.map(functools.partial(jax.lax.map, function), tree)
+
+
+def _along_queries(change: Callable[[Array, int], Array], x: Queries) -> Queries:
+    """Changes each array, given its axis of the sequence."""
+    segment_ids = None if x.segment_ids is None else change(x.segment_ids, 1)
+    return Queries(change(x.q, 2), change(x.rotated_q, 2), change(x.positions, 1), change(x.places, 0), segment_ids)
+
+
+def _along_keys(change: Callable[[Array, int], Array], x: Keys) -> Keys:
+    features = jax.tree.map(lambda feature: change(feature, 1), x.features)
+    segment_ids = None if x.segment_ids is None else change(x.segment_ids, 1)
+    return Keys(change(x.k, 2), change(x.v, 2), features, change(x.positions, 1), change(x.places, 0), segment_ids)
+
+
+def _cut(x: Array, axis: int, pieces: tuple[int, ...]) -> Array:
+    """[..., pieces·L, ...] as [*pieces, ..., L, ...]."""
+    x = x.reshape(*x.shape[:axis], *pieces, -1, *x.shape[axis + 1 :])
+    return jnp.moveaxis(x, range(axis, axis + len(pieces)), range(len(pieces)))
+
+
+def _pad(x: Array, axis: int, padding: int) -> Array:
+    return jnp.pad(x, [(0, padding if a == axis else 0) for a in range(x.ndim)], "edge")

@@ -1,0 +1,256 @@
+"""Ring attention says what one device says, moves keys from neighbour to neighbour, and shares causal work evenly."""
+
+import collections
+import functools
+import math
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from cope_jax import encodings
+from cope_jax.attention import attend, full_attention, prepare
+from cope_jax.attention.blockwise import blockwise_attention
+from cope_jax.attention.online import Blocks
+from cope_jax.attention.ring import Ring, ring_attention
+from cope_jax.encodings import AttentionShape, Encoding
+from cope_jax.encodings.base import NoOptions
+from cope_jax.errors import ConfigError
+from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients
+from tests.encodings.cases import BATCH, SIZES, build, jit
+from tests.models import cases as models
+
+AXIS = "sequence"
+pytestmark = pytest.mark.xdist_group("ring")
+
+
+def mesh_of(devices, data=1, types=(AxisType.Auto, AxisType.Auto)):
+    shape = (data, devices // data)
+    return jax.make_mesh(shape, ("data", AXIS), axis_types=types, devices=jax.devices()[:devices])
+
+
+def ring(*blocks):
+    return functools.partial(ring_attention, axis=AXIS, blocks=Blocks(*blocks))
+
+
+@pytest.mark.parametrize(
+    "devices, spec, length, options",
+    [
+        (2, "rope", 13, {"causal": False, "window": 4}),
+        (4, "alibi", 12, {"window": 6}),
+        (8, "cope(npos_max=3)", 37, {}),
+        (4, "cope(npos_max=4,gate=value)+rope", 21, {"dropout_rate": 0.3}),
+        (1, "cope(position=slope,gate=separate_key)", 9, {}),
+        (8, "none", 5, {}),
+    ],
+)
+def test_it_equals_one_device(devices, spec, length, options, x64):
+    """In value and every gradient: lengths that do not divide, several strips and blocks, segments, grouped heads."""
+    graphdef, state = build(spec)
+    once, around = (
+        jit(lambda *data, how=how: value_and_gradients(how, graphdef, *data, **options))
+        for how in (full_attention, ring(2, 1, 2))
+    )
+    rng = np.random.default_rng(0)
+    one, mixed = np.zeros((BATCH, length), np.int32), rng.integers(0, 3, (BATCH, length), dtype=np.int32)
+    for seed, segments in enumerate([one, np.sort(mixed), mixed]):
+        arrays, data = arrays_of(length, length, seed), plain(length, length)
+        positions = data.q_positions // 2 + 3  # not the places
+        data = data._replace(q_positions=positions, k_positions=positions, q_segments=segments, k_segments=segments)
+        data = data._replace(dropout_key=jax.random.key(seed) if "dropout_rate" in options else None)
+        with jax.set_mesh(mesh_of(devices)):
+            found = around(state, arrays, data)
+        assert_equal(found, once(state, arrays, data))
+
+
+@functools.cache
+def on_eight_devices():
+    """A ring of four under two shares of the batch, compiled: its text, its result, and that of one device."""
+    graphdef, state = build("cope(npos_max=3,gate=value)+rope", dtype=np.float32)
+    arrays = arrays_of(32, 32, dtype=np.float32)
+
+    def run(how, state, arrays):
+        return value_and_gradients(how, graphdef, state, arrays, plain(32, 32))
+
+    exact = jit(functools.partial(run, blockwise_attention))(state, arrays)
+    mesh = mesh_of(8, data=2)
+    split = NamedSharding(mesh, PartitionSpec("data", AXIS))
+    arrays = {name: jax.device_put(array, split) for name, array in arrays.items()}
+    with jax.set_mesh(mesh):
+        compiled = jit(functools.partial(run, ring(4, 2, 4))).lower(state, arrays).compile()
+        return compiled.as_text(), compiled(state, arrays), exact, split
+
+
+@pytest.mark.newest
+def test_float32():
+    _, found, exact, _ = on_eight_devices()
+    assert_equal(found, exact, 1e-6)
+
+
+def test_keys_move_between_neighbours_and_are_never_gathered():
+    text, (out, (_, inputs)), _, split = on_eight_devices()
+    moved = re.findall(r"= f32\[([\d,]*)\].* collective-permute(?:-start)?\(", text)
+    sizes = {math.prod(map(int, shape.split(","))) for shape in moved}
+    chunk = 4 * SIZES.head_dim  # of one head
+    assert sizes == {SIZES.kv_heads * chunk, SIZES.heads * chunk}, "chunks of keys, and of queries to their seats"
+    gathered = [line for line in text.splitlines() if re.search(r" (all-gather|all-to-all)(-start)?\(", line)]
+    # XLA gathers what CoPE scatters over the shares of the batch: groups of 2 devices, and no axis of the ring.
+    assert all("replica_groups=[4,2]<=[2,4]T(1,0)" in line for line in gathered), gathered
+    for array in (out, inputs["q"], inputs["k"], inputs["v"]):
+        assert array.sharding.is_equivalent_to(split, array.ndim)
+
+
+@pytest.mark.parametrize("devices", [1, 2, 4, 8])
+def test_seats(devices):
+    """Every chunk is in its seat, sees the chunks from its own to the first, and comes home; the work is even."""
+    chunks = 2 * devices
+
+    @jit
+    def schedule(chunk):
+        ring = Ring.of(AXIS)
+
+        def on_device(natural):
+            own = ring.seated(natural)
+            home, seen = jax.lax.scan(lambda keys, _: (ring.moved(keys), keys), own, length=chunks)
+            return own, seen[None], ring.unseated(home)
+
+        return ring.sharded(on_device, (True,), (True, True, True))(chunk)
+
+    with jax.set_mesh(mesh_of(devices)):
+        own, seen, home = schedule(np.arange(chunks, dtype=np.int32))
+    np.testing.assert_array_equal(home, np.arange(chunks))
+    assert sorted(own.tolist()) == list(range(chunks))
+    for device, pair, steps in zip(range(devices), own.reshape(devices, 2).tolist(), seen.tolist(), strict=True):
+        orders = [list(order) for order in zip(*steps, strict=True)]
+        assert orders == [[(chunk - step) % chunks for step in range(chunks)] for chunk in pair]
+        visible = [[other for other in order if other <= chunk] for chunk, order in zip(pair, orders, strict=True)]
+        assert visible == [list(range(chunk, -1, -1)) for chunk in pair], "nearest first"
+        assert sum(map(len, visible)) == 2 * devices + 1
+        assert [Ring(AXIS, devices).device_of(chunk) for chunk in pair] == [device] * 2
+
+
+class Probe(Encoding):
+    """Tells which blocks are scored."""
+
+    def score(self, q, k, features, logits, mask, q_positions, k_positions, carry):
+        jax.debug.callback(self.seen, q_positions[0, 0], k_positions[0, -1])
+        return logits, carry
+
+    @staticmethod
+    def seen(query, key):
+        VISITED[int(query) // CHUNK, int(key) // CHUNK] += 1
+
+
+VISITED, CHUNK = collections.Counter(), 4
+
+
+def test_hidden_chunks_are_not_computed():
+    VISITED.clear()
+    encoding = Probe(NoOptions(), AttentionShape(1, 4), rngs=nnx.Rngs(0))
+    x = jnp.ones((1, 8 * CHUNK, 1, 4))
+    with jax.set_mesh(mesh_of(4)):
+        jax.block_until_ready(ring(CHUNK, 2, 2)(encoding, prepare(x, x, x, encoding=encoding)))
+    jax.effects_barrier()
+    assert VISITED == {(query, key): 2 for query in range(8) for key in range(query + 1)}
+
+
+def test_a_decoder_trains_as_on_one_device():
+    """Loss and the gradient of every parameter, with packed segments, dropout, tables and recomputed layers."""
+    tokens = models.tokens(length=12)
+    segments = np.array([[0] * 3 + [1] * 9, [0] * 5 + [2] * 7], np.int32)
+
+    def loss_and_gradients(**block):
+        block = {"dropout": 0.2, **block}
+        graphdef, state = models.build(models.config("learned+cope(npos_max=4)", block, max_length=12, remat=True))
+
+        def loss(state):
+            logits = nnx.merge(graphdef, state)(tokens, segment_ids_BL=segments, dropout_key=jax.random.key(0))
+            return -jnp.take_along_axis(jax.nn.log_softmax(logits), tokens[..., None], axis=-1).mean()
+
+        return jit(jax.value_and_grad(loss))(state)
+
+    exact_loss, exact = loss_and_gradients(attention="full")
+    with jax.set_mesh(mesh_of(8, data=2)):
+        loss, gradients = loss_and_gradients(sequence_axis=AXIS)
+    np.testing.assert_allclose(loss, exact_loss, rtol=models.ROUNDING)
+    found, exact = models.named(gradients), models.named(exact)
+    for name, gradient in exact.items():
+        np.testing.assert_allclose(found[name], gradient, rtol=0, atol=models.ROUNDING, err_msg=name)
+
+
+def test_a_length_that_the_devices_do_not_divide_is_left_whole():
+    """XLA, left alone, splits it, and gets the gradient of an embedding wrong."""
+    encoding = nnx.merge(*build("none", dtype=np.float32))
+    table = np.random.default_rng(0).normal(size=(11, 2, 4, 4)).astype(np.float32)
+    tokens = models.tokens(length=7)
+
+    def gradient(**options):
+        def loss(table):
+            x = table[tokens]
+            q, k, v = x[:, :, 0], x[:, :, 1, :2], x[:, :, 1, 2:]
+            return jnp.square(q + attend(q, k, v, encoding=encoding, **options)).sum()
+
+        return jit(jax.grad(loss))(table)
+
+    with jax.set_mesh(mesh_of(8, data=2)):
+        found = gradient(implementation="ring", sequence_axis=AXIS)
+    np.testing.assert_allclose(found, gradient(implementation="full"), rtol=0, atol=1e-5)
+
+
+def test_types_are_kept():
+    encoding = encodings.create("cope+rope", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    q = jax.ShapeDtypeStruct((2, 6, 4, 4), jnp.bfloat16)
+    k = v = jax.ShapeDtypeStruct((2, 6, 2, 4), jnp.bfloat16)
+    with jax.set_mesh(mesh_of(8)):
+        out, gradients = jax.eval_shape(
+            lambda *qkv: (lambda out, pull: (out, pull(out)))(
+                *jax.vjp(lambda *qkv: attend(*qkv, encoding=encoding, sequence_axis=AXIS), *qkv)
+            ),
+            *(q, k, v),
+        )
+    assert (out.shape, out.dtype) == (q.shape, q.dtype)
+    assert [(g.shape, g.dtype) for g in gradients] == [(x.shape, x.dtype) for x in (q, k, v)]
+
+
+class Product(Encoding):
+    """A carry that is no sum: its logits are multiplied by it."""
+
+    def initial_carry(self, q_BLHK):
+        return jnp.ones(q_BLHK.shape[:1] + q_BLHK.shape[2:0:-1], q_BLHK.dtype)
+
+    def score(self, q, k, features, logits, mask, q_positions, k_positions, carry):
+        return logits * carry[..., None], carry * 0.5
+
+
+MISTAKES = {
+    "no axis": ({"implementation": "ring"}, "give the axis with 'ring' alone"),
+    "another implementation": ({"implementation": "full", "sequence_axis": AXIS}, "give the axis with 'ring' alone"),
+    "axis": ({"sequence_axis": "sequences"}, "unknown axis of the mesh 'sequences': did you mean 'sequence'"),
+    "not causal": ({"sequence_axis": AXIS, "causal": False}, "must be causal"),
+    "carry": ({"sequence_axis": AXIS, "encoding": Product}, "Encoding.slopes"),
+    "lengths": ({"sequence_axis": AXIS, "q": jnp.ones((2, 3, 4, 4))}, "as many queries as keys, got 3 and 6"),
+    "type of axis": ({"sequence_axis": AXIS, "types": (AxisType.Explicit,) * 2}, "must be of type Auto"),
+    "no mesh": ({"sequence_axis": AXIS, "types": None}, "call under jax.set_mesh(mesh)"),
+}
+
+
+@pytest.mark.parametrize("change, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_clear_line(change, message):
+    shape = AttentionShape(SIZES.heads, SIZES.head_dim, SIZES.kv_heads)
+    encoding = encodings.create("cope", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    k = jnp.ones((2, 6, 2, 4))
+    arguments = {"q": jnp.ones((2, 6, 4, 4)), "encoding": encoding, "types": (AxisType.Auto,) * 2} | change
+    if arguments["encoding"] is Product:
+        arguments["encoding"] = Product(NoOptions(), shape, rngs=nnx.Rngs(0))
+    q, types = arguments.pop("q"), arguments.pop("types")
+    with pytest.raises(ConfigError) as error:
+        if types is None:
+            attend(q, k, k, **arguments)
+        else:
+            with jax.set_mesh(mesh_of(8, types=types)):
+                attend(q, k, k, **arguments)
+    assert message in str(error.value) and "\n" not in str(error.value)
