@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
@@ -10,8 +11,11 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cope_jax.attention.blockwise import Blocks
-from cope_jax.encodings import AttentionShape
+from cope_jax.encodings import AttentionShape, Encoding
+from cope_jax.encodings.base import NoOptions
+from cope_jax.encodings.compose import Composed
 from cope_jax.encodings.cope import CoPE, CoPEConfig
+from cope_jax.ops.logits import content_logits
 from tests.attention.problems import (
     Data,
     arrays_of,
@@ -113,6 +117,9 @@ def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
         np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
+SHAPE = AttentionShape(SIZES.heads, SIZES.head_dim, SIZES.kv_heads)
+
+
 class Silent(CoPE):
     """CoPE that says nothing of its carry."""
 
@@ -123,14 +130,40 @@ class Silent(CoPE):
         return None
 
 
-@pytest.mark.parametrize("data", [plain(LENGTH, KEYS), known(plain(LENGTH, KEYS))], ids=["places", "known places"])
-def test_an_encoding_that_says_nothing_of_its_carry(data, x64):
-    shape = AttentionShape(SIZES.heads, SIZES.head_dim, SIZES.kv_heads)
-    encoding = Silent(CoPEConfig(npos_max=4, gate="value"), shape, rngs=nnx.Rngs(0))
-    encoding.table_NK[...] = np.random.default_rng(0).normal(size=(4, SIZES.head_dim))
-    graphdef, state = nnx.split(encoding)
+class Curious(Encoding):
+    """Reads all that `score` is given, keys too, and bends the logits."""
+
+    def key_features(self, x_BMD, k_BMGK, v_BMGK):
+        return {"v": v_BMGK, "x": x_BMD}
+
+    def score(self, q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, carry):
+        added_BHLM = content_logits(q_BLHK**2, k_BMGK) + content_logits(q_BLHK, features["v"])
+        distance_BLM = (q_positions_BL[:, :, None] - k_positions_BM[:, None]).astype(logits_BHLM.dtype)
+        of_key_BM = features["x"].sum(axis=-1)
+        return jnp.sin(logits_BHLM) + added_BHLM + (distance_BLM * of_key_BM[:, None])[:, None] / 9, carry
+
+
+def cope_of(npos_max, kind=CoPE, gate="value"):
+    encoding = kind(CoPEConfig(npos_max=npos_max, gate=gate), SHAPE, rngs=nnx.Rngs(0))
+    encoding.table_NK[...] = np.random.default_rng(0).normal(size=(npos_max, SIZES.head_dim))
+    return encoding
+
+
+OTHERS = {
+    "says nothing of its carry": lambda: cope_of(4, Silent),
+    "reads everything": lambda: Curious(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
+    "two settle, one later": lambda: Composed([cope_of(6), cope_of(2, gate="query_key")], SHAPE),
+}
+
+
+@pytest.mark.parametrize("create", OTHERS.values(), ids=OTHERS)
+@pytest.mark.parametrize("places", ["any", "known"])
+def test_encodings_of_other_kinds(create, places, x64):
+    graphdef, state = nnx.split(create())
     run = jit(functools.partial(full_and_blockwise, graphdef, blocks=Blocks(3, 2, 3)))
-    full, blockwise = run(state, arrays_of(LENGTH, KEYS), data)
+    data = random_data(0, LENGTH, KEYS)._replace(q_segments=np.zeros((BATCH, LENGTH), np.int32))
+    data = data._replace(k_segments=np.zeros((BATCH, KEYS), np.int32))
+    full, blockwise = run(state, arrays_of(LENGTH, KEYS), known(data) if places == "known" else data)
     assert_equal(blockwise, full)
 
 
