@@ -67,6 +67,21 @@ class Learner:
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(graph, state)
 
+    def loss(self, params: PyTree, batch: dict[str, Array], key: Array) -> tuple[Array, Array]:
+        """The sum of the losses of all tokens, each times its weight, and the sum of the weights.
+
+        (Σ w_bl ℓ_bl, Σ w_bl), ℓ_bl = −log p(target_bl), in nats. Positions and dropout are drawn from `key`.
+        """
+        positions_key, dropout_key = jax.random.split(key)
+        batch_size, length = batch["inputs"].shape
+        logits_BLV = self.logits(
+            params,
+            batch["inputs"],
+            self.sample_positions(positions_key, batch_size, length),
+            dropout_key if self.model.block.dropout > 0 else None,
+        )
+        return jnp.sum(batch["weights"] * cross_entropy(logits_BLV, batch["targets"])), jnp.sum(batch["weights"])
+
     def train_step(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
         """One optimizer step on the mean loss of the tokens of weight 1.
 
@@ -75,16 +90,8 @@ class Learner:
         """
 
         def loss_of(params: PyTree) -> Array:
-            positions_key, dropout_key = jax.random.split(jax.random.fold_in(state.key, state.step))
-            batch_size, length = batch["inputs"].shape
-            logits_BLV = self.logits(
-                params,
-                batch["inputs"],
-                self.sample_positions(positions_key, batch_size, length),
-                dropout_key if self.model.block.dropout > 0 else None,
-            )
-            total = jnp.sum(batch["weights"] * cross_entropy(logits_BLV, batch["targets"]))
-            return total / jnp.maximum(jnp.sum(batch["weights"]), 1.0)
+            total, weight = self.loss(params, batch, jax.random.fold_in(state.key, state.step))
+            return total / jnp.maximum(weight, 1.0)
 
         loss, grads = jax.value_and_grad(loss_of)(state.params)
         with jax.numpy_dtype_promotion("standard"):  # optax relies on implicit promotion
