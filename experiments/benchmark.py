@@ -3,10 +3,12 @@ r"""Measures attention, its memory, decoding and training steps, of cope_jax and
 python -m experiments.benchmark --only=attention --lengths=512,1024,2048,4096 --workdir=runs/benchmark
 
 Writes benchmark.json (every median and every single time), benchmark.md and plots of time against length into the
-workdir. With `pip install 'cope-jax[bench]'` PyTorch's contenders take part. Ctrl-C ends it, and what was
-measured is kept.
+workdir. JAX's work is split over its devices, of which a CPU has one for each core: attention by heads, a training step
+by its batch. Memory and decoding have one device; --devices=1 gives all of it one. With `pip install 'cope-jax[bench]'`
+PyTorch's contenders take part. Ctrl-C ends it, and what was measured is kept.
 """
 
+import dataclasses
 import os
 import sys
 from collections.abc import Sequence
@@ -27,6 +29,7 @@ from experiments.benchmarks import (
     case,
     contenders,
     decoding,
+    devices,
     machine,
     memory,
     plot,
@@ -34,7 +37,7 @@ from experiments.benchmarks import (
     report,
     training,
 )
-from experiments.benchmarks.problem import Problem
+from experiments.benchmarks.problem import Problem, cores
 
 SECTIONS = ("attention", "memory", "decode", "train")
 
@@ -62,8 +65,13 @@ _HEADS = flags.DEFINE_integer("heads", 8, "Heads in it.", lower_bound=1)
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "Width of a head in it.", lower_bound=2)
 _DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Type of its queries, keys and values.")
 _ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each contender; medians are over these.", lower_bound=1)
+_DEVICES = flags.DEFINE_integer(
+    "devices", 0, "JAX's devices that share attention and training; 0: all, on a CPU one for each core.", lower_bound=0
+)
 _TUNE = flags.DEFINE_bool(
-    "tune", True, "Start anew with an allocator that keeps its memory and idle threads that sleep."
+    "tune",
+    True,
+    "Start anew with an allocator that keeps its memory, idle threads that sleep, and a CPU that is several devices.",
 )
 _WORKDIR = flags.DEFINE_string("workdir", "runs/benchmark", "Folder for the report.")
 
@@ -80,17 +88,19 @@ def main() -> None:
         raise unknown("--reference", reference, names)
     labels = training.read_encodings(_ENCODINGS.value)
     recipes = [training.Recipe.parse(text) for text in _RECIPES.value]
+    if _TUNE.value:
+        process.restart(["-m", "experiments.benchmark", *sys.argv[1:]], _DEVICES.value or cores())
+    shared = devices.choose(_DEVICES.value)
     workdir = Path(_WORKDIR.value)
     make_folder(workdir)
-    if _TUNE.value:
-        process.restart(["-m", "experiments.benchmark", *sys.argv[1:]])
     facts, results, cases = machine.facts(), case.Results(), []
     if "attention" in sections:
-        cases += attention.cases(timed, names, reference)
+        split = [dataclasses.replace(problem, devices=shared) for problem in timed]
+        cases += attention.cases(split, names, reference)
     if "decode" in sections:
         cases += [one for problem in decoded for one in decoding.cases(problem, labels)]
     if "train" in sections:
-        cases += training.cases(recipes, labels)
+        cases += training.cases(recipes, labels, shared)
 
     def stop() -> bool:
         return interruption.requested
@@ -167,16 +177,18 @@ def make_folder(workdir: Path) -> None:
 
 def write(workdir: Path, facts: Record, results: case.Results) -> None:
     """Writes everything that was measured so far."""
-    content = {"environment": facts, "records": results.records, "left_out": results.left_out}
+    content = {"environment": facts, "records": results.records, "left_out": results.left_out, "notes": results.noted}
     workdirs.write_json(workdir / "benchmark.json", content)
-    write_atomically(workdir / "benchmark.md", report.markdown(results.records, results.reasons(), facts))
+    text = report.markdown(results.records, results.reasons(), facts, results.notes())
+    write_atomically(workdir / "benchmark.md", text)
 
 
 def show(workdir: Path, facts: Record, results: case.Results, console: Console) -> None:
     """Prints the tables, who was left out and why, and where the files are."""
     for table in report.tables(results.records):
         console.print(table.rich())
-    for line in [*(f"left out: {reason}" for reason in results.reasons()), *machine.warnings(facts), facts["process"]]:
+    lines = [*(f"left out: {reason}" for reason in results.reasons()), *results.notes()]
+    for line in [*lines, *machine.warnings(facts), facts["process"]]:
         console.print(line, highlight=False, soft_wrap=True)
     console.print(f"written: {workdir}/benchmark.json, benchmark.md", soft_wrap=True)
 

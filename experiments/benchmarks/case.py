@@ -21,6 +21,14 @@ class LeftOut(Exception):
     """This contender cannot take part here; the message says why, in one line."""
 
 
+class Noted(dict[str, Task]):
+    """The tasks of a contender that takes part otherwise than asked; the note says how, in one line."""
+
+    def __init__(self, tasks: Mapping[str, Task], note: str):
+        super().__init__(tasks)
+        self.note = note
+
+
 @dataclasses.dataclass(frozen=True)
 class Case:
     """Contenders that do the same work and so are timed in turns.
@@ -44,22 +52,31 @@ class Case:
 
 @dataclasses.dataclass
 class Results:
-    """What was measured so far: one record for each contender and figure, and who was left out, and why."""
+    """What was measured so far: one record for each contender and figure; who was left out, and why; and notes."""
 
     records: list[Record] = dataclasses.field(default_factory=list)
     left_out: list[Record] = dataclasses.field(default_factory=list)
+    noted: list[Record] = dataclasses.field(default_factory=list)
 
     def leave_out(self, fields: Record, contender: str, reason: object) -> None:
         """Notes that a contender does not take part in the case of these fields."""
         self.left_out.append({**fields, "contender": contender, "reason": str(reason)})
 
     def reasons(self) -> list[str]:
-        """A line for each contender and reason."""
-        lines: dict[tuple[str, str], list[str]] = {}
-        for row in self.left_out:
-            at = row.get("length") or row.get("recipe") or row.get("context")
-            lines.setdefault((row["contender"], row["reason"]), []).append(str(at))
-        return [f"{name} ({', '.join(dict.fromkeys(at))}): {reason}" for (name, reason), at in lines.items()]
+        """A line for each contender that was left out and reason."""
+        return _lines(self.left_out, "reason")
+
+    def notes(self) -> list[str]:
+        """A line for each contender and note."""
+        return _lines(self.noted, "note")
+
+
+def _lines(rows: Sequence[Record], field: str) -> list[str]:
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        at = row.get("length") or row.get("recipe") or row.get("context")
+        lines.setdefault((row["contender"], row[field]), []).append(str(at))
+    return [f"{name} ({', '.join(dict.fromkeys(at))}): {text}" for (name, text), at in lines.items()]
 
 
 def run(
@@ -92,7 +109,10 @@ def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], a
     tasks: dict[tuple[str, str], Task] = {}
     for name, build in case.builds.items():
         try:
-            for what, task in build().items():
+            built = build()
+            if isinstance(built, Noted):
+                results.noted.append({**case.fields, "contender": name, "note": built.note})
+            for what, task in built.items():
                 task()  # compiles, and fills the caches
                 tasks[name, what] = task
                 if stop():

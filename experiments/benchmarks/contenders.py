@@ -1,7 +1,8 @@
 """Who takes part in the attention benchmark: a name, ENCODING/EXECUTION, and one small function each.
 
 A contender makes of a problem two tasks: "forward", which returns out_BLHK, and "forward+backward", which returns it
-with the gradients of q, k, v and of every parameter for a fixed cotangent.
+with the gradients of q, k, v and of every parameter for a fixed cotangent. JAX's split the heads over the problem's
+devices, and a ring splits the sequence.
 """
 
 import contextlib
@@ -13,20 +14,22 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 from cope_jax import encodings
 from cope_jax.attention import attend
 from cope_jax.encodings import EncodingConfig
 from cope_jax.registry import Registry, unknown
-from experiments.benchmarks.case import LeftOut
+from cope_jax.typing import PyTree
+from experiments.benchmarks.case import LeftOut, Noted
+from experiments.benchmarks.devices import AXIS, Split
+from experiments.benchmarks.heads import Attention, Plan
 from experiments.benchmarks.problem import Problem
 from experiments.benchmarks.timing import Task
 
 Contender = Callable[[Problem], Mapping[str, Task]]
 
 FORWARD, BACKWARD = "forward", "forward+backward"
-AXIS = "sequence"
 CONTENDERS: Registry[Contender] = Registry("contender")
 IMPLEMENTATIONS = ("full", "blockwise", "ring", "auto")
 DEFAULT = (
@@ -69,8 +72,12 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
     """An encoding in `cope_jax.attention.attend`."""
     if implementation == "full":
         problem.check_square(OF_FULL)
-    mesh = _ring_mesh(problem) if implementation == "ring" else None
-    options: dict[str, Any] = {"sequence_axis": AXIS} if mesh else {}
+    if implementation == "ring":
+        return _tasks(_ring(spec, problem), problem)
+    return _tasks(Plan.of(functools.partial(_attend, spec, implementation=implementation), problem), problem)
+
+
+def _attend(spec: str, problem: Problem, **options: Any) -> tuple[Attention, PyTree]:
     encoding = EncodingConfig.parse(spec, {"cope": {"npos_max": problem.npos_max}}).build(
         problem.shape, rngs=nnx.Rngs(0)
     )
@@ -79,34 +86,38 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
     params = jax.tree.map(problem.trained, initial)
 
     def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        encoding = nnx.merge(graph, params, rest)
-        return attend(q, k, v, encoding=encoding, implementation=implementation, **options)
+        return attend(q, k, v, encoding=nnx.merge(graph, params, rest), **options)
 
-    return _tasks(attention, params, problem, mesh)
+    return attention, params
 
 
-def _ring_mesh(problem: Problem) -> Mesh:
-    """All devices as one axis, along which the sequence is split."""
-    devices = jax.device_count()
+def _ring(spec: str, problem: Problem) -> Plan:
+    """The sequence is split over the devices."""
+    devices = problem.devices
     if devices == 1:
-        raise LeftOut("a ring takes several devices, and there is 1")
+        raise LeftOut("a ring takes several devices, and has 1")
     if problem.length % devices:
         raise LeftOut(f"{devices} devices take a length that is a multiple of {devices}")
-    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,))
+    attention, params = _attend(spec, problem, implementation="ring", sequence_axis=AXIS)
+    return Plan(attention, params, Split.over(devices, dimension=1))
 
 
 @CONTENDERS.register("rope/jax.nn")
 def _jax_nn(problem: Problem) -> Mapping[str, Task]:
     """`jax.nn.dot_product_attention` after our rotation."""
     problem.check_square(OF_JAX_NN)
-    rope = encodings.create("rope", num_heads=problem.heads, head_dim=problem.head_dim, rngs=nnx.Rngs(0))
-    positions = jnp.arange(problem.length, dtype=jnp.int32)[None]
 
-    def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        q, k = rope.rotate(q, k, positions, positions)
-        return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+    def build(problem: Problem) -> tuple[Attention, PyTree]:
+        rope = encodings.create("rope", num_heads=problem.heads, head_dim=problem.head_dim, rngs=nnx.Rngs(0))
 
-    return _tasks(attention, {}, problem)
+        def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
+            q, k = rope.rotate(q, k, positions, positions)
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+        return attention, {}
+
+    return _tasks(Plan.of(build, problem), problem)
 
 
 class Compiled:
@@ -115,7 +126,7 @@ class Compiled:
     Args:
       function: under the mesh, if there is one.
       *arguments: where they are needed.
-      mesh: of a ring.
+      mesh: of devices that share the work.
     """
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, mesh: Mesh | None = None):
@@ -139,13 +150,11 @@ class Compiled:
         return jax.block_until_ready(self._compiled(*self._arguments))
 
 
-def _tasks(
-    attention: Callable[..., jax.Array], params: Any, problem: Problem, mesh: Mesh | None = None
-) -> Mapping[str, Task]:
+def _tasks(plan: Plan, problem: Problem) -> Mapping[str, Task]:
+    attention, params, mesh = plan.attention, plan.params, None
     arrays = [jnp.asarray(array, problem.dtype) for array in problem.arrays()]
-    if mesh:
-        arrays = jax.device_put(arrays, NamedSharding(mesh, PartitionSpec(None, AXIS)))
-        params = jax.device_put(params, NamedSharding(mesh, PartitionSpec()))
+    if plan.split:
+        arrays, params, mesh = plan.split.share(arrays), plan.split.copy(params), plan.split.mesh
     q, k, v, cotangent = arrays
 
     def forward_and_backward(params: Any, q: jax.Array, k: jax.Array, v: jax.Array, cotangent: jax.Array) -> Any:
@@ -153,10 +162,11 @@ def _tasks(
         of_params, *of_inputs = pull(cotangent)
         return out, *of_inputs, *jax.tree.leaves(of_params)
 
-    return {
+    tasks = {
         FORWARD: Compiled(attention, params, q, k, v, mesh=mesh),
         BACKWARD: Compiled(forward_and_backward, params, q, k, v, cotangent, mesh=mesh),
     }
+    return Noted(tasks, plan.note) if plan.note else tasks
 
 
 def _of_torch(function: str) -> Contender:

@@ -26,6 +26,7 @@ class Problem:
       heads: H.
       head_dim: K.
       dtype: of queries, keys and values, "float32" or "bfloat16".
+      devices: of JAX, over which its contenders split the work.
     """
 
     length: int
@@ -34,6 +35,7 @@ class Problem:
     heads: int = 8
     head_dim: int = 64
     dtype: str = "float32"
+    devices: int = 1
 
     def __post_init__(self):
         check_at_least(1, "benchmark", length=self.length, batch=self.batch, heads=self.heads, head_dim=self.head_dim)

@@ -48,13 +48,13 @@ def tables(records: Sequence[Record]) -> list[Table]:
     ]
 
 
-def markdown(records: Sequence[Record], reasons: Sequence[str], environment: Record) -> str:
+def markdown(records: Sequence[Record], reasons: Sequence[str], environment: Record, notes: Sequence[str] = ()) -> str:
     """The whole report."""
     facts = [f"{name.replace('_', ' ')}: {value}" for name, value in environment.items()]
     parts = ["# Benchmark", *(table.markdown() for table in tables(records))]
-    if reasons:
-        parts.append("Left out:\n\n" + "\n".join(f"- {reason}" for reason in reasons))
-    parts.append("Measured with:\n\n" + "\n".join(f"- {fact}" for fact in facts))
+    for heading, lines in (("Left out", reasons), ("Notes", notes), ("Measured with", facts)):
+        if lines:
+            parts.append(f"{heading}:\n\n" + "\n".join(f"- {line}" for line in lines))
     return "\n\n".join(parts) + "\n"
 
 
@@ -128,9 +128,13 @@ def _decode_title(record: Record) -> str:
 
 
 def _train_title(record: Record) -> str:
-    return f"Training, {record['what']}: time, and times that of {record['reference']}"
+    return f"Training, {record['what']}, {_devices(record)}: time, and times that of {record['reference']}"
 
 
 def _sizes(record: Record) -> str:
     sizes = f"B{record['batch']} H{record['heads']} K{record['head_dim']}, {record['dtype']}"
-    return f"{sizes}, npos_max {record['npos_max']}"
+    return f"{sizes}, npos_max {record['npos_max']}, {_devices(record)}"
+
+
+def _devices(record: Record) -> str:
+    return f"JAX on {record['devices']} device{'s' * (record['devices'] > 1)}"

@@ -17,7 +17,9 @@ from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.program import Program
 from cope_jax.training.replicas import Replicas
 from experiments import common
-from experiments.benchmarks.case import Case, LeftOut
+from experiments.benchmarks import data_parallel
+from experiments.benchmarks.case import Case, LeftOut, Noted
+from experiments.benchmarks.devices import Split
 from experiments.benchmarks.timing import Task
 
 STEP = "step"
@@ -72,33 +74,42 @@ class Recipe:
         return task.sample(np.random.default_rng(0), self.config.training.batch_size, "train")
 
 
-def cases(recipes: Sequence[Recipe], names: Sequence[str]) -> list[Case]:
+def cases(recipes: Sequence[Recipe], names: Sequence[str], devices: int) -> list[Case]:
     """One case for each recipe: each encoding in our decoder, and CoPE and RoPE in x-transformers'."""
     built = []
     for recipe in recipes:
         builds: dict[str, Callable[[], Mapping[str, Task]]] = {
-            name: functools.partial(ours, recipe, name) for name in names
+            name: functools.partial(ours, recipe, name, devices) for name in names
         }
         for name in X_TRANSFORMERS:
             builds[f"{name}, x-transformers"] = functools.partial(_x_transformers, recipe, name)
-        fields = {"section": "train", "recipe": recipe.label}
+        fields = {"section": "train", "recipe": recipe.label, "devices": devices}
         built.append(Case(fields, builds, names[0], cost=recipe.batch()["inputs"].size * 500))
     return built
 
 
-def ours(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
-    """One step of our learner, compiled as the training loop compiles it."""
+def ours(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
+    """One step of our learner: the batch is split over devices, or all on one, as in the training loop."""
     config = dataclasses.replace(recipe.config, encoding=encoding)
     learner = common.create_learner(config, tasks.create(config.task.name, **config.task.options))
     program = Program(learner, Replicas())
-    batches = jax.tree.map(lambda array: jax.numpy.asarray(array[None]), dict(recipe.batch()))
-    state = program.init(0)
+    state, batch = program.init(0), dict(recipe.batch())
+    size = recipe.config.training.batch_size
+    if devices > 1 and size % devices == 0:
+        split = Split.over(devices, dimension=0)
+        state, batch = split.copy(state), split.share(batch)
+        train = data_parallel.train_step(learner, split)
+    else:
+        batch = jax.tree.map(lambda array: jax.numpy.asarray(array[None]), batch)
+        train = program.train_steps
 
     def step() -> float:
         nonlocal state
-        state, metrics = program.train_steps(state, batches)
-        return float(jax.block_until_ready(metrics["loss"])[0])
+        state, metrics = train(state, batch)
+        return jax.block_until_ready(metrics["loss"]).item()
 
+    if size % devices:
+        return Noted({STEP: step}, f"on 1 device, for {devices} cannot share a batch of {size} evenly")
     return {STEP: step}
 
 

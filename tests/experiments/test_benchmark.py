@@ -12,8 +12,22 @@ import jax
 import numpy as np
 import pytest
 
+from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from experiments.benchmarks import case, contenders, decoding, memory, plot, process, report, timing, training
+from experiments import common
+from experiments.benchmarks import (
+    case,
+    contenders,
+    data_parallel,
+    decoding,
+    memory,
+    plot,
+    process,
+    report,
+    timing,
+    training,
+)
+from experiments.benchmarks.devices import Split
 from experiments.benchmarks.problem import Problem
 from tests.encodings.cases import rule_of
 from tests.oracle.attention import attention as oracle_attention
@@ -23,7 +37,7 @@ from tests.oracle.encodings import Sizes
 PROBLEM = Problem(length=16, npos_max=4, batch=1, heads=2, head_dim=8, dtype="float64")
 TORCH = ["cope/torch-listing", "cope/x-transformers", "rope/torch-sdpa"]
 OURS = [name for name in contenders.DEFAULT if name not in TORCH]
-MODULES = ["benchmark", *(f"benchmarks.{name}" for name in ("contenders", "machine", "problem", "process"))]
+MODULES = ["benchmark", *(f"benchmarks.{name}" for name in ("contenders", "devices", "machine", "problem", "process"))]
 MODULES += ["benchmarks.report", "benchmarks.timing", "benchmarks.training"]
 
 
@@ -33,16 +47,18 @@ def test_examples_in_docstrings(name):
     assert tried.attempted and not tried.failed
 
 
-def computed(name):
+def computed(name, devices=1):
     """out, dq, dk, dv and the gradients of parameters, by a contender, which must agree with its own forward."""
     with jax.numpy_dtype_promotion("standard"):  # jax.nn relies on it in float64
         try:
-            tasks = contenders.find(name)(PROBLEM)
+            tasks = contenders.find(name)(dataclasses.replace(PROBLEM, devices=devices))
         except (case.LeftOut, ConfigError) as reason:
             pytest.skip(str(reason))
-        out, *gradients = (np.asarray(array) for array in tasks["forward+backward"]())
-        np.testing.assert_allclose(np.asarray(tasks["forward"]()), out, rtol=0, atol=1e-12)
-    return out, *gradients
+        results, again = tasks["forward+backward"](), tasks["forward"]()
+        if isinstance(again, jax.Array):
+            assert {len(array.sharding.device_set) for array in (again, *results)} == {devices}
+        np.testing.assert_allclose(np.asarray(again), np.asarray(results[0]), rtol=0, atol=1e-12)
+    return tuple(np.asarray(array) for array in results)
 
 
 def tolerance(name):
@@ -50,8 +66,8 @@ def tolerance(name):
     return 1e-5 if name in ("cope/x-transformers", "rope/jax.nn") else 1e-10
 
 
-def check_against_oracle(name):
-    out, *gradients = computed(name)
+def check_against_oracle(name, devices=1):
+    out, *gradients = computed(name, devices)
     q, k, v, cotangent = (array.astype(np.float64) for array in PROBLEM.arrays())
     table = PROBLEM.parameter((PROBLEM.npos_max, PROBLEM.head_dim)).astype(np.float64)
     sizes = Sizes(PROBLEM.heads, PROBLEM.heads, PROBLEM.head_dim, PROBLEM.heads * PROBLEM.head_dim, PROBLEM.length)
@@ -74,12 +90,32 @@ def check_against_oracle(name):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_our_contenders_compute_the_encoding(name, x64):
-    results = check_against_oracle(name)
+def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
+    results = check_against_oracle(name, devices=2)
     of_full = computed(f"{name.partition('/')[0]}/full")
     assert len(results) == len(of_full)
     for found, exact in zip(results, of_full, strict=True):
         np.testing.assert_allclose(found, exact, rtol=0, atol=tolerance(name))
+
+
+@pytest.mark.parametrize(
+    ("spec", "devices", "note"),
+    [
+        ("alibi", 2, "it treats its heads differently"),  # parameters alike, and other slopes
+        ("alibi(slopes=(1.0,1.0,0.5,0.5))", 2, "it treats its heads differently"),  # no such encoding for two heads
+        ("t5", 2, "it treats its heads differently"),  # other parameters
+        ("cope", 3, "3 cannot share 4 heads evenly"),
+        ("cope", 4, ""),
+        ("relative+cope", 2, ""),
+    ],
+)
+def test_heads_are_split_where_that_changes_nothing(spec, devices, note):
+    one = dataclasses.replace(PROBLEM, heads=4, dtype="float32")
+    tasks = contenders.find(f"{spec}/full")(dataclasses.replace(one, devices=devices))
+    assert getattr(tasks, "note", "") == (f"on 1 device, for {note}" if note else "")
+    out = tasks["forward"]()
+    assert len(out.sharding.device_set) == (1 if note else devices)
+    np.testing.assert_allclose(out, contenders.find(f"{spec}/full")(one)["forward"](), rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", TORCH)
@@ -128,6 +164,31 @@ def test_a_training_step_trains():
     losses = [step() for _ in range(5)]
     assert recipe.batch()["inputs"].shape[0] == 4
     assert losses[-1] < losses[0] < 10
+
+
+def test_a_training_step_split_over_devices_is_the_plain_one():
+    recipe = training.Recipe.parse("quick:4")
+    learner = common.create_learner(recipe.config, tasks.create(recipe.config.task.name, **recipe.config.task.options))
+    state, batch = learner.init(0), dict(recipe.batch())
+    batch["weights"] = batch["weights"] * np.array([[1], [0], [0], [0]], np.float32)  # the devices' differ
+    batch["weights"][2:, -3:] = 1
+    split = Split.over(2, 0)
+    plain, expected = jax.jit(learner.train_step)(state, batch)
+    found, metrics = data_parallel.train_step(learner, split)(split.copy(state), split.share(batch))
+    for name in ("loss", "grad_norm"):
+        np.testing.assert_allclose(metrics[name], expected[name], rtol=1e-5)
+    assert int(found.step) == 1
+    for ours, theirs in zip(jax.tree.leaves(found.params), jax.tree.leaves(plain.params), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(("devices", "shares"), [(1, []), (2, [2]), (3, [])])
+def test_a_batch_is_split_where_it_can_be(devices, shares, monkeypatch):
+    asked = []
+    monkeypatch.setattr(data_parallel, "train_step", lambda learner, split: asked.append(split.mesh.size))
+    built = training.ours(training.Recipe.parse("quick:4"), "none", devices)
+    assert asked == shares
+    assert getattr(built, "note", None) == {3: "on 1 device, for 3 cannot share a batch of 4 evenly"}.get(devices)
 
 
 def test_a_training_step_of_x_transformers_trains():
@@ -230,6 +291,13 @@ def test_who_is_left_out_is_named_and_another_is_the_reference():
     assert results.reasons() == ["a (8, 16): no room"]
 
 
+def test_a_note_is_kept_with_where_it_was_made():
+    builds = {"a": lambda: case.Noted({"step": lambda: None}, "alone"), **nothing("b")}
+    results, _ = run([case.Case({"section": "attention", "length": length}, builds, "a") for length in (8, 16)])
+    assert {record["contender"] for record in results.records} == {"a", "b"}
+    assert results.notes() == ["a (8, 16): alone"] and not results.reasons()
+
+
 def test_a_stop_keeps_the_rounds_that_are_complete():
     calls = []
     builds = {"a": lambda: {"step": lambda: calls.append("a")}}
@@ -284,8 +352,13 @@ def test_tables_show_times_ratios_and_gaps():
     ]
     assert backward.rows[1][2] == report.MISSING
     assert weighed.rows[0][1].replace(report.FIRM, " ") == "3 MiB  1 MiB"
-    text = report.markdown(RECORDS, ["a (8): no room"], {"jax": "1.2.3"})
-    assert "| cope/full | 4.61" in text and "- a (8): no room" in text and "- jax: 1.2.3" in text
+    text = report.markdown(RECORDS, ["a (8): no room"], {"jax": "1.2.3"}, ["b (8): alone"])
+    assert (
+        "| cope/full | 4.61" in text
+        and "- a (8): no room" in text
+        and "- b (8): alone" in text
+        and "- jax: 1.2.3" in text
+    )
 
 
 def test_the_plot_has_a_line_for_each_contender(tmp_path):
@@ -298,8 +371,7 @@ def test_the_plot_has_a_line_for_each_contender(tmp_path):
 
 
 def test_a_process_is_set_up_once_and_keeps_what_the_user_set(monkeypatch):
-    started = []
-    monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
+    started = starts(monkeypatch)
     monkeypatch.setattr(process, "_is_glibc", lambda: True)
     for name in ("LD_PRELOAD", "OMP_WAIT_POLICY", *process.untuned({}), *process._ALLOCATOR):
         monkeypatch.delenv(name, raising=False)
@@ -316,12 +388,52 @@ def test_a_process_is_set_up_once_and_keeps_what_the_user_set(monkeypatch):
     assert len(started) == 1
 
 
+def starts(monkeypatch):
+    """What is started anew, from now on."""
+    started = []
+    monkeypatch.setattr(os, "execve", lambda *arguments: started.append(arguments))
+    return started
+
+
+@pytest.mark.parametrize(
+    ("set_by_user", "devices", "flags"),
+    [
+        ({}, 4, "--xla_force_host_platform_device_count=4 --xla_cpu_multi_thread_eigen=false"),
+        ({"XLA_FLAGS": "--a"}, 4, "--a --xla_force_host_platform_device_count=4 --xla_cpu_multi_thread_eigen=false"),
+        ({"JAX_PLATFORMS": ""}, 2, "--xla_force_host_platform_device_count=2 --xla_cpu_multi_thread_eigen=false"),
+        ({"XLA_FLAGS": "--xla_force_host_platform_device_count=3"}, 4, None),
+        ({"JAX_PLATFORMS": "cuda,cpu"}, 4, None),
+        ({}, 1, None),
+    ],
+)
+def test_a_cpu_is_split_into_devices(set_by_user, devices, flags, monkeypatch):
+    started = starts(monkeypatch)
+    monkeypatch.setattr(process, "_is_glibc", lambda: False)
+    monkeypatch.delenv("XLA_FLAGS")
+    for name, value in {"OMP_WAIT_POLICY": "PASSIVE", "JAX_PLATFORMS": "cpu", **set_by_user}.items():
+        monkeypatch.setenv(name, value)
+    process.restart(["-m", "experiments.benchmark"], devices)
+    assert [environment["XLA_FLAGS"] for _, _, environment in started] == ([flags] if flags else [])
+    if flags:
+        monkeypatch.setenv("XLA_FLAGS", flags)
+        process.restart([], devices)
+        assert len(started) == 1
+
+
 SMALL = ["--contenders=rope/full,cope/full", "--heads=2", "--head_dim=4", "--npos_max=4,T"]
 
 
 def test_the_command(start, tmp_path):
     """Started anew with another environment, it measures, prints and writes."""
-    flags = [*SMALL, "--lengths=8", "--contexts=8", "--encodings=rope", "--recipes=quick:2", "--rounds=2"]
+    flags = [
+        *SMALL,
+        "--devices=2",
+        "--lengths=8",
+        "--contexts=8",
+        "--encodings=rope",
+        "--recipes=quick:2",
+        "--rounds=2",
+    ]
     done = start("benchmark", *flags, "--only=attention,decode,train", f"--workdir={tmp_path / 'new' / 'run'}").wait()
     assert done.status == 0, done.err
     assert "cope/full" in done.out and "npos_max 8" in done.out
@@ -338,6 +450,8 @@ def test_the_command(start, tmp_path):
     for record in records:
         assert record["median_seconds"] == statistics.median(record["seconds"]) and len(record["seconds"]) == 2
         assert record["reference"] == ("rope/full" if record["section"] == "attention" else "rope")
+        assert record["devices"] == (1 if record["section"] == "decode" else 2)
+    assert "XLA_FLAGS=" in done.out and "JAX on 2 devices" in done.out
     assert content["environment"]["cores"] >= 1 and "OMP_WAIT_POLICY=" in content["environment"]["process"]
     if process._is_glibc():
         assert "MALLOC_MMAP_THRESHOLD_=" in content["environment"]["process"]
@@ -375,6 +489,8 @@ def test_an_interruption_keeps_what_was_measured(start, tmp_path):
         ("--recipes=quick:0", "--recipes=quick:0: write NAME:BATCH with a batch size of at least 1"),
         ("--dtype=float16", "--dtype=float16"),
         ("--rounds=0", "--rounds=0"),
+        ("--devices=-1", "--devices=-1"),
+        ("--devices=9", "--devices=9, and JAX has 8"),
         ("--workdir=/proc/run", "cannot write to /proc/run ("),
         ("more", "unexpected argument 'more'"),
     ],
