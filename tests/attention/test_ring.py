@@ -16,7 +16,8 @@ from cope_jax import encodings
 from cope_jax.attention import attend, full_attention, prepare
 from cope_jax.attention.blockwise import blockwise_attention
 from cope_jax.attention.online import Blocks
-from cope_jax.attention.ring import Ring, ring_attention
+from cope_jax.attention.ring import ring_attention
+from cope_jax.attention.seats import Ring
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
