@@ -15,9 +15,9 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from cope_jax import encodings
 from cope_jax.attention import attend, full_attention, prepare
 from cope_jax.attention.blockwise import blockwise_attention
-from cope_jax.attention.online import Blocks
 from cope_jax.attention.ring import ring_attention
 from cope_jax.attention.seats import Ring
+from cope_jax.attention.strips import Blocks
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
@@ -176,11 +176,21 @@ def test_a_decoder_trains_as_on_one_device():
 
     exact_loss, exact = loss_and_gradients(attention="full")
     with jax.set_mesh(mesh_of(8, data=2)):
-        loss, gradients = loss_and_gradients(sequence_axis=AXIS)
+        loss, gradients = loss_and_gradients(attention="ring", sequence_axis=AXIS)
     np.testing.assert_allclose(loss, exact_loss, rtol=models.ROUNDING)
     found, exact = models.named(gradients), models.named(exact)
     for name, gradient in exact.items():
         np.testing.assert_allclose(found[name], gradient, rtol=0, atol=models.ROUNDING, err_msg=name)
+
+
+def test_prompts_are_read_around_the_ring():
+    config = models.config(block={"attention": "ring", "sequence_axis": AXIS})
+    graphdef, state = models.abstract(config)
+    read = functools.partial(jax.eval_shape, lambda state: nnx.merge(graphdef, state).prefill(models.tokens(), 9))
+    with jax.set_mesh(mesh_of(8)):
+        assert read(state)[0].shape == (2, models.VOCAB)
+    with pytest.raises(ConfigError, match="needs a mesh"):
+        read(state)
 
 
 def test_a_length_that_the_devices_do_not_divide_is_left_whole():
