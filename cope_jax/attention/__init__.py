@@ -30,6 +30,24 @@ IMPLEMENTATIONS = {"full": full_attention, "blockwise": blockwise_attention}
 RING = "ring"
 
 
+# Where fewer queries or pairs than this are, all pairs at once take no longer: see docs/attention.md.
+FEW_QUERIES, FEW_PAIRS = 16, 64 * 64
+
+
+def choose(q_BLHK: Array, k_BMGK: Array, sequence_axis: str | None = None) -> str:
+    """What `implementation="auto"` takes.
+
+    >>> import jax
+    >>> short, long = (jax.ShapeDtypeStruct((1, length, 8, 64), "float32") for length in (1, 4096))
+    >>> choose(short, long), choose(long, long), choose(long, long, "sequence")
+    ('full', 'blockwise', 'ring')
+    """
+    if sequence_axis is not None:
+        return RING
+    length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
+    return "full" if length <= FEW_QUERIES or length * keys < FEW_PAIRS else "blockwise"
+
+
 def attend(
     q_BLHK: Array,
     k_BMGK: Array,
@@ -81,9 +99,7 @@ def attend(
     Raises:
       ConfigError: shapes that do not fit, an unknown implementation, or a ring without its mesh.
     """
-    name = implementation
-    if name == "auto":
-        name = "full" if sequence_axis is None else RING
+    name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
     if name not in (*IMPLEMENTATIONS, RING):
         raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
     if (sequence_axis is None) == (name == RING):

@@ -12,8 +12,8 @@ from flax import nnx
 from cope_jax.attention import online, online_gradient
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.mask import Mask
-from cope_jax.attention.online import Blocks, Keys, Queries, Rules, leaves_up_to
 from cope_jax.attention.online_gradient import KeyGradients, Outcome
+from cope_jax.attention.strips import Blocks, Keys, Queries, Rules, leaves_up_to
 from cope_jax.encodings import Encoding
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.logits import content_logits

@@ -7,7 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cope_jax.attention.online import Keys, Queries, Rules, over_blocks, over_keys, over_queries, scaled_products
+from cope_jax.attention.online import over_blocks
+from cope_jax.attention.products import over_keys, over_queries, scaled_products
+from cope_jax.attention.strips import Keys, Queries, Rules
 from cope_jax.ops.dropout import Dropout
 from cope_jax.typing import Array, PyTree, accumulator_dtype
 

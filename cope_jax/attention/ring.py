@@ -16,9 +16,9 @@ from flax import nnx
 from cope_jax.attention import online, online_gradient
 from cope_jax.attention.blockwise import BLOCKS, keys_of, queries_of, running_sums
 from cope_jax.attention.inputs import Inputs
-from cope_jax.attention.online import Blocks, Keys, Queries, Rules
 from cope_jax.attention.online_gradient import Gradients, KeyGradients, Outcome
 from cope_jax.attention.seats import Ring
+from cope_jax.attention.strips import Blocks, Keys, Queries, Rules
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.ops.dropout import Dropout

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax import encodings
+from cope_jax import attention, encodings
 from cope_jax.attention import attend
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import build, parameters, problem, rule_of
@@ -161,6 +161,19 @@ def test_dropout_zeroes_some_weights_and_scales_the_rest():
     assert not np.array_equal(dropped, weights_by_one_hot_values(jax.random.key(2), 0.25))
     np.testing.assert_array_equal(plain, weights_by_one_hot_values(jax.random.key(1), 0.0))
     np.testing.assert_array_equal(plain, weights_by_one_hot_values(None, 0.25))  # evaluation: no key, no dropout
+
+
+@pytest.mark.parametrize(
+    "length, keys, name",
+    [(1, 5000, "full"), (16, 600, "full"), (60, 60, "full"), (64, 64, "blockwise"), (17, 300, "blockwise")],
+)
+def test_auto_takes_what_was_measured_to_be_faster(length, keys, name, monkeypatch):
+    taken = []
+    for one in ("full", "blockwise"):
+        monkeypatch.setitem(attention.IMPLEMENTATIONS, one, lambda encoding, inputs, one=one: taken.append(one))
+    q, k = jnp.ones((1, length, 1, 4)), jnp.ones((1, keys, 1, 4))
+    attend(q, k, k, encoding=encodings.create("none", num_heads=1, head_dim=4, rngs=nnx.Rngs(0)))
+    assert taken == [name]
 
 
 def test_dtype_of_the_output_is_that_of_the_values():
