@@ -152,7 +152,8 @@ def cope_of(npos_max, kind=CoPE, gate="value"):
 OTHERS = {
     "says nothing of its carry": lambda: cope_of(4, Silent),
     "reads everything": lambda: Curious(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
-    "two settle, one later": lambda: Composed([cope_of(6), cope_of(2, gate="query_key")], SHAPE),
+    "the second settles first": lambda: Composed([cope_of(6), cope_of(2, gate="query_key")], SHAPE),
+    "the first settles first": lambda: Composed([cope_of(2, gate="query_key"), cope_of(6)], SHAPE),
 }
 
 
