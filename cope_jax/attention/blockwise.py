@@ -29,7 +29,7 @@ MOST_SPANS = 8  # strips that are traced one by one
 def choose_blocks(length: int, keys: int) -> Blocks:
     """The sizes that `blockwise_attention` takes by itself."""
     if keys > ONE_BLOCK:
-        return BLOCKS
+        return BLOCKS._replace(queries=64) if length <= 2048 else BLOCKS  # a long diagonal has its price
     strips = -(-length // SHORT_STRIP)
     return Blocks(-(-length // strips), keys, keys)
 
