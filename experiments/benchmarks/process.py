@@ -45,11 +45,8 @@ def restart(arguments: Sequence[str], devices: int = 1) -> None:
 
 def _split_cpu(environment: Mapping[str, str], devices: int) -> dict[str, str]:
     own = environment.get("XLA_FLAGS", "")
-    if (
-        devices == 1
-        or _DEVICE_COUNT in own
-        or environment.get("JAX_PLATFORMS", "").partition(",")[0] not in ("", "cpu")
-    ):
+    platform = environment.get("JAX_PLATFORMS", "").partition(",")[0]
+    if devices == 1 or _DEVICE_COUNT in own or platform not in ("", "cpu"):
         return {}
     return {"XLA_FLAGS": f"{own} {_DEVICE_COUNT}={devices} {_ONE_THREAD}".strip()}
 
