@@ -214,7 +214,7 @@ def check(problem):
 
 
 @pytest.mark.newest
-@settings(few, max_examples=10)
+@settings(few, max_examples=8)
 @given(problems())
 def test_any_problem(x64, problem):
     """Any encoding, heads, lengths, blocks and masks."""
