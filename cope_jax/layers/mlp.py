@@ -1,13 +1,16 @@
 """The feed-forward layer."""
 
+from collections.abc import Callable
+
 import jax
 from flax import nnx
 
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.linear import create_linear
+from cope_jax.ops.gelu import gelu
 from cope_jax.typing import Array
 
-ACTIVATIONS = {"relu": jax.nn.relu, "gelu": jax.nn.gelu, "swiglu": jax.nn.silu}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "gelu": gelu, "swiglu": jax.nn.silu}
 
 
 class MLP(nnx.Module):
