@@ -52,9 +52,11 @@ def step(spec: str, problem: Problem) -> Mapping[str, Task]:
     empty = create_cache(encoding, batch=problem.batch, capacity=problem.length, dtype=problem.dtype)
     cache = jax.jit(enter)(params, empty, k[:, earlier], v[:, earlier])
 
+    token = q[:, last], k[:, last], v[:, last]
+
     def task() -> jax.Array:
         nonlocal cache
-        out, cache = attend(params, cache, q[:, last], k[:, last], v[:, last])
+        out, cache = attend(params, cache, *token)
         return jax.block_until_ready(out)
 
     return {STEP: task}
