@@ -13,7 +13,7 @@ from cope_jax.attention import online, online_gradient
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.mask import Mask
 from cope_jax.attention.online_gradient import KeyGradients, Outcome
-from cope_jax.attention.strips import Blocks, Keys, Queries, Rules, leaves_up_to
+from cope_jax.attention.strips import Blocks, Keys, Queries, Rules, add_cotangent, cotangent, leaves_up_to
 from cope_jax.encodings import Encoding
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.logits import content_logits
@@ -30,7 +30,7 @@ def choose_blocks(length: int, keys: int) -> Blocks:
     """The sizes that `blockwise_attention` takes by itself."""
     if keys > ONE_BLOCK:
         return BLOCKS._replace(queries=64) if length <= 2048 else BLOCKS  # a long diagonal has its price
-    strips = -(-length // SHORT_STRIP)
+    strips = max(1, -(-length // SHORT_STRIP))
     return Blocks(-(-length // strips), keys, keys)
 
 
@@ -50,9 +50,11 @@ def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: Blocks | Non
     Returns:
       out_BLHK, in the type of the values.
     """
+    length, keys_length = inputs.q.shape[1], inputs.v.shape[1]
+    if 0 in (length, keys_length):
+        return jnp.zeros((*inputs.q.shape[:3], inputs.v.shape[-1]), inputs.v.dtype)
     graph, params = nnx.split(encoding)
     params = jax.tree.map(jnp.asarray, params)
-    length, keys_length = inputs.q.shape[1], inputs.v.shape[1]
     blocks = (blocks or choose_blocks(length, keys_length)).within(length, keys_length)
     is_sum = running_sums(encoding, inputs)
     if is_sum is None:
@@ -84,8 +86,7 @@ def _forward_strips(
     def strip(rules: Rules, keys: Keys, number: Array) -> Any:
         own = queries.strip(number, rules.blocks.queries)
         state = online.start(rules, params, own, keys.v.shape[-1], gradient)
-        out, *rest = online.finish(online.accumulate(rules, params, own, keys, state, drop))
-        return out.astype(keys.v.dtype), *rest
+        return online.finish(online.accumulate(rules, params, own, keys, state, drop), keys.v.dtype)
 
     if spans is not None:
         return _concatenate([strip(*_narrow(rules, keys, span), jnp.int32(n)) for n, span in enumerate(spans)])
@@ -111,7 +112,7 @@ def _backward(rules: Rules, spans: Spans, residuals: Any, dout_BHLK: Array) -> t
         state = online_gradient.start(rules, params, own, own_outcome, dkeys)
         state = online_gradient.pull(rules, params, own, keys, own_outcome, state, drop)
         more, dq = online_gradient.finish(rules, params, own, own_outcome, state)
-        return (jax.tree.map(jnp.add, dparams, more), state.keys), (dq, state.rotated_q)
+        return (jax.tree.map(add_cotangent, dparams, more), state.keys), (dq, state.rotated_q)
 
     dparams, dkeys = jax.tree.map(jnp.zeros_like, params), KeyGradients.zeros(keys)
     if spans is not None:
@@ -130,7 +131,7 @@ def _backward(rules: Rules, spans: Spans, residuals: Any, dout_BHLK: Array) -> t
     dq, drotated_q = (d.astype(queries.q.dtype) for d in dqueries)
     none: Any = None  # integers have no cotangent
     return (
-        dparams,
+        cotangent(dparams),
         dataclasses.replace(queries, q=dq, rotated_q=drotated_q, positions=none, places=none, segment_ids=none),
         dkeys.of(keys),
         None,

@@ -17,33 +17,21 @@
 """
 
 import dataclasses
-import math
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cope_jax.attention.entries import Entries, check_fit, entry_shapes, from_rows, rows_of
 from cope_jax.attention.full import softmax_over
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.mask import Mask
+from cope_jax.attention.nearest_first import logits_over_slots
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
-from cope_jax.ops.logits import content_logits
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array, PyTree
-
-# Slots that are scored together: enough for CoPE with the paper's table of 64 to settle where gates are about ½.
-BLOCK = 256
-
-
-class Entries(NamedTuple):
-    """What is kept of tokens: k_BMGK after rotation, v_BMGK, and the encoding's features, a tree of `[B, M, ...]`."""
-
-    k: Any
-    v: Any
-    features: PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -117,16 +105,27 @@ class Cache:
           encoding: the position encoding.
           features: the encoding's key features; None calls `encoding.key_features(None, k, v)`.
           layer: which of the N; None: the cache is of one layer.
+
+        Raises:
+          ConfigError: arrays, an encoding or a layer that do not fit the cache, or tokens that were not entered. A
+            compiled program, which cannot know the latter, turns what is attended to into NaN instead.
         """
+        _shapes_of(self, encoding, layer)
+        length = jnp.shape(k_BLGK)[1]
+        shapes = entry_shapes(encoding, len(self.positions_BC), length, self.entries.k.dtype)
+        check_fit("keys", k_BLGK, shapes.k)
+        check_fit("values", v_BLGK, shapes.v)
         features = encoding.key_features(None, k_BLGK, v_BLGK) if features is None else features
-        positions_BL, _ = self.latest(k_BLGK.shape[1])
+        check_fit("features", features, shapes.features)
+        positions_BL, _ = self.latest(length)
         _, rotated_BLGK = encoding.rotate(k_BLGK, k_BLGK, positions_BL, positions_BL)
-        # Without a slot left the write would silently hit the last ones: NaN there reaches every query.
-        v_BLGK = jnp.where(self.filled > self.capacity, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
+        # Without slots of its own the write would silently hit the last ones: NaN there reaches every query.
+        astray = (self.filled > self.capacity) | (self.filled < length)
+        v_BLGK = jnp.where(astray, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
 
         def write(slots: Array, new: Array) -> Array:
-            rows, zero = _rows(new), jnp.zeros((), jnp.int32)
-            where = (zero, self.filled - k_BLGK.shape[1], zero)
+            rows, zero = rows_of(new), jnp.zeros((), jnp.int32)
+            where = (zero, self.filled - length, zero)
             if layer is None:
                 return jax.lax.dynamic_update_slice(slots, rows, where)
             return jax.lax.dynamic_update_slice(slots, rows[None], (jnp.asarray(layer, jnp.int32), *where))
@@ -135,7 +134,9 @@ class Cache:
         return dataclasses.replace(self, entries=jax.tree.map(write, self.entries, new))
 
     def latest(self, length: int) -> tuple[Array, Array]:
-        """(positions_BL, segment_ids_BL) of the L tokens that were entered last."""
+        """(positions_BL, segment_ids_BL) of the L tokens that were entered last; ConfigError: fewer were."""
+        if not isinstance(self.filled, jax.core.Tracer) and self.filled < length:
+            raise ConfigError(f"{length} tokens are used of a cache with {self.filled}: enter them first")
         start = self.filled - length
         return (
             jax.lax.dynamic_slice_in_dim(self.positions_BC, start, length, axis=1),
@@ -162,11 +163,12 @@ def create_cache(
 
     def empty(entry: Any) -> Array:
         layers = () if num_layers is None else (num_layers,)
-        return jnp.zeros((*layers, *jax.eval_shape(_rows, entry).shape), entry.dtype)
+        return jnp.zeros((*layers, *jax.eval_shape(rows_of, entry).shape), entry.dtype)
 
-    slots_BC = jnp.zeros((batch, capacity), jnp.int32)
-    entries = jax.tree.map(empty, _shapes(encoding, batch, capacity, dtype))
-    return Cache(entries, slots_BC, slots_BC, jnp.zeros((), jnp.int32))
+    entries = jax.tree.map(empty, entry_shapes(encoding, batch, capacity, dtype))
+    # Two arrays, for a buffer that is there twice cannot be donated.
+    positions_BC, segment_ids_BC = (jnp.zeros((batch, capacity), jnp.int32) for _ in range(2))
+    return Cache(entries, positions_BC, segment_ids_BC, jnp.zeros((), jnp.int32))
 
 
 def attend_cached(
@@ -174,7 +176,8 @@ def attend_cached(
 ) -> Array:
     """Causal attention of the L tokens that were entered last to all tokens in the cache.
 
-    The last L rows of what `cope_jax.attention.attend` gives for the whole sequence.
+    The last L rows of what `cope_jax.attention.attend` gives for the whole sequence. For encodings that settle a loop
+    of unknown length finds them, so there is no reverse-mode gradient: train with `attend`.
 
     Args:
       q_BLHK: queries before rotation; the keys of the same tokens are in the cache.
@@ -185,15 +188,20 @@ def attend_cached(
 
     Returns:
       out_BLHK, in the type of the values; NaN where more tokens were entered than there are slots.
+
+    Raises:
+      ConfigError: queries, an encoding or a layer that do not fit the cache, or fewer tokens in it than queries.
     """
+    shapes = _shapes_of(cache, encoding, layer)
     batch, length, heads, _ = q_BLHK.shape
+    wanted = (len(cache.positions_BC), length, encoding.shape.num_heads, encoding.shape.head_dim)
+    check_fit("queries", q_BLHK, jax.ShapeDtypeStruct(wanted, q_BLHK.dtype))
     positions_BL, segment_ids_BL = cache.latest(length)
     rotated_BLHK, _ = encoding.rotate(q_BLHK, q_BLHK, positions_BL, positions_BL)
     rows = cache.entries
     if layer is not None:
         rows = jax.tree.map(lambda slots: jax.lax.dynamic_index_in_dim(slots, layer, keepdims=False), rows)
-    shapes = _shapes(encoding, batch, cache.capacity, rows.k.dtype)
-    entries = jax.tree.map(lambda rows, entry: _from_rows(rows, entry.shape), rows, shapes)
+    entries = jax.tree.map(lambda rows, entry: from_rows(rows, entry.shape), rows, shapes)
     places_C = jnp.arange(cache.capacity, dtype=jnp.int32)
     places_L = cache.filled - length + jnp.arange(length, dtype=jnp.int32)
     mask = Mask(places_L, places_C, segment_ids_BL, cache.segment_ids_BC, causal=True, window=window)
@@ -209,69 +217,20 @@ def attend_cached(
         dropout_rate=0.0,
         dropout_key=None,
     )
-    weights_BHLC = softmax_over(_logits(encoding, inputs, cache.filled), mask.dense())
+    weights_BHLC = softmax_over(logits_over_slots(encoding, inputs, cache.filled), mask.dense())
     # The product in the form of the rows: any other would copy all values at every step.
     weights = weights_BHLC.astype(rows.v.dtype).reshape(rows.v.shape[0], -1, cache.capacity)
     return jnp.swapaxes(jnp.matmul(weights, rows.v).reshape(batch, heads, length, -1), 1, 2)
 
 
-def _logits(encoding: Encoding, inputs: Inputs, filled: Array) -> Array:
-    """The logits over all slots, logits_BHLC.
-
-    For an encoding that settles all slots are first scored as if all rows had; then block after block, from the nearest
-    on, is scored over until they have. So CoPE sums the gates of a few hundred keys, and not of all C.
-    """
-    carry, capacity = encoding.initial_carry(inputs.q), inputs.rotated_k.shape[1]
-    content_BHLC, mask_B1LC = content_logits(inputs.rotated_q, inputs.rotated_k), inputs.mask.dense()
-    size = min(BLOCK, capacity)
-
-    def on(hook: Callable[..., Any], carry: PyTree, fresh: Array | None = None, start: Array | None = None) -> Any:
-        def cut(x: Array, axis: int) -> Array:
-            return x if start is None else jax.lax.dynamic_slice_in_dim(x, start, size, axis)
-
-        mask_B1LM = cut(mask_B1LC, 3)
-        features = jax.tree.map(lambda feature: cut(feature, 1), inputs.features)
-        k, content, positions = cut(inputs.rotated_k, 1), cut(content_BHLC, 3), cut(inputs.k_positions, 1)
-        mask_B1LM = mask_B1LM if fresh is None else mask_B1LM & fresh
-        return hook(inputs.q, k, features, content, mask_B1LM, inputs.q_positions, positions, carry)
-
-    if encoding.settled(carry) is None:
-        return on(encoding.score, carry)[0]
-
-    def unsettled(loop: tuple[Array, Array, PyTree]) -> Array:
-        end, _, carry = loop
-        return (end > 0) & ~jnp.all(jnp.asarray(encoding.settled(carry)))
-
-    def score(loop: tuple[Array, Array, PyTree]) -> tuple[Array, Array, PyTree]:
-        end, logits_BHLC, carry = loop
-        start = jnp.maximum(end - size, 0)
-        fresh_111M = (start + jnp.arange(size, dtype=jnp.int32) < end)[None, None, None]
-        scored_BHLM, carry = on(encoding.score, carry, fresh_111M, start)
-        old_BHLM = jax.lax.dynamic_slice_in_dim(logits_BHLC, start, size, axis=3)
-        scored_BHLM = jnp.where(fresh_111M, scored_BHLM, old_BHLM)
-        return start, jax.lax.dynamic_update_slice_in_dim(logits_BHLC, scored_BHLM, start, axis=3), carry
-
-    last = jnp.minimum(filled, capacity)
-    return jax.lax.while_loop(unsettled, score, (last, on(encoding.settled_score, carry), carry))[1]
-
-
-def _shapes(encoding: Encoding, batch: int, length: int, dtype: Any) -> Entries:
-    """The shapes and types of the entries of L tokens."""
-    shape = encoding.shape
-    x_BLD = jax.ShapeDtypeStruct((batch, length, shape.width), dtype)
-    k_BLGK = jax.ShapeDtypeStruct((batch, length, shape.kv_heads, shape.head_dim), dtype)
-    features = jax.eval_shape(lambda x_BLD, k_BLGK: encoding.key_features(x_BLD, k_BLGK, k_BLGK), x_BLD, k_BLGK)
-    return Entries(k_BLGK, k_BLGK, features)
-
-
-def _rows(x: Array) -> Array:
-    """`[B, M, ..., K]` as `[B·…, M, K]`."""
-    *rest, width = x.shape[2:] or (1,)
-    x = x.reshape(*x.shape[:2], math.prod(rest), width)
-    return jnp.swapaxes(x, 1, 2).reshape(-1, x.shape[1], width)
-
-
-def _from_rows(rows: Array, shape: tuple[int, ...]) -> Array:
-    """The inverse of `_rows`."""
-    batch, length, width = shape[0], shape[1], rows.shape[-1]
-    return jnp.swapaxes(rows.reshape(batch, -1, length, width), 1, 2).reshape(shape)
+def _shapes_of(cache: Cache, encoding: Encoding, layer: int | Array | None) -> Entries:
+    """The shapes of all entries of one layer; ConfigError if it or the encoding is none of this cache."""
+    num_layers = len(cache.entries.k) if cache.entries.k.ndim == 4 else None
+    if num_layers is None and layer is not None:
+        raise ConfigError(f"layer={layer} of a cache of one layer: leave it out, or create the cache with num_layers")
+    if num_layers is not None and (layer is None or (isinstance(layer, int) and not 0 <= layer < num_layers)):
+        raise ConfigError(f"layer={layer} of a cache of {num_layers} layers: give one from 0 to {num_layers - 1}")
+    shapes = entry_shapes(encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype)
+    slots = jax.tree.map(lambda slots: jax.ShapeDtypeStruct(slots.shape[-3:], slots.dtype), cache.entries)
+    check_fit("what this encoding keeps", jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes), slots)
+    return shapes

@@ -8,7 +8,7 @@ encoding goes along with the softmax.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -121,8 +121,10 @@ def accumulate(rules: Rules, params: PyTree, queries: Queries, keys: Keys, state
         def add(total: Array, weighted: Array, slope: Array | None = None) -> tuple[Array, Array]:
             terms = powers_BHLM if slope is None else powers_BHLM * slope
             kept = terms if scale_BHLM is None else terms * scale_BHLM
-            total = total * fade_BHL + terms.sum(axis=-1)
-            return total, weighted * fade_BHL[..., None] + over_keys(kept.astype(block.v.dtype), block.v)
+            # What carries gradients of sums stays wide: its error would pull on every farther gate.
+            dtype = block.v.dtype if slope is None else kept.dtype
+            product_BHLK = over_keys(kept.astype(dtype), block.v.astype(dtype))
+            return total * fade_BHL + terms.sum(axis=-1), weighted * fade_BHL[..., None] + product_BHLK
 
         def add_slope(total: Array, weighted: Array, slope: Array | None) -> tuple[Array, Array]:
             faded = total * fade_BHL, weighted * fade_BHL[..., None]
@@ -135,19 +137,19 @@ def accumulate(rules: Rules, params: PyTree, queries: Queries, keys: Keys, state
     return over_blocks(rules, params, queries, keys, state, step)
 
 
-def finish(state: State) -> tuple[Array, Array, tuple[Array, ...]]:
-    """What the softmax comes to.
+def finish(state: State, dtype: Any) -> tuple[Array, Array, tuple[Array, ...]]:
+    """What the softmax comes to, with the output in its type `dtype`.
 
     Returns:
-      out_BHLK; logsumexp_BHL of the logits; and ∂out/∂carry, `[B, H, L, K]` for each running sum: U/l − (w/l)·out. All
-      are 0 for a row that has seen no key.
+      out_BHLK; logsumexp_BHL of the logits; and ∂out/∂carry, `[B, H, L, K]` for each running sum: U/l − (w/l)·out, with
+      out as rounded, as its gradient will know it. All are 0 for a row that has seen no key.
     """
     some_BHL = state.total > 0
     total_BHL = jnp.where(some_BHL, state.total, 1)
-    out_BHLK = state.weighted / total_BHL[..., None]
+    out_BHLK = (state.weighted / total_BHL[..., None]).astype(dtype)
     logsumexp_BHL = jnp.where(some_BHL, state.highest + jnp.log(total_BHL), 0)
     sensitivities = tuple(
-        (weighted - total[..., None] * out_BHLK) / total_BHL[..., None]
+        (weighted - total[..., None] * out_BHLK.astype(total.dtype)) / total_BHL[..., None]
         for total, weighted in zip(state.slope_total, state.slope_weighted, strict=True)
     )
     return out_BHLK, logsumexp_BHL, sensitivities

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from cope_jax.attention.online import over_blocks
 from cope_jax.attention.products import over_keys, over_queries, scaled_products
-from cope_jax.attention.strips import Keys, Queries, Rules
+from cope_jax.attention.strips import Keys, Queries, Rules, add_cotangent
 from cope_jax.ops.dropout import Dropout
 from cope_jax.typing import Array, PyTree, accumulator_dtype
 
@@ -77,6 +77,8 @@ class KeyGradients:
         start = jnp.maximum(end - k.shape[-1], 0)
 
         def add(axis: int, whole: Array, part: Array) -> Array:
+            if part.dtype == jax.dtypes.float0:
+                return whole
             old = jax.lax.dynamic_slice_in_dim(whole, start, part.shape[axis], axis)
             return jax.lax.dynamic_update_slice_in_dim(whole, old + part.astype(whole.dtype), start, axis)
 
@@ -164,10 +166,10 @@ def pull(
         return Gradients(
             carry,
             pulls,
-            tuple(c + d for c, d in zip(state.constants, rules.constants(dcarry), strict=True)),
+            tuple(map(add_cotangent, state.constants, rules.constants(dcarry))),
             state.q + dq.astype(state.q.dtype),
             state.rotated_q + over_keys(dlogits, block.k),
-            jax.tree.map(jnp.add, state.params, dparams),
+            jax.tree.map(add_cotangent, state.params, dparams),
             state.keys.add(
                 end,
                 jnp.swapaxes(dk, 2, 3).astype(state.keys.k.dtype) + over_queries(queries.rotated_q, dlogits, groups),
@@ -184,7 +186,7 @@ def finish(rules: Rules, params: PyTree, queries: Queries, outcome: Outcome, sta
     carry, pull_carry = jax.vjp(rules.initial_carry, params, queries.q)
     pulled = [before - after for before, after in zip(outcome.pulls, state.pulls, strict=True)]
     dparams, dq = pull_carry(rules.join(carry, pulled, state.constants))
-    return jax.tree.map(jnp.add, state.params, dparams), state.q + dq.astype(state.q.dtype)
+    return jax.tree.map(add_cotangent, state.params, dparams), state.q + dq.astype(state.q.dtype)
 
 
 def _vjp(

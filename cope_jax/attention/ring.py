@@ -18,7 +18,7 @@ from cope_jax.attention.blockwise import BLOCKS, keys_of, queries_of, running_su
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.online_gradient import Gradients, KeyGradients, Outcome
 from cope_jax.attention.seats import Ring
-from cope_jax.attention.strips import Blocks, Keys, Queries, Rules
+from cope_jax.attention.strips import Blocks, Keys, Queries, Rules, cotangent
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.ops.dropout import Dropout
@@ -114,8 +114,7 @@ def _once_around(
 
         loop = (keys, _map_strips(start, queries))
         (_, states), _ = jax.lax.scan(step, loop, length=ring.seats)
-        out, *rest = online.finish(states)
-        return out.astype(keys.v.dtype), *rest
+        return online.finish(states, keys.v.dtype)
 
     return ring.sharded(on_device, (False, True, True, False), True)(params, queries, keys, drop)
 
@@ -182,7 +181,8 @@ def _backward(ring: Ring, rules: Rules, residuals: Any, dout: Array) -> tuple[Py
         return jax.lax.psum(dparams, ring.axis), dqueries, dkeys
 
     sharded = ring.sharded(on_device, (False, True, True, False, True), (False, True, True))
-    return *sharded(params, queries, keys, drop, (dout, *outcome)), None
+    dparams, dqueries, dkeys = sharded(params, queries, keys, drop, (dout, *outcome))
+    return cotangent(dparams), dqueries, dkeys, None
 
 
 _attend_seated.defvjp(_forward, _backward)

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from cope_jax.attention.mask import Mask
@@ -135,11 +136,11 @@ class Rules:
         return [leaf for leaf, is_sum in zip(jax.tree.leaves(carry), self.is_sum, strict=True) if not is_sum]
 
     def join(self, carry: PyTree, sums: Any, constants: Any = None) -> PyTree:
-        """A tree like the carry of these sums and constants; None: zeros for constants."""
+        """The cotangent of a carry from those of its sums and constants; None: zeros for constants."""
         of_sums = iter(sums)
         of_constants = iter(map(jnp.zeros_like, self.constants(carry)) if constants is None else constants)
         leaves = [next(of_sums) if is_sum else next(of_constants) for is_sum in self.is_sum]
-        return jax.tree.unflatten(jax.tree.structure(carry), leaves)
+        return cotangent(jax.tree.unflatten(jax.tree.structure(carry), leaves))
 
     def hook(self, name: str, queries: Queries, keys: Keys) -> Any:
         """`score`, `settled_score` or `slopes` as a function (params, q, k, features, logits, mask, carry)."""
@@ -152,6 +153,20 @@ class Rules:
             )
 
         return call
+
+
+def cotangent(tree: PyTree) -> PyTree:
+    """Gradients as JAX wants them: those of integers, which are held as zeros, get its type for nothing."""
+
+    def one(x: Array) -> Any:
+        return x if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
+
+    return jax.tree.map(one, tree)
+
+
+def add_cotangent(x: Array, dx: Any) -> Array:
+    """The sum x + dx; x itself where dx is the gradient of an integer."""
+    return x if dx.dtype == jax.dtypes.float0 else x + dx
 
 
 def leaves_up_to(tree: PyTree, like: PyTree) -> list[Any]:

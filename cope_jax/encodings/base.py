@@ -174,8 +174,9 @@ class Encoding(nnx.Module):
 
         Returns:
           A tree like `carry`, with an array `[B, H, L, M]` for each leaf `[B, H, L]` that is a running sum (what
-          `score` adds to it does not depend on it), and None for each leaf that `score` hands on as it is. Or None
-          alone: the carry is of another kind, and its gradient takes two passes.
+          `score` adds to it does not depend on it), and None for each leaf that `score` hands on as it is. Values
+          at masked pairs are ignored but must be finite. Or None alone: the carry is of another kind, and streaming
+          attention takes all keys of a strip as one block.
         """
         del q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM
         return None if jax.tree.leaves(carry) else carry

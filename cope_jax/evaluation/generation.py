@@ -38,7 +38,7 @@ def generate(
 
     The whole batch runs as one compiled program, which ends when every row has said the stop token. Another key,
     temperature, `top_p` or stop token runs the same program; another size of the batch, length of its longest prompt,
-    `max_new_tokens` or `top_k` compiles again.
+    `max_new_tokens` or `top_k`, and `top_p` where there was none, compile again.
 
     Args:
       model: a module like `cope_jax.models.decoder.Decoder`.
@@ -55,19 +55,23 @@ def generate(
       The new tokens of each row, int32, with the stop token where it came.
 
     Raises:
-      ConfigError: an argument out of range, or more tokens than a table of the encoding has positions.
+      ConfigError: an argument of a wrong kind or out of range, or more tokens than a table of the encoding has positions.
     """
-    tokens_BL, lengths_B = pad_left(prompts)
     vocab_size = model.config.vocab_size
+    tokens_BL, lengths_B = pad_left(prompts, vocab_size)
+    for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k), ("stop_token", stop_token)):
+        if isinstance(value, bool) or not isinstance(value, int | np.integer | None):
+            raise ConfigError(f"generate.{name} must be an integer, got {value!r}")
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
     check_at_least(0, "generate", temperature=temperature)
+    if temperature > np.finfo(np.float32).max:
+        raise ConfigError(f"generate.temperature must be finite in float32, got {temperature}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"generate.top_p must lie in (0, 1], got {top_p}")
-    for name, tokens in (("prompt", tokens_BL), ("stop_token", np.array([0 if stop_token is None else stop_token]))):
-        outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
-        if outside.size:
-            raise ConfigError(f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size}")
-    _check_positions(model, int(lengths_B.max()) + max_new_tokens)
+    if stop_token is not None:
+        _check_tokens("stop_token", np.array([stop_token]), vocab_size)
+    # The last token is never read, so it needs no position.
+    _check_positions(model, int(lengths_B.max()) + max_new_tokens - 1)
     graph, state = nnx.split(model)
     new_BT, count_B = _generate(
         _Structure(graph),
@@ -84,30 +88,38 @@ def generate(
     return [row[:count] for row, count in zip(np.asarray(new_BT), np.asarray(count_B), strict=True)]
 
 
-def pad_left(prompts: Sequence[Sequence[int]]) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens_BL with zeros before the shorter prompts, lengths_B).
+def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+    """(tokens_BL with zeros before the shorter prompts, lengths_B), both int32; ConfigError for what is no token.
 
-    >>> pad_left([[1, 2, 3], [4]])[0].tolist()
+    >>> pad_left([[1, 2, 3], [4]], 5)[0].tolist()
     [[1, 2, 3], [0, 0, 4]]
     """
-    lengths_B = np.array([len(prompt) for prompt in prompts], np.int32)
-    if not len(prompts) or not lengths_B.min():
+    if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray | jax.Array):
+        raise ConfigError(f"prompts must be a list of lists of integers, got {prompts!r:.60}")
+    rows = [_row(prompt) for prompt in prompts]
+    lengths_B = np.array([len(row_L) for row_L in rows], np.int32)
+    if not len(rows) or not lengths_B.min():
         raise ConfigError("a prompt is empty: give each at least one token")
-    tokens_BL = np.zeros((len(prompts), lengths_B.max()), np.int32)
-    for row_L, prompt in zip(tokens_BL, prompts, strict=True):
-        row_L[len(row_L) - len(prompt) :] = prompt
+    tokens_BL = np.zeros((len(rows), lengths_B.max()), np.int32)
+    for padded_L, row_L in zip(tokens_BL, rows, strict=True):
+        _check_tokens("prompt", row_L, vocab_size)
+        padded_L[len(padded_L) - len(row_L) :] = row_L
     return tokens_BL, lengths_B
 
 
 def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None) -> Array:
     """One token of each row, int32; for a temperature of 0 the most probable, the lowest of equals."""
-    scaled_BV = logits_BV / jnp.where(temperature > 0, temperature, 1)
+    # What is below the smallest normal number counts as 0 to some processors, and so to all here.
+    drawn_at_all = temperature >= jnp.finfo(jnp.float32).tiny
+    # From the maximum down, no quotient is +∞, however small the temperature.
+    below_BV = logits_BV - logits_BV.max(axis=-1, keepdims=True)
+    scaled_BV = below_BV / jnp.where(drawn_at_all, temperature, 1)
     if top_k is not None:
         scaled_BV = keep_top_k(scaled_BV, top_k)
     if top_p is not None:
         scaled_BV = keep_top_p(scaled_BV, top_p)
     drawn_B = jax.random.categorical(key, scaled_BV)
-    return jnp.where(temperature > 0, drawn_B, jnp.argmax(logits_BV, axis=-1)).astype(jnp.int32)
+    return jnp.where(drawn_at_all, drawn_B, jnp.argmax(logits_BV, axis=-1)).astype(jnp.int32)
 
 
 def keep_top_k(logits_BV: Array, k: int) -> Array:
@@ -130,7 +142,8 @@ def keep_top_p(logits_BV: Array, p: Array | float) -> Array:
     """
     order_BV = jnp.argsort(-logits_BV, axis=-1)
     sorted_BV = jax.nn.softmax(jnp.take_along_axis(logits_BV, order_BV, axis=-1), axis=-1)
-    before_BV = jnp.pad(jnp.cumsum(sorted_BV, axis=-1)[:, :-1], ((0, 0), (1, 0)))
+    # Before the first stands −1, so that it stays even where p is rounded to 0.
+    before_BV = jnp.pad(jnp.cumsum(sorted_BV, axis=-1)[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     return _keep(logits_BV, order_BV, (before_BV < p) | (p >= 1))
 
 
@@ -138,6 +151,22 @@ def _keep(logits_BV: Array, places_BK: Array, keep_BK: Array) -> Array:
     rows_B1 = jnp.arange(len(logits_BV), dtype=jnp.int32)[:, None]
     keep_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B1, places_BK].set(keep_BK)
     return jnp.where(keep_BV, logits_BV, -jnp.inf)
+
+
+def _row(prompt: Any) -> np.ndarray:
+    try:
+        row_L = np.asarray(prompt)
+    except ValueError:  # lists of several lengths
+        row_L = np.empty((0, 0))
+    if row_L.ndim != 1 or (row_L.size and row_L.dtype.kind not in "iu"):
+        raise ConfigError(f"prompts must be a list of lists of integers, got the prompt {prompt!r:.60}")
+    return row_L
+
+
+def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
+    outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
+    if outside.size:
+        raise ConfigError(f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size}")
 
 
 def _check_positions(model: Any, length: int) -> None:

@@ -11,6 +11,7 @@ from flax import nnx
 
 from cope_jax.attention.decode import Cache, create_cache
 from cope_jax.encodings import EncodingConfig, Sharing
+from cope_jax.errors import ConfigError
 from cope_jax.layers.block import Block
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.norm import Norm
@@ -140,12 +141,15 @@ class Decoder(nnx.Module):
           (logits_BV of the next token, the cache).
 
         Raises:
-          ConfigError: a prompt longer than the cache or than a table of the encoding.
+          ConfigError: a prompt longer than the cache or than a table of the encoding, or lengths that are no integers
+            from 1 to L. A compiled program, which cannot know the lengths, takes them as they are.
         """
         batch, length = tokens_BL.shape
         if lengths_B is None:
             context = self._context(tokens_BL, None, None)
         else:
+            _check_lengths(lengths_B, batch, length)
+            lengths_B = jnp.asarray(lengths_B, jnp.int32)
             place_BL = jnp.arange(length, dtype=jnp.int32)[None] - (length - lengths_B[:, None])
             context = Context(jnp.maximum(place_BL, 0), jnp.where(place_BL < 0, PADDING, 0))
         graph, stacked = nnx.split(self.blocks)
@@ -217,3 +221,13 @@ class Decoder(nnx.Module):
             return layer(nnx.merge(graph, state), carry, layer_input)
 
         return jax.lax.scan(jax.checkpoint(body) if self.config.remat else body, carry, (stacked, inputs))
+
+
+def _check_lengths(lengths_B: Any, batch: int, length: int) -> None:
+    shape, dtype = jnp.shape(lengths_B), jnp.result_type(lengths_B)
+    if shape != (batch,) or not jnp.issubdtype(dtype, jnp.integer):
+        raise ConfigError(f"lengths_B must be int32[{batch}], a length for each prompt, got {dtype}{list(shape)}")
+    if not isinstance(lengths_B, jax.core.Tracer):
+        for real in np.asarray(lengths_B):
+            if not 1 <= real <= length:
+                raise ConfigError(f"lengths_B must lie between 1 and {length}, the length of the prompts, got {real}")

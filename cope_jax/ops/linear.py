@@ -21,9 +21,16 @@ def linear(x: Array, w_DF: Array) -> Array:
     return jnp.einsum("...D,DF->...F", x, w_DF)
 
 
-def dot_general(x: Array, w_DF: Array, *dimensions: Any, **defaults: Any) -> Array:
-    """`linear` as the argument `dot_general` of `flax.nnx.Linear`, which asks for just this product."""
-    del dimensions, defaults
+def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -> Array:
+    """`linear` as the argument `dot_general` of `flax.nnx.Linear`, which asks for just this product.
+
+    Raises:
+      ValueError: an option, such as a precision, that it does not know.
+    """
+    asked = {name: value for name, value in options.items() if value is not None}
+    if asked:
+        raise ValueError(f"linear has no such options: {asked}")
+    del dimension_numbers
     return linear(x, w_DF)
 
 
