@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax.attention import attend
+from cope_jax.attention import attend, nearest_first
 from cope_jax.attention.decode import attend_cached, create_cache
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
@@ -56,9 +56,14 @@ def whole(encoding, inputs, **options):
     )
 
 
-@pytest.mark.parametrize("spec", CASES)
-def test_chunks_and_single_tokens_equal_the_whole(spec, x64):
+# Some encodings again with blocks that are smaller than the context: of the tables one is larger than it.
+SMALL_BLOCKS = [("cope(npos_max=3)", 2), ("cope", 3), ("cope(npos_max=4)+relative(max_distance=5)", 3)]
+
+
+@pytest.mark.parametrize("spec, block", [(spec, nearest_first.BLOCK) for spec in CASES] + SMALL_BLOCKS)
+def test_chunks_and_single_tokens_equal_the_whole(spec, block, monkeypatch, x64):
     """With left padding, packed documents and grouped heads; read in chunks of 1, 3, 1 and 1."""
+    monkeypatch.setattr(nearest_first, "BLOCK", block)
     graphdef, state = build(spec)
 
     @jit
@@ -85,6 +90,54 @@ def test_chunks_and_single_tokens_equal_the_whole(spec, x64):
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-13)
     assert cache.filled == LENGTH and cache.capacity == CAPACITY
     assert {leaf.dtype for leaf in jax.tree.leaves(cache.entries)} == {jnp.dtype("float64")}
+
+
+class Counted(CoPE):
+    """Notes each block that is scored, by the number of its keys."""
+
+    def score(self, *arguments):
+        keys = arguments[1].shape[1]
+        jax.debug.callback(lambda: SCORED.append(keys))
+        return super().score(*arguments)
+
+
+SCORED: list[int] = []
+CONTEXT, LAST = 21, 3  # the last three tokens attend to all
+
+
+@pytest.mark.parametrize("block, npos_max, blocks", [(1, 3, 8), (4, 3, 2), (5, 9, 4), (4, 64, 6), (256, 3, 1)], ids=str)
+def test_blocks_are_scored_until_all_rows_are_settled_and_no_further(block, npos_max, blocks, monkeypatch, x64):
+    """The capacity is no multiple of the blocks, and neither is the context."""
+    monkeypatch.setattr(nearest_first, "BLOCK", block)
+    encoding = Counted(CoPEConfig(npos_max=npos_max), SHAPE, rngs=nnx.Rngs(0))
+    encoding.table_NK[...] = jax.random.normal(jax.random.key(0), encoding.table_NK.shape)
+    arrays = problem(length=CONTEXT)
+    q, k, v = arrays["q"], arrays["k"], arrays["v"]
+
+    @jit
+    def run(q, k, v):
+        cache = create_cache(encoding, batch=2, capacity=CONTEXT + 2, dtype=jnp.float64)
+        cache = cache.enter(np.arange(CONTEXT, dtype=np.int32)[None]).append(k, v, encoding=encoding)
+        return attend_cached(q, cache, encoding=encoding)
+
+    SCORED.clear()
+    found = jax.block_until_ready(run(q[:, -LAST:], k, v))
+    jax.effects_barrier()
+    assert SCORED == [min(block, CONTEXT + 2)] * blocks
+    expected = jit(lambda q, k, v: attend(q, k, v, encoding=encoding, implementation="full"))(q, k, v)
+    np.testing.assert_allclose(found, expected[:, -LAST:], rtol=0, atol=1e-13)
+    assert blocks == blocks_until_settled(q[:, -LAST:], k, block, npos_max)
+
+
+def blocks_until_settled(q, k, block, npos_max):
+    """How many blocks of keys, from the last on, it takes until the gates of every row sum up to the last position."""
+    k = np.repeat(k, SIZES.heads // SIZES.kv_heads, axis=2)
+    gates = 1 / (1 + np.exp(-np.einsum("blhk,bmhk->bhlm", q, k) / SIZES.head_dim**0.5))
+    gates *= np.tri(LAST, CONTEXT, CONTEXT - LAST)
+    sums = np.cumsum(gates[..., ::-1], axis=-1).min(axis=(0, 1, 2))
+    ends = [min(end, CONTEXT) for end in range(block, CONTEXT + block, block)]
+    settled = [number for number, end in enumerate(ends, 1) if sums[end - 1] >= npos_max - 1]
+    return settled[0] if settled else len(ends)
 
 
 @pytest.fixture
@@ -235,3 +288,56 @@ def test_an_overflow_inside_a_program_is_never_silent(cope, inputs, window):
 def test_sizes_are_at_least_one(cope, size):
     with pytest.raises(ConfigError, match=f"cache.{size} must be at least 1, got 0"):
         create_cache(cope, **{"batch": 1, "capacity": 1} | {size: 0})
+
+
+def test_a_fresh_cache_can_be_donated(cope):
+    cache = create_cache(cope, batch=2, capacity=4)
+    entered = jax.jit(lambda cache: cache.enter(POSITIONS[:, :3]), donate_argnums=0)(cache)
+    assert entered.filled == 3 and cache.positions_BC.is_deleted()
+
+
+ENTERED = (2, 1, SIZES.kv_heads, SIZES.head_dim)
+KEYS = "float32[2, 1, 2, 4]"
+MISFITS = {
+    "heads": (dict(k=np.zeros((2, 1, 4, 4), np.float32)), f"keys must be {KEYS} to fit the cache, got float32[2, 1, 4"),
+    "width": (dict(v=np.zeros((2, 1, 2, 3), np.float32)), f"values must be {KEYS} to fit the cache, got float32[2, 1"),
+    "batch": (dict(k=np.zeros((1, 1, 2, 4), np.float32)), f"keys must be {KEYS} to fit the cache, got float32[1, 1, 2"),
+    "type": (dict(k=jnp.zeros(ENTERED, jnp.bfloat16)), f"keys must be {KEYS} to fit the cache, got bfloat16"),
+    "features": (dict(features=()), "features must be (float32[2, 1, 2, 4], ()) to fit the cache, got ()"),
+    "layer": (dict(layer=0), "layer=0 of a cache of one layer: leave it out"),
+    "no layer": (dict(num_layers=3), "layer=None of a cache of 3 layers: give one from 0 to 2"),
+    "another layer": (dict(num_layers=3, layer=3), "layer=3 of a cache of 3 layers: give one from 0 to 2"),
+    "encoding": (dict(encoding=CoPE(CoPEConfig(), SHAPE, rngs=nnx.Rngs(0))), "what this encoding keeps must be"),
+    "not entered": (dict(enter=0), "1 tokens are used of a cache with 0: enter them first"),
+}
+
+
+@pytest.mark.parametrize("change, message", MISFITS.values(), ids=MISFITS)
+def test_what_does_not_fit_the_cache_is_one_clear_line(cope, change, message):
+    options = dict(k=np.zeros(ENTERED, np.float32), v=np.zeros(ENTERED, np.float32), encoding=cope) | change
+    cache = create_cache(cope, batch=2, capacity=4, num_layers=options.pop("num_layers", None))
+    if options.pop("enter", 1):
+        cache = cache.enter(POSITIONS[:, :1])
+    with pytest.raises(ConfigError) as error:
+        cache.append(options.pop("k"), options.pop("v"), **options)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_queries_that_do_not_fit_the_cache_are_an_error(cope):
+    cache = create_cache(cope, batch=2, capacity=4, num_layers=3).enter(POSITIONS[:, :1])
+    with pytest.raises(ConfigError, match=r"queries must be float32\[2, 1, 4, 4\] to fit the cache"):
+        attend_cached(jnp.zeros(ENTERED), cache, encoding=cope, layer=0)
+    with pytest.raises(ConfigError, match="layer=None of a cache of 3 layers"):
+        attend_cached(jnp.zeros((2, 1, 4, 4)), cache, encoding=cope)
+    with pytest.raises(ConfigError, match="2 tokens are used of a cache with 1"):
+        attend_cached(jnp.zeros((2, 2, 4, 4)), cache, encoding=cope, layer=0)
+
+
+def test_tokens_that_were_not_entered_are_never_silent_inside_a_program(cope, inputs):
+    @jit
+    def run(cache):
+        q, k, v, features = jax.tree.map(lambda leaf: leaf[:, :2], inputs)
+        cache = cache.append(k, v, encoding=cope, features=features).enter(POSITIONS[:, :2])
+        return attend_cached(q, cache, encoding=cope)
+
+    assert np.isnan(run(create_cache(cope, batch=2, capacity=4))).all()
