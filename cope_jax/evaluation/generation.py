@@ -55,7 +55,7 @@ def generate(
       The new tokens of each row, int32, with the stop token where it came.
 
     Raises:
-      ConfigError: an argument of a wrong kind or out of range, or more tokens than a table of the encoding has positions.
+      ConfigError: an argument of a wrong kind or out of range, or more positions than a table of the encoding has.
     """
     vocab_size = model.config.vocab_size
     tokens_BL, lengths_B = pad_left(prompts, vocab_size)
@@ -64,7 +64,7 @@ def generate(
             raise ConfigError(f"generate.{name} must be an integer, got {value!r}")
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
     check_at_least(0, "generate", temperature=temperature)
-    if temperature > np.finfo(np.float32).max:
+    if temperature > float(np.finfo(np.float32).max):
         raise ConfigError(f"generate.temperature must be finite in float32, got {temperature}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"generate.top_p must lie in (0, 1], got {top_p}")
@@ -95,7 +95,7 @@ def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndar
     [[1, 2, 3], [0, 0, 4]]
     """
     if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray | jax.Array):
-        raise ConfigError(f"prompts must be a list of lists of integers, got {prompts!r:.60}")
+        raise ConfigError(f"prompts must be a list of lists of integers, got {_shown(prompts)}")
     rows = [_row(prompt) for prompt in prompts]
     lengths_B = np.array([len(row_L) for row_L in rows], np.int32)
     if not len(rows) or not lengths_B.min():
@@ -159,8 +159,12 @@ def _row(prompt: Any) -> np.ndarray:
     except ValueError:  # lists of several lengths
         row_L = np.empty((0, 0))
     if row_L.ndim != 1 or (row_L.size and row_L.dtype.kind not in "iu"):
-        raise ConfigError(f"prompts must be a list of lists of integers, got the prompt {prompt!r:.60}")
+        raise ConfigError(f"prompts must be a list of lists of integers, got the prompt {_shown(prompt)}")
     return row_L
+
+
+def _shown(value: Any) -> str:
+    return " ".join(repr(value).split())[:60]
 
 
 def _check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:

@@ -224,7 +224,8 @@ class Decoder(nnx.Module):
 
 
 def _check_lengths(lengths_B: Any, batch: int, length: int) -> None:
-    shape, dtype = jnp.shape(lengths_B), jnp.result_type(lengths_B)
+    lengths_B = lengths_B if isinstance(lengths_B, jax.Array) else np.asarray(lengths_B)
+    shape, dtype = lengths_B.shape, lengths_B.dtype
     if shape != (batch,) or not jnp.issubdtype(dtype, jnp.integer):
         raise ConfigError(f"lengths_B must be int32[{batch}], a length for each prompt, got {dtype}{list(shape)}")
     if not isinstance(lengths_B, jax.core.Tracer):

@@ -13,7 +13,7 @@ from flax import nnx
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.generation import generate, keep_top_k, keep_top_p, sample
 from cope_jax.models.decoder import Decoder
-from tests.models.cases import LENGTH, VOCAB, config, jit, model
+from tests.models.cases import LENGTH, VOCAB, build, config, jit, model
 
 KEY = jax.random.key(0)
 PROMPTS = [[1, 2, 3], [4], [5, 6]]
@@ -130,6 +130,15 @@ def test_temperature_zero_takes_the_first_of_the_most_probable():
     assert drawn.tolist() == [1, 0] and drawn.dtype == jnp.int32
 
 
+@pytest.mark.parametrize("temperature", [1e-36, 1e-39, 1e-50])
+@pytest.mark.parametrize("top_p", [None, 1e-50, 0.5])
+def test_a_tiny_temperature_takes_the_most_probable(temperature, top_p):
+    logits = jnp.array([[0.0, 900.0, 1000.0, 999.9], [-5.0, -1000.0, -6.0, -5.1]])
+    p = None if top_p is None else jnp.float32(top_p)
+    assert sample(logits, KEY, jnp.float32(temperature), None, p).tolist() == [2, 0]
+    assert sample(logits, KEY, jnp.float32(temperature), 3, p).tolist() == [2, 0]
+
+
 def kept(logits):
     return [np.flatnonzero(np.isfinite(row)).tolist() for row in np.asarray(logits)]
 
@@ -162,6 +171,7 @@ def test_top_p_at_its_ends():
     halves = jnp.log(jnp.array([[0.25, 0.25, 0.25, 0.25], [1.0, 1e-30, 1e-30, 1e-30]]))
     assert kept(keep_top_p(halves, 0.5)) == [[0, 1], [0]]
     assert kept(keep_top_p(halves, 0.51)) == [[0, 1, 2], [0]]
+    assert kept(keep_top_p(halves, jnp.float32(1e-50))) == [[0], [0]], "p that is rounded to 0"
     np.testing.assert_array_equal(keep_top_p(halves, 1.0), halves)
 
 
@@ -172,13 +182,27 @@ MISTAKES = {
     "negative token": (dict(prompts=[[-1]]), "prompt: token -1 is outside"),
     "stop token": (dict(stop_token=VOCAB), f"stop_token: token {VOCAB} is outside"),
     "negative stop token": (dict(stop_token=-1), "stop_token: token -1 is outside"),
+    "one prompt": (dict(prompts=[1, 2, 3]), "prompts must be a list of lists of integers, got the prompt 1"),
+    "text": (dict(prompts="abc"), "prompts must be a list of lists of integers, got 'abc'"),
+    "texts": (dict(prompts=["abc"]), "prompts must be a list of lists of integers, got the prompt 'abc'"),
+    "number": (dict(prompts=3), "prompts must be a list of lists of integers, got 3"),
+    "ragged": (dict(prompts=[[1, [2]]]), "prompts must be a list of lists of integers, got the prompt [1, [2]]"),
+    "nested": (dict(prompts=np.zeros((1, 2, 2), int)), "integers, got the prompt array([[0, 0], [0, 0]])"),
+    "fraction": (dict(prompts=[[1.7]]), "prompts must be a list of lists of integers, got the prompt [1.7]"),
+    "huge token": (dict(prompts=[[2**40]]), f"prompt: token {2**40} is outside of the vocabulary of {VOCAB}"),
+    "fractional stop": (dict(stop_token=1.5), "generate.stop_token must be an integer, got 1.5"),
+    "fractional length": (dict(max_new_tokens=1.5), "generate.max_new_tokens must be an integer, got 1.5"),
+    "bool": (dict(max_new_tokens=True), "generate.max_new_tokens must be an integer, got True"),
+    "fractional top_k": (dict(top_k=2.0), "generate.top_k must be an integer, got 2.0"),
+    "infinite": (dict(temperature=float("inf")), "generate.temperature must be finite in float32, got inf"),
+    "nearly infinite": (dict(temperature=1e39), "generate.temperature must be finite in float32, got 1e+39"),
     "no new token": (dict(max_new_tokens=0), "generate.max_new_tokens must be at least 1, got 0"),
     "temperature": (dict(temperature=-0.1), "generate.temperature must be at least 0, got -0.1"),
     "no temperature": (dict(temperature=float("nan")), "generate.temperature must be at least 0"),
     "top_k": (dict(top_k=0), "generate.top_k must be at least 1, got 0"),
     "top_p": (dict(top_p=0.0), "generate.top_p must lie in (0, 1], got 0.0"),
     "large top_p": (dict(top_p=1.1), "generate.top_p must lie in (0, 1], got 1.1"),
-    "table": (dict(max_new_tokens=LENGTH - 1), f"position {LENGTH} is outside of the learned table of {LENGTH} rows"),
+    "table": (dict(max_new_tokens=LENGTH), f"position {LENGTH} is outside of the learned table of {LENGTH} rows"),
 }
 
 
@@ -191,6 +215,10 @@ def test_mistakes_are_one_clear_line(change, message):
 
 
 def test_the_whole_table_can_be_used_and_a_large_top_k_keeps_all():
-    decoder = model(config("learned", num_layers=1))
-    (row,) = generate(decoder, [[1, 2]], LENGTH - 2, key=KEY, top_k=VOCAB + 5)
-    assert len(row) == LENGTH - 2 and row.min() >= 0 and row.max() < VOCAB
+    """The last token has no position, for it is never read; the tokens before it fill the table."""
+    graph, state = build(config("learned", num_layers=1))
+    (row,) = generate(nnx.merge(graph, state), [[1, 2]], LENGTH - 1, key=KEY, temperature=1e-3, top_k=VOCAB + 5)
+    read = np.array([[1, 2, *row[:-1]]], np.int32)
+    assert read.shape == (1, LENGTH)
+    logits = jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, read)
+    np.testing.assert_array_equal(row, np.argmax(logits[0, 1:], axis=-1))

@@ -1,5 +1,7 @@
 """Reading a prompt and then token after token gives the logits of the full forward pass."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -141,3 +143,25 @@ def test_too_long_a_prompt_is_an_error_while_tracing(encoding, capacity, message
     decoder = model(config(encoding))
     with pytest.raises(ConfigError, match=message):
         jax.eval_shape(lambda: decoder.prefill(tokens(), capacity))
+
+
+@pytest.mark.parametrize(
+    "lengths, message",
+    [
+        ([0, 3], f"lengths_B must lie between 1 and {LENGTH}, the length of the prompts, got 0"),
+        (np.array([3, LENGTH + 1]), f"must lie between 1 and {LENGTH}, the length of the prompts, got {LENGTH + 1}"),
+        ([3], "lengths_B must be int32[2], a length for each prompt, got int64[1]"),
+        ([1.5, 3.0], "lengths_B must be int32[2], a length for each prompt, got float64[2]"),
+    ],
+    ids=["none", "too long", "too few", "no integers"],
+)
+def test_wrong_lengths_are_one_clear_line(lengths, message):
+    decoder = model(config())
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        jax.eval_shape(lambda: decoder.prefill(tokens(), LENGTH, lengths_B=lengths))
+
+
+def test_lengths_from_one_to_all_are_right_as_any_integers():
+    decoder = model(config())
+    for lengths in ([1, LENGTH], np.array([1, LENGTH]), jnp.array([1, LENGTH])):
+        assert jax.eval_shape(lambda lengths=lengths: decoder.prefill(tokens(), LENGTH, lengths_B=lengths))
