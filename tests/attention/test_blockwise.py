@@ -10,6 +10,8 @@ from flax import nnx
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
+from cope_jax import encodings
+from cope_jax.attention import attend
 from cope_jax.attention.blockwise import Blocks
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
@@ -147,9 +149,27 @@ def cope_of(npos_max, kind=CoPE, gate="value"):
     return encoding
 
 
+class Counting(Encoding):
+    """Has integers where others have numbers that are learned or summed."""
+
+    def __init__(self, config, shape, *, rngs):
+        super().__init__(config, shape, rngs=rngs)
+        self.order = nnx.Variable(np.arange(shape.num_heads, dtype=np.int32))
+        self.scale_H = nnx.Param(np.linspace(0.5, 1.5, shape.num_heads))
+
+    def initial_carry(self, q_BLHK):
+        return jnp.zeros((q_BLHK.shape[0], q_BLHK.shape[2], q_BLHK.shape[1]), jnp.int32)
+
+    def score(self, q, k, features, logits_BHLM, mask_B1LM, q_positions, k_positions, carry):
+        counts_BHLM = carry[..., None] + jnp.flip(jnp.cumsum(jnp.flip(mask_B1LM, -1), -1, dtype=jnp.int32), -1)
+        scale_1H11 = jnp.take(self.scale_H[...], self.order[...])[None, :, None, None]
+        return logits_BHLM * scale_1H11 - 0.1 * counts_BHLM.astype(logits_BHLM.dtype), counts_BHLM[..., 0]
+
+
 OTHERS = {
     "says nothing of its carry": lambda: cope_of(4, Silent),
     "reads everything": lambda: Curious(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
+    "integers": lambda: Counting(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
     "the second settles first": lambda: Composed([cope_of(6), cope_of(2, gate="query_key")], SHAPE),
     "the first settles first": lambda: Composed([cope_of(2, gate="query_key"), cope_of(6)], SHAPE),
 }
@@ -226,3 +246,24 @@ def test_any_problem(x64, problem):
 @given(problems())
 def test_many_problems(x64, problem):
     check(problem)
+
+
+@pytest.mark.parametrize("length", [200, 300], ids=["known strips", "blocks"])
+def test_the_sizes_taken_by_default(length, rng, x64):
+    q, k, v, dout = (jnp.asarray(rng.normal(size=(1, length, 2, 4))) for _ in range(4))
+    encoding = encodings.create("cope", num_heads=2, head_dim=4, npos_max=20, rngs=nnx.Rngs(0))
+    encoding.table_NK[...] = jnp.asarray(rng.normal(size=(20, 4)))
+
+    def gradients(how):
+        return jit(jax.grad(lambda *qkv: (dout * attend(*qkv, encoding=encoding, implementation=how)).sum(), (0, 1, 2)))
+
+    for found, exact in zip(*(gradients(how)(q, k, v) for how in ("auto", "full")), strict=True):
+        np.testing.assert_allclose(found, exact, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("length, keys", [(0, 5), (5, 0)])
+def test_nothing_gives_nothing(length, keys):
+    q, k = jnp.ones((2, length, 2, 4)), jnp.ones((2, keys, 2, 4))
+    encoding = encodings.create("cope", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    out = attend(q, k, k, encoding=encoding, implementation="blockwise")
+    assert out.shape == q.shape and not out.any()

@@ -91,7 +91,7 @@ class ShortCoPE(CoPE):
 
 @pytest.mark.newest
 def test_bfloat16_inputs_keep_float32_positions():
-    """1024 keys, N = 64: dq within two percent of float64; with gates and counts in bfloat16 it is lost."""
+    """1024 keys, N = 64: all within half a percent of float64; with gates and counts in bfloat16 dq is lost."""
     *inputs, table = one_head(1024, 64)
     arrays = [*(jnp.asarray(a, jnp.bfloat16) for a in inputs), jnp.asarray(table, jnp.float32)]
     exact = in_float64(arrays)
@@ -104,5 +104,5 @@ def test_bfloat16_inputs_keep_float32_positions():
         return {name: np.sqrt(np.mean((a - e) ** 2) / np.mean(e**2)) for name, a, e in pairs}
 
     good, short = off(CoPE), off(ShortCoPE)
-    assert max(good.values()) < 0.02
+    assert max(good.values()) < 0.005
     assert short["dq"] > 0.5

@@ -100,7 +100,8 @@ def parameters(state: nnx.State) -> dict[str, np.ndarray]:
     named = {}
     for path, leaf in nnx.to_flat_state(state):
         named["/".join(str(step) for step in path[:-1]) + "/" * (len(path) > 1) + _plain(path[-1])] = leaf
-    return {name: np.asarray(leaf[...], np.float64) for name, leaf in named.items()}
+    learned = {name: leaf[...] for name, leaf in named.items() if leaf.dtype != jax.dtypes.float0}
+    return {name: np.asarray(array, np.float64) for name, array in learned.items()}
 
 
 def _plain(name: str) -> str:
