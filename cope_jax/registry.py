@@ -117,6 +117,22 @@ def check_at_least(least: float, what: str, **values: float | None) -> None:
             raise ConfigError(f"{what}.{name} must be at least {least}, got {value}")
 
 
+def check_choices(config: Any, what: str) -> None:
+    """Raises ConfigError for a field of a config dataclass whose value is none of those that its type lists.
+
+    >>> @dataclasses.dataclass(frozen=True)
+    ... class Config:
+    ...     norm: Literal["layer", "rms"] = "layer"
+    >>> check_choices(Config("rsm"), "block")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: unknown block.norm 'rsm': did you mean 'rms'? Choices: layer, rms
+    """
+    for field in dataclasses.fields(config):
+        if get_origin(field.type) is Literal:
+            _checked(getattr(config, field.name), field.type, f"{what}.{field.name}")
+
+
 def _checked(value: Any, kind: Any, where: str) -> Any:
     if kind is Any:
         return value

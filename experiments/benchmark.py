@@ -189,8 +189,8 @@ def show(workdir: Path, facts: Record, results: case.Results, console: Console) 
         console.print(table.rich())
     lines = [*(f"left out: {reason}" for reason in results.reasons()), *results.notes()]
     for line in [*lines, *machine.warnings(facts), facts["process"]]:
-        console.print(line, highlight=False, soft_wrap=True)
-    console.print(f"written: {workdir}/benchmark.json, benchmark.md", soft_wrap=True)
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.print(f"written: {workdir}/benchmark.json, benchmark.md", markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -56,6 +56,7 @@ def prepare(
 ) -> Inputs:
     """Checks the arguments of `attend`, calls `key_features` where none are given, and `rotate`."""
     _check_shapes(q_BLHK, k_BMGK, v_BMGK)
+    _check_encoding(encoding, q_BLHK, k_BMGK)
     length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
     q_places, k_places = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
     q_positions = q_places[None] if q_positions is None else q_positions
@@ -92,3 +93,13 @@ def _check_shapes(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
         raise ConfigError(f"batch, head width or keys differ: {shapes}")
     if q_BLHK.shape[2] % k_BMGK.shape[2]:
         raise ConfigError(f"the key/value heads must divide the query heads; {shapes}")
+
+
+def _check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array) -> None:
+    shape = encoding.shape
+    built, given = (shape.num_heads, shape.kv_heads, shape.head_dim), (q_BLHK.shape[2], *k_BMGK.shape[2:])
+    if built != given:
+        raise ConfigError(
+            f"the encoding was built for num_heads, num_kv_heads, head_dim = {built}, and q and k have {given}: "
+            f"create it with these"
+        )

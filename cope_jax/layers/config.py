@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from cope_jax.encodings import AttentionShape
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_choices
 
 Activation = Literal["relu", "gelu", "swiglu"]
 Norm = Literal["layer", "rms"]
@@ -50,6 +50,7 @@ class BlockConfig:
     sequence_axis: str | None = None
 
     def __post_init__(self):
+        check_choices(self, "block")
         check_at_least(1, "block", model_dim=self.model_dim, num_heads=self.num_heads, mlp_dim=self.mlp_dim)
         check_at_least(1, "block", num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
         if self.head_dim is None and self.model_dim % self.num_heads:

@@ -177,7 +177,7 @@ def _of_torch(function: str) -> Contender:
             module = importlib.import_module("experiments.benchmarks.torch_contenders")
             return getattr(module, function)(problem)
         except ModuleNotFoundError as error:
-            raise LeftOut(f"{error.name} is not installed: pip install 'cope-jax[bench]'") from error
+            raise LeftOut(f"{error.name} is not installed: pip install -e '.[bench]'") from error
 
     return contender
 

@@ -121,7 +121,7 @@ def _x_transformers(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
         module = importlib.import_module("experiments.benchmarks.torch_training")
         return module.x_transformers(recipe, encoding)
     except ModuleNotFoundError as error:
-        raise LeftOut(f"{error.name} is not installed: pip install 'cope-jax[bench]'") from error
+        raise LeftOut(f"{error.name} is not installed: pip install -e '.[bench]'") from error
 
 
 def read_encodings(text: str) -> list[str]:

@@ -41,3 +41,9 @@ def test_the_shape_of_attention():
 def test_key_value_heads_divide_the_heads():
     with pytest.raises(ConfigError, match="num_heads=4 must be a multiple of num_kv_heads=3"):
         BlockConfig(num_heads=4, num_kv_heads=3).attention_shape(None)
+
+
+@pytest.mark.parametrize("name, value", [("norm", "foo"), ("norm_position", "mid"), ("compute_dtype", "float16")])
+def test_choices_are_checked_in_python_too(name, value):
+    with pytest.raises(ConfigError, match=f"unknown block.{name} '{value}'"):
+        BlockConfig(**{name: value})
