@@ -59,7 +59,7 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
     return builder.as_data_source(split)
 
 
-class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]
+class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]  # untyped
     """The builder of any task; it bears the task's name."""
 
     VERSION = tfds.core.Version(VERSION)

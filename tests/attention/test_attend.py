@@ -195,6 +195,7 @@ MISTAKES = {
     "heads of values": (dict(v=ones(2, 6, 1, 4)), "differ"),
     "groups": (dict(q=ones(2, 6, 3, 4)), "divide"),
     "implementation": (dict(implementation="ful"), "did you mean 'full'"),
+    "heads of the encoding": (dict(q=ones(2, 6, 8, 4)), "was built for num_heads, num_kv_heads, head_dim = (4, 2, 4)"),
     "window": (dict(window=0), "at least 1"),
     "rate": (dict(dropout_rate=1.0, dropout_key=jax.random.key(0)), "dropout_rate"),
     "negative rate": (dict(dropout_rate=-0.1), "dropout_rate"),

@@ -193,7 +193,10 @@ def test_seeds_side_by_side(blocks, x64):
     for arrays, sign in zip(problems, (1, -1), strict=True):  # open gates, and closed ones
         arrays["q"], arrays["k"] = 2 * np.abs(arrays["q"]), sign * np.abs(arrays["k"])
     data = plain(LENGTH, KEYS)
-    stack = lambda *leaves: np.stack(leaves)  # noqa: E731
+
+    def stack(*leaves):
+        return np.stack(leaves)
+
     run = compiled(spec, blocks)
     together = jax.vmap(run, in_axes=(0, 0, None))(jax.tree.map(stack, *states), jax.tree.map(stack, *problems), data)[
         1

@@ -315,7 +315,10 @@ def test_vmap_over_seeds(spec, x64):
     """Parameters and inputs of several seeds at once give what each gives alone."""
     graphdef, _ = build(spec)
     states, problems = zip(*((build(spec, seed)[1], problem(seed)) for seed in (1, 2)), strict=True)
-    stack = lambda *leaves: np.stack(leaves)  # noqa: E731
+
+    def stack(*leaves):
+        return np.stack(leaves)
+
     together = jit(jax.vmap(lambda state, arrays: forward(graphdef, state, arrays, GAPPED, ONE_SEGMENT)))(
         jax.tree.map(stack, *states), jax.tree.map(stack, *problems)
     )

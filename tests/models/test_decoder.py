@@ -96,7 +96,7 @@ def test_depth_is_a_loop_over_the_layers():
         x_BLD = decoder.encoding.embed(decoder.embedding(tokens()), PLACES)
         blocks, stacked = nnx.split(decoder.blocks)
         for layer in range(LAYERS):
-            block = nnx.merge(blocks, jax.tree.map(lambda leaf: leaf[layer], stacked))  # noqa: B023
+            block = nnx.merge(blocks, jax.tree.map(lambda leaf: leaf[layer], stacked))  # noqa: B023  # called at once
             x_BLD = block(x_BLD, decoder.encoding, Context(PLACES))
         return decoder.out(decoder.norm(x_BLD))
 
@@ -129,7 +129,7 @@ def test_rematerialisation_recomputes_and_changes_nothing():
         graphdef, state = build(config("cope(npos_max=4)", num_layers=3, remat=remat))
 
         def loss(state):
-            return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023
+            return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023  # traced within this turn
 
         program = jax.value_and_grad(loss)
         found = equations(program, state)
@@ -231,7 +231,7 @@ def test_the_encoding_of_the_model_is_one():
         nnx.replace_by_pure_dict(state, values)
 
         def loss(state):
-            return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023
+            return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023  # traced within this turn
 
         gradients[sharing] = named(jit(jax.grad(loss))(state))
     each, shared = gradients["layer"]["blocks/encoding/table_NK"], gradients["model"]["encoding/table_NK"]
