@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> names()
-('counting', 'flip_flop', 'selective_copy')
+('counting', 'flip_flop', 'selective_copy', 'zipf')
 >>> create("counting", num_variables=3).sample(np.random.default_rng(0), 64)["inputs"].shape
 (64, 512)
 """
@@ -13,6 +13,7 @@ from cope_jax.registry import configure
 from cope_jax.tasks import counting as counting
 from cope_jax.tasks import flip_flop as flip_flop
 from cope_jax.tasks import selective_copy as selective_copy
+from cope_jax.tasks import zipf as zipf
 from cope_jax.tasks.base import TASKS, Batch, Task
 
 __all__ = ["TASKS", "Batch", "Task", "create", "names"]

@@ -13,6 +13,7 @@ TASK_OPTIONS: dict[str, dict[str, Any]] = {
     "selective_copy": {"num_tokens": 2, "num_blanks": 2},
     "flip_flop": {"length": 8},
     "counting": {"max_operations": 4, "block_length": 12},
+    "zipf": {"vocab_size": 16, "length": 8},
 }
 
 

@@ -65,7 +65,7 @@ def test_max_length_is_the_longest(task):
 
 def test_each_row_is_weighted_by_ones(task):
     weights = task.sample(np.random.default_rng(0), 8)["weights"]
-    assert set(np.unique(weights)) == {0, 1}
+    assert set(np.unique(weights)) <= {0, 1}
     assert weights.any(axis=1).all()
 
 
@@ -148,7 +148,7 @@ def test_unknown_task_lists_the_choices():
 
 
 # A change here means that runs with the same seeds no longer see the data of older runs: say so in the changelog.
-GOLDEN = {"counting": 3789789909, "flip_flop": 120252305, "selective_copy": 3914097561}
+GOLDEN = {"counting": 3789789909, "flip_flop": 120252305, "selective_copy": 3914097561, "zipf": 2774570341}
 
 
 def test_data_is_the_same_on_every_machine(task):

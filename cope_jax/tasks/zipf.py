@@ -1,0 +1,80 @@
+"""Tokens as frequent as words, drawn independently: text for measuring speed where no corpus is at hand.
+
+Zipf, "Human Behavior and the Principle of Least Effort", 1949.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from cope_jax.tasks.base import TASKS, Batch, Task, check, next_token_batch
+
+
+@TASKS.register("zipf")
+class Zipf(Task):
+    """`length` tokens and the one after each, all drawn independently with p(rank) ∝ 1/rankˢ; a token is its rank.
+
+    Nothing can be learned but the frequencies: the best possible loss is `entropy`, and no context helps, so that
+    what is not learned by then is a fault of the training. Every token counts.
+
+    A level is the exponent s, 1 in training; the sweep is in per cent.
+
+    >>> task = Zipf(Zipf.Config(vocab_size=9, length=8))
+    >>> batch = task.sample(np.random.default_rng(0), 1)
+    >>> task.decode(batch["inputs"][0])
+    '3 1 1 1 6 7 3 4'
+    >>> task.decode(batch["targets"][0])
+    '1 1 1 6 7 3 4 3'
+    >>> float(batch["weights"].min())
+    1.0
+    >>> round(task.entropy(), 3)
+    1.91
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of zipf.
+
+        Attributes:
+          vocab_size: V, the number of different tokens.
+          length: L, the number of inputs.
+        """
+
+        vocab_size: int = 1024
+        length: int = 64
+
+        def __post_init__(self):
+            for name in ("vocab_size", "length"):
+                value = getattr(self, name)
+                check(value >= 1, f"zipf.{name} must be at least 1, got {value}")
+
+    axis = "exponent"
+    sweep_label = "exponent of the frequencies (%)"
+
+    def __init__(self, config: Config):
+        super().__init__(
+            config,
+            vocabulary=map(str, range(1, config.vocab_size + 1)),
+            levels={"train": 1.0, "in_distribution": 1.0, "flat": 0.5, "steep": 1.5},
+            sweep=[(round(100 * s), s) for s in (0.5, 0.75, 1.0, 1.25, 1.5)],
+        )
+
+    def entropy(self, split: str = "train") -> float:
+        """−Σ p ln p in nats: the loss of a model that knows the frequencies of `split`, and so the least there is."""
+        p_V = self._probabilities(self.level(split))
+        return float(-np.sum(p_V * np.log(p_V)))
+
+    def _probabilities(self, level: float) -> np.ndarray:
+        p_V = np.arange(1, self.vocab_size + 1, dtype=np.float64) ** -level
+        return p_V / p_V.sum()
+
+    def _length(self, level: float) -> int:
+        return self.config.length
+
+    def _valid(self, level: float) -> bool:
+        return level >= 0
+
+    def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
+        below_V = np.cumsum(self._probabilities(level))[:-1]  # without the last, a sum that rounding leaves beside 1
+        tokens = np.searchsorted(below_V, rng.random((n, self.config.length + 1)), side="right")
+        return next_token_batch(tokens, np.ones((n, self.config.length)))
