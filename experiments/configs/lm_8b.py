@@ -1,0 +1,54 @@
+"""A language model of 8 billion parameters, Llama 3 8B's shape with CoPE in the place of RoPE.
+
+Command:
+    python -m experiments.train --config=experiments/configs/lm_8b.py --workdir=runs/lm_8b
+Hardware: a v5e-256 slice (topology v5e:16x16). Wall time: not measured.
+Expected: the loss falls to 8.11 nats, the entropy of the tokens; they are Zipf's, drawn independently, until a corpus
+is chosen.
+
+From Llama 3 8B (arXiv 2407.21783, table 3): 32 layers of width 4096, 32 heads that share 8 keys and values, SwiGLU of
+width 14,336, RMSNorm, no biases, a vocabulary of 128,256, learning rate 3e-4. Our choice: context 4096 (its first has
+8192), a million tokens a step, 160 billion tokens, 20 for each parameter (arXiv 2203.15556), GPT-3's weight decay.
+"""
+
+from ml_collections import config_dict
+
+from experiments.configs import base
+
+
+def get_config() -> config_dict.ConfigDict:
+    """The config."""
+    return base.experiment(
+        "zipf",
+        {"vocab_size": 128_256, "length": 4096},
+        model={
+            "num_layers": 32,
+            "encoding_sharing": "model",
+            "block": {
+                "model_dim": 4096,
+                "num_heads": 32,
+                "num_kv_heads": 8,
+                "mlp_dim": 14_336,
+                "activation": "swiglu",
+                "norm": "rms",
+                "use_bias": False,
+                "compute_dtype": "bfloat16",
+            },
+        },
+        encodings={"cope": {"npos_max": 64}},
+        optimizer={
+            "learning_rate": 3e-4,
+            "warmup_steps": 2000,
+            "final_fraction": 0.1,
+            "weight_decay": 0.1,
+            "beta2": 0.95,
+        },
+        training={
+            "steps": 153_000,
+            "batch_size": 256,
+            "steps_per_dispatch": 1,
+            "evaluate_every": 1000,
+            "checkpoint_every": 250,
+        },
+        evaluation={"examples": 256, "curve_examples": 256, "sweep_examples": 0, "batch_size": 256},
+    )
