@@ -1,8 +1,80 @@
-"""The one error that is the user's to mend."""
+"""Errors that end a command with one clear line; any other exception is a defect and keeps its traceback."""
+
+import contextlib
+import errno
+import os
+import re
+from collections.abc import Iterator
+
+STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
+"""What the file system answers where it is full, over a quota, over a file's largest size, or read-only."""
 
 
 class ConfigError(ValueError):
     """Wrong input that the user can mend: the message is one line that says what is wrong and what to do.
 
-    Commands print it and exit with status 2; any other exception is a defect of the package and keeps its traceback.
+    Commands print it and exit with status 2.
     """
+
+
+class NonFiniteError(RuntimeError):
+    """The loss, or a gradient, is infinite or not a number: the message names the step. Commands exit with status 3."""
+
+
+class StorageError(OSError):
+    """Nothing can be written, since the disk is full or read-only; what was whole before is whole still.
+
+    Commands print it and exit with status 4.
+    """
+
+    @classmethod
+    def of(cls, path: object, reason: str) -> "StorageError":
+        """The error with its usual words.
+
+        >>> print(StorageError.of("runs/cope", "No space left on device"))
+        cannot write to runs/cope (No space left on device): earlier checkpoints are whole; make room and run the same \
+command
+        """
+        return cls(
+            f"cannot write to {path} ({reason}): earlier checkpoints are whole; make room and run the same command"
+        )
+
+
+@contextlib.contextmanager
+def clear_storage_errors(path: object) -> Iterator[None]:
+    """Raises StorageError in place of an exception that comes from a full or read-only disk.
+
+    Args:
+      path: what was being written; stands in the message unless the exception names a file.
+    """
+    try:
+        yield
+    except StorageError:
+        raise
+    except Exception as error:
+        reason = storage_reason(error)
+        if reason is None:
+            raise
+        raise StorageError.of(path, reason) from error
+
+
+def storage_reason(error: BaseException | None) -> str | None:
+    """What the file system answered, if that is why an exception was raised; None if it has another cause.
+
+    Libraries in C++ raise exceptions of their own, in which the answer is a part of the text.
+
+    >>> storage_reason(OSError(errno.ENOSPC, "cannot write"))
+    'No space left on device'
+    >>> storage_reason(ValueError("error writing x/0: [OS error 30: EROFS Read-only file system]"))
+    'Read-only file system'
+    >>> storage_reason(ValueError("no space between words")) is None
+    True
+    """
+    while error is not None:
+        number = error.errno if isinstance(error, OSError) else None
+        if number is None and (named := re.search(r"OS error (\d+)", str(error))):
+            number = int(named[1])
+        if number in STORAGE_ERRNOS:
+            return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return None
