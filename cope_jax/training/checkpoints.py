@@ -2,20 +2,17 @@
 
 import contextlib
 import dataclasses
-import gc
 import math
-import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
 from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.training import restoring
 from cope_jax.typing import PyTree
 
 
@@ -42,14 +39,15 @@ class Checkpoints:
         self._read_only = read_only
         self._retention = _Retention(keep, keep_best, {})
         self._writing: Any = None
-        with clear_storage_errors(directory), _without_stderr():
+        with clear_storage_errors(directory), restoring.without_stderr():
             self._checkpointer = ocp.training.Checkpointer(
                 directory.resolve(),
                 preservation_policy=self._retention,
                 cleanup_tmp_directories=not read_only,
             )
         if keep_best:
-            self._retention.scores.update(_scores(directory, self.steps()))
+            scores = {step: restoring.read_score(directory / str(step)) for step in self.steps()}
+            self._retention.scores.update({step: score for step, score in scores.items() if score is not None})
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -75,11 +73,9 @@ class Checkpoints:
         if score is not None and math.isfinite(score):
             self._retention.scores[step] = score
         with clear_storage_errors(self.directory / str(step)), jax.transfer_guard("allow"):
+            label = restoring.create_label(state, progress, self._retention.scores.get(step))
             self._writing = self._checkpointer.save_checkpointables_async(
-                step,
-                {"state": state, "progress": progress},
-                force=True,  # the loop decides when
-                custom_metadata={"score": self._retention.scores.get(step)},
+                step, {"state": state, "progress": progress}, force=True, custom_metadata=label
             )
 
     def wait(self) -> None:
@@ -126,13 +122,14 @@ class Checkpoints:
         self.wait()
         like = jax.tree.map(_placed, like)
         unreadable: dict[int, str] = {}
-        for step in _agreed(self.steps()[::-1]):
-            with _without_stderr(), jax.transfer_guard("allow"):
-                loaded, reason = _read(self.directory / str(step), like)
-            if loaded is not None:
+        for step in restoring.of_first_process(self.steps()[::-1]):
+            try:
+                state, progress = restoring.read(self.directory / str(step), like)
+            except restoring.DamagedError as error:
+                unreadable[step] = str(error)
+            else:
                 self._put_aside(unreadable, step)
-                return step, loaded["state"], loaded["progress"]
-            unreadable[step] = reason
+                return step, state, progress
         if unreadable:
             raise ConfigError(
                 f"no checkpoint in {self.directory} can be read "
@@ -142,22 +139,25 @@ class Checkpoints:
         return None
 
     def _put_aside(self, unreadable: dict[int, str], used: int) -> None:
+        if not unreadable:
+            return
+        restoring.in_all_processes(lambda: self._move(unreadable, used) if jax.process_index() == 0 else None)
+        if not self._read_only:
+            self._checkpointer.reload()
+
+    def _move(self, unreadable: dict[int, str], used: int) -> None:
         for step, reason in unreadable.items():
-            folder, target = self.directory / str(step), None
-            if not self._read_only and jax.process_index() == 0:
+            folder, fate = self.directory / str(step), "it stays where it is"
+            if not self._read_only:
                 target = _unused(self.directory.with_name(f"{self.directory.name}-damaged") / str(step))
                 with clear_storage_errors(target):
                     target.parent.mkdir(exist_ok=True)
                     folder.rename(target)
-            if jax.process_index() == 0:
-                moved = f"moved to {target}, " if target else ""
-                print(
-                    f"warning: checkpoint {folder} cannot be read ({reason}): {moved}using that of step {used}",
-                    file=sys.stderr,
-                )
-        if unreadable and not self._read_only:
-            _worst(0)  # the others see the folder only now
-            self._checkpointer.reload()
+                fate = f"it is now {target}"
+            print(
+                f"warning: checkpoint {folder} cannot be read ({reason}): {fate}; using that of step {used}",
+                file=sys.stderr,
+            )
 
 
 @dataclasses.dataclass
@@ -181,105 +181,9 @@ class _Retention:
         return [step in kept for step in steps]
 
 
-def _scores(directory: Path, steps: Sequence[int]) -> dict[int, float]:
-    """The scores with which checkpoints were saved; one that is damaged has none."""
-    scores = {}
-    for step in steps:
-        with _without_stderr(), contextlib.suppress(Exception):
-            held = ocp.checkpointables_metadata(directory.resolve() / str(step)).custom_metadata
-            if isinstance(held, dict) and isinstance(held["score"], float):
-                scores[step] = held["score"]
-    return scores
-
-
-_WHOLE, _OTHER, _DAMAGED = range(3)
-
-
-def _read(folder: Path, like: PyTree) -> tuple[dict[str, Any] | None, str]:
-    """What a checkpoint holds and "", or None and why it cannot be read; in all processes, if in one.
-
-    Raises:
-      ConfigError: it is of another model.
-    """
-    here = jax.process_index()
-    # Each process reads for itself, without Orbax's barriers, at which the others would wait for one that has failed.
-    alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
-    stages: list[Callable[[], Any]] = [
-        lambda: _compare(folder, like),
-        lambda: ocp.load_checkpointables(folder.resolve(), {"state": like, "progress": None}),
-    ]
-    loaded = None
-    for stage in stages:
-        verdict, reason = _WHOLE, "another process cannot read it"
-        try:
-            with ocp.Context(multiprocessing_options=alone):
-                loaded = stage()
-        except ConfigError as error:
-            verdict, reason = _OTHER, str(error)
-        except Exception as error:  # Orbax raises a different type for each way in which a file can be broken
-            verdict, reason = _DAMAGED, _first_cause(error)
-            del error
-            gc.collect()  # tasks of other arrays, left behind unawaited, complain on stderr when collected: now
-        worst = _worst(verdict)
-        if worst == _OTHER:
-            raise ConfigError(reason)
-        if worst == _DAMAGED:
-            return None, reason
-    return loaded, ""
-
-
-def _compare(folder: Path, like: PyTree) -> None:
-    """Raises ConfigError unless the arrays of a checkpoint, by its metadata, have the names and shapes of `like`."""
-    metadata = ocp.checkpointables_metadata(folder.resolve()).metadata
-    if metadata.get("state") is None:
-        raise ValueError("it does not say what it holds")
-    held, wanted = _arrays(metadata["state"]), _arrays(like)
-    for name in [*wanted, *held]:
-        if held.get(name) != wanted.get(name):
-            raise ConfigError(
-                f"checkpoint {folder} is of another model ({name} is {held.get(name, 'not there')}, needed is "
-                f"{wanted.get(name, 'none')}): use the config that it was trained with, or another --workdir"
-            )
-
-
-def _arrays(tree: PyTree) -> dict[str, str]:
-    """Type and shape of each array by its name; a random key is the numbers that it is stored as."""
-
-    def stored(leaf: Any) -> str:
-        if jax.numpy.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-        return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
-
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="."): stored(leaf) for path, leaf in leaves}
-
-
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _first_cause(error: BaseException) -> str:
-    """What an exception was raised from in the first place, shortened to one line."""
-    while error.__cause__ is not None:
-        error = error.__cause__
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-
-
-def _worst(verdict: int) -> int:
-    """The largest of the numbers that all processes give."""
-    if jax.process_count() == 1:
-        return verdict
-    return int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
-
-
-def _agreed(steps: list[int]) -> list[int]:
-    """The steps that the first process sees, in all processes."""
-    if jax.process_count() == 1:
-        return steps
-    count = int(multihost_utils.broadcast_one_to_all(np.int32(len(steps))))
-    padded = np.array([*steps, *[0] * count][:count], np.int32)
-    return [int(step) for step in multihost_utils.broadcast_one_to_all(padded)] if count else []
 
 
 def _unused(path: Path) -> Path:
@@ -289,18 +193,3 @@ def _unused(path: Path) -> Path:
         number += 1
         free = path.with_name(f"{path.name}-{number}")
     return free
-
-
-@contextlib.contextmanager
-def _without_stderr() -> Iterator[None]:
-    """Discards what is written to stderr: beside the error that it raises, Orbax has each of its threads print one."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

@@ -1,0 +1,160 @@
+"""Reading one checkpoint: whole, of this model, and in all processes or in none."""
+
+import contextlib
+import gc
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+from orbax.checkpoint import v1 as ocp
+
+from cope_jax.errors import ConfigError
+from cope_jax.training import fingerprint
+from cope_jax.typing import PyTree
+
+
+class DamagedError(Exception):
+    """A checkpoint cannot be read, or not in all processes; the message says why in one line."""
+
+
+def create_label(state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
+    """What is written beside a checkpoint, by which it is known to be whole when it is read.
+
+    Files have checksums for a part of their bytes only: of one that is scrambled the library reads other numbers.
+    """
+    arrays = fingerprint.of_arrays(state)
+    return {"score": score, "fingerprints": {"state": arrays, "progress": fingerprint.of_data(progress)}}
+
+
+def read_score(folder: Path) -> float | None:
+    """The score with which a checkpoint was saved; None if it had none, or is damaged."""
+    with without_stderr(), contextlib.suppress(Exception):
+        label = ocp.checkpointables_metadata(folder.resolve()).custom_metadata
+        if isinstance(label, dict) and isinstance(label["score"], float):
+            return label["score"]
+    return None
+
+
+def read(folder: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+    """The state and the progress of a checkpoint, the state in the shapes, types and shardings of `like`.
+
+    Raises:
+      DamagedError: in all processes, if one of them cannot read it.
+      ConfigError: it is of another model, as its metadata show before an array is read.
+    """
+    here = jax.process_index()
+    # Each process reads for itself, without Orbax's barriers, at which the others would wait for one that has failed.
+    alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
+    with without_stderr(), jax.transfer_guard("allow"), ocp.Context(multiprocessing_options=alone):
+        known = in_all_processes(lambda: _compare(folder, like))
+        try:
+            loaded = in_all_processes(
+                lambda: ocp.load_checkpointables(folder.resolve(), {"state": like, "progress": None})
+            )
+        except DamagedError:
+            time.sleep(2)  # threads still read other arrays; they, and what they leave behind, complain on stderr
+            gc.collect()
+            raise
+        in_all_processes(lambda: _verify(known, loaded))
+    return loaded["state"], loaded["progress"]
+
+
+def _compare(folder: Path, like: PyTree) -> dict[str, Any]:
+    """The fingerprints of a checkpoint; ConfigError unless its arrays have the names, shapes and types of `like`."""
+    metadata = ocp.checkpointables_metadata(folder.resolve())
+    try:
+        known, held = metadata.custom_metadata["fingerprints"], _arrays(metadata.metadata["state"])
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError("its metadata are incomplete") from error
+    wanted = _arrays(like)
+    for name in [*wanted, *held]:
+        if held.get(name) != wanted.get(name):
+            raise ConfigError(
+                f"checkpoint {folder} is of another model ({name}: {held.get(name, 'nothing')}, "
+                f"not {wanted.get(name, 'nothing')}): use the config that it was trained with, or another --workdir"
+            )
+    return known
+
+
+def _arrays(tree: PyTree) -> dict[str, str]:
+    """Type and shape of each array by its name; a random key is the numbers that it is stored as."""
+
+    def stored(leaf: Any) -> str:
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+        return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+
+    return {fingerprint.name(path): stored(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _verify(known: dict[str, Any], loaded: dict[str, Any]) -> None:
+    if fingerprint.of_data(loaded["progress"]) != known["progress"]:
+        raise ValueError("its progress is not what was saved")
+    for name, number in fingerprint.of_arrays(loaded["state"]).items():
+        if number != known["state"].get(name):
+            raise ValueError(f"{name} is not what was saved")
+
+
+_WHOLE, _OTHER, _DAMAGED = range(3)
+
+
+def in_all_processes(attempt: Callable[[], Any]) -> Any:
+    """What `attempt` returns in this process, if it succeeds in every process.
+
+    Raises:
+      ConfigError: `attempt` raised it, in a process.
+      DamagedError: `attempt` raised something else, in a process.
+    """
+    verdict, result, reason = _WHOLE, None, "it failed in another process"
+    try:
+        result = attempt()
+    except ConfigError as error:
+        verdict, reason = _OTHER, str(error)
+    except Exception as error:  # Orbax raises a different type for each way in which a file can be broken
+        verdict, reason = _DAMAGED, _first_cause(error)
+    worst = verdict
+    if jax.process_count() > 1:
+        worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
+    if worst == _OTHER:
+        raise ConfigError(reason)
+    if worst == _DAMAGED:
+        raise DamagedError(reason)
+    return result
+
+
+def of_first_process(steps: list[int]) -> list[int]:
+    """The list that the first process gives, in all processes."""
+    if jax.process_count() == 1:
+        return steps
+    count = int(multihost_utils.broadcast_one_to_all(np.int32(len(steps))))
+    padded = np.array([*steps, *[0] * count][:count], np.int32)
+    return [int(step) for step in multihost_utils.broadcast_one_to_all(padded)] if count else []
+
+
+def _first_cause(error: BaseException) -> str:
+    """What an exception was raised from in the first place, shortened to one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Discards what is written to stderr: beside the error that it raises, Orbax has each of its threads print one."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)
