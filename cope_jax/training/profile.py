@@ -1,0 +1,68 @@
+"""XLA profiles of chosen steps."""
+
+import re
+from pathlib import Path
+
+import jax
+
+from cope_jax.errors import ConfigError
+
+
+class Profile:
+    """Profiles the steps from `first` up to `last`, in `folder`; a context manager, which ends a profile left open.
+
+    `first` and `last` count steps done, as the progress bar does: 100:110 are the ten after the hundredth. A dispatch
+    is profiled whole, if any of its steps was chosen. Each profile is a folder `plugins/profile/TIME`, to look at with
+    TensorBoard and its profile plugin, or with XProf. Calls of Python functions, whose tracing would slow the steps
+    down, are not in it. The first dispatch of a run compiles: choose later steps.
+
+    >>> with Profile.parse("100:110", Path("runs/rope/profile")) as profile:
+    ...     profile.at(0, 10)  # before each dispatch
+    ...     profile.first, profile.last
+    (100, 110)
+    """
+
+    def __init__(self, first: int, last: int, folder: Path):
+        self.first = first
+        self.last = last
+        self.folder = folder
+        self._running = False
+
+    @classmethod
+    def parse(cls, text: str | None, folder: Path) -> "Profile":
+        """The profile that `FIRST:LAST` asks for; None asks for none.
+
+        Raises:
+          ConfigError: two numbers are not what the text is, or there is no step between them.
+        """
+        if text is None:
+            return cls(0, 0, folder)
+        match = re.fullmatch(r"([0-9]+):([0-9]+)", text)
+        if match is None or int(match[1]) >= int(match[2]):
+            raise ConfigError(f"cannot profile the steps {text!r}: write FIRST:LAST, with FIRST < LAST, as in 100:110")
+        return cls(int(match[1]), int(match[2]), folder)
+
+    def __enter__(self) -> "Profile":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._turn(on=False)
+
+    def at(self, step: int, steps: int) -> None:
+        """Starts or ends the profile; to be called before each dispatch, when the results of the last are there.
+
+        Args:
+          step: steps done so far.
+          steps: steps in the dispatch to come.
+        """
+        self._turn(on=step < self.last and step + steps > self.first)
+
+    def _turn(self, *, on: bool) -> None:
+        if on and not self._running:
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0
+            jax.profiler.start_trace(self.folder, profiler_options=options)
+        if self._running and not on:
+            self._running = False  # even if writing it fails
+            jax.profiler.stop_trace()
+        self._running = on
