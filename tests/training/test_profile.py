@@ -76,6 +76,8 @@ def test_none_is_no_profile(calls):
 
 @pytest.mark.parametrize("text", ["", "100", "110:100", "100:100", "-5:10", "a:b", "1:2:3", "1:2\n", " 1:2", "1.5:2"])
 def test_nonsense_is_one_clear_line(text):
-    with pytest.raises(ConfigError, match="^cannot profile the steps .*: write FIRST:LAST, .* as in 100:110$") as error:
+    with pytest.raises(
+        ConfigError, match=r"^cannot profile the steps .*: write FIRST:LAST, .* as in 100:110$"
+    ) as error:
         Profile.parse(text, None)
     assert "\n" not in str(error.value)

@@ -1,0 +1,128 @@
+"""What is about to run, in words: every parameter, where it lies, and what a step costs."""
+
+import io
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import rich.box
+import rich.console
+import rich.table
+
+from cope_jax.typing import PyTree
+
+WIDTH = 120
+
+
+def parameter_table(params: PyTree) -> rich.table.Table:
+    """Every parameter: name, shape, type, the mesh axes that split its axes, its bytes on one device, its size.
+
+    Args:
+      params: nested dicts of arrays or of `jax.ShapeDtypeStruct`; without a sharding, a parameter is whole. The first
+        axis of what is stacked, as layers are, is an axis like any other.
+    """
+    table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
+    for name in ("parameter", "shape", "type", "split over"):
+        table.add_column(name)
+    for name in ("a device", "number"):
+        table.add_column(name, justify="right")
+    for name, module in params.items():
+        leaves = list(_named(module, name))
+        for path, leaf in leaves:
+            table.add_row(path, _shape(leaf), str(leaf.dtype), _split(leaf), *_amount([leaf]))
+        if len(leaves) > 1:
+            table.add_row(f"{name}, all", "", "", "", *_amount(module), style="bold")
+            table.add_section()
+    table.add_section()
+    table.add_row("total", "", "", "", *_amount(params), style="bold")
+    return table
+
+
+def job_table(
+    state: PyTree, mesh: jax.sharding.Mesh, *, batch_size: int, length: int, flops_per_token: float
+) -> rich.table.Table:
+    """Devices, mesh, memory of the training state, batch, and model FLOPs.
+
+    Args:
+      state: shapes of all that is kept between steps.
+      mesh: the devices.
+      batch_size: sequences a step, over all devices and seeds.
+      length: tokens of a sequence.
+      flops_per_token: as `cope_jax.training.flops.flops_per_token` counts them.
+    """
+    devices = list(mesh.devices.flat)
+    processes = len({device.process_index for device in devices})
+    tokens = batch_size * length
+    table = rich.table.Table.grid(padding=(0, 2))
+    facts = {
+        "devices": f"{len(devices)} × {devices[0].device_kind}, {processes} process{'es' if processes > 1 else ''}",
+        "mesh": " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
+        "state": f"{_bytes(bytes_a_device(state))} a device: parameters, optimizer, random key",
+        "batch": f"{batch_size:,} sequences of {length:,} tokens, {tokens:,} tokens a step",
+        "model FLOPs": f"{_si(flops_per_token)}FLOPs a token, {_si(flops_per_token * tokens)}FLOPs a step",
+    }
+    for label, text in facts.items():
+        table.add_row(label, text)
+    return table
+
+
+def summarise(params: PyTree, *parts: rich.console.RenderableType) -> str:
+    """The table of parameters, and whatever comes after it, as plain text.
+
+    >>> print(summarise({"out": {"kernel": jax.ShapeDtypeStruct((64, 16), "float32")}}))
+    parameter    shape    type      split over   a device   number
+    ──────────────────────────────────────────────────────────────
+    out.kernel   64, 16   float32   whole         4.0 KiB    1,024
+    <BLANKLINE>
+    total                                         4.0 KiB    1,024
+    """
+    text = io.StringIO()
+    rich.console.Console(file=text, width=WIDTH, color_system=None).print(parameter_table(params), *parts, sep="\n")
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
+
+
+def bytes_a_device(tree: PyTree) -> int:
+    """The bytes that one device holds of arrays or their shapes, all of them where there is no sharding."""
+    return sum(math.prod(_local_shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def _named(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
+    for keys, leaf in jax.tree.leaves_with_path(tree):
+        yield ".".join([path, *(str(getattr(key, "key", key)) for key in keys)]), leaf
+
+
+def _local_shape(leaf: Any) -> Sequence[int]:
+    return leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
+
+
+def _shape(leaf: Any) -> str:
+    return ", ".join(map(str, leaf.shape))
+
+
+def _split(leaf: Any) -> str:
+    spec = getattr(leaf.sharding, "spec", ())
+    axes = ["+".join((axis,) if isinstance(axis, str) else axis) if axis else "-" for axis in spec]
+    return ", ".join(axes) if set(axes) - {"-"} else "whole"
+
+
+def _amount(tree: PyTree) -> tuple[str, str]:
+    return _bytes(bytes_a_device(tree)), f"{sum(leaf.size for leaf in jax.tree.leaves(tree)):,}"
+
+
+def _bytes(number: float) -> str:
+    scaled, unit = _scaled(number, 1024, ("B", "KiB", "MiB", "GiB"))
+    return f"{scaled:,.1f} {unit}"
+
+
+def _si(number: float) -> str:
+    scaled, unit = _scaled(number, 1000, ("", "k", "M", "G", "T", "P", "E"))
+    return f"{scaled:.3g} {unit}"
+
+
+def _scaled(number: float, base: int, units: Sequence[str]) -> tuple[float, str]:
+    for unit in units[:-1]:
+        if number < base:
+            return number, unit
+        number /= base
+    return number, units[-1]
