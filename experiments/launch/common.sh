@@ -1,0 +1,68 @@
+# shellcheck shell=bash
+# What the launch scripts share; to be sourced, not run.
+
+# Prints an error and leaves with status 2, as the commands do for wrong input.
+die() {
+  echo "error: $*" >&2
+  exit 2
+}
+
+say() {
+  echo "[$(basename "$0")] $*" >&2
+}
+
+# Prints the comment at the head of a script, and leaves, if the first of the script's own arguments asks for it.
+help_if_asked() {
+  case "${2:-}" in
+    -h | --help)
+      awk 'NR > 1 && !/^#/ {exit} NR > 1 && !/^#SBATCH/ {sub(/^# ?/, ""); print}' "$1"
+      exit 0
+      ;;
+  esac
+}
+
+# Dies unless every variable named is set and not empty.
+need() {
+  local name missing=""
+  for name in "$@"; do
+    [ -n "${!name:-}" ] || missing="$missing $name"
+  done
+  [ -z "$missing" ] || die "set$missing in the environment: see $(basename "$0") --help"
+}
+
+# Dies unless every program named is installed.
+need_program() {
+  local name
+  for name in "$@"; do
+    command -v "$name" >/dev/null || die "$name is not installed, or not on PATH"
+  done
+}
+
+# Dies unless WORKDIR can be opened as a folder on the machines that train.
+check_workdir() {
+  case "$WORKDIR" in
+    *://*) die "WORKDIR=$WORKDIR is no folder: give a path on a mounted file system" ;;
+    /*) ;;
+    *) die "WORKDIR=$WORKDIR must be an absolute path" ;;
+  esac
+}
+
+# Prints the words as one line that a shell reads back as the same words.
+quoted() {
+  local word line=""
+  for word in "$@"; do
+    line="$line $(printf '%q' "$word")"
+  done
+  echo "${line# }"
+}
+
+# What an exit status of a training command asks for: done, stop (a person must look), again (it was interrupted and
+# has saved) or failed (it, or the machine under it, died).
+verdict() {
+  case "$1" in
+    0) echo "done" ;;
+    2 | 3 | 4) echo "stop" ;;
+    130 | 143) echo "again" ;;
+    *) echo "failed" ;;
+  esac
+}

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# Runs a command on this machine so that it outlives the connection that started it; called again, joins it.
+#
+#   detached.sh run NAME ATTEMPT COMMAND...   starts COMMAND, shows its output, and leaves with its exit status
+#   detached.sh stop NAME                     sends it SIGTERM: a training run saves and leaves with 143
+#
+# If a command of that NAME is still at work, `run` joins it instead of starting another. If ATTEMPT has ended
+# meanwhile, `run` returns its status: an ssh client that lost its connection may repeat the call without harm.
+# The output and the state are kept in ${XDG_STATE_HOME:-~/.local/state}/cope_jax/NAME.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_if_asked "$0" "$@"
+
+action="${1:-}" name="${2:-}"
+[ -n "$name" ] || die "say what to do: see detached.sh --help"
+state="${XDG_STATE_HOME:-$HOME/.local/state}/cope_jax/$name"
+mkdir -p "$state"
+
+at_work() {
+  [ -s "$state/pid" ] && kill -0 "$(cat "$state/pid")" 2>/dev/null
+}
+
+case "$action" in
+  run)
+    attempt="${3:-}"
+    [ $# -ge 4 ] || die "detached.sh run takes NAME ATTEMPT COMMAND...: see detached.sh --help"
+    shift 3
+    if ! at_work; then
+      if [ "$(cat "$state/attempt" 2>/dev/null)" = "$attempt" ] && [ -s "$state/status" ]; then
+        exit "$(cat "$state/status")"
+      fi
+      rm -f "$state/status"
+      touch "$state/output.log"
+      from="--bytes=+$(($(wc -c <"$state/output.log") + 1))"
+      echo "$attempt" >"$state/attempt"
+      # nohup, for the end of a login session brings SIGHUP. The shell around the command passes SIGTERM on, and notes
+      # the status; a wait that a signal cut short is waited again.
+      # shellcheck disable=SC2016
+      nohup setsid bash -c '
+        state=$1; shift
+        "$@" & child=$!
+        trap "cut=yes; kill -TERM $child 2>/dev/null" TERM
+        cut=yes
+        while [ -n "$cut" ]; do cut=""; wait $child; status=$?; done
+        echo $status >"$state/status.new" && mv "$state/status.new" "$state/status"
+      ' detached "$state" "$@" >>"$state/output.log" 2>&1 </dev/null &
+      echo $! >"$state/pid"
+    else
+      from="--lines=20"
+      say "joining what is at work already"
+    fi
+    tail "$from" --follow=name --pid="$(cat "$state/pid")" "$state/output.log" 2>/dev/null || true
+    [ -s "$state/status" ] || exit 137 # it was killed, and so could not note a status
+    exit "$(cat "$state/status")"
+    ;;
+  stop)
+    at_work || die "nothing named $name is at work"
+    kill -TERM "$(cat "$state/pid")"
+    ;;
+  *) die "unknown action '$action': see detached.sh --help" ;;
+esac

@@ -1,0 +1,60 @@
+#!/usr/bin/env bash
+# A training run on a TPU slice of a GKE cluster that has JobSet installed. Run it where kubectl reaches the cluster.
+#
+#   gke.sh render [FLAGS]    prints the JobSet that gke.yaml describes; FLAGS go to experiments.train
+#   gke.sh apply [FLAGS]     creates it
+#   gke.sh delete            deletes it; the pods save first
+#
+# The JobSet starts its pods anew after every failure and preemption, MAX_RESTARTS times, but not when experiments.train
+# leaves with 2, 3 or 4, which need a person.
+#
+# Variables that must be set:
+#   NAME              of the JobSet
+# For render and apply:
+#   IMAGE             with the project in it, see Dockerfile
+#   TPU               label of the nodes: tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice, …
+#   TOPOLOGY          of the slice, such as 4x4
+#   HOSTS             machines of the slice
+#   CHIPS_PER_HOST    HOSTS · CHIPS_PER_HOST chips are the slice
+#   CLAIM             a PersistentVolumeClaim that all pods can write (ReadWriteMany)
+#   MOUNT             where pods see it, an absolute path
+#   CONFIG            a file of experiments/configs
+#   WORKDIR           a folder below MOUNT
+# May be set: MAX_RESTARTS (1000).
+set -euo pipefail
+folder="$(dirname "${BASH_SOURCE[0]}")"
+. "$folder/common.sh"
+help_if_asked "$0" "$@"
+
+render() {
+  need IMAGE TPU TOPOLOGY HOSTS CHIPS_PER_HOST CLAIM MOUNT CONFIG WORKDIR
+  check_workdir
+  case "$WORKDIR" in
+    "$MOUNT"/*) ;;
+    *) die "WORKDIR=$WORKDIR must be below MOUNT=$MOUNT: nothing else outlives a pod" ;;
+  esac
+  export NAME IMAGE TPU TOPOLOGY HOSTS CHIPS_PER_HOST CLAIM MOUNT MAX_RESTARTS="${MAX_RESTARTS:-1000}"
+  python3 -c '
+import json, os, string, sys
+template, *command = sys.argv[1:]
+print(string.Template(open(template).read()).substitute(os.environ, COMMAND=json.dumps(command)))
+' "$folder/gke.yaml" python -m experiments.train --config="$CONFIG" --workdir="$WORKDIR" --distributed=on "$@"
+}
+
+action="${1:-}"
+[ -n "$action" ] || die "say what to do: see gke.sh --help"
+shift
+need NAME
+case "$action" in
+  render) render "$@" ;;
+  apply)
+    need_program kubectl
+    manifest="$(render "$@")"
+    kubectl apply --filename=- <<<"$manifest"
+    ;;
+  delete)
+    need_program kubectl
+    kubectl delete jobset "$NAME"
+    ;;
+  *) die "unknown action '$action': see gke.sh --help" ;;
+esac

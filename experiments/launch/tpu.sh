@@ -1,0 +1,53 @@
+# shellcheck shell=bash
+# What tpu_vm.sh and tpu_slice.sh share; to be sourced, not run. All of it works on the TPU called NAME.
+
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+# shellcheck disable=SC2153 # the scripts make sure that it is set
+gcloud_tpu() {
+  gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"
+}
+
+# The software version that Cloud TPU documents for JAX on each kind; RUNTIME_VERSION overrides it.
+runtime_version() {
+  case "${RUNTIME_VERSION:+given}$ACCELERATOR_TYPE" in
+    v4-*) echo tpu-ubuntu2204-base ;;
+    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
+    v5p-*) echo v2-alpha-tpuv5 ;;
+    v6e-*) echo v2-alpha-tpuv6e ;;
+    given*) echo "$RUNTIME_VERSION" ;;
+  esac
+}
+
+# Runs a line of shell on every host of the TPU. The status is that of the first host whose status is not 0.
+# shellcheck disable=SC2153
+on_hosts() {
+  gcloud_tpu tpu-vm ssh "$NAME" --worker=all --command="$1"
+}
+
+# Clones and installs on every host what is not there yet; a clone that is there stays at its commit.
+setup_hosts() {
+  local clone
+  clone="$(quoted git clone --quiet --branch "${REF:-main}" "$REPOSITORY" cope-jax)"
+  on_hosts "set -e
+${PREPARE:-true}
+command -v git >/dev/null && command -v make >/dev/null ||
+  { sudo apt-get -qq -o DPkg::Lock::Timeout=600 update; sudo apt-get -qq -o DPkg::Lock::Timeout=600 install git make; }
+[ -d cope-jax ] || $clone
+cope-jax/experiments/launch/worker_setup.sh tpu"
+}
+
+# Trains on every host, or joins the training that is at work there. Takes the flags of experiments.train that are not
+# variables of the script; the status is that of experiments.train.
+train_on_hosts() {
+  local environment=("PYTHONUNBUFFERED=1")
+  trap 'say "left; the training goes on: the same command joins it, stop ends it"; exit 130' INT
+  [ -z "${LIBTPU_INIT_ARGS:-}" ] || environment+=("LIBTPU_INIT_ARGS=$LIBTPU_INIT_ARGS")
+  on_hosts "$(quoted cope-jax/experiments/launch/detached.sh run "$NAME" "$(date +%s)-$$" \
+    env -C cope-jax "${environment[@]}" .venv/bin/python -m experiments.train \
+    --config="$CONFIG" --workdir="$WORKDIR" "$@")"
+}
+
+stop_on_hosts() {
+  on_hosts "$(quoted cope-jax/experiments/launch/detached.sh stop "$NAME")"
+}

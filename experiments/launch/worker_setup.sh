@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Installs the project on a TPU VM, in the checkout that holds this script: .venv with JAX for TPUs.
+#
+#   worker_setup.sh [ACCELERATOR]      tpu (the default) or cuda
+#
+# Images of TPU VMs have Python 3.10; where none from 3.11 on is found, uv fetches 3.12 for this user alone.
+# Done again, it takes a second.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_if_asked "$0" "$@"
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+
+python=""
+for name in python3.13 python3.12 python3.11 python3; do
+  if "$name" -c 'import ensurepip, sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+    python="$name"
+    break
+  fi
+done
+if [ -z "$python" ]; then
+  python3 -m pip install --quiet --user uv
+  python3 -m uv python install --quiet 3.12
+  python="$(python3 -m uv python find 3.12)"
+fi
+make setup ACCELERATOR="${1:-tpu}" PYTHON="$python"
