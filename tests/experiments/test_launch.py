@@ -167,11 +167,13 @@ def test_missing_variable_is_named_in_one_line(command, missing, stage):
 
 
 @pytest.mark.parametrize("command", [command for command, names in NEEDED if "CONFIG" in names])
-@pytest.mark.parametrize("workdir", ["gs://bucket/run", "runs/here"])
-def test_workdir_must_be_a_path_on_every_host(command, workdir, stage):
+@pytest.mark.parametrize(
+    ("workdir", "fault"), [("gs://bucket/run", "is no folder"), ("runs/here", "must be an absolute path")]
+)
+def test_workdir_must_be_a_path_on_every_host(command, workdir, fault, stage):
     done = stage.run(command, WORKDIR=workdir)
     assert done.returncode == 2
-    assert re.fullmatch(rf"error: WORKDIR={workdir} .*\n", done.stderr)
+    assert re.fullmatch(rf"error: WORKDIR={workdir} {fault}.*\n", done.stderr)
     assert not stage.calls
 
 
@@ -462,6 +464,7 @@ def test_detached_outlives_its_caller_is_joined_and_stopped(tmp_path):
     until((tmp_path / "up").exists)
     os.killpg(first.pid, signal.SIGHUP)
     os.killpg(first.pid, signal.SIGKILL)
+    os.killpg(int((tmp_path / "cope_jax" / "job" / "pid").read_text()), signal.SIGHUP)  # the end of a login session
     first.communicate()
     second = detached(tmp_path, "run", "job", "2", "touch", "another", cwd=tmp_path)
     assert "joining" in second.stderr.readline()
