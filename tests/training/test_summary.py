@@ -92,6 +92,7 @@ def test_the_job_counts_processes():
     assert "8 × TPU v4, 2 processes" in summarise({"a": shape(1)}, facts)
 
 
-def test_a_large_model_fits_the_width_of_the_text():
-    tree = {"blocks": {"attention_norm": {"norm": {"scale": shape(126, 16384, 53248, 8)}}}}
-    assert max(map(len, summarise(tree).splitlines())) <= 120
+def test_a_long_name_takes_several_lines_of_the_text():
+    lines = summarise({"deep." * 40: shape(126, 16384, 53248)}).splitlines()
+    assert 100 < max(map(len, lines)) <= 120
+    assert any(line.endswith("109,924,319,232") for line in lines)
