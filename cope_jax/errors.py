@@ -65,14 +65,14 @@ def storage_reason(error: BaseException | None) -> str | None:
 
     >>> storage_reason(OSError(errno.ENOSPC, "cannot write"))
     'No space left on device'
-    >>> storage_reason(ValueError("error writing x/0: [OS error 30: EROFS Read-only file system]"))
+    >>> storage_reason(ValueError("UNKNOWN: cannot write x/0 [os_error_code='30']"))
     'Read-only file system'
     >>> storage_reason(ValueError("no space between words")) is None
     True
     """
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
-        if number is None and (named := re.search(r"OS error (\d+)", str(error))):
+        if number is None and (named := re.search(r"os_error_code='(\d+)'", str(error))):
             number = int(named[1])
         if number in STORAGE_ERRNOS:
             return os.strerror(number)

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
@@ -25,21 +24,33 @@ class DamagedError(Exception):
 
 
 def create_label(state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
-    """What is written beside a checkpoint, by which it is known to be whole when it is read.
+    """What is written beside a checkpoint, by which it is known when it is read: whether of this model, and whole.
 
-    Files have checksums for a part of their bytes only: of one that is scrambled the library reads other numbers.
+    Files have checksums for a part of their bytes only: from one that is scrambled the library reads other numbers.
     """
-    arrays = fingerprint.of_arrays(state)
-    return {"score": score, "fingerprints": {"state": arrays, "progress": fingerprint.of_data(progress)}}
+    content = {
+        "score": score,
+        "arrays": _arrays(state),
+        "state": fingerprint.of_arrays(state),
+        "progress": fingerprint.of_data(progress),
+    }
+    return {**content, "label": fingerprint.of_data(content)}
 
 
 def read_score(folder: Path) -> float | None:
     """The score with which a checkpoint was saved; None if it had none, or is damaged."""
     with without_stderr(), contextlib.suppress(Exception):
-        label = ocp.checkpointables_metadata(folder.resolve()).custom_metadata
-        if isinstance(label, dict) and isinstance(label["score"], float):
-            return label["score"]
+        score: float | None = _read_label(folder)["score"]
+        return score
     return None
+
+
+def _read_label(folder: Path) -> dict[str, Any]:
+    label = ocp.checkpointables_metadata(folder.resolve()).custom_metadata
+    content = dict(label) if isinstance(label, dict) else {}
+    if content.pop("label", None) != fingerprint.of_data(content):
+        raise ValueError("its metadata are damaged")
+    return content
 
 
 def read(folder: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
@@ -53,52 +64,43 @@ def read(folder: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     # Each process reads for itself, without Orbax's barriers, at which the others would wait for one that has failed.
     alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
     with without_stderr(), jax.transfer_guard("allow"), ocp.Context(multiprocessing_options=alone):
-        known = in_all_processes(lambda: _compare(folder, like))
         try:
+            label = in_all_processes(lambda: _compare(folder, like))
             loaded = in_all_processes(
                 lambda: ocp.load_checkpointables(folder.resolve(), {"state": like, "progress": None})
             )
+            in_all_processes(lambda: _verify(label, loaded))
         except DamagedError:
             time.sleep(2)  # threads still read other arrays; they, and what they leave behind, complain on stderr
             gc.collect()
             raise
-        in_all_processes(lambda: _verify(known, loaded))
     return loaded["state"], loaded["progress"]
 
 
 def _compare(folder: Path, like: PyTree) -> dict[str, Any]:
-    """The fingerprints of a checkpoint; ConfigError unless its arrays have the names, shapes and types of `like`."""
-    metadata = ocp.checkpointables_metadata(folder.resolve())
-    try:
-        known, held = metadata.custom_metadata["fingerprints"], _arrays(metadata.metadata["state"])
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError("its metadata are incomplete") from error
-    wanted = _arrays(like)
+    """The label of a checkpoint; ConfigError unless its arrays have the names, shapes and types of `like`."""
+    label = _read_label(folder)
+    held, wanted = label["arrays"], _arrays(like)
     for name in [*wanted, *held]:
         if held.get(name) != wanted.get(name):
             raise ConfigError(
                 f"checkpoint {folder} is of another model ({name}: {held.get(name, 'nothing')}, "
                 f"not {wanted.get(name, 'nothing')}): use the config that it was trained with, or another --workdir"
             )
-    return known
+    return label
 
 
 def _arrays(tree: PyTree) -> dict[str, str]:
-    """Type and shape of each array by its name; a random key is the numbers that it is stored as."""
-
-    def stored(leaf: Any) -> str:
-        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-            leaf = jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
-        return f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
-
-    return {fingerprint.name(path): stored(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    """Type and shape of each array by its name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {fingerprint.name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
-def _verify(known: dict[str, Any], loaded: dict[str, Any]) -> None:
-    if fingerprint.of_data(loaded["progress"]) != known["progress"]:
+def _verify(label: dict[str, Any], loaded: dict[str, Any]) -> None:
+    if fingerprint.of_data(loaded["progress"]) != label["progress"]:
         raise ValueError("its progress is not what was saved")
     for name, number in fingerprint.of_arrays(loaded["state"]).items():
-        if number != known["state"].get(name):
+        if number != label["state"][name]:
             raise ValueError(f"{name} is not what was saved")
 
 
