@@ -103,7 +103,7 @@ def main() -> None:
         cases += training.cases(recipes, labels, shared)
 
     def stop() -> bool:
-        return interruption.requested
+        return interruption.number is not None
 
     def keep() -> None:
         write(workdir, facts, results)
@@ -118,7 +118,7 @@ def main() -> None:
         raise Interrupted(f"left at once; {workdir} has the cases that were complete") from None
     plot.write(workdir, results.records)
     show(workdir, facts, results, Console())
-    if interruption.requested:
+    if interruption.number is not None:
         raise Interrupted(f"stopped early; {workdir} has what was measured so far")
 
 

@@ -7,21 +7,28 @@ from typing import Any
 
 import grain
 import jax
+import numpy as np
 import rich.console
 import rich.table
 
 from cope_jax import tasks
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.errors import Evaluator
+from cope_jax.evaluation.errors import Errors, Evaluator
+from cope_jax.layout import WHOLE, Layout
 from cope_jax.tasks import Task
+from cope_jax.training import summary
 from cope_jax.training.checkpoints import Checkpoints
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
+from cope_jax.training.flops import flops_per_token
 from cope_jax.training.learner import Learner, TrainState
 from cope_jax.training.loop import Run
-from cope_jax.training.optimizer import create_optimizer
+from cope_jax.training.optimizer import create_optimizer, create_schedule
+from cope_jax.training.profile import Profile
 from cope_jax.training.program import Program
 from cope_jax.training.replicas import Replicas
+from cope_jax.training.sharding import LENGTH, check_sizes, create_mesh, layout_of
+from cope_jax.training.speed import Meter
 from experiments.workdir import read_settings
 
 
@@ -36,9 +43,9 @@ class Experiment:
     def __init__(self, config: ExperimentConfig, width: int = 1):
         self.config = config
         self.task = tasks.create(config.task.name, **config.task.options)
-        self.learner = create_learner(config, self.task)
-        self.replicas = Replicas(width)
-        self.program = Program(self.learner, self.replicas)
+        self.program = create_program(config, self.task, width)
+        self.learner = self.program.learner
+        self.replicas = self.program.replicas
         evaluation = config.evaluation
         splits = dict.fromkeys(self.task.evaluation_splits, evaluation.examples)
         if evaluation.sweep_examples:
@@ -52,12 +59,15 @@ class Experiment:
             batch_size=evaluation.batch_size,
             data_seed=config.training.data_seed,
             data_dir=config.training.data_dir,
+            place=self.program.place_whole,
+            multiple=self.program.mesh.shape[LENGTH],
         )
 
     @staticmethod
     def check(config: ExperimentConfig) -> None:
         """Raises ConfigError for what is wrong with a config, without compiling anything."""
         task = tasks.create(config.task.name, **config.task.options)
+        create_program(config, task)
         learner = create_learner(config, task)
         tokens = jax.ShapeDtypeStruct((1, task.max_length), jax.numpy.int32)
         positions_BL = learner.sample_positions(jax.random.key(0), 1, task.max_length)
@@ -71,21 +81,26 @@ class Experiment:
         params = jax.eval_shape(self.learner.init, 0).params
         return sum(leaf.size for leaf in jax.tree.leaves(params))
 
-    def train(self, seeds: Sequence[int], workdir: Path, label: str) -> list[dict[str, Any]]:
+    def train(
+        self, seeds: Sequence[int], workdir: Path, label: str, profile: Profile | None = None
+    ) -> list[dict[str, Any]]:
         """Trains the seeds side by side in `workdir`, going on from what is there, and measures them.
 
         Returns:
           A record for each seed, split and metric.
         """
         training = self.config.training
-        iterators = [create_iterator(self.config, self.task, seed) for seed in seeds]
+        rows = self.program.rows(training.batch_size)
         state, seconds = Run(
             self.program,
             seeds,
             training,
             workdir,
-            iterators,
+            [create_iterator(self.config, self.task, seed, rows) for seed in seeds],
             lambda state, step: self._curve(seeds, state, step),
+            self.meter(),
+            self.config.job,
+            profile,
             label,
         ).train()
         return self.records(seeds, state, training.steps, seconds)
@@ -104,13 +119,40 @@ class Experiment:
         }
         return [
             {**common, "seed": seed, "split": split, "metric": metric, "value": value}
-            for split, runs in self.evaluator(state.params).items()
+            for split, runs in self._measure(state).items()
             for seed, errors in zip(seeds, runs, strict=True)
             for metric, value in dataclasses.asdict(errors).items()
         ]
 
+    def summary(self) -> list[rich.table.Table]:
+        """What is about to run: every parameter and where it lies, the devices, and what a step costs."""
+        state, length = self.program.state_shapes(), self.task.max_length
+        job = summary.job_table(
+            state,
+            self.program.mesh,
+            batch_size=self.config.training.batch_size * self.replicas.width,
+            length=length,
+            flops_per_token=flops_per_token(self.learner.model, length),
+        )
+        return [summary.parameter_table(state.params), job]
+
+    def meter(self) -> Meter:
+        """What measures the speed of a run."""
+        training, mesh = self.config.training, self.program.mesh
+        length = self.task.max_length
+        return Meter(
+            tokens_per_step=training.batch_size * length * self.replicas.width,
+            flops_per_token=flops_per_token(self.learner.model, length),
+            devices=mesh.devices.flat,
+            peak=self.config.job.peak_flops,
+        )
+
+    def _measure(self, state: TrainState, *args: Any) -> dict[str, list[Errors]]:
+        with jax.set_mesh(self.program.mesh):
+            return self.evaluator(state.params, *args)
+
     def _curve(self, seeds: Sequence[int], state: TrainState, step: int) -> list[dict[str, Any]]:
-        measured = self.evaluator(state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples)
+        measured = self._measure(state, self.task.evaluation_splits, self.config.evaluation.curve_examples)
         return [
             {"step": step, "seed": seed, "split": split, **dataclasses.asdict(errors)}
             for split, runs in measured.items()
@@ -129,14 +171,45 @@ def print_errors(task: Task, records: Sequence[dict[str, Any]]) -> None:
     rich.console.Console().print(table)
 
 
-def create_learner(config: ExperimentConfig, task: Task) -> Learner:
+def create_learner(config: ExperimentConfig, task: Task, layout: Layout = WHOLE) -> Learner:
     """The pure functions of the experiment."""
-    optimizer = create_optimizer(config.optimizer, config.training.steps)
-    return Learner(config.decoder(task), optimizer, config.training.positions)
+    training = config.training
+    optimizer = create_optimizer(config.optimizer, training.steps)
+    schedule = create_schedule(config.optimizer, training.steps)
+    return Learner(config.decoder(task, layout), optimizer, schedule, training.positions, training.accumulate)
 
 
-def create_iterator(config: ExperimentConfig, task: Task, seed: int) -> grain.DatasetIterator:
-    """The training data of the run with this seed."""
+def create_program(
+    config: ExperimentConfig, task: Task, width: int = 1, devices: Sequence[Any] | None = None
+) -> Program:
+    """The training program of the experiment, on the mesh that its job asks for.
+
+    Args:
+      config: the experiment.
+      task: its task.
+      width: seeds side by side.
+      devices: None: all that there are.
+
+    Raises:
+      ConfigError: the mesh does not fit the devices, or the sizes of the experiment.
+    """
+    mesh = create_mesh(config.job.mesh, devices)
+    training = config.training
+    check_sizes(
+        mesh,
+        config.model.block,
+        {
+            "training.batch_size / accumulate": training.batch_size // training.accumulate,
+            "evaluation.batch_size": config.evaluation.batch_size,
+        },
+    )
+    return Program(create_learner(config, task, layout_of(mesh)), Replicas(width), mesh)
+
+
+def create_iterator(
+    config: ExperimentConfig, task: Task, seed: int, rows: Sequence[int] | np.ndarray | None = None
+) -> grain.DatasetIterator:
+    """The training data of the run with this seed, or some rows of each batch."""
     training = config.training
     return pipeline.train_iterator(
         task,
@@ -145,6 +218,7 @@ def create_iterator(config: ExperimentConfig, task: Task, seed: int) -> grain.Da
         data_seed=training.data_seed,
         shuffle_seed=seed,
         data_dir=training.data_dir,
+        rows=rows,
     )
 
 
@@ -184,14 +258,13 @@ def load_run(workdir: Path) -> LoadedRun:
     if "seeds" not in settings:
         raise ConfigError(f"{workdir} holds a comparison: give one of the folders in its cells/ENCODING")
     config = ExperimentConfig.from_mapping(settings["config"])
+    config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
     task = tasks.create(config.task.name, **config.task.options)
-    learner = create_learner(config, task)
-    program = Program(learner, Replicas(len(settings["seeds"])))
-    with Checkpoints(workdir / "checkpoints") as checkpoints:
-        step = checkpoints.latest()
-        if step is None:
-            raise ConfigError(f"{workdir} has no checkpoint yet: train it first")
-        seeds = program.replicas.stack([jax.numpy.int32(seed) for seed in settings["seeds"]])
-        state, progress = checkpoints.restore(jax.eval_shape(program.init, seeds))
+    program = create_program(config, task, len(settings["seeds"]))
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        restored = checkpoints.restore(program.state_shapes())
+    if restored is None:
+        raise ConfigError(f"{workdir} has no checkpoint yet: train it first")
+    step, state, progress = restored
     params = program.replicas.unstack(state.params)
-    return LoadedRun(config, task, learner, settings["seeds"], step, state, params, progress["seconds"])
+    return LoadedRun(config, task, program.learner, settings["seeds"], step, state, params, progress["seconds"])

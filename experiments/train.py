@@ -1,15 +1,20 @@
 """Trains one encoding on one task, going on from what is in the workdir.
 
 python -m experiments.train --config=experiments/configs/quick.py --config.encoding=cope --workdir=runs/cope
+
+On several hosts the same command runs on each, see docs/training.md.
 """
 
+import contextlib
 from pathlib import Path
 
 from absl import flags
 from ml_collections import config_flags
+from rich.console import Console
 
 from cope_jax.evaluation.records import environment
-from experiments import common, entry
+from cope_jax.training.profile import Profile
+from experiments import common, entry, processes
 from experiments import workdir as workdirs
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
@@ -17,19 +22,28 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics
 _SEED = flags.DEFINE_integer(
     "seed", 0, "Decides initial parameters, order of data and dropout.", lower_bound=0, upper_bound=2**31 - 1
 )
+_PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST, the steps of an XLA profile in WORKDIR/profile.")
 flags.mark_flag_as_required("config")
 
 
 def main() -> None:
     """Trains, measures, and prints the errors."""
     config = entry.read_config(_CONFIG.value)
-    workdir = Path(_WORKDIR.value)
+    workdir, seeds = Path(_WORKDIR.value), [_SEED.value]
+    profile = Profile.parse(_PROFILE.value, workdir / "profile")
+    processes.join()
     common.Experiment.check(config)
     experiment = common.Experiment(config)
-    workdirs.open_workdir(workdir, config, [_SEED.value])
-    records = experiment.train([_SEED.value], workdir, config.encoding)
-    workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment()})
-    common.print_errors(experiment.task, records)
+    with contextlib.ExitStack() as stack:
+        with processes.first_goes_ahead() as first:
+            if first:
+                stack.enter_context(workdirs.locked(workdir))
+                workdirs.open_workdir(workdir, config, seeds, environment())
+                Console().print(*experiment.summary())
+        records = experiment.train(seeds, workdir, config.encoding, profile)
+        if first:
+            workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment()})
+            common.print_errors(experiment.task, records)
 
 
 if __name__ == "__main__":

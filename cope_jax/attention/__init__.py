@@ -9,12 +9,15 @@
 (1, 5, 2, 8)
 """
 
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cope_jax.attention.blockwise import blockwise_attention
 from cope_jax.attention.decode import Cache as Cache
 from cope_jax.attention.decode import attend_cached as attend_cached
 from cope_jax.attention.decode import create_cache as create_cache
+from cope_jax.attention.examples import over_examples
 from cope_jax.attention.full import attention_weights as attention_weights
 from cope_jax.attention.full import full_attention
 from cope_jax.attention.inputs import Inputs as Inputs
@@ -26,7 +29,10 @@ from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from cope_jax.typing import Array, PyTree
 
-IMPLEMENTATIONS = {"full": full_attention, "blockwise": blockwise_attention}
+IMPLEMENTATIONS: dict[str, Callable[[Encoding, Inputs], Array]] = {
+    "full": full_attention,
+    "blockwise": blockwise_attention,
+}
 RING = "ring"
 
 
@@ -65,6 +71,7 @@ def attend(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
     sequence_axis: str | None = None,
+    batch_axes: Sequence[str] = (),
 ) -> Array:
     """Multi-head attention with a position encoding, in the layout of `jax.nn.dot_product_attention`.
 
@@ -92,6 +99,7 @@ def attend(
       dropout_rate: share of attention weights that is dropped, where a key is given.
       dropout_key: random key; None means no dropout.
       sequence_axis: for "ring": the axis, of the mesh of `jax.set_mesh`, over which the sequence is split.
+      batch_axes: axes of that mesh over which the batch is split: each device attends for its own examples.
 
     Returns:
       out_BLHK, in the type of the values; 0 for a query that sees no key.
@@ -119,6 +127,7 @@ def attend(
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
     )
-    if sequence_axis is not None:
-        return ring_attention(encoding, inputs, sequence_axis)
-    return IMPLEMENTATIONS[name](encoding, inputs)
+    attention = (
+        IMPLEMENTATIONS[name] if sequence_axis is None else functools.partial(ring_attention, axis=sequence_axis)
+    )
+    return over_examples(attention, encoding, inputs, batch_axes) if batch_axes else attention(encoding, inputs)

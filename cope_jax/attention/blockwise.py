@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.attention import online, online_gradient
 from cope_jax.attention.inputs import Inputs
@@ -24,6 +25,7 @@ BLOCKS = Blocks(128, 128, 128)
 # Up to so many keys, all are one block; strips of so many queries then see different, known numbers of them.
 ONE_BLOCK, SHORT_STRIP = 256, 48
 MOST_SPANS = 8  # strips that are traced one by one
+OUTCOME = "attention"  # the name of what the backward pass needs of the forward pass, for rematerialisation
 
 
 def choose_blocks(length: int, keys: int) -> Blocks:
@@ -63,12 +65,11 @@ def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: Blocks | Non
             (False,) * len(jax.tree.leaves(jax.eval_shape(encoding.initial_carry, inputs.q))),
         )
     queries = queries_of(inputs, -length % blocks.queries)
-    drop = Dropout.create(inputs.dropout_key, inputs.dropout_rate, *queries.q.shape[:2])
     mask = inputs.mask
     rules = Rules(graph, blocks, mask.causal, mask.window, is_sum, one_block=blocks.near == keys_length)
     few = queries.q.shape[2] <= MOST_SPANS * blocks.queries
     spans = static_spans(mask, blocks.queries) if rules.one_block and few else None
-    out_BHLK = _attend(rules, spans, params, queries, keys_of(inputs), drop)
+    out_BHLK = _attend(rules, spans, params, queries, keys_of(inputs), inputs.drop)
     return jnp.swapaxes(out_BHLK[:, :, :length], 1, 2)
 
 
@@ -96,7 +97,8 @@ def _forward_strips(
 def _forward(
     rules: Rules, spans: Spans, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None
 ) -> tuple[Array, Any]:
-    out, logsumexp, sensitivities = _forward_strips(rules, spans, params, queries, keys, drop, gradient=True)
+    outcome = _forward_strips(rules, spans, params, queries, keys, drop, gradient=True)
+    out, logsumexp, sensitivities = checkpoint_name(outcome, OUTCOME)
     return out, (params, queries, keys, drop, out, logsumexp, sensitivities)
 
 

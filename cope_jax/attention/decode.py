@@ -214,8 +214,7 @@ def attend_cached(
         q_positions=positions_BL,
         k_positions=cache.positions_BC,
         mask=mask,
-        dropout_rate=0.0,
-        dropout_key=None,
+        drop=None,
     )
     weights_BHLC = softmax_over(logits_over_slots(encoding, inputs, cache.filled), mask.dense())
     # The product in the form of the rows: any other would copy all values at every step.

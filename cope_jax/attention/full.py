@@ -5,7 +5,6 @@ import jax.numpy as jnp
 
 from cope_jax.attention.inputs import Inputs
 from cope_jax.encodings import Encoding
-from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.logits import content_logits
 from cope_jax.typing import Array
 
@@ -21,9 +20,8 @@ def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
     """
     weights_BHLM = attention_weights(encoding, inputs)
     batch, heads, length, keys = weights_BHLM.shape
-    drop = Dropout.create(inputs.dropout_key, inputs.dropout_rate, batch, heads)
-    if drop is not None:
-        weights_BHLM = weights_BHLM * drop(inputs.mask.q_places_L, inputs.mask.k_places_M, weights_BHLM.dtype)
+    if inputs.drop is not None:
+        weights_BHLM = weights_BHLM * inputs.drop(inputs.mask.q_places_L, inputs.mask.k_places_M, weights_BHLM.dtype)
     groups = inputs.v.shape[2]
     weights_BGRLM = weights_BHLM.astype(inputs.v.dtype).reshape(batch, groups, heads // groups, length, keys)
     out_BLGRK = jnp.einsum("BGRLM,BMGK->BLGRK", weights_BGRLM, inputs.v)

@@ -8,6 +8,7 @@ import numpy as np
 from cope_jax.attention.mask import Mask
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
+from cope_jax.ops.dropout import Dropout
 from cope_jax.typing import Array, PyTree
 
 
@@ -23,7 +24,7 @@ class Inputs:
       features: the encoding's key features.
       q_positions, k_positions: `[B, L]` and `[B, M]`, or 1 for B.
       mask: which queries and keys may meet.
-      dropout_rate, dropout_key: dropout on the attention weights.
+      drop: dropout on the attention weights; None: there is none.
     """
 
     q: Array
@@ -34,8 +35,7 @@ class Inputs:
     q_positions: Array
     k_positions: Array
     mask: Mask
-    dropout_rate: float
-    dropout_key: Array | None
+    drop: Dropout | None
 
 
 def prepare(
@@ -79,9 +79,8 @@ def prepare(
         features = encoding.key_features(None, k_BMGK, v_BMGK)
     rotated_q, rotated_k = encoding.rotate(q_BLHK, k_BMGK, q_positions, k_positions)
     mask = Mask(q_places, k_places, q_segment_ids, k_segment_ids, causal, window)
-    return Inputs(
-        q_BLHK, rotated_q, rotated_k, v_BMGK, features, q_positions, k_positions, mask, dropout_rate, dropout_key
-    )
+    drop = Dropout.create(dropout_key, dropout_rate, q_BLHK.shape[0], q_BLHK.shape[2])
+    return Inputs(q_BLHK, rotated_q, rotated_k, v_BMGK, features, q_positions, k_positions, mask, drop)
 
 
 def _check_shapes(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:

@@ -88,9 +88,13 @@ def over_blocks(rules: Rules, params: PyTree, queries: Queries, keys: Keys, stat
     def body(size: int, masked: bool, settled: bool) -> Callable[[tuple[Array, T]], tuple[Array, T]]:
         return lambda loop: (loop[0] - size, step(*loop, size=size, masked=masked, settled=settled))
 
-    loop = jax.lax.while_loop(near, body(rules.blocks.near, True, False), (end, state))
-    loop = jax.lax.while_loop(lambda loop: inside(loop[0]), body(rules.blocks.far, False, settles), loop)
-    return jax.lax.while_loop(lambda loop: loop[0] > first, body(rules.blocks.far, True, settles), loop)[1]
+    # Named, for their turns depend on the data: whoever reads the compiled program must know which is which.
+    with jax.named_scope("near"):
+        loop = jax.lax.while_loop(near, body(rules.blocks.near, True, False), (end, state))
+    with jax.named_scope("inside"):
+        loop = jax.lax.while_loop(lambda loop: inside(loop[0]), body(rules.blocks.far, False, settles), loop)
+    with jax.named_scope("edge"):
+        return jax.lax.while_loop(lambda loop: loop[0] > first, body(rules.blocks.far, True, settles), loop)[1]
 
 
 def accumulate(rules: Rules, params: PyTree, queries: Queries, keys: Keys, state: State, drop: Dropout | None) -> State:

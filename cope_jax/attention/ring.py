@@ -12,9 +12,10 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.attention import online, online_gradient
-from cope_jax.attention.blockwise import BLOCKS, keys_of, queries_of, running_sums
+from cope_jax.attention.blockwise import BLOCKS, OUTCOME, keys_of, queries_of, running_sums
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.online_gradient import Gradients, KeyGradients, Outcome
 from cope_jax.attention.seats import Ring
@@ -60,8 +61,7 @@ def ring_attention(encoding: Encoding, inputs: Inputs, axis: str, blocks: Blocks
     strips = -(-length // (ring.seats * blocks.queries))
     size = -(-length // (ring.seats * strips))
     rules = Rules(graph, blocks.within(size, strips * size), inputs.mask.causal, inputs.mask.window, is_sum)
-    drop = Dropout.create(inputs.dropout_key, inputs.dropout_rate, inputs.q.shape[0], inputs.q.shape[2])
-    return _attend(ring, rules, strips, params, queries_of(inputs, 0), keys_of(inputs), drop)
+    return _attend(ring, rules, strips, params, queries_of(inputs, 0), keys_of(inputs), inputs.drop)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))  # a partly manual program must be compiled, not run op by op
@@ -122,7 +122,8 @@ def _once_around(
 def _forward(
     ring: Ring, rules: Rules, params: PyTree, queries: Queries, keys: Keys, drop: Dropout | None
 ) -> tuple[Array, Any]:
-    out, logsumexp, sensitivities = _once_around(ring, rules, params, queries, keys, drop, gradient=True)
+    outcome = _once_around(ring, rules, params, queries, keys, drop, gradient=True)
+    out, logsumexp, sensitivities = checkpoint_name(outcome, OUTCOME)
     return out, (params, queries, keys, drop, out, logsumexp, sensitivities)
 
 

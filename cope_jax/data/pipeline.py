@@ -28,6 +28,7 @@ def train_iterator(
     data_seed: int,
     shuffle_seed: int,
     data_dir: str | None = None,
+    rows: Sequence[int] | np.ndarray | None = None,
 ) -> grain.DatasetIterator:
     """Training batches without end.
 
@@ -43,10 +44,11 @@ def train_iterator(
       shuffle_seed: seed of their order.
       data_dir: where `cope_jax.data.tfds_builder.write` put the fixed split, to read it from there: the same batches,
         bit for bit, as from memory.
+      rows: which rows of each batch to give, where other processes have the others; None: all.
 
     Returns:
       An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` goes on exactly from there.
-      Orbax saves and restores the iterator as it is.
+      It counts batches, so that it is the same whichever rows are given.
 
     Raises:
       ConfigError: a size or seed out of range, or `data_dir` does not hold these examples.
@@ -62,18 +64,29 @@ def train_iterator(
     """
     check_at_least(1, "pipeline", batch_size=batch_size)
     check_at_least(0, "pipeline", data_seed=data_seed, shuffle_seed=shuffle_seed)
+    rows = range(batch_size) if rows is None else rows
+    batches = grain.MapDataset.range(_ENDLESS)
     if examples is None:
         if data_dir is not None:
             raise ConfigError("data_dir holds a fixed number of examples: set `examples` to it, or leave data_dir out")
         entropy = [data_seed, shuffle_seed, zlib.crc32(b"train")]
-        dataset = grain.MapDataset.range(_ENDLESS).map(
-            lambda i: task.sample(np.random.default_rng([*entropy, i]), batch_size)
-        )
+
+        def drawn(i: int) -> Batch:
+            batch = task.sample(np.random.default_rng([*entropy, i]), batch_size)
+            return {name: array[rows] for name, array in batch.items()} if len(rows) < batch_size else batch
+
+        dataset = batches.map(drawn)
     else:
         source = _examples(task, "train", examples, data_seed, data_dir)
         # Grain shuffles epoch e by seed + e: unhashed, run 1 would see the epochs of run 0, one epoch early.
         seed = int(np.random.SeedSequence(shuffle_seed).generate_state(1)[0])
-        dataset = grain.MapDataset.source(source).shuffle(seed).repeat().batch(batch_size)
+        stream = grain.MapDataset.source(source).shuffle(seed).repeat()
+
+        def gathered(i: int) -> Batch:
+            found = [stream[i * batch_size + row] for row in rows]
+            return {name: np.stack([row[name] for row in found]) for name in found[0]}
+
+        dataset = batches.map(gathered)
     return iter(dataset.to_iter_dataset(_READ_OPTIONS))
 
 

@@ -41,6 +41,8 @@ class Evaluator:
       batch_size: sequences at a time.
       data_seed: seed of the examples.
       data_dir: where to read the fixed splits from; None draws them.
+      place: puts a batch on the devices.
+      multiple: of which the one length must be.
     """
 
     def __init__(
@@ -54,8 +56,11 @@ class Evaluator:
         batch_size: int,
         data_seed: int,
         data_dir: str | None = None,
+        place: Callable[[Mapping[str, Any]], Any] = lambda batch: batch,
+        multiple: int = 1,
     ):
-        length = max((task.length(split) for split in splits), default=0)
+        longest = max((task.length(split) for split in splits), default=0)
+        length = longest + -longest % multiple
         key = jax.random.key(data_seed)
         self._batches: dict[str, list[dict[str, Any]]] = {}
         for split, examples in splits.items():
@@ -76,6 +81,7 @@ class Evaluator:
             return batch_sums(logits(params, batch["inputs"], batch["positions"]), batch)
 
         self._measure = jax.jit(lift(measure, shared=1))
+        self._place = place
 
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
@@ -93,7 +99,7 @@ class Evaluator:
     def _errors(self, params: PyTree, batches: Sequence[Mapping[str, Any]], examples: int | None) -> list[Errors]:
         if examples is not None:
             batches = batches[: -(-examples // len(batches[0]["inputs"]))]
-        sums = [jax.device_get(self._measure(params, batch)) for batch in batches]
+        sums = [jax.device_get(self._measure(params, self._place(batch))) for batch in batches]
         width = np.atleast_1d(sums[0]["tokens"]).size
         return [
             mean_errors([{k: np.atleast_1d(v)[run] for k, v in batch.items()} for batch in sums])

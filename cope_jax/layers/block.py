@@ -11,6 +11,7 @@ from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.mlp import MLP
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context, SelfAttention
+from cope_jax.layout import Layout
 from cope_jax.ops.dropout import dropout
 from cope_jax.typing import Array
 
@@ -59,7 +60,7 @@ class Block(nnx.Module):
         """
         keys = (None,) * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
         attended_BLD = self.attention(self._attention_input(x_BLD), self.compose(shared), context, keys[0])
-        return self._add(x_BLD, attended_BLD, keys[1], keys[2])
+        return self._add(x_BLD, attended_BLD, context.layout, keys[1], keys[2])
 
     def extend(
         self, x_BLD: Array, shared: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
@@ -68,7 +69,7 @@ class Block(nnx.Module):
         attended_BLD, cache = self.attention.extend(
             self._attention_input(x_BLD), self.compose(shared), context, cache, layer, first=first
         )
-        return self._add(x_BLD, attended_BLD), cache
+        return self._add(x_BLD, attended_BLD, context.layout), cache
 
     def maps(self, x_BLD: Array, shared: Encoding, context: Context) -> dict[str, Array]:
         """What the attention of this block looks like: see `SelfAttention.maps`."""
@@ -82,11 +83,16 @@ class Block(nnx.Module):
         return self.attention_norm(x_BLD) if self.config.norm_position == "pre" else x_BLD
 
     def _add(
-        self, x_BLD: Array, attended_BLD: Array, attention_key: Array | None = None, mlp_key: Array | None = None
+        self,
+        x_BLD: Array,
+        attended_BLD: Array,
+        layout: Layout,
+        attention_key: Array | None = None,
+        mlp_key: Array | None = None,
     ) -> Array:
         """The residual stream after what attention adds to it, and the feed-forward layer."""
         rate, pre = self.config.dropout, self.config.norm_position == "pre"
-        x_BLD = x_BLD + dropout(attended_BLD, rate, attention_key)
+        x_BLD = layout.constrain(x_BLD + dropout(attended_BLD, rate, attention_key), "batch", "length", None)
         x_BLD = x_BLD if pre else self.attention_norm(x_BLD)
-        x_BLD = x_BLD + dropout(self.mlp(self.mlp_norm(x_BLD) if pre else x_BLD), rate, mlp_key)
-        return x_BLD if pre else self.mlp_norm(x_BLD)
+        x_BLD = x_BLD + dropout(self.mlp(self.mlp_norm(x_BLD) if pre else x_BLD, layout), rate, mlp_key)
+        return layout.constrain(x_BLD if pre else self.mlp_norm(x_BLD), "batch", "length", None)

@@ -32,7 +32,6 @@ class BlockConfig:
       dropout: rate for attention weights and for what each sublayer adds.
       compute_dtype: type of the matrix products; parameters, positions, logits and softmax are float32 in any case.
       attention: implementation, as `cope_jax.attention.attend` takes it.
-      sequence_axis: the axis of the mesh over which sequences are split, for ring attention; None: they are whole.
     """
 
     model_dim: int = 64
@@ -47,7 +46,6 @@ class BlockConfig:
     dropout: float = 0.0
     compute_dtype: ComputeType = "float32"
     attention: str = "auto"
-    sequence_axis: str | None = None
 
     def __post_init__(self):
         check_choices(self, "block")

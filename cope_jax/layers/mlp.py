@@ -7,6 +7,7 @@ from flax import nnx
 
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.linear import create_linear
+from cope_jax.layout import WHOLE, Layout
 from cope_jax.ops.gelu import gelu
 from cope_jax.typing import Array
 
@@ -23,11 +24,13 @@ class MLP(nnx.Module):
     def __init__(self, config: BlockConfig, residual_scale: float, *, rngs: nnx.Rngs):
         width, hidden = config.model_dim, config.mlp_dim or 4 * config.model_dim
         self.activation = config.activation
-        self.inner = create_linear(config, width, hidden, rngs=rngs)
-        self.gate = create_linear(config, width, hidden, rngs=rngs) if config.activation == "swiglu" else None
-        self.outer = create_linear(config, hidden, width, scale=residual_scale, rngs=rngs)
+        inward, outward = ("embed", "mlp"), ("mlp", "embed")
+        self.inner = create_linear(config, width, hidden, inward, rngs=rngs)
+        self.gate = create_linear(config, width, hidden, inward, rngs=rngs) if config.activation == "swiglu" else None
+        self.outer = create_linear(config, hidden, width, outward, scale=residual_scale, rngs=rngs)
 
-    def __call__(self, x_BLD: Array) -> Array:
+    def __call__(self, x_BLD: Array, layout: Layout = WHOLE) -> Array:
         inner = self.inner(x_BLD)
         activate = ACTIVATIONS[self.activation]
-        return self.outer(activate(inner) if self.gate is None else activate(self.gate(x_BLD)) * inner)
+        hidden = activate(inner) if self.gate is None else activate(self.gate(x_BLD)) * inner
+        return self.outer(layout.constrain(hidden, "batch", "length", "width"))

@@ -10,6 +10,7 @@ from cope_jax.attention.decode import Cache, attend_cached
 from cope_jax.encodings import Encoding
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.linear import create_linear
+from cope_jax.layout import WHOLE, Layout
 from cope_jax.ops.logits import content_logits
 from cope_jax.typing import Array
 
@@ -22,11 +23,13 @@ class Context:
       positions: `[B, L]` or `[1, L]`, int32.
       segment_ids: `[B, L]`; None: one document in each row.
       causal: whether later tokens are hidden.
+      layout: where activations lie.
     """
 
     positions: Any
     segment_ids: Array | None = None
     causal: bool = True
+    layout: Layout = WHOLE
 
 
 class SelfAttention(nnx.Module):
@@ -36,10 +39,11 @@ class SelfAttention(nnx.Module):
         shape, width = config.attention_shape(None), config.model_dim
         self.config = config
         self.shape = shape
-        self.query = create_linear(config, width, shape.num_heads * shape.head_dim, rngs=rngs)
-        self.key = create_linear(config, width, shape.kv_heads * shape.head_dim, rngs=rngs)
-        self.value = create_linear(config, width, shape.kv_heads * shape.head_dim, rngs=rngs)
-        self.out = create_linear(config, shape.num_heads * shape.head_dim, width, scale=residual_scale, rngs=rngs)
+        heads, kv_heads = shape.num_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        self.query = create_linear(config, width, heads, ("embed", "heads"), rngs=rngs)
+        self.key = create_linear(config, width, kv_heads, ("embed", "kv_heads"), rngs=rngs)
+        self.value = create_linear(config, width, kv_heads, ("embed", "kv_heads"), rngs=rngs)
+        self.out = create_linear(config, heads, width, ("heads", "embed"), scale=residual_scale, rngs=rngs)
 
     def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
@@ -48,7 +52,8 @@ class SelfAttention(nnx.Module):
             k,
             v,
             implementation=self.config.attention,
-            sequence_axis=self.config.sequence_axis,
+            sequence_axis=context.layout.length,
+            batch_axes=context.layout.batch,
             dropout_rate=self.config.dropout,
             dropout_key=dropout_key,
             **options,
@@ -72,7 +77,7 @@ class SelfAttention(nnx.Module):
         cache = cache.append(k, v, encoding=encoding, features=options["features"], layer=layer)
         if first:
             out_BLHK = attend(
-                q, k, v, implementation=self.config.attention, sequence_axis=self.config.sequence_axis, **options
+                q, k, v, implementation=self.config.attention, sequence_axis=context.layout.length, **options
             )
         else:
             out_BLHK = attend_cached(q, cache, encoding=encoding, layer=layer)
@@ -101,7 +106,10 @@ class SelfAttention(nnx.Module):
         self, x_BLD: Array, encoding: Encoding, context: Context
     ) -> tuple[Array, Array, Array, dict[str, Any]]:
         heads = (*x_BLD.shape[:2], -1, self.shape.head_dim)
-        q_BLHK, k_BMGK, v_BMGK = (linear(x_BLD).reshape(heads) for linear in (self.query, self.key, self.value))
+        q_BLHK, k_BMGK, v_BMGK = (
+            context.layout.constrain(linear(x_BLD).reshape(heads), "batch", "length", "width", None)
+            for linear in (self.query, self.key, self.value)
+        )
         options = {
             "encoding": encoding,
             "features": encoding.key_features(x_BLD, k_BMGK, v_BMGK),

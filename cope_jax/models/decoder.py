@@ -2,13 +2,14 @@
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.attention.blockwise import OUTCOME
 from cope_jax.attention.decode import Cache, create_cache
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
@@ -16,11 +17,18 @@ from cope_jax.layers.block import Block
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
+from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.base import MODELS
 from cope_jax.ops.dropout import dropout
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_choices
 from cope_jax.typing import Array
 
+Remat = Literal["none", "full", "attention", "dots"]
+_POLICIES = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "attention": jax.checkpoint_policies.save_only_these_names(OUTCOME),
+    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+}
 PADDING = -1  # the segment of the tokens that stand before a shorter prompt
 
 
@@ -36,7 +44,10 @@ class DecoderConfig:
       num_layers: depth.
       block: the choices of every block.
       tie_embeddings: the output layer is the transposed embedding.
-      remat: recompute each block in the backward pass instead of keeping its activations.
+      remat: what the backward pass computes anew instead of keeping it: "none"; "full": all but the input of each
+        block; "attention": all but that and the outcome of attention; "dots": all but the products with matrices of
+        parameters.
+      layout: where activations lie on a mesh.
     """
 
     vocab_size: int
@@ -46,10 +57,12 @@ class DecoderConfig:
     num_layers: int = 2
     block: BlockConfig = BlockConfig()
     tie_embeddings: bool = False
-    remat: bool = False
+    remat: Remat = "none"
+    layout: Layout = WHOLE
 
     def __post_init__(self):
         sizes = {"vocab_size": self.vocab_size, "max_length": self.max_length, "num_layers": self.num_layers}
+        check_choices(self, "decoder")
         check_at_least(1, "decoder", **sizes)
 
 
@@ -84,14 +97,28 @@ class Decoder(nnx.Module):
             return Block(config.block, own, shape, config.num_layers, rngs=rngs)
 
         self.config = config
-        self.embedding = nnx.Embed(config.vocab_size, width, dtype=dtype, embedding_init=normal(1.0), rngs=rngs)
+        self.embedding = nnx.Embed(
+            config.vocab_size,
+            width,
+            dtype=dtype,
+            embedding_init=normal(1.0),
+            embedding_metadata={"axes": ("vocab", "embed")},
+            rngs=rngs,
+        )
         self.encoding = shared.build(shape, rngs=rngs)
         self.blocks = stack(rngs)
         self.norm = Norm(config.block, rngs=rngs) if config.block.norm_position == "pre" else None
         self.out = (
             None
             if config.tie_embeddings
-            else nnx.Linear(width, config.vocab_size, use_bias=False, kernel_init=normal(width**-0.5), rngs=rngs)
+            else nnx.Linear(
+                width,
+                config.vocab_size,
+                use_bias=False,
+                kernel_init=normal(width**-0.5),
+                kernel_metadata={"axes": ("embed", "vocab")},
+                rngs=rngs,
+            )
         )
 
     def __call__(
@@ -203,15 +230,17 @@ class Decoder(nnx.Module):
             out_DV = self.embedding.embedding[...].T / self.config.block.model_dim**0.5
         else:
             out_DV = self.out.kernel[...]
-        return jnp.einsum("BLD,DV->BLV", x_BLD, out_DV.astype(x_BLD.dtype), preferred_element_type=jnp.float32)
+        logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV.astype(x_BLD.dtype), preferred_element_type=jnp.float32)
+        return self.config.layout.constrain(logits_BLV, "batch", "length", "width")
 
     def _context(self, tokens_BL: Array, positions_BL: Any, segment_ids_BL: Array | None) -> Context:
         if positions_BL is None:  # NumPy, so that a table's length can be checked while tracing
             positions_BL = np.arange(tokens_BL.shape[1], dtype=np.int32)[None]
-        return Context(positions_BL, segment_ids_BL)
+        return Context(positions_BL, segment_ids_BL, layout=self.config.layout)
 
     def _embed(self, tokens_BL: Array, context: Context) -> Array:
-        return self.encoding.embed(self.embedding(tokens_BL), context.positions)
+        x_BLD = context.layout.constrain(self.embedding(tokens_BL), "batch", "length", None)
+        return self.encoding.embed(x_BLD, context.positions)
 
     def _scan(self, layer: Callable[..., tuple[Any, Any]], carry: Any, inputs: Any) -> tuple[Any, Any]:
         graph, stacked = nnx.split(self.blocks)
@@ -220,7 +249,9 @@ class Decoder(nnx.Module):
             state, layer_input = state_and_input
             return layer(nnx.merge(graph, state), carry, layer_input)
 
-        return jax.lax.scan(jax.checkpoint(body) if self.config.remat else body, carry, (stacked, inputs))
+        if self.config.remat != "none":
+            body = jax.checkpoint(body, policy=_POLICIES[self.config.remat])
+        return jax.lax.scan(body, carry, (stacked, inputs))
 
 
 def _check_lengths(lengths_B: Any, batch: int, length: int) -> None:

@@ -7,8 +7,9 @@ from typing import Any, Literal
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
 from cope_jax.layers.config import BlockConfig
-from cope_jax.models.decoder import DecoderConfig
-from cope_jax.registry import check_at_least, configure
+from cope_jax.layout import WHOLE, Layout
+from cope_jax.models.decoder import DecoderConfig, Remat
+from cope_jax.registry import check_at_least, check_choices, configure
 from cope_jax.tasks import Task
 
 
@@ -32,7 +33,7 @@ class ModelConfig:
     num_layers: int = 2
     encoding_sharing: Sharing = "layer"
     tie_embeddings: bool = False
-    remat: bool = False
+    remat: Remat = "none"
     block: BlockConfig = BlockConfig()
 
 
@@ -78,7 +79,9 @@ class TrainingConfig:
 
     Attributes:
       steps: optimizer steps.
-      batch_size: B.
+      batch_size: B, over all devices.
+      accumulate: microbatches of a step, one after another, whose gradients are added: a step of the same batch in less
+        memory. Microbatch m has the rows m, m + accumulate, …; with dropout, other numbers of them draw other masks.
       examples: size of the fixed training split; None means fresh examples without end.
       data_dir: a directory that `experiments.export` wrote, to read examples from; None means to draw them.
       data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout.
@@ -92,6 +95,7 @@ class TrainingConfig:
 
     steps: int = 1000
     batch_size: int = 64
+    accumulate: int = 1
     examples: int | None = None
     data_dir: str | None = None
     data_seed: int = 0
@@ -104,10 +108,14 @@ class TrainingConfig:
     def __post_init__(self):
         check_at_least(1, "training", steps=self.steps, batch_size=self.batch_size, examples=self.examples)
         check_at_least(1, "training", steps_per_dispatch=self.steps_per_dispatch, max_position=self.max_position)
-        check_at_least(1, "training", checkpoint_every=self.checkpoint_every)
+        check_at_least(1, "training", checkpoint_every=self.checkpoint_every, accumulate=self.accumulate)
         check_at_least(0, "training", data_seed=self.data_seed, evaluate_every=self.evaluate_every)
         if self.positions != "consecutive" and self.max_position is None:
             raise ConfigError(f"training.positions={self.positions} draws positions: give training.max_position")
+        if self.batch_size % self.accumulate:
+            raise ConfigError(
+                f"training.batch_size={self.batch_size} must be a multiple of training.accumulate={self.accumulate}"
+            )
         for name in ("steps", "evaluate_every", "checkpoint_every"):
             if getattr(self, name) % self.steps_per_dispatch:
                 raise ConfigError(
@@ -139,6 +147,54 @@ class EvaluationConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class MeshConfig:
+    """How many devices stand along each axis of the mesh; −1, for one axis, means all that remain.
+
+    Attributes:
+      data: each has the parameters whole, and its share of the batch.
+      fsdp: each has its share of the batch and of the parameters, which are gathered layer by layer.
+      tensor: each has its share of heads and hidden units.
+      sequence: each has its share of every sequence; attention is a ring.
+    """
+
+    data: int = -1
+    fsdp: int = 1
+    tensor: int = 1
+    sequence: int = 1
+
+    def __post_init__(self):
+        sizes = dataclasses.asdict(self)
+        if list(sizes.values()).count(-1) > 1:
+            raise ConfigError(f"job.mesh may leave one axis at -1, for the devices that remain, got {sizes}")
+        check_at_least(1, "job.mesh", **{name: size for name, size in sizes.items() if size != -1})
+
+
+@dataclasses.dataclass(frozen=True)
+class JobConfig:
+    """What may change whenever a run goes on, since it decides its numbers up to rounding at the most.
+
+    Attributes:
+      mesh: the devices.
+      keep: how many of the newest checkpoints to keep.
+      keep_best: how many beside them of the best, by the loss of the first evaluation split.
+      on_non_finite: what a step whose loss or gradient is not finite does: "stop" the run with an error, or "skip" the
+        update and go on.
+      peak_flops: FLOP/s of one device, for the utilisation; None looks the device up in a table.
+    """
+
+    mesh: MeshConfig = MeshConfig()
+    keep: int = 2
+    keep_best: int = 0
+    on_non_finite: Literal["stop", "skip"] = "stop"
+    peak_flops: float | None = None
+
+    def __post_init__(self):
+        check_choices(self, "job")
+        check_at_least(1, "job", keep=self.keep, peak_flops=self.peak_flops)
+        check_at_least(0, "job", keep_best=self.keep_best)
+
+
+@dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
     """One experiment: a task, a model, how it is trained and measured.
 
@@ -156,6 +212,7 @@ class ExperimentConfig:
     optimizer: OptimizerConfig = OptimizerConfig()
     training: TrainingConfig = TrainingConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    job: JobConfig = JobConfig()
     seeds_side_by_side: int = 0
     paper: dict[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -171,25 +228,26 @@ class ExperimentConfig:
         return dataclasses.asdict(self)
 
     def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
-        """What decides the numbers of a run: all but the paper's figures and the options of encodings not used.
+        """What decides the numbers of a run: all but the job, the paper's figures and options of encodings not used.
 
         Args:
           with_encoding: False leaves out the encoding too: what the runs of one comparison share.
         """
         recipe = self.to_dict()
-        del recipe["paper"]
+        del recipe["job"], recipe["paper"]
         used = [name for name, _ in EncodingConfig.parse(self.encoding).parts] if with_encoding else []
         recipe["encodings"] = {name: options for name, options in self.encodings.items() if name in used}
         if not with_encoding:
             del recipe["encoding"]
         return recipe
 
-    def decoder(self, task: Task) -> DecoderConfig:
+    def decoder(self, task: Task, layout: Layout = WHOLE) -> DecoderConfig:
         """The config of the model for `task`; its `max_length` is what positions lie below."""
         model = {field.name: getattr(self.model, field.name) for field in dataclasses.fields(self.model)}
         return DecoderConfig(
             vocab_size=task.vocab_size,
             max_length=self.training.max_position or task.max_length,
             encoding=EncodingConfig.parse(self.encoding, self.encodings),
+            layout=layout,
             **model,
         )

@@ -5,23 +5,44 @@ import signal
 import types
 from typing import Any
 
+import jax
+from jax.experimental import multihost_utils
+
+WORDS = b"\nsaving and stopping after the steps at work; Ctrl-C again to leave at once\n"
+
 
 class Interrupted(Exception):
-    """The run was asked to stop, saved a checkpoint, and stopped; the same command goes on."""
+    """The run was asked to stop, saved a checkpoint, and stopped; the same command goes on.
+
+    Attributes:
+      exit_code: 128 + the number of the signal, as shells have it: 130 after Ctrl-C, 143 after SIGTERM.
+    """
+
+    def __init__(self, message: str, number: int = signal.SIGINT):
+        super().__init__(message)
+        self.exit_code = 128 + number
 
 
 class Interruption:
-    """A context manager in which Ctrl-C (SIGINT) and SIGTERM only set `requested`, so that the loop can save and leave.
+    """A context manager in which Ctrl-C (SIGINT) and SIGTERM only ask, so that the loop can save and leave.
 
     A second Ctrl-C raises KeyboardInterrupt at once.
+
+    With several processes a signal to one of them stops all, after the same step: JAX's preemption service has the
+    handler of SIGTERM from `jax.distributed.initialize` on, and agrees on the step; Ctrl-C is handed to it.
+
+    Attributes:
+      number: the signal that has asked; None: none has.
     """
 
     def __init__(self) -> None:
-        self.requested = False
+        self.number: int | None = None
         self._before: dict[int, Any] = {}
+        self._calls = 0
+        self._alone = jax.process_count() == 1
 
     def __enter__(self) -> "Interruption":
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM) if self._alone else (signal.SIGINT,):
             self._before[number] = signal.signal(number, self._request)
         return self
 
@@ -29,9 +50,21 @@ class Interruption:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
+    def requested(self) -> bool:
+        """Whether to save and leave now; every process calls it after every dispatch, and all get the same answer."""
+        self._calls += 1
+        if self._alone:
+            return self.number is not None
+        if multihost_utils.reached_preemption_sync_point(self._calls):
+            self.number = signal.SIGTERM  # another process may have had the signal
+            return True
+        return False
+
     def _request(self, number: int, frame: types.FrameType | None) -> None:
-        if self.requested and number == signal.SIGINT:
+        if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.requested = True
+        self.number = number
         # Not print: the signal may have come in the midst of one, and a buffer cannot be entered twice.
-        os.write(2, b"\nsaving and stopping after the steps at work; Ctrl-C again to leave at once\n")
+        os.write(2, WORDS)
+        if not self._alone:
+            os.kill(os.getpid(), signal.SIGTERM)

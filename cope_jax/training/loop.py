@@ -1,5 +1,6 @@
 """The training loop: from a checkpoint or from scratch to the last step."""
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Sequence
@@ -11,12 +12,15 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from cope_jax.errors import NonFiniteError
 from cope_jax.training.checkpoints import Checkpoints
-from cope_jax.training.config import TrainingConfig
+from cope_jax.training.config import JobConfig, TrainingConfig
 from cope_jax.training.interruption import Interrupted, Interruption
 from cope_jax.training.learner import TrainState
 from cope_jax.training.metrics import MetricsWriter
+from cope_jax.training.profile import Profile
 from cope_jax.training.program import Program
+from cope_jax.training.speed import Meter, describe
 
 Evaluate = Callable[[TrainState, int], list[dict[str, Any]]]
 
@@ -30,8 +34,12 @@ class Run:
       seeds: one for each run of the program.
       config: steps and intervals.
       workdir: holds `checkpoints/`, `metrics.jsonl` and TensorBoard files.
-      iterators: training data, one iterator for each seed.
-      evaluate: rows for the learning curves, from a state and its step.
+      iterators: training data, one iterator for each seed, of the rows that this process needs.
+      evaluate: rows for the learning curves, from a state and its step; the first row of a seed has the loss by which
+        checkpoints are the best.
+      meter: speeds.
+      job: what may change when the run goes on.
+      profile: steps to profile.
       label: stands before the progress bar.
     """
 
@@ -41,6 +49,9 @@ class Run:
     workdir: Path
     iterators: Sequence[grain.DatasetIterator]
     evaluate: Evaluate
+    meter: Meter
+    job: JobConfig = JobConfig()
+    profile: Profile | None = None
     label: str = "train"
 
     def train(self) -> tuple[TrainState, float]:
@@ -51,20 +62,27 @@ class Run:
 
         Raises:
           Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved.
-          ConfigError: a damaged checkpoint, or one of another model.
+          ConfigError: no checkpoint that can be read, or one of another model.
+          StorageError: the disk is full or read-only.
+          NonFiniteError: a loss or gradient is not finite, and the job says to stop.
         """
-        with Checkpoints(self.workdir / "checkpoints") as checkpoints, Interruption() as interruption:
+        with contextlib.ExitStack() as stack:
+            checkpoints = stack.enter_context(
+                Checkpoints(self.workdir / "checkpoints", self.job.keep, self.job.keep_best)
+            )
+            interruption = stack.enter_context(Interruption())
             state, step, seconds = self._start(checkpoints)
-            with MetricsWriter(self.workdir, step) as metrics, self._progress_bar(step) as bar:
-                return self._train(state, step, seconds, checkpoints, metrics, bar, interruption)
+            metrics = stack.enter_context(MetricsWriter(self.workdir, step, active=jax.process_index() == 0))
+            bar = stack.enter_context(self._progress_bar(step))
+            if self.profile is not None:
+                stack.enter_context(self.profile)
+            return self._train(state, step, seconds, checkpoints, metrics, bar, interruption)
 
     def _start(self, checkpoints: Checkpoints) -> tuple[TrainState, int, float]:
-        init = self.program.init
-        seeds = self.program.replicas.stack([np.int32(seed) for seed in self.seeds])
-        step = checkpoints.latest()
-        if step is None:
-            return init(seeds), 0, 0.0
-        state, progress = checkpoints.restore(jax.eval_shape(init, seeds))
+        restored = checkpoints.restore(self.program.state_shapes())
+        if restored is None:
+            return self.program.init(self.seeds), 0, 0.0
+        step, state, progress = restored
         for iterator, place in zip(self.iterators, progress["data"], strict=True):
             iterator.set_state(place)
         return state, step, progress["seconds"]
@@ -84,41 +102,71 @@ class Run:
         drawn = self._draw() if step < config.steps else None
         while drawn is not None:
             batches, places = drawn
-            began = time.perf_counter()
-            state, measured = self.program.train_steps(state, batches)
+            if self.profile is not None:
+                self.profile.at(step, size)
+            self.meter.start()
+            with jax.transfer_guard("disallow"):
+                state, measured = self.program.train_steps(state, batches)
+            drawn = self._draw() if step + size < config.steps else None  # while the device computes
+            rows, losses = self._rows(step, jax.device_get(measured))
+            speeds = self.meter.dispatched(size)
             step += size
-            drawn = self._draw() if step < config.steps else None  # while the device computes
-            rows = self._rows(step, jax.device_get(measured))
             metrics.write(rows)
-            loss = float(np.mean([row["loss"] for row in rows]))
-            speed = batches["inputs"].size / (time.perf_counter() - began)
-            metrics.board(step, {"tokens_per_second": speed})
-            bar.set_postfix_str(f"loss {loss:.3f}, {speed:,.0f} tokens/s", refresh=False)
+            metrics.board(step, speeds)
+            bar.set_postfix_str(
+                ", ".join(filter(None, (f"loss {np.mean(losses):.3f}", describe(speeds)))), refresh=False
+            )
             bar.update(size)
-            last = step == config.steps
+            last, score = step == config.steps, None
             if last or (config.evaluate_every and step % config.evaluate_every == 0):
-                metrics.write(self.evaluate(state, step))
-            if last or interruption.requested or step % config.checkpoint_every == 0:
-                checkpoints.save(step, state, {"data": places, "seconds": time.perf_counter() - started})
-            if interruption.requested:
-                raise Interrupted(f"stopped at step {step} of {config.steps}; the same command goes on from there")
+                curve = self.evaluate(state, step)
+                metrics.write(curve)
+                score = float(np.mean([next(row["loss"] for row in curve if row["seed"] == s) for s in self.seeds]))
+            requested = interruption.requested()
+            if last or requested or step % config.checkpoint_every == 0:
+                progress = {"data": places, "seconds": time.perf_counter() - started}
+                checkpoints.save(step, state, progress, score)
+            if requested:
+                checkpoints.wait()
+                message = f"stopped at step {step} of {config.steps}; the same command goes on from there"
+                raise Interrupted(message, interruption.number or 0)
         return state, time.perf_counter() - started
 
     def _draw(self) -> tuple[Any, list[dict[str, Any]]]:
-        """The batches of one dispatch, stacked, and the places of the iterators behind them."""
+        """The batches of one dispatch, stacked and on the devices, and the places of the iterators behind them."""
         stacked = []
         for iterator in self.iterators:
             drawn = [next(iterator) for _ in range(self.config.steps_per_dispatch)]
             stacked.append({name: np.stack([batch[name] for batch in drawn]) for name in drawn[0]})
-        return self.program.replicas.stack(stacked), [iterator.get_state() for iterator in self.iterators]
+        batches = self.program.place(self.program.replicas.stack(stacked), self.config.batch_size)
+        return batches, [iterator.get_state() for iterator in self.iterators]
 
-    def _rows(self, step: int, measured: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-        return [
-            {"step": step, "seed": seed, **{name: float(np.mean(values)) for name, values in one.items()}}
-            for seed, one in zip(self.seeds, self.program.replicas.unstack(measured), strict=True)
-        ]
+    def _rows(self, step: int, measured: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list[float]]:
+        """The rows of a dispatch that began at `step`, one for each seed, and their losses."""
+        rows, losses = [], []
+        for seed, one in zip(self.seeds, self.program.replicas.unstack(measured), strict=True):
+            finite = one.pop("finite") == 1
+            skipped = step + 1 + np.flatnonzero(~finite)
+            if skipped.size and self.job.on_non_finite == "stop":
+                at = skipped[0] - step - 1
+                raise NonFiniteError(
+                    f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {one['loss'][at]:g} and "
+                    f"gradient norm {one['grad_norm'][at]:g}: earlier checkpoints are whole; go on without such "
+                    f"updates by --config.job.on_non_finite=skip, or lower optimizer.learning_rate in a new workdir"
+                )
+            means = {name: float(np.mean(values[finite])) if finite.any() else None for name, values in one.items()}
+            row: dict[str, Any] = {"step": step + self.config.steps_per_dispatch, "seed": seed, **means}
+            rows.append(row | ({"skipped": skipped.tolist()} if skipped.size else {}))
+            losses.append(np.nan if means["loss"] is None else means["loss"])
+        return rows, losses
 
     def _progress_bar(self, step: int) -> Any:
         return tqdm(
-            total=self.config.steps, initial=step, desc=self.label, unit="step", dynamic_ncols=True, smoothing=0.1
+            total=self.config.steps,
+            initial=step,
+            desc=self.label,
+            unit="step",
+            dynamic_ncols=True,
+            smoothing=0.1,
+            disable=jax.process_index() != 0,
         )

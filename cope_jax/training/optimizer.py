@@ -1,5 +1,7 @@
 """Optimizers and learning-rate schedules."""
 
+from typing import Any
+
 import optax
 
 from cope_jax.errors import ConfigError
@@ -37,3 +39,12 @@ def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTrans
     }[config.name]()
     clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
     return optax.chain(clip, update)
+
+
+def applied_rate(schedule: optax.Schedule, opt_state: Any) -> Any:
+    """The learning rate of the next update, which counts updates and no steps that were skipped."""
+
+    def by_schedule(path: Any, _: Any) -> bool:
+        return getattr(path[-1], "tuple_name", "") == "ScaleByScheduleState"
+
+    return schedule(optax.tree.get(opt_state, "count", filtering=by_schedule))

@@ -1,24 +1,121 @@
-"""The compiled functions of training, shared by all runs that differ in their seeds only."""
+"""The compiled functions of training on a mesh, shared by all runs that differ in their seeds only."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from cope_jax.training.learner import Learner
+from cope_jax.training import sharding
+from cope_jax.training.learner import Learner, TrainState
 from cope_jax.training.replicas import Replicas
+from cope_jax.typing import PyTree
+
+FIELDS = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
 
 
 class Program:
-    """A learner compiled for `replicas.width` runs side by side.
+    """A learner compiled for `replicas.width` runs side by side, on the devices of a mesh.
 
-    Attributes:
-      init: seeds → state.
-      train_steps: (state, batches) → (state, metrics); the state is donated.
+    The state is made where it belongs and stays there: no device ever holds more than its share. Batches are split by
+    rows. A mesh of one device is the plain program.
+
+    Args:
+      learner: its model has the layout of the mesh.
+      replicas: the runs.
+      mesh: from `sharding.create_mesh`.
     """
 
-    def __init__(self, learner: Learner, replicas: Replicas):
+    def __init__(self, learner: Learner, replicas: Replicas, mesh: Mesh):
         self.learner = learner
         self.replicas = replicas
-        self.init: Callable[..., Any] = jax.jit(replicas.lift(learner.init))
-        self.train_steps: Callable[..., Any] = jax.jit(replicas.lift(learner.train_steps), donate_argnums=0)
+        self.mesh = mesh
+        self._lead = (None,) * (replicas.width > 1)
+        self._whole = NamedSharding(mesh, PartitionSpec())
+        self.batch_sharding = self._sharding(PartitionSpec(None, learner.model.layout.batch or None))
+        self._by_rows = NamedSharding(mesh, PartitionSpec(learner.model.layout.batch or None))
+        self.state_shardings = self._state_shardings()
+        self._init = jax.jit(replicas.lift(learner.init), out_shardings=self.state_shardings)
+        self._train_steps = jax.jit(
+            replicas.lift(learner.train_steps),
+            in_shardings=(self.state_shardings, self.batch_sharding),
+            out_shardings=(self.state_shardings, self._whole),
+            donate_argnums=0,
+        )
+
+    def init(self, seeds: Sequence[int]) -> TrainState:
+        """The states before the first step."""
+        stacked = self.replicas.stack([np.int32(seed) for seed in seeds])
+        with jax.set_mesh(self.mesh):
+            return self._init(jax.device_put(stacked, self._whole))
+
+    def train_steps(self, state: TrainState, batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
+        """(state, batches) → (state, metrics): see `Learner.train_steps`; the state is donated.
+
+        The batches are global arrays, as `place` makes them.
+        """
+        with jax.set_mesh(self.mesh):
+            return self._train_steps(state, batches)
+
+    def state_shapes(self) -> TrainState:
+        """What the state looks like, and where it lies."""
+        with jax.set_mesh(self.mesh):
+            seeds = self.replicas.stack([np.int32(0)] * self.replicas.width)
+            shapes = jax.eval_shape(self.replicas.lift(self.learner.init), seeds)
+        return jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+            shapes,
+            self.state_shardings,
+        )
+
+    def lower(self, batch_size: int, length: int, steps: int = 1) -> jax.stages.Lowered:
+        """The training step for batches of this size, as far as it goes without data, or the devices of the mesh."""
+        shape = (*((self.replicas.width,) if self._lead else ()), steps, batch_size, length)
+        batches = {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.batch_sharding) for name, dtype in FIELDS.items()
+        }
+        with jax.set_mesh(self.mesh):
+            return self._train_steps.lower(self.state_shapes(), batches)
+
+    def rows(self, batch_size: int) -> np.ndarray:
+        """Which rows of a batch this process must have."""
+        return sharding.rows_here(self._by_rows, batch_size)
+
+    def place(self, batches: PyTree, batch_size: int) -> PyTree:
+        """Global arrays `[T, B, ...]`, with the seeds before where they are several, from those rows of each."""
+        rows, axis = self.rows(batch_size), len(self._lead) + 1
+
+        def place(local: np.ndarray) -> jax.Array:
+            def part(index: Any) -> np.ndarray:
+                wanted = np.arange(batch_size)[index[axis]]
+                return local[(*index[:axis], np.searchsorted(rows, wanted), *index[axis + 1 :])]
+
+            shape = (*local.shape[:axis], batch_size, *local.shape[axis + 1 :])
+            return jax.make_array_from_callback(shape, self.batch_sharding, part)
+
+        return jax.tree.map(place, batches)
+
+    def place_whole(self, batch: PyTree) -> PyTree:
+        """Global arrays `[B, ...]` or `[1, ...]` from arrays that every process has whole."""
+
+        def place(x: np.ndarray) -> jax.Array:
+            return jax.make_array_from_callback(x.shape, self._by_rows if len(x) > 1 else self._whole, x.__getitem__)
+
+        return jax.tree.map(place, batch)
+
+    def _sharding(self, spec: PartitionSpec) -> NamedSharding:
+        return NamedSharding(self.mesh, PartitionSpec(*self._lead, *spec))
+
+    def _state_shardings(self) -> TrainState:
+        specs = sharding.parameter_specs(self.learner.variables(), self.mesh.shape)
+        with jax.set_mesh(self.mesh):
+            params = jax.eval_shape(self.learner.init, np.int32(0)).params
+        opt_specs = sharding.optimizer_specs(self.learner.optimizer, params, specs)
+        whole: Any = PartitionSpec()
+        return jax.tree.map(
+            self._sharding,
+            TrainState(step=whole, params=specs, opt_state=opt_specs, key=whole),
+            is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
+        )

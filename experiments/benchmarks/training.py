@@ -13,9 +13,7 @@ import numpy as np
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.program import Program
-from cope_jax.training.replicas import Replicas
+from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
 from experiments import common
 from experiments.benchmarks import data_parallel
 from experiments.benchmarks.case import Case, LeftOut, Noted
@@ -91,9 +89,9 @@ def cases(recipes: Sequence[Recipe], names: Sequence[str], devices: int) -> list
 def ours(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
     """One step of our learner: the batch is split over devices, or all on one, as in the training loop."""
     config = dataclasses.replace(recipe.config, encoding=encoding)
-    learner = common.create_learner(config, tasks.create(config.task.name, **config.task.options))
-    program = Program(learner, Replicas())
-    state, batch = program.init(0), dict(recipe.batch())
+    config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
+    program = common.create_program(config, tasks.create(config.task.name, **config.task.options))
+    learner, state, batch = program.learner, program.init([0]), dict(recipe.batch())
     size = recipe.config.training.batch_size
     if devices > 1 and size % devices == 0:
         split = Split.over(devices, dimension=0)

@@ -1,14 +1,11 @@
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 
 from cope_jax import tasks
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.program import Program
-from cope_jax.training.replicas import Replicas
 from experiments import common
 from experiments.workdir import open_workdir
 
@@ -24,9 +21,9 @@ def workdir(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inspect") / "run"
     experiment = common.Experiment(CONFIG, width=2)
     open_workdir(folder, CONFIG, SEEDS)
-    program = Program(experiment.learner, Replicas(2))
+    program = experiment.program
     with Checkpoints(folder / "checkpoints") as checkpoints:
-        state = program.init(program.replicas.stack([np.int32(seed) for seed in SEEDS]))
+        state = program.init(SEEDS)
         checkpoints.save(10, state, {"data": [], "seconds": 0.0})
     return folder
 

@@ -22,7 +22,7 @@ CHOICES = {
         tie_embeddings=True,
         num_layers=3,
     ),
-    "fire, recomputed": config("fire(hidden=4,threshold=3.0)", remat=True),
+    "fire, recomputed": config("fire(hidden=4,threshold=3.0)", remat="full"),
 }
 PROMPT, LENGTHS = 5, np.array([3, 5], np.int32)
 

@@ -102,7 +102,7 @@ def test_all_splits_and_bounds_share_one_program(table):
 
 def test_padding_to_the_longest_split_changes_nothing_for_a_causal_model():
     learner = tiny.create_learner()
-    params = tiny.program().init(np.int32(0)).params
+    params = tiny.program().init([0]).params
     splits = {"dense": 6, "sparse": 6}
     options = {"batch_size": 4, "data_seed": 0}
 

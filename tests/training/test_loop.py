@@ -158,7 +158,7 @@ def test_loss_goes_down_where_the_answer_is_always_the_same(tmp_path):
     batch = zeros.sample(np.random.default_rng(0), tiny.BATCH)
     batch = batch | {"targets": np.full_like(batch["targets"], 3)}
     program = tiny.program()
-    state, losses = program.init(np.int32(0)), []
+    state, losses = program.init([0]), []
     for _ in range(30):
         stacked = jax.tree.map(lambda array: np.stack([array] * tiny.DISPATCH), batch)
         state, metrics = program.train_steps(state, stacked)

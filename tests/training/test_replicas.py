@@ -10,11 +10,11 @@ def test_seeds_side_by_side_equal_single_runs():
     seeds, replicas = [3, 8], Replicas(2)
     own = [jax.tree.map(lambda a, s=seed: np.roll(a, s, axis=1), tiny.batches(2)) for seed in seeds]
     together = tiny.program(2)
-    state = together.init(replicas.stack([np.int32(seed) for seed in seeds]))
+    state = together.init(seeds)
     state, metrics = together.train_steps(state, replicas.stack(own))
     for run, seed in enumerate(seeds):
         alone = tiny.program(1)
-        expected, measured = alone.train_steps(alone.init(np.int32(seed)), own[run])
+        expected, measured = alone.train_steps(alone.init([seed]), own[run])
         for name in measured:
             np.testing.assert_allclose(replicas.unstack(metrics)[run][name], measured[name], rtol=1e-5)
         ours, theirs = replicas.unstack(state)[run], expected

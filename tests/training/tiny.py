@@ -1,5 +1,6 @@
 """A model so small that its compiled programs, made once for the whole folder, cost seconds."""
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -13,13 +14,16 @@ from cope_jax import tasks
 from cope_jax.data import pipeline
 from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.config import BlockConfig
+from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.decoder import DecoderConfig
-from cope_jax.training.config import OptimizerConfig, TrainingConfig
+from cope_jax.training.config import MeshConfig, OptimizerConfig, TrainingConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
-from cope_jax.training.optimizer import create_optimizer
+from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
 from cope_jax.training.replicas import Replicas
+from cope_jax.training.sharding import create_mesh, layout_of
+from cope_jax.training.speed import Meter
 
 TASK = tasks.create("flip_flop", length=8)
 BATCH, LENGTH = 4, TASK.max_length
@@ -33,13 +37,20 @@ MODEL = DecoderConfig(
 OPTIMIZER = OptimizerConfig(learning_rate=1e-2, schedule="constant", warmup_steps=2)
 
 
-def create_learner(sampler: str = "consecutive") -> Learner:
-    return Learner(MODEL, create_optimizer(OPTIMIZER, STEPS), sampler)
+ONE = MeshConfig(data=1)
+
+
+def create_learner(sampler: str = "consecutive", layout: Layout = WHOLE, **changes: Any) -> Learner:
+    """The learner; `changes` replace fields of it."""
+    model = dataclasses.replace(MODEL, layout=layout)
+    optimizer, schedule = create_optimizer(OPTIMIZER, STEPS), create_schedule(OPTIMIZER, STEPS)
+    return dataclasses.replace(Learner(model, optimizer, schedule, sampler), **changes)
 
 
 @functools.cache
-def program(width: int = 1) -> Program:
-    return Program(create_learner(), Replicas(width))
+def program(width: int = 1, mesh: MeshConfig = ONE) -> Program:
+    devices = create_mesh(mesh)
+    return Program(create_learner(layout=layout_of(devices)), Replicas(width), devices)
 
 
 @functools.cache
@@ -71,7 +82,8 @@ def create_run(workdir: Path, seeds: list[int], examples: int | None = None, **c
         sums = np.atleast_1d(jax.device_get(state.params["embedding"]["embedding"].sum(axis=(-2, -1))))
         return [{"step": step, "seed": s, "split": "dense", "loss": float(v)} for s, v in zip(seeds, sums, strict=True)]
 
-    fields = {"program": program(len(seeds)), "config": config, "evaluate": evaluate} | changes
+    meter = Meter(BATCH * LENGTH, 1.0, jax.devices()[:1])
+    fields = {"program": program(len(seeds)), "config": config, "evaluate": evaluate, "meter": meter} | changes
     return Run(seeds=seeds, workdir=workdir, iterators=iterators(seeds, examples), **fields)
 
 

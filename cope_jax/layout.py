@@ -1,0 +1,39 @@
+"""Where activations lie: which of their axes are split over which axes of the mesh."""
+
+import dataclasses
+
+import jax
+from jax.sharding import PartitionSpec
+
+from cope_jax.typing import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The axes of the mesh of `jax.set_mesh` over which activations are split; by default they are whole.
+
+    Attributes:
+      batch: axes over which B is split.
+      length: axis over which L is split; attention is then a ring.
+      width: axis over which heads, hidden units and logits are split.
+
+    >>> Layout(batch=("data", "fsdp"), width="tensor").spec("batch", "length", "width", None)
+    P(('data', 'fsdp'), None, 'tensor', None)
+    """
+
+    batch: tuple[str, ...] = ()
+    length: str | None = None
+    width: str | None = None
+
+    def spec(self, *axes: str | None) -> PartitionSpec:
+        """How an array is split whose axes are "batch", "length", "width", or None where they are whole."""
+        return PartitionSpec(*(getattr(self, axis) or None if axis else None for axis in axes))
+
+    def constrain(self, x: Array, *axes: str | None) -> Array:
+        """`x`, held to lie like this; what no axis of the mesh splits is left alone."""
+        spec = self.spec(*axes)
+        return jax.lax.with_sharding_constraint(x, spec) if any(spec) else x
+
+
+WHOLE = Layout()
+"""Nothing is split."""

@@ -1,0 +1,83 @@
+"""Runs of several processes: how they find each other, and what only the first of them does."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from absl import flags
+from jax.experimental import multihost_utils
+
+from cope_jax.errors import ConfigError
+
+_DISTRIBUTED = flags.DEFINE_enum(
+    "distributed",
+    "auto",
+    ["auto", "on", "off"],
+    "Several processes, one a host or a device. on: JAX finds the others, on Cloud TPU, GKE, Slurm and Open MPI; auto: "
+    "on where Slurm's srun, Open MPI or GKE started more than one.",
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT of the first process, where JAX cannot find it; with --num_processes, --process_id."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes there are.", lower_bound=1)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.", lower_bound=0)
+
+
+def join() -> None:
+    """Connects this process with the others, if there are any; before anything asks for devices.
+
+    Raises:
+      ConfigError: incomplete flags, or the others are not found.
+    """
+    given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")}
+    explicit = any(value is not None for value in given.values())
+    if explicit and None in given.values():
+        raise ConfigError("--coordinator, --num_processes and --process_id belong together: give all three, or none")
+    if explicit and given["process_id"] >= given["num_processes"]:
+        raise ConfigError("--process_id={process_id} must be less than --num_processes={num_processes}".format(**given))
+    if not explicit and not (_DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())):
+        return
+    try:
+        jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    except (ValueError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ConfigError(
+            f"the processes did not find each other ({reason}): start all of them, or give --coordinator, "
+            f"--num_processes and --process_id, or --distributed=off for one alone"
+        ) from error
+
+
+def several() -> bool:
+    """Whether the environment says that this is one of several processes."""
+    counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
+    return any(count.isdigit() and int(count) > 1 for count in counts) or "," in os.environ.get(
+        "TPU_WORKER_HOSTNAMES", ""
+    )
+
+
+def is_first() -> bool:
+    """Whether this process is the one that prints and writes."""
+    return jax.process_index() == 0
+
+
+@contextlib.contextmanager
+def first_goes_ahead() -> Iterator[bool]:
+    """What the first process does before the others go on; where it fails, they leave without a word of their own.
+
+    Gives whether this process is the first: the body acts upon that.
+    """
+    if jax.process_count() == 1:
+        yield True
+        return
+    try:
+        yield is_first()
+    except BaseException:
+        if is_first():
+            multihost_utils.broadcast_one_to_all(np.int32(0))
+        raise
+    if not int(multihost_utils.broadcast_one_to_all(np.int32(1))):
+        sys.exit(2)
