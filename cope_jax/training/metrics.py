@@ -1,11 +1,18 @@
 """Metrics on disk: JSON lines for programs, TensorBoard for eyes."""
 
+import contextlib
 import json
+import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboardX import SummaryWriter
+from tensorboardX.event_file_writer import EventsWriter
+from tensorboardX.proto.event_pb2 import Event, SessionLog
+from tensorboardX.summary import scalar
+
+from cope_jax.errors import clear_storage_errors
 
 
 class MetricsWriter:
@@ -16,36 +23,51 @@ class MetricsWriter:
     Args:
       directory: is created.
       step: the step from which the run goes on; 0 starts anew.
+      active: False for a writer that writes nothing, as in all processes but the first.
+
+    Raises:
+      StorageError: here and from every method, for the disk is full or read-only.
     """
 
-    def __init__(self, directory: Path, step: int):
-        directory.mkdir(parents=True, exist_ok=True)
+    def __init__(self, directory: Path, step: int, active: bool = True):
         self.path = directory / "metrics.jsonl"
-        rows = [row for row in read_metrics(self.path) if row["step"] <= step]
-        partial = self.path.with_suffix(".partial")
-        partial.write_text("".join(json.dumps(row) + "\n" for row in rows))
-        partial.replace(self.path)
-        self._file = self.path.open("a")
-        self._board = SummaryWriter(str(directory), purge_step=step + 1)
+        self._active = active
+        if not active:
+            return
+        with clear_storage_errors(self.path):
+            directory.mkdir(parents=True, exist_ok=True)
+            rows = [row for row in read_metrics(self.path) if row["step"] <= step]
+            partial = self.path.with_suffix(".partial")
+            partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            partial.replace(self.path)
+            self._file = self.path.open("a", encoding="utf-8")
+            self._board = _Board(directory, step + 1)
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self._file.close()
-        self._board.close()
+        if self._active:
+            with clear_storage_errors(self.path), contextlib.closing(self._board):
+                self._file.close()
 
     def write(self, rows: list[dict[str, Any]]) -> None:
         """Appends rows; they are on disk when this returns."""
+        if not self._active:
+            return
+        with clear_storage_errors(self.path):
+            self._file.write("".join(json.dumps(row) + "\n" for row in rows))
+            self._file.flush()
         for row in rows:
-            self._file.write(json.dumps(row) + "\n")
             self._board_row(row)
-        self._file.flush()
 
     def board(self, step: int, numbers: Mapping[str, float]) -> None:
         """Numbers for TensorBoard alone, such as speeds, which differ from run to run."""
-        for name, value in numbers.items():
-            self._board.add_scalar(name, value, step)
+        if not self._active:
+            return
+        with clear_storage_errors(self.path.parent):
+            for name, value in numbers.items():
+                self._board.add(name, value, step)
 
     def _board_row(self, row: dict[str, Any]) -> None:
         labels = "/".join(str(value) for name, value in row.items() if isinstance(value, str))
@@ -56,14 +78,42 @@ class MetricsWriter:
         )
 
 
+class _Board:
+    """TensorBoard's event file, written by this thread: that of `SummaryWriter` dies of a full disk, and then all wait.
+
+    Args:
+      directory: exists.
+      first: TensorBoard forgets what earlier files say of this step and those after it.
+    """
+
+    def __init__(self, directory: Path, first: int):
+        self._events = EventsWriter(str(directory / "events"), f".{os.getpid()}")
+        self._events.write_event(
+            Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
+        )
+        self._flush_at = 0.0
+
+    def add(self, name: str, value: float, step: int) -> None:
+        self._events.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
+        if time.monotonic() >= self._flush_at:
+            self._events.flush()
+            self._flush_at = time.monotonic() + 10  # seconds, for it waits for the disk
+
+    def close(self) -> None:
+        self._events.close()
+
+
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """The rows of a `metrics.jsonl`; none if there is no such file. A last line cut off by a kill is left out."""
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_bytes().split(b"\n"):
         try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
+            row = json.loads(line)  # of bytes, for a kill may have cut a character in two
+        except ValueError:
             break
+        if not isinstance(row, dict):  # what is left of a line whose pages never reached the disk
+            break
+        rows.append(row)
     return rows

@@ -46,7 +46,7 @@ def test_no_file_has_no_rows(tmp_path):
 def test_tensorboard_gets_the_numbers_by_seed_and_split(tmp_path, monkeypatch):
     written = []
     with MetricsWriter(tmp_path, 0) as writer:
-        monkeypatch.setattr(writer._board, "add_scalar", lambda *scalar: written.append(scalar))
+        monkeypatch.setattr(writer._board, "add", lambda *scalar: written.append(scalar))
         writer.write([{"step": 4, "seed": 1, "split": "dense", "loss": 0.5, "token_error": 0.25}, *rows(5)])
         writer.board(6, {"speed": 7.0})
     assert written == [
