@@ -24,7 +24,7 @@ def of_arrays(tree: PyTree) -> dict[str, int]:
     False
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
-    sums = jax.device_get([_fingerprint(leaf) for _, leaf in leaves])
+    sums = jax.device_get(_fingerprints([leaf for _, leaf in leaves]))
     return {name(path): int(total) for (path, _), total in zip(leaves, sums, strict=True)}
 
 
@@ -43,6 +43,11 @@ def name(path: Any) -> str:
 
 
 @jax.jit
+def _fingerprints(leaves: list[Array]) -> list[Array]:
+    # One program: several at once, each with sums over all devices, can wait for each other for ever on a CPU.
+    return [_fingerprint(leaf) for leaf in leaves]
+
+
 def _fingerprint(leaf: Array) -> Array:
     if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         leaf = jax.random.key_data(leaf)
