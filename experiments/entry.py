@@ -4,30 +4,57 @@ import contextlib
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
+import jax
 from absl import app, logging
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.interruption import Interrupted
 
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
-    """Turns what the user can mend into one line and an exit status: 2 for wrong input, 130 for an interruption."""
+    """Turns what the user can mend into one line and an exit status.
+
+    2: wrong input; 3: a loss that is not finite; 4: the disk is full or read-only; 130: Ctrl-C; 143: SIGTERM.
+    """
     try:
         yield
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+        _leave(2, f"error: {error}")
+    except NonFiniteError as error:
+        _leave(3, f"error: {error}")
     except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        sys.exit(130)
+        _leave(stop.exit_code, str(stop))
     except KeyboardInterrupt:
-        print("interrupted; the same command goes on from the last checkpoint", file=sys.stderr)
-        sys.exit(130)
+        _leave(130, "interrupted; the same command goes on from the last checkpoint")
+    except Exception as error:
+        if isinstance(error, StorageError):
+            _leave(4, f"error: {error}")
+        if reason := storage_reason(error):
+            _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
+        if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
+            platforms = os.environ.get("JAX_PLATFORMS") or "not set"
+            reason = _one_line(error) or "it is not installed"
+            _leave(2, f"error: JAX cannot start its backend, JAX_PLATFORMS is {platforms} ({reason})")
+        raise
+
+
+def _leave(status: int, line: str) -> NoReturn:
+    """Prints the line and exits; of several processes only the first speaks for all."""
+    several = jax.distributed.is_initialized()
+    if several and jax.process_index() > 0:
+        line = f"process {jax.process_index()}: {line}"
+    print(line, file=sys.stderr, flush=True)
+    if several and status == 4:
+        # The others wait in the midst of a checkpoint, where no word of this reaches them: an orderly exit would wait
+        # for them in turn. JAX ends them when this process is gone.
+        os._exit(status)
+    sys.exit(status)
 
 
 @contextlib.contextmanager
@@ -65,6 +92,8 @@ def run(main: Callable[[], None]) -> None:
                 raise ConfigError(_one_line(error)) from error
 
     logging.set_verbosity(logging.WARNING)
+    # Orbax logs with a traceback, from threads of its own, what it raises as well.
+    logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     app.run(guarded, flags_parser=parse)
 
 

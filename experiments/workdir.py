@@ -1,16 +1,61 @@
-"""The folder of a run: the settings it belongs to, and JSON files that are whole or absent."""
+"""The folder of a run: one run at a time, the settings it belongs to, and JSON files that are whole or absent."""
 
+import contextlib
+import errno
+import fcntl
 import json
 import os
-from collections.abc import Sequence
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.training.config import ExperimentConfig
 
 
-def open_workdir(workdir: Path, config: ExperimentConfig, seeds: Sequence[int] | None = None) -> None:
+@contextlib.contextmanager
+def locked(workdir: Path) -> Iterator[None]:
+    """Keeps other runs out of a workdir; a run that is killed keeps nobody out.
+
+    Of a run in several processes the first has the lock. Where the file system has no locks, a line on stderr says so.
+
+    Args:
+      workdir: is created.
+
+    Raises:
+      ConfigError: another run holds it, or it cannot be written to.
+    """
+    with _clear_write_errors(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        file = (workdir / ".lock").open("a+")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise ConfigError(
+                f"{workdir} is in use by {holder}: wait until it ends, stop it, or choose another --workdir"
+            ) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            print(f"warning: {workdir} cannot be locked ({error.strerror}): start no second run in it", file=sys.stderr)
+        with clear_storage_errors(workdir):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
+
+
+def open_workdir(
+    workdir: Path,
+    config: ExperimentConfig,
+    seeds: Sequence[int] | None = None,
+    environment: Mapping[str, Any] | None = None,
+) -> None:
     """Makes `workdir` the place of a run, whose settings are kept in its config.json.
 
     A field that a config.json does not have, since the package was older, has its default.
@@ -19,29 +64,42 @@ def open_workdir(workdir: Path, config: ExperimentConfig, seeds: Sequence[int] |
       workdir: is created.
       config: of the run.
       seeds: of the run; None makes it the place of a comparison, whose runs share all but encoding and seeds.
+      environment: versions and commit with which it is at work, kept in its environment.json; of a run that goes on
+        elsewhere, those of the last start.
 
     Raises:
       ConfigError: it cannot be written to, or belongs to other settings.
     """
     path = workdir / "config.json"
     settings = _settings(config, seeds)
-    try:
-        if workdir.exists() and not workdir.is_dir():
-            raise NotADirectoryError(20, "it is a file, not a folder")
+    with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             write_json(path, settings)
         elif not os.access(workdir, os.W_OK):
             raise PermissionError(13, "Permission denied")
         held = read_settings(workdir)
-    except OSError as error:
-        raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
     known = _settings(ExperimentConfig.from_mapping(held["config"]), held.get("seeds"))
     if json.dumps(known, sort_keys=True) != json.dumps(settings, sort_keys=True):
         raise ConfigError(
             f"{workdir} holds a run with another {_difference(known, settings)}: "
             f"choose another --workdir, or the same config"
         )
+    if environment is not None:
+        write_json(workdir / "environment.json", environment)
+
+
+@contextlib.contextmanager
+def _clear_write_errors(workdir: Path) -> Iterator[None]:
+    try:
+        if workdir.exists() and not workdir.is_dir():
+            raise NotADirectoryError(20, "it is a file, not a folder")
+        with clear_storage_errors(workdir):
+            yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
 
 
 def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str, Any]:
@@ -71,10 +129,11 @@ def read_json(path: Path, *names: str) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file at once or not at all."""
+    """Writes a JSON file at once or not at all; StorageError if the disk is full or read-only."""
     partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(content, indent=1) + "\n")
-    partial.replace(path)
+    with clear_storage_errors(path):
+        partial.write_text(json.dumps(content, indent=1) + "\n")
+        partial.replace(path)
 
 
 def _difference(held: Any, wanted: Any, where: str = "") -> str:

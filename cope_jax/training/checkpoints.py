@@ -45,6 +45,9 @@ class Checkpoints:
                 preservation_policy=self._retention,
                 cleanup_tmp_directories=not read_only,
             )
+        # Orbax would ask JAX whether it is time to leave, with numbers of its own, in a thread of its own; the loop
+        # counts its questions, and would miss the answer.
+        self._checkpointer._manager.reached_preemption = lambda step: False
         if keep_best:
             scores = {step: restoring.read_score(directory / str(step)) for step in self.steps()}
             self._retention.scores.update({step: score for step, score in scores.items() if score is not None})
