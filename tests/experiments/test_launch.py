@@ -394,9 +394,11 @@ def project(tmp_path):
     ("status", "restarts", "left", "requeued"),
     [
         (0, "0", 0, False),
-        (2, "0", 2, False),
-        (3, "0", 3, False),
-        (4, "0", 4, False),
+        (2, "0", 2, False),  # of srun itself
+        (252, "0", 2, False),
+        (253, "0", 3, False),
+        (254, "0", 4, False),
+        (255, "0", 0, True),
         (143, "0", 0, True),
         (1, "99", 0, True),
         (143, "100", 143, False),
@@ -407,11 +409,32 @@ def test_slurm_queues_the_job_again_while_it_should_go_on(status, restarts, left
     slurm = {"SLURM_JOB_ID": "7", "SLURM_SUBMIT_DIR": str(project), "SLURM_RESTART_COUNT": restarts}
     done = stage.run("slurm.sbatch --seed=1", cwd=project, **slurm)
     assert done.returncode == left, done.stderr
-    assert stage.calls[0][-5:] == [
-        *("experiments.train", "--config=experiments/configs/quick.py", "--workdir=/shared/runs/quick"),
+    task = stage.calls[0].index(str(project / "experiments" / "launch" / "task.sh"))
+    assert stage.calls[0][task + 1 :] == [
+        *(
+            ".venv/bin/python",
+            "-m",
+            "experiments.train",
+            "--config=experiments/configs/quick.py",
+            "--workdir=/shared/runs/quick",
+        ),
         *("--distributed=on", "--seed=1"),
     ]
     assert stage.calls[1:] == ([["scontrol", "requeue", "7"]] if requeued else [])
+
+
+@pytest.mark.parametrize(("status", "reported"), [(0, 0), (2, 252), (3, 253), (4, 254), (143, 143), (134, 134)])
+def test_status_that_needs_a_person_is_the_highest_of_tasks(status, reported):
+    assert subprocess.run([LAUNCH / "task.sh", "bash", "-c", f"exit {status}"]).returncode == reported
+
+
+def test_task_passes_sigterm_on_and_waits(tmp_path):
+    script = "trap 'sleep 0.3; touch saved; exit 4' TERM; touch up; for _ in {1..600}; do sleep 0.05; done"
+    task = subprocess.Popen([LAUNCH / "task.sh", "bash", "-c", script], cwd=tmp_path)
+    until((tmp_path / "up").exists)
+    task.terminate()
+    assert task.wait() == 254
+    assert (tmp_path / "saved").exists()
 
 
 def test_slurm_is_told_to_warn_and_to_queue_again():
@@ -459,7 +482,7 @@ def test_detached_shows_the_output_and_returns_the_status(tmp_path):
 
 
 def test_detached_outlives_its_caller_is_joined_and_stopped(tmp_path):
-    script = "trap 'sleep 0.3; exit 143' TERM; touch up; while true; do sleep 0.05; done"
+    script = "trap 'sleep 0.5; touch saved; exit 7' TERM; touch up; for _ in {1..600}; do sleep 0.05; done"
     first = detached(tmp_path, "run", "job", "1", "bash", "-c", script, cwd=tmp_path, start_new_session=True)
     until((tmp_path / "up").exists)
     os.killpg(first.pid, signal.SIGHUP)
@@ -472,14 +495,16 @@ def test_detached_outlives_its_caller_is_joined_and_stopped(tmp_path):
     assert stop.wait() == 0
     second.communicate()
     stop.communicate()
-    assert second.returncode == 143
+    assert second.returncode == 7
+    assert (tmp_path / "saved").exists()
     assert not (tmp_path / "another").exists()
 
 
 def test_detached_tells_of_a_command_that_was_killed_with_its_shell(tmp_path):
-    run = detached(tmp_path, "run", "job", "1", "bash", "-c", "kill -KILL $PPID", cwd=tmp_path)
-    run.communicate()
-    assert run.returncode == 137
+    for attempt, (script, status) in enumerate([("exit 3", 3), ("kill -KILL $PPID", 137)]):
+        run = detached(tmp_path, "run", "job", str(attempt), "bash", "-c", script, cwd=tmp_path)
+        run.communicate()
+        assert run.returncode == status
 
 
 # Several processes here

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# Runs a command as one task of several under srun, which reports the highest status of all its tasks alone.
+#
+#   task.sh COMMAND...
+#
+# Leaves with the status of COMMAND, but with 252, 253 and 254 for 2, 3 and 4: so a status that needs a person outweighs
+# those of tasks that died since this one left. SIGTERM is passed on.
+set -euo pipefail
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+help_if_asked "$0" "$@"
+[ $# -ge 1 ] || die "task.sh takes a command: see task.sh --help"
+
+"$@" &
+child=$!
+trap 'cut=yes; kill -TERM "$child" 2>/dev/null || true' TERM
+cut=yes
+while [ -n "$cut" ]; do # a signal cuts a wait short
+  cut=""
+  status=0
+  wait "$child" || status=$?
+done
+case "$status" in
+  2 | 3 | 4) exit $((status + 250)) ;;
+esac
+exit "$status"
