@@ -124,7 +124,7 @@ class Experiment:
             for metric, value in dataclasses.asdict(errors).items()
         ]
 
-    def summary(self) -> list[rich.table.Table]:
+    def summary(self) -> str:
         """What is about to run: every parameter and where it lies, the devices, and what a step costs."""
         state, length = self.program.state_shapes(), self.task.max_length
         job = summary.job_table(
@@ -134,7 +134,7 @@ class Experiment:
             length=length,
             flops_per_token=flops_per_token(self.learner.model, length),
         )
-        return [summary.parameter_table(state.params), job]
+        return summary.summarise(state.params, job)
 
     def meter(self) -> Meter:
         """What measures the speed of a run."""

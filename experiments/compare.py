@@ -11,9 +11,10 @@ Writes results.json, results.csv, table.md and plots into the workdir; each run 
 given to experiments.evaluate and experiments.inspect.
 """
 
+import contextlib
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation import plots, records, tables
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
-from experiments import common, entry
+from experiments import common, entry, processes
 from experiments import workdir as workdirs
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
@@ -57,25 +58,36 @@ def main() -> None:
     config = entry.read_config(_CONFIG.value)
     workdir = Path(_WORKDIR.value)
     labels = read_encodings(_ENCODINGS.value, config)
+    processes.join()
     experiment = {label: dataclasses.replace(config, encoding=label) for label in labels}
     for label in labels:  # all mistakes in the config show before the first hour of training
         common.Experiment.check(experiment[label])
-    workdirs.open_workdir(workdir, config)
+    with contextlib.ExitStack() as stack:
+        with processes.first_goes_ahead() as first:
+            if first:
+                stack.enter_context(workdirs.locked(workdir))
+                workdirs.open_workdir(workdir, config)
+        cells = plan(labels, _SEEDS.value, side_by_side(config), workdir)
+        train_missing(experiment, cells, workdir)
+        if first:
+            show(workdir, config, labels, cells, Console())
+
+
+def train_missing(experiment: Mapping[str, ExperimentConfig], cells: Sequence[Cell], workdir: Path) -> None:
+    """Trains the cells that have no result, with a program for all of an encoding's that are of one width."""
     environment = records.environment()  # now, since the checkout may change while this runs
-    cells = plan(labels, _SEEDS.value, side_by_side(config), workdir)
-    done = 0
-    for label in labels:
-        compiled: dict[int, common.Experiment] = {}
-        for cell in [cell for cell in cells if cell.encoding == label]:
-            done += 1
-            if cell.result.exists():
-                continue
-            width = len(cell.seeds)
-            compiled[width] = compiled.get(width) or common.Experiment(experiment[label], width)
-            seeds = f"seed {cell.seeds[0]}" if width == 1 else f"seeds {cell.seeds[0]}–{cell.seeds[-1]}"
-            train(cell, compiled[width], f"[{done}/{len(cells)}] {label}, {seeds}", environment)
+    compiled: dict[tuple[str, int], common.Experiment] = {}
+    for number, cell in enumerate(cells, start=1):
+        if cell.result.exists():
+            continue
+        width = len(cell.seeds)
+        if (cell.encoding, width) not in compiled:
+            compiled = {(cell.encoding, width): common.Experiment(experiment[cell.encoding], width)}
+        seeds = f"seed {cell.seeds[0]}" if width == 1 else f"seeds {cell.seeds[0]}–{cell.seeds[-1]}"
+        label = f"[{number}/{len(cells)}] {cell.encoding}, {seeds}"
+        train(cell, compiled[cell.encoding, width], label, environment)
+        if processes.is_first():
             write_results(workdir, [cell for cell in cells if cell.result.exists()])
-    show(workdir, config, labels, cells, Console())
 
 
 def read_encodings(text: str, config: ExperimentConfig) -> list[str]:
@@ -125,9 +137,12 @@ def seeds_of(folder: Path) -> tuple[int, ...]:
 
 def train(cell: Cell, experiment: common.Experiment, label: str, environment: records.Record) -> None:
     """Trains one cell and keeps its result, with the environment in which it was trained."""
-    workdirs.open_workdir(cell.workdir, experiment.config, cell.seeds)
+    with processes.first_goes_ahead() as first:
+        if first:
+            workdirs.open_workdir(cell.workdir, experiment.config, cell.seeds, environment)
     result = experiment.train(cell.seeds, cell.workdir, label)
-    workdirs.write_json(cell.result, {"records": result, "environment": environment})
+    if first:
+        workdirs.write_json(cell.result, {"records": result, "environment": environment})
 
 
 def write_results(workdir: Path, cells: Sequence[Cell]) -> tuple[list[records.Record], list[Path]]:

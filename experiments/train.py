@@ -6,11 +6,11 @@ On several hosts the same command runs on each, see docs/training.md.
 """
 
 import contextlib
+import dataclasses
 from pathlib import Path
 
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
 from cope_jax.evaluation.records import environment
 from cope_jax.training.profile import Profile
@@ -38,8 +38,9 @@ def main() -> None:
         with processes.first_goes_ahead() as first:
             if first:
                 stack.enter_context(workdirs.locked(workdir))
-                workdirs.open_workdir(workdir, config, seeds, environment())
-                Console().print(*experiment.summary())
+                job = {"job": dataclasses.asdict(config.job)}
+                workdirs.open_workdir(workdir, config, seeds, environment() | job)
+                print(experiment.summary())
         records = experiment.train(seeds, workdir, config.encoding, profile)
         if first:
             workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment()})
