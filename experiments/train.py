@@ -12,7 +12,7 @@ from pathlib import Path
 from absl import flags
 from ml_collections import config_flags
 
-from cope_jax.evaluation.records import environment
+from cope_jax.evaluation.records import environment, write_atomically
 from cope_jax.training.profile import Profile
 from experiments import common, entry, processes
 from experiments import workdir as workdirs
@@ -40,6 +40,7 @@ def main() -> None:
                 stack.enter_context(workdirs.locked(workdir))
                 job = {"job": dataclasses.asdict(config.job)}
                 workdirs.open_workdir(workdir, config, seeds, environment() | job)
+                write_atomically(workdir / "summary.txt", experiment.summary() + "\n")
                 print(experiment.summary())
         records = experiment.train(seeds, workdir, config.encoding, profile)
         if first:

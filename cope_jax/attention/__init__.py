@@ -24,12 +24,13 @@ from cope_jax.attention.inputs import Inputs as Inputs
 from cope_jax.attention.inputs import prepare as prepare
 from cope_jax.attention.mask import Mask as Mask
 from cope_jax.attention.ring import ring_attention
+from cope_jax.attention.strips import Blocks
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from cope_jax.typing import Array, PyTree
 
-IMPLEMENTATIONS: dict[str, Callable[[Encoding, Inputs], Array]] = {
+IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
     "full": full_attention,
     "blockwise": blockwise_attention,
 }
@@ -72,6 +73,7 @@ def attend(
     dropout_key: Array | None = None,
     sequence_axis: str | None = None,
     batch_axes: Sequence[str] = (),
+    blocks: Sequence[int] | None = None,
 ) -> Array:
     """Multi-head attention with a position encoding, in the layout of `jax.nn.dot_product_attention`.
 
@@ -100,6 +102,8 @@ def attend(
       dropout_key: random key; None means no dropout.
       sequence_axis: for "ring": the axis, of the mesh of `jax.set_mesh`, over which the sequence is split.
       batch_axes: axes of that mesh over which the batch is split: each device attends for its own examples.
+      blocks: for "blockwise" and "ring": queries of a strip, keys of a near block, and of a far one; None takes what is
+        fast on a CPU.
 
     Returns:
       out_BLHK, in the type of the values; 0 for a query that sees no key.
@@ -127,7 +131,10 @@ def attend(
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
     )
-    attention = (
-        IMPLEMENTATIONS[name] if sequence_axis is None else functools.partial(ring_attention, axis=sequence_axis)
-    )
+    if blocks is not None and (len(blocks) != 3 or min(blocks) < 1):
+        raise ConfigError(f"blocks must be three sizes of at least 1, got {tuple(blocks)}")
+    options: dict[str, Any] = {} if blocks is None or name == "full" else {"blocks": Blocks(*blocks)}
+    if sequence_axis is not None:
+        options["axis"] = sequence_axis
+    attention = functools.partial(ring_attention if name == RING else IMPLEMENTATIONS[name], **options)
     return over_examples(attention, encoding, inputs, batch_axes) if batch_axes else attention(encoding, inputs)

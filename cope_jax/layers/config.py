@@ -32,6 +32,7 @@ class BlockConfig:
       dropout: rate for attention weights and for what each sublayer adds.
       compute_dtype: type of the matrix products; parameters, positions, logits and softmax are float32 in any case.
       attention: implementation, as `cope_jax.attention.attend` takes it.
+      attention_blocks: its sizes of blocks, as `attend` takes them.
     """
 
     model_dim: int = 64
@@ -46,6 +47,7 @@ class BlockConfig:
     dropout: float = 0.0
     compute_dtype: ComputeType = "float32"
     attention: str = "auto"
+    attention_blocks: tuple[int, ...] | None = None
 
     def __post_init__(self):
         check_choices(self, "block")

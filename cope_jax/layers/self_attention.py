@@ -52,6 +52,7 @@ class SelfAttention(nnx.Module):
             k,
             v,
             implementation=self.config.attention,
+            blocks=self.config.attention_blocks,
             sequence_axis=context.layout.length,
             batch_axes=context.layout.batch,
             dropout_rate=self.config.dropout,
