@@ -173,7 +173,7 @@ class Cycles:
 
 def estimated_cycles(visits: Iterable[Visit]) -> Cycles:
     """The compiler's `estimated_cycles`, each times how often its instruction runs."""
-    total, without = 0.0, collections.Counter[str]()
+    total, without = 0.0, collections.defaultdict[str, float](float)
     for visit in visits:
         stated = visit.instruction.attribute(r'"estimated_cycles":"(\d+)"')
         if stated is not None and not visit.fused:

@@ -98,7 +98,7 @@ def trip_count(module: Module, loop: _Loop) -> int | None:
     if test.opcode != "compare" or direction is None:
         return None
     left, right = (_source(condition, name) for name in test.operands)
-    if (index := _entry(condition, right)) is not None and _step(body, index) is not None:
+    if (index := _entry(condition, right)) is not None and _step(body, index):
         left, right = right, left
         direction = {"LT": "GT", "GT": "LT", "LE": "GE", "GE": "LE"}.get(direction, direction)
     index = _entry(condition, left)
