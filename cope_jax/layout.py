@@ -1,6 +1,8 @@
 """Where activations lie: which of their axes are split over which axes of the mesh."""
 
 import dataclasses
+import math
+from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -30,9 +32,18 @@ class Layout:
         return PartitionSpec(*(getattr(self, axis) or None if axis else None for axis in axes))
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
-        """`x`, held to lie like this; what no axis of the mesh splits is left alone."""
-        spec = self.spec(*axes)
-        return jax.lax.with_sharding_constraint(x, spec) if any(spec) else x
+        """`x`, held to lie like this; an axis that the devices cannot share evenly is whole."""
+        entries = tuple(self.spec(*axes))
+        if not any(entries):
+            return x
+        sizes = jax.sharding.get_abstract_mesh().shape
+
+        def devices(entry: Any) -> int:
+            names = (entry,) if isinstance(entry, str) else entry or ()
+            return math.prod(sizes[name] for name in names)
+
+        even = (entry if size % devices(entry) == 0 else None for entry, size in zip(entries, x.shape, strict=True))
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(*even))
 
 
 WHOLE = Layout()
