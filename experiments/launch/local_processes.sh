@@ -43,9 +43,16 @@ pass_on() {
 trap 'cut=yes; pass_on INT' INT
 trap 'cut=yes; pass_on TERM' TERM
 
+# In a session of its own a child gets Ctrl-C from here alone, once; a second one would have it leave unsaved. Bash has
+# commands in the background ignore it.
+alone='
+import os, signal, sys
+os.setsid()
+signal.signal(signal.SIGINT, signal.SIG_DFL)
+os.execvp(sys.argv[1], sys.argv[1:])
+'
 for ((process = 0; process < processes; process++)); do
-  # In a session of its own a child gets Ctrl-C from here alone, once; a second one would have it leave unsaved.
-  "$PYTHON" -c 'import os, sys; os.setsid(); os.execvp(sys.argv[1], sys.argv[1:])' \
+  "$PYTHON" -c "$alone" \
     "$PYTHON" -m experiments.train --config="$CONFIG" --workdir="$WORKDIR" \
     --coordinator="127.0.0.1:$PORT" --num_processes="$processes" --process_id="$process" "$@" &
   children+=($!)

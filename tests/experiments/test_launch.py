@@ -535,6 +535,14 @@ def local(folder, processes):
     )
 
 
+def test_local_processes_do_not_ignore_ctrl_c_before_they_handle_it(tmp_path):
+    run = local(
+        trainer(tmp_path, "sys.exit(0 if signal.getsignal(signal.SIGINT) == signal.default_int_handler else 1)"), 1
+    )
+    run.communicate()
+    assert run.returncode == 0
+
+
 def test_local_processes_share_a_coordinator_and_have_their_own_number(tmp_path):
     run = local(trainer(tmp_path, "open(f'flags{me}', 'w').write(repr(flags))"), 3)
     assert run.communicate() == ("", "")
