@@ -12,7 +12,7 @@ from flax import nnx
 
 from cope_jax.attention import blockwise, choose, online, prepare
 from cope_jax.attention.products import scaled_products
-from cope_jax.attention.strips import Rules
+from cope_jax.attention.strips import Blocks, Rules
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.typing import Array
 
@@ -62,7 +62,8 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
     features = encoding.key_features(jnp.zeros((1, length, block.model_dim)), k_BMGK, k_BMGK)
     inputs = prepare(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, features=features, causal=True)
     is_sum = blockwise.running_sums(encoding, inputs)
-    blocks = blockwise.choose_blocks(length, length).within(length, length)
+    chosen = block.attention_blocks
+    blocks = (Blocks(*chosen) if chosen else blockwise.choose_blocks(length, length)).within(length, length)
     if is_sum is None or blocks.near == length:
         return {}
     graph, params = nnx.split(encoding)

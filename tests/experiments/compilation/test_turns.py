@@ -18,7 +18,8 @@ LENGTH = 512
 
 
 def decoder(encoding="rope", **options):
-    block = BlockConfig(model_dim=32, num_heads=2, attention=options.pop("attention", "auto"))
+    chosen = {name: options.pop(name) for name in ("attention", "attention_blocks") if name in options}
+    block = BlockConfig(model_dim=32, num_heads=2, **chosen)
     return DecoderConfig(
         vocab_size=8, max_length=LENGTH, encoding=EncodingConfig.parse(encoding), block=block, num_layers=1, **options
     )
@@ -29,6 +30,12 @@ def test_an_encoding_that_never_settles_goes_over_every_block_that_causality_lea
     turns = count_turns(decoder(), LENGTH)
     assert list(turns) == list(LOOPS)
     assert sum(turns.values()) == np.mean([-(-64 * (strip + 1) // 128) for strip in range(8)])
+
+
+def test_larger_blocks_make_fewer_turns():
+    # Four strips of 128 queries over blocks of 256.
+    turns = count_turns(decoder(attention_blocks=(128, 256, 256)), LENGTH)
+    assert sum(turns.values()) == np.mean([1, 1, 2, 2])
 
 
 def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
