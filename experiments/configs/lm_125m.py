@@ -9,6 +9,8 @@ is chosen. On WikiText-103 the paper has perplexity 23.46 (test), 22.55 (validat
 From the paper: 12 layers, width 768, context 1024, GPT-2's vocabulary and tied embeddings (123.7 M parameters), p_max
 64 shared by the layers, batch 64, 100 epochs: 180,000 steps are as many tokens. It leaves the rest open. As GPT-2
 small: 12 heads, dropout 0.1. Our choice: AdamW as GPT-3 (arXiv 2005.14165) has it for this size.
+
+Every device has the parameters whole and its share of the batch, 4 sequences on each of 16.
 """
 
 from ml_collections import config_dict

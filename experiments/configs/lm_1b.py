@@ -9,6 +9,9 @@ is chosen.
 24 layers of width 2048, context 2048 and a million tokens a step, as GPT-3 XL (arXiv 2005.14165, table 2.1), whose
 optimizer it has too; 16 heads of 128, as many as fill the width. GPT-2's vocabulary, padded to a multiple of 128;
 tied embeddings. 26 billion tokens, 20 for each parameter (arXiv 2203.15556).
+
+The parameters are split over all devices, as the batch is; what lies between the products with matrices is computed
+anew in the backward pass.
 """
 
 from ml_collections import config_dict
@@ -24,6 +27,7 @@ def get_config() -> config_dict.ConfigDict:
         model={
             "num_layers": 24,
             "encoding_sharing": "model",
+            "remat": "dots",
             "tie_embeddings": True,
             "block": {"model_dim": 2048, "num_heads": 16, "mlp_dim": 8192, "compute_dtype": "bfloat16"},
         },
@@ -42,5 +46,6 @@ def get_config() -> config_dict.ConfigDict:
             "evaluate_every": 500,
             "checkpoint_every": 250,
         },
+        job={"mesh": {"data": 1, "fsdp": -1}},
         evaluation={"examples": 256, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64},
     )

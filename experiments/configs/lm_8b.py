@@ -9,6 +9,8 @@ is chosen.
 From Llama 3 8B (arXiv 2407.21783, table 3): 32 layers of width 4096, 32 heads that share 8 keys and values, SwiGLU of
 width 14,336, RMSNorm, no biases, a vocabulary of 128,256, learning rate 3e-4. Our choice: context 4096 (its first has
 8192), a million tokens a step, 160 billion tokens, 20 for each parameter (arXiv 2203.15556), GPT-3's weight decay.
+
+The parameters are split over all devices, as the batch is; the backward pass computes each block anew.
 """
 
 from ml_collections import config_dict
@@ -24,6 +26,7 @@ def get_config() -> config_dict.ConfigDict:
         model={
             "num_layers": 32,
             "encoding_sharing": "model",
+            "remat": "full",
             "block": {
                 "model_dim": 4096,
                 "num_heads": 32,
@@ -50,5 +53,6 @@ def get_config() -> config_dict.ConfigDict:
             "evaluate_every": 1000,
             "checkpoint_every": 250,
         },
+        job={"mesh": {"data": 1, "fsdp": -1}},
         evaluation={"examples": 256, "curve_examples": 256, "sweep_examples": 0, "batch_size": 256},
     )
