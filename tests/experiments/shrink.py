@@ -25,7 +25,6 @@ def load(path: Path) -> ExperimentConfig:
 def shrink(config: ExperimentConfig, steps: int = 2) -> ExperimentConfig:
     """`config` with all sizes tiny, on one device, and every other choice as it is."""
     name, options = config.task.name, config.task.options | TASK_OPTIONS[config.task.name]
-    mesh = dataclasses.replace(config.job.mesh, data=1)  # copies on all eight devices would only take time
     block = dataclasses.replace(config.model.block, model_dim=4 * config.model.block.num_heads)
     return dataclasses.replace(
         config,
@@ -35,12 +34,12 @@ def shrink(config: ExperimentConfig, steps: int = 2) -> ExperimentConfig:
         training=dataclasses.replace(
             config.training,
             steps=steps,
-            batch_size=8,
-            examples=config.training.examples and 24,
+            batch_size=2,
+            examples=config.training.examples and 6,
             steps_per_dispatch=1,
             evaluate_every=1,
             checkpoint_every=1,
         ),
-        evaluation=dataclasses.replace(config.evaluation, examples=4, curve_examples=2, sweep_examples=2, batch_size=8),
-        job=dataclasses.replace(config.job, mesh=mesh),
+        evaluation=dataclasses.replace(config.evaluation, examples=4, curve_examples=2, sweep_examples=2, batch_size=2),
+        job=dataclasses.replace(config.job, mesh=MeshConfig(data=1)),
     )
