@@ -369,11 +369,12 @@ def test_gke_wants_the_workdir_on_the_volume(stage):
 
 
 def test_xpk_is_given_the_whole_command(stage):
-    assert stage.run(["xpk.sh", "--config.encoding=cope(npos_max=16)"]).returncode == 0
+    flag = "--config.paper={'a b': \"$HOME\"}"
+    assert stage.run(["xpk.sh", flag]).returncode == 0
     (call,) = stage.calls
     assert call[:3] == ["xpk", "workload", "create"]
     assert {"--tpu-type=v5litepod-16", "--storage=files", "--max-restarts=1000"} <= set(call)
-    assert remote(call)[-2:] == ["--distributed=on", "--config.encoding=cope(npos_max=16)"]
+    assert remote(call)[-2:] == ["--distributed=on", flag]
 
 
 # Slurm
