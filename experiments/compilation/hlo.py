@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Mapping
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
-_COMMENT = re.compile(r"/\*.*?\*/")
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) (?:\(.*)?\{$")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)")
 _ARRAY = re.compile(r"(?P<type>[a-z]\w*)\[(?P<sizes>[\d,<=\s]*)\]")
@@ -133,7 +132,7 @@ class Module:
         """The program that a text describes."""
         computations, entry = {}, ""
         name, found, root = "", dict[str, Instruction](), ""
-        for line in _COMMENT.sub("", text).splitlines():
+        for line in text.splitlines():
             if header := _HEADER.match(line):
                 name, found, root = header["name"], {}, ""
                 entry = name if header["entry"] else entry
