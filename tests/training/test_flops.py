@@ -22,9 +22,13 @@ def decoder(length=128, vocab_size=512, num_layers=1, tied=False, encoding="none
     )
 
 
+def create_learner(config):
+    return Learner(config, optax.identity(), optax.constant_schedule(0.0))
+
+
 def compiled_flops(config, batch=2):
     """FLOPs a token that XLA counts in the compiled loss and gradient. It counts the body of a loop once."""
-    learner = Learner(config, optax.identity())
+    learner = create_learner(config)
     tokens = jax.ShapeDtypeStruct((batch, config.max_length), np.int32)
     weights = jax.ShapeDtypeStruct(tokens.shape, np.float32)
     params = jax.eval_shape(learner.init, 0).params
@@ -56,7 +60,7 @@ def test_formula_is_within_3_percent_of_what_xla_counts(choices):
 @pytest.mark.parametrize("tied", [True, False])
 def test_each_parameter_of_a_matrix_costs_6(tied):
     config = decoder(num_layers=3, tied=tied, num_heads=4, num_kv_heads=1, activation="swiglu", encoding="cope")
-    leaves = jax.tree.leaves_with_path(jax.eval_shape(Learner(config, optax.identity()).init, 0).params)
+    leaves = jax.tree.leaves_with_path(jax.eval_shape(create_learner(config).init, 0).params)
     kernels = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
     output = 512 * 128 if tied else 0  # the embedding is the output layer
     assert flops.flops_per_token(config, 0) == 6 * (kernels + output)
