@@ -20,6 +20,7 @@ from cope_jax.layers.self_attention import Context
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.base import MODELS
 from cope_jax.ops.dropout import dropout
+from cope_jax.ops.linear import PRODUCT
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.typing import Array
 
@@ -27,7 +28,8 @@ Remat = Literal["none", "full", "attention", "dots"]
 _POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "attention": jax.checkpoint_policies.save_only_these_names(OUTCOME),
-    "dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+    # By name: policies do not see products in functions with gradients of their own, and CoPE's sums are products too.
+    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
 }
 PADDING = -1  # the segment of the tokens that stand before a shorter prompt
 

@@ -4,8 +4,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.typing import Array
+
+PRODUCT = "product"  # the name of what `dot_general` returns, for rematerialisation
 
 
 @jax.custom_vjp
@@ -31,7 +34,7 @@ def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -
     if asked:
         raise ValueError(f"linear has no such options: {asked}")
     del dimension_numbers
-    return linear(x, w_DF)
+    return checkpoint_name(linear(x, w_DF), PRODUCT)
 
 
 def _forward(x: Array, w_DF: Array) -> tuple[Array, tuple[Array, Array]]:

@@ -12,7 +12,7 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.self_attention import Context
-from cope_jax.models.decoder import Decoder, DecoderConfig
+from cope_jax.models.decoder import _POLICIES, Decoder, DecoderConfig
 from tests.models.cases import LAYERS, LENGTH, ROUNDING, VOCAB, abstract, build, config, jit, model, named, tokens
 from tests.ops.jaxprs import equations
 
@@ -104,7 +104,7 @@ def test_depth_is_a_loop_over_the_layers():
 
 
 @pytest.mark.parametrize("dropout", [False, True])
-@pytest.mark.parametrize("remat", [False, True])
+@pytest.mark.parametrize("remat", ["none", *_POLICIES])
 def test_the_program_does_not_grow_with_depth(dropout, remat):
     def size(num_layers):
         choices = config(ENCODING, {"dropout": 0.3}, num_layers=num_layers, remat=remat)
@@ -122,29 +122,46 @@ def test_the_program_does_not_grow_with_depth(dropout, remat):
     assert size(3) == size(9)
 
 
-def test_rematerialisation_recomputes_and_changes_nothing():
-    """Each block's activation is computed once more, and what is kept between the two passes is its input alone."""
-    results, tanhs, kept = [], [], []
-    for remat in (False, True):
-        graphdef, state = build(config("cope(npos_max=4)", num_layers=3, remat=remat))
+# What each policy keeps of a block for each token beside its input, and how often a program of forward and backward
+# pass computes GELU, softmax's exponentials and CoPE's gates.
+KEPT = {
+    "full": ([], {"tanh": 3, "exp": 5, "logistic": 3}),
+    # The outcome of attention and its softmax's logarithm.
+    "attention": ([(2, 2, LENGTH, 4), (2, 2, LENGTH)], {"tanh": 3, "exp": 3, "logistic": 2}),
+    # Queries, keys, values, what attention adds, and the hidden units.
+    "dots": ([(2, LENGTH, 8)] * 4 + [(2, LENGTH, 12)], {"tanh": 3, "exp": 5, "logistic": 3}),
+}
 
-        def loss(state):
-            return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023  # traced within this turn
 
-        program = jax.value_and_grad(loss)
-        found = equations(program, state)
-        tanhs.append(sum(e.primitive.name == "tanh" for e in found))
-        first_scan = next(e for e in found if e.primitive.name == "scan")
-        kept.append(sum(v.aval.size for v in first_scan.outvars if v.aval.shape[:1] == (3,)))
-        results.append(jit(program)(state))
-    (value, gradient), (other_value, other_gradient) = results
-    np.testing.assert_allclose(value, other_value, rtol=1e-6)
+def training_program(remat):
+    """(state) → (value, gradient), and the state."""
+    choices = config("cope(npos_max=4)", {"attention": "blockwise"}, num_layers=3, remat=remat)
+    graphdef, state = build(choices)
+    return jax.value_and_grad(lambda state: jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)), state
+
+
+@functools.cache
+def without_recomputation():
+    program, state = training_program("none")
+    return jit(program)(state)
+
+
+@pytest.mark.parametrize("remat", KEPT)
+def test_recomputing_keeps_what_it_says_and_changes_nothing(remat):
+    program, state = training_program(remat)
+    found = equations(program, state)
+    first_scan = next(e for e in found if e.primitive.name == "scan" and e.params["length"] == 3)
+    kept = sorted(v.aval.shape[1:] for v in first_scan.outvars if v.aval.shape[:1] == (3,))
+    shapes, counts = KEPT[remat]
+    assert kept == sorted([(2, LENGTH, 8), *shapes])
+    assert counts == {name: sum(e.primitive.name == name for e in found) for name in counts}
+    value, gradient = without_recomputation()
+    other_value, other_gradient = jit(program)(state)
+    np.testing.assert_allclose(other_value, value, rtol=1e-6)
+    other = named(other_gradient)
     for path, leaf in named(gradient).items():
         # The same sums, which the compiler may fuse in another way.
-        np.testing.assert_allclose(named(other_gradient)[path], leaf, rtol=1e-5, atol=1e-5, err_msg=path)
-    assert tanhs == [2, 3], "GELU, and its slope where a gradient wants it"
-    inputs = 3 * tokens().size * CHOICES["pre"].block.model_dim
-    assert kept[1] == inputs < kept[0] / 5
+        np.testing.assert_allclose(other[path], leaf, rtol=1e-5, atol=1e-5, err_msg=path)
 
 
 def test_dropout_depends_on_the_key_alone():
