@@ -1,10 +1,13 @@
 import io
+import os
 import signal
 import sys
 
+import jax
 import pytest
 
-from cope_jax.training.interruption import Interruption
+from cope_jax.training import interruption as module
+from cope_jax.training.interruption import Interrupted, Interruption
 
 pytestmark = pytest.mark.newest
 
@@ -52,3 +55,40 @@ def test_the_handlers_from_before_come_back(error):
             if error:
                 raise error
     assert {number: signal.getsignal(number) for number in before} == before
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_the_exit_code_is_that_of_the_signal(number, code):
+    with Interruption() as interruption:
+        assert interruption.number is None
+        signal.raise_signal(number)
+    assert interruption.number == number
+    assert Interrupted("stopped", interruption.number).exit_code == code
+
+
+@pytest.fixture
+def several(monkeypatch):
+    """Two processes, of which the other is told to stop before the third step; gives the signals handed on."""
+    handed = []
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(module.multihost_utils, "reached_preemption_sync_point", lambda step: step == 3)
+    monkeypatch.setattr(os, "kill", lambda process, number: handed.append((process, number)))
+    return handed
+
+
+def test_several_processes_stop_after_the_same_step(several):
+    with Interruption() as interruption:
+        assert [interruption.requested() for _ in range(3)] == [False, False, True]
+    assert interruption.number == signal.SIGTERM
+    assert not several
+
+
+def test_ctrl_c_in_one_of_several_processes_is_handed_to_jax(several):
+    before = signal.getsignal(signal.SIGTERM)
+    with Interruption() as interruption:
+        assert signal.getsignal(signal.SIGTERM) == before, "JAX has its handler there"
+        signal.raise_signal(signal.SIGINT)
+        assert several == [(os.getpid(), signal.SIGTERM)]
+        assert not interruption.requested(), "not before the others"
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)

@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -6,6 +7,8 @@ import numpy as np
 import pytest
 
 from cope_jax import positions
+from cope_jax.training.learner import Learner
+from cope_jax.training.optimizer import create_schedule
 from tests.training import tiny
 
 GOLDEN = {"loss": [1.8409153, 2.3236189], "grad_norm": [3.3440244, 3.5191271]}
@@ -147,6 +150,69 @@ def test_positions_come_from_the_sampler_below_the_models_length(start, monkeypa
     moved = start.params | {"encoding": {"table_ND": jnp.roll(table, 3, axis=0)}}
     loss = float(jax.jit(learner.train_step)(dataclasses.replace(start, params=moved), tiny.batch())[1]["loss"])
     assert loss == pytest.approx(losses[0], rel=1e-6)
+
+
+@dataclasses.dataclass(frozen=True)
+class Given(Learner):
+    """A learner whose loss and gradient stand in the batch."""
+
+    def gradient(self, params, batch, key):
+        return batch["loss"], jax.tree.map(lambda p: jnp.full(p.shape, batch["slope"]), params)
+
+
+@functools.cache
+def given():
+    """(state, loss, slope) → (state, metrics), and the state before the first step."""
+    learner = tiny.create_learner()
+    learner = Given(**{field.name: getattr(learner, field.name) for field in dataclasses.fields(learner)})
+    params = {"a": jnp.arange(6.0).reshape(2, 3), "b": jnp.full((4,), -1.0)}
+    state = dataclasses.replace(tiny.program().init([0]), params=params, opt_state=learner.optimizer.init(params))
+    step = jax.jit(learner.train_step)
+    return lambda state, loss=1.0, slope=1.0: step(state, {"loss": np.float32(loss), "slope": np.float32(slope)}), state
+
+
+def test_metrics_are_of_the_gradient_before_clipping_and_of_the_update():
+    step, state = given()
+    schedule = create_schedule(tiny.OPTIMIZER, tiny.STEPS)
+    for number, slope in enumerate((2.0, -1.0, 0.5, 3.0)):
+        after, metrics = step(state, slope=slope, loss=number)
+        moved = [new - old for new, old in zip(*map(jax.tree.leaves, (after.params, state.params)), strict=True)]
+        assert metrics.keys() == {"loss", "grad_norm", "update_norm", "learning_rate", "finite"}
+        assert float(metrics["loss"]) == number
+        np.testing.assert_allclose(metrics["grad_norm"], abs(slope) * 10**0.5, rtol=1e-6)
+        norm = np.sqrt(sum(float(np.square(m).sum()) for m in moved))
+        np.testing.assert_allclose(metrics["update_norm"], norm, rtol=1e-4, atol=1e-9)
+        assert float(metrics["learning_rate"]) == float(schedule(number)), number
+        assert float(metrics["finite"]) == 1
+        state = after
+    assert float(schedule(0)) == 0 != float(schedule(1)) != float(schedule(2))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"loss": np.nan}, {"loss": np.inf}, {"slope": np.inf}, {"slope": np.nan}, {"slope": 1e30}], ids=str
+)
+def test_a_step_that_is_not_finite_changes_nothing_but_the_number_of_steps(bad):
+    step, start = given()
+    before, _ = step(step(start)[0])
+    skipped, metrics = step(before, **bad)
+    assert float(metrics["finite"]) == 0
+    assert int(skipped.step) == int(before.step) + 1 == 3
+    same = dataclasses.replace(skipped, step=before.step)
+    assert tiny.contents(same) == tiny.contents(before)
+    # What follows is as if it had not been, the rate of learning too, which counts updates.
+    (after, following), (straight, expected) = step(skipped, slope=0.3), step(before, slope=0.3)
+    assert tiny.contents(after.params) == tiny.contents(straight.params)
+    assert tiny.contents(after.opt_state) == tiny.contents(straight.opt_state)
+    assert tiny.contents(following) == tiny.contents(expected)
+    assert np.isfinite(float(following["update_norm"]))
+
+
+def test_a_batch_whose_loss_is_not_finite_is_skipped(start, step):
+    batch = tiny.batch()
+    weights = np.where(np.arange(tiny.BATCH)[:, None] == 2, np.inf, batch["weights"]).astype(np.float32)
+    after, metrics = step(start, batch | {"weights": weights})
+    assert (float(metrics["finite"]), int(after.step)) == (0, 1)
+    assert tiny.contents(dataclasses.replace(after, step=start.step)) == tiny.contents(start)
 
 
 def logits(params, inputs, dropout_key=None):

@@ -7,7 +7,7 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from cope_jax.training.config import OptimizerConfig
-from cope_jax.training.optimizer import create_optimizer, create_schedule
+from cope_jax.training.optimizer import applied_rate, create_optimizer, create_schedule
 
 pytestmark = pytest.mark.newest
 
@@ -84,6 +84,20 @@ def test_the_schedule_counts_the_steps():
     params = [apply(config, [[1.0]] * steps, [0.0], steps=3)[0] for steps in range(5)]
     # 1 − 0.999^t, by which Adam divides, has 5 digits in float32.
     np.testing.assert_allclose(params, [0.0, 0.0, -1.0, -1.5, -1.5], rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["adam", "adamw"])
+@pytest.mark.parametrize("clip_norm", [None, 1.0])
+def test_the_rate_to_report_is_that_of_the_next_update(name, clip_norm):
+    config = OptimizerConfig(name=name, learning_rate=3.0, schedule="linear", warmup_steps=3, clip_norm=clip_norm)
+    optimizer, schedule = create_optimizer(config, 6), create_schedule(config, 6)
+    params = jnp.zeros(2)
+    state, rates = optimizer.init(params), []
+    with jax.numpy_dtype_promotion("standard"):  # optax relies on implicit promotion
+        for _ in range(6):
+            rates.append(float(applied_rate(schedule, state)))
+            _, state = optimizer.update(jnp.ones(2), state, params)
+    np.testing.assert_allclose(rates, [0, 1, 2, 3, 2, 1], rtol=1e-6)
 
 
 def apply(config, gradients, params, steps=10):

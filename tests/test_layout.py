@@ -1,0 +1,44 @@
+"""Activations lie where the layout says, and are left alone where it says nothing."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AxisType, PartitionSpec
+
+from cope_jax.layout import WHOLE, Layout
+from tests.ops.jaxprs import equations
+
+pytestmark = pytest.mark.newest
+SPLIT = Layout(batch=("data", "fsdp"), length="sequence", width="tensor")
+
+
+@pytest.fixture
+def mesh():
+    axes = ("data", "fsdp", "sequence", "tensor")
+    return jax.make_mesh((2, 1, 2, 2), axes, axis_types=(AxisType.Auto,) * 4)
+
+
+@pytest.mark.parametrize(
+    "layout, axes, expected",
+    [
+        (SPLIT, ("batch", "length", "width", None), (("data", "fsdp"), "sequence", "tensor", None)),
+        (SPLIT, ("width", "batch"), ("tensor", ("data", "fsdp"))),
+        (Layout(batch=("fsdp",)), ("batch", "length", "width"), ("fsdp", None, None)),
+        (WHOLE, ("batch", "length", "width"), (None, None, None)),
+    ],
+)
+def test_the_spec_of_an_activation(layout, axes, expected):
+    assert layout.spec(*axes) == PartitionSpec(*expected)
+
+
+def test_an_activation_is_held_to_its_layout(mesh):
+    with jax.set_mesh(mesh):
+        x = jax.jit(lambda: SPLIT.constrain(jnp.arange(64.0).reshape(4, 4, 4), "batch", "length", "width"))()
+    assert {shard.data.shape for shard in x.addressable_shards} == {(2, 2, 2)}
+    assert x.tolist() == jnp.arange(64.0).reshape(4, 4, 4).tolist()
+
+
+def test_what_is_whole_is_left_alone_and_needs_no_mesh():
+    x = jnp.ones((4, 4))
+    assert not equations(lambda x: WHOLE.constrain(x, "batch", "length"), x)
+    assert not equations(lambda x: SPLIT.constrain(x, None, None), x)

@@ -1,0 +1,76 @@
+"""What a config refuses, and what of it a workdir is held to."""
+
+import dataclasses
+
+import pytest
+
+from cope_jax.errors import ConfigError
+from cope_jax.layout import Layout
+from cope_jax.tasks import create
+from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig, TrainingConfig
+
+pytestmark = pytest.mark.newest
+
+
+@pytest.mark.parametrize(
+    ("mapping", "message"),
+    [
+        ({"job": {"mesh": {"data": -1, "fsdp": -1}}}, "job.mesh may leave one axis at -1, .* got {'data': -1, 'fsdp'"),
+        ({"job": {"mesh": {"data": 0}}}, "job.mesh.data must be at least 1, got 0"),
+        ({"job": {"mesh": {"tensor": -2}}}, "job.mesh.tensor must be at least 1, got -2"),
+        ({"job": {"mesh": {"model": 2}}}, "unknown option of config.job.mesh 'model'"),
+        ({"job": {"mesh": {"fsdp": 2.0}}}, "config.job.mesh.fsdp must be int"),
+        ({"job": {"on_non_finite": "ignore"}}, "unknown config.job.on_non_finite 'ignore': Choices: skip, stop"),
+        ({"job": {"keep": 0}}, "job.keep must be at least 1, got 0"),
+        ({"job": {"keep_best": -1}}, "job.keep_best must be at least 0, got -1"),
+        ({"job": {"peak_flops": 0.0}}, "job.peak_flops must be at least 1, got 0.0"),
+        ({"training": {"accumulate": 0}}, "training.accumulate must be at least 1, got 0"),
+        (
+            {"training": {"batch_size": 6, "accumulate": 4}},
+            "training.batch_size=6 must be a multiple of training.accumulate=4",
+        ),
+        ({"model": {"remat": "dot"}}, "unknown config.model.remat 'dot': did you mean 'dots'"),
+        ({"model": {"remat": True}}, "unknown config.model.remat True"),
+    ],
+)
+def test_a_wrong_job_is_one_clear_line(mapping, message):
+    with pytest.raises(ConfigError, match=message) as error:
+        ExperimentConfig.from_mapping(mapping)
+    assert "\n" not in str(error.value)
+
+
+def test_choices_are_checked_in_python_too():
+    with pytest.raises(ConfigError, match=r"unknown job.on_non_finite 'go on'"):
+        JobConfig(on_non_finite="go on")
+
+
+def test_one_axis_may_have_what_remains():
+    assert MeshConfig() == MeshConfig(data=-1, fsdp=1, tensor=1, sequence=1)
+    MeshConfig(data=2, fsdp=-1)
+    MeshConfig(data=1, sequence=-1)
+
+
+def test_the_job_and_the_papers_figures_are_no_part_of_the_recipe():
+    config = ExperimentConfig()
+    for changes in (
+        {"job": JobConfig(MeshConfig(fsdp=4), keep=9, keep_best=3, on_non_finite="skip", peak_flops=1e12)},
+        {"paper": {"cope": {"dense": "0"}}},
+        {"encodings": {"rope": {"base": 3.0}}},
+    ):
+        assert dataclasses.replace(config, **changes).recipe() == config.recipe()
+    for changes in (
+        {"training": TrainingConfig(accumulate=2)},
+        {"training": TrainingConfig(steps=2000)},
+        {"encoding": "rope"},
+        {"encodings": {"cope": {"npos_max": 8}}},
+        {"model": dataclasses.replace(config.model, remat="full")},
+        {"seeds_side_by_side": 2},
+    ):
+        assert dataclasses.replace(config, **changes).recipe() != config.recipe()
+
+
+def test_the_decoder_has_the_layout_that_it_is_given():
+    layout = Layout(("data",), "sequence", "tensor")
+    config, task = ExperimentConfig(), create("flip_flop", length=8)
+    assert config.decoder(task, layout) == dataclasses.replace(config.decoder(task), layout=layout)
+    assert config.decoder(task).layout == Layout()
