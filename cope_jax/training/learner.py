@@ -129,11 +129,12 @@ class Learner:
         loss, grads = self.gradient(state.params, batch, jax.random.fold_in(state.key, state.step))
         with jax.numpy_dtype_promotion("standard"):  # optax relies on implicit promotion
             updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
+            learning_rate = applied_rate(self.schedule, state.opt_state)
         metrics = {
             "loss": loss,
             "grad_norm": optax.tree.norm(grads),
             "update_norm": optax.tree.norm(updates),
-            "learning_rate": applied_rate(self.schedule, state.opt_state),
+            "learning_rate": learning_rate,
         }
         finite = jnp.isfinite(loss) & jnp.isfinite(metrics["grad_norm"])
         params, opt_state = jax.tree.map(
