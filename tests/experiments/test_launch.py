@@ -1,45 +1,21 @@
-"""The scripts of experiments/launch: what they would ask of gcloud, kubectl, XPK and Slurm, and what they do here."""
+"""The scripts of experiments/launch: what they would ask of gcloud, kubectl, XPK and Slurm."""
 
-import json
 import os
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 import yaml
 
-ROOT = Path(__file__).parents[2]
-LAUNCH = ROOT / "experiments" / "launch"
+from cope_jax.training.config import ExperimentConfig
+from tests.experiments.launching import LAUNCH, ROOT, VARIABLES, Stage, remote, verbs
+
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])
 RUNNABLE = [path for path in SCRIPTS if path.name not in ("common.sh", "tpu.sh")]
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
-
-VARIABLES = {
-    "PROJECT": "lab",
-    "ZONE": "us-west4-a",
-    "NAME": "cope",
-    "ACCELERATOR_TYPE": "v5litepod-16",
-    "REPOSITORY": "https://example.org/cope-jax",
-    "CONFIG": "experiments/configs/quick.py",
-    "WORKDIR": "/shared/runs/quick",
-    "IMAGE": "registry/cope",
-    "TPU": "tpu-v5-lite-podslice",
-    "TOPOLOGY": "4x4",
-    "HOSTS": "4",
-    "CHIPS_PER_HOST": "4",
-    "CLAIM": "filestore",
-    "MOUNT": "/shared",
-    "CLUSTER": "pods",
-    "TPU_TYPE": "v5litepod-16",
-    "STORAGE": "files",
-    "POLL_SECONDS": "0",
-}
 
 # The variables that an action of a script needs.
 NEEDED = [
@@ -55,82 +31,10 @@ NEEDED = [
     ("slurm.sbatch", "CONFIG WORKDIR"),
 ]
 
-# Stands for a program: notes its words and answers with the status and the output of the first answer whose pattern
-# they match; each answer is given once, but for the last one of its pattern.
-STAND_IN = """#!{python}
-import json, re, sys
-from pathlib import Path
-folder = Path({folder!r})
-words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-with (folder / "calls.jsonl").open("a") as file:
-    file.write(json.dumps([words, "" if sys.stdin.isatty() else sys.stdin.read()]) + "\\n")
-answers = json.loads((folder / "answers.json").read_text())
-for pattern, queue in answers.items():
-    if re.search(pattern, " ".join(words)):
-        status, text = queue.pop(0) if len(queue) > 1 else queue[0]
-        (folder / "answers.json").write_text(json.dumps(answers))
-        print(text)
-        sys.exit(status)
-"""
-
-
-class Stage:
-    """A PATH whose gcloud, kubectl, xpk, srun and scontrol only note how they were called."""
-
-    def __init__(self, folder: Path):
-        self.folder = folder
-        (folder / "bin").mkdir()
-        for name in ("gcloud", "kubectl", "xpk", "srun", "scontrol"):
-            path = folder / "bin" / name
-            path.write_text(STAND_IN.format(python=sys.executable, folder=str(folder)))
-            path.chmod(0o755)
-        self.answer({})
-
-    def answer(self, answers):
-        (self.folder / "answers.json").write_text(json.dumps(answers))
-
-    def run(self, command, cwd=ROOT, **changed):
-        name, *words = shlex.split(command) if isinstance(command, str) else command
-        variables = {name: value for name, value in (VARIABLES | changed).items() if value is not None}
-        return subprocess.run(
-            [LAUNCH / name, *words],
-            cwd=cwd,
-            env=environment() | variables | {"PATH": f"{self.folder / 'bin'}{os.pathsep}{os.environ['PATH']}"},
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-
-    @property
-    def calls(self):
-        path = self.folder / "calls.jsonl"
-        return [json.loads(line)[0] for line in path.read_text().splitlines()] if path.exists() else []
-
-    @property
-    def inputs(self):
-        return [json.loads(line)[1] for line in (self.folder / "calls.jsonl").read_text().splitlines()]
-
-
-def environment():
-    return {name: value for name, value in os.environ.items() if name not in VARIABLES and "SLURM" not in name}
-
 
 @pytest.fixture
 def stage(tmp_path):
     return Stage(tmp_path)
-
-
-def remote(call):
-    """The words of a command that was to run on the hosts of a TPU."""
-    line = next(word for word in call if word.startswith("--command=")).removeprefix("--command=")
-    return shlex.split(line)
-
-
-def verbs(calls):
-    """What was asked of a TPU, in one word each."""
-    found = (re.search(r"experiments\.train|worker_setup", " ".join(call)) for call in calls)
-    return [match[0] if match else call[4] for match, call in zip(found, calls, strict=True)]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
@@ -210,6 +114,21 @@ def test_flags_given_to_the_training_command_exist():
             given |= set(re.findall(r"(?<=--)[a-z_]+(?==)", command))
     assert {"coordinator", "num_processes", "process_id"} <= given
     assert given <= set(known.split())
+
+
+def test_docs_name_scripts_and_fields_that_exist():
+    pages = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in ("training", "tpu", "gpu"))
+    named = set(re.findall(r"experiments/launch/([\w.]+\w)", pages))
+    assert named <= {path.name for path in LAUNCH.iterdir()}
+    assert {"tpu_vm.sh", "tpu_slice.sh", "gke.sh", "xpk.sh", "slurm.sbatch", "local_processes.sh"} <= named
+    paths = re.findall(r"--config\.([a-z_.]+)=", pages + "".join(path.read_text() for path in SCRIPTS))
+    paths += re.findall(r"`((?:job|training|model)\.[a-z_.]+)[=`]", pages)
+    known = ExperimentConfig().to_dict()
+    for path in paths:
+        value = known
+        for name in path.split("."):
+            assert name in value, f"there is no config.{path}"
+            value = value[name]
 
 
 # One TPU VM
@@ -424,20 +343,6 @@ def test_slurm_queues_the_job_again_while_it_should_go_on(status, restarts, left
     assert stage.calls[1:] == ([["scontrol", "requeue", "7"]] if requeued else [])
 
 
-@pytest.mark.parametrize(("status", "reported"), [(0, 0), (2, 252), (3, 253), (4, 254), (143, 143), (134, 134)])
-def test_status_that_needs_a_person_is_the_highest_of_tasks(status, reported):
-    assert subprocess.run([LAUNCH / "task.sh", "bash", "-c", f"exit {status}"]).returncode == reported
-
-
-def test_task_passes_sigterm_on_and_waits(tmp_path):
-    script = "trap 'sleep 0.3; touch saved; exit 4' TERM; touch up; for _ in {1..600}; do sleep 0.05; done"
-    task = subprocess.Popen([LAUNCH / "task.sh", "bash", "-c", script], cwd=tmp_path)
-    until((tmp_path / "up").exists)
-    task.terminate()
-    assert task.wait() == 254
-    assert (tmp_path / "saved").exists()
-
-
 def test_slurm_is_told_to_warn_and_to_queue_again():
     options = re.findall(r"^#SBATCH (.*)$", (LAUNCH / "slurm.sbatch").read_text(), re.MULTILINE)
     assert {"--requeue", "--signal=TERM@120", "--open-mode=append"} <= set(options)
@@ -446,139 +351,3 @@ def test_slurm_is_told_to_warn_and_to_queue_again():
 def test_slurm_script_outside_of_slurm_is_refused(stage):
     done = stage.run("slurm.sbatch")
     assert (done.returncode, done.stderr) == (2, "error: submit it with sbatch: see slurm.sbatch --help\n")
-
-
-# A command that outlives its connection
-
-
-def detached(tmp_path, *words, **options):
-    return subprocess.Popen(
-        [LAUNCH / "detached.sh", *words],
-        env=environment() | {"XDG_STATE_HOME": str(tmp_path)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        **options,
-    )
-
-
-def until(condition, seconds=20):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it takes too long"
-        time.sleep(0.05)
-
-
-def test_detached_shows_the_output_and_returns_the_status(tmp_path):
-    command = ("bash", "-c", "echo 'one  two'; echo more >>ran; exit 3")
-    first = detached(tmp_path, "run", "job", "1", *command, cwd=tmp_path)
-    assert (first.communicate()[0], first.returncode) == ("one  two\n", 3)
-    same = detached(tmp_path, "run", "job", "1", *command, cwd=tmp_path)
-    assert (same.communicate()[0], same.returncode) == ("", 3)
-    assert (tmp_path / "ran").read_text() == "more\n"
-    later = detached(tmp_path, "run", "job", "2", *command, cwd=tmp_path)
-    assert (later.communicate()[0], later.returncode) == ("one  two\n", 3)
-    assert (tmp_path / "ran").read_text() == "more\nmore\n"
-
-
-def test_detached_outlives_its_caller_is_joined_and_stopped(tmp_path):
-    script = "trap 'sleep 0.5; touch saved; exit 7' TERM; touch up; for _ in {1..600}; do sleep 0.05; done"
-    first = detached(tmp_path, "run", "job", "1", "bash", "-c", script, cwd=tmp_path, start_new_session=True)
-    until((tmp_path / "up").exists)
-    os.killpg(first.pid, signal.SIGHUP)
-    os.killpg(first.pid, signal.SIGKILL)
-    os.killpg(int((tmp_path / "cope_jax" / "job" / "pid").read_text()), signal.SIGHUP)  # the end of a login session
-    first.communicate()
-    second = detached(tmp_path, "run", "job", "2", "touch", "another", cwd=tmp_path)
-    assert "joining" in second.stderr.readline()
-    stop = detached(tmp_path, "stop", "job")
-    assert stop.wait() == 0
-    second.communicate()
-    stop.communicate()
-    assert second.returncode == 7
-    assert (tmp_path / "saved").exists()
-    assert not (tmp_path / "another").exists()
-
-
-def test_detached_tells_of_a_command_that_was_killed_with_its_shell(tmp_path):
-    for attempt, (script, status) in enumerate([("exit 3", 3), ("kill -KILL $PPID", 137)]):
-        run = detached(tmp_path, "run", "job", str(attempt), "bash", "-c", script, cwd=tmp_path)
-        run.communicate()
-        assert run.returncode == status
-
-
-# Several processes here
-
-
-def trainer(folder: Path, body: str) -> Path:
-    """A package whose experiments.train is `body`, with its flags in `flags`."""
-    (folder / "experiments").mkdir()
-    (folder / "experiments" / "__init__.py").touch()
-    (folder / "experiments" / "train.py").write_text(
-        "import os, signal, sys, time\n"
-        "flags = dict(word[2:].split('=', 1) for word in sys.argv[1:])\n"
-        "me = int(flags['process_id'])\n" + body
-    )
-    return folder
-
-
-def local(folder, processes):
-    return subprocess.Popen(
-        [LAUNCH / "local_processes.sh", str(processes), "--seed=1"],
-        cwd=folder,
-        env=environment() | {"CONFIG": "quick.py", "WORKDIR": str(folder), "PYTHON": sys.executable},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-
-
-def test_local_processes_do_not_ignore_ctrl_c_before_they_handle_it(tmp_path):
-    run = local(
-        trainer(tmp_path, "sys.exit(0 if signal.getsignal(signal.SIGINT) == signal.default_int_handler else 1)"), 1
-    )
-    run.communicate()
-    assert run.returncode == 0
-
-
-def test_local_processes_share_a_coordinator_and_have_their_own_number(tmp_path):
-    run = local(trainer(tmp_path, "open(f'flags{me}', 'w').write(repr(flags))"), 3)
-    assert run.communicate() == ("", "")
-    assert run.returncode == 0
-    given = [eval((tmp_path / f"flags{me}").read_text()) for me in range(3)]
-    assert [flags.pop("process_id") for flags in given] == ["0", "1", "2"]
-    assert given[0] == given[1] == given[2]
-    assert re.fullmatch(r"127\.0\.0\.1:\d+", given[0].pop("coordinator"))
-    assert given[0] == {"config": "quick.py", "workdir": str(tmp_path), "num_processes": "3", "seed": "1"}
-
-
-@pytest.mark.parametrize(
-    ("statuses", "worst"), [((0, 143), 143), ((143, 1), 1), ((1, 3), 3), ((4, 143), 4), ((0, 0), 0)]
-)
-def test_local_processes_leave_with_the_status_that_most_needs_a_person(statuses, worst, tmp_path):
-    run = local(trainer(tmp_path, f"sys.exit({statuses}[me])"), 2)
-    run.communicate()
-    assert run.returncode == worst
-
-
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_local_processes_pass_a_signal_on_once_and_wait(number, status, tmp_path):
-    body = f"""
-def leave(*_):
-    with open(f'left{{me}}', 'a') as file:
-        file.write('once')
-    time.sleep(0.5)
-    sys.exit({status})
-signal.signal({int(number)}, leave)
-open(f'up{{me}}', 'w').close()
-time.sleep(60)
-"""
-    run = local(trainer(tmp_path, body), 2)
-    until(lambda: all((tmp_path / f"up{me}").exists() for me in range(2)))
-    os.killpg(run.pid, number)  # as a terminal does
-    run.communicate()
-    assert run.returncode == status
-    assert [(tmp_path / f"left{me}").read_text() for me in range(2)] == ["once", "once"]
