@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import re
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,6 +20,10 @@ from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
 from cope_jax.training.replicas import Replicas
+from cope_jax.training.summary import bytes_a_device
+from tests.training import tiny
+
+pytestmark = pytest.mark.xdist_group("sharding")
 
 # 8 symbols: a vocabulary that two devices share; sequences of 7 tokens, which no axis divides.
 TASK = tasks.create("selective_copy", num_symbols=6, num_tokens=2, num_blanks=4)
@@ -25,34 +31,45 @@ BATCH = 8
 MODEL = DecoderConfig(
     vocab_size=TASK.vocab_size,
     max_length=TASK.max_length,
-    encoding=EncodingConfig.parse("learned+cope(npos_max=4,gate=separate_key)+t5"),
+    encoding=EncodingConfig.parse("learned+cope(npos_max=4)"),
     block=BlockConfig(model_dim=16, num_heads=8, num_kv_heads=4, head_dim=4, mlp_dim=32, activation="swiglu"),
 )
 MESHES = {
     "data": {"data": 8},
     "fsdp": {"fsdp": 8},
     "tensor": {"tensor": 4},
-    "sequence": {"sequence": 8},
+    "sequence": {"sequence": 4},
+    "all but data": {"fsdp": 2, "tensor": 2, "sequence": 2},
+}
+MORE_MESHES = {
+    "sequence, a token each": {"sequence": 8},
     "data and fsdp": {"data": 2, "fsdp": 4},
     "fsdp and tensor": {"fsdp": 4, "tensor": 2},
     "data and sequence": {"data": 2, "sequence": 4},
     "tensor and sequence": {"tensor": 2, "sequence": 4},
-    "all but data": {"fsdp": 2, "tensor": 2, "sequence": 2},
 }
+# Features of the keys, and a bias of the pairs; it takes long to compile.
+RICH = "learned+cope(npos_max=4,gate=separate_key)+t5"
 ONE = MeshConfig(data=1)
+KEY = jax.random.key(9)
 
 
-def learner(layout=WHOLE, accumulate=1, **changes):
+def mesh_config(axes):
+    return MeshConfig(**{"data": 1, **axes})
+
+
+def learner(layout=WHOLE, accumulate=1, encoding=None, **changes):
     config = OptimizerConfig(learning_rate=1e-2, schedule="constant", warmup_steps=0)
+    if encoding is not None:
+        changes["encoding"] = EncodingConfig.parse(encoding)
     model = dataclasses.replace(MODEL, layout=layout, **changes)
     return Learner(model, create_optimizer(config, 9), create_schedule(config, 9), accumulate=accumulate)
 
 
 @functools.cache
-def program(mesh, width=1, accumulate=1, remat="none"):
+def program(mesh, width=1, accumulate=1, **changes):
     devices = sharding.create_mesh(mesh)
-    layout = sharding.layout_of(devices)
-    return Program(learner(layout, accumulate, remat=remat), Replicas(width), devices)
+    return Program(learner(sharding.layout_of(devices), accumulate, **changes), Replicas(width), devices)
 
 
 def batches(count=2):
@@ -65,43 +82,153 @@ def train(program, seeds=(3,), count=2):
     return program.train_steps(program.init(seeds), program.place(stacked, BATCH))
 
 
+def named(tree):
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
 @functools.cache
 def gradient(program):
     """Loss and gradient of the first batch at random parameters, where no table is at its start."""
-    params = program.init([3]).params
-    noise = jax.random.split(jax.random.key(1), len(jax.tree.leaves(params)))
+    shapes = program.state_shapes().params
+    rng = np.random.default_rng(1)
     params = jax.tree.map(
-        lambda p, key: jax.device_put(p + 0.3 * np.asarray(jax.random.normal(key, p.shape)), p.sharding),
-        params,
-        jax.tree.unflatten(jax.tree.structure(params), list(noise)),
+        lambda leaf: jax.device_put(rng.normal(scale=0.5, size=leaf.shape).astype(leaf.dtype), leaf.sharding), shapes
     )
     batch = program.place(batches(1), BATCH)
     with jax.set_mesh(program.mesh):
         run = jax.jit(lambda params, batch: program.learner.gradient(params, jax.tree.map(lambda x: x[0], batch), KEY))
         loss, grads = run(params, batch)
-    return float(loss), {
-        jax.tree_util.keystr(path): np.asarray(g) for path, g in jax.tree_util.tree_leaves_with_path(grads)
-    }
+    return float(loss), {name: np.asarray(g) for name, g in named(grads).items()}
 
 
-KEY = jax.random.key(9)
+def assert_same_gradient(found, exact):
+    assert found[0] == pytest.approx(exact[0], rel=1e-6)
+    largest = max(np.abs(expected).max() for expected in exact[1].values())
+    for name, expected in exact[1].items():
+        # Some are 0 but for rounding, as those of a key's bias, which softmax does not see.
+        scale = max(np.abs(expected).max(), 1e-2 * largest)
+        np.testing.assert_allclose(found[1][name], expected, rtol=0, atol=1e-5 * scale, err_msg=name)
 
 
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 def test_loss_and_gradients_equal_those_of_one_device(axes):
-    exact_loss, exact = gradient(program(ONE))
-    loss, found = gradient(program(MeshConfig(**{"data": 1, **axes})))
-    assert loss == pytest.approx(exact_loss, rel=1e-6)
-    largest = max(np.abs(expected).max() for expected in exact.values())
-    for name, expected in exact.items():
-        # Some are 0 but for rounding, as those of a key's bias, which softmax does not see.
-        scale = max(np.abs(expected).max(), 1e-2 * largest)
-        np.testing.assert_allclose(found[name], expected, rtol=0, atol=1e-5 * scale, err_msg=name)
+    assert_same_gradient(gradient(program(mesh_config(axes))), gradient(program(ONE)))
 
 
-@pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", (MESHES | MORE_MESHES).values(), ids=MESHES | MORE_MESHES)
+def test_loss_and_gradients_of_a_rich_encoding_equal_those_of_one_device(axes):
+    exact = gradient(program(ONE, encoding=RICH))
+    assert_same_gradient(gradient(program(mesh_config(axes), encoding=RICH)), exact)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("axes", (MESHES | MORE_MESHES).values(), ids=MESHES | MORE_MESHES)
 def test_two_steps_equal_those_of_one_device(axes):
     _, exact = train(program(ONE))
-    _, found = train(program(MeshConfig(**{"data": 1, **axes})))
+    _, found = train(program(mesh_config(axes)))
     for name in exact:
         np.testing.assert_allclose(found[name], exact[name], rtol=1e-4, err_msg=name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("remat", ["full", "attention", "dots"])
+def test_recomputing_on_a_mesh_changes_nothing(remat):
+    assert_same_gradient(gradient(program(mesh_config(MESHES["all but data"]), remat=remat)), gradient(program(ONE)))
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [{}, {"data": 2, "fsdp": 2}, pytest.param(MESHES["all but data"], marks=pytest.mark.slow)],
+    ids=["one device", "data and fsdp", "all but data"],
+)
+def test_microbatches_add_up_to_the_batch(axes):
+    assert_same_gradient(gradient(program(mesh_config(axes), accumulate=2)), gradient(program(ONE)))
+
+
+def test_weights_count_by_tokens_not_by_microbatches():
+    """A microbatch of fewer tokens has less to say: the mean is that of all tokens."""
+    batch = jax.tree.map(lambda x: x[0], batches(1))
+    batch["weights"] = batch["weights"] * (np.arange(BATCH) % 2 == 0)[:, None].astype(np.float32)
+    batch["weights"][1, -1] = 1  # the second microbatch has one token, the first many
+
+    class Weighed(Learner):
+        """Whose loss is a number for each token, so that nothing need be compiled."""
+
+        def loss(self, params, batch, key):
+            weights = batch["weights"]
+            return params["scale"] * jnp.sum(weights * batch["targets"].astype(jnp.float32)), jnp.sum(weights)
+
+    fields = {f.name: getattr(learner(), f.name) for f in dataclasses.fields(Learner)}
+    whole, halves = (
+        Weighed(**fields | {"accumulate": n}).gradient({"scale": jnp.ones(())}, batch, KEY) for n in (1, 2)
+    )
+    mean = (batch["weights"] * batch["targets"]).sum() / batch["weights"].sum()
+    for loss, grads in (whole, halves):
+        np.testing.assert_allclose([loss, grads["scale"]], [mean, mean], rtol=1e-6)
+
+
+def test_seeds_side_by_side_share_a_mesh():
+    """Each is the run of its seed alone, on one device."""
+    alone = program(ONE, encoding="none")
+    _, together = train(program(MeshConfig(data=4), width=2, encoding="none"), seeds=(3, 4))
+    for row, seed in enumerate((3, 4)):
+        _, exact = train(alone, seeds=(seed,))
+        for name in exact:
+            np.testing.assert_allclose(together[name][row], exact[name], rtol=1e-4, err_msg=name)
+
+
+@functools.cache
+def start(width=1):
+    """The program of all axes, and the state that it begins with."""
+    made = program(mesh_config(MESHES["all but data"]), width)
+    return made, made.init([3, 4][:width])
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_the_first_state_lies_as_state_shapes_says(width):
+    made, state = start(width)
+    shapes = named(made.state_shapes())
+    leaves = named(state)
+    assert leaves.keys() == shapes.keys()
+    held = dict.fromkeys(made.mesh.devices.flat, 0)
+    for name, leaf in leaves.items():
+        shape = shapes[name]
+        assert (leaf.shape, leaf.dtype) == (shape.shape, shape.dtype), name
+        assert leaf.sharding.is_equivalent_to(shape.sharding, leaf.ndim), name
+        for shard in leaf.addressable_shards:
+            held[shard.device] += shard.data.size * 8 if name == ".key" else shard.data.nbytes
+    assert set(held.values()) == {bytes_a_device(made.state_shapes())}
+
+
+def test_no_device_ever_has_a_whole_matrix():
+    """Neither in the first state, nor while it is made."""
+    made, state = start()
+    split = {
+        name: leaf
+        for name, leaf in named((state.params, state.opt_state)).items()
+        if name.endswith(("['kernel']", "['embedding']"))
+    }
+    assert len(split) == 3 * 9  # embedding, output, four matrices of attention, three of the MLP; Adam has two of each
+    for name, leaf in split.items():
+        assert leaf.addressable_shards[0].data.size * 4 == leaf.size, name
+    text = made._init.lower(np.int32(3)).compile().as_text()
+    made_whole = {leaf.shape for leaf in split.values()} & {
+        tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", text)
+    }
+    assert not made_whole
+
+
+def test_initial_parameters_do_not_depend_on_the_mesh():
+    assert tiny.contents(start()[1]) == tiny.contents(program(ONE).init([3]))
+
+
+def test_products_in_bfloat16_leave_the_state_in_float32():
+    block = dataclasses.replace(MODEL.block, compute_dtype="bfloat16")
+    made = program(mesh_config(MESHES["all but data"]), block=block)
+    lowered = made.lower(BATCH, TASK.max_length)
+    assert "xbf16>" in lowered.as_text()
+    (before, _), _ = lowered.args_info
+    after, metrics = lowered.out_info
+    types = {leaf.dtype for leaf in jax.tree.leaves((before, after, metrics))}
+    assert {t for t in types if jnp.issubdtype(t, jnp.floating)} == {jnp.dtype("float32")}
