@@ -29,7 +29,7 @@ _POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "attention": jax.checkpoint_policies.save_only_these_names(OUTCOME),
     # By name: policies do not see products in functions with gradients of their own, and CoPE's sums are products too.
-    "dots": jax.checkpoint_policies.save_only_these_names(PRODUCT),
+    "dots": jax.checkpoint_policies.save_only_these_names(OUTCOME, PRODUCT),
 }
 PADDING = -1  # the segment of the tokens that stand before a shorter prompt
 
@@ -47,8 +47,8 @@ class DecoderConfig:
       block: the choices of every block.
       tie_embeddings: the output layer is the transposed embedding.
       remat: what the backward pass computes anew instead of keeping it: "none"; "full": all but the input of each
-        block; "attention": all but that and the outcome of attention; "dots": all but the products with matrices of
-        parameters.
+        block; "attention": all but that and the outcome of attention; "dots": all but these and the products with
+        matrices of parameters.
       layout: where activations lie on a mesh.
     """
 

@@ -27,7 +27,13 @@ def get_config() -> config_dict.ConfigDict:
             "num_layers": 12,
             "encoding_sharing": "model",
             "tie_embeddings": True,
-            "block": {"model_dim": 768, "num_heads": 12, "dropout": 0.1, "compute_dtype": "bfloat16"},
+            "block": {
+                "model_dim": 768,
+                "num_heads": 12,
+                "dropout": 0.1,
+                "compute_dtype": "bfloat16",
+                "attention_blocks": (128, 256, 512),
+            },
         },
         encodings={"cope": {"npos_max": 64}},
         optimizer={

@@ -29,7 +29,13 @@ def get_config() -> config_dict.ConfigDict:
             "encoding_sharing": "model",
             "remat": "dots",
             "tie_embeddings": True,
-            "block": {"model_dim": 2048, "num_heads": 16, "mlp_dim": 8192, "compute_dtype": "bfloat16"},
+            "block": {
+                "model_dim": 2048,
+                "num_heads": 16,
+                "mlp_dim": 8192,
+                "compute_dtype": "bfloat16",
+                "attention_blocks": (128, 256, 512),
+            },
         },
         encodings={"cope": {"npos_max": 64}},
         optimizer={

@@ -10,7 +10,8 @@ From Llama 3 8B (arXiv 2407.21783, table 3): 32 layers of width 4096, 32 heads t
 width 14,336, RMSNorm, no biases, a vocabulary of 128,256, learning rate 3e-4. Our choice: context 4096 (its first has
 8192), a million tokens a step, 160 billion tokens, 20 for each parameter (arXiv 2203.15556), GPT-3's weight decay.
 
-The parameters are split over all devices, as the batch is; the backward pass computes each block anew.
+The parameters are split over all devices, as the batch is; the backward pass computes each block anew but for the
+outcome of attention.
 """
 
 from ml_collections import config_dict
@@ -26,7 +27,7 @@ def get_config() -> config_dict.ConfigDict:
         model={
             "num_layers": 32,
             "encoding_sharing": "model",
-            "remat": "full",
+            "remat": "attention",
             "block": {
                 "model_dim": 4096,
                 "num_heads": 32,
@@ -36,6 +37,7 @@ def get_config() -> config_dict.ConfigDict:
                 "norm": "rms",
                 "use_bias": False,
                 "compute_dtype": "bfloat16",
+                "attention_blocks": (128, 256, 512),
             },
         },
         encodings={"cope": {"npos_max": 64}},

@@ -124,12 +124,13 @@ def test_the_program_does_not_grow_with_depth(dropout, remat):
 
 # What each policy keeps of a block for each token beside its input, and how often a program of forward and backward
 # pass computes GELU, softmax's exponentials and CoPE's gates.
+OUTCOMES = [(2, 2, LENGTH, 4), (2, 2, LENGTH)]
 KEPT = {
     "full": ([], {"tanh": 3, "exp": 5, "logistic": 3}),
     # The outcome of attention and its softmax's logarithm.
-    "attention": ([(2, 2, LENGTH, 4), (2, 2, LENGTH)], {"tanh": 3, "exp": 3, "logistic": 2}),
-    # Queries, keys, values, what attention adds, and the hidden units.
-    "dots": ([(2, LENGTH, 8)] * 4 + [(2, LENGTH, 12)], {"tanh": 3, "exp": 5, "logistic": 3}),
+    "attention": (OUTCOMES, {"tanh": 3, "exp": 3, "logistic": 2}),
+    # These, and queries, keys, values, what attention adds, and the hidden units.
+    "dots": ([*OUTCOMES, *[(2, LENGTH, 8)] * 4, (2, LENGTH, 12)], {"tanh": 3, "exp": 3, "logistic": 2}),
 }
 
 
