@@ -140,6 +140,40 @@ def test_nothing_is_logged(make_iterator, caplog):
     assert not caplog.records
 
 
+SHARES = {"halves": [[0, 1], [2, 3]], "every other": [[0, 2], [1, 3]], "one": [[3], [0, 1, 2]], "twice": [[0, 1, 2, 3]]}
+
+
+@pytest.mark.parametrize("shares", SHARES.values(), ids=SHARES)
+def test_the_rows_of_all_processes_are_the_batch_and_their_places_are_the_same(make_iterator, shares):
+    whole, parts = make_iterator(), [make_iterator(rows=np.array(rows)) for rows in shares]
+    for batch in take(whole, 6):  # more than two epochs of the fixed split
+        found = {name: np.zeros_like(array) for name, array in batch.items()}
+        for rows, part in zip(shares, parts, strict=True):
+            for name, array in next(part).items():
+                assert array.shape == (len(rows), 31)
+                found[name][rows] = array
+        assert_same([found], [batch])
+    assert [part.get_state() for part in parts] == [whole.get_state()] * len(parts)
+
+
+def test_other_processes_go_on_with_the_same_order(make_iterator):
+    """Two processes stop; one, and then four, go on from their place."""
+    straight = take(make_iterator(), 12)
+    halves = [make_iterator(rows=rows) for rows in ([0, 1], [2, 3])]
+    for half in halves:
+        take(half, 5)
+    place = json.loads(json.dumps(halves[1].get_state()))
+    one = make_iterator()
+    one.set_state(place)
+    assert_same(take(one, 4), straight[5:9])
+    place = json.loads(json.dumps(one.get_state()))
+    for row in range(4):
+        alone = make_iterator(rows=[row])
+        alone.set_state(place)
+        expected = [{name: array[[row]] for name, array in batch.items()} for batch in straight[9:]]
+        assert_same(take(alone, 3), expected)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

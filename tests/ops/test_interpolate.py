@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.ops.interpolate import interpolate, interpolation_slope
+from cope_jax.ops.interpolate import _look_up, _sum_over_row, interpolate, interpolation_slope
 from tests.encodings.cases import jit
 from tests.oracle.differences import gradients as differences
 
@@ -135,3 +135,55 @@ def test_one_row_of_values_for_many_places():
 def test_types_are_kept(dtype):
     arrays = [jax.ShapeDtypeStruct(a.shape, dtype) for a in problem()]
     assert [a.dtype for a in jax.eval_shape(value_and_pull, *arrays)] == [dtype] * 3
+
+
+def everywhere(dtype):
+    """Values and places of a type: between the integers, at them, at both ends, clipped to the last."""
+    z, p, dy = (a.astype(dtype) for a in problem(2))
+    p[..., :4] = np.round(p[..., :4])
+    p[..., 4], p[..., 5] = 0, SIZE - 1
+    p[..., 6] = np.minimum(p[..., 6] + SIZE, SIZE - 1)
+    p[0, 0, 7] = np.nextafter(dtype(2), dtype(0))
+    assert p.min() == 0 and p.max() == SIZE - 1
+    return z, p, dy
+
+
+TOLERANCES = {np.float32: 1e-6, np.float64: 1e-14}
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: dtype.__name__)
+def test_sums_over_rows_are_what_is_looked_up(dtype):
+    z, p, _ = everywhere(dtype)
+    for found, expected in zip(jit(_sum_over_row)(z, p), jit(_look_up)(z, p), strict=True):
+        assert found.dtype == expected.dtype == dtype
+        equal(found, expected, atol=TOLERANCES[dtype])
+    slope = jit(_sum_over_row)(z, p)[1]
+    whole = p == np.round(p)
+    assert (slope[whole] == 0).all() and (slope[~whole] != 0).all()
+
+
+@pytest.fixture
+def on_tpu(monkeypatch):
+    """Traces what a TPU would run."""
+    monkeypatch.setattr(jax.lax, "platform_dependent", lambda *arguments, tpu, default: tpu(*arguments))
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=lambda dtype: dtype.__name__)
+def test_a_tpu_has_the_same_values_and_gradients(dtype, request):
+    arrays = everywhere(dtype)
+    expected = jit(lambda *arrays: value_and_pull(*arrays))(*arrays)
+    request.getfixturevalue("on_tpu")
+    program = jit(lambda *arrays: value_and_pull(*arrays))
+    text = str(jax.make_jaxpr(value_and_pull)(*arrays))
+    assert "gather" not in text and "scatter" not in text
+    for found, exact in zip(program(*arrays), expected, strict=True):
+        assert found.dtype == dtype
+        equal(found, exact, atol=4 * TOLERANCES[dtype])
+
+
+@pytest.mark.newest
+def test_a_tpu_reads_a_table_of_one_entry(on_tpu):
+    y, dz, dp = jit(lambda *arrays: value_and_pull(*arrays))(np.array([[2.5]]), np.zeros((1, 3)), np.ones((1, 3)))
+    assert (y.tolist(), dz.tolist(), dp.tolist()) == ([[2.5] * 3], [[3.0]], [[0.0] * 3])
