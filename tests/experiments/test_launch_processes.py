@@ -144,7 +144,7 @@ def leave(*_):
     with open(f'left{{me}}', 'a') as file:
         file.write('once')
     time.sleep(0.5)
-    sys.exit({status})
+    sys.exit(0 if me else {status})
 signal.signal({int(number)}, leave)
 open(f'up{{me}}', 'w').close()
 time.sleep(60)
