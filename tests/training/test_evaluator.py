@@ -155,3 +155,30 @@ def test_fixed_splits_are_read_from_disk_and_sweeps_are_drawn(table, monkeypatch
     monkeypatch.setattr(pipeline, "evaluation_batches", reading)
     create(data_dir="somewhere")
     assert asked == {"in_distribution": "somewhere", "dense": "somewhere", "sparse": "somewhere", "blanks=3": None}
+
+
+@pytest.mark.parametrize(("multiple", "length"), [(1, 12), (4, 12), (5, 15), (8, 16)])
+def test_the_one_length_is_a_multiple_of_what_is_asked_and_nothing_else_changes(multiple, length, table):
+    traced = []
+
+    def counting(params, inputs_BL, positions_BL):
+        traced.append((inputs_BL.shape, positions_BL.shape))
+        return bigram(params, inputs_BL, positions_BL)
+
+    measured = create(counting, multiple=multiple)(table)
+    assert traced == [((4, length), (1, length))]
+    for split, examples in SPLITS.items():
+        assert_close(measured[split][0], count(table, split, examples))
+
+
+def test_batches_are_placed_before_they_are_measured(table):
+    placed = []
+
+    def place(batch):
+        placed.append({name: array.shape for name, array in batch.items()})
+        return jax.tree.map(lambda array: jax.device_put(array, jax.devices()[0]), batch)
+
+    (ours,) = create(place=place)(table, ["in_distribution"])["in_distribution"]
+    assert_close(ours, count(table, "in_distribution", 5))
+    shapes = {"inputs": (4, 12), "targets": (4, 12), "weights": (4, 12), "positions": (1, 12)}
+    assert placed == [shapes] * 2
