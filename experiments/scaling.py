@@ -1,9 +1,7 @@
 r"""Predicts how a training step scales, from what `experiments.compile_check --json` wrote for several topologies.
 
-for shape in 2x2 4x4 8x8 16x16; do
-  python -m experiments.compile_check --config=experiments/configs/lm_1b.py --topology=v5e:$shape \
-      --config.training.batch_size=... --json=runs/scaling/v5e-$shape.json
-done
+python -m experiments.compile_check --config=experiments/configs/lm_1b.py --topology=v5e:4x4 \
+    --config.training.batch_size=32 --config.evaluation.batch_size=16 --json=runs/scaling/v5e-4x4.json
 python -m experiments.scaling --figures=runs/scaling --plot=docs/scaling.png
 
 Prints a table in Markdown. The calculation is documented in `experiments.compilation.scaling`.
@@ -19,11 +17,17 @@ from experiments.compilation import scaling
 
 _FIGURES = flags.DEFINE_string("figures", None, "Folder with the files of compile_check --json.", required=True)
 _PLOT = flags.DEFINE_string("plot", None, "A file for the plot of efficiency against devices.")
+_DEVICES = flags.DEFINE_list(
+    "devices", "1,2,4,8,16,32,64,128,256", "Numbers of devices to predict for, beside those that were compiled."
+)
 
 
 def main() -> None:
     """Prints the table, and writes the plot."""
-    points = scaling.read(Path(_FIGURES.value))
+    if not all(count.isdecimal() and int(count) for count in _DEVICES.value):
+        raise ConfigError(f"--devices={','.join(_DEVICES.value)} must be whole numbers from 1 on")
+    counts = [int(count) for count in _DEVICES.value]
+    points = {chip: scaling.fill(own, counts) for chip, own in scaling.read(Path(_FIGURES.value)).items()}
     print(scaling.markdown(points), end="")
     if _PLOT.value is not None:
         try:

@@ -82,6 +82,7 @@ def figures(step: Step) -> dict[str, Any]:
         "excess": step.excess,
         "hbm_bytes": step.topology.chip.hbm_bytes,
         "peak_flops": step.peak_flops,
+        "ring_bandwidth": step.topology.chip.ring_bandwidth,
         "model_flops": step.flops_per_token * step.batch_size * step.length,
         "compile_seconds": step.compile_seconds,
     }

@@ -1,19 +1,24 @@
-"""How a training step scales, on paper: from what was compiled for each number of devices.
+"""How a training step scales, on paper: from programs that were compiled for some numbers of devices.
 
 Every device has the same share of the batch, so the batch grows with the devices. For n devices, with C the seconds
-that a device computes and S_k the bytes that it sends in collectives of kind k (by the ring algorithm: see
-`Collective`) over rings of bandwidth W,
+that a device computes and S the bytes that it sends, over rings of bandwidth W,
 
-    M = Σ_k S_k / W,    step = C + M where no message hides behind computing,  max(C, M) where all that can do,
-    efficiency = C₁ / step,
+    M = S / W,    step = C + M where no message hides behind computing,  max(C, M) where all that can do,
+    efficiency = C / step.
 
-C₁ being C on the fewest devices that compiled. Of a parameter sharded over n devices each pass sends (n−1)/n of its
-bytes: the messages of fsdp soon stop growing with n, and so does the loss. Left out: latencies, which grow with n;
-congestion of links that rings share; the network between slices; input and host.
+C is the compiler's estimate: see `experiments.compilation.step`. S is counted in the compiled program, by the ring
+algorithm: see `experiments.compilation.counts.Collective`. For numbers of devices that nothing was compiled for, S
+follows from the nearest number N that was, since in a ring each array of fsdp, whatever its size, is sent but for a
+device's own share of it; the state is split further or less far:
+
+    S(n) = S(N) · ((n−1)/n) / ((N−1)/N),    memory(n) = state(N) · N/n + the rest.
+
+Left out: latencies, which grow with n; congestion of links that rings share; the network between slices; input.
 """
 
 import dataclasses
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,136 +33,163 @@ from experiments.compilation.report import between, seconds, size
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A step on so many devices.
+    """A step on so many devices; all figures but the first three are of one device.
 
     Attributes:
       chip: kind, as "v5e".
-      topology: as "v5e:4x4".
       devices: n.
-      fits: whether it compiled into the memory; if not, the rest is 0.
-      batch_size: sequences a step.
-      peak_bytes: memory of a device.
-      sent_bytes: by a device, in all collectives.
-      compute_seconds, message_seconds: C and M.
-      tokens_per_second, mfu: (nothing hidden, everything hidden).
+      compiled: whether these figures are of a compiled program; otherwise they follow from one.
+      state_bytes: parameters and optimizer.
+      other_bytes: the rest of what it holds at once.
+      hbm_bytes: its memory.
+      tokens, model_flops: of a step.
+      peak_flops: FLOP/s.
+      sent_bytes: in all collectives.
+      ring_bandwidth: W.
+      compute_seconds: C.
     """
 
     chip: str
-    topology: str
     devices: int
-    fits: bool
-    batch_size: int
-    peak_bytes: float = 0
-    sent_bytes: float = 0
-    compute_seconds: float = 0
-    message_seconds: float = 0
-    tokens_per_second: tuple[float, float] = (0, 0)
-    mfu: tuple[float, float] = (0, 0)
+    compiled: bool
+    state_bytes: float
+    other_bytes: float
+    hbm_bytes: float
+    tokens: float
+    model_flops: float
+    peak_flops: float
+    sent_bytes: float
+    ring_bandwidth: float
+    compute_seconds: float
 
     @classmethod
     def of(cls, figures: dict[str, Any]) -> "Point":
-        """From what `experiments.compile_check --json` wrote."""
-        topology = figures["topology"]
-        common = topology.partition(":")[0], topology, figures["devices"], figures["fits"], figures["batch_size"]
-        if not figures["fits"]:
-            return cls(*common)
+        """From what `experiments.compile_check --json` wrote of a step that compiled."""
+        devices, memory = figures["devices"], figures["bytes"]
+        sent = sum(collective["sent_bytes"] for collective in figures["collectives"])
         return cls(
-            *common,
-            figures["bytes"]["peak"],
-            sum(collective["sent_bytes"] for collective in figures["collectives"]),
-            figures["compute_seconds"],
-            figures["collective_seconds"],
-            _from_slow(figures["tokens_per_second"]),
-            _from_slow(figures["mfu"]),
+            chip=figures["topology"].partition(":")[0],
+            devices=devices,
+            compiled=True,
+            state_bytes=memory["arguments"],
+            other_bytes=memory["peak"] - memory["arguments"],
+            hbm_bytes=figures["hbm_bytes"],
+            tokens=figures["batch_size"] * figures["length"] / devices,
+            model_flops=figures["model_flops"] / devices,
+            peak_flops=figures["peak_flops"],
+            sent_bytes=sent,
+            ring_bandwidth=figures["ring_bandwidth"],
+            compute_seconds=figures["compute_seconds"],
         )
 
-    def efficiency(self, alone: float) -> tuple[float, float]:
-        """(nothing hidden, everything hidden), with `alone` the seconds of computing without messages."""
-        shown, hidden = self.compute_seconds + self.message_seconds, max(self.compute_seconds, self.message_seconds)
-        return alone / shown, alone / hidden
+    def at(self, devices: int) -> "Point":
+        """The same step on another number of devices, by the formulas above."""
+        share = (1 - 1 / devices) / (1 - 1 / self.devices)
+        return dataclasses.replace(
+            self,
+            devices=devices,
+            compiled=False,
+            state_bytes=self.state_bytes * self.devices / devices,
+            sent_bytes=self.sent_bytes * share,
+        )
 
+    @property
+    def fits(self) -> bool:
+        """Whether its memory is enough."""
+        return self.state_bytes + self.other_bytes <= self.hbm_bytes
 
-def _from_slow(pair: Sequence[float]) -> tuple[float, float]:
-    low, high = sorted(pair)
-    return low, high
+    @property
+    def message_seconds(self) -> float:
+        """M."""
+        return self.sent_bytes / self.ring_bandwidth
+
+    @property
+    def step_seconds(self) -> tuple[float, float]:
+        """(nothing hidden, everything hidden)."""
+        compute, messages = self.compute_seconds, self.message_seconds
+        return compute + messages, max(compute, messages)
+
+    @property
+    def efficiency(self) -> tuple[float, float]:
+        """(nothing hidden, everything hidden)."""
+        shown, hidden = self.step_seconds
+        return self.compute_seconds / shown, self.compute_seconds / hidden
 
 
 def read(folder: Path) -> dict[str, list[Point]]:
-    """The points of all files `*.json` in a folder, by chip, from the fewest devices on.
+    """The points of all files `*.json` in a folder whose steps compiled for several devices, by chip.
 
     Raises:
       ConfigError: no such file, or one that is something else.
     """
-    paths = sorted(folder.glob("*.json"))
-    if not paths:
-        raise ConfigError(
-            f"{folder} holds no *.json: write some with experiments.compile_check --json={folder}/NAME.json"
-        )
     found: dict[str, list[Point]] = {}
-    for path in paths:
+    for path in sorted(folder.glob("*.json")):
         try:
-            point = Point.of(json.loads(path.read_text()))
+            figures = json.loads(path.read_text())
+            point = Point.of(figures) if "bytes" in figures and figures["devices"] > 1 else None
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is not what experiments.compile_check --json writes") from error
-        found.setdefault(point.chip, []).append(point)
+        if point is not None:
+            found.setdefault(point.chip, []).append(point)
+    if not found:
+        raise ConfigError(f"{folder} holds no step on several devices: write one with experiments.compile_check --json")
     return {chip: sorted(points, key=lambda point: point.devices) for chip, points in sorted(found.items())}
 
 
-def alone(points: Sequence[Point]) -> float:
-    """Seconds of computing on the fewest devices that the step fits.
+def fill(points: Sequence[Point], counts: Sequence[int]) -> list[Point]:
+    """The points of one chip, and those of the numbers of devices between, from the nearest that was compiled."""
+    known = {point.devices: point for point in points}
 
-    Raises:
-      ConfigError: it fits none.
-    """
-    fitting = [point.compute_seconds for point in points if point.fits]
-    if not fitting:
-        raise ConfigError(f"on {points[0].chip} the step fits no number of devices: compile for more")
-    return fitting[0]
+    def nearest(count: int) -> Point:
+        return min(points, key=lambda point: abs(math.log(point.devices / count)))
+
+    return [known.get(count) or nearest(count).at(count) for count in sorted({*counts, *known})]
 
 
 def markdown(points: dict[str, list[Point]]) -> str:
     """The table."""
-    headings = ["topology", "devices", "sequences", "memory a device", "compute", "sent a device", "messages"]
-    headings += ["tokens/s", "MFU", "efficiency"]
+    headings = ["chip", "devices", "", "memory", "compute", "sent", "messages", "tokens/s a device", "MFU"]
+    headings.append("efficiency")
     lines = [f"| {' | '.join(headings)} |", "| --- |" + " ---: |" * (len(headings) - 1)]
-    for own in points.values():
-        for point in own:
-            start = [point.topology, f"{point.devices}", f"{point.batch_size:,}"]
-            if not point.fits:
-                lines.append(f"| {' | '.join([*start, 'does not fit', *['–'] * 6])} |")
-                continue
-            cells = [
-                *start,
-                size(point.peak_bytes),
-                seconds(point.compute_seconds),
-                size(point.sent_bytes),
-                seconds(point.message_seconds) if point.message_seconds else "0",
-                between(*(f"{rate:,.0f}" for rate in point.tokens_per_second)),
-                between(*(f"{share:.1%}" for share in point.mfu)),
-                between(*(f"{share:.0%}" for share in point.efficiency(alone(own)))),
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+    for point in (point for own in points.values() for point in own):
+        cells = [
+            point.chip,
+            str(point.devices),
+            "compiled" if point.compiled else "formula",
+            size(point.state_bytes + point.other_bytes) + ("" if point.fits else ": does not fit"),
+            seconds(point.compute_seconds),
+            size(point.sent_bytes),
+            seconds(point.message_seconds),
+            between(*(f"{point.tokens / step:,.0f}" for step in point.step_seconds)),
+            between(*(f"{point.model_flops / step / point.peak_flops:.1%}" for step in point.step_seconds)),
+            between(*(f"{share:.0%}" for share in point.efficiency)),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 @rc_context(STYLE)
 def plot(points: dict[str, list[Point]]) -> Figure:
-    """Efficiency against devices: a band for each chip, from nothing hidden to everything hidden."""
+    """Efficiency against devices, two lines for each chip; markers stand where a program was compiled."""
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, (chip, own) in enumerate(points.items()):
-        fitting = [point for point in own if point.fits]
-        devices = [point.devices for point in fitting]
-        low, high = zip(*(point.efficiency(alone(own)) for point in fitting), strict=True)
-        style: dict[str, Any] = {"color": COLOURS[number % len(COLOURS)], "marker": MARKERS[number % len(MARKERS)]}
-        axes.plot(devices, [100 * share for share in low], label=f"{chip}, no message hidden", **style)
-        axes.plot(devices, [100 * share for share in high], label=f"{chip}, messages hidden", linestyle="--", **style)
+        devices = [point.devices for point in own]
+        marked = [place for place, point in enumerate(own) if point.compiled]
+        style: dict[str, Any] = {
+            "color": COLOURS[number % len(COLOURS)],
+            "marker": MARKERS[number % len(MARKERS)],
+            "markevery": marked,
+        }
+        low, high = ([100 * share for share in shares] for shares in zip(*(p.efficiency for p in own), strict=True))
+        axes.plot(devices, low, label=f"{chip}, no message hidden", **style)
+        axes.plot(devices, high, label=f"{chip}, messages hidden", linestyle="--", **style)
     counts = sorted({point.devices for own in points.values() for point in own})
     axes.set_xscale("log", base=2)
     axes.set_xticks(counts, [str(count) for count in counts])
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 105)
     axes.set_xlabel("devices")
     axes.set_ylabel("predicted efficiency (%)")
     axes.grid(which="major", color="0.9", linewidth=0.6)
-    axes.legend()
+    axes.legend(loc="lower right")
     return figure

@@ -86,6 +86,7 @@ def test_a_loop_counts_up_or_down_to_a_limit_that_its_state_holds_also_through_t
     [
         ("%kept = s32[] copy(%end)", "%kept = s32[] add(%end, %end)"),
         ("%limit = s32[] constant(1)", "%limit = s32[] custom-call(%x)"),
+        ("tuple(%next, %end, %y)", "tuple(%next, %next, %y)"),
     ],
 )
 def test_a_limit_that_changes_or_is_computed_is_not_guessed(change, to):

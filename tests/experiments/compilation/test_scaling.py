@@ -7,21 +7,22 @@ from cope_jax.errors import ConfigError
 from experiments.compilation import scaling
 from experiments.compilation.scaling import Point
 
+GIB = 2**30
 
-def figures(devices, compute=2.0, sent=5e9, fits=True, chip="v5e"):
-    messages = sent / 1e10
-    step = [max(compute, messages), compute + messages]
+
+def figures(devices, compute=2.0, sent=6e9, chip="v5e"):
     return {
         "topology": f"{chip}:{devices}x1",
         "devices": devices,
-        "fits": fits,
         "batch_size": 2 * devices,
-        "bytes": {"peak": 2**30},
+        "length": 500,
+        "hbm_bytes": 16 * GIB,
+        "ring_bandwidth": 1e10,
+        "peak_flops": 1e12,
+        "model_flops": 3e11 * devices,
+        "bytes": {"arguments": 4 * GIB, "peak": 5 * GIB},
         "collectives": [{"sent_bytes": sent / 2}, {"sent_bytes": sent / 2}],
         "compute_seconds": compute,
-        "collective_seconds": messages,
-        "tokens_per_second": [1000 / s for s in step],
-        "mfu": [0.5 / s for s in step],
     }
 
 
@@ -31,49 +32,66 @@ def write(folder, *all_figures):
 
 
 def test_efficiency_is_lost_to_messages_that_do_not_hide():
-    point = Point.of(figures(16))
-    assert (point.sent_bytes, point.message_seconds) == (5e9, 0.5)
-    assert point.efficiency(alone=2.0) == (2.0 / 2.5, 1.0)
-    late = dataclasses.replace(point, message_seconds=8.0)
-    assert late.efficiency(alone=2.0) == (0.2, 0.25)
+    point = Point.of(figures(4))
+    assert (point.message_seconds, point.step_seconds) == (0.6, (2.6, 2.0))
+    assert point.efficiency == (2.0 / 2.6, 1.0)
+    slow = dataclasses.replace(point, ring_bandwidth=1e9)
+    assert slow.efficiency == (2.0 / 8.0, 2.0 / 6.0)
+
+
+def test_other_numbers_of_devices_follow_by_the_ring_and_by_the_share_of_the_state():
+    point = Point.of(figures(4, sent=6e9))
+    sent = {count: point.at(count).sent_bytes for count in (1, 2, 4, 8)}
+    assert sent == pytest.approx({1: 0, 2: 4e9, 4: 6e9, 8: 7e9})
+    assert [point.at(count).state_bytes / GIB for count in (1, 2, 8)] == [16, 8, 2]
+    assert [point.at(count).fits for count in (1, 2)] == [False, True]
+    assert not point.at(8).compiled
+    assert point.at(1).efficiency == (1.0, 1.0)
 
 
 def test_points_are_read_by_chip_and_in_order_of_devices(tmp_path):
-    write(tmp_path, figures(16), figures(4), figures(4, chip="v5p"))
+    write(tmp_path, figures(16), figures(4), figures(4, chip="v5p"), {"devices": 4, "fits": False})
     found = scaling.read(tmp_path)
     assert {chip: [point.devices for point in own] for chip, own in found.items()} == {"v5e": [4, 16], "v5p": [4]}
 
 
-def test_what_does_not_fit_is_in_the_table_and_is_not_what_others_are_measured_by(tmp_path):
-    write(tmp_path, figures(1, fits=False), figures(4, compute=2.0, sent=0), figures(16, compute=2.0))
-    found = scaling.read(tmp_path)
-    assert scaling.alone(found["v5e"]) == 2.0
-    table = scaling.markdown(found).splitlines()
-    assert "does not fit" in table[2]
-    assert table[3].endswith("| 100% |")
-    assert table[4].endswith("| 80% – 100% |")
+def test_what_was_not_compiled_follows_from_the_nearest_that_was():
+    small, large = Point.of(figures(4, compute=1.0)), Point.of(figures(64, compute=2.0))
+    filled = scaling.fill([small, large], [2, 8, 32, 64, 256])
+    assert [point.devices for point in filled] == [2, 4, 8, 32, 64, 256]
+    assert [point.compiled for point in filled] == [False, True, False, False, True, False]
+    assert [point.compute_seconds for point in filled] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
+
+
+def test_the_table_has_a_row_for_each_point():
+    points = {"v5e": scaling.fill([Point.of(figures(4))], [1])}
+    table = scaling.markdown(points).splitlines()
     assert len({line.count("|") for line in table}) == 1
+    assert [line.split("|")[2].strip() for line in table[2:]] == ["1", "4"]
+    assert "does not fit" in table[2]
+    assert table[2].endswith("| 100% |")
+    # 1000 tokens and 3e11 FLOPs in 2.6 or 2 seconds
+    assert table[3].endswith("| 385 – 500 | 11.5% – 15.0% | 77% – 100% |")
 
 
-def test_the_plot_has_two_lines_for_each_chip(tmp_path):
-    write(tmp_path, figures(4), figures(16), figures(4, chip="v5p"))
-    axes = scaling.plot(scaling.read(tmp_path)).axes[0]
-    lines = {line.get_label(): list(line.get_ydata()) for line in axes.get_lines()}
-    assert lines["v5e, no message hidden"] == [80.0, 80.0]
-    assert lines["v5e, messages hidden"] == [100.0, 100.0]
+def test_the_plot_has_two_lines_for_each_chip_and_marks_what_was_compiled():
+    points = {chip: scaling.fill([Point.of(figures(4, chip=chip))], [1, 16]) for chip in ("v5e", "v5p")}
+    lines = {line.get_label(): line for line in scaling.plot(points).axes[0].get_lines()}
     assert len(lines) == 4
+    shown = lines["v5e, no message hidden"]
+    assert list(shown.get_xdata()) == [1, 4, 16]
+    assert list(shown.get_ydata())[:2] == pytest.approx([100, 200 / 2.6])
+    assert shown.get_markevery() == [1]
+    assert list(lines["v5p, messages hidden"].get_ydata()) == [100, 100, 100]
 
 
-@pytest.mark.parametrize("text", ["{}", "[]", "no json"])
+@pytest.mark.parametrize("text", ['{"bytes": {}, "devices": 2}', "[]", "no json", "{}"])
 def test_a_file_that_is_something_else_is_wrong_input(tmp_path, text):
     (tmp_path / "x.json").write_text(text)
-    with pytest.raises(ConfigError, match=r"x\.json is not what"):
+    with pytest.raises(ConfigError, match=r"experiments\.compile_check --json"):
         scaling.read(tmp_path)
 
 
-def test_an_empty_folder_and_a_step_that_fits_nowhere_are_wrong_input(tmp_path):
-    with pytest.raises(ConfigError, match="compile_check --json"):
+def test_a_folder_without_files_is_wrong_input(tmp_path):
+    with pytest.raises(ConfigError, match="holds no step"):
         scaling.read(tmp_path)
-    write(tmp_path, figures(1, fits=False))
-    with pytest.raises(ConfigError, match="fits no number"):
-        scaling.alone(scaling.read(tmp_path)["v5e"])
