@@ -39,12 +39,13 @@ class Checkpoints:
         self._read_only = read_only
         self._retention = _Retention(keep, keep_best, {})
         self._writing: Any = None
+        context = ocp.Context()
         # Where a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
-        at_once = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+        context.asynchronous.create_directories_asynchronously = False
         with clear_storage_errors(directory), restoring.without_stderr():
             self._checkpointer = ocp.training.Checkpointer(
                 directory.resolve(),
-                context=ocp.Context(async_options=at_once),
+                context=context,
                 preservation_policy=self._retention,
                 cleanup_tmp_directories=not read_only,
             )

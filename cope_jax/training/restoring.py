@@ -62,8 +62,10 @@ def read(folder: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     """
     here = jax.process_index()
     # Each process reads for itself, without Orbax's barriers, at which the others would wait for one that has failed.
-    alone = ocp.options.MultiprocessingOptions(primary_host=here, active_processes={here})
-    with without_stderr(), jax.transfer_guard("allow"), ocp.Context(multiprocessing_options=alone):
+    alone = ocp.Context()
+    alone.multiprocessing.primary_host = here
+    alone.multiprocessing.active_processes = {here}
+    with without_stderr(), jax.transfer_guard("allow"), alone:
         try:
             label = in_all_processes(lambda: _compare(folder, like))
             loaded = in_all_processes(
