@@ -35,8 +35,9 @@ PORT="${PORT:-$("$PYTHON" -c "$free_port")}"
 children=()
 # shellcheck disable=SC2329 # the traps call it
 pass_on() {
-  for child in "${children[@]}"; do
-    kill "-$1" "$child" 2>/dev/null || true
+  local running # the trap comes in the midst of the loop over children below
+  for running in "${children[@]}"; do
+    kill "-$1" "$running" 2>/dev/null || true
   done
 }
 # A signal cuts `wait` short; it is then waited for again.
