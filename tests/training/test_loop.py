@@ -6,9 +6,12 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
+from cope_jax.errors import NonFiniteError
 from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.training.config import JobConfig
 from cope_jax.training.interruption import Interrupted
 from cope_jax.training.metrics import read_metrics
+from cope_jax.training.profile import Profile
 from tests.training import tiny
 
 # Fresh examples without end; 10 fixed examples, so that batches of 4 straddle epochs; two seeds side by side.
@@ -165,3 +168,139 @@ def test_loss_goes_down_where_the_answer_is_always_the_same(tmp_path):
         losses.append(float(metrics["loss"][-1]))
     assert losses[0] > 1.5  # about ln 5
     assert losses[-1] < 0.05
+
+
+@dataclasses.dataclass
+class Poisoned:
+    """An iterator whose batch of each of these numbers, from 1, has a loss that is not finite."""
+
+    iterator: object
+    numbers: tuple[int, ...]
+
+    def __next__(self):
+        batch = next(self.iterator)
+        if self.get_state()["next_index"] in self.numbers:
+            batch = batch | {"weights": np.full_like(batch["weights"], np.inf)}
+        return batch
+
+    def get_state(self):
+        return self.iterator.get_state()
+
+    def set_state(self, state):
+        self.iterator.set_state(state)
+
+
+def poisoned(workdir, *numbers, seeds=(3,), on_non_finite="stop"):
+    """A run; with several seeds the last alone has the bad batches."""
+    run = tiny.create_run(workdir, list(seeds), job=JobConfig(on_non_finite=on_non_finite))
+    run.iterators[-1] = Poisoned(run.iterators[-1], numbers)
+    return run
+
+
+def saved(workdir):
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        return checkpoints.steps()
+
+
+@pytest.mark.parametrize(("number", "kept"), [(1, []), (7, [4]), (8, [4]), (12, [4, 8])])
+def test_a_loss_that_is_not_finite_stops_the_run_before_anything_of_it_is_saved(number, kept, straight, tmp_path):
+    with pytest.raises(NonFiniteError, match=rf"^step {number} \(seed 3, batch {number} of its data\)") as error:
+        poisoned(tmp_path, number).train()
+    assert "\n" not in str(error.value)
+    assert saved(tmp_path) == kept
+    rows = read_metrics(tmp_path / "metrics.jsonl")
+    assert max((row["step"] for row in rows), default=0) == (number - 1) // tiny.DISPATCH * tiny.DISPATCH
+    # The checkpoints before are whole: with better data the run is as if nothing had been.
+    assert outcome(tiny.create_run(tmp_path, *KINDS["endless"])) == straight["endless"]
+
+
+def test_of_seeds_side_by_side_the_one_is_named_whose_loss_is_not_finite(tmp_path):
+    with pytest.raises(NonFiniteError, match=r"^step 5 \(seed 8, batch 5 of its data\) has loss nan"):
+        poisoned(tmp_path, 5, 6, seeds=(3, 8)).train()
+
+
+def test_updates_that_are_not_finite_can_be_skipped(straight, tmp_path):
+    poisoned(tmp_path / "skips", 5, 9, 10, on_non_finite="skip").train()
+    rows = [row for row in read_metrics(tmp_path / "skips" / "metrics.jsonl") if "split" not in row]
+    assert {row["step"]: row["skipped"] for row in rows if "skipped" in row} == {6: [5], 10: [9, 10]}
+    by_step = {row["step"]: row for row in rows}
+    assert list(by_step) == list(range(2, tiny.STEPS + 1, 2))
+    names = "loss", "grad_norm", "update_norm", "learning_rate"
+    for step, row in by_step.items():
+        assert [row[name] is None for name in names] == [step == 10] * 4
+        assert step == 10 or np.isfinite([row[name] for name in names]).all(), "means of the steps that were done"
+    # What is before the first bad batch is that of any run.
+    path = tmp_path / "straight.jsonl"
+    path.write_bytes(straight["endless"][1])
+    exact = {row["step"]: row for row in read_metrics(path) if "split" not in row}
+    assert [by_step[step] for step in (2, 4)] == [exact[step] for step in (2, 4)]
+    assert by_step[12] != exact[12]
+
+
+def test_a_run_that_skips_goes_on_after_an_interruption_to_the_same_bits(tmp_path):
+    def run(workdir):
+        return poisoned(workdir, 5, 9, on_non_finite="skip")
+
+    whole = outcome(run(tmp_path / "whole"))
+    first = run(tmp_path / "stopped")
+    first.program = Disturbed(first.program, 3, ctrl_c)
+    with pytest.raises(Interrupted):
+        first.train()
+    assert outcome(run(tmp_path / "stopped")) == whole
+
+
+LOSSES = {4: 0.25, 8: 0.5, 12: 0.75}
+
+
+def two_splits(state, step):
+    """The first split grows worse, the second better; the seeds stand 0.25 on either side of the mean."""
+    return [
+        {"step": step, "seed": seed, "split": split, "loss": loss + sign * 0.25}
+        for split, loss in (("in_distribution", LOSSES[step]), ("sparse", -LOSSES[step]))
+        for seed, sign in ((3, -1), (8, 1))
+    ]
+
+
+def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_split(tmp_path, monkeypatch):
+    scores, save = {}, Checkpoints.save
+
+    def scoring(self, step, state, progress, score=None):
+        scores[step] = score
+        save(self, step, state, progress, score)
+
+    monkeypatch.setattr(Checkpoints, "save", scoring)
+    run = tiny.create_run(tmp_path, [3, 8], evaluate=two_splits)
+    run.config = dataclasses.replace(run.config, checkpoint_every=2)
+    run.train()
+    assert scores == {2: None, 4: 0.25, 6: None, 8: 0.5, 10: None, 12: 0.75}
+
+
+@pytest.mark.parametrize(
+    ("keep", "keep_best", "kept"), [(1, 1, [4, 12]), (1, 0, [12]), (2, 1, [4, 8, 12]), (2, 2, [4, 8, 12])]
+)
+def test_the_best_and_the_newest_checkpoints_are_kept(keep, keep_best, kept, tmp_path):
+    tiny.create_run(tmp_path, [3, 8], evaluate=two_splits, job=JobConfig(keep=keep, keep_best=keep_best)).train()
+    assert saved(tmp_path) == kept
+
+
+def test_a_profile_of_chosen_steps_is_written(tmp_path):
+    profile = Profile.parse("4:6", tmp_path / "profile")
+    at, told = profile.at, []
+    profile.at = lambda step, steps: told.append((step, steps)) or at(step, steps)
+    tiny.create_run(tmp_path, [3], profile=profile).train()
+    assert told == [(step, tiny.DISPATCH) for step in range(0, tiny.STEPS, tiny.DISPATCH)]
+    assert len(list(tmp_path.glob("profile/plugins/profile/*/*.xplane.pb"))) == 1
+
+
+class Unplaced(Disturbed):
+    """A program that leaves the batches where they are."""
+
+    def place(self, batches, batch_size):
+        return batches
+
+
+def test_nothing_is_moved_to_the_devices_unasked(tmp_path):
+    run = tiny.create_run(tmp_path, [3])
+    run.program = Unplaced(run.program, 0, None)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="Disallowed host-to-device transfer"):
+        run.train()
