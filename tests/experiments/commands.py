@@ -36,6 +36,7 @@ def get_config():
             "checkpoint_every": 4,
         },
         evaluation={"examples": 6, "curve_examples": 4, "sweep_examples": 2, "batch_size": 4},
+        job={"mesh": {"data": 1}},
     )
 """
 """A config file of which all is tiny but the number of steps, so that there is something to interrupt."""
