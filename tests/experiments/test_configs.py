@@ -7,7 +7,7 @@ import pytest
 
 from cope_jax import encodings
 from cope_jax.errors import ConfigError
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
 from cope_jax.training.metrics import read_metrics
 from experiments import common
 from tests.experiments.shrink import CONFIGS, load, shrink
@@ -27,6 +27,18 @@ def test_every_config_is_sound_with_every_encoding_of_the_comparison(path):
     config = load(path)
     for encoding in ("cope", "rope", "relative", "learned"):
         common.Experiment.check(dataclasses.replace(config, encoding=encoding))
+
+
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
+def test_every_config_fits_a_mesh_of_all_axes(path):
+    """Its sizes divide, and every device has a part of every matrix."""
+    job = JobConfig(MeshConfig(data=1, fsdp=2, tensor=2, sequence=2))
+    config = dataclasses.replace(load(path), job=job)
+    program = common.create_program(config, common.tasks.create(config.task.name, **config.task.options))
+    for place, leaf in jax.tree_util.tree_leaves_with_path(program.state_shapes().params):
+        name, share = jax.tree_util.keystr(place), math.prod(leaf.sharding.shard_shape(leaf.shape))
+        if name.endswith("['kernel']") and "out" not in name.split("['")[1]:
+            assert share * 4 == leaf.size, name
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
@@ -73,7 +85,9 @@ def test_models_of_the_papers_recipes_have_as_many_parameters_as_counted_by_hand
 
 def parameters(config):
     config = dataclasses.replace(
-        config, evaluation=dataclasses.replace(config.evaluation, examples=1, sweep_examples=0, batch_size=1)
+        config,
+        evaluation=dataclasses.replace(config.evaluation, examples=1, sweep_examples=0, batch_size=1),
+        job=JobConfig(MeshConfig(data=1)),
     )
     return common.Experiment(config).parameters()
 
@@ -91,9 +105,8 @@ def test_papers_figures_are_of_splits_and_encodings_that_exist():
 def test_a_config_survives_being_kept_in_a_file():
     for path in CONFIGS:
         config = load(path)
-        assert ExperimentConfig.from_mapping(json.loads(json.dumps(config.to_dict()))).to_dict() == json.loads(
-            json.dumps(config.to_dict())
-        )
+        kept = json.dumps(config.to_dict())
+        assert json.dumps(ExperimentConfig.from_mapping(json.loads(kept)).to_dict()) == kept
 
 
 @pytest.mark.parametrize(
@@ -155,6 +168,28 @@ def test_a_wrong_config_says_what_is_wrong(mapping, message):
             "unknown position sampler 'ofset': did you mean 'offset'",
         ),
         ({"training": {"max_position": 4}}, "does not fit below max_position=4: raise max_position"),
+        (
+            {"job": {"mesh": {"data": 16}}},
+            "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices, and there are 8",
+        ),
+        ({"job": {"mesh": {"data": 4, "tensor": 4}}}, "tensor=4 × sequence=1 asks for 16 devices, and there are 8"),
+        (
+            {"training": {"batch_size": 12}},
+            "training.batch_size / accumulate=12 cannot be shared out over the 8 devices of job.mesh data × fsdp",
+        ),
+        (
+            {"training": {"batch_size": 16, "accumulate": 4}},
+            "training.batch_size / accumulate=4 cannot be shared out over the 8 devices",
+        ),
+        ({"evaluation": {"batch_size": 4}}, "evaluation.batch_size=4 cannot be shared out over the 8 devices"),
+        (
+            {"job": {"mesh": {"data": 1, "tensor": 4}}},
+            "model.block.num_heads=2 must be a multiple of job.mesh.tensor=4",
+        ),
+        (
+            {"job": {"mesh": {"data": 1, "fsdp": 3}}, "training": {"batch_size": 48}, "evaluation": {"batch_size": 48}},
+            "kernel: embed of size 64 must be a multiple of job.mesh.fsdp=3",
+        ),
         ({"optimizer": {"warmup_steps": 1000}}, "optimizer.warmup_steps=1000 must be less than training.steps=1000"),
     ],
 )
