@@ -38,6 +38,7 @@ _ENCODINGS = flags.DEFINE_string(
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds 0 … N−1 of each encoding.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
 flags.mark_flag_as_required("config")
+flags.adopt_module_key_flags(processes)
 
 
 @dataclasses.dataclass(frozen=True)

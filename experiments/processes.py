@@ -30,8 +30,10 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one i
 def join() -> None:
     """Connects this process with the others, if there are any; before anything asks for devices.
 
+    Leaves with status 1 where the others are not found: they may only be late, so the same command may be tried again.
+
     Raises:
-      ConfigError: incomplete flags, or the others are not found.
+      ConfigError: incomplete flags.
     """
     given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")}
     explicit = any(value is not None for value in given.values())
@@ -45,10 +47,12 @@ def join() -> None:
         jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     except (ValueError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ConfigError(
-            f"the processes did not find each other ({reason}): start all of them, or give --coordinator, "
-            f"--num_processes and --process_id, or --distributed=off for one alone"
-        ) from error
+        print(
+            f"error: the processes did not find each other ({reason}): start all of them, or give --coordinator, "
+            f"--num_processes and --process_id, or --distributed=off for one alone",
+            file=sys.stderr,
+        )
+        sys.exit(1)
 
 
 def several() -> bool:

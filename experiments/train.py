@@ -24,6 +24,7 @@ _SEED = flags.DEFINE_integer(
 )
 _PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST, the steps of an XLA profile in WORKDIR/profile.")
 flags.mark_flag_as_required("config")
+flags.adopt_module_key_flags(processes)
 
 
 def main() -> None:

@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 ENCODINGS = (ROOT / "docs" / "encodings.md").read_text()
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/encodings.md")]
+PAGES += [ROOT / "docs" / name for name in ("attention.md", "training.md", "tpu.md", "gpu.md")]
 LINE = re.compile(r"(?P<code>\S.*?)  # (?P<shown>.*)")
 
 

@@ -241,7 +241,10 @@ class Decoder(nnx.Module):
         return Context(positions_BL, segment_ids_BL, layout=self.config.layout)
 
     def _embed(self, tokens_BL: Array, context: Context) -> Array:
-        x_BLD = context.layout.constrain(self.embedding(tokens_BL), "batch", "length", None)
+        # Gathered as a table first: rows that lie by width would have to go through every device to lie by examples.
+        table_VD = self.embedding.embedding[...].astype(self.config.block.dtype)
+        x_BLD = jnp.take(context.layout.constrain(table_VD, "width", None), tokens_BL, axis=0)
+        x_BLD = context.layout.constrain(x_BLD, "batch", "length", None)
         return self.encoding.embed(x_BLD, context.positions)
 
     def _scan(self, layer: Callable[..., tuple[Any, Any]], carry: Any, inputs: Any) -> tuple[Any, Any]:
