@@ -7,6 +7,7 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from cope_jax.errors import ConfigError
 from cope_jax.typing import Array
 
 
@@ -32,7 +33,11 @@ class Layout:
         return PartitionSpec(*(getattr(self, axis) or None if axis else None for axis in axes))
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
-        """`x`, held to lie like this; an axis that the devices cannot share evenly is whole."""
+        """`x`, held to lie like this; an axis that the devices cannot share evenly is whole.
+
+        Raises:
+          ConfigError: the mesh in context does not have an axis of the layout.
+        """
         entries = tuple(self.spec(*axes))
         if not any(entries):
             return x
@@ -40,6 +45,9 @@ class Layout:
 
         def devices(entry: Any) -> int:
             names = (entry,) if isinstance(entry, str) else entry or ()
+            for name in names:
+                if name not in sizes:
+                    raise ConfigError(f"the layout needs a mesh with the axis {name!r}: call under jax.set_mesh(mesh)")
             return math.prod(sizes[name] for name in names)
 
         even = (entry if size % devices(entry) == 0 else None for entry, size in zip(entries, x.shape, strict=True))

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import AxisType, PartitionSpec
 
+from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
 from tests.ops.jaxprs import equations
 
@@ -36,6 +37,25 @@ def test_an_activation_is_held_to_its_layout(mesh):
         x = jax.jit(lambda: SPLIT.constrain(jnp.arange(64.0).reshape(4, 4, 4), "batch", "length", "width"))()
     assert {shard.data.shape for shard in x.addressable_shards} == {(2, 2, 2)}
     assert x.tolist() == jnp.arange(64.0).reshape(4, 4, 4).tolist()
+
+
+def test_an_axis_that_cannot_be_shared_evenly_is_whole(mesh):
+    with jax.set_mesh(mesh):
+        x = jax.jit(lambda: SPLIT.constrain(jnp.zeros((4, 3, 5)), "batch", "length", "width"))()
+    assert {shard.data.shape for shard in x.addressable_shards} == {(2, 3, 5)}
+
+
+@pytest.mark.parametrize("layout", [Layout(length="strip"), SPLIT])
+def test_a_mesh_without_the_axis_is_one_clear_line(layout, mesh):
+    x = jnp.zeros((4, 4))
+    with pytest.raises(
+        ConfigError, match=r"needs a mesh with the axis '(strip|data)': call under jax.set_mesh\(mesh\)"
+    ):
+        if layout is SPLIT:
+            layout.constrain(x, "batch", None)
+        else:
+            with jax.set_mesh(mesh):
+                layout.constrain(x, None, "length")
 
 
 def test_what_is_whole_is_left_alone_and_needs_no_mesh():
