@@ -21,6 +21,7 @@ from cope_jax.attention.strips import Blocks
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
+from cope_jax.layout import WHOLE, Layout
 from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients
 from tests.encodings.cases import BATCH, SIZES, build, jit
 from tests.models import cases as models
@@ -164,9 +165,9 @@ def test_a_decoder_trains_as_on_one_device():
     tokens = models.tokens(length=12)
     segments = np.array([[0] * 3 + [1] * 9, [0] * 5 + [2] * 7], np.int32)
 
-    def loss_and_gradients(**block):
-        block = {"dropout": 0.2, **block}
-        graphdef, state = models.build(models.config("learned+cope(npos_max=4)", block, max_length=12, remat=True))
+    def loss_and_gradients(attention, layout=WHOLE):
+        block, options = {"dropout": 0.2, "attention": attention}, {"max_length": 12, "remat": "full"}
+        graphdef, state = models.build(models.config("learned+cope(npos_max=4)", block, layout=layout, **options))
 
         def loss(state):
             logits = nnx.merge(graphdef, state)(tokens, segment_ids_BL=segments, dropout_key=jax.random.key(0))
@@ -174,9 +175,9 @@ def test_a_decoder_trains_as_on_one_device():
 
         return jit(jax.value_and_grad(loss))(state)
 
-    exact_loss, exact = loss_and_gradients(attention="full")
+    exact_loss, exact = loss_and_gradients("full")
     with jax.set_mesh(mesh_of(8, data=2)):
-        loss, gradients = loss_and_gradients(attention="ring", sequence_axis=AXIS)
+        loss, gradients = loss_and_gradients("ring", Layout(length=AXIS))
     np.testing.assert_allclose(loss, exact_loss, rtol=models.ROUNDING)
     found, exact = models.named(gradients), models.named(exact)
     for name, gradient in exact.items():
@@ -184,7 +185,7 @@ def test_a_decoder_trains_as_on_one_device():
 
 
 def test_prompts_are_read_around_the_ring():
-    config = models.config(block={"attention": "ring", "sequence_axis": AXIS})
+    config = models.config(block={"attention": "ring"}, layout=Layout(length=AXIS))
     graphdef, state = models.abstract(config)
     read = functools.partial(jax.eval_shape, lambda state: nnx.merge(graphdef, state).prefill(models.tokens(), 9))
     with jax.set_mesh(mesh_of(8)):
