@@ -146,6 +146,7 @@ def test_microbatches_add_up_to_the_batch(axes):
     assert_same_gradient(gradient(program(mesh_config(axes), accumulate=2)), gradient(program(ONE)))
 
 
+@pytest.mark.newest
 def test_weights_count_by_tokens_not_by_microbatches():
     """A microbatch of fewer tokens has less to say: the mean is that of all tokens."""
     batch = jax.tree.map(lambda x: x[0], batches(1))
@@ -201,6 +202,7 @@ def test_the_first_state_lies_as_state_shapes_says(width):
     assert set(held.values()) == {bytes_a_device(made.state_shapes())}
 
 
+@pytest.mark.newest
 def test_no_device_ever_has_a_whole_matrix():
     """Neither in the first state, nor while it is made."""
     made, state = start()
@@ -223,6 +225,7 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
     assert tiny.contents(start()[1]) == tiny.contents(program(ONE).init([3]))
 
 
+@pytest.mark.newest
 def test_products_in_bfloat16_leave_the_state_in_float32():
     block = dataclasses.replace(MODEL.block, compute_dtype="bfloat16")
     made = program(mesh_config(MESHES["all but data"]), block=block)
