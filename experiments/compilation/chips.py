@@ -70,9 +70,9 @@ def find(topology: str) -> tuple[Chip, str]:
     Raises:
       ConfigError: not of that form, or an unknown chip.
     """
-    name, colon, shape = topology.partition(":")
+    name, _, shape = topology.partition(":")
     sizes = shape.split("x")
-    if name not in CHIPS or not colon or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+    if name not in CHIPS or not all(size.isdecimal() and int(size) > 0 for size in sizes):
         raise ConfigError(f"unknown topology {topology!r}; known are {known()}")
     chip = CHIPS[name]
     axes = len(chip.shapes[0].split("x"))

@@ -44,13 +44,15 @@ def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
     assert near[2] == sum(count_turns(decoder(), LENGTH).values())  # about half of the gates are open: it never settles
 
 
-@pytest.mark.parametrize("options", [{"attention": "full"}, {"layout": Layout(length="sequence")}])
+@pytest.mark.parametrize(
+    "options", [{"attention": "full"}, {"attention_blocks": (64, LENGTH, 64)}, {"layout": Layout(length="sequence")}]
+)
 def test_where_there_are_no_such_loops_none_is_counted(options):
     assert count_turns(decoder(**options), LENGTH) == {}
 
 
 def test_a_short_sequence_has_one_block_and_no_loop():
-    assert count_turns(decoder(), 48) == {}
+    assert count_turns(decoder(), 128) == {}
 
 
 def test_the_turns_are_those_of_the_loops_in_the_program():
