@@ -32,7 +32,7 @@ def get_config() -> config_dict.ConfigDict:
                 "num_heads": 12,
                 "dropout": 0.1,
                 "compute_dtype": "bfloat16",
-                "attention_blocks": (128, 256, 512),
+                "attention_blocks": (64, 256, 512),
             },
         },
         encodings={"cope": {"npos_max": 64}},

@@ -34,7 +34,7 @@ def get_config() -> config_dict.ConfigDict:
                 "num_heads": 16,
                 "mlp_dim": 8192,
                 "compute_dtype": "bfloat16",
-                "attention_blocks": (128, 256, 512),
+                "attention_blocks": (64, 256, 512),
             },
         },
         encodings={"cope": {"npos_max": 64}},

@@ -37,7 +37,7 @@ def get_config() -> config_dict.ConfigDict:
                 "norm": "rms",
                 "use_bias": False,
                 "compute_dtype": "bfloat16",
-                "attention_blocks": (128, 256, 512),
+                "attention_blocks": (64, 256, 512),
             },
         },
         encodings={"cope": {"npos_max": 64}},

@@ -10,7 +10,7 @@ from tests.experiments import shrink
 
 GOLDEN = Path(__file__).parent / "golden"
 CHANGED = (
-    "what {name}.py comes to has changed. If a default was changed by mistake, put it back. If it was changed on purpose, "
+    "what {name}.py comes to has changed. If a default was changed by mistake, put it back. If it was on purpose, "
     "say so in the CHANGELOG, for earlier results are of another experiment, and write the new one: "
     "python -m tests.experiments.test_golden_configs"
 )
