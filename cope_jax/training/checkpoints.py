@@ -52,6 +52,8 @@ class Checkpoints:
         # Orbax would ask JAX whether it is time to leave, with numbers of its own, in a thread of its own; the loop
         # counts its questions, and would miss the answer.
         self._checkpointer._manager.reached_preemption = lambda step: False
+        # And a process whose write has failed would wait here for the others, who wait for its part of the write.
+        self._checkpointer._manager._save_progress_tracker.set = lambda value: None
         if keep_best:
             scores = {step: restoring.read_score(directory / str(step)) for step in self.steps()}
             self._retention.scores.update({step: score for step, score in scores.items() if score is not None})

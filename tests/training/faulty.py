@@ -3,6 +3,7 @@
 import json
 import resource
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -19,7 +20,7 @@ PROGRESS = {"data": [{"next_index": 7}], "seconds": 0.5}
 
 
 def create(seed):
-    kernel = jax.random.normal(jax.random.key(seed), (128, 400))  # 200 KiB
+    kernel = jax.random.bits(jax.random.key(seed), (128, 400))  # 200 KiB; numbers that do not depend on the sharding
     return {"step": jnp.int32(seed), "params": {"kernel": kernel}, "key": jax.random.key(seed)}
 
 
@@ -132,6 +133,14 @@ def fill_together(folder, *join_arguments):
     with entry.no_late_words(), entry.clear_errors(), Checkpoints(Path(folder) / "checkpoints", keep=99) as checkpoints:
         for step in range(2, 40, 2):
             checkpoints.save(step, sharded(step), PROGRESS)
+
+
+def pair(name, folder, port):
+    """Two processes in one view of the file system, and how each ended."""
+    command = [sys.executable, "-m", "tests.training.faulty", name, folder, port, "2"]
+    both = [subprocess.Popen([*command, index], stderr=subprocess.PIPE, text=True) for index in "01"]
+    ended = [(process.communicate()[1], process.returncode) for process in both]
+    print(json.dumps([{"status": status, "error": error} for error, status in ended]), flush=True)
 
 
 if __name__ == "__main__":

@@ -44,18 +44,27 @@ def end(process, timeout=300):
     return process.returncode, out, err
 
 
+def results(*processes):
+    """What each of them printed last: before it Gloo speaks."""
+    ended = [end(process) for process in processes]
+    assert [status for status, _, _ in ended] == [0] * len(ended), ended
+    return [json.loads(out.splitlines()[-1]) for _, out, _ in ended]
+
+
 def result(process):
-    status, out, err = end(process)
-    assert status == 0, err
-    return json.loads(out.splitlines()[-1])  # before it Gloo speaks
+    return results(process)[0]
 
 
-def together(name, folder, count=2, within=()):
-    """Starts processes of four devices each."""
+def free_port():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    return [begin(name, folder, port, count, index, devices=4, within=within) for index in range(count)]
+        return free.getsockname()[1]
+
+
+def together(name, folder):
+    """Starts two processes of four devices each."""
+    port = free_port()
+    return [begin(name, folder, port, 2, index, devices=4) for index in range(2)]
 
 
 def mounted(folder, mount):
@@ -128,9 +137,8 @@ def test_only_errors_of_the_disk_become_storage_errors():
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("together") / "checkpoints"
-    for process in together("save_together", folder):
-        status, _, err = end(process)
-        assert status == 0, err
+    ended = [end(process) for process in together("save_together", folder)]
+    assert [status for status, _, _ in ended] == [0, 0], ended
     return folder
 
 
@@ -145,7 +153,7 @@ def expected(step):
 
 @pytest.mark.slow
 def test_two_processes_restore_what_they_saved(checkpoints):
-    for found in map(result, together("restore_together", checkpoints)):
+    for found in results(*together("restore_together", checkpoints)):
         assert found == {"step": 4, "fingerprint": expected(4), "progress": faulty.PROGRESS}
     assert sorted(folder.name for folder in checkpoints.iterdir()) == ["4", "6"]
 
@@ -174,12 +182,13 @@ def test_two_processes_go_back_together_where_the_newest_is_damaged(checkpoints)
 
 @pytest.mark.slow
 def test_a_process_that_cannot_read_makes_all_go_back(checkpoints):
-    for found in map(result, together("fail_in_second", checkpoints)):
+    for found in results(*together("fail_in_second", checkpoints)):
         assert found == {"step": 2, "fingerprint": expected(2), "left": [2]}
 
 
 @pytest.mark.slow
 def test_two_processes_end_where_the_disk_is_full(tmp_path):
-    first, second = together("fill_together", tmp_path, within=small(tmp_path, "1m"))
-    ended = [end(first), end(second)]
-    assert 4 in [status for status, _, _ in ended] and 0 not in [status for status, _, _ in ended]
+    within = small(tmp_path, "1m")
+    first, second = result(begin("pair", "fill_together", tmp_path, free_port(), devices=4, within=within))
+    assert 4 in (first["status"], second["status"]) and 0 not in (first["status"], second["status"])
+    assert "No space left on device): earlier checkpoints are whole" in first["error"] + second["error"]
