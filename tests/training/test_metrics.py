@@ -1,3 +1,5 @@
+import json
+
 import pytest
 
 from cope_jax.training.metrics import MetricsWriter, read_metrics
@@ -56,3 +58,25 @@ def test_tensorboard_gets_the_numbers_by_seed_and_split(tmp_path, monkeypatch):
         ("speed", 7.0, 6),
     ]
     assert list(tmp_path.glob("events.out.tfevents.*"))
+
+
+def test_a_kill_may_cut_a_character_in_two(tmp_path):
+    row = {"step": 2, "seed": 0, "split": "größer"}
+    whole = b"".join(json.dumps(row, ensure_ascii=False).encode() + b"\n" for row in (*rows(1), row))
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(whole[: whole.index("ö".encode()) + 1])
+    assert read_metrics(path) == rows(1)
+
+
+def test_a_line_that_never_reached_the_disk_is_left_out(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    for rest in (b"\0" * 40, b"0"):
+        path.write_bytes(json.dumps(rows(1)[0]).encode() + b"\n" + rest)
+        assert read_metrics(path) == rows(1)
+
+
+def test_a_writer_that_is_not_active_writes_nothing(tmp_path):
+    with MetricsWriter(tmp_path / "run", 0, active=False) as writer:
+        writer.write(rows(1))
+        writer.board(1, {"speed": 7.0})
+    assert list(tmp_path.iterdir()) == []
