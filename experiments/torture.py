@@ -18,7 +18,7 @@ from typing import Any
 import jax
 from absl import flags
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
@@ -49,7 +49,7 @@ PLACES = {
 def main() -> None:
     """Kills, compares, and prints a table."""
     jax.config.update("jax_platforms", "cpu")  # the devices are for the runs, which are processes of their own
-    signal.signal(signal.SIGTERM, _stop)
+    stop = _Stop()
     folder = Path(_WORKDIR.value).resolve()
     path = None if _JSON.value is None else Path(_JSON.value)
     if path is not None and not path.parent.is_dir():
@@ -70,7 +70,7 @@ def main() -> None:
             bar.update(sum(len(ordeal.struck()) for ordeal in ordeals))
             for ordeal in ordeals:
                 bar.set_description(ordeal.mesh)
-                figures.append(_figures(ordeal, ordeal.run(bar.update)))
+                figures.append(_figures(ordeal, ordeal.run(bar.update, stop.check)))
     _print(figures)
     if path is not None:
         workdirs.write_json(path, {"meshes": figures})
@@ -78,8 +78,21 @@ def main() -> None:
         sys.exit(1)
 
 
-def _stop(number: int, frame: types.FrameType | None) -> None:
-    raise Interrupted("stopped; the same command goes on from there", number)
+class _Stop:
+    """Ctrl-C and SIGTERM only ask, so that no run is left behind that nobody knows of."""
+
+    def __init__(self) -> None:
+        self._number: int | None = None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: types.FrameType | None) -> None:
+        self._number = number
+
+    def check(self) -> None:
+        """Raises Interrupted if it was asked."""
+        if self._number is not None:
+            raise Interrupted("stopped; the same command goes on from there", self._number)
 
 
 def _figures(ordeal: Ordeal, wrong: list[str]) -> dict[str, Any]:
@@ -99,8 +112,8 @@ def _figures(ordeal: Ordeal, wrong: list[str]) -> dict[str, Any]:
 
 
 def _print(figures: list[dict[str, Any]]) -> None:
-    names = "mesh", "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds", "verdict"
-    table = Table(*names)
+    names = "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds", "verdict"
+    table = Table(Column("mesh", no_wrap=True), *names)
     for mesh in figures:
         counts = (mesh["kills"], *mesh["signals"].values(), *mesh["places"].values(), mesh["runs"], mesh["starts"])
         verdict = "different" if mesh["wrong"] else "identical"

@@ -46,24 +46,29 @@ class Ordeal:
         """The starts that were killed."""
         return [start for start in self.starts if start.signal is not None]
 
-    def run(self, killed: Callable[[], object]) -> list[str]:
-        """Goes through with it, and says what is wrong, a line each; `killed` is called after each kill."""
+    def run(self, killed: Callable[[], object], check: Callable[[], object]) -> list[str]:
+        """Goes through with it, and says what is wrong, a line each.
+
+        Args:
+          killed: is called after each kill.
+          check: is called again and again; it may raise what ends the ordeal in good order.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         found = []
         try:
             if not self._ended(0):
-                self._start(0, None)
+                self._start(0, None, check)
             while len(self.struck()) < self.kills:
                 if len(self.starts) > 4 * self.kills + 8:
                     raise BrokenError(
                         f"{len(self.starts)} starts, and no more than {len(self.struck())} kills: too short"
                     )
                 before = len(self.struck())
-                self._start(self._round(), self._plan())
+                self._start(self._round(), self._plan(), check)
                 if len(self.struck()) > before:
                     killed()
             if self.starts[-1].signal is not None:
-                self._start(self._round(), None)
+                self._start(self._round(), None, check)
         except BrokenError as error:
             found.append(f"{self._workdir(self._round()).name}: {error}")
         for number in range(1, self._round()):
@@ -86,10 +91,10 @@ class Ordeal:
         shortest = min(start.seconds for start in self.starts if start.status == 0)
         return Plan.draw(rng, len(self.starts) - 1, shortest)
 
-    def _start(self, number: int, plan: Plan | None) -> None:
+    def _start(self, number: int, plan: Plan | None, check: Callable[[], object]) -> None:
         training = verdict.read_config().training
         victim = Victim(self._workdir(number), parse_mesh(self.mesh), self.cache)
-        start = strikes.start(victim, training.steps, training.evaluate_every, number, plan)
+        start = strikes.start(victim, training.steps, training.evaluate_every, number, plan, check)
         self.starts.append(start)
         with self._log.open("a", encoding="utf-8") as log:
             log.write(json.dumps(dataclasses.asdict(start)) + "\n")

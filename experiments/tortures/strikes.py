@@ -65,7 +65,14 @@ class Start:
     seconds: float
 
 
-def start(victim: Victim, steps: int, evaluate_every: int, number: int, plan: Plan | None) -> Start:
+def start(
+    victim: Victim,
+    steps: int,
+    evaluate_every: int,
+    number: int,
+    plan: Plan | None,
+    check: Callable[[], object] = lambda: None,
+) -> Start:
     """Starts a run, strikes it by the plan, if there is one, and sees it end.
 
     Args:
@@ -74,6 +81,7 @@ def start(victim: Victim, steps: int, evaluate_every: int, number: int, plan: Pl
       evaluate_every: steps between evaluations.
       number: of the round.
       plan: None leaves it in peace.
+      check: is called again and again; what it raises ends the run, as if it had never been started.
 
     Raises:
       BrokenError: it ended in another way than it should, or not at all.
@@ -83,12 +91,13 @@ def start(victim: Victim, steps: int, evaluate_every: int, number: int, plan: Pl
     process = victim.start()
     try:
         where, trained = None, False
-        if plan is not None and _await(process, watch, plan):
+        if plan is not None and _await(process, watch, plan, check):
             trained, where = watch.trains(), _place(watch)
             process.send_signal(plan.number)
-        status = process.wait(PATIENCE)
-    except subprocess.TimeoutExpired:
-        raise BrokenError(f"it hangs: no end after {PATIENCE:.0f} s") from None
+        while (status := process.poll()) is None:
+            check()
+            _be_patient(began)
+            time.sleep(0.003)
     finally:
         process.kill()
         process.wait()
@@ -111,7 +120,7 @@ def start(victim: Victim, steps: int, evaluate_every: int, number: int, plan: Pl
     return Start(number, plan.number.name if plan and struck else None, where if struck else None, status, seconds)
 
 
-def _await(process: "subprocess.Popen[bytes]", watch: Watch, plan: Plan) -> bool:
+def _await(process: "subprocess.Popen[bytes]", watch: Watch, plan: Plan, check: Callable[[], object]) -> bool:
     """Waits for the moment of the plan; False if the process ends before."""
     seen: dict[Moment, Callable[[], bool]] = {
         "any": lambda: True,
@@ -119,24 +128,25 @@ def _await(process: "subprocess.Popen[bytes]", watch: Watch, plan: Plan) -> bool
         "step": watch.stepped,
         "evaluation": watch.evaluates,
     }
-    late = time.monotonic() + PATIENCE
-    left, now = plan.count, False
-    while True:
+    began = time.monotonic()
+    left, now, strike_at = plan.count, False, None
+    while process.poll() is None:
+        check()
+        _be_patient(began)
         watch.stepped()
-        if process.poll() is not None:
-            return False
-        if time.monotonic() > late:
-            raise subprocess.TimeoutExpired(process.args, PATIENCE)
         before, now = now, seen[plan.moment]()
         left -= now and not before
-        if not left:
-            break
+        if left <= 0 and strike_at is None:
+            strike_at = time.monotonic() + plan.delay
+        if strike_at is not None and time.monotonic() >= strike_at:
+            return True
         time.sleep(0.003)
-    end = time.monotonic() + plan.delay
-    while process.poll() is None and time.monotonic() < end:
-        watch.stepped()
-        time.sleep(0.003)
-    return process.poll() is None
+    return False
+
+
+def _be_patient(since: float) -> None:
+    if time.monotonic() - since > PATIENCE:
+        raise BrokenError(f"it hangs: no end after {PATIENCE:.0f} s")
 
 
 def _place(watch: Watch) -> Literal["start", "checkpoint", "evaluation", "steps"]:
