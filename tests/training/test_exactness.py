@@ -49,7 +49,7 @@ class Observed:
 
     def train_steps(self, state, batches):
         result = self.program.train_steps(state, batches)
-        self.inputs.append(np.asarray(batches["inputs"]))
+        self.inputs.append(jax.device_get(batches["inputs"]))
         if len(self.inputs) == self.at:
             self.action()
         return result
