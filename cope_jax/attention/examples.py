@@ -22,8 +22,8 @@ def over_examples(
 ) -> Array:
     """The same as `attention(encoding, inputs)`, on each device for its share of the examples.
 
-    No example needs another, but a compiler that is left to find that out gathers what it cannot see through, such as
-    a scatter into rows of many examples.
+    No example needs another, but a compiler that is left to find that out gathers, or adds up over all devices, what it
+    cannot see through, such as a scatter into rows of many examples.
 
     Raises:
       ConfigError: no mesh with these axes, or a batch that they do not divide.

@@ -64,7 +64,8 @@ class CoPE(Encoding):
             self.gate_key_DGK = nnx.Param(
                 jax.nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))(
                     rngs.params(), (shape.width, shape.kv_heads, shape.head_dim)
-                )
+                ),
+                axes=("embed", "kv_heads", None),
             )
 
     def key_features(self, x_BMD: Array | None, k_BMGK: Array, v_BMGK: Array) -> PyTree:

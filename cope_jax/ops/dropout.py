@@ -11,16 +11,19 @@ from jax.typing import ArrayLike
 from cope_jax.typing import Array
 
 
-def dropout(x: Array, rate: float, key: Array | None) -> Array:
+def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:
     """Zeroes a share `rate` of the entries and scales the rest by 1/(1−rate); the identity where there is no key.
 
-    >>> dropout(jnp.ones(2), 0.5, None).tolist()
-    [1.0, 1.0]
+    What is drawn for the first tokens does not depend on how many follow, so that sequences may be padded.
+
+    >>> dropout(jnp.ones((1, 1, 2)), 0.5, None).tolist()
+    [[[1.0, 1.0]]]
     """
     if key is None or rate == 0:
-        return x
-    keep = jax.random.bernoulli(key, 1 - rate, x.shape)
-    return jnp.where(keep, x / (1 - rate), jnp.zeros((), x.dtype))
+        return x_BLD
+    batch, length, width = x_BLD.shape
+    keep_LBD = jax.random.bernoulli(key, 1 - rate, (length, batch, width))
+    return jnp.where(jnp.swapaxes(keep_LBD, 0, 1), x_BLD / (1 - rate), jnp.zeros((), x_BLD.dtype))
 
 
 @jax.tree_util.register_dataclass

@@ -8,7 +8,7 @@ import pytest
 from cope_jax.ops.dropout import Dropout, dropout
 from tests.encodings.cases import jit
 
-ONES = jnp.ones((100, 200))
+ONES = jnp.ones((4, 50, 100))
 
 
 def test_without_key_or_rate_it_is_the_identity():
@@ -32,8 +32,14 @@ def test_the_key_decides():
 
 def test_entries_are_dropped_one_by_one():
     y = np.asarray(dropout(ONES, 0.5, jax.random.key(0)))
-    for axis in (0, 1):
-        assert np.all((y.mean(axis) > 0.2) & (y.mean(axis) < 1.8)), "whole rows or columns share their fate"
+    for axes in [(0, 1), (0, 2), (1, 2)]:
+        assert np.all((y.mean(axes) > 0.2) & (y.mean(axes) < 1.8)), "whole rows or columns share their fate"
+
+
+def test_padding_does_not_change_what_is_drawn_for_the_first_tokens():
+    key = jax.random.key(2)
+    padded = dropout(jnp.pad(ONES, ((0, 0), (0, 3), (0, 0))), 0.5, key)
+    np.testing.assert_array_equal(padded[:, :50], dropout(ONES, 0.5, key))
 
 
 def test_the_gradient_takes_the_same_entries():
@@ -42,13 +48,13 @@ def test_the_gradient_takes_the_same_entries():
 
 
 def test_infinities_do_not_leak():
-    y = dropout(jnp.full((1000,), jnp.inf), 0.5, jax.random.key(0))
+    y = dropout(jnp.full((1, 10, 100), jnp.inf), 0.5, jax.random.key(0))
     assert set(np.unique(y).tolist()) == {0.0, np.inf}
 
 
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_the_type_is_kept(dtype):
-    assert jax.eval_shape(lambda x: dropout(x, 0.5, jax.random.key(0)), jnp.ones(3, dtype)).dtype == dtype
+    assert jax.eval_shape(lambda x: dropout(x, 0.5, jax.random.key(0)), jnp.ones((1, 1, 3), dtype)).dtype == dtype
 
 
 def drawn(seed=0, rate=0.5, batch=2, heads=3, q=range(40), k=range(50)):
