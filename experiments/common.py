@@ -61,6 +61,7 @@ class Experiment:
             data_dir=config.training.data_dir,
             place=self.program.place_whole,
             multiple=self.program.mesh.shape[LENGTH],
+            results=self.program.whole,
         )
 
     @staticmethod
@@ -126,7 +127,7 @@ class Experiment:
 
     def summary(self) -> str:
         """What is about to run: every parameter and where it lies, the devices, and what a step costs."""
-        state, length = self.program.state_shapes(), self.task.max_length
+        state, length = self.program.state_shapes(), self.task.length("train")
         job = summary.job_table(
             state,
             self.program.mesh,
@@ -139,7 +140,7 @@ class Experiment:
     def meter(self) -> Meter:
         """What measures the speed of a run."""
         training, mesh = self.config.training, self.program.mesh
-        length = self.task.max_length
+        length = self.task.length("train")
         return Meter(
             tokens_per_step=training.batch_size * length * self.replicas.width,
             flops_per_token=flops_per_token(self.learner.model, length),

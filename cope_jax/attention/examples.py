@@ -41,7 +41,7 @@ def over_examples(
     def spec(x: Any) -> PartitionSpec:
         return examples if x.shape[0] == batch and batch > 1 else everyone
 
-    # Places stay what they are, NumPy where they are known while tracing.
+    # Places are the same for all examples, and stay NumPy where they are known while tracing.
     arrays = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs) if f.name not in ("mask", "drop")}
     segments = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM
     arrays, segments = jax.tree.map(jnp.asarray, (arrays, segments))

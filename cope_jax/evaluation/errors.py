@@ -43,6 +43,7 @@ class Evaluator:
       data_dir: where to read the fixed splits from; None draws them.
       place: puts a batch on the devices.
       multiple: of which the one length must be.
+      results: the sharding of what is measured; None leaves it to the compiler.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Evaluator:
         data_dir: str | None = None,
         place: Callable[[Mapping[str, Any]], Any] = lambda batch: batch,
         multiple: int = 1,
+        results: Any = None,
     ):
         longest = max((task.length(split) for split in splits), default=0)
         length = longest + -longest % multiple
@@ -80,7 +82,7 @@ class Evaluator:
         def measure(params: PyTree, batch: Mapping[str, Array]) -> dict[str, Array]:
             return batch_sums(logits(params, batch["inputs"], batch["positions"]), batch)
 
-        self._measure = jax.jit(lift(measure, shared=1))
+        self._measure = jax.jit(lift(measure, shared=1), out_shardings=results)
         self._place = place
 
     def __call__(

@@ -51,10 +51,7 @@ class SelfAttention(nnx.Module):
             q,
             k,
             v,
-            implementation=self.config.attention,
-            blocks=self.config.attention_blocks,
-            sequence_axis=context.layout.length,
-            batch_axes=context.layout.batch,
+            **self._execution(context),
             dropout_rate=self.config.dropout,
             dropout_key=dropout_key,
             **options,
@@ -77,9 +74,7 @@ class SelfAttention(nnx.Module):
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
         cache = cache.append(k, v, encoding=encoding, features=options["features"], layer=layer)
         if first:
-            out_BLHK = attend(
-                q, k, v, implementation=self.config.attention, sequence_axis=context.layout.length, **options
-            )
+            out_BLHK = attend(q, k, v, **self._execution(context), **options)
         else:
             out_BLHK = attend_cached(q, cache, encoding=encoding, layer=layer)
         return self._merge_heads(out_BLHK), cache
@@ -99,6 +94,14 @@ class SelfAttention(nnx.Module):
             inputs.k_positions,
         )
         return {"attention": attention_weights(encoding, inputs), **diagnostics}
+
+    def _execution(self, context: Context) -> dict[str, Any]:
+        return {
+            "implementation": self.config.attention,
+            "blocks": self.config.attention_blocks,
+            "sequence_axis": context.layout.length,
+            "batch_axes": context.layout.batch,
+        }
 
     def _merge_heads(self, out_BLHK: Array) -> Array:
         return self.out(out_BLHK.reshape(*out_BLHK.shape[:2], -1))

@@ -1,5 +1,6 @@
 """Leaving a long run in good order."""
 
+import itertools
 import os
 import signal
 import types
@@ -35,10 +36,12 @@ class Interruption:
       number: the signal that has asked; None: none has.
     """
 
+    # JAX's service is one for the process, and stops at one count: a later run must not begin to count anew.
+    _calls = itertools.count(1)
+
     def __init__(self) -> None:
         self.number: int | None = None
         self._before: dict[int, Any] = {}
-        self._calls = 0
         self._alone = jax.process_count() == 1
 
     def __enter__(self) -> "Interruption":
@@ -52,10 +55,9 @@ class Interruption:
 
     def requested(self) -> bool:
         """Whether to save and leave now; every process calls it after every dispatch, and all get the same answer."""
-        self._calls += 1
         if self._alone:
             return self.number is not None
-        if multihost_utils.reached_preemption_sync_point(self._calls):
+        if multihost_utils.reached_preemption_sync_point(next(self._calls)):
             self.number = signal.SIGTERM  # another process may have had the signal
             return True
         return False

@@ -125,6 +125,7 @@ class Run:
             requested = interruption.requested()
             if last or requested or step % config.checkpoint_every == 0:
                 progress = {"data": places, "seconds": time.perf_counter() - started}
+                metrics.sync()
                 checkpoints.save(step, state, progress, score)
             if requested:
                 checkpoints.wait()

@@ -38,7 +38,10 @@ class MetricsWriter:
             directory.mkdir(parents=True, exist_ok=True)
             rows = [row for row in read_metrics(self.path) if row["step"] <= step]
             partial = self.path.with_suffix(".partial")
-            partial.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+            with partial.open("w", encoding="utf-8") as file:
+                file.write("".join(json.dumps(row) + "\n" for row in rows))
+                file.flush()
+                os.fsync(file.fileno())
             partial.replace(self.path)
             self._file = self.path.open("a", encoding="utf-8")
             self._board = _Board(directory, step + 1)
@@ -52,7 +55,7 @@ class MetricsWriter:
                 self._file.close()
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Appends rows; they are on disk when this returns."""
+        """Appends rows, which outlive the process when this returns, and the machine after `sync`."""
         if not self._active:
             return
         with clear_storage_errors(self.path):
@@ -60,6 +63,12 @@ class MetricsWriter:
             self._file.flush()
         for row in rows:
             self._board_row(row)
+
+    def sync(self) -> None:
+        """Waits until all rows are on disk: to be called before a checkpoint is saved that must not be without them."""
+        if self._active:
+            with clear_storage_errors(self.path):
+                os.fsync(self._file.fileno())
 
     def board(self, step: int, numbers: Mapping[str, float]) -> None:
         """Numbers for TensorBoard alone, such as speeds, which differ from run to run."""

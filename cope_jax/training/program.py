@@ -33,7 +33,7 @@ class Program:
         self.replicas = replicas
         self.mesh = mesh
         self._lead = (None,) * (replicas.width > 1)
-        self._whole = NamedSharding(mesh, PartitionSpec())
+        self.whole = NamedSharding(mesh, PartitionSpec())
         self.batch_sharding = self._sharding(PartitionSpec(None, learner.model.layout.batch or None))
         self._by_rows = NamedSharding(mesh, PartitionSpec(learner.model.layout.batch or None))
         self.state_shardings = self._state_shardings()
@@ -41,7 +41,7 @@ class Program:
         self._train_steps = jax.jit(
             replicas.lift(learner.train_steps),
             in_shardings=(self.state_shardings, self.batch_sharding),
-            out_shardings=(self.state_shardings, self._whole),
+            out_shardings=(self.state_shardings, self.whole),
             donate_argnums=0,
         )
 
@@ -49,7 +49,7 @@ class Program:
         """The states before the first step."""
         stacked = self.replicas.stack([np.int32(seed) for seed in seeds])
         with jax.set_mesh(self.mesh):
-            return self._init(jax.device_put(stacked, self._whole))
+            return self._init(jax.device_put(stacked, self.whole))
 
     def train_steps(self, state: TrainState, batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
         """(state, batches) → (state, metrics): see `Learner.train_steps`; the state is donated.
@@ -101,7 +101,7 @@ class Program:
         """Global arrays `[B, ...]` or `[1, ...]` from arrays that every process has whole."""
 
         def place(x: np.ndarray) -> jax.Array:
-            return jax.make_array_from_callback(x.shape, self._by_rows if len(x) > 1 else self._whole, x.__getitem__)
+            return jax.make_array_from_callback(x.shape, self._by_rows if len(x) > 1 else self.whole, x.__getitem__)
 
         return jax.tree.map(place, batch)
 

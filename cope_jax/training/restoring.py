@@ -1,8 +1,10 @@
 """Reading one checkpoint: whole, of this model, and in all processes or in none."""
 
 import contextlib
+import errno
 import gc
 import os
+import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -14,7 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, StorageError
 from cope_jax.training import fingerprint
 from cope_jax.typing import PyTree
 
@@ -106,13 +108,16 @@ def _verify(label: dict[str, Any], loaded: dict[str, Any]) -> None:
             raise ValueError(f"{name} is not what was saved")
 
 
-_WHOLE, _OTHER, _DAMAGED = range(3)
+_WHOLE, _DAMAGED, _OTHER, _OUT_OF_REACH = range(4)
+# What a file system answers that may answer otherwise later: no reason to put a checkpoint aside.
+_PASSING = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM}
 
 
 def in_all_processes(attempt: Callable[[], Any]) -> Any:
     """What `attempt` returns in this process, if it succeeds in every process.
 
     Raises:
+      StorageError: in a process, the file system, or the memory, refused.
       ConfigError: `attempt` raised it, in a process.
       DamagedError: `attempt` raised something else, in a process.
     """
@@ -122,15 +127,27 @@ def in_all_processes(attempt: Callable[[], Any]) -> Any:
     except ConfigError as error:
         verdict, reason = _OTHER, str(error)
     except Exception as error:  # Orbax raises a different type for each way in which a file can be broken
-        verdict, reason = _DAMAGED, _first_cause(error)
+        verdict, reason = _OUT_OF_REACH if _is_passing(error) else _DAMAGED, _first_cause(error)
     worst = verdict
     if jax.process_count() > 1:
         worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
+    if worst == _OUT_OF_REACH:
+        raise StorageError(f"a checkpoint cannot be read now ({reason}): nothing was changed; mend that and run again")
     if worst == _OTHER:
         raise ConfigError(reason)
     if worst == _DAMAGED:
         raise DamagedError(reason)
     return result
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    while error is not None:
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        number = int(code[1]) if code else getattr(error, "errno", None)
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or number in _PASSING:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def of_first_process(steps: list[int]) -> list[int]:

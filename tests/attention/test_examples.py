@@ -100,6 +100,23 @@ def test_the_gradient_of_cope_exchanges_that_of_its_table_alone():
     assert talk == [("f32[3,4]", "all-reduce")], "the table's gradient, which all devices share"
 
 
+def test_heads_that_are_split_exchange_as_little():
+    """Here the compiler is left alone, so rows are added to one by one: a flat scatter it would gather."""
+    graphdef, state = build("cope(npos_max=3)", dtype=np.float32)
+    arrays = arrays_of(LENGTH, LENGTH, batch=4, dtype=np.float32)
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    split = NamedSharding(mesh, PartitionSpec("data", None, "tensor"))
+    arrays = {name: jax.device_put(array, split) for name, array in arrays.items()}
+
+    def loss(state, q, k, v):
+        return jnp.sum(attend(q, k, v, encoding=nnx.merge(graphdef, state), batch_axes=("data",)) * arrays["dout"])
+
+    with jax.set_mesh(mesh):
+        program = jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(state, *(arrays[name] for name in "qkv")).compile()
+    talk = re.findall(r"= (\S+?)(?:{\S*)? ((?:all|collective|reduce)-\w+)(?:-start)?\(", program.as_text())
+    assert set(talk) == {("f32[3,4]", "all-reduce")}, "the table's gradient, over heads and over examples"
+
+
 @pytest.mark.parametrize(
     "axes, mesh, message",
     [

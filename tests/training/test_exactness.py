@@ -49,7 +49,8 @@ class Observed:
 
     def train_steps(self, state, batches):
         result = self.program.train_steps(state, batches)
-        self.inputs.append(jax.device_get(batches["inputs"]))
+        with jax.transfer_guard("allow"):  # the loop forbids what it does not ask for itself
+            self.inputs.append(jax.device_get(batches["inputs"]))
         if len(self.inputs) == self.at:
             self.action()
         return result
