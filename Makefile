@@ -64,7 +64,7 @@ test-newest: $(READY)
 .venv-newest/.ready: pyproject.toml constraints.txt
 	@.venv-newest/bin/python -m pip --version >/dev/null 2>&1 || $(NEWEST_PYTHON) -m venv --clear .venv-newest
 	@echo "Installing the newest JAX into .venv-newest: this takes a few minutes, once."
-	@.venv-newest/bin/python -m pip install -qq --constraint constraints.txt --editable '.[test]'
+	@.venv-newest/bin/python -m pip install -qq --constraint constraints.txt --editable '.[test,tpu-compile]'
 	@touch $@
 
 test-slow: $(READY) ## the slow tests
