@@ -52,23 +52,41 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
       visits: from `experiments.compilation.loops.visits`.
       devices: of the program, the group where none is named.
     """
-    found: dict[tuple[str, int], list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
-    seen = set()
+    messages, parts = [], dict[tuple[str, str], Collective]()
     for visit in visits:
         kind = visit.instruction.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
-        # The compiler may cut one message into parts that stand in several fusions, each time with the whole message.
-        channel = visit.instruction.attribute(r"channel_id=(\d+)") if visit.fused else None
-        if channel is not None and (channel, visit.times) in seen:
-            continue
-        seen.add((channel, visit.times))
-        group = _group(visit.instruction, devices)
-        payload = sum(shape.bytes for shape in visit.computation.inputs(visit.instruction))
-        total = found[kind, group]
-        total[0] += visit.times
-        total[1] += visit.times * payload * (group if kind == "all-gather" else 1)
+        scatters = visit.fused and kind == "all-reduce" and _is_cut(visit.instruction, visit.computation)
+        message = _message("reduce-scatter" if scatters else kind, visit, devices)
+        channel = visit.instruction.attribute(r"channel_id=(\d+)")
+        if not visit.fused or scatters or channel is None:
+            messages.append(message)
+        elif (kind, channel) not in parts or message.count < parts[kind, channel].count:
+            # A part of a message that runs beside other work: its start, its end and what is between stand in several
+            # fusions, each with the whole message, and what is between may be in a loop.
+            parts[kind, channel] = message
+    found: dict[tuple[str, int], list[float]] = collections.defaultdict(lambda: [0.0, 0.0])
+    for message in (*messages, *parts.values()):
+        total = found[message.kind, message.group]
+        total[0] += message.count
+        total[1] += message.payload
     return [Collective(*key, *total) for key, total in sorted(found.items())]
+
+
+def _message(kind: str, visit: Visit, devices: int) -> Collective:
+    group = _group(visit.instruction, devices)
+    payload = sum(shape.bytes for shape in visit.computation.inputs(visit.instruction))
+    return Collective(kind, group, visit.times, visit.times * payload * (group if kind == "all-gather" else 1))
+
+
+def _is_cut(instruction: Instruction, computation: Computation) -> bool:
+    """Whether each device keeps only its own slice of a result; so, in a fusion, TPUs write a reduce-scatter."""
+    users = [user for user in computation if instruction.name in user.operands]
+    return bool(users) and all(
+        user.opcode == "dynamic-slice" or (user.opcode == "get-tuple-element" and _is_cut(user, computation))
+        for user in users
+    )
 
 
 def _group(instruction: Instruction, devices: int) -> int:

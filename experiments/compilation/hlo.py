@@ -48,11 +48,16 @@ class Shape:
 
         >>> Shape("bf16", (2, 3)).bytes, Shape("pred", (5,)).bytes, Shape("s4", (4,)).bytes
         (12, 5, 2)
+
+        Raises:
+          ValueError: a type whose name does not tell its bits.
         """
         bits = _BITS.get(self.type)
         if bits is None:
             digits = re.search(r"\d+", self.type)
-            bits = int(digits[0]) if digits else 8
+            if digits is None:
+                raise ValueError(f"how many bits an entry of type {self.type!r} has is not known")
+            bits = int(digits[0])
         return -(-self.size * bits // 8)
 
 

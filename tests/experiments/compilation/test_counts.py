@@ -122,6 +122,111 @@ ENTRY %main (x: f32[100]) -> f32[400] {
     assert counts.collectives(visited(text), 4) == [Collective("all-gather", 4, 1, 1600)]
 
 
+def test_a_message_with_parts_in_a_loop_counts_as_often_as_it_starts():
+    text = """HloModule parts
+
+%start (x: f32[100]) -> f32[400] {
+  %x = f32[100] parameter(0)
+  %g = f32[400] all-gather(%x), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %c = f32[400] custom-call(%g), custom_call_target="AsyncCollectiveStart"
+}
+
+%part (x: f32[100]) -> f32[400] {
+  %x = f32[100] parameter(0)
+  ROOT %g = f32[400] all-gather(%x), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+%other (x: f32[100]) -> f32[400] {
+  %x = f32[100] parameter(0)
+  ROOT %g = f32[400] all-gather(%x), channel_id=8, replica_groups=[1,4]<=[4], dimensions={0}
+}
+
+%end (x: f32[100]) -> f32[400] {
+  %x = f32[100] parameter(0)
+  %g = f32[400] all-gather(%x), channel_id=7, replica_groups=[1,4]<=[4], dimensions={0}
+  ROOT %c = f32[400] custom-call(%x, %g), custom_call_target="AsyncCollectiveDone"
+}
+
+%body (t: f32[100]) -> f32[100] {
+  %t = f32[100] parameter(0)
+  %p = f32[400] fusion(%t), kind=kOutput, calls=%part
+  %o = f32[400] fusion(%t), kind=kOutput, calls=%other
+  ROOT %s = f32[100] slice(%p), slice={[0:100]}
+}
+
+%condition (t: f32[100]) -> pred[] {
+  %t = f32[100] parameter(0)
+  ROOT %c = pred[] constant(true)
+}
+
+ENTRY %main (x: f32[100]) -> f32[400] {
+  %x = f32[100] parameter(0)
+  FIRST
+  %w = f32[100] while(%x), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %d = f32[400] fusion(%w), kind=kCustom, calls=%end
+}
+"""
+    start = "%s = f32[400] fusion(%x), kind=kCustom, calls=%start"
+    # Six of 4 · 400 bytes: one around the loop, another in each of its turns.
+    whole, end = text.replace("FIRST", start), "fusion(%w), kind=kCustom, calls=%end"
+    for program in (whole, text.replace("FIRST", ""), whole.replace(end, "broadcast(%w), dimensions={}")):
+        assert counts.collectives(visited(program), 4) == [Collective("all-gather", 4, 6, 6 * 1600)]
+
+
+SCATTERS = """HloModule scatters
+
+%all-reduce-scatter.1 (x: f32[400]) -> f32[100] {
+  %x = f32[400] parameter(0)
+  %i = u32[] partition-id()
+  %r = f32[400] all-reduce(%x), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%add
+  ROOT %d = f32[100] dynamic-slice(%r, %i), dynamic_slice_sizes={100}
+}
+
+%all-reduce-scatter.2 (x: f32[400], y: f32[400]) -> (f32[100], f32[100]) {
+  %x = f32[400] parameter(0)
+  %y = f32[400] parameter(1)
+  %i = u32[] partition-id()
+  %r = (f32[400], f32[400]) all-reduce(%x, %y), channel_id=1, replica_groups=[1,4]<=[4], to_apply=%add
+  %g = f32[400] get-tuple-element(%r), index=0
+  %h = f32[400] get-tuple-element(%r), index=1
+  %d = f32[100] dynamic-slice(%g, %i), dynamic_slice_sizes={100}
+  %e = f32[100] dynamic-slice(%h, %i), dynamic_slice_sizes={100}
+  ROOT %t = (f32[100], f32[100]) tuple(%d, %e)
+}
+
+ENTRY %main (x: f32[400], y: f32[400]) -> f32[100] {
+  %x = f32[400] parameter(0)
+  %y = f32[400] parameter(1)
+  %a = (f32[100], f32[100]) fusion(%x, %y), kind=kCustom, calls=%all-reduce-scatter.2
+  ROOT %b = f32[100] fusion(%x), kind=kCustom, calls=%all-reduce-scatter.1
+}
+"""
+
+
+def test_a_sum_of_which_each_device_keeps_a_slice_is_a_reduce_scatter():
+    # Messages that were joined all have the same channel.
+    (found,) = counts.collectives(visited(SCATTERS), 4)
+    assert found == Collective("reduce-scatter", 4, 2, 3 * 1600)
+    assert found.sent == 3 / 4 * 3 * 1600
+
+
+@pytest.mark.parametrize(
+    ("change", "to"),
+    [
+        ("ROOT %t = (f32[100], f32[100]) tuple(%d, %e)", "ROOT %t = (f32[100], f32[400]) tuple(%d, %h)"),
+        ("ROOT %d = f32[100] dynamic-slice(%r, %i), dynamic_slice_sizes={100}", "ROOT %d = f32[400] negate(%r)"),
+        (
+            "to_apply=%add\n  ROOT %d = f32[100] dynamic-slice(%r, %i), dynamic_slice_sizes={100}",
+            "to_apply=%add\n  ROOT %d = f32[400] get-tuple-element(%x), index=0",
+        ),
+    ],
+)
+def test_a_sum_that_is_kept_whole_is_none(change, to):
+    assert change in SCATTERS
+    found = counts.collectives(visited(SCATTERS.replace(change, to)), 4)
+    assert [message.kind for message in found] == ["all-reduce", "reduce-scatter"]
+
+
 @pytest.mark.parametrize("form", [compiled, lowered])
 def test_products_in_a_scan_count_for_each_turn(form):
     def three(x, w):

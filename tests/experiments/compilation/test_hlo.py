@@ -51,6 +51,11 @@ def test_bytes_are_those_of_the_type(kind, count):
     assert Shape(kind, (3, 5)).bytes == 15 * count
 
 
+def test_a_type_of_unknown_size_is_not_guessed():
+    with pytest.raises(ValueError, match="how many bits an entry of type 'odd' has"):
+        _ = Shape("odd", (3,)).bytes
+
+
 def test_the_text_before_and_after_optimisation_is_read():
     lowered = jax.jit(lambda x: jnp.sin(x) @ x).lower(jax.ShapeDtypeStruct((4, 4), jnp.float32))
     for text in (lowered.as_text("hlo"), lowered.compile().as_text()):
