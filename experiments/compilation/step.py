@@ -146,12 +146,14 @@ class Step:
 def compile_step(config: ExperimentConfig, topology: Topology) -> Step:
     """Compiles the training step of an experiment for the devices of a topology.
 
+    It is one step, of which training dispatches `training.steps_per_dispatch` in one loop.
+
     Raises:
       ConfigError: an experiment or mesh that does not fit the devices.
     """
     task = tasks.create(config.task.name, **config.task.options)
     program = common.create_program(config, task, devices=topology.devices)
-    model, length = program.learner.model, task.max_length
+    model, length = program.learner.model, task.length("train")
     kind = topology.devices[0].device_kind
     known = {
         "topology": topology,
