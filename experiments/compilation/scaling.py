@@ -19,6 +19,7 @@ Left out: latencies, which grow with n; congestion of links that rings share; th
 import dataclasses
 import json
 import math
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -147,25 +148,39 @@ def fill(points: Sequence[Point], counts: Sequence[int]) -> list[Point]:
 
 
 def markdown(points: dict[str, list[Point]]) -> str:
-    """The table."""
+    """The table; what follows by the formula is rounded to two digits."""
     headings = ["chip", "devices", "", "memory", "compute", "sent", "messages", "tokens/s a device", "MFU"]
     headings.append("efficiency")
     lines = [f"| {' | '.join(headings)} |", "| --- |" + " ---: |" * (len(headings) - 1)]
     for point in (point for own in points.values() for point in own):
+        shown = str if point.compiled else rough
         cells = [
             point.chip,
             str(point.devices),
             "compiled" if point.compiled else "formula",
-            size(point.state_bytes + point.other_bytes) + ("" if point.fits else ": does not fit"),
-            seconds(point.compute_seconds),
-            size(point.sent_bytes),
-            seconds(point.message_seconds),
-            between(*(f"{point.tokens / step:,.0f}" for step in point.step_seconds)),
-            between(*(f"{point.model_flops / step / point.peak_flops:.1%}" for step in point.step_seconds)),
-            between(*(f"{share:.0%}" for share in point.efficiency)),
+            shown(size(point.state_bytes + point.other_bytes)) + ("" if point.fits else ": does not fit"),
+            shown(seconds(point.compute_seconds)),
+            shown(size(point.sent_bytes)),
+            shown(seconds(point.message_seconds)),
+            between(*(shown(f"{point.tokens / step:,.0f}") for step in point.step_seconds)),
+            between(*(shown(f"{point.model_flops / step / point.peak_flops:.1%}") for step in point.step_seconds)),
+            between(*(shown(f"{share:.0%}") for share in point.efficiency)),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
+
+
+def rough(text: str) -> str:
+    """A text with its number rounded to two digits.
+
+    >>> rough("3,152"), rough("44.6 ms"), rough("100%")
+    ('3,200', '45 ms', '100%')
+    """
+
+    def two_digits(number: re.Match[str]) -> str:
+        return f"{float(format(float(number[0].replace(',', '')), '.2g')):,.12g}"
+
+    return re.sub(r"[\d,]+(?:\.\d+)?", two_digits, text, count=1)
 
 
 @rc_context(STYLE)

@@ -69,8 +69,9 @@ def test_the_table_has_a_row_for_each_point():
     assert len({line.count("|") for line in table}) == 1
     assert [line.split("|")[2].strip() for line in table[2:]] == ["1", "4"]
     assert "does not fit" in table[2]
-    assert table[2].endswith("| 100% |")
-    # 1000 tokens and 3e11 FLOPs in 2.6 or 2 seconds
+    # By the formula, in two digits: 1000 tokens and 3e11 FLOPs in 2 seconds.
+    assert table[2].endswith("| 500 | 15% | 100% |")
+    # In 2.6 or 2 seconds.
     assert table[3].endswith("| 385 – 500 | 11.5% – 15.0% | 77% – 100% |")
 
 
