@@ -30,7 +30,8 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one i
 def join() -> None:
     """Connects this process with the others, if there are any; before anything asks for devices.
 
-    Leaves with status 1 where the others are not found: they may only be late, so the same command may be tried again.
+    Leaves with status 134, as JAX does in a process that loses the others, where they are not found: they may only be
+    late, so that the same command is to be tried again.
 
     Raises:
       ConfigError: incomplete flags.
@@ -52,7 +53,7 @@ def join() -> None:
             f"--num_processes and --process_id, or --distributed=off for one alone",
             file=sys.stderr,
         )
-        sys.exit(1)
+        sys.exit(134)
 
 
 def several() -> bool:

@@ -43,7 +43,8 @@ def main() -> None:
                 workdirs.open_workdir(workdir, config, seeds, environment() | job)
                 write_atomically(workdir / "summary.txt", experiment.summary() + "\n")
                 print(experiment.summary())
-        records = experiment.train(seeds, workdir, config.encoding, profile)
+        # One process is like the others, and several on a host would write the same file.
+        records = experiment.train(seeds, workdir, config.encoding, profile if first else None)
         if first:
             workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment()})
             common.print_errors(experiment.task, records)

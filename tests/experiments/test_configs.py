@@ -41,6 +41,16 @@ def test_every_config_fits_a_mesh_of_all_axes(path):
             assert share * 4 == leaf.size, name
 
 
+def test_speeds_count_the_tokens_of_training():
+    """Whose sequences are shorter than those of a split or of the sweep."""
+    config = shrink(load(PAPER["selective_copy"]))
+    experiment = common.Experiment(config)
+    length, batch = experiment.task.length("train"), config.training.batch_size
+    assert length < experiment.task.max_length
+    assert f"{batch} sequences of {length} tokens, {batch * length} tokens a step" in experiment.summary()
+    assert experiment.meter()._tokens_per_step == batch * length
+
+
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.stem)
 def test_every_config_trains_once_shrunk(path, tmp_path):
     config = shrink(load(path))
