@@ -4,12 +4,13 @@ Every device has the same share of the batch, so the batch grows with the device
 that a device computes and S the bytes that it sends, over rings of bandwidth W,
 
     M = S / W,    step = C + M where no message hides behind computing,  max(C, M) where all that can do,
-    efficiency = C / step.
+    efficiency = C₀ / step,
 
-C is the compiler's estimate: see `experiments.compilation.step`. S is counted in the compiled program, by the ring
-algorithm: see `experiments.compilation.counts.Collective`. For numbers of devices that nothing was compiled for, S
-follows from the nearest number N that was, since in a ring each array of fsdp, whatever its size, is sent but for a
-device's own share of it; the state is split further or less far:
+where C₀ is the C of the fewest devices that a program was compiled for, so that work which is there only because there
+are more devices counts as lost too. C is the compiler's estimate: see `experiments.compilation.step`. S is counted in
+the compiled program, by the ring algorithm: see `experiments.compilation.counts.Collective`. For numbers of devices that
+nothing was compiled for, C is that of the nearest number N that was, and S follows from it, since in a ring each array
+of fsdp, whatever its size, is sent but for a device's own share of it; the state is split further or less far:
 
     S(n) = S(N) · ((n−1)/n) / ((N−1)/N),    memory(n) = state(N) · N/n + the rest.
 
@@ -48,6 +49,7 @@ class Point:
       sent_bytes: in all collectives.
       ring_bandwidth: W.
       compute_seconds: C.
+      least_seconds: C₀.
     """
 
     chip: str
@@ -62,6 +64,7 @@ class Point:
     sent_bytes: float
     ring_bandwidth: float
     compute_seconds: float
+    least_seconds: float
 
     @classmethod
     def of(cls, figures: dict[str, Any]) -> "Point":
@@ -81,6 +84,7 @@ class Point:
             sent_bytes=sent,
             ring_bandwidth=figures["ring_bandwidth"],
             compute_seconds=figures["compute_seconds"],
+            least_seconds=figures["compute_seconds"],
         )
 
     def at(self, devices: int) -> "Point":
@@ -114,7 +118,7 @@ class Point:
     def efficiency(self) -> tuple[float, float]:
         """(nothing hidden, everything hidden)."""
         shown, hidden = self.step_seconds
-        return self.compute_seconds / shown, self.compute_seconds / hidden
+        return self.least_seconds / shown, self.least_seconds / hidden
 
 
 def read(folder: Path) -> dict[str, list[Point]]:
@@ -139,10 +143,11 @@ def read(folder: Path) -> dict[str, list[Point]]:
 
 def fill(points: Sequence[Point], counts: Sequence[int]) -> list[Point]:
     """The points of one chip, and those of the numbers of devices between, from the nearest that was compiled."""
-    known = {point.devices: point for point in points}
+    least = min(points, key=lambda point: point.devices).compute_seconds
+    known = {point.devices: dataclasses.replace(point, least_seconds=least) for point in points}
 
     def nearest(count: int) -> Point:
-        return min(points, key=lambda point: abs(math.log(point.devices / count)))
+        return min(known.values(), key=lambda point: abs(math.log(point.devices / count)))
 
     return [known.get(count) or nearest(count).at(count) for count in sorted({*counts, *known})]
 
