@@ -8,9 +8,10 @@ that a device computes and S the bytes that it sends, over rings of bandwidth W,
 
 where C₀ is the C of the fewest devices that a program was compiled for, so that work which is there only because there
 are more devices counts as lost too. C is the compiler's estimate: see `experiments.compilation.step`. S is counted in
-the compiled program, by the ring algorithm: see `experiments.compilation.counts.Collective`. For numbers of devices that
-nothing was compiled for, C is that of the nearest number N that was, and S follows from it, since in a ring each array
-of fsdp, whatever its size, is sent but for a device's own share of it; the state is split further or less far:
+the compiled program, by the ring algorithm: see `experiments.compilation.counts.Collective`. For numbers of devices for
+which nothing was compiled, C is that of the nearest number N for which something was, and S follows from it, since in a
+ring each array of fsdp, whatever its size, is sent but for a device's own share of it; the state is split further or
+less far:
 
     S(n) = S(N) · ((n−1)/n) / ((N−1)/N),    memory(n) = state(N) · N/n + the rest.
 
