@@ -68,11 +68,10 @@ class Experiment:
     def check(config: ExperimentConfig) -> None:
         """Raises ConfigError for what is wrong with a config, without compiling anything."""
         task = tasks.create(config.task.name, **config.task.options)
-        create_program(config, task)
-        learner = create_learner(config, task)
+        params = create_program(config, task).state_shapes().params
+        learner = create_learner(config, task)  # without the mesh, whose devices a single sequence is not enough for
         tokens = jax.ShapeDtypeStruct((1, task.max_length), jax.numpy.int32)
         positions_BL = learner.sample_positions(jax.random.key(0), 1, task.max_length)
-        params = jax.eval_shape(learner.init, 0).params
         jax.eval_shape(lambda params, tokens: learner.logits(params, tokens, positions_BL), params, tokens)
         if config.training.data_dir is not None:
             create_iterator(config, task, 0)

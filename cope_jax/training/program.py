@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cope_jax.training import sharding
@@ -109,10 +110,9 @@ class Program:
         return NamedSharding(self.mesh, PartitionSpec(*self._lead, *spec))
 
     def _state_shardings(self) -> TrainState:
-        specs = sharding.parameter_specs(self.learner.variables(), self.mesh.shape)
-        with jax.set_mesh(self.mesh):
-            params = jax.eval_shape(self.learner.init, np.int32(0)).params
-        opt_specs = sharding.optimizer_specs(self.learner.optimizer, params, specs)
+        variables = self.learner.variables()
+        specs = sharding.parameter_specs(variables, self.mesh.shape)
+        opt_specs = sharding.optimizer_specs(self.learner.optimizer, nnx.to_pure_dict(variables), specs)
         whole: Any = PartitionSpec()
         return jax.tree.map(
             self._sharding,
