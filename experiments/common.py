@@ -134,6 +134,8 @@ class Experiment:
             length=length,
             flops_per_token=flops_per_token(self.learner.model, length),
         )
+        model, training = self.config.model, self.config.training
+        job.add_row("step", f"{model.block.compute_dtype}, remat {model.remat}, accumulate {training.accumulate}")
         return summary.summarise(state.params, job)
 
     def meter(self) -> Meter:

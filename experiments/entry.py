@@ -119,7 +119,7 @@ def _one_line(error: BaseException) -> str:
     while isinstance(text, KeyError) and text.args:
         text = text.args[0]
     text = str(text)
-    if isinstance(error, KeyError):
+    if isinstance(error, KeyError) or "\\'" in text:  # the repr of another error's message
         text = text.replace("\\n", " ").replace("\\'", "'").strip("'\"")
     return " ".join(text.split())
 

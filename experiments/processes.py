@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -40,6 +41,8 @@ def join() -> None:
     explicit = any(value is not None for value in given.values())
     if explicit and None in given.values():
         raise ConfigError("--coordinator, --num_processes and --process_id belong together: give all three, or none")
+    if explicit and not re.fullmatch(r".+:[0-9]+", given["coordinator"]):
+        raise ConfigError("--coordinator={coordinator} must be HOST:PORT".format(**given))
     if explicit and given["process_id"] >= given["num_processes"]:
         raise ConfigError("--process_id={process_id} must be less than --num_processes={num_processes}".format(**given))
     if not explicit and not (_DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())):

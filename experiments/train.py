@@ -7,11 +7,14 @@ On several hosts the same command runs on each, see docs/training.md.
 
 import contextlib
 import dataclasses
+import sys
 from pathlib import Path
 
+import jax
 from absl import flags
 from ml_collections import config_flags
 
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.records import environment, write_atomically
 from cope_jax.training.profile import Profile
 from experiments import common, entry, processes
@@ -32,6 +35,8 @@ def main() -> None:
     config = entry.read_config(_CONFIG.value)
     workdir, seeds = Path(_WORKDIR.value), [_SEED.value]
     profile = Profile.parse(_PROFILE.value, workdir / "profile")
+    if profile.last and profile.first >= config.training.steps:
+        raise ConfigError(f"--profile_steps={_PROFILE.value}: the run ends at step {config.training.steps}")
     processes.join()
     common.Experiment.check(config)
     experiment = common.Experiment(config)
@@ -43,6 +48,9 @@ def main() -> None:
                 workdirs.open_workdir(workdir, config, seeds, environment() | job)
                 write_atomically(workdir / "summary.txt", experiment.summary() + "\n")
                 print(experiment.summary())
+                unused = jax.device_count() - experiment.program.mesh.size
+                if unused:
+                    print(f"warning: job.mesh leaves {unused} of {jax.device_count()} devices unused", file=sys.stderr)
         # One process is like the others, and several on a host would write the same file.
         records = experiment.train(seeds, workdir, config.encoding, profile if first else None)
         if first:

@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,6 +28,8 @@ def locked(workdir: Path) -> Iterator[None]:
     Raises:
       ConfigError: another run holds it, or it cannot be written to.
     """
+    if re.match(r"[a-z][a-z0-9]+:/", str(workdir)):
+        raise ConfigError(f"{workdir} is no folder: give a path of a file system that all processes share")
     with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         file = (workdir / ".lock").open("a+")

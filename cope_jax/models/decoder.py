@@ -232,7 +232,9 @@ class Decoder(nnx.Module):
             out_DV = self.embedding.embedding[...].T / self.config.block.model_dim**0.5
         else:
             out_DV = self.out.kernel[...]
-        logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV.astype(x_BLD.dtype), preferred_element_type=jnp.float32)
+        # Gathered, as the embedding is: else the compiler may split all activations by width for this one product.
+        out_DV = self.config.layout.constrain(out_DV.astype(x_BLD.dtype), None, "width")
+        logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV, preferred_element_type=jnp.float32)
         return self.config.layout.constrain(logits_BLV, "batch", "length", "width")
 
     def _context(self, tokens_BL: Array, positions_BL: Any, segment_ids_BL: Array | None) -> Context:

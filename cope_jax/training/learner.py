@@ -120,7 +120,7 @@ class Learner:
     def train_step(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
         """One optimizer step on the mean loss of the tokens of weight 1.
 
-        A step whose loss or gradient is not finite updates nothing but the number of steps.
+        A step whose loss, gradient or update is not finite updates nothing but the number of steps.
 
         Returns:
           The new state, and as scalars `loss` (nats), `grad_norm` (before clipping), `update_norm`, `learning_rate`
@@ -136,7 +136,7 @@ class Learner:
             "update_norm": optax.tree.norm(updates),
             "learning_rate": learning_rate,
         }
-        finite = jnp.isfinite(loss) & jnp.isfinite(metrics["grad_norm"])
+        finite = jnp.isfinite(loss) & jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["update_norm"])
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(finite, new, old),
             (optax.apply_updates(state.params, updates), opt_state),

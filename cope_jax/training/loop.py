@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,6 +22,9 @@ from cope_jax.training.metrics import MetricsWriter
 from cope_jax.training.profile import Profile
 from cope_jax.training.program import Program
 from cope_jax.training.speed import Meter, describe
+
+# Steps without a single update after which a run that may skip them stops all the same.
+HOPELESS = 100
 
 Evaluate = Callable[[TrainState, int], list[dict[str, Any]]]
 
@@ -53,6 +57,7 @@ class Run:
     job: JobConfig = JobConfig()
     profile: Profile | None = None
     label: str = "train"
+    _lost: int = 0
 
     def train(self) -> tuple[TrainState, float]:
         """Trains to the last step, going on from the newest checkpoint if there is one.
@@ -97,7 +102,7 @@ class Run:
         bar: Any,
         interruption: Interruption,
     ) -> tuple[TrainState, float]:
-        config, size = self.config, self.config.steps_per_dispatch
+        config, size, first = self.config, self.config.steps_per_dispatch, step
         started = time.perf_counter() - seconds
         drawn = self._draw() if step < config.steps else None
         while drawn is not None:
@@ -116,7 +121,10 @@ class Run:
             bar.set_postfix_str(
                 ", ".join(filter(None, (f"loss {np.mean(losses):.3f}", describe(speeds)))), refresh=False
             )
-            bar.update(size)
+            if step == first + size:
+                _start_clock(bar, step)
+            else:
+                bar.update(size)
             last, score = step == config.steps, None
             if last or (config.evaluate_every and step % config.evaluate_every == 0):
                 curve = self.evaluate(state, step)
@@ -148,12 +156,17 @@ class Run:
         for seed, one in zip(self.seeds, self.program.replicas.unstack(measured), strict=True):
             finite = one.pop("finite") == 1
             skipped = step + 1 + np.flatnonzero(~finite)
-            if skipped.size and self.job.on_non_finite == "stop":
+            self._lost = self._lost + len(skipped) if not finite.any() else 0
+            if skipped.size and (self.job.on_non_finite == "stop" or self._lost >= HOPELESS):
                 at = skipped[0] - step - 1
                 raise NonFiniteError(
                     f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {one['loss'][at]:g} and "
                     f"gradient norm {one['grad_norm'][at]:g}: earlier checkpoints are whole; go on without such "
                     f"updates by --config.job.on_non_finite=skip, or lower optimizer.learning_rate in a new workdir"
+                )
+            if skipped.size and jax.process_index() == 0:
+                tqdm.write(
+                    f"warning: loss, gradient or update of seed {seed} not finite: skipped {skipped}", sys.stderr
                 )
             means = {name: float(np.mean(values[finite])) if finite.any() else None for name, values in one.items()}
             row: dict[str, Any] = {"step": step + self.config.steps_per_dispatch, "seed": seed, **means}
@@ -171,3 +184,10 @@ class Run:
             smoothing=0.1,
             disable=jax.process_index() != 0,
         )
+
+
+def _start_clock(bar: Any, step: int) -> None:
+    """Lets the bar's rate and remaining time begin here: what came before was compilation."""
+    bar.n = bar.initial = bar.last_print_n = step
+    bar.start_t = bar.last_print_t = time.time()
+    bar.refresh()

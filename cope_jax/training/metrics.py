@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import math
 import os
 import time
 from collections.abc import Mapping
@@ -59,7 +60,9 @@ class MetricsWriter:
         if not self._active:
             return
         with clear_storage_errors(self.path):
-            self._file.write("".join(json.dumps(row) + "\n" for row in rows))
+            # JSON knows no NaN: a number that is not finite is null.
+            rows = [{name: None if _is_lost(value) else value for name, value in row.items()} for row in rows]
+            self._file.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
             self._file.flush()
         for row in rows:
             self._board_row(row)
@@ -85,6 +88,10 @@ class MetricsWriter:
             row["step"],
             {f"{prefix}/{name}": value for name, value in row.items() if isinstance(value, float)},
         )
+
+
+def _is_lost(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 class _Board:

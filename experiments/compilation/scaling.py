@@ -6,12 +6,12 @@ that a device computes and S the bytes that it sends, over rings of bandwidth W,
     M = S / W,    step = C + M where no message hides behind computing,  max(C, M) where all that can do,
     efficiency = C₀ / step,
 
-where C₀ is the C of the fewest devices that a program was compiled for, so that work which is there only because there
-are more devices counts as lost too. C is the compiler's estimate: see `experiments.compilation.step`. S is counted in
-the compiled program, by the ring algorithm: see `experiments.compilation.counts.Collective`. For numbers of devices for
-which nothing was compiled, C is that of the nearest number N for which something was, and S follows from it, since in a
-ring each array of fsdp, whatever its size, is sent but for a device's own share of it; the state is split further or
-less far:
+where C₀ is the least C of all programs, so that what computing takes longer because products are cut into pieces counts
+as lost too. C is the compiler's estimate: see `experiments.compilation.step`. S is counted in the compiled program, by
+the ring algorithm: see `experiments.compilation.counts.Collective`. For numbers of devices for which nothing was
+compiled, C is that of the nearest number N for which something was, on one device C₀, and S follows from that N, since
+in a ring each array of fsdp, whatever its size, is sent but for a device's own share of it; the state is split further
+or less far:
 
     S(n) = S(N) · ((n−1)/n) / ((N−1)/N),    memory(n) = state(N) · N/n + the rest.
 
@@ -97,6 +97,7 @@ class Point:
             compiled=False,
             state_bytes=self.state_bytes * self.devices / devices,
             sent_bytes=self.sent_bytes * share,
+            compute_seconds=self.compute_seconds if devices > 1 else self.least_seconds,
         )
 
     @property
@@ -144,7 +145,7 @@ def read(folder: Path) -> dict[str, list[Point]]:
 
 def fill(points: Sequence[Point], counts: Sequence[int]) -> list[Point]:
     """The points of one chip, and those of the numbers of devices between, from the nearest that was compiled."""
-    least = min(points, key=lambda point: point.devices).compute_seconds
+    least = min(point.compute_seconds for point in points)
     known = {point.devices: dataclasses.replace(point, least_seconds=least) for point in points}
 
     def nearest(count: int) -> Point:

@@ -63,9 +63,11 @@ def test_what_was_not_compiled_follows_from_the_nearest_that_was():
     assert [point.compute_seconds for point in filled] == [1.0, 1.0, 1.0, 2.0, 2.0, 2.0]
 
 
-def test_work_that_is_there_only_on_more_devices_is_lost():
-    filled = scaling.fill([Point.of(figures(4, compute=1.0)), Point.of(figures(64, compute=2.0))], [256])
-    assert [point.efficiency[1] for point in filled] == [1.0, 0.5, 0.5]
+@pytest.mark.parametrize(("times", "efficiency"), [((1.0, 2.0), [1, 1, 0.5, 0.5]), ((2.0, 1.0), [1, 0.5, 1, 1])])
+def test_computing_longer_than_the_best_program_is_lost(times, efficiency):
+    points = [Point.of(figures(n, compute=seconds)) for n, seconds in zip((4, 64), times, strict=True)]
+    filled = scaling.fill(points, [1, 256])
+    assert [point.efficiency[1] for point in filled] == efficiency
 
 
 def test_the_table_has_a_row_for_each_point():
