@@ -37,6 +37,13 @@ def holder(tmp_path):
         process.kill()
 
 
+def test_a_bucket_is_no_workdir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="gs:/bucket/run is no folder"), locked(Path("gs://bucket/run")):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_second_run_in_a_workdir_is_refused_with_the_name_of_the_first(holder, tmp_path):
     with pytest.raises(ConfigError, match="is in use by process") as error, locked(tmp_path / "run"):
         pass

@@ -83,6 +83,12 @@ def contents(folder):
         ("train", ["--config.job.on_non_finite=ignore"], "unknown config.job.on_non_finite 'ignore'"),
         ("train", ["--config.model.remat=half"], "unknown config.model.remat 'half'"),
         ("train", ["--profile_steps=9:3"], "cannot profile the steps '9:3': write FIRST:LAST"),
+        ("train", ["--profile_steps=2000:2010"], "--profile_steps=2000:2010: the run ends at step"),
+        (
+            "train",
+            ["--coordinator=localhost", "--num_processes=2", "--process_id=0"],
+            "--coordinator=localhost must be HOST:PORT",
+        ),
         ("train", ["--num_processes=2"], "--coordinator, --num_processes and --process_id belong together"),
         (
             "train",

@@ -4,6 +4,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from cope_jax import positions
@@ -205,6 +206,16 @@ def test_a_step_that_is_not_finite_changes_nothing_but_the_number_of_steps(bad):
     assert tiny.contents(after.opt_state) == tiny.contents(straight.opt_state)
     assert tiny.contents(following) == tiny.contents(expected)
     assert np.isfinite(float(following["update_norm"]))
+
+
+def test_an_update_that_is_not_finite_is_skipped(start):
+    learner = tiny.create_learner()
+    learner = dataclasses.replace(learner, optimizer=optax.chain(learner.optimizer, optax.scale(np.inf)))
+    state = dataclasses.replace(start, opt_state=learner.optimizer.init(start.params))
+    after, metrics = jax.jit(learner.train_step)(state, tiny.batch())
+    assert np.isfinite([metrics["loss"], metrics["grad_norm"]]).all()
+    assert (float(metrics["finite"]), int(after.step)) == (0, 1)
+    assert tiny.contents(after.params) == tiny.contents(start.params)
 
 
 def test_a_batch_whose_loss_is_not_finite_is_skipped(start, step):

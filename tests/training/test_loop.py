@@ -7,6 +7,7 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.errors import NonFiniteError
+from cope_jax.training import loop
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import JobConfig
 from cope_jax.training.interruption import Interrupted
@@ -235,6 +236,13 @@ def test_updates_that_are_not_finite_can_be_skipped(straight, tmp_path):
     exact = {row["step"]: row for row in read_metrics(path) if "split" not in row}
     assert [by_step[step] for step in (2, 4)] == [exact[step] for step in (2, 4)]
     assert by_step[12] != exact[12]
+
+
+def test_a_run_that_skips_everything_stops_in_the_end(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(loop, "HOPELESS", 4)
+    with pytest.raises(NonFiniteError, match=r"^step 7 \(seed 3"):
+        poisoned(tmp_path, 2, 5, 6, 7, 8, on_non_finite="skip").train()
+    assert "skipped [2]" in capfd.readouterr().err
 
 
 def test_a_run_that_skips_goes_on_after_an_interruption_to_the_same_bits(tmp_path):

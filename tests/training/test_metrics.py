@@ -19,6 +19,13 @@ def test_rows_are_on_disk_when_write_returns_and_read_back_the_same(tmp_path):
     assert read_metrics(writer.path) == rows(1, 2, 3)
 
 
+def test_a_number_that_is_not_finite_is_null(tmp_path):
+    with MetricsWriter(tmp_path, 0) as writer:
+        writer.write([{"step": 1, "seed": 0, "loss": float("nan"), "grad_norm": float("inf"), "update_norm": 0.5}])
+    assert read_metrics(writer.path) == [{"step": 1, "seed": 0, "loss": None, "grad_norm": None, "update_norm": 0.5}]
+    assert "NaN" not in writer.path.read_text()
+
+
 @pytest.mark.parametrize(("step", "left"), [(0, []), (2, [1, 2]), (9, [1, 2, 3])])
 def test_going_on_drops_the_rows_after_the_step(tmp_path, step, left):
     with MetricsWriter(tmp_path, 0) as writer:
