@@ -9,6 +9,8 @@ from cope_jax.training.config import ExperimentConfig
 from experiments import common
 from experiments.workdir import open_workdir
 
+pytestmark = pytest.mark.xdist_group("inspect")  # what its fixtures train is shared
+
 SEEDS = [3, 4]
 CONFIG = ExperimentConfig.from_mapping(
     {"task": {"name": "selective_copy", "options": {"num_tokens": 2, "num_blanks": 3}}, "encoding": "cope+learned"}

@@ -6,6 +6,8 @@ import pytest
 
 from cope_jax.training.metrics import read_metrics
 
+pytestmark = pytest.mark.xdist_group("commands")  # what its fixtures train is shared
+
 
 @pytest.fixture(scope="module")
 def trained(start, config, tmp_path_factory):

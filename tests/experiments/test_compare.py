@@ -8,6 +8,8 @@ import time
 
 import pytest
 
+pytestmark = pytest.mark.xdist_group("compare")  # what its fixtures train is shared
+
 RECORD = {"task", "encoding", "seed", "split", "metric", "value", "step", "parameters", "wall_seconds"}
 ENVIRONMENT = {"python", "jax", "jaxlib", "flax", "optax", "numpy", "cope_jax", "commit", "backend", "device_kind"}
 SPLITS = ["in_distribution", "dense", "sparse"]

@@ -15,6 +15,8 @@ from cope_jax.training.metrics import read_metrics
 from cope_jax.training.profile import Profile
 from tests.training import tiny
 
+pytestmark = pytest.mark.xdist_group("loop")  # what its fixtures train is shared
+
 # Fresh examples without end; 10 fixed examples, so that batches of 4 straddle epochs; two seeds side by side.
 KINDS = {"endless": ([3], None), "fixed": ([3], 10), "side_by_side": ([3, 8], None)}
 DISPATCHES = tiny.STEPS // tiny.DISPATCH

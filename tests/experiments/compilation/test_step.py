@@ -12,6 +12,8 @@ from experiments.compilation.chips import Chip
 from experiments.compilation.step import compile_step
 from experiments.compilation.topology import Topology
 
+pytestmark = pytest.mark.xdist_group("step")  # what its fixtures train is shared
+
 CHIP = Chip("tpu", hbm_bytes=2**30, hbm_bandwidth=1e9, ring_bandwidth=1e6, shapes=("8",))
 PEAK = 1e9
 LENGTH = 6  # of training; others are tested too, up to 8
