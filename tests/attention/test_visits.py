@@ -23,7 +23,7 @@ BLOCKS = Blocks(4, 2, 5)
 
 def inputs_of(encoding, q, k, v, mask):
     places = [jnp.asarray(places)[None] for places in (mask.q_places_L, mask.k_places_M)]
-    return Inputs(q, q, k, v, encoding.key_features(None, k, v), *places, mask, 0.0, None)
+    return Inputs(q, q, k, v, encoding.key_features(None, k, v), *places, mask, None)
 
 
 def value_and_gradients(encoding, q, k, v, mask, blocks=BLOCKS):
