@@ -57,7 +57,7 @@ class Run:
     job: JobConfig = JobConfig()
     profile: Profile | None = None
     label: str = "train"
-    _lost: int = 0
+    _lost: dict[int, int] = dataclasses.field(default_factory=dict, init=False)
 
     def train(self) -> tuple[TrainState, float]:
         """Trains to the last step, going on from the newest checkpoint if there is one.
@@ -69,7 +69,7 @@ class Run:
           Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved.
           ConfigError: no checkpoint that can be read, or one of another model.
           StorageError: the disk is full or read-only.
-          NonFiniteError: a loss or gradient is not finite, and the job says to stop.
+          NonFiniteError: a loss, gradient or update is not finite, and the job says to stop, or there is nothing else.
         """
         with contextlib.ExitStack() as stack:
             checkpoints = stack.enter_context(
@@ -156,13 +156,16 @@ class Run:
         for seed, one in zip(self.seeds, self.program.replicas.unstack(measured), strict=True):
             finite = one.pop("finite") == 1
             skipped = step + 1 + np.flatnonzero(~finite)
-            self._lost = self._lost + len(skipped) if not finite.any() else 0
-            if skipped.size and (self.job.on_non_finite == "stop" or self._lost >= HOPELESS):
+            self._lost[seed] = 0 if finite.any() else self._lost.get(seed, 0) + len(skipped)
+            hopeless = self._lost[seed] >= HOPELESS
+            if skipped.size and (self.job.on_non_finite == "stop" or hopeless):
                 at = skipped[0] - step - 1
+                others = "" if hopeless else "go on without such updates by --config.job.on_non_finite=skip, or "
                 raise NonFiniteError(
-                    f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {one['loss'][at]:g} and "
-                    f"gradient norm {one['grad_norm'][at]:g}: earlier checkpoints are whole; go on without such "
-                    f"updates by --config.job.on_non_finite=skip, or lower optimizer.learning_rate in a new workdir"
+                    f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {one['loss'][at]:g}, "
+                    f"gradient norm {one['grad_norm'][at]:g} and update norm {one['update_norm'][at]:g}"
+                    f"{f', as {self._lost[seed]} steps in a row' if hopeless else ''}: checkpoints that were saved are "
+                    f"whole; {others}lower optimizer.learning_rate in a new workdir"
                 )
             if skipped.size and jax.process_index() == 0:
                 tqdm.write(
