@@ -1,0 +1,1 @@
+"""Text to numbers: characters, words and pieces of words."""

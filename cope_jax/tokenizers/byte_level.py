@@ -1,0 +1,154 @@
+"""Bytes, and frequent sequences of them: text in a closed vocabulary that leaves nothing unknown.
+
+Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL 2016; Radford et al.,
+"Language models are unsupervised multitask learners" (GPT-2), 2019, for byte-pair encoding of bytes.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from cope_jax.errors import ConfigError
+
+END = "<|endoftext|>"
+"""The token of GPT-2 between texts, and of vocabularies that are learned here."""
+ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
+"""What published vocabularies call it."""
+
+_CHUNK = 256  # texts at a time, since the library's results are many times as large as their tokens
+
+
+class Bytes:
+    r"""The UTF-8 bytes of a text: 256 tokens, and `end`, 256.
+
+    >>> Bytes().encode(["né\n"])[0].tolist()
+    [110, 195, 169, 10]
+    """
+
+    end = 256
+    file = "tokenizer.json"
+
+    def __len__(self) -> int:
+        return 257
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        return [np.frombuffer(_bytes(text), np.uint8).astype(np.int32) for text in texts]
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of the bytes; what is no UTF-8, as at a cut, is �, and `end` is `<|endoftext|>`."""
+        pieces = (END.encode() if token == self.end else bytes([token]) for token in np.asarray(tokens).tolist())
+        return b"".join(pieces).decode("utf-8", "replace")
+
+    @property
+    def text(self) -> str:
+        """As byte-pair encoding without a pair, which any program reads that knows the `tokenizers` library."""
+        return BPE.create({character: byte for byte, character in enumerate(_alphabet())} | {END: self.end}, []).text
+
+
+class BPE:
+    r"""Byte-pair encoding: bytes, of which pairs are merged in the order in which they were learned.
+
+    A text is split, as in GPT-2, into words with the space before them, numbers, and runs of other signs and of
+    spaces, and no pair is merged across. It is any tokenizer of the `tokenizers` library, if loaded from its file.
+
+    >>> bpe = BPE.train(["low lower lowest\n"] * 2, 261)
+    >>> [bpe.decode([token]) for token in bpe.encode(["lower slow"])[0]]
+    ['low', 'e', 'r', ' ', 's', 'low']
+    """
+
+    file = "tokenizer.json"
+
+    def __init__(self, tokenizer: Any):
+        """Takes a `tokenizers.Tokenizer`. ConfigError: it has no token that stands between texts."""
+        # What a text spells like a special token is text.
+        tokenizer.encode_special_tokens = True
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self._tokenizer = tokenizer
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        name = next((name for name in ENDS if name in vocabulary), None)
+        if name is None:
+            raise ConfigError(f"the tokenizer has no token between texts, none of {', '.join(ENDS)}: give another one")
+        self.end: int = vocabulary[name]
+        self._size = max(vocabulary.values()) + 1
+
+    @classmethod
+    def create(cls, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]]) -> "BPE":
+        """The tokenizer of a vocabulary, in GPT-2's spelling of bytes, and of pairs in their order.
+
+        Raises:
+          ConfigError: a byte is missing, numbers are not 0, 1, …, or a pair is not of the vocabulary.
+        """
+        from tokenizers import AddedToken, Tokenizer, models
+
+        if sorted(vocabulary.values()) != list(range(len(vocabulary))):
+            raise ConfigError(f"the numbers of a vocabulary must be 0 to {len(vocabulary) - 1}, each once")
+        missing = [character for character in _alphabet() if character not in vocabulary]
+        if missing:
+            raise ConfigError(f"the vocabulary lacks {len(missing)} of the 256 bytes, {missing[0]!r} first")
+        for first, second in merges:
+            for piece in (first, second, first + second):
+                if piece not in vocabulary:
+                    raise ConfigError(f"the pair {first!r} {second!r} is not of this vocabulary, which lacks {piece!r}")
+        tokenizer = Tokenizer(models.BPE(vocabulary, list(merges)))
+        _split_as_gpt2(tokenizer)
+        if END in vocabulary:
+            tokenizer.add_special_tokens([AddedToken(END, special=True, normalized=False)])
+        return cls(tokenizer)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], size: int) -> "BPE":
+        """Learns at most `size` tokens, the same from the same texts on every machine.
+
+        Raises:
+          ConfigError: no room for the bytes and `end`.
+        """
+        from tokenizers import Tokenizer, models, trainers
+
+        if size < 257:
+            raise ConfigError(f"a byte-level vocabulary of {size} has no room for 256 bytes and {END}: set 257 or more")
+        tokenizer = Tokenizer(models.BPE())
+        _split_as_gpt2(tokenizer)
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, special_tokens=[END], initial_alphabet=sorted(_alphabet()), show_progress=False
+        )
+        tokenizer.train_from_iterator(texts, trainer)
+        return cls(tokenizer)
+
+    def __len__(self) -> int:
+        return self._size
+
+    def encode(self, texts: list[str]) -> list[np.ndarray]:
+        found: list[np.ndarray] = []
+        for start in range(0, len(texts), _CHUNK):
+            chunk = [_bytes(text).decode() for text in texts[start : start + _CHUNK]]
+            encoded = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
+            found += [np.array(one.ids, np.int32) for one in encoded]
+        return found
+
+    def decode(self, tokens: np.ndarray) -> str:
+        """The text of the tokens; what is no UTF-8, as at a cut, is �."""
+        return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
+
+    @property
+    def text(self) -> str:
+        return self._tokenizer.to_str()
+
+
+def _split_as_gpt2(tokenizer: Any) -> None:
+    from tokenizers import decoders, pre_tokenizers
+
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def _alphabet() -> list[str]:
+    """The characters by which GPT-2 writes the bytes 0 … 255: those that can be seen stand for themselves."""
+    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
+    others = iter(range(256, 512))
+    return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "ignore")  # half of a surrogate pair is no Unicode

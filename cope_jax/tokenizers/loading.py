@@ -1,0 +1,149 @@
+"""Tokenizers of running text: learned, or loaded from published files."""
+
+import json
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from etils import epath
+
+from cope_jax.errors import ConfigError
+from cope_jax.files import read_text
+from cope_jax.tokenizers.base import Tokenizer
+from cope_jax.tokenizers.byte_level import BPE, Bytes
+from cope_jax.tokenizers.words import Words
+
+Kind = Literal["bpe", "words", "bytes"]
+DEFAULT_SIZE = 8192
+FILES = {"bpe": BPE.file, "words": Words.file}
+"""Under which name each kind that is learned is kept."""
+
+_PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
+"""What OpenAI and Hugging Face call the files of GPT-2's vocabulary."""
+
+
+def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenizer:
+    """Learns a tokenizer from texts.
+
+    Args:
+      kind: "bpe", "words" or "bytes".
+      texts: to learn from; bytes need none.
+      size: the most tokens; None: 8,192 of "bpe", and all words.
+
+    Raises:
+      ConfigError: `size` has no room for what each vocabulary must have.
+    """
+    if kind == "words":
+        return Words.train(texts, size)
+    if kind == "bytes":
+        return Bytes()
+    return BPE.train(texts, DEFAULT_SIZE if size is None else size)
+
+
+def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
+    """The tokenizer in a file, or in the files of a folder.
+
+    Args:
+      kind: "words": a file with a word in each line; "bpe": a `tokenizer.json`, or a folder with it or with GPT-2's
+        `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`, plain or with `.gz`, under names that end so;
+        "bytes": nothing is read.
+      path: of the file or folder.
+
+    Raises:
+      ConfigError: nothing of the kind is there, or it is damaged.
+    """
+    file = epath.Path(path)
+    if kind == "bytes":
+        return Bytes()
+    if kind == "words":
+        return Words.load(file / Words.file if file.is_dir() else file)
+    if not file.exists():
+        raise ConfigError(f"no tokenizer at {path}: give a tokenizer.json, or a folder with GPT-2's vocabulary")
+    if not file.is_dir():
+        return _tokenizer_json(file)
+    found = _byte_level(file)
+    if found is None:
+        raise ConfigError(
+            f"{path} has no tokenizer.json, and no encoder.json with vocab.bpe or vocab.json with merges.txt"
+        )
+    return found
+
+
+def find(folder: epath.PathLike) -> Tokenizer | None:
+    """The tokenizer in a folder, of whatever kind; None: nothing is there that `load` reads.
+
+    Raises:
+      ConfigError: it is damaged.
+    """
+    words = epath.Path(folder) / Words.file
+    return Words.load(words) if words.exists() else _byte_level(epath.Path(folder))
+
+
+def same(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether the two have the same tokens under the same numbers, made alike, however their files are written."""
+    return one.file == other.file and _meaning(one) == _meaning(other)
+
+
+def _meaning(tokenizer: Tokenizer) -> Any:
+    if tokenizer.file != BPE.file:
+        return tokenizer.text
+    content = json.loads(tokenizer.text)
+    added = {token["content"]: token["id"] for token in content["added_tokens"]}
+    return {**dict(content["model"]["vocab"]), **added}, content["model"].get("merges")
+
+
+def _byte_level(folder: epath.Path) -> BPE | None:
+    single = _named(folder, BPE.file)
+    if single is not None:
+        return _tokenizer_json(single)
+    for names in _PAIRS:
+        vocabulary, merges = (_named(folder, name) for name in names)
+        if vocabulary is not None and merges is not None:
+            return _gpt2(vocabulary, merges)
+    return None
+
+
+def _tokenizer_json(path: epath.Path) -> BPE:
+    from tokenizers import Tokenizer as Library
+
+    try:
+        tokenizer = Library.from_str(read_text(path))
+    except ConfigError:
+        raise
+    except Exception as error:  # the library raises this very class
+        raise ConfigError(f"{path} is no tokenizer.json ({_line(error)}): fetch it again") from error
+    try:
+        return BPE(tokenizer)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
+    try:
+        numbers = json.loads(read_text(vocabulary))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{vocabulary} is no JSON ({error}): fetch it again") from error
+    if not isinstance(numbers, dict) or not all(type(number) is int for number in numbers.values()):
+        raise ConfigError(f"{vocabulary} is no vocabulary, an object from tokens to their numbers: fetch it again")
+    pairs = []
+    for place, line in enumerate(read_text(merges).split("\n"), start=1):
+        if (place == 1 and line.startswith("#version")) or not line:
+            continue
+        pieces = line.removesuffix("\r").split(" ")
+        if len(pieces) != 2 or not all(pieces):
+            raise ConfigError(f"{merges}, line {place}: expected two tokens with a space between; fetch the file again")
+        pairs.append((pieces[0], pieces[1]))
+    try:
+        return BPE.create(numbers, pairs)
+    except ConfigError as error:
+        raise ConfigError(f"{vocabulary} and {merges.name}: {error}") from error
+
+
+def _named(folder: epath.Path, name: str) -> epath.Path | None:
+    """The file of this name in a folder, or whose name ends so."""
+    found = sorted(path for suffix in ("", ".gz") for path in folder.glob(f"*{name}{suffix}"))
+    exact = [path for path in found if path.name in (name, f"{name}.gz")]
+    return next(iter(exact or found), None)
+
+
+def _line(error: Exception) -> str:
+    return str(error).split("\n")[0]

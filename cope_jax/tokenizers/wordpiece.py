@@ -1,0 +1,187 @@
+"""WordPiece: words in pieces of a learned vocabulary, which leaves no word unknown whose characters are known.
+
+Schuster and Nakajima, "Japanese and Korean voice search", ICASSP 2012; Devlin et al., "BERT", NAACL 2019.
+"""
+
+import collections
+import functools
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from etils import epath
+
+from cope_jax.errors import ConfigError
+
+SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_MAX_ALPHABET = 1000
+
+
+class WordPiece:
+    """Text to numbers of pieces, by the longest piece first, as BERT does it.
+
+    A text is cleaned, set in small letters without accents (where `lowercase`), split at spaces and punctuation, and
+    each word into the longest pieces that the vocabulary has from the left; those inside a word begin with `##`. A word
+    that cannot be so split, or of more than 100 characters, is `[UNK]`. What a text spells like a special piece,
+    "[CLS]" say, is ordinary text.
+
+    Attributes:
+      pieces: the vocabulary; a piece's number is its place.
+      lowercase: whether letters are made small and accents left out.
+      pad, unknown, cls, sep, mask: numbers of the special pieces; None where a vocabulary has them not.
+
+    >>> wordpiece = WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "##s", "."])
+    >>> wordpiece.decode(wordpiece.encode("Playing plays. [SEP]"))
+    'play ##ing play ##s . [UNK] [UNK] [UNK]'
+    """
+
+    def __init__(self, pieces: Iterable[str], *, lowercase: bool = True):
+        self.pieces = tuple(pieces)
+        self.lowercase = lowercase
+        self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
+        if len(self._numbers) < len(self.pieces):
+            twice = next(piece for piece, count in collections.Counter(self.pieces).items() if count > 1)
+            raise ConfigError(f"the vocabulary has the piece {twice!r} twice: give one with each piece once")
+        if "[UNK]" not in self._numbers:
+            raise ConfigError("the vocabulary has no piece '[UNK]': give the vocab.txt of a WordPiece model")
+        self.unknown = self._numbers["[UNK]"]
+        # Any, for whoever needs them has called `check_specials`, and then they are int.
+        self.pad: Any = self._numbers.get("[PAD]")
+        self.cls: Any = self._numbers.get("[CLS]")
+        self.sep: Any = self._numbers.get("[SEP]")
+        self.mask: Any = self._numbers.get("[MASK]")
+        self._tokenizer = _tokenizer(self._numbers, lowercase)
+        self._encode_word = functools.lru_cache(maxsize=1 << 18)(self._encode_word_anew)
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int, *, lowercase: bool = True) -> "WordPiece":
+        """Learns a vocabulary of at most `vocab_size` pieces: the same for the same texts, on every machine.
+
+        Raises:
+          ConfigError: `vocab_size` has no room for the special pieces and the characters of the texts.
+
+        >>> WordPiece.train(["low lower lowest newer newest"] * 2, 32).pieces[-3:]
+        ('newest', 'lower', 'lowest')
+        """
+        from tokenizers import models, trainers
+
+        tokenizer = _tokenizer({"[UNK]": 0}, lowercase)
+        # The trainer orders equal counts as they come out of a hash table, and gives the characters inside words
+        # ("##e") their numbers in that order: runs would differ. So the texts go in as counted words in one order, and
+        # these pieces as special ones, which keep the order they are given in.
+        counts: collections.Counter[str] = collections.Counter()
+        for text in texts:
+            counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(_normal(tokenizer, text)))
+        characters: collections.Counter[str] = collections.Counter()
+        for word, count in counts.items():
+            for character in word:
+                characters[character] += count
+        alphabet = sorted(characters, key=lambda character: (-characters[character], character))[:_MAX_ALPHABET]
+        least = len(SPECIALS) + 2 * len(alphabet)
+        if vocab_size < least:
+            raise ConfigError(
+                f"a WordPiece vocabulary of {vocab_size} has no room for the {len(alphabet)} characters of the text, "
+                f"each alone and inside words: set vocab_size to at least {least}"
+            )
+        trainer = trainers.WordPieceTrainer(
+            vocab_size=vocab_size,
+            initial_alphabet=alphabet,
+            limit_alphabet=len(alphabet),
+            special_tokens=[*SPECIALS, *(f"##{character}" for character in alphabet)],
+            show_progress=False,
+        )
+        tokenizer.model = models.WordPiece(unk_token="[UNK]")
+        tokenizer.train_from_iterator((f"{word} " * count for word, count in sorted(counts.items())), trainer)
+        vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+        return cls(sorted(vocabulary, key=vocabulary.__getitem__), lowercase=lowercase)
+
+    @classmethod
+    def load(cls, path: epath.PathLike, *, lowercase: bool = True) -> "WordPiece":
+        """The vocabulary of a `vocab.txt`, a piece in each line.
+
+        Raises:
+          ConfigError: no such file, or no such vocabulary.
+        """
+        file = epath.Path(path)
+        if not file.is_file():
+            raise ConfigError(f"no vocabulary at {path}: give the path of a vocab.txt")
+        try:
+            pieces = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
+            return cls((piece.removesuffix("\r") for piece in pieces), lowercase=lowercase)
+        except (UnicodeDecodeError, ConfigError) as error:
+            raise ConfigError(f"{path} is no vocabulary of WordPiece ({error})") from error
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    @property
+    def text(self) -> str:
+        """The vocabulary as the content of a `vocab.txt`."""
+        return "".join(f"{piece}\n" for piece in self.pieces)
+
+    @property
+    def sha256(self) -> str:
+        """Of `text`: equal where vocabularies are."""
+        return hashlib.sha256(self.text.encode()).hexdigest()
+
+    def encode(self, text: str) -> list[int]:
+        """The pieces of a text, without special ones around it."""
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
+        """The pieces of words, and the place of each word's first piece.
+
+        A word of nothing that can be seen, and the word `<unk>` by which corpora stand in for rare ones, is `[UNK]`, so
+        that every word has a piece.
+
+        >>> WordPiece(["[UNK]", "play", "##s"]).encode_words(["Plays", "<unk>", "play"])
+        ([1, 2, 0, 1], [0, 2, 3])
+        """
+        ids: list[int] = []
+        starts = []
+        for word in words:
+            starts.append(len(ids))
+            ids += self._encode_word(word)
+        return ids, starts
+
+    def frame(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
+        """`[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`, and the segment, 0 or 1, of each piece.
+
+        Raises:
+          ConfigError: the vocabulary has not all special pieces.
+        """
+        self.check_specials()
+        ids = [self.cls, *first, self.sep]
+        segments = [0] * len(ids)
+        if second is not None:
+            ids += [*second, self.sep]
+            segments += [1] * (len(second) + 1)
+        return ids, segments
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """The pieces, separated by spaces."""
+        return " ".join(self.pieces[number] for number in ids)
+
+    def check_specials(self) -> None:
+        """ConfigError unless the vocabulary has all special pieces, as models of BERT's kind need."""
+        for piece in SPECIALS:
+            if piece not in self._numbers:
+                raise ConfigError(f"the vocabulary has no piece {piece!r}: give the vocab.txt of a BERT model")
+
+    def _encode_word_anew(self, word: str) -> tuple[int, ...]:
+        return (self.unknown,) if word == "<unk>" else tuple(self.encode(word)) or (self.unknown,)
+
+
+def _tokenizer(numbers: dict[str, int], lowercase: bool) -> Any:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    # Nothing is added to the vocabulary, so that no string in a text is special; this says so again.
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def _normal(tokenizer: Any, text: str) -> str:
+    return tokenizer.normalizer.normalize_str(text)

@@ -1,0 +1,143 @@
+import json
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cope_jax.corpora.documents import documents
+from cope_jax.errors import ConfigError
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.byte_level import BPE, END, Bytes
+from tests.corpora.data import real
+
+BPE_600 = BPE.train(documents("wikitext-2", None, "train"), 600)
+TOKENIZERS = {"bytes": Bytes(), "bpe": BPE_600}
+
+
+@pytest.mark.parametrize("name", TOKENIZERS)
+@settings(max_examples=100, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])))
+def test_any_text_comes_back(name, text):
+    tokenizer = TOKENIZERS[name]
+    (tokens,) = tokenizer.encode([text])
+    assert tokens.dtype == np.int32
+    assert tokenizer.decode(tokens) == text
+    assert len(tokens) <= len(text.encode())
+    assert tokenizer.end not in tokens
+    assert not len(tokens) or (tokens.min() >= 0 and tokens.max() < len(tokenizer))
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_the_name_of_a_special_token_is_text(tokenizer):
+    (tokens,) = tokenizer.encode([f"a{END}b"])
+    assert tokenizer.end not in tokens
+    assert (
+        tokenizer.decode(tokens)
+        == f"a{END}b"
+        == tokenizer.decode(np.concatenate([tokenizer.encode(["a"])[0], [tokenizer.end], tokenizer.encode(["b"])[0]]))
+    )
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_half_a_character_is_marked_and_half_a_surrogate_is_left_out(tokenizer):
+    assert tokenizer.decode(tokenizer.encode(["é"])[0][:1]) in ("�", "é")
+    assert tokenizer.decode(tokenizer.encode(["a\ud800b"])[0]) == "ab"
+
+
+def test_bytes_are_their_own_numbers():
+    assert Bytes().encode(["né"])[0].tolist() == list("né".encode())
+    assert (len(Bytes()), Bytes().end) == (257, 256)
+    assert Bytes().decode(np.array([110, 195])) == "n�"
+
+
+def test_frequent_sequences_are_one_token():
+    assert len(BPE_600.encode(["The keeper of the light"])[0]) < 12
+    assert len(BPE_600) == 600
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS.values(), ids=TOKENIZERS)
+def test_what_is_saved_loads_again(tmp_path, tokenizer):
+    (tmp_path / tokenizer.file).write_text(tokenizer.text, encoding="utf-8")
+    text = "The keeper lit\n\n  the lamp – 12 times."
+    for path in (tmp_path, tmp_path / tokenizer.file):
+        loaded = loading.load("bpe", path)
+        assert (loaded.text, len(loaded), loaded.end) == (tokenizer.text, len(tokenizer), tokenizer.end)
+        np.testing.assert_array_equal(loaded.encode([text])[0], tokenizer.encode([text])[0])
+
+
+@pytest.mark.newest
+def test_training_gives_the_same_tokens_in_every_process():
+    code = "from tests.tokenizers.test_byte_level import BPE_600; print(BPE_600.text)"
+    root = pathlib.Path(__file__).parents[2]
+    runs = [subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, check=True) for _ in range(2)]
+    assert {run.stdout.decode().strip() for run in runs} == {BPE_600.text}
+
+
+def test_a_vocabulary_needs_room_for_bytes():
+    with pytest.raises(ConfigError, match=r"vocabulary of 256 has no room for 256 bytes"):
+        BPE.train(["a"], 256)
+
+
+def gpt2_files(folder, numbers=None, merges="#version: 0.2\nl o\nlo w\n", names=("encoder.json", "vocab.bpe")):
+    """A tiny vocabulary in the files of GPT-2: bytes, `lo`, `low` and the end."""
+    if numbers is None:
+        numbers = json.loads(Bytes().text)["model"]["vocab"]
+        numbers = {name: number for name, number in numbers.items() if name != END} | {"lo": 256, "low": 257, END: 258}
+    (folder / names[0]).write_text(json.dumps(numbers), encoding="utf-8")
+    (folder / names[1]).write_text(merges, encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("names", [("encoder.json", "vocab.bpe"), ("my-vocab.json", "my-merges.txt")])
+def test_files_of_gpt2_load(tmp_path, names):
+    bpe = loading.load("bpe", gpt2_files(tmp_path, names=names))
+    assert bpe.encode(["low lo"])[0].tolist() == [257, 32, 256]
+    assert (len(bpe), bpe.end) == (259, 258)
+
+
+BYTES = {name: number for name, number in json.loads(Bytes().text)["model"]["vocab"].items() if name != END}
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer.json": "{"}, r"tokenizer.json is no tokenizer.json \(.*: fetch it again$"),
+        ({"tokenizer.json": '{"model": {}}'}, r"tokenizer.json is no tokenizer.json \("),
+        ({"encoder.json": "{}"}, "has no tokenizer.json, and no encoder.json with vocab.bpe or vocab.json with merges"),
+        ({"encoder.json": "{", "vocab.bpe": ""}, r"encoder.json is no JSON \(.*: fetch it again$"),
+        ({"encoder.json": "[1]", "vocab.bpe": ""}, "encoder.json is no vocabulary, an object"),
+        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json is no vocabulary, an object"),
+        ({"encoder.json": '{"a": 1}', "vocab.bpe": ""}, "the numbers of a vocabulary must be 0 to 0, each once"),
+        ({"encoder.json": '{"a": 0}', "vocab.bpe": ""}, "the vocabulary lacks 255 of the 256 bytes, 'Ā' first"),
+        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o w\n"}, "vocab.bpe, line 1: expected two tokens"),
+        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o\n"}, "the pair 'l' 'o' is not of this vocabulary"),
+        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": ""}, "the tokenizer has no token between texts"),
+    ],
+)
+def test_a_damaged_file_is_one_clear_line(tmp_path, files, message):
+    for name, content in files.items():
+        (tmp_path / name).write_text(content, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message) as error:
+        loading.load("bpe", tmp_path)
+    assert "\n" not in str(error.value)
+    assert str(tmp_path) in str(error.value)
+
+
+def test_a_missing_file_is_one_clear_line(tmp_path):
+    with pytest.raises(ConfigError, match=r"^no tokenizer at .*none: give a tokenizer.json, or a folder with GPT-2's"):
+        loading.load("bpe", tmp_path / "none")
+
+
+def test_gpt2_as_published():
+    folder = pathlib.Path(real("tokenizers/gpt2-encoder.json", "tokenizers/gpt2-vocab.bpe", "tokenizers/tokenizer_vec"))
+    bpe = loading.load("bpe", folder / "tokenizers")
+    assert (len(bpe), bpe.end) == (50_257, 50_256)
+    cases = json.loads((folder / "tokenizers/tokenizer_vectors.json").read_text(encoding="utf-8"))
+    texts = [case["text"] for case in cases]
+    encoded = bpe.encode(texts)
+    assert [tokens.tolist() for tokens in encoded] == [case["gpt2_ids"] for case in cases]
+    assert [bpe.decode(tokens) for tokens in encoded] == texts

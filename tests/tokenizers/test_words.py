@@ -1,0 +1,70 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cope_jax.corpora import wikitext
+from cope_jax.corpora.documents import documents
+from cope_jax.errors import ConfigError
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.vocabulary import Vocabulary
+from cope_jax.tokenizers.words import Words, split
+
+WORDS = Words.train(documents("wikitext-2", None, "train"))
+
+
+def test_words_are_those_that_perplexities_count():
+    text = [word for document in documents("wikitext-2", None, "train") for word in split(document)]
+    assert text == wikitext.words(None, "train")
+    assert WORDS.text == Vocabulary.build(text).text
+
+
+def test_every_line_ends_and_the_last_only_where_it_does():
+    assert list(split("a  b\n\n c\td\n")) == ["a", "b", "<eos>", "<eos>", "c", "d", "<eos>"]
+    assert list(split("a")) == ["a"]
+    assert list(split("")) == []
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.integers(0, len(WORDS) - 1), max_size=30))
+def test_tokens_come_back_from_their_text(tokens):
+    assert WORDS.encode([WORDS.decode(np.array(tokens, int))])[0].tolist() == tokens
+
+
+def test_unknown_words_and_lines_as_text():
+    (tokens,) = WORDS.encode(["The zeppelin\nis\n"])
+    assert tokens[1] == WORDS.vocabulary.unknown
+    assert WORDS.decode(tokens) == "The <unk>\nis\n"
+    assert tokens[-1] == WORDS.end
+
+
+def test_a_size_is_kept_and_has_room_for_the_end_of_a_line():
+    words = Words.train(["a a b b c c d\n"], 4)
+    assert words.vocabulary.words == ("<unk>", "a", "b", "<eos>")
+    assert Words.train(["a"]).vocabulary.words == ("<unk>", "a", "<eos>")
+    with pytest.raises(ConfigError, match="a vocabulary of 2 has no room beside <unk> and <eos>"):
+        Words.train(["a"], 2)
+
+
+def test_loads_what_it_saves(tmp_path):
+    (tmp_path / Words.file).write_text(WORDS.text, encoding="utf-8")
+    for path in (tmp_path, tmp_path / Words.file):
+        assert loading.load("words", path).text == WORDS.text
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<unk>\na\n", "a vocabulary of running text must have '<eos>'"),
+        (b"<eos>\na\n", "must have '<unk>' and each word once"),
+        (b"<unk>\n<eos>\na\na\n", "must have '<unk>' and each word once"),
+        (b"<unk>\n\xff\n", "is no text in UTF-8"),
+        (None, "no vocabulary at"),
+    ],
+)
+def test_a_damaged_file_is_one_clear_line(tmp_path, content, message):
+    if content is not None:
+        (tmp_path / "words.txt").write_bytes(content)
+    with pytest.raises(ConfigError, match=f"words.txt.*{message}|{message}.*words.txt") as error:
+        loading.load("words", tmp_path / "words.txt")
+    assert "\n" not in str(error.value)
