@@ -6,6 +6,7 @@ Everything is a function of its seeds, not of timing: Grain's prefetching thread
 import sys
 import zlib
 from collections.abc import Sequence
+from typing import Any
 
 import grain
 import numpy as np
@@ -32,9 +33,13 @@ def train_iterator(
 ) -> grain.DatasetIterator:
     """Training batches without end.
 
-    With `examples`, the fixed train split of that many examples, which depends on `data_seed` only, in an order that
-    depends on `shuffle_seed` and changes with each epoch; a batch may span two epochs. With None, an endless stream of
-    fresh examples: batch i depends on both seeds and i alone.
+    With `examples`, or of a task that has only so many, the fixed train split, which depends on `data_seed` only, in an
+    order that depends on `shuffle_seed` and changes with each epoch; a batch may span two epochs. Otherwise an endless
+    stream of fresh examples: batch i depends on both seeds and i alone.
+
+    Of a mixture each part is so shuffled and repeated, and of any number of examples the parts have their shares.
+
+    A task whose train split is a stream gives its batches in their order, again and again, whatever the seeds.
 
     Args:
       task: what to learn.
@@ -66,7 +71,13 @@ def train_iterator(
     check_at_least(0, "pipeline", data_seed=data_seed, shuffle_seed=shuffle_seed)
     rows = range(batch_size) if rows is None else rows
     batches = grain.MapDataset.range(_ENDLESS)
-    if examples is None:
+    stream = task.stream("train", batch_size)
+    if stream is not None:
+        if examples is not None or data_dir is not None:
+            raise ConfigError(f"{task.name} is one long text: leave training.examples and training.data_dir out")
+
+        dataset = batches.map(lambda i: {name: field[rows] for name, field in stream[i % len(stream)].items()})
+    elif examples is None and task.size("train") is None:
         if data_dir is not None:
             raise ConfigError("data_dir holds a fixed number of examples: set `examples` to it, or leave data_dir out")
         entropy = [data_seed, shuffle_seed, zlib.crc32(b"train")]
@@ -77,13 +88,13 @@ def train_iterator(
 
         dataset = batches.map(drawn)
     else:
-        source = _examples(task, "train", examples, data_seed, data_dir)
-        # Grain shuffles epoch e by seed + e: unhashed, run 1 would see the epochs of run 0, one epoch early.
-        seed = int(np.random.SeedSequence(shuffle_seed).generate_state(1)[0])
-        stream = grain.MapDataset.source(source).shuffle(seed).repeat()
+        mixture = task.mixture("train")
+        if mixture and examples is not None:
+            raise ConfigError(f"{task.name} draws from a mixture by its weights: leave training.examples out")
+        shuffled = _shuffled(_examples(task, "train", examples, data_seed, data_dir), mixture, shuffle_seed)
 
         def gathered(i: int) -> Batch:
-            found = [stream[i * batch_size + row] for row in rows]
+            found = [shuffled[i * batch_size + row] for row in rows]
             return {name: np.stack([row[name] for row in found]) for name in found[0]}
 
         dataset = batches.map(gathered)
@@ -98,7 +109,7 @@ def evaluation_batches(
     Args:
       task: what to evaluate on.
       split: a fixed split, or one of a sweep.
-      examples: how many.
+      examples: how many; of a split that has fewer, or of a stream, at most so many.
       batch_size: rows of a batch.
       seed: data seed.
       data_dir: as in `train_iterator`; fixed splits only.
@@ -114,14 +125,31 @@ def evaluation_batches(
     """
     check_at_least(1, "pipeline", batch_size=batch_size)
     check_at_least(0, "pipeline", seed=seed)
+    stream = task.stream(split, batch_size)
+    if stream is not None:
+        return [stream[i] for i in range(min(len(stream), -(-examples // batch_size)))]
     source = _examples(task, split, examples, seed, data_dir)
-    rows = [source[i] for i in range(examples)]
+    rows = [source[i] for i in range(len(source))]
     blank = {key: np.zeros_like(value) for key, value in rows[0].items()}
-    rows += [blank] * (-examples % batch_size)
+    rows += [blank] * (-len(rows) % batch_size)
     return [
         {key: np.stack([row[key] for row in rows[start : start + batch_size]]) for key in blank}
         for start in range(0, len(rows), batch_size)
     ]
+
+
+def _shuffled(source: Any, mixture: Sequence[tuple[float, range]], seed: int) -> grain.MapDataset:
+    """Examples without end, in an order that changes with each epoch; of a mixture, by the weights of its parts."""
+    # Grain shuffles epoch e by seed + e: unhashed, run 1 would see the epochs of run 0, one epoch early.
+    seeds = np.random.SeedSequence(seed).generate_state(max(1, len(mixture))).tolist()
+    whole = grain.MapDataset.source(source)
+    if not mixture:
+        return whole.shuffle(seeds[0]).repeat()
+    parts = [
+        whole.slice(slice(places.start, places.stop)).shuffle(seed).repeat()
+        for seed, (_, places) in zip(seeds, mixture, strict=True)
+    ]
+    return grain.MapDataset.mix(parts, [weight for weight, _ in mixture])
 
 
 class _BatchRows:
@@ -137,10 +165,27 @@ class _BatchRows:
         return {key: value[index] for key, value in self._batch.items()}
 
 
-def _examples(
-    task: Task, split: str, examples: int, seed: int, data_dir: str | None
-) -> _BatchRows | Sequence[dict[str, np.ndarray]]:
+class _TakenRows:
+    """The first examples of a split that are made only when they are asked for."""
+
+    def __init__(self, task: Task, split: str, examples: int):
+        self._task, self._split, self._examples = task, split, examples
+
+    def __len__(self) -> int:
+        return self._examples
+
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
+        return {key: value[0] for key, value in self._task.take(self._split, np.array([index])).items()}
+
+
+def _examples(task: Task, split: str, examples: int | None, seed: int, data_dir: str | None) -> Any:
     check_at_least(1, "pipeline", examples=examples)
+    size = task.size(split)
+    if size is not None:
+        examples = size if examples is None else min(examples, size)
+    assert examples is not None  # only what is finite comes without a number
+    if data_dir is None and type(task).take is not Task.take:
+        return _TakenRows(task, split, examples)
     if data_dir is None:
         return _BatchRows(task.dataset(split, examples, seed))
     from cope_jax.data import tfds_builder  # here, since only reading from disk needs TFDS

@@ -1,12 +1,13 @@
 """Tasks on disk, as TensorFlow Datasets in the array_record format; TensorFlow itself is not needed.
 
-A directory holds one dataset of each task, in the order of `Task.dataset`, with the task's options and the data seed
-beside it. Any program reads it with `tfds.data_source("counting", data_dir=..., split="train")`.
+A directory holds one dataset of each task, in the order of `Task.dataset`, with the task's options, the data seed,
+digests of its artifacts and sources, such as a tokenizer, and these beside it. Any program reads it with
+`tfds.data_source("counting", data_dir=..., split="train")`.
 """
 
-import dataclasses
+import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,23 +16,38 @@ from etils import epath
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.tasks.base import Task
+from cope_jax.tasks.base import Batch, Task
 
 VERSION = "1.0.0"
+_CHUNK = 1024  # examples at a time of a split that is made from files
 
 
 def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: int = 0) -> epath.Path:
     """Writes `sizes[split]` examples of each split; what is there already, from the same call, is left as it is.
 
+    Args:
+      task: whose examples do not depend on each other.
+      data_dir: where to; it may hold other tasks too.
+      sizes: by fixed split. {}: all examples of every fixed split, of a task that has only so many.
+      seed: data seed.
+
     Returns:
       The folder of the dataset, `<data_dir>/<task>/<version>`.
 
     Raises:
-      ConfigError: an unknown split, a size or seed out of range, or `data_dir` holds other data of this task.
+      ConfigError: an unknown split, a size or seed out of range, a task that is a stream, or `data_dir` holds other
+        data of this task.
     """
+    if task.stream("train", 1) is not None:
+        raise ConfigError(f"{task.name} is one long text, whose order means something: export a task of examples")
+    if not sizes and task.size("train") is not None:
+        sizes = {split: task.size(split) or 0 for split in task.splits}
     for split, size in sizes.items():
         if split not in task.splits:
             raise unknown(f"split of {task.name}", split, task.splits)
+        there = task.size(split)
+        if there is not None and isinstance(size, int) and size > there:
+            raise ConfigError(f"the split {split!r} of {task.name} has {there} examples, not {size}: ask for fewer")
         if not isinstance(size, int) or size < 1:
             raise ConfigError(f"the size of {split!r} must be a whole number of at least 1, got {size!r}")
     if seed < 0:
@@ -44,6 +60,10 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
             raise ConfigError(f"{data_dir} holds {task.name} in other sizes, {held}: choose another data_dir")
     else:
         _Builder(task, data_dir, sizes, seed).download_and_prepare()
+    for name, content in _files(task).items():
+        file = _path(task, data_dir) / name
+        if not file.exists() or file.read_text(encoding="utf-8") != content:  # an earlier call was interrupted
+            file.write_text(content, encoding="utf-8")
     return _path(task, data_dir)
 
 
@@ -51,12 +71,25 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
     """The examples of `split` as a random-access source: item i is row i of `task.dataset(split, n, seed)`.
 
     Raises:
-      ConfigError: `data_dir` has no data of this task, or of other options, another seed, or without this split.
+      ConfigError: `data_dir` has no data of this task, or of other options, files or seed, or without this split.
     """
     builder = _open(task, data_dir, seed)
     if split not in builder.info.splits:
         raise unknown(f"split of {task.name} in {data_dir}", split, builder.info.splits)
-    return builder.as_data_source(split)
+    return _Rows(builder.as_data_source(split), {name: f.np_dtype for name, f in builder.info.features.items()})
+
+
+class _Rows(Sequence[dict[str, np.ndarray]]):
+    """A source whose every field is an array; TFDS gives plain numbers where a field has no dimension."""
+
+    def __init__(self, source: Sequence[Any], dtypes: Mapping[str, Any]):
+        self._source, self._dtypes = source, dtypes
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getitem__(self, index: Any) -> Any:
+        return {name: np.asarray(value, self._dtypes[name]) for name, value in self._source[index].items()}
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]  # untyped
@@ -70,11 +103,15 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
         super().__init__(data_dir=data_dir, file_format="array_record")
 
     def _info(self) -> tfds.core.DatasetInfo:
-        tokens, weights = (tfds.features.Tensor(shape=(None,), dtype=dtype) for dtype in (np.int32, np.float32))
+        # Splits may differ in the first dimension of a field, which is the length.
+        fields = {
+            name: tfds.features.Tensor(shape=(None,) * (field.ndim > 1) + field.shape[2:], dtype=field.dtype)
+            for name, field in self._task.sample(np.random.default_rng(0), 1).items()
+        }
         return tfds.core.DatasetInfo(
             builder=self,
             description=type(self._task).__doc__,
-            features=tfds.features.FeaturesDict({"inputs": tokens, "targets": tokens, "weights": weights}),
+            features=tfds.features.FeaturesDict(fields),
             metadata=tfds.core.MetadataDict(_identity(self._task, self._seed)),
             disable_shuffling=True,
         )
@@ -84,18 +121,33 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
         return {split: self._generate_examples(split, size) for split, size in self._sizes.items()}
 
     def _generate_examples(self, split: str, size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
-        batch = self._task.dataset(split, size, self._seed)
-        for i in range(size):
-            yield i, {key: value[i] for key, value in batch.items()}
+        chunks: Iterable[Batch]
+        if self._task.size(split) is None:
+            chunks = [self._task.dataset(split, size, self._seed)]
+        else:
+            starts = range(0, size, _CHUNK)
+            chunks = (self._task.take(split, np.arange(start, min(start + _CHUNK, size))) for start in starts)
+        rows = ({name: field[row] for name, field in batch.items()} for batch in chunks for row in _rows(batch))
+        yield from enumerate(rows)
+
+
+def _rows(batch: Batch) -> range:
+    return range(len(batch["inputs"]))
 
 
 def _path(task: Task, data_dir: epath.PathLike) -> epath.Path:
     return epath.Path(data_dir) / task.name / VERSION
 
 
+def _files(task: Task) -> dict[str, str]:
+    return task.artifacts() | task.sources()
+
+
 def _identity(task: Task, seed: int) -> dict[str, Any]:
     """What the examples depend on, as JSON gives it back."""
-    return json.loads(json.dumps({"task": task.name, "options": dataclasses.asdict(task.config), "seed": seed}))
+    digests = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in _files(task).items()}
+    found = {"task": task.name, "options": task.example_options(), "files": digests, "seed": seed}
+    return json.loads(json.dumps(found))
 
 
 def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetBuilder:
@@ -103,14 +155,16 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
     if not (path / "dataset_info.json").exists():
         raise ConfigError(f"{data_dir} holds no data of {task.name}: write it with `python -m experiments.export`")
     builder = tfds.builder_from_directory(path)
-    wanted, held = _identity(task, seed), dict(builder.info.metadata)
+    wanted, held = _identity(task, seed), {"files": {}, **builder.info.metadata}
     if held != wanted:
         raise ConfigError(f"{data_dir} holds other data of {task.name}: {_difference(wanted, held)}")
     return builder
 
 
 def _difference(wanted: dict[str, Any], held: dict[str, Any]) -> str:
-    """The entries that differ, options by name."""
+    """The entries that differ, options and files by name."""
+    here, there = wanted["files"], held["files"]
+    others = [f"{name} is another there" for name in sorted(here | there) if here.get(name) != there.get(name)]
     wanted, held = ({"seed": side["seed"], **side["options"]} for side in (wanted, held))
     differ = sorted(key for key in wanted | held if wanted.get(key) != held.get(key))
-    return ", ".join(f"{key} is {held.get(key)} there and {wanted.get(key)} here" for key in differ)
+    return ", ".join([f"{key} is {held.get(key)} there and {wanted.get(key)} here" for key in differ] + others)

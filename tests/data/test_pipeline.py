@@ -200,3 +200,39 @@ def test_disk_must_hold_as_many_examples_as_asked(task, tmp_path):
     tfds_builder.write(task, tmp_path, {"train": EXAMPLES}, seed=3)
     with pytest.raises(ConfigError, match=r"holds 10 examples of 'train', not 9: set training\.examples=10"):
         pipeline.train_iterator(task, batch_size=4, examples=9, data_dir=str(tmp_path), **SEEDS)
+
+
+def mixture():
+    return tasks.create("text", corpus="3*wikitext-2+files", vocab_size=300, length=16, packing="documents")
+
+
+def test_a_mixture_gives_each_part_its_share_and_every_example_of_it_in_turn():
+    task = mixture()
+    iterator = pipeline.train_iterator(task, batch_size=4, examples=None, **SEEDS)
+    number = {row: i for i, row in enumerate(rows([task.dataset("train", task.size("train"))]))}
+    drawn = np.array([number[row] for row in rows(take(iterator, 100))])
+    (_, places), (_, others) = task.mixture("train")
+    assert np.mean(drawn < places.stop) == pytest.approx(0.75, abs=0.01)
+    for part in (places, others):
+        own = drawn[(drawn >= part.start) & (drawn < part.stop)]
+        epochs = [sorted(own[start : start + len(part)]) for start in range(0, len(own) - len(part) + 1, len(part))]
+        assert epochs and all(epoch == list(part) for epoch in epochs)
+
+
+def test_a_mixture_goes_on_exactly_and_is_shared_by_processes():
+    task = mixture()
+    whole = pipeline.train_iterator(task, batch_size=4, examples=None, **SEEDS)
+    halves = [
+        pipeline.train_iterator(task, batch_size=4, examples=None, rows=part, **SEEDS) for part in ([0, 2], [1, 3])
+    ]
+    straight = take(whole, 9)
+    for batch in straight[:6]:
+        parts = [next(half) for half in halves]
+        for name, field in batch.items():
+            np.testing.assert_array_equal(np.stack([part[name] for part in parts], axis=1).reshape(field.shape), field)
+    place = json.loads(json.dumps(halves[0].get_state()))
+    assert place == {"next_index": 6}
+    whole.set_state(place)
+    assert_same(take(whole, 3), straight[6:])
+    with pytest.raises(ConfigError, match=r"^text draws from a mixture by its weights: leave training.examples out$"):
+        pipeline.train_iterator(task, batch_size=4, examples=8, **SEEDS)

@@ -1,11 +1,16 @@
+import shutil
+
 import numpy as np
 import pytest
 import tensorflow_datasets as tfds
 from absl.testing import flagsaver
 
 from cope_jax import tasks
-from cope_jax.data import tfds_builder
+from cope_jax.corpora.files import SAMPLES
+from cope_jax.data import pipeline, tfds_builder
 from cope_jax.errors import ConfigError
+from cope_jax.tasks import text as text_task
+from cope_jax.tasks.base import LevelTask
 from experiments import entry, export
 
 pytestmark = pytest.mark.newest
@@ -36,8 +41,8 @@ def test_reads_back_the_fixed_split_in_order(written, split, size):
     assert_holds(tfds_builder.read(create(), written, split, seed=2), create().dataset(split, size, seed=2))
 
 
-def test_any_task_can_be_written(tmp_path):
-    for name in tasks.names():
+def test_any_task_that_draws_can_be_written(tmp_path):
+    for name in (name for name in tasks.names() if issubclass(tasks.TASKS.get(name), LevelTask)):
         task = tasks.create(name)
         tfds_builder.write(task, tmp_path, {split: 2 for split in task.splits})
         for split in task.splits:
@@ -102,6 +107,95 @@ def test_mistakes_in_writing_are_one_clear_line(written, sizes, seed, message):
         tfds_builder.write(create(), written, sizes, seed)
 
 
+@pytest.mark.parametrize("packing", ["stream", "documents"])
+def test_text_is_written_whole_and_trains_from_there(tmp_path, packing, monkeypatch):
+    monkeypatch.setattr(tfds_builder, "_CHUNK", 50)
+    options = {"corpus": "3*wikitext-2+files", "vocab_size": 300, "length": 16, "packing": packing}
+    task = tasks.create("text", **options)
+    folder = tfds_builder.write(task, tmp_path, {})
+    assert (folder / "tokenizer.json").read_text() == task.artifacts()["tokenizer.json"]
+    for split in task.splits:
+        assert_holds(tfds_builder.read(task, tmp_path, split), task.dataset(split, task.size(split)))
+    seeds = {"examples": None, "data_seed": 0, "shuffle_seed": 1}
+    disk, memory = (
+        pipeline.train_iterator(task, batch_size=4, data_dir=place, **seeds) for place in (str(tmp_path), None)
+    )
+    for _ in range(60):
+        ours, theirs = next(disk), next(memory)
+        assert ours.keys() == theirs.keys()
+        for name in ours:
+            np.testing.assert_array_equal(ours[name], theirs[name])
+    with pytest.raises(ConfigError, match=r"length is 16 there and 8 here$"):
+        tfds_builder.read(tasks.create("text", **options | {"length": 8}), tmp_path, "train")
+
+
+@pytest.fixture
+def corpus(tmp_path):
+    """A folder of texts that can be changed."""
+    return shutil.copytree(SAMPLES / "files", tmp_path / "corpora" / "files").parent
+
+
+def rewrite(corpus):
+    """The same words the other way round."""
+    for file in sorted((corpus / "files").glob("*.txt")):
+        file.write_text(" ".join(file.read_text().split()[::-1]) + "\n")
+
+
+def text(corpus, **options):
+    text_task._trained.cache_clear()
+    return tasks.create(
+        "text", **{"data_dir": str(corpus), "corpus": "files", "vocab_size": 300, "length": 16} | options
+    )
+
+
+def test_text_is_not_read_under_another_tokenizer(corpus, tmp_path):
+    folder = tfds_builder.write(text(corpus), tmp_path, {})
+    # What a run takes from its folder is the same tokenizer by another name.
+    tfds_builder.read(text(corpus, vocab=str(folder / "tokenizer.json"), vocab_size=None), tmp_path, "test")
+    rewrite(corpus)
+    with pytest.raises(ConfigError, match=r"holds other data of text: .*tokenizer.json is another there$"):
+        tfds_builder.read(text(corpus), tmp_path, "test")
+
+
+def test_text_of_another_corpus_is_not_read_though_its_tokenizer_is_the_same(corpus, tmp_path):
+    tfds_builder.write(text(corpus, tokenizer="bytes"), tmp_path, {})
+    elsewhere = corpus.rename(tmp_path / "elsewhere")
+    tfds_builder.read(text(elsewhere, tokenizer="bytes"), tmp_path, "test")
+    rewrite(elsewhere)
+    with pytest.raises(ConfigError, match=r"holds other data of text: corpus.json is another there$"):
+        tfds_builder.read(text(elsewhere, tokenizer="bytes"), tmp_path, "test")
+
+
+def test_a_tokenizer_that_was_not_written_to_its_end_is_written_anew(corpus, tmp_path):
+    file = tfds_builder.write(text(corpus), tmp_path, {}) / "tokenizer.json"
+    whole = file.read_text()
+    file.write_text(whole[:99])
+    tfds_builder.write(text(corpus), tmp_path, {})
+    assert file.read_text() == whole
+    file.unlink()
+    tfds_builder.write(text(corpus), tmp_path, {})
+    assert file.read_text() == whole
+
+
+def test_fields_of_other_kinds_are_written_too(tmp_path):
+    task = tasks.create("spam", vocab_size=300)
+    tfds_builder.write(task, tmp_path, {"test": 2})
+    assert_holds(tfds_builder.read(task, tmp_path, "test"), task.dataset("test", 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "message"),
+    [
+        ("words", {"test": 2}, "^words is one long text, whose order means something: export a task of examples$"),
+        ("spam", {"test": 10_000}, "^the split 'test' of spam has [0-9]+ examples, not 10000: ask for fewer$"),
+    ],
+)
+def test_what_cannot_be_written_is_one_line(tmp_path, name, sizes, message):
+    with pytest.raises(ConfigError, match=message):
+        tfds_builder.write(tasks.create(name), tmp_path, sizes)
+    assert not list(tmp_path.iterdir())
+
+
 def run_export(**flags):
     with flagsaver.flagsaver(**{"options": "", "seed": 0} | flags):
         with entry.clear_errors():
@@ -116,9 +210,16 @@ def test_command_writes_what_the_function_writes(tmp_path, capsys):
     assert_holds(tfds_builder.read(task, tmp_path, "pass_5", seed=9), task.dataset("pass_5", 2, seed=9))
 
 
+def test_command_writes_all_of_a_text(tmp_path):
+    run_export(task="text", options="vocab_size=300,length=16", sizes="", data_dir=str(tmp_path))
+    task = tasks.create("text", vocab_size=300, length=16)
+    assert_holds(tfds_builder.read(task, tmp_path, "test"), task.dataset("test", task.size("test")))
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        ({"task": "counting", "sizes": ""}, "no split to write: give sizes for some of train"),
         ({"task": "count"}, "unknown task 'count': did you mean 'counting'?"),
         ({"options": "3"}, "--options must look like name=value,name=value, got '3'"),
         ({"options": "a=)"}, "--options must look like"),

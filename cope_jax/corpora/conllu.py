@@ -1,0 +1,122 @@
+"""Universal Dependencies treebanks in CoNLL-U: words and their universal parts of speech.
+
+Nivre et al., "Universal Dependencies v2", LREC 2020; Silveira et al., "A gold standard dependency corpus for English",
+LREC 2014, of which the English Web Treebank, EWT, is the treebank here.
+"""
+
+import dataclasses
+from typing import Any
+
+from etils import epath
+
+from cope_jax.corpora.files import find, read_lines
+from cope_jax.corpora.sentences import Document
+from cope_jax.errors import ConfigError
+from cope_jax.registry import unknown
+
+TAGS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split())
+"""The 17 universal parts of speech, sorted."""
+
+SPLITS = {"train": "train", "validation": "dev", "test": "test"}
+"""Our name of a split -> that in the names of files."""
+
+_COLUMNS = 10
+_FIELDS = ("id", "form", "lemma", "upos")
+
+
+@dataclasses.dataclass(frozen=True)
+class TaggedSentence:
+    """A sentence: its n syntactic words and their n tags; `first` where it begins a document."""
+
+    words: tuple[str, ...]
+    tags: tuple[str, ...]
+    first: bool = False
+
+
+def read(data_dir: str | None, split: str) -> list[TaggedSentence]:
+    """The sentences of a split of UD English EWT, `ud-ewt/en_ewt-ud-{train,dev,test}.conllu`.
+
+    Raises:
+      ConfigError: no such split or file, or a malformed line, named by its number.
+
+    >>> sentence = read(None, "train")[0]
+    >>> list(zip(sentence.words, sentence.tags))[:3]
+    [('The', 'DET'), ('old', 'ADJ'), ('ferry', 'NOUN')]
+    """
+    if split not in SPLITS:
+        raise unknown("split of ud-ewt", split, SPLITS)
+    return parse(find(data_dir, "ud-ewt", [f"en_ewt-ud-{SPLITS[split]}.conllu"]))
+
+
+def documents(data_dir: str | None, split: str) -> list[Document]:
+    """The words of a split alone, as `read` gives them, by documents.
+
+    >>> [len(document) for document in documents(None, "train")]
+    [7, 7, 6, 8]
+    """
+    found: list[Document] = []
+    for sentence in read(data_dir, split):
+        if sentence.first or not found:
+            found.append([])
+        found[-1].append(sentence.words)
+    return found
+
+
+def parse(path: epath.Path) -> list[TaggedSentence]:
+    """The sentences of a CoNLL-U file.
+
+    Surface tokens that stand for several words (`1-2`) and nodes without a word (`1.1`) are left out, as in the
+    counts of words that treebanks state.
+
+    Raises:
+      ConfigError: a malformed line, or no sentence at all.
+    """
+    sentences = []
+    block: list[str] = []
+    for number, line in enumerate([*read_lines(path), ""], start=1):
+        if line.strip():
+            block.append(line)
+        elif block:
+            if any(not entry.startswith("#") for entry in block):
+                sentences.append(_sentence(block, path, number - len(block)))
+            block = []
+    if not sentences:
+        raise ConfigError(f"{path} has no sentence: give a CoNLL-U file with text")
+    return sentences
+
+
+def _sentence(block: list[str], path: epath.Path, start: int) -> TaggedSentence:
+    """The sentence whose first line has the number `start`."""
+    import conllu  # here, since few commands read treebanks
+
+    def wrong(offset: int, why: str) -> ConfigError:
+        return ConfigError(f"{path}, line {start + offset}: {why}; mend the line or fetch the file again")
+
+    offsets = [offset for offset, line in enumerate(block) if not line.startswith("#")]
+    for offset in offsets:
+        columns = block[offset].count("\t") + 1
+        if columns != _COLUMNS:
+            raise wrong(offset, f"{columns} columns between tabs where CoNLL-U has {_COLUMNS}")
+    try:
+        (tokens,) = conllu.parse("\n".join(block), fields=_FIELDS)
+    except conllu.exceptions.ParseException as error:
+        for offset in offsets:  # the library names no line: find the one that it cannot read
+            try:
+                conllu.parse(block[offset], fields=_FIELDS)
+            except conllu.exceptions.ParseException as reason:
+                raise wrong(offset, str(reason)) from error
+        raise wrong(0, str(error)) from error
+    words: list[Any] = []
+    for offset, token in zip(offsets, tokens, strict=True):
+        if not isinstance(token["id"], int):
+            continue
+        if token["id"] != len(words) + 1:
+            raise wrong(offset, f"word {token['id']} where word {len(words) + 1} is due")
+        if token["upos"] not in TAGS:
+            raise wrong(offset, f"{token['upos']!r} is no universal part of speech")
+        words.append(token)
+    return TaggedSentence(
+        tuple(word["form"] for word in words),
+        tuple(word["upos"] for word in words),
+        any(line.startswith("# newdoc") for line in block),
+    )

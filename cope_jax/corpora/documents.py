@@ -1,0 +1,152 @@
+"""Running text as it is written, by the name of its corpus: for language models of any kind of token."""
+
+import functools
+import hashlib
+import pathlib
+import re
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from cope_jax.corpora import code, wikitext
+from cope_jax.corpora.files import SAMPLES, find, matching
+from cope_jax.corpora.texts import SPLITS
+from cope_jax.errors import ConfigError
+from cope_jax.files import read_text
+from cope_jax.registry import Registry, unknown
+
+Reader = Callable[[str], list[str]]
+"""From a split to its documents."""
+
+_SPACE = re.compile(r"\s")
+TEXT = ("**/*.txt", "**/*.txt.gz")
+
+READERS: Registry[Callable[[str | None, Sequence[str]], Reader]] = Registry("corpus")
+"""Functions of (data_dir, globs) by the name of the corpus."""
+
+WITHOUT_WORDS = frozenset({"code"})
+"""Corpora without words that everyone cuts alike, so that perplexities by words do not compare."""
+
+
+def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str] = ()) -> list[str]:
+    """The documents of a split; put one after the other, they are its text.
+
+    Args:
+      corpus: one of `READERS`:
+        "wikitext-2", "wikitext-103", with `<unk>` for rare words, and "wikitext-2-raw", "wikitext-103-raw", as written:
+        articles;
+        "tinyshakespeare": one text, of which validation and test are the last two parts of twenty;
+        "files": plain text, each file cut in the same way;
+        "code": source files, split by file, without near-duplicates; by default the standard library of the running
+        Python, or what is in `code/`, if there is a data_dir.
+      data_dir: has a folder for each corpus; None: the built-in sample.
+      split: "train", "validation" or "test".
+      globs: which files of "files" and "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
+
+    Raises:
+      ConfigError: no such corpus, split or file, or one that is no text.
+
+    >>> [len(text) for text in documents("files", None, "train")]
+    [438, 471, 398]
+    """
+    return reader(corpus, data_dir, globs)(split)
+
+
+def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Reader:
+    """`documents` of any split, which looks for files when it is called."""
+    read = READERS.get(corpus)(data_dir, globs)
+
+    def checked(split: str) -> list[str]:
+        if split not in SPLITS:
+            raise unknown(f"split of {corpus}", split, SPLITS)
+        found = [text for text in read(split) if text]
+        if not found:
+            raise ConfigError(f"{corpus} has no text in its split {split!r}: give more files, or larger ones")
+        return found
+
+    return checked
+
+
+def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
+    """The number of texts, their bytes in UTF-8, and a digest that no other texts have, nor these in another order.
+
+    >>> found = fingerprint(["ab", "c"])
+    >>> found["documents"], found["bytes"], found["sha256"][:8]
+    (2, 3, 'eb508569')
+    """
+    documents, octets, digest = 0, 0, hashlib.sha256()
+    for text in texts:
+        encoded = text.encode("utf-8", "ignore")
+        digest.update(f"{len(encoded)}\n".encode() + encoded)
+        documents += 1
+        octets += len(encoded)
+    return {"documents": documents, "bytes": octets, "sha256": digest.hexdigest()}
+
+
+@READERS.register("wikitext-2")
+def _wikitext_2(data_dir: str | None, globs: Sequence[str]) -> Reader:
+    return lambda split: wikitext.texts(data_dir, split, "wikitext-2")
+
+
+@READERS.register("wikitext-2-raw")
+def _wikitext_2_raw(data_dir: str | None, globs: Sequence[str]) -> Reader:
+    return lambda split: wikitext.texts(data_dir, split, "wikitext-2", raw=True)
+
+
+@READERS.register("wikitext-103")
+def _wikitext_103(data_dir: str | None, globs: Sequence[str]) -> Reader:
+    return lambda split: wikitext.texts(data_dir, split, "wikitext-103")
+
+
+@READERS.register("wikitext-103-raw")
+def _wikitext_103_raw(data_dir: str | None, globs: Sequence[str]) -> Reader:
+    return lambda split: wikitext.texts(data_dir, split, "wikitext-103", raw=True)
+
+
+@READERS.register("tinyshakespeare")
+def _tinyshakespeare(data_dir: str | None, globs: Sequence[str]) -> Reader:
+    names = ["input.txt", "tinyshakespeare.txt"]
+    return lambda split: [_part(read_text(find(data_dir, "tinyshakespeare", names)), split)]
+
+
+@READERS.register("files")
+def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
+    folder = pathlib.Path(SAMPLES if data_dir is None else data_dir) / "files"
+
+    def read(split: str) -> list[str]:
+        patterns = globs or TEXT
+        found = matching(folder, patterns)
+        if not found:
+            raise ConfigError(
+                f"no file in {folder} matches {', '.join(patterns)}: put text there, or give globs with a full path"
+            )
+        texts = {name: read_text(path) for name, path in found.items()}
+        for name, text in texts.items():
+            if "\0" in text:
+                raise ConfigError(f"{found[name]} is no text, for it has a zero byte: give globs that leave it out")
+        return [_part(text, split) for text in texts.values()]
+
+    return read
+
+
+@READERS.register("code")
+def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
+    root = code.standard_library() if data_dir is None else pathlib.Path(data_dir) / "code"
+    return lambda split: _tree(str(root), tuple(globs) or code.PYTHON).documents(split)
+
+
+@functools.lru_cache(maxsize=1)  # all splits are of one tree, whose duplicates take seconds to find
+def _tree(root: str, globs: tuple[str, ...]) -> code.Tree:
+    return code.read(root, globs)
+
+
+def _part(text: str, split: str) -> str:
+    r"""The share of a split of a text that is one: 90, 5 and 5 in 100 of its characters, cut between words.
+
+    >>> [_part("ab " * 40, split).count("ab") for split in SPLITS]
+    [36, 2, 2]
+    """
+    text = text.replace("\r\n", "\n")
+    spaces = (_SPACE.search(text, len(text) * share // 100 - 1) for share in (90, 95))
+    ends = [0, *(space.end() if space else len(text) for space in spaces), len(text)]
+    place = SPLITS.index(split)
+    return text[ends[place] : ends[place + 1]]

@@ -1,0 +1,158 @@
+"""Texts of tokens cut and packed into examples of one length, without losing or repeating a token.
+
+A text of n tokens is n *entries*: read the token before, say this one. Before the first stands `end`.
+"""
+
+import bisect
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Literal
+
+import numpy as np
+
+from cope_jax.registry import check_at_least
+
+Packing = Literal["stream", "documents"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entries:
+    """Documents one after the other: entry i reads `tokens[i]`, and `tokens[i + 1]` is to be said.
+
+    Attributes:
+      tokens: int32 `[N + 1]`.
+      bounds: `[D + 1]`, the entries at which documents begin; the last is N.
+      counted: bool `[N]`, False where the token to be said is an `end` that the text does not have.
+    """
+
+    tokens: np.ndarray
+    bounds: np.ndarray
+    counted: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.counted)
+
+
+def join(documents: Iterable[np.ndarray], end: int) -> Entries:
+    """Documents with `end` before the first, and behind each that does not end so itself; empty ones are left out.
+
+    >>> entries = join([np.array([5, 6]), np.array([7, 0])], end=0)
+    >>> entries.tokens.tolist(), entries.bounds.tolist(), entries.counted.tolist()
+    ([0, 5, 6, 0, 7, 0], [0, 3, 5], [True, True, False, True, True])
+    """
+    parts, sizes, added = [np.array([end], np.int32)], [], []
+    for document in documents:
+        if not len(document):
+            continue
+        own = int(document[-1]) == end
+        parts += [document] if own else [document, parts[0]]
+        sizes.append(len(document) + (not own))
+        added.append(not own)
+    bounds = np.cumsum([0, *sizes])
+    counted = np.ones(bounds[-1], bool)
+    counted[bounds[1:][np.array(added, bool)] - 1] = False
+    return Entries(np.concatenate(parts).astype(np.int32), bounds, counted)
+
+
+class Packed:
+    """Entries as examples of length L.
+
+    "stream": windows one after the other, whatever document they are in. "documents": of each document the windows that
+    it fills, and rests of several, by their lengths, in one example, so that attention and positions know them apart.
+
+    Args:
+      entries: of all documents.
+      length: L.
+      packing: "stream" or "documents".
+      every: whether what the text does not have, the `end`s between documents, is to be learned too.
+
+    >>> entries = join([np.array([5, 6, 7, 8]), np.array([9]), np.array([3, 4])], end=0)
+    >>> batch = Packed(entries, 3, "documents", every=True).take(np.arange(4))
+    >>> print(*(batch[name].tolist() for name in ("inputs", "targets", "segments", "positions")), sep=chr(10))
+    [[0, 5, 6], [7, 8, 0], [0, 9, 0], [0, 3, 4]]
+    [[5, 6, 7], [8, 0, 0], [9, 0, 0], [3, 4, 0]]
+    [[1, 1, 1], [1, 1, 0], [1, 1, 0], [1, 1, 1]]
+    [[0, 1, 2], [0, 1, 0], [0, 1, 0], [0, 1, 2]]
+    """
+
+    def __init__(self, entries: Entries, length: int, packing: Packing, *, every: bool):
+        check_at_least(1, "packing", length=length)
+        self._entries, self._length, self._packing, self._every = entries, length, packing, every
+        bounds = entries.bounds if packing == "documents" else np.array([0, len(entries)])
+        starts, sizes = _pieces(bounds, length)
+        rows = fit(sizes.tolist(), length) if packing == "documents" else [[piece] for piece in range(len(sizes))]
+        order = np.array([piece for row in rows for piece in row], np.int64)
+        self._starts, self._sizes = starts[order], sizes[order]
+        self._rows = np.cumsum([0, *map(len, rows)])
+
+    def __len__(self) -> int:
+        return len(self._rows) - 1
+
+    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """The examples at some places: `inputs`, `targets`, `weights`; of documents `segments`, `positions` too.
+
+        All are `[n, L]`. Segments count from 1 in each example; 0, and everywhere else 0, fills it up.
+        """
+        shape, tokens = (len(places), self._length), self._entries.tokens
+        inputs_BL, targets_BL, segments_BL, positions_BL = (np.zeros(shape, np.int32) for _ in range(4))
+        weights_BL = np.zeros(shape, np.float32)
+        for row, place in enumerate(np.asarray(places).tolist()):
+            first, begin = int(self._rows[place]), 0
+            for piece in range(first, int(self._rows[place + 1])):
+                start, size = int(self._starts[piece]), int(self._sizes[piece])
+                here, there = slice(begin, begin + size), slice(start, start + size)
+                inputs_BL[row, here] = tokens[there]
+                targets_BL[row, here] = tokens[start + 1 : start + size + 1]
+                weights_BL[row, here] = 1 if self._every else self._entries.counted[there]
+                segments_BL[row, here] = piece - first + 1
+                positions_BL[row, here] = np.arange(size)
+                begin += size
+        batch = {"inputs": inputs_BL, "targets": targets_BL, "weights": weights_BL}
+        return batch if self._packing == "stream" else {**batch, "segments": segments_BL, "positions": positions_BL}
+
+
+def fit(sizes: Sequence[int], length: int) -> list[list[int]]:
+    """Pieces in as few rows of a length as they easily go: the longest first, each where the least room is left.
+
+    Best-fit decreasing; Ding et al., "Fewer truncations improve language modeling" (arXiv 2404.10830).
+
+    Args:
+      sizes: of the pieces, from 1 to `length`.
+      length: of a row.
+
+    Returns:
+      The numbers of the pieces in each row, growing; rows by their first piece.
+
+    >>> fit([2, 4, 1, 3, 2], 4)
+    [[0, 4], [1], [2, 3]]
+    """
+    rows: list[list[int]] = []
+    rooms: list[int] = []  # of rows that are not full, each number once, growing
+    having: dict[int, list[int]] = {}  # room -> rows that have it
+    for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece]):
+        size = sizes[piece]
+        place = bisect.bisect_left(rooms, size)
+        if place < len(rooms):
+            room = rooms[place]
+            row = having[room].pop()
+            if not having[room]:
+                rooms.pop(place)
+        else:
+            row, room = len(rows), length
+            rows.append([])
+        rows[row].append(piece)
+        left = room - size
+        if left:
+            if not having.setdefault(left, []):
+                bisect.insort(rooms, left)
+            having[left].append(row)
+    return sorted(sorted(row) for row in rows)
+
+
+def _pieces(bounds: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """The starts and sizes of what is left of documents that are cut at every `length` entries."""
+    sizes = np.diff(bounds)
+    counts = -(-sizes // length)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(bounds[:-1], counts) + number * length
+    return starts, np.minimum(length, np.repeat(bounds[1:], counts) - starts)

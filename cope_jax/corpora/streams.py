@@ -1,0 +1,101 @@
+"""Long sequences cut into windows, for models that carry their state from one to the next."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import overload
+
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
+
+Fields = Mapping[str, np.ndarray]
+
+
+class Stream(Sequence[dict[str, np.ndarray]]):
+    """Sequences of N entries as batches of B windows of L: row r of batch i + 1 goes on where that of i ends.
+
+    Row r holds the r-th of B equal parts, so that every entry is in one batch, once. What fills the last row and the
+    last batch up is zeros. Every batch has `reset`, float32 `[B]`: 1 in batch 0, else 0.
+
+    >>> stream = Stream({"inputs": np.arange(1, 8)}, batch_size=2, length=3)
+    >>> len(stream), stream[1]["inputs"].tolist(), stream[1]["reset"].tolist()
+    (2, [[4, 0, 0], [0, 0, 0]], [0.0, 0.0])
+    """
+
+    def __init__(
+        self,
+        fields: Fields,
+        batch_size: int,
+        length: int,
+        finish: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda batch: batch,
+    ):
+        """Cuts the sequences up.
+
+        Args:
+          fields: sequences, `[N]` each.
+          batch_size: B.
+          length: L.
+          finish: what a batch goes through at last, to look up what is too large to be kept for every entry.
+
+        Raises:
+          ConfigError: B or L below 1, or N = 0.
+        """
+        check_at_least(1, "stream", batch_size=batch_size, length=length)
+        size = len(next(iter(fields.values())))
+        if not size:
+            raise ConfigError("a split has no words: give files with text")
+        part = -(-size // batch_size)
+        self._len = -(-part // length)
+        self._length, self._finish = length, finish
+        self._rows = {}
+        for name, entries in fields.items():
+            rows = np.pad(entries, (0, batch_size * part - size)).reshape(batch_size, part)
+            self._rows[name] = np.pad(rows, ((0, 0), (0, self._len * length - part)))
+        self._batch_size = batch_size
+
+    def __len__(self) -> int:
+        return self._len
+
+    @overload
+    def __getitem__(self, index: int) -> dict[str, np.ndarray]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[dict[str, np.ndarray]]: ...
+    def __getitem__(self, index):
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(self._len))]
+        place = range(self._len)[index]  # IndexError beyond the end, which ends a loop
+        window = slice(place * self._length, (place + 1) * self._length)
+        batch = self._finish({name: rows[:, window] for name, rows in self._rows.items()})
+        return {**batch, "reset": np.full(self._batch_size, place == 0, np.float32)}
+
+
+def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.ndarray]:
+    """The windows `[n, L]` that begin at `starts` `[n]`, with zeros beyond the end.
+
+    >>> windows({"inputs": np.arange(1, 5)}, np.array([0, 2]), 3)["inputs"].tolist()
+    [[1, 2, 3], [3, 4, 0]]
+    """
+    places = starts[:, None] + np.arange(length)
+    return {name: np.pad(entries, (0, length))[places] for name, entries in fields.items()}
+
+
+def first(n: int, size: int, what: str) -> np.ndarray:
+    """The places of the first n of `size` examples. ConfigError: there are fewer, or n is negative.
+
+    >>> first(5, 4, "the split 'test' of spam")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: the split 'test' of spam has 4 examples, not 5: ask for at most 4
+    """
+    if n < 0:
+        raise ConfigError(f"the number of examples must be at least 0, got {n}")
+    if n > size:
+        raise ConfigError(f"{what} has {size} examples, not {n}: ask for at most {size}")
+    return np.arange(n)
+
+
+def drawn(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
+    """Draws n places among `size`, each alone. ConfigError: n is negative."""
+    if n < 0:
+        raise ConfigError(f"the number of examples must be at least 0, got {n}")
+    return rng.integers(0, size, n)

@@ -1,0 +1,34 @@
+"""Running text by the name of its corpus, for tasks that learn from text alone."""
+
+from typing import Literal
+
+from cope_jax.corpora import conllu, wikitext
+from cope_jax.corpora.sentences import Document
+
+Corpus = Literal["wikitext-2", "ud-ewt", "both"]
+SPLITS = ("train", "validation", "test")
+
+
+def documents(corpus: Corpus, data_dir: str | None, split: str) -> list[Document]:
+    """The documents of a split, each a list of sentences, each a tuple of words; "both": one corpus after the other.
+
+    WikiText-2 is raw where its training text is there so; else rare words are `<unk>` in every split, so that what a
+    model is tested on is what it has learned from.
+
+    Raises:
+      ConfigError: a file is missing or malformed.
+
+    >>> document = documents("wikitext-2", None, "test")[0]
+    >>> len(document), document[0][:4]
+    (5, ('The', 'island', 'is', 'flat'))
+    """
+    found: list[Document] = []
+    if corpus != "ud-ewt":
+        found += wikitext.documents(data_dir, split, raw=_has_raw(data_dir))
+    if corpus != "wikitext-2":
+        found += conllu.documents(data_dir, split)
+    return found
+
+
+def _has_raw(data_dir: str | None) -> bool:
+    return wikitext.path(data_dir, "train", raw=True).name.removesuffix(".gz").endswith(".raw")

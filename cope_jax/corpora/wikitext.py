@@ -1,0 +1,128 @@
+"""WikiText-2 and WikiText-103: articles of Wikipedia, in words.
+
+Merity et al., "Pointer sentinel mixture models", ICLR 2017.
+"""
+
+import re
+
+from etils import epath
+
+from cope_jax.corpora.files import find, read_lines
+from cope_jax.corpora.sentences import Document, natural, split_sentences
+from cope_jax.errors import ConfigError
+from cope_jax.registry import unknown
+
+EOS = "<eos>"
+UNKNOWN = "<unk>"
+
+SPLITS = {"train": "train", "validation": "valid", "test": "test"}
+"""Our name of a split -> that in the names of files."""
+
+_TITLE = re.compile(r"= (?!= ).* =")
+_HEADING = re.compile(r"= .* =")
+
+
+def read(data_dir: str | None, split: str, *, raw: bool = False) -> list[str]:
+    """The lines of `wikitext-2/wiki.{train,valid,test}.tokens`, one of which is a paragraph, a heading or blank.
+
+    Args:
+      data_dir: None: the built-in sample.
+      split: "train", "validation" or "test".
+      raw: prefer `.raw`, where rare words stand as they are, over `.tokens`, where they are `<unk>`.
+
+    Raises:
+      ConfigError: no such split or file.
+    """
+    return read_lines(path(data_dir, split, raw=raw))
+
+
+def path(data_dir: str | None, split: str, *, raw: bool = False) -> epath.Path:
+    """The file of `read`. ConfigError: there is none, or no such split."""
+    if split not in SPLITS:
+        raise unknown("split of wikitext-2", split, SPLITS)
+    stem = f"wiki.{SPLITS[split]}"
+    tokens = [f"{stem}.tokens", f"{stem}.*.tokens"]  # the order of articles may be another, as the second name says
+    return find(data_dir, "wikitext-2", [f"{stem}.raw", *tokens] if raw else tokens)
+
+
+def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -> list[str]:
+    r"""The articles of a split as they are in its file; put one after the other, they are the file.
+
+    Args:
+      data_dir: None: the built-in sample, which stands for all of these corpora.
+      split: "train", "validation" or "test".
+      corpus: "wikitext-2" or "wikitext-103".
+      raw: `.raw`, where rare words stand as they are, in the folder of the corpus or in one with `-raw` behind its
+        name; else `.tokens`.
+
+    Raises:
+      ConfigError: no such split or file; the line says where to get it.
+
+    >>> [text[:12] for text in texts(None, "test", "wikitext-2")]
+    [' \n = The Isl', ' = The Wolf ']
+    """
+    if data_dir is None:
+        lines = read(None, split)
+    else:
+        lines = read_lines(_official(data_dir, split, corpus, raw))
+    found: list[list[str]] = []
+    stripped = [line.strip() for line in lines]
+    for line, before, text, after in zip(lines, ["", *stripped], stripped, [*stripped[1:], ""], strict=False):
+        if not found or (_is_title(before, text, after) and any(map(str.strip, found[-1]))):
+            found.append([])
+        found[-1].append(line)
+    return ["".join(f"{line}\n" for line in article) for article in found]
+
+
+def _official(data_dir: str, split: str, corpus: str, raw: bool) -> epath.Path:
+    if split not in SPLITS:
+        raise unknown(f"split of {corpus}", split, SPLITS)
+    stem, kind = f"wiki.{SPLITS[split]}", "raw" if raw else "tokens"
+    names = [f"{stem}.{kind}", f"{stem}.*.{kind}"]  # the order of articles may be another, as the second name says
+    if raw and any((epath.Path(data_dir) / f"{corpus}-raw" / f"{names[0]}{end}").exists() for end in ("", ".gz")):
+        return find(data_dir, f"{corpus}-raw", names)
+    try:
+        return find(data_dir, corpus, names)
+    except ConfigError as error:
+        archive = f"{corpus}{'-raw' if raw else ''}-v1.zip"
+        raise ConfigError(f"{error}; the files are those of {archive} (Merity et al.), as mirrors have it") from error
+
+
+def words(data_dir: str | None, split: str) -> list[str]:
+    """The words of a split as a single text, where `<eos>` ends every line, blank ones too.
+
+    These are what published word perplexities count: 2,088,628 in training, 217,646 in validation, 245,569 in the test,
+    of 33,278 kinds.
+
+    >>> words(None, "train")[:8]
+    ['<eos>', '=', 'The', 'Lighthouse', 'at', 'Carrow', 'Point', '=']
+    """
+    return [word for line in read(data_dir, split) for word in (*line.split(), EOS)]
+
+
+def documents(data_dir: str | None, split: str, *, raw: bool = True) -> list[Document]:
+    """The articles of a split as sentences of words, headings left out, in the spelling of plain text.
+
+    `@-@`, which WikiText writes for a hyphen between words, is `-`, and `1 @,@ 000` is one number again.
+
+    There are 600, 60 and 60 of them.
+
+    >>> " ".join(documents(None, "train")[0][0])
+    'The lighthouse at Carrow Point was built after a storm drove three boats onto the rocks .'
+    """
+    articles: list[Document] = []
+    lines = [line.strip() for line in read(data_dir, split, raw=raw)]
+    for before, text, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+        if _is_title(before, text, after):
+            articles.append([])
+        elif text and not _HEADING.fullmatch(text):
+            if not articles:
+                articles.append([])  # a text without headings is one article
+            articles[-1] += split_sentences(natural(text.split()))
+    return [article for article in articles if article]
+
+
+def _is_title(before: str, text: str, after: str) -> bool:
+    """Whether a line is the title of an article, given the lines around it."""
+    # Lists that explain signs have lines like titles ("= Played , W ="), but not between blank lines.
+    return bool(_TITLE.fullmatch(text)) and not before and not after
