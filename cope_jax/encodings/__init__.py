@@ -13,6 +13,7 @@ from flax import nnx
 
 from cope_jax.encodings import alibi as alibi
 from cope_jax.encodings import cope as cope
+from cope_jax.encodings import cope_two_sided as cope_two_sided
 from cope_jax.encodings import fire as fire
 from cope_jax.encodings import kerple as kerple
 from cope_jax.encodings import learned as learned

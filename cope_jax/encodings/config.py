@@ -56,6 +56,17 @@ position, scale_position_logits, slope
             parts.append((name, {**(defaults or {}).get(name, {}), **_options(match[2] or "", text)}))
         return cls(tuple(parts))
 
+    def text(self) -> str:
+        """What `parse` reads this config from.
+
+        >>> EncodingConfig.parse("cope(gate=value, npos_max=8)+rope").text()
+        "cope(gate='value', npos_max=8)+rope"
+        """
+        return "+".join(
+            f"{name}({', '.join(f'{option}={value!r}' for option, value in options.items())})" if options else name
+            for name, options in self.parts
+        )
+
     def build(self, shape: AttentionShape, *, rngs: nnx.Rngs) -> Encoding:
         """Creates the encoding. Errors name the option that is wrong."""
         built = []

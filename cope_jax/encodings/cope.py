@@ -48,7 +48,7 @@ class CoPE(Encoding):
 
     The carry is P_i, the sum of the gates of all nearer keys, and z_i. Once P_i ≥ N−1 every farther key is at the last
     position: the row is settled, and needs no more gates. It is for causal attention: a key after the query that the
-    mask lets through would count as well.
+    mask lets through would count as well. For attention to both sides there is `cope_two_sided`.
     """
 
     Config = CoPEConfig

@@ -29,8 +29,9 @@ class FIREConfig:
 class FIRE(Encoding):
     """A small network of the distance divided by the query's position adds a bias for each head.
 
-    a_ij = softmax_j(q_i·k_j/√K + f_θ(ψ(|i−j|) / ψ(max(|L|, i)))_h), ψ(x) = log(1 + |c| x), f_θ an MLP 1 → hidden → H
-    with ReLU; c, L and θ are learned. Li et al. (arXiv 2310.04418).
+    a_ij = softmax_j(q_i·k_j/√K + f_θ(ψ(|i−j|) / ψ(max(|L|, i, j)))_h), ψ(x) = log(1 + |c| x), f_θ an MLP 1 → hidden → H
+    with ReLU; c, L and θ are learned. Li et al. (arXiv 2310.04418), where i is never below j; the j is for attention
+    without a causal mask, so that the quotient stays at most 1.
     """
 
     Config = FIREConfig
@@ -62,8 +63,12 @@ class FIRE(Encoding):
         dtype = logits_BHLM.dtype
         c, scale = (jnp.abs(p[...].astype(dtype)) for p in (self.c, self.threshold_scale))
         distance_BLM = jnp.abs(q_positions_BL[:, :, None] - k_positions_BM[:, None, :]).astype(dtype)
-        longest_BL1 = jnp.maximum(scale * self.config.threshold, q_positions_BL[:, :, None].astype(dtype))
-        progress_BLM = jnp.log1p(c * distance_BLM) / jnp.log1p(c * longest_BL1)
+        # Logarithms of rows and columns, and the larger of them: one of each pair would cost as much as the numerator.
+        q_BL1, k_B1M = (
+            jnp.log1p(c * jnp.maximum(scale * self.config.threshold, places.astype(dtype)))
+            for places in (q_positions_BL[:, :, None], k_positions_BM[:, None, :])
+        )
+        progress_BLM = jnp.log1p(c * distance_BLM) / jnp.maximum(q_BL1, k_B1M)
         hidden_BLMF = jax.nn.relu(
             progress_BLM[..., None] * self.hidden_kernel[...].astype(dtype)[None, None, None]
             + self.hidden_bias[...].astype(dtype)[None, None, None]

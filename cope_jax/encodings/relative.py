@@ -20,12 +20,14 @@ class RelativeConfig:
     max_distance: N, rows of the table, for the distances 0 … N−1; None takes the model's `max_length`.
     beyond: what a distance ≥ N gets: "clip", the last row (the paper's "relative-capped"), or "nothing", no position
       term.
+    signed: 2N−1 rows, for the distances −(N−1) … N−1, so that keys after the query have rows too.
     scale_position_logits: divide q·P by √K, as content logits are (Shaw et al.); CoPE's listing does not.
     stddev: standard deviation of the initial rows.
     """
 
     max_distance: int | None = None
     beyond: Literal["clip", "nothing"] = "clip"
+    signed: bool = False
     scale_position_logits: bool = False
     stddev: float = 0.02
 
@@ -37,7 +39,8 @@ class Relative(Encoding):
     a_ij = softmax_j(q_i·k_j/√K + q_i·P[i−j]), P of shape `[N, K]`. Shaw et al. (arXiv 1803.02155), key side only;
     Golovneva et al. (arXiv 2405.18719), Eq 2.
 
-    For causal attention: a visible key *after* the query has no row, and gives NaN.
+    For causal attention: a visible key *after* the query has no row, and gives NaN. `signed` is for attention to both
+    sides: P, of shape `[2N−1, K]`, begins with the distance −(N−1).
     """
 
     Config = RelativeConfig
@@ -48,7 +51,10 @@ class Relative(Encoding):
         rows = shape.max_length if config.max_distance is None else config.max_distance
         if rows is None:
             raise ConfigError("encoding 'relative' has a table of fixed length: give max_distance or max_length")
-        self.table_NK = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows, shape.head_dim)))
+        self.first = 1 - rows if config.signed else 0
+        self.end = rows
+        total = self.end - self.first
+        self.table_NK = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (total, shape.head_dim)))
 
     def score(
         self,
@@ -61,15 +67,16 @@ class Relative(Encoding):
         k_positions_BM: Array,
         carry: PyTree,
     ) -> tuple[Array, PyTree]:
-        rows, dtype = self.table_NK.shape[0], logits_BHLM.dtype
+        first, end, dtype = self.first, self.end, logits_BHLM.dtype
         q_BLHK = q_BLHK.astype(dtype)
         z_BHLN = jnp.einsum("BLHK,NK->BHLN", q_BLHK, self.table_NK[...].astype(dtype))
         if self.config.scale_position_logits:
             z_BHLN = z_BHLN / self.shape.head_dim**0.5
         distance_B1LM = (q_positions_BL[:, :, None] - k_positions_BM[:, None, :])[:, None]
-        row_B1LM = jnp.clip(distance_B1LM, 0, rows - 1)
+        row_B1LM = jnp.clip(distance_B1LM, first, end - 1) - first
         bias_BHLM = take_rows(z_BHLN, jnp.broadcast_to(row_B1LM, logits_BHLM.shape))
         if self.config.beyond == "nothing":
-            bias_BHLM = jnp.where(distance_B1LM < rows, bias_BHLM, jnp.zeros((), dtype))
-        bias_BHLM = jnp.where(mask_B1LM & (distance_B1LM < 0), jnp.full((), jnp.nan, dtype), bias_BHLM)
+            bias_BHLM = jnp.where(jnp.abs(distance_B1LM) < end, bias_BHLM, jnp.zeros((), dtype))
+        if not self.config.signed:
+            bias_BHLM = jnp.where(mask_B1LM & (distance_B1LM < 0), jnp.full((), jnp.nan, dtype), bias_BHLM)
         return logits_BHLM + bias_BHLM, carry

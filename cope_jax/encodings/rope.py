@@ -16,10 +16,13 @@ class RoPEConfig:
     """Attributes:
     base: the longest wavelength is below 2π·base.
     fraction: share of the head width that is rotated, in (0, 1]; rounded down to an even number of features.
+    llama3: (factor, low, high, length), how Llama 3.1 and later stretch what was trained at `length`: wavelengths above
+      length/low are `factor` times as long, those below length/high stay, and between them the change is gradual.
     """
 
     base: float = 10_000.0
     fraction: float = 1.0
+    llama3: tuple[float, ...] | None = None
 
 
 @ENCODINGS.register("rope")
@@ -28,6 +31,8 @@ class RoPE(Encoding):
 
     With R = 2⌊fraction·K/2⌋ rotated features, feature c < R/2 is paired with feature c + R/2 (half-split) and turned by
     i / base^(2c/R). Su et al. (arXiv 2104.09864). Angles are float32.
+
+    With `llama3`, i θ becomes i θ (s + (1 − s)/factor), s = (length·θ/2π − low)/(high − low), clipped to [0, 1].
     """
 
     Config = RoPEConfig
@@ -41,6 +46,14 @@ class RoPE(Encoding):
         if self._rotated() == 0:
             raise ConfigError(f"rope.fraction={config.fraction} leaves no pair of {shape.head_dim} features to rotate")
 
+        if config.llama3 is not None:
+            numbers = len(config.llama3) == 4 and config.llama3
+            if not numbers or not (min(numbers) > 0 and numbers[0] >= 1 and numbers[1] < numbers[2]):
+                raise ConfigError(
+                    f"rope.llama3 must be (factor, low, high, length) with factor ≥ 1 and 0 < low < high, got "
+                    f"{config.llama3}"
+                )
+
     def _rotated(self) -> int:
         return 2 * int(self.config.fraction * self.shape.head_dim / 2)
 
@@ -50,6 +63,10 @@ class RoPE(Encoding):
     def _turn(self, x_BLHK: Array, positions_BL: Array) -> Array:
         dtype, rotated = accumulator_dtype(x_BLHK.dtype), self._rotated()
         frequencies = np.power(self.config.base, -np.arange(0, rotated, 2) / rotated)
+        if self.config.llama3 is not None:
+            factor, low, high, length = self.config.llama3
+            kept = np.clip((length * frequencies / (2 * np.pi) - low) / (high - low), 0, 1)
+            frequencies = frequencies * (kept + (1 - kept) / factor)
         angles_BL1C = positions_BL[:, :, None, None].astype(dtype) * jnp.asarray(frequencies, dtype)[None, None, None]
         sin, cos = jnp.sin(angles_BL1C), jnp.cos(angles_BL1C)
         x = x_BLHK[..., :rotated].astype(dtype)

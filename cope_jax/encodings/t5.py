@@ -17,11 +17,13 @@ class T5Config:
     """Attributes:
     num_buckets: N; the nearer half hold one distance each, the rest grow logarithmically.
     max_distance: distances from here on share the last bucket.
+    bidirectional: keys after the query have half of the buckets for themselves, the upper one.
     stddev: standard deviation of the initial biases.
     """
 
     num_buckets: int = 32
     max_distance: int = 128
+    bidirectional: bool = False
     stddev: float = 0.02
 
 
@@ -29,16 +31,21 @@ class T5Config:
 class T5(Encoding):
     """A learned scalar for each head and each bucket of distances, added to the logits.
 
-    a_ij = softmax_j(q_i·k_j/√K + b[bucket(i−j), h]), b of shape `[N, H]`. Raffel et al. (arXiv 1910.10683), the causal
-    buckets: a key after the query counts as distance 0.
+    a_ij = softmax_j(q_i·k_j/√K + b[bucket(i−j), h]), b of shape `[N, H]`. Raffel et al. (arXiv 1910.10683): the causal
+    buckets, where a key after the query counts as distance 0; or, `bidirectional`, N/2 of them for |i−j| on each side.
     """
 
     Config = T5Config
 
     def __init__(self, config: T5Config, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        if config.num_buckets < 2 or config.max_distance <= config.num_buckets // 2:
-            raise ConfigError("t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2")
+        if config.bidirectional and (config.num_buckets % 2 or config.num_buckets < 4):
+            raise ConfigError(f"t5(bidirectional=True) needs an even num_buckets ≥ 4, got {config.num_buckets}")
+        self.side = config.num_buckets // 2 if config.bidirectional else config.num_buckets
+        if self.side < 2 or config.max_distance <= self.side // 2:
+            raise ConfigError(
+                "t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2; bidirectional, so does each half of them"
+            )
         self.table_NH = nnx.Param(
             config.stddev * jax.random.normal(rngs.params(), (config.num_buckets, shape.num_heads))
         )
@@ -55,9 +62,13 @@ class T5(Encoding):
         carry: PyTree,
     ) -> tuple[Array, PyTree]:
         # The buckets are computed in float64 beforehand: a float32 logarithm misplaces distances on a boundary.
-        of_distance = jnp.asarray(buckets(self.config.num_buckets, self.config.max_distance))
+        of_distance = jnp.asarray(buckets(self.side, self.config.max_distance))
         distance_BLM = q_positions_BL[:, :, None] - k_positions_BM[:, None, :]
-        bucket_BLM = of_distance[jnp.clip(distance_BLM, 0, self.config.max_distance)]
+        if self.config.bidirectional:
+            after_BLM = self.side * (distance_BLM < 0).astype(jnp.int32)
+            bucket_BLM = after_BLM + of_distance[jnp.clip(jnp.abs(distance_BLM), 0, self.config.max_distance)]
+        else:
+            bucket_BLM = of_distance[jnp.clip(distance_BLM, 0, self.config.max_distance)]
         bias_BHLM = jnp.moveaxis(self.table_NH[...][bucket_BLM], -1, 1)
         return logits_BHLM + bias_BHLM.astype(logits_BHLM.dtype), carry
 

@@ -24,13 +24,17 @@ CASES = [
     "relative(max_distance=3,beyond=clip)",
     "relative(max_distance=3,beyond=nothing)",
     "relative(max_distance=4,scale_position_logits=True)",
+    "relative(max_distance=3,signed=True)",
+    "relative(max_distance=3,signed=True,beyond=nothing)",
     "rope",
     "rope(base=100)",
     "rope(fraction=0.5)",
+    "rope(base=100,llama3=(8,1,4,20))",
     "alibi",
     "alibi(slopes=(0.5,0.0,2.0,0.1))",
     "t5",
     "t5(num_buckets=6,max_distance=9)",
+    "t5(num_buckets=8,max_distance=5,bidirectional=True)",
     "kerple",
     "fire",
     "fire(hidden=4,threshold=12.0)",
@@ -42,7 +46,10 @@ CASES = [
     "cope(position=slope)",
     "cope(position=slope,slope=0.25,gate=value)",
     "cope(position=learned_slope)",
+    "cope_two_sided(npos_max=4)",
+    "cope_two_sided(npos_max=3,share_table=True,scale_position_logits=True)",
     "cope(npos_max=4)+rope",
+    "cope_two_sided(npos_max=3)+rope",
     "cope(npos_max=4)+relative(max_distance=5)",
     "learned+cope(npos_max=4,gate=separate_key)",
     "cope(position=slope,gate=separate_key)+rope(fraction=0.5)+kerple",
@@ -105,7 +112,7 @@ def parameters(state: nnx.State) -> dict[str, np.ndarray]:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"_[A-Z]+$", "", name)
+    return re.sub(r"_[0-9A-Z]+$", "", name)
 
 
 def rule_of(spec: str, named: Mapping[str, np.ndarray], sizes: Sizes = SIZES) -> Rule:

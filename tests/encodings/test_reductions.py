@@ -151,11 +151,11 @@ def test_rope_leaves_the_rest_of_the_head_alone(fraction, still):
     np.testing.assert_array_equal(moved, np.arange(WIDTH) < WIDTH - still)
 
 
-@pytest.mark.parametrize("fraction", [1.0, 0.5, 0.25])
-def test_rope_frequencies_span_the_rotated_features(fraction):
+@pytest.mark.parametrize("options", ["fraction=1.0", "fraction=0.5", "fraction=0.25", "llama3=(8,1,4,200)"])
+def test_rope_frequencies_span_the_rotated_features(options):
     """A part that turns has the wavelengths of a head of that width, as the pairs of a wider head show."""
-    rope = encodings.create("rope", num_heads=1, head_dim=16, fraction=fraction, rngs=nnx.Rngs(0))
-    rule = rule_of(f"rope(fraction={fraction})", {}, SIZES._replace(head_dim=16))
+    rope = encodings.create(f"rope({options})", num_heads=1, head_dim=16, rngs=nnx.Rngs(0))
+    rule = rule_of(f"rope({options})", {}, SIZES._replace(head_dim=16))
     q = np.random.default_rng(0).normal(size=(1, 3, 1, 16))
     places = np.array([[1, 50, 4000]], np.int32)
     rotated, _ = rope.rotate(jnp.asarray(q), jnp.asarray(q), places, places)

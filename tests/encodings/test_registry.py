@@ -60,6 +60,8 @@ def test_the_oracle_is_independent():
         ("rope(fraction=0.0)", "fraction"),
         ("rope(fraction=1.5)", "fraction"),
         ("rope(fraction=0.25)", "fraction"),
+        ("rope(llama3=(8,1,4))", "(factor, low, high, length)"),
+        ("rope(llama3=(8,4,4,512))", "0 < low < high"),
         ("alibi(slopes=(1.0,2.0))", "2 entries for 4 heads"),
         ("t5(num_buckets=1)", "num_buckets"),
         ("t5(num_buckets=32,max_distance=16)", "max_distance"),
