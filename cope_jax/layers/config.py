@@ -3,16 +3,17 @@
 import dataclasses
 from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 
 from cope_jax.encodings import AttentionShape
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_choices
 
-Activation = Literal["relu", "gelu", "swiglu"]
+Activation = Literal["relu", "gelu", "gelu_erf", "swiglu"]
 Norm = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post"]
-ComputeType = Literal["float32", "bfloat16"]
+ComputeType = Literal["float32", "bfloat16", "float64"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,12 +26,16 @@ class BlockConfig:
       num_kv_heads: G, divides H; None means H (G < H is grouped-query attention).
       head_dim: K; None means D/H.
       mlp_dim: hidden width of the feed-forward layer; None means 4·D.
-      activation: "relu", "gelu" (tanh form), or "swiglu" (gated, with a third matrix).
+      activation: "relu", "gelu" (tanh form), "gelu_erf" (its exact form), or "swiglu" (gated, with a third matrix).
       norm: "layer" (LayerNorm) or "rms" (RMSNorm).
+      norm_epsilon: what is added to the variance.
       norm_position: "pre", x + f(norm(x)), or "post", norm(x + f(x)).
       use_bias: biases in the linear layers.
       dropout: rate for attention weights and for what each sublayer adds.
-      compute_dtype: type of the matrix products; parameters, positions, logits and softmax are float32 in any case.
+      initial_stddev: standard deviation of the initial matrices, from a normal distribution that is cut at two of them;
+        None: 1/√inputs, and less where a layer adds to the residual stream.
+      compute_dtype: type of the matrix products; parameters, positions, logits and softmax are float32 in any case, but
+        for "float64", which is for comparisons: there everything is, and JAX has to be told (`jax_enable_x64`).
       attention: implementation, as `cope_jax.attention.attend` takes it.
       attention_blocks: its sizes of blocks, as `attend` takes them.
     """
@@ -42,9 +47,11 @@ class BlockConfig:
     mlp_dim: int | None = None
     activation: Activation = "gelu"
     norm: Norm = "layer"
+    norm_epsilon: float = 1e-6
     norm_position: NormPosition = "pre"
     use_bias: bool = True
     dropout: float = 0.0
+    initial_stddev: float | None = None
     compute_dtype: ComputeType = "float32"
     attention: str = "auto"
     attention_blocks: tuple[int, ...] | None = None
@@ -59,12 +66,24 @@ class BlockConfig:
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must lie in [0, 1), got {self.dropout}")
+        if not self.norm_epsilon > 0:
+            raise ConfigError(f"norm_epsilon must be positive, got {self.norm_epsilon}")
+        check_at_least(0, "block", initial_stddev=self.initial_stddev)
 
     def attention_shape(self, max_length: int | None) -> AttentionShape:
         """The sizes that an encoding of this block is built for."""
         head_dim = self.head_dim or self.model_dim // self.num_heads
         return AttentionShape(self.num_heads, head_dim, self.num_kv_heads, self.model_dim, max_length)
 
+    def matrix_parameters(self) -> tuple[int, int]:
+        """The parameters of a block's matrices, which every token meets, and H·K, the width of all heads together."""
+        shape = self.attention_shape(None)
+        heads, kv_heads = shape.num_heads * shape.head_dim, shape.kv_heads * shape.head_dim
+        mlp = (3 if self.activation == "swiglu" else 2) * self.model_dim * (self.mlp_dim or 4 * self.model_dim)
+        return 2 * self.model_dim * (heads + kv_heads) + mlp, heads
+
     @property
     def dtype(self) -> Any:
+        if self.compute_dtype == "float64" and not jax.config.read("jax_enable_x64"):
+            raise ConfigError("compute_dtype=float64 needs 64-bit JAX: set JAX_ENABLE_X64=1")
         return jnp.dtype(self.compute_dtype)

@@ -8,10 +8,15 @@ from flax import nnx
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.linear import create_linear
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.ops.gelu import gelu
+from cope_jax.ops.gelu import gelu, gelu_erf
 from cope_jax.typing import Array
 
-ACTIVATIONS: dict[str, Callable[[Array], Array]] = {"relu": jax.nn.relu, "gelu": gelu, "swiglu": jax.nn.silu}
+ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
+    "relu": jax.nn.relu,
+    "gelu": gelu,
+    "gelu_erf": gelu_erf,
+    "swiglu": jax.nn.silu,
+}
 
 
 class MLP(nnx.Module):

@@ -1,4 +1,4 @@
-"""The Gaussian error linear unit, with a fast gradient."""
+"""The Gaussian error linear unit in its two forms, with fast gradients."""
 
 import math
 
@@ -31,3 +31,24 @@ def _slope(x: Array) -> Array:
 
 
 gelu.defjvps(lambda dx, y, x: dx * _slope(x))
+
+
+@jax.custom_jvp
+def gelu_erf(x: Array) -> Array:
+    """The exact form, y = x Φ(x) with Φ the normal distribution function. Hendrycks & Gimpel (arXiv 1606.08415).
+
+    What it keeps for the backward pass is one number for each x too.
+
+    >>> [round(float(y), 3) for y in gelu_erf(jnp.array([-1.0, 0.0, 1.0]))]
+    [-0.159, 0.0, 0.841]
+    """
+    return jax.nn.gelu(x, approximate=False)
+
+
+def _slope_erf(x: Array) -> Array:
+    wide = x.astype(accumulator_dtype(x.dtype))
+    density = jnp.exp(-0.5 * wide * wide) / math.sqrt(2 * math.pi)
+    return (0.5 * (1 + jax.scipy.special.erf(wide / math.sqrt(2))) + wide * density).astype(x.dtype)
+
+
+gelu_erf.defjvps(lambda dx, y, x: dx * _slope_erf(x))

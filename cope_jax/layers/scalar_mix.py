@@ -1,0 +1,56 @@
+"""A learned weighted sum of layers."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.typing import Array
+
+
+class ScalarMix(nnx.Module):
+    """γ · Σ_j softmax(w)_j h_j, with w starting at 0 and γ at 1. Peters et al. (arXiv 1802.05365), section 3.2.
+
+    With `layer_norm` every h_j is first (h_j − μ_j) / √(σ²_j + ε), where μ_j and σ²_j are numbers, the mean and the
+    variance over all real tokens of the batch and all D.
+
+    >>> mix = ScalarMix(num_layers=3, rngs=nnx.Rngs(0))
+    >>> mix(jnp.array([0.0, 3.0, 6.0]).reshape(3, 1, 1, 1)).tolist()
+    [[[3.0]]]
+    """
+
+    def __init__(self, num_layers: int, *, layer_norm: bool = False, epsilon: float = 1e-12, rngs: nnx.Rngs):
+        del rngs
+        self.layer_norm, self.epsilon = layer_norm, epsilon
+        self.weights_J = nnx.Param(jnp.zeros(num_layers))
+        self.gamma = nnx.Param(jnp.ones(()))
+
+    def __call__(self, layers_JBLD: Array, mask_BL: Array | None = None) -> Array:
+        """The mix, `[B, L, D]`.
+
+        Args:
+          layers_JBLD: the layers.
+          mask_BL: not 0 where a token is real; read by `layer_norm` only; None: everywhere.
+        """
+        if self.layer_norm:
+            layers_JBLD = self._normed(layers_JBLD, mask_BL)
+        return self.gamma[...] * jnp.einsum("J,JBLD->BLD", self.shares(), layers_JBLD)
+
+    def shares(self) -> Array:
+        """softmax(w), `[J]`."""
+        return jax.nn.softmax(self.weights_J[...])
+
+    def penalty(self, strength: float) -> Array:
+        """What, added to a loss, keeps the mix near the mean of all layers: strength · ‖w‖²."""
+        return strength * jnp.sum(self.weights_J[...] ** 2)
+
+    def _normed(self, layers_JBLD: Array, mask_BL: Array | None) -> Array:
+        dtype, width = layers_JBLD.dtype, layers_JBLD.shape[-1]
+        real_BL = jnp.ones(layers_JBLD.shape[1:3], dtype) if mask_BL is None else mask_BL.astype(bool).astype(dtype)
+        mask_1BL1 = real_BL[None, :, :, None]
+        count = jnp.maximum(jnp.sum(mask_1BL1), 1) * width
+
+        def mean(values_JBLD: Array) -> Array:
+            return jnp.sum(values_JBLD * mask_1BL1, axis=(1, 2, 3), keepdims=True) / count
+
+        centred_JBLD = layers_JBLD - mean(layers_JBLD)
+        return centred_JBLD / jnp.sqrt(mean(centred_JBLD**2) + self.epsilon)

@@ -1,0 +1,62 @@
+"""Depth as one loop: layers whose parameters are stacked, and a scan over them."""
+
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import jax
+from flax import nnx
+
+from cope_jax.attention.blockwise import OUTCOME
+from cope_jax.ops.linear import PRODUCT
+
+L = TypeVar("L", bound=nnx.Module)
+
+Remat = Literal["none", "full", "attention", "dots"]
+POLICIES = {
+    "full": jax.checkpoint_policies.nothing_saveable,
+    "attention": jax.checkpoint_policies.save_only_these_names(OUTCOME),
+    # By name: policies do not see products in functions with gradients of their own, and CoPE's sums are products too.
+    "dots": jax.checkpoint_policies.save_only_these_names(OUTCOME, PRODUCT),
+}
+"""What the backward pass keeps of a layer, besides its input, rather than compute it anew."""
+
+
+def create_stack(create: Callable[[nnx.Rngs], L], num_layers: int, *, rngs: nnx.Rngs) -> L:
+    """One layer whose every parameter has a leading axis over `num_layers`, each layer with random numbers of its own.
+
+    >>> create_stack(lambda rngs: nnx.Linear(2, 3, rngs=rngs), 4, rngs=nnx.Rngs(0)).kernel.shape
+    (4, 2, 3)
+    """
+
+    @nnx.split_rngs(splits=num_layers)
+    @nnx.vmap(in_axes=0, out_axes=0)
+    def stack(rngs: nnx.Rngs) -> L:
+        return create(rngs)
+
+    return stack(rngs)
+
+
+def scan_stack(
+    stack: L, layer: Callable[[L, Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, remat: Remat = "none"
+) -> tuple[Any, Any]:
+    """Goes through the layers of a stack: the program, and its compile time, do not grow with depth.
+
+    Args:
+      stack: from `create_stack`.
+      layer: (one layer, carry, its input) → (carry, its output).
+      carry: what goes through all layers.
+      inputs: of each layer, with a leading axis over them; None: they have none.
+      remat: what the backward pass computes anew instead of keeping it: "none", or a name of `POLICIES`.
+
+    Returns:
+      (carry, outputs with a leading axis over the layers).
+    """
+    graph, stacked = nnx.split(stack)
+
+    def body(carry: Any, state_and_input: tuple[Any, Any]) -> tuple[Any, Any]:
+        state, layer_input = state_and_input
+        return layer(nnx.merge(graph, state), carry, layer_input)
+
+    if remat != "none":
+        body = jax.checkpoint(body, policy=POLICIES[remat])
+    return jax.lax.scan(body, carry, (stacked, inputs))

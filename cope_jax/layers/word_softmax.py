@@ -1,0 +1,101 @@
+"""The output layer of language models over words, with its loss."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.errors import ConfigError
+from cope_jax.layout import WHOLE, Layout
+from cope_jax.ops.cross_entropy import cross_entropy
+from cope_jax.ops.sampled_softmax import sampled_cross_entropy
+from cope_jax.typing import Array
+
+PREFIXES = ("", "backward_")
+"""Of the fields of batches with which the forward and the backward model are trained."""
+
+
+class WordSoftmax(nnx.Module):
+    """Logits W h + b over the vocabulary; W is of shape `[V, D]`, as an embedding is, and may be one.
+
+    >>> softmax = WordSoftmax(vocab_size=5, width=2, rngs=nnx.Rngs(0))
+    >>> softmax(jnp.zeros((1, 3, 2))).shape
+    (1, 3, 5)
+    """
+
+    def __init__(self, vocab_size: int, width: int, *, tied: bool = False, rngs: nnx.Rngs):
+        initial = jax.nn.initializers.normal(width**-0.5)
+        table = None if tied else nnx.Param(initial(rngs.params(), (vocab_size, width)), axes=("vocab", "embed"))
+        self.table_VD = table
+        self.bias_V = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",))
+
+    def __call__(self, x_BLD: Array, tied_VD: Array | None = None, layout: Layout = WHOLE) -> Array:
+        """logits_BLV; `tied_VD` is W where it is another layer's."""
+        logits_BLV = jnp.einsum("BLD,VD->BLV", x_BLD, self._table(tied_VD)) + self.bias_V[...][None, None]
+        return layout.constrain(logits_BLV, "batch", "length", "width")
+
+    def losses(
+        self,
+        x_BLD: Array,
+        targets_BL: Array,
+        weights_BL: Array,
+        *,
+        tied_VD: Array | None = None,
+        sample_key: Array | None = None,
+        num_sampled: int = 0,
+        layout: Layout = WHOLE,
+    ) -> dict[str, Array]:
+        """Sums over the tokens: `loss` and, where all classes are computed, `token_error`.
+
+        Args:
+          x_BLD: what the layer reads.
+          targets_BL: int32, the right words.
+          weights_BL: of the tokens.
+          tied_VD: W where it is another layer's.
+          sample_key: None: all classes are computed.
+          num_sampled: how many classes are drawn; 0: all are computed.
+          layout: where the logits lie.
+        """
+        if sample_key is not None and num_sampled:
+            table_VD, bias_V = self._table(tied_VD), self.bias_V[...]
+            loss_BL = sampled_cross_entropy(x_BLD, table_VD, bias_V, targets_BL, sample_key, num_sampled)
+            return {"loss": jnp.sum(weights_BL * loss_BL)}
+        logits_BLV = self(x_BLD, tied_VD, layout)
+        wrong_BL = jax.lax.argmax(logits_BLV, 2, jnp.int32) != targets_BL
+        return {
+            "loss": jnp.sum(weights_BL * cross_entropy(logits_BLV, targets_BL)),
+            "token_error": jnp.sum(weights_BL * wrong_BL.astype(weights_BL.dtype)),
+        }
+
+    def _table(self, tied_VD: Array | None) -> Array:
+        if tied_VD is not None:
+            return tied_VD
+        if self.table_VD is None:
+            raise ValueError("a tied softmax needs the table of the embedding")
+        return self.table_VD[...]
+
+
+def check_directions(batch: Mapping[str, Any], directions: int, what: str) -> None:
+    """Raises ConfigError where a batch has no text for one of the directions."""
+    for prefix in PREFIXES[:directions]:
+        for field in ("inputs", "targets", "weights"):
+            if prefix + field not in batch:
+                raise ConfigError(
+                    f"{what}: the batch has no {prefix + field!r}, which a task with both directions gives"
+                )
+
+
+def join_directions(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, tuple[Array, Array]]:
+    """The measures of one or both directions from each one's (sums, weight): those of all tokens, and each one's loss.
+
+    >>> join_directions([({"loss": 1}, 2), ({"loss": 5}, 2)])
+    {'loss': (6, 4), 'forward_loss': (1, 2), 'backward_loss': (5, 2)}
+    """
+    sums, weights = zip(*parts, strict=True)
+    joined = {name: (sum(part[name] for part in sums), sum(weights)) for name in sums[0]}
+    if len(parts) == 2:
+        for name, part, weight in zip(("forward_loss", "backward_loss"), sums, weights, strict=True):
+            joined[name] = (part["loss"], weight)
+    return joined
