@@ -4,19 +4,25 @@ from typing import Any
 
 from flax import nnx
 
+from cope_jax.models import bert as bert
+from cope_jax.models import bert_heads as bert_heads
 from cope_jax.models import decoder as decoder
+from cope_jax.models import elmo as elmo
+from cope_jax.models import rnn_lm as rnn_lm
+from cope_jax.models import tagger as tagger
 from cope_jax.models.base import MODELS as MODELS
+from cope_jax.models.base import Model as Model
 
 
 def names() -> tuple[str, ...]:
     """The names of all models.
 
     >>> names()
-    ('decoder',)
+    ('bert', 'bert_classifier', 'bert_tagger', 'decoder', 'elmo', 'rnn_lm', 'tagger')
     """
     return MODELS.names()
 
 
-def create(name: str, config: Any, *, rngs: nnx.Rngs) -> nnx.Module:
+def create(name: str, config: Any, *, rngs: nnx.Rngs) -> Any:
     """Creates the model called `name` from its config (`MODELS.get(name).Config`)."""
     return MODELS.get(name)(config, rngs=rngs)

@@ -1,7 +1,7 @@
 """The decoder-only language model."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -9,7 +9,6 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.attention.blockwise import OUTCOME
 from cope_jax.attention.decode import Cache, create_cache
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
@@ -17,59 +16,112 @@ from cope_jax.layers.block import Block
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
+from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS
+from cope_jax.models.base import MODELS, Measure, Model
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.linear import PRODUCT
+from cope_jax.ops.lookup import take
+from cope_jax.ops.sampled_softmax import sampled_cross_entropy
+from cope_jax.ops.token_measures import token_measures
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.typing import Array
+from cope_jax.typing import Array, PyTree, accumulator_dtype
 
-Remat = Literal["none", "full", "attention", "dots"]
-_POLICIES = {
-    "full": jax.checkpoint_policies.nothing_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(OUTCOME),
-    # By name: policies do not see products in functions with gradients of their own, and CoPE's sums are products too.
-    "dots": jax.checkpoint_policies.save_only_these_names(OUTCOME, PRODUCT),
-}
 PADDING = -1  # the segment of the tokens that stand before a shorter prompt
 
 
-@dataclasses.dataclass(frozen=True)
-class DecoderConfig:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderOptions:
+    """What an experiment chooses of a decoder-only transformer.
+
+    Attributes:
+      name: "decoder".
+      num_layers: depth.
+      encoding_sharing: whether each "layer" has its encoding for itself or the whole "model" shares one.
+      tie_embeddings: the output layer is the transposed embedding.
+      logit_scale: what logits are multiplied by; None: 1/√D where the table is tied, and 1 where it is not.
+      remat: what the backward pass computes anew instead of keeping it: "none"; "full": all but the input of each
+        block; "attention": all but that and the outcome of attention; "dots": all but these and the products with
+        matrices of parameters.
+      num_sampled: words drawn for a sampled softmax while training, of a vocabulary that is sorted by falling
+        frequency; 0: all.
+      block: the choices of every block.
+    """
+
+    name: Literal["decoder"] = "decoder"
+    num_layers: int = 2
+    encoding_sharing: Sharing = "layer"
+    tie_embeddings: bool = False
+    logit_scale: float | None = None
+    remat: Remat = "none"
+    num_sampled: int = 0
+    block: BlockConfig = BlockConfig()
+
+    def complete(self, task: Any, encoding: EncodingConfig, max_length: int, layout: Layout) -> "DecoderConfig":
+        """The config of the model for a task."""
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return DecoderConfig(
+            vocab_size=task.vocab_size, max_length=max_length, encoding=encoding, layout=layout, **options
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecoderConfig(DecoderOptions):
     """A decoder-only transformer.
 
     Attributes:
       vocab_size: V.
       max_length: the longest sequence the model will see; some encodings' tables take their size from it.
       encoding: the position encoding.
-      encoding_sharing: whether each "layer" has its encoding for itself or the whole "model" shares one.
-      num_layers: depth.
-      block: the choices of every block.
-      tie_embeddings: the output layer is the transposed embedding.
-      remat: what the backward pass computes anew instead of keeping it: "none"; "full": all but the input of each
-        block; "attention": all but that and the outcome of attention; "dots": all but these and the products with
-        matrices of parameters.
       layout: where activations lie on a mesh.
     """
 
     vocab_size: int
     max_length: int
     encoding: EncodingConfig
-    encoding_sharing: Sharing = "layer"
-    num_layers: int = 2
-    block: BlockConfig = BlockConfig()
-    tie_embeddings: bool = False
-    remat: Remat = "none"
     layout: Layout = WHOLE
 
     def __post_init__(self):
         sizes = {"vocab_size": self.vocab_size, "max_length": self.max_length, "num_layers": self.num_layers}
         check_choices(self, "decoder")
         check_at_least(1, "decoder", **sizes)
+        check_at_least(0, "decoder", num_sampled=self.num_sampled, logit_scale=self.logit_scale)
+
+    @property
+    def stochastic(self) -> bool:
+        return self.block.dropout > 0 or self.num_sampled > 0
+
+    def flops_per_token(self, length: int) -> float:
+        """Model FLOPs of training on one token, forward and backward.
+
+            6 (layers · (D·(H + 2G)·K + H·K·D + n·D·M) + D·V) + 12 · layers · H·K·L,
+
+        with M the hidden width of the feed-forward layer, n its matrices, 2 or 3. A matrix costs a token 2 FLOPs a
+        parameter forward and 4 backward; so do the products of queries with keys, and of weights with values, with all
+        L keys. As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B) these are counted whole, though a causal
+        mask hides half of them. The output layer counts, tied or not; looking up embeddings does not.
+
+        Not counted, so that figures compare between encodings and settings: what an encoding adds, norms, biases,
+        activations, softmax and loss, the optimizer, and whatever is computed twice to save memory.
+
+        Args:
+          length: L, the tokens of a sequence.
+
+        Returns:
+          FLOPs. One multiplication and one addition are two.
+
+        >>> DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope")).flops_per_token(8)
+        608256.0
+        """
+        matrices, heads = self.block.matrix_parameters()
+        outputs = self.num_sampled or self.vocab_size
+        return (
+            float(6 * (self.num_layers * matrices + self.block.model_dim * outputs))
+            + 12.0 * self.num_layers * heads * length
+        )
 
 
 @MODELS.register("decoder")
-class Decoder(nnx.Module):
+class Decoder(Model):
     """Predicts each next token from those before it.
 
     x = block_n(… block_1(E[tokens])), logits = W_out norm(x), or E norm(x)/√D where the table is tied. Every parameter
@@ -85,6 +137,7 @@ class Decoder(nnx.Module):
     (1, 8, 16)
     """
 
+    Options = DecoderOptions
     Config = DecoderConfig
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
@@ -92,11 +145,6 @@ class Decoder(nnx.Module):
         shared, own = config.encoding.split(config.encoding_sharing)
         width, dtype = config.block.model_dim, config.block.dtype
         normal = jax.nn.initializers.normal
-
-        @nnx.split_rngs(splits=config.num_layers)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def stack(rngs: nnx.Rngs) -> Block:
-            return Block(config.block, own, shape, config.num_layers, rngs=rngs)
 
         self.config = config
         self.embedding = nnx.Embed(
@@ -108,7 +156,9 @@ class Decoder(nnx.Module):
             rngs=rngs,
         )
         self.encoding = shared.build(shape, rngs=rngs)
-        self.blocks = stack(rngs)
+        self.blocks = create_stack(
+            lambda rngs: Block(config.block, own, shape, config.num_layers, rngs=rngs), config.num_layers, rngs=rngs
+        )
         self.norm = Norm(config.block, rngs=rngs) if config.block.norm_position == "pre" else None
         self.out = (
             None
@@ -140,22 +190,29 @@ class Decoder(nnx.Module):
           dropout_key: random key; None means no dropout.
 
         Returns:
-          logits_BLV, float32.
+          logits_BLV, float32 (float64 where the compute type is).
 
         Raises:
           ConfigError: a sequence longer than a table of the encoding.
         """
-        layer_keys = None
-        if dropout_key is not None:
-            dropout_key, layers_key = jax.random.split(dropout_key)
-            layer_keys = jax.random.split(layers_key, self.config.num_layers)
         context = self._context(tokens_BL, positions_BL, segment_ids_BL)
+        return self._logits(self._read(tokens_BL, context, dropout_key))
 
-        def layer(block: Block, x_BLD: Array, key: Array | None) -> tuple[Array, None]:
-            return block(x_BLD, self.encoding, context, key), None
-
-        x_BLD = dropout(self._embed(tokens_BL, context), self.config.block.dropout, dropout_key)
-        return self._logits(self._scan(layer, x_BLD, layer_keys)[0])
+    def measures(
+        self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
+    ) -> tuple[dict[str, Measure], PyTree]:
+        sample_key = None
+        if dropout_key is not None and self.config.num_sampled:
+            dropout_key, sample_key = jax.random.split(dropout_key)
+        context = self._context(batch["inputs"], batch.get("positions"), batch.get("segments"))
+        x_BLD = self._read(batch["inputs"], context, dropout_key)
+        targets_BL, weights_BL = batch["targets"], batch["weights"]
+        if sample_key is None:
+            return token_measures(self._logits(x_BLD), targets_BL, weights_BL), carry
+        table_VD, bias_V = self._out().T, jnp.zeros(self.config.vocab_size)
+        read_BLD, count = self._normed(x_BLD), self.config.num_sampled
+        loss_BL = sampled_cross_entropy(read_BLD, table_VD, bias_V, targets_BL, sample_key, count)
+        return {"loss": (jnp.sum(weights_BL * loss_BL), jnp.sum(weights_BL))}, carry
 
     def prefill(self, tokens_BL: Array, capacity: int, *, lengths_B: Array | None = None) -> tuple[Array, Cache]:
         """Reads prompts into a new cache.
@@ -226,15 +283,36 @@ class Decoder(nnx.Module):
         (x_BLD, cache), _ = self._scan(layer, (self._embed(tokens_BL, context), cache), indices)
         return self._logits(x_BLD[:, -1:])[:, 0], cache
 
-    def _logits(self, x_BLD: Array) -> Array:
-        x_BLD = x_BLD if self.norm is None else self.norm(x_BLD)
+    def _read(self, tokens_BL: Array, context: Context, dropout_key: Array | None) -> Array:
+        """x_BLD behind the last block."""
+        layer_keys = None
+        if dropout_key is not None:
+            dropout_key, layers_key = jax.random.split(dropout_key)
+            layer_keys = jax.random.split(layers_key, self.config.num_layers)
+
+        def layer(block: Block, x_BLD: Array, key: Array | None) -> tuple[Array, None]:
+            return block(x_BLD, self.encoding, context, key), None
+
+        x_BLD = dropout(self._embed(tokens_BL, context), self.config.block.dropout, dropout_key)
+        return self._scan(layer, x_BLD, layer_keys)[0]
+
+    def _normed(self, x_BLD: Array) -> Array:
+        return x_BLD if self.norm is None else self.norm(x_BLD)
+
+    def _out(self) -> Array:
+        """out_DV, the matrix of the output layer."""
+        scale = self.config.logit_scale
         if self.out is None:
-            out_DV = self.embedding.embedding[...].T / self.config.block.model_dim**0.5
-        else:
-            out_DV = self.out.kernel[...]
+            out_DV = self.embedding.embedding[...].T
+            return out_DV / self.config.block.model_dim**0.5 if scale is None else out_DV * scale
+        return self.out.kernel[...] if scale is None else self.out.kernel[...] * scale
+
+    def _logits(self, x_BLD: Array) -> Array:
+        x_BLD, out_DV = self._normed(x_BLD), self._out()
         # Gathered, as the embedding is: else the compiler may split all activations by width for this one product.
         out_DV = self.config.layout.constrain(out_DV.astype(x_BLD.dtype), None, "width")
-        logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV, preferred_element_type=jnp.float32)
+        wide = accumulator_dtype(x_BLD.dtype)
+        logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV, preferred_element_type=wide)
         return self.config.layout.constrain(logits_BLV, "batch", "length", "width")
 
     def _context(self, tokens_BL: Array, positions_BL: Any, segment_ids_BL: Array | None) -> Context:
@@ -245,20 +323,12 @@ class Decoder(nnx.Module):
     def _embed(self, tokens_BL: Array, context: Context) -> Array:
         # Gathered as a table first: rows that lie by width would have to go through every device to lie by examples.
         table_VD = self.embedding.embedding[...].astype(self.config.block.dtype)
-        x_BLD = jnp.take(context.layout.constrain(table_VD, "width", None), tokens_BL, axis=0)
+        x_BLD = take(context.layout.constrain(table_VD, "width", None), tokens_BL)
         x_BLD = context.layout.constrain(x_BLD, "batch", "length", None)
         return self.encoding.embed(x_BLD, context.positions)
 
     def _scan(self, layer: Callable[..., tuple[Any, Any]], carry: Any, inputs: Any) -> tuple[Any, Any]:
-        graph, stacked = nnx.split(self.blocks)
-
-        def body(carry: Any, state_and_input: tuple[Any, Any]) -> tuple[Any, Any]:
-            state, layer_input = state_and_input
-            return layer(nnx.merge(graph, state), carry, layer_input)
-
-        if self.config.remat != "none":
-            body = jax.checkpoint(body, policy=_POLICIES[self.config.remat])
-        return jax.lax.scan(body, carry, (stacked, inputs))
+        return scan_stack(self.blocks, layer, carry, inputs, self.config.remat)
 
 
 def _check_lengths(lengths_B: Any, batch: int, length: int) -> None:

@@ -12,7 +12,8 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.self_attention import Context
-from cope_jax.models.decoder import _POLICIES, Decoder, DecoderConfig
+from cope_jax.layers.stack import POLICIES
+from cope_jax.models.decoder import Decoder, DecoderConfig
 from tests.models.cases import LAYERS, LENGTH, ROUNDING, VOCAB, abstract, build, config, jit, model, named, tokens
 from tests.ops.jaxprs import equations
 
@@ -72,6 +73,16 @@ def test_tokens_behind_never_change_what_was_said():
     equal(logits(first[:, :4], PLACES[:, :4], ONE_SEGMENT[:, :4]), logits(first)[:, :4])
 
 
+@pytest.mark.parametrize("wrong", [-1, VOCAB])
+def test_a_token_that_is_none_is_loud(wrong):
+    """In its whole sequence, for what is masked is multiplied by 0; other sequences are as they were."""
+    changed = tokens()
+    changed[0, 3] = wrong
+    found, right = logits(changed), logits(tokens())
+    assert np.isnan(found[0, 3:]).all()
+    np.testing.assert_array_equal(found[1], right[1])
+
+
 def test_packed_documents_do_not_meet():
     """Two documents in one row, in either order, get the logits of each alone."""
     row = tokens(1)[0]
@@ -104,7 +115,7 @@ def test_depth_is_a_loop_over_the_layers():
 
 
 @pytest.mark.parametrize("dropout", [False, True])
-@pytest.mark.parametrize("remat", ["none", *_POLICIES])
+@pytest.mark.parametrize("remat", ["none", *POLICIES])
 def test_the_program_does_not_grow_with_depth(dropout, remat):
     def size(num_layers):
         choices = config(ENCODING, {"dropout": 0.3}, num_layers=num_layers, remat=remat)
@@ -317,6 +328,22 @@ def test_parameter_counts_are_those_of_the_paper(encoding, sharing, millions):
         tie_embeddings=True,
     )
     assert round(sum(leaf.size for leaf in jax.tree.leaves(abstract(choices)[1])) / 1e6, 1) == millions
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_sampling_all_classes_in_bfloat16_is_the_full_loss(tied):
+    options = {"num_sampled": VOCAB, "tie_embeddings": tied}
+    graphdef, state = build(config("none", {"compute_dtype": "bfloat16"}, **options))
+    fields = {"inputs": tokens(), "targets": tokens(seed=1), "weights": np.ones((2, LENGTH), np.float32)}
+
+    @jit
+    def run(state, key):
+        sampling = nnx.merge(graphdef, state)
+        return sampling.measures(fields, (), key)[0], sampling.measures(fields)[0]
+
+    found, whole = run(state, jax.random.key(0))
+    assert found["loss"][0].dtype == jnp.float32 and "token_error" not in found
+    np.testing.assert_allclose(found["loss"], whole["loss"], rtol=2e-3)  # matrices are rounded in another order if tied
 
 
 @pytest.mark.parametrize("name", ["vocab_size", "max_length", "num_layers"])

@@ -121,21 +121,48 @@ def relative(
     max_distance: int | None = None,
     beyond: str = "clip",
     scale_position_logits: bool = False,
+    signed: bool = False,
 ) -> Rule:
-    """q_i·P[i−j]; from max_distance on the last row again (clip), or nothing."""
+    """q_i·P[i−j]; from max_distance on the last row again (clip), or nothing; P begins with the distance 0.
+
+    Signed it begins with 1 − max_distance; else a later key is NaN.
+    """
     size = sizes.max_length if max_distance is None else max_distance
-    assert params["table"].shape == (size, sizes.head_dim)
+    rows = {distance: row for row, distance in enumerate(range(1 - size if signed else 0, size))}
+    assert params["table"].shape == (len(rows), sizes.head_dim)
 
     def bias(head, q, i, j):
-        if i - j >= size and beyond == "nothing":
+        if j > i and not signed:
+            return math.nan
+        if abs(i - j) >= size and beyond == "nothing":
             return 0.0
         scale = 1 / math.sqrt(sizes.head_dim) if scale_position_logits else 1.0
-        return scale * float(q @ params["table"][min(i - j, size - 1)])
+        return scale * float(q @ params["table"][rows[min(max(i - j, min(rows)), max(rows))]])
 
     return of_distance(bias)
 
 
-def rope(params: Params, sizes: Sizes, base: float = 10000.0, fraction: float = 1.0) -> Rule:
+def stretched(frequency: float, llama3: tuple[float, float, float, float] | None) -> float:
+    """A frequency of RoPE as Llama 3.1 changes it, by cases of its wavelength."""
+    if llama3 is None:
+        return frequency
+    factor, low, high, length = llama3
+    wavelength = 2 * math.pi / frequency
+    if wavelength < length / high:
+        return frequency
+    if wavelength > length / low:
+        return frequency / factor
+    smooth = (length / wavelength - low) / (high - low)
+    return (1 - smooth) * frequency / factor + smooth * frequency
+
+
+def rope(
+    params: Params,
+    sizes: Sizes,
+    base: float = 10000.0,
+    fraction: float = 1.0,
+    llama3: tuple[float, float, float, float] | None = None,
+) -> Rule:
     """Turns the pair of features (c, c + r/2) by the angle i·base^(−2c/r); r is the number of features that turn."""
     del params
     rotated = 2 * math.floor(fraction * sizes.head_dim / 2)
@@ -143,7 +170,7 @@ def rope(params: Params, sizes: Sizes, base: float = 10000.0, fraction: float = 
     def rotate(vector, position):
         out = np.array(vector)
         for c in range(rotated // 2):
-            angle = position * base ** (-2 * c / rotated)
+            angle = position * stretched(base ** (-2 * c / rotated), llama3)
             first, second = vector[c], vector[c + rotated // 2]
             out[c] = first * math.cos(angle) - second * math.sin(angle)
             out[c + rotated // 2] = first * math.sin(angle) + second * math.cos(angle)
@@ -185,9 +212,19 @@ def t5_bucket(distance: int, num_buckets: int, max_distance: int) -> int:
     return half + steps
 
 
-def t5(params: Params, sizes: Sizes, num_buckets: int = 32, max_distance: int = 128) -> Rule:
-    """bias[bucket(i−j), h]."""
+def t5(
+    params: Params, sizes: Sizes, num_buckets: int = 32, max_distance: int = 128, bidirectional: bool = False
+) -> Rule:
+    """bias[bucket(i−j), h]; with two sides, keys after the query have the upper half of the buckets."""
     assert params["table"].shape == (num_buckets, sizes.heads)
+    if bidirectional:
+        half = num_buckets // 2
+
+        def bias(head, q, i, j):
+            bucket = t5_bucket(abs(i - j), half, max_distance)
+            return params["table"][half + bucket if j > i else bucket, head]
+
+        return of_distance(bias)
     return of_distance(lambda head, q, i, j: params["table"][t5_bucket(i - j, num_buckets, max_distance), head])
 
 
@@ -199,7 +236,7 @@ def kerple(params: Params, sizes: Sizes) -> Rule:
 
 
 def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.0) -> Rule:
-    """f(ψ(|i−j|) / ψ(max(|m|·threshold, i)))_h, ψ(x) = log(|c|x + 1), f a network 1 → hidden → H with one ReLU."""
+    """f(ψ(|i−j|) / ψ(max(|m|·threshold, i, j)))_h, ψ(x) = log(|c|x + 1), f a network 1 → hidden → H, one ReLU."""
     w1, b1, w2, b2 = (params[name] for name in ("hidden_kernel", "hidden_bias", "out_kernel", "out_bias"))
     assert w1.shape == (hidden,) and w2.shape == (hidden, sizes.heads)
 
@@ -207,7 +244,7 @@ def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.
         return math.log(abs(float(params["c"])) * x + 1)
 
     def bias(head, q, i, j):
-        ratio = psi(abs(i - j)) / psi(max(abs(float(params["threshold_scale"])) * threshold, i))
+        ratio = psi(abs(i - j)) / psi(max(abs(float(params["threshold_scale"])) * threshold, i, j))
         total = b2[head]
         for unit in range(hidden):
             total += w2[unit, head] * max(w1[unit] * ratio + b1[unit], 0.0)
@@ -268,6 +305,31 @@ def cope(
     return Rule(added=added)
 
 
+def cope_two_sided(
+    params: Params, sizes: Sizes, npos_max: int = 64, share_table: bool = False, scale_position_logits: bool = False
+) -> Rule:
+    """Positions are sums of gates from the query outward, its own gate included, with a table for each side."""
+    left = params["tables"][0]
+    right = params["tables"][0 if share_table else 1]
+    assert params["tables"].shape == (1 if share_table else 2, npos_max, sizes.head_dim)
+
+    def added(head, q, i, keys):
+        del head
+        gates = [sigmoid(key.logit) for key in keys]
+        logits = []
+        for key in keys:
+            low, high = min(i, key.position), max(i, key.position)
+            between = [gate for gate, other in zip(gates, keys, strict=True) if low <= other.position <= high]
+            p = min(sum(between), npos_max - 1)
+            table = right if key.position > i else left
+            below, above = math.floor(p), math.ceil(p)
+            e = (p - below) * table[above] + (1 - p + below) * table[below]
+            logits.append(float(q @ e) / (math.sqrt(sizes.head_dim) if scale_position_logits else 1.0))
+        return logits
+
+    return Rule(added=added)
+
+
 ORACLES: dict[str, Callable[..., Rule]] = {
     "none": none,
     "learned": learned,
@@ -279,4 +341,5 @@ ORACLES: dict[str, Callable[..., Rule]] = {
     "kerple": kerple,
     "fire": fire,
     "cope": cope,
+    "cope_two_sided": cope_two_sided,
 }

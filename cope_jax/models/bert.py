@@ -1,0 +1,177 @@
+"""BERT and its pretraining: masked tokens and next sentences."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.layers.encoder import Encoder, EncoderConfig, EncoderOptions
+from cope_jax.layers.encoder import bert_block as bert_block
+from cope_jax.layers.linear import create_linear, logits
+from cope_jax.layers.mlp import ACTIVATIONS
+from cope_jax.layers.norm import Norm
+from cope_jax.layout import Layout
+from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.ops.cross_entropy import cross_entropy
+from cope_jax.ops.lookup import take_places
+from cope_jax.registry import check_at_least
+from cope_jax.typing import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertOptions(EncoderOptions):
+    """What an experiment chooses of BERT's pretraining.
+
+    Attributes:
+      name: "bert".
+      predictions: the most tokens of a sequence that are predicted: the output layer sees so many, where else it would
+        see all, of which most have weight 0. None: all. More than that make the loss NaN.
+    """
+
+    name: Literal["bert"] = "bert"
+    predictions: int | None = None
+
+    def complete(self, task: Any, encoding: EncodingConfig, max_length: int, layout: Layout) -> "BertConfig":
+        """The config of the model for a task, of which it takes `vocab_size`."""
+        sizes = {"vocab_size": task.vocab_size, "max_length": max_length}
+        return BertConfig(**self.fields(), **sizes, encoding=encoding, layout=layout)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertConfig(BertOptions, EncoderConfig):
+    """The config of BERT with its two heads."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, "bert", predictions=self.predictions)
+
+    def flops_per_token(self, length: int) -> float:
+        """Model FLOPs of training on one token: `encoder_flops`, and of what a sequence needs once its L-th part.
+
+        Those are P·(D² + D·V) for P predicted tokens, and D² + 2·D for the pooler and what follows it, 6 times.
+
+        >>> options = BertOptions.of_size("base", predictions=20)
+        >>> round(BertConfig(**options.fields(), vocab_size=30522).flops_per_token(128) / 1e6)
+        546
+        """
+        width = self.block.model_dim
+        predictions = length if self.predictions is None else min(self.predictions, length)
+        heads = predictions * width * (width + self.vocab_size) + width * (width + 2)
+        return self.encoder_flops(length) + 6.0 * heads / length
+
+
+@MODELS.register("bert")
+class Bert(Model):
+    """BERT, which learns to fill in tokens that were masked, and to tell whether one text follows another.
+
+        mlm = E norm(gelu(W x + b)) + c  at each predicted token,
+        nsp = W₂ pooled + b₂  (0: the second text follows the first, 1: it is random).
+
+    The loss is the mean of the first over the predicted tokens, and that of the second over the sequences, added up.
+    Devlin et al. (arXiv 1810.04805). The table E is that of the words.
+
+    >>> config = BertConfig(vocab_size=16, max_length=8, num_layers=2, block=bert_block(8, 2))
+    >>> mlm_BLV, nsp_B2 = Bert(config, rngs=nnx.Rngs(0))(jnp.zeros((1, 8), jnp.int32))
+    >>> mlm_BLV.shape, nsp_B2.shape
+    ((1, 8, 16), (1, 2))
+    """
+
+    Options: ClassVar[type] = BertOptions
+    Config: ClassVar[type] = BertConfig
+    losses: ClassVar[tuple[str, ...]] = ("mlm_loss", "nsp_loss")
+
+    def __init__(self, config: BertConfig, *, rngs: nnx.Rngs):
+        block, width = config.block, config.block.model_dim
+        self.config = config
+        self.encoder = Encoder(config, rngs=rngs)
+        self.transform = create_linear(block, width, width, ("embed", "heads"), rngs=rngs)
+        self.transform_norm = Norm(block, rngs=rngs)
+        self.bias_V = nnx.Param(jnp.zeros((config.vocab_size,)), axes=("vocab",))
+        self.next_sentence = create_linear(block, width, 2, ("embed", None), rngs=rngs)
+
+    def __call__(
+        self,
+        tokens_BL: Array,
+        segments_BL: Array | None = None,
+        mask_BL: Array | None = None,
+        *,
+        places_BP: Array | None = None,
+        positions_BL: Any = None,
+        dropout_key: Array | None = None,
+    ) -> tuple[Array, Array]:
+        """Predicts tokens, and whether the second text follows the first.
+
+        Args:
+          tokens_BL: int32 pieces.
+          segments_BL: int32, the kind of segment of each; None: 0.
+          mask_BL: 1 for real tokens, 0 for padding; None: all are real.
+          places_BP: int32, where in each sequence to predict; None: everywhere. A place outside of it gives NaN.
+          positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
+          dropout_key: None means no dropout.
+
+        Returns:
+          (mlm_BPV, nsp_B2), logits in float32 (float64 where the compute type is), with L for P where there are no
+          places.
+        """
+        x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key)
+        chosen_BPD = x_BLD if places_BP is None else take_places(x_BLD, places_BP)
+        return self._predict(chosen_BPD), logits(self.next_sentence, self.encoder.pool(x_BLD))
+
+    def layers(self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None) -> Array:
+        """The states of every layer, x_JBLD, the embeddings first."""
+        return self.encoder.layers(tokens_BL, segments_BL, mask_BL)
+
+    def pooled(self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None) -> Array:
+        """The vector of each sequence, pooled_BD."""
+        return self.encoder.pool(self.encoder(tokens_BL, segments_BL, mask_BL))
+
+    def measures(
+        self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
+    ) -> tuple[dict[str, Measure], PyTree]:
+        """`mlm_loss` and `mlm_error` of the predicted tokens, `nsp_loss` and `nsp_error` of the sequences.
+
+        Args:
+          batch: `inputs`, `segments`, `mask`, `targets`, `weights`, all `[B, L]`; `next`, `[B]`; maybe `positions`.
+            Rows whose first token is padding count for nothing.
+          carry: handed on.
+          dropout_key: None outside of training.
+        """
+        weights_BP, targets_BP, places_BP = batch["weights"], batch["targets"], None
+        predictions = self.config.predictions
+        if predictions is not None and predictions < weights_BP.shape[1]:
+            count_B = jnp.sum(weights_BP > 0, axis=1)
+            weights_BP, places_BP = jax.lax.top_k(weights_BP, predictions)
+            targets_BP = jnp.take_along_axis(targets_BP, places_BP, axis=1)
+            too_many = jnp.any(count_B > predictions)
+            weights_BP = jnp.where(too_many, jnp.full((), jnp.nan, weights_BP.dtype), weights_BP)
+        mlm_BPV, nsp_B2 = self(
+            batch["inputs"],
+            batch["segments"],
+            batch["mask"],
+            places_BP=places_BP,
+            positions_BL=batch.get("positions"),
+            dropout_key=dropout_key,
+        )
+        weights_B = batch["mask"][:, 0].astype(weights_BP.dtype)
+        mlm = _measure("mlm", mlm_BPV, targets_BP, weights_BP)
+        return mlm | _measure("nsp", nsp_B2[:, None], batch["next"][:, None], weights_B[:, None]), carry
+
+    def _predict(self, x_BPD: Array) -> Array:
+        block, layout = self.config.block, self.config.layout
+        hidden_BPD = self.transform_norm(ACTIVATIONS[block.activation](self.transform(x_BPD)))
+        table_VD = layout.constrain(self.encoder.words.embedding[...].astype(hidden_BPD.dtype), "width", None)
+        wide = self.encoder.norm.dtype
+        logits_BPV = jnp.einsum("BPD,VD->BPV", hidden_BPD, table_VD, preferred_element_type=wide)
+        return layout.constrain(logits_BPV + self.bias_V[...].astype(wide)[None, None], "batch", None, "width")
+
+
+def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array) -> dict[str, Measure]:
+    """The loss, in nats, and the share of wrong ones."""
+    total = jnp.sum(weights_BP)
+    wrong_BP = (jax.lax.argmax(logits_BPV, 2, targets_BP.dtype) != targets_BP).astype(weights_BP.dtype)
+    loss_BP = weights_BP.astype(logits_BPV.dtype) * cross_entropy(logits_BPV, targets_BP)
+    return {f"{name}_loss": (jnp.sum(loss_BP), total), f"{name}_error": (jnp.sum(weights_BP * wrong_BP), total)}

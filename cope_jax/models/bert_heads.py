@@ -1,0 +1,249 @@
+"""What is put on a pretrained BERT: a classifier of sequences, and a tagger of words."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal
+
+import jax
+from flax import nnx
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError
+from cope_jax.layers.encoder import Encoder, EncoderConfig, EncoderOptions
+from cope_jax.layers.linear import create_linear, logits
+from cope_jax.layers.scalar_mix import ScalarMix
+from cope_jax.layout import Layout
+from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.ops.dropout import dropout
+from cope_jax.ops.lookup import take_places
+from cope_jax.ops.token_measures import token_measures
+from cope_jax.registry import check_at_least
+from cope_jax.typing import Array, PyTree
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadOptions(EncoderOptions):
+    """What an experiment chooses of a head and the encoder under it.
+
+    Attributes:
+      head_dropout: rate for what the head reads.
+      frozen: the encoder stays as it is, without gradient, weight decay or dropout, and only the head is trained.
+    """
+
+    head_dropout: float = 0.1
+    frozen: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HeadConfig(HeadOptions, EncoderConfig):
+    """The config of a head and the encoder under it.
+
+    Attributes:
+      num_classes: C, of sequences or of words.
+    """
+
+    num_classes: int
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, self.name, num_classes=self.num_classes)
+        if not 0 <= self.head_dropout < 1:
+            raise ConfigError(f"{self.name}.head_dropout must lie in [0, 1), got {self.head_dropout}")
+
+    @property
+    def stochastic(self) -> bool:
+        return self.head_dropout > 0 or (self.block.dropout > 0 and not self.frozen)
+
+    @property
+    def frozen_modules(self) -> tuple[str, ...]:
+        return ("encoder",) if self.frozen else ()
+
+    def flops_per_token(self, length: int) -> float:
+        """Model FLOPs of training on one token: `encoder_flops`, of which a frozen encoder needs the forward third."""
+        return self.encoder_flops(length) / (3 if self.frozen else 1)
+
+
+class _Head(Model):
+    """An encoder under a linear layer."""
+
+    def __init__(self, config: HeadConfig, *, rngs: nnx.Rngs):
+        self.config = config
+        self.encoder = Encoder(config, rngs=rngs)
+        self.out = create_linear(config.block, config.block.model_dim, config.num_classes, ("embed", None), rngs=rngs)
+
+    def _logits(self, x_BLD: Array, key: Array | None) -> Array:
+        return logits(self.out, dropout(x_BLD, self.config.head_dropout, key))
+
+    def _keys(self, key: Array | None) -> tuple[Array | None, Array | None]:
+        """(of the encoder, of the head)."""
+        if key is None:
+            return None, None
+        encoder_key, head_key = jax.random.split(key)
+        return None if self.config.frozen else encoder_key, head_key
+
+    def _freeze(self, x: Array) -> Array:
+        return jax.lax.stop_gradient(x) if self.config.frozen else x
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertClassifierOptions(HeadOptions):
+    """What an experiment chooses of a classifier of sequences."""
+
+    name: Literal["bert_classifier"] = "bert_classifier"
+
+    def complete(self, task: Any, encoding: EncodingConfig, max_length: int, layout: Layout) -> "BertClassifierConfig":
+        """The config of the model for a task, of which it takes `vocab_size` and `num_classes`."""
+        sizes = {"vocab_size": task.vocab_size, "num_classes": task.num_classes, "max_length": max_length}
+        return BertClassifierConfig(**self.fields(), **sizes, encoding=encoding, layout=layout)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertClassifierConfig(BertClassifierOptions, HeadConfig):
+    """The config of a classifier of sequences."""
+
+
+@MODELS.register("bert_classifier")
+class BertClassifier(_Head):
+    """Sorts sequences into classes by BERT's first token: logits = W dropout(pooled) + b. Devlin et al. (1810.04805).
+
+    >>> import jax.numpy as jnp
+    >>> from cope_jax.layers.encoder import bert_block
+    >>> config = BertClassifierConfig(vocab_size=16, max_length=8, num_classes=3, num_layers=2, block=bert_block(8, 2))
+    >>> BertClassifier(config, rngs=nnx.Rngs(0))(jnp.zeros((1, 8), jnp.int32)).shape
+    (1, 3)
+    """
+
+    Options: ClassVar[type] = BertClassifierOptions
+    Config: ClassVar[type] = BertClassifierConfig
+
+    def __call__(
+        self,
+        tokens_BL: Array,
+        segments_BL: Array | None = None,
+        mask_BL: Array | None = None,
+        *,
+        positions_BL: Any = None,
+        dropout_key: Array | None = None,
+    ) -> Array:
+        """logits_BC of each sequence. Arguments are those of `Encoder`."""
+        encoder_key, head_key = self._keys(dropout_key)
+        x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=encoder_key)
+        pooled_B1D = self._freeze(self.encoder.pool(x_BLD))[:, None]
+        return self._logits(pooled_B1D, head_key)[:, 0]
+
+    def measures(
+        self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
+    ) -> tuple[dict[str, Measure], PyTree]:
+        """`loss` and `sequence_error`, the share of sequences of a wrong class; `token_error` is the same.
+
+        Args:
+          batch: `inputs`, `segments` and `mask`, `[B, L]`; `targets` and `weights`, `[B]`; maybe `positions`.
+          carry: handed on.
+          dropout_key: None outside of training.
+        """
+        logits_BC = self(
+            batch["inputs"],
+            batch["segments"],
+            batch["mask"],
+            positions_BL=batch.get("positions"),
+            dropout_key=dropout_key,
+        )
+        return token_measures(logits_BC[:, None], batch["targets"][:, None], batch["weights"][:, None]), carry
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertTaggerOptions(HeadOptions):
+    """What an experiment chooses of a tagger.
+
+    Attributes:
+      name: "bert_tagger".
+      layers: what it reads: the "last" layer, or a learned "mix" of all, embeddings included.
+    """
+
+    name: Literal["bert_tagger"] = "bert_tagger"
+    layers: Literal["last", "mix"] = "last"
+
+    def complete(self, task: Any, encoding: EncodingConfig, max_length: int, layout: Layout) -> "BertTaggerConfig":
+        """The config of the model for a task, of which it takes `vocab_size` and `num_tags`."""
+        sizes = {"vocab_size": task.vocab_size, "num_classes": task.num_tags, "max_length": max_length}
+        return BertTaggerConfig(**self.fields(), **sizes, encoding=encoding, layout=layout)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BertTaggerConfig(BertTaggerOptions, HeadConfig):
+    """The config of a tagger."""
+
+
+@MODELS.register("bert_tagger")
+class BertTagger(_Head):
+    """Tags each word by the state of its first piece: logits = W dropout(x[start]) + b. Devlin et al. (1810.04805).
+
+    x is the last layer, or the mix γ Σ_j softmax(w)_j xʲ of all (`ScalarMix`).
+
+    >>> import jax.numpy as jnp
+    >>> from cope_jax.layers.encoder import bert_block
+    >>> config = BertTaggerConfig(vocab_size=16, max_length=8, num_classes=3, num_layers=2, block=bert_block(8, 2))
+    >>> pieces_BP, starts_BL = jnp.zeros((1, 8), jnp.int32), jnp.array([[1, 3, 4]])
+    >>> BertTagger(config, rngs=nnx.Rngs(0))(pieces_BP, starts_BL).shape
+    (1, 3, 3)
+    """
+
+    Options: ClassVar[type] = BertTaggerOptions
+    Config: ClassVar[type] = BertTaggerConfig
+
+    def __init__(self, config: BertTaggerConfig, *, rngs: nnx.Rngs):
+        super().__init__(config, rngs=rngs)
+        self.mix = ScalarMix(config.num_layers + 1, rngs=rngs) if config.layers == "mix" else None
+
+    def __call__(
+        self,
+        tokens_BP: Array,
+        starts_BL: Array,
+        segments_BP: Array | None = None,
+        mask_BP: Array | None = None,
+        *,
+        positions_BP: Any = None,
+        dropout_key: Array | None = None,
+    ) -> Array:
+        """The logits of each word.
+
+        Args:
+          tokens_BP: int32 pieces; `segments_BP`, `mask_BP`, `positions_BP` and `dropout_key` are as for `Encoder`.
+          starts_BL: int32, the place of each word's first piece; anything within [0, P) behind the last word. A place
+            outside of that gives NaN.
+          segments_BP: the kind of segment of each piece.
+          mask_BP: 1 for real pieces.
+          positions_BP: of the pieces.
+          dropout_key: None means no dropout.
+
+        Returns:
+          logits_BLC.
+        """
+        encoder_key, head_key = self._keys(dropout_key)
+        run = self.encoder if self.mix is None else self.encoder.layers
+        x = run(tokens_BP, segments_BP, mask_BP, positions_BL=positions_BP, dropout_key=encoder_key)
+        x = self._freeze(x).astype(self.encoder.norm.dtype)
+        x_BPD = x if self.mix is None else self.mix(x, mask_BP)
+        x_BLD = take_places(x_BPD, starts_BL)
+        return self._logits(x_BLD, head_key)
+
+    def measures(
+        self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
+    ) -> tuple[dict[str, Measure], PyTree]:
+        """`loss`, `token_error` and `sequence_error` of the words.
+
+        Args:
+          batch: `inputs`, `segments` and `mask`, `[B, P]`; `starts`, `targets` and `weights`, `[B, L]`; maybe
+            `positions`, of the pieces.
+          carry: handed on.
+          dropout_key: None outside of training.
+        """
+        logits_BLC = self(
+            batch["inputs"],
+            batch["starts"],
+            batch["segments"],
+            batch["mask"],
+            positions_BP=batch.get("positions"),
+            dropout_key=dropout_key,
+        )
+        return token_measures(logits_BLC, batch["targets"], batch["weights"]), carry

@@ -1,0 +1,227 @@
+"""A tagger of words: a bidirectional LSTM over what is known of each word, or a linear probe of given vectors."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.errors import ConfigError
+from cope_jax.layers.char_cnn import CharCNN, CharCNNConfig
+from cope_jax.layers.recurrent import Bidirectional, Cell
+from cope_jax.layers.scalar_mix import ScalarMix
+from cope_jax.layout import WHOLE, Layout
+from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.ops.dropout import dropout
+from cope_jax.ops.lookup import take
+from cope_jax.ops.token_measures import token_measures
+from cope_jax.registry import check_at_least, check_choices
+from cope_jax.typing import Array, PyTree
+
+CHARACTER_DIM, CHARACTER_WIDTH = 16, 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaggerOptions:
+    """What an experiment chooses of a `Tagger`.
+
+    Attributes:
+      name: of the model in the registry.
+      word_dim: width of an embedding of words; 0: none.
+      characters: filters of a character CNN, over 3 characters each; 0: none.
+      vectors: the batch's frozen vectors are read, all layers in a learned mix.
+      layer: the one layer of these vectors that is read in place of the mix; negative ones count from the top.
+      layer_norm: layers are normalised before they are mixed.
+      penalty: how strong an L2 penalty of the mix's weights is added to the loss.
+      recurrent: widths of the bidirectional LSTM's layers, in each direction; none: a linear probe.
+      dropout: rate on what the LSTM reads, between its layers, and on the top.
+    """
+
+    name: Literal["tagger"] = "tagger"
+    word_dim: int = 100
+    characters: int = 0
+    vectors: bool = False
+    layer: int | None = None
+    layer_norm: bool = False
+    penalty: float = 0.0
+    recurrent: tuple[int, ...] = (100,)
+    dropout: float = 0.5
+
+    def __post_init__(self):
+        check_choices(self, "tagger")
+        check_at_least(0, "tagger", word_dim=self.word_dim, characters=self.characters, penalty=self.penalty)
+        for width in self.recurrent:
+            check_at_least(1, "tagger", recurrent=width)
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"tagger.dropout must lie in [0, 1), got {self.dropout}")
+        if not (self.word_dim or self.characters or self.vectors):
+            raise ConfigError("tagger reads nothing: set word_dim, characters or vectors")
+        if not self.vectors and (self.layer is not None or self.layer_norm or self.penalty):
+            raise ConfigError("tagger.layer, layer_norm and penalty are of vectors: set tagger.vectors")
+        if self.layer is not None and (self.layer_norm or self.penalty):
+            raise ConfigError("tagger.layer_norm and penalty are of the mix of all layers: leave out tagger.layer")
+
+    def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout) -> "TaggerConfig":
+        """The config of a model for `task`, of which it reads `num_tags`, `vocab_size`, and `vector_shape`."""
+        del encoding, max_length
+        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(TaggerOptions)}
+        shape = getattr(task, "vector_shape", None) if self.vectors else None
+        if self.vectors and shape is None:
+            raise ConfigError("tagger.vectors: the task has no vectors, give it an embedder")
+        return TaggerConfig(
+            **options, num_tags=task.num_tags, vocab_size=task.vocab_size, vector_shape=shape, layout=layout
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TaggerConfig(TaggerOptions):
+    """These options and what the task decides.
+
+    Attributes:
+      num_tags: T.
+      vocab_size: V, known words.
+      vector_shape: (J, D) of the vectors.
+      layout: where activations lie on a mesh.
+    """
+
+    num_tags: int
+    vocab_size: int
+    vector_shape: tuple[int, ...] | None = None
+    layout: Layout = WHOLE
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_at_least(1, "tagger", num_tags=self.num_tags, vocab_size=self.vocab_size)
+        if self.vectors:
+            if self.vector_shape is None or len(self.vector_shape) != 2:
+                raise ConfigError(f"tagger.vector_shape must be (layers, width), got {self.vector_shape}")
+            layers = self.vector_shape[0]
+            if self.layer is not None and not -layers <= self.layer < layers:
+                raise ConfigError(f"tagger.layer={self.layer} is none of the {layers} layers of the vectors")
+
+    @property
+    def stochastic(self) -> bool:
+        return self.dropout > 0
+
+    @property
+    def char_cnn(self) -> CharCNNConfig:
+        """The encoder of characters, if there is one."""
+        return CharCNNConfig(CHARACTER_DIM, ((CHARACTER_WIDTH, self.characters),), num_highways=0, projection=None)
+
+    @property
+    def inputs(self) -> int:
+        """The width of what is known of a word."""
+        return self.word_dim + self.characters + (self.vector_shape[1] if self.vectors and self.vector_shape else 0)
+
+    def flops_per_token(self, length: int) -> float:
+        """6 × the numbers in the matrices of LSTM and output; characters, which vary in number, are not counted."""
+        del length
+        matrices, width = 0, self.inputs
+        for hidden in self.recurrent:
+            matrices, width = matrices + 2 * Cell(width=hidden).matrices(width), 2 * hidden
+        return 6.0 * (matrices + width * self.num_tags)
+
+
+@MODELS.register("tagger")
+class Tagger(Model):
+    """Tags each word: softmax(W h_t + b), h = BiLSTM([E[w_t]; CharCNN(w_t); mix of its contextual vectors]).
+
+    Plank et al. (arXiv 1604.05529) and, with frozen vectors beside the word's own, Peters et al. (arXiv 1802.05365);
+    without LSTM a linear probe, Liu et al. (arXiv 1903.08855).
+
+    >>> config = TaggerConfig(num_tags=3, vocab_size=10, vectors=True, vector_shape=(2, 4), recurrent=())
+    >>> model = Tagger(config, rngs=nnx.Rngs(0))
+    >>> batch = {"inputs": jnp.ones((1, 5), jnp.int32), "weights": jnp.ones((1, 5)), "vectors": jnp.ones((1, 5, 2, 4))}
+    >>> model(batch).shape, model.mix_weights().tolist()
+    ((1, 5, 3), [0.5, 0.5])
+    """
+
+    losses = ("tag_loss", "penalty")
+    Options = TaggerOptions
+    Config = TaggerConfig
+
+    def __init__(self, config: TaggerConfig, *, rngs: nnx.Rngs):
+        mixed = config.vectors and config.layer is None and config.vector_shape is not None
+        layers = config.vector_shape[0] if mixed and config.vector_shape else 0
+        widths = [config.inputs, *(2 * width for width in config.recurrent)]
+        pairs = zip(config.recurrent, widths[:-1], strict=True)
+        self.config = config
+        shape = config.vocab_size, config.word_dim
+        table = 0.1 * jax.random.normal(rngs.params(), shape) if config.word_dim else None
+        self.embedding_VD = None if table is None else nnx.Param(table, axes=("vocab", "embed"))
+        self.characters = CharCNN(config.char_cnn, rngs=rngs) if config.characters else None
+        self.mix = ScalarMix(layers, layer_norm=config.layer_norm, rngs=rngs) if mixed else None
+        self.recurrent = nnx.List(
+            [Bidirectional(Cell(width=width, forget_bias=1.0), inputs, rngs=rngs) for width, inputs in pairs]
+        )
+        self.out = nnx.Linear(
+            widths[-1], config.num_tags, kernel_init=jax.nn.initializers.normal(widths[-1] ** -0.5), rngs=rngs
+        )
+
+    def __call__(self, batch: Mapping[str, Array], dropout_key: Array | None = None) -> Array:
+        """logits_BLT of the batch's words; those of weight 0 may stand only behind the real ones.
+
+        Raises:
+          ConfigError: a field that the model reads is not in the batch, or vectors of another shape.
+        """
+        mask_BL = batch["weights"] != 0
+        # To the last word of weight 1: a word without a known tag in the midst of a sentence is read.
+        lengths_B = jnp.max(jnp.where(mask_BL, np.arange(1, mask_BL.shape[1] + 1, dtype=np.int32)[None], 0), axis=1)
+        keys = [None] * (len(self.recurrent) + 1)
+        if dropout_key is not None:
+            keys = list(jax.random.split(dropout_key, len(keys)))
+        x_BLD = dropout(jnp.concatenate(self._parts(batch, mask_BL), axis=-1), self.config.dropout, keys[0])
+        for layer, key in zip(self.recurrent, keys[1:], strict=True):
+            x_BLD = dropout(layer(x_BLD, lengths_B=lengths_B)[0], self.config.dropout, key)
+        return self.out(x_BLD)
+
+    def measures(
+        self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
+    ) -> tuple[dict[str, Measure], PyTree]:
+        """`tag_loss`, `penalty` of the mix, `token_error`, and `sequence_error`, the share of sentences with an error.
+
+        The penalty weighs as much as the batch's words: the parts of a batch that is split add up to its mean.
+        """
+        found = token_measures(self(batch, dropout_key), batch["targets"], batch["weights"])
+        tag_loss = found.pop("loss")
+        count = tag_loss[1]
+        penalty = jnp.zeros((), count.dtype) if self.mix is None else self.mix.penalty(self.config.penalty)
+        return {"tag_loss": tag_loss, "penalty": (penalty * count, count), **found}, carry
+
+    def mix_weights(self) -> np.ndarray:
+        """The share of each layer of the vectors in what is read, `[J]`: 1 of the chosen one where there is no mix.
+
+        Raises:
+          ConfigError: a tagger without vectors.
+        """
+        if not self.config.vectors or self.config.vector_shape is None:
+            raise ConfigError("this tagger reads no vectors, so it has no mix: set tagger.vectors")
+        if self.mix is not None:
+            return np.asarray(self.mix.shares())
+        shares_J = np.zeros(self.config.vector_shape[0], np.float32)
+        shares_J[self.config.layer] = 1
+        return shares_J
+
+    def _parts(self, batch: Mapping[str, Array], mask_BL: Array) -> list[Array]:
+        parts = []
+        if self.embedding_VD is not None:
+            parts.append(take(self.embedding_VD[...], _field(batch, "inputs")))
+        if self.characters is not None:
+            parts.append(self.characters(_field(batch, "characters")))
+        if self.config.vectors:
+            vectors_BLJD = _field(batch, "vectors")
+            if vectors_BLJD.shape[2:] != tuple(self.config.vector_shape or ()):
+                found = list(vectors_BLJD.shape[2:])
+                raise ConfigError(f"tagger: vectors of {found} layers and width do not fit {self.config.vector_shape}")
+            layers_JBLD = jnp.moveaxis(vectors_BLJD, 2, 0)
+            parts.append(layers_JBLD[self.config.layer] if self.mix is None else self.mix(layers_JBLD, mask_BL))
+        return parts
+
+
+def _field(batch: Mapping[str, Array], name: str) -> Array:
+    if name not in batch:
+        raise ConfigError(f"tagger: the batch has no {name!r}, which this model reads")
+    return batch[name]

@@ -1,0 +1,143 @@
+"""What formats of models share: a folder with config.json, and tensors in model.safetensors or in several such files.
+
+Everything that reads or writes tensors needs the package safetensors.
+"""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+"""Names of Hugging Face → ours."""
+Params = dict[Any, Any]
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether the folder has tensors in safetensors."""
+    return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; ConfigError where it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
+
+
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors of a folder, by name: of one file, or of those that an index lists.
+
+    Raises:
+      ConfigError: a file is missing or damaged, or lacks what the index says of it.
+    """
+    if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
+        return _read_file(folder / WEIGHTS)
+    places = read_json(folder / INDEX)
+    places = places.get("weight_map") if isinstance(places, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(f, str) and Path(f).name == f for f in places.values()):
+        raise ConfigError(f"{folder / INDEX} has no weight_map from tensors to files beside it")
+    tensors: dict[str, np.ndarray] = {}
+    for file in sorted(set(places.values())):
+        held = _read_file(folder / file)
+        for name in (name for name, place in places.items() if place == file):
+            if name not in held:
+                raise ConfigError(f"{folder / file} lacks {name}, which {INDEX} says it has")
+            tensors[name] = held[name]
+    return tensors
+
+
+def _read_file(path: Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tensors: dict[str, np.ndarray] = load_file(path)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
+    return tensors
+
+
+def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
+    """The tensor in float32, or in float64 if it is of that; ConfigError if it holds no real numbers.
+
+    >>> as_float(np.ones(2, jnp.bfloat16), "norm.weight", Path("gpt2")).dtype.name
+    'float32'
+    """
+    if array.dtype in (np.float32, np.float64):
+        return array
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ConfigError(f"{folder}: {name} is of type {array.dtype.name}: quantised weights are not known")
+    return array.astype(np.float32)
+
+
+def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes config.json and model.safetensors, each whole or not at all; the folder is made where there is none.
+
+    Raises:
+      ConfigError: the folder cannot be written to.
+      StorageError: the disk is full or read-only.
+    """
+    from safetensors.numpy import save_file
+
+    try:
+        with clear_storage_errors(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            for name in (WEIGHTS, CONFIG):  # the config last: without it there is no model
+                partial = folder / f"{name}.partial"
+                if name == WEIGHTS:
+                    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+                    save_file(contiguous, partial, metadata={"format": "pt"})
+                else:
+                    partial.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+                partial.replace(folder / name)
+    except StorageError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror or first_line(error)}") from error
+
+
+def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
+    """The shape and type of each parameter of a model, by path."""
+    state = nnx.state(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))), nnx.Param)
+    return {path: leaf for path, leaf in nnx.to_flat_state(state)}
+
+
+def insert(params: Params, path: tuple[Any, ...], array: Any) -> None:
+    """Puts an array into nested dicts.
+
+    >>> params = {}
+    >>> insert(params, ("blocks", "encoding", "parts", 1, "table_NK"), 3.0)
+    >>> params
+    {'blocks': {'encoding': {'parts': {1: {'table_NK': 3.0}}}}}
+    """
+    *modules, leaf = path
+    for module in modules:
+        params = params.setdefault(module, {})
+    params[leaf] = array
+
+
+def look_up(params: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
+    """The array of nested dicts; None where there is none.
+
+    >>> look_up({"norm": {"scale": 1.0}}, ("norm", "scale")), look_up({"norm": {}}, ("norm", "bias"))
+    (1.0, None)
+    """
+    for name in path:
+        if not isinstance(params, Mapping) or name not in params:
+            return None
+        params = params[name]
+    return params
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return next(iter(str(error).splitlines() or [type(error).__name__]))

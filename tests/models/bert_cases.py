@@ -1,0 +1,111 @@
+"""A tiny BERT with random parameters, a ragged batch for it, and the oracle's view."""
+
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.layers.encoder import bert_block
+from cope_jax.models.bert import Bert, BertConfig
+from cope_jax.typing import Array
+from tests.encodings.cases import FAST_COMPILE, rule_of
+from tests.oracle import bert as oracle
+from tests.oracle.encodings import Rule, Sizes
+
+VOCAB, LENGTH, LAYERS, WIDTH, HEADS = 17, 9, 2, 8, 2
+LENGTHS = (9, 5, 7)  # of the rows of the batch: real tokens
+jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
+
+
+def config(encoding: str = "learned", dtype: str = "float32", dropout: float = 0.0, **options: Any) -> BertConfig:
+    """Two layers of width 8."""
+    block = bert_block(WIDTH, HEADS, mlp_dim=12, dropout=dropout, compute_dtype=dtype)
+    sizes = {"vocab_size": VOCAB, "max_length": 11, "num_layers": LAYERS, "block": block}
+    return BertConfig(**(sizes | options), encoding=EncodingConfig.parse(encoding))
+
+
+def random_state(model: Any, seed: int = 0, dtype: Any = np.float64, scale: float = 0.4) -> tuple[Any, nnx.State]:
+    """The structure of a model, and parameters that are all random and matter. `model` is a function that makes it."""
+    graphdef, state = nnx.split(nnx.eval_shape(model))
+    rng = np.random.default_rng(seed)
+
+    def fill(leaf: Any) -> Any:
+        return np.asarray(rng.normal(scale=scale, size=leaf.shape), dtype)
+
+    nnx.replace_by_pure_dict(state, jax.tree.map(fill, nnx.to_pure_dict(state)))
+    return graphdef, state
+
+
+def build(config: BertConfig, seed: int = 0, dtype: Any = np.float64) -> tuple[Any, nnx.State]:
+    """A `Bert`, taken apart."""
+    return random_state(lambda: Bert(config, rngs=nnx.Rngs(0)), seed, dtype)
+
+
+def batch(seed: int = 0, dtype: Any = np.float32) -> dict[str, np.ndarray]:
+    """Ragged rows of two segments, some tokens to predict, and padding of random numbers."""
+    rng = np.random.default_rng(seed)
+    shape = (len(LENGTHS), LENGTH)
+    real = np.arange(LENGTH)[None] < np.array(LENGTHS)[:, None]
+    weights = np.zeros(shape, dtype)
+    for row, places in enumerate([(1, 4, 6), (2,), (3, 6)]):
+        weights[row, list(places)] = 1
+    return {
+        # Not 0: PyTorch gives no gradient to the padding's row of a table.
+        "inputs": rng.integers(1, VOCAB, shape, dtype=np.int32),
+        "segments": np.where(np.arange(LENGTH)[None] >= np.array([[4], [2], [7]]), 1, 0).astype(np.int32),
+        "mask": real.astype(np.int32),
+        "targets": rng.integers(0, VOCAB, shape, dtype=np.int32),
+        "weights": weights,
+        "next": np.array([0, 1, 1], np.int32),
+    }
+
+
+def named(state: Any) -> dict[str, np.ndarray]:
+    """The parameters by path, in float64."""
+    return {"/".join(map(str, path)): np.asarray(leaf[...], np.float64) for path, leaf in nnx.to_flat_state(state)}
+
+
+def expected_states(config: BertConfig, params: dict[str, np.ndarray], row: dict[str, np.ndarray]) -> list[np.ndarray]:
+    """The oracle's states of every layer, of one row of a batch without its padding."""
+    length = int(row["mask"].sum())
+    own = {path.removeprefix("encoder/"): value for path, value in params.items() if path.startswith("encoder/")}
+    layers = [
+        {path.removeprefix("blocks/"): value[layer] for path, value in own.items() if path.startswith("blocks/")}
+        for layer in range(config.num_layers)
+    ]
+    shared, each = config.encoding.split("layer")
+    sizes = Sizes(HEADS, HEADS, WIDTH // HEADS, WIDTH, config.max_length)
+
+    def rule(part: EncodingConfig, values: dict[str, np.ndarray]) -> Rule:
+        if not part.parts:
+            return Rule()
+        (name, options) = part.parts[0]
+        spec = f"{name}({','.join(f'{option}={value}' for option, value in options.items())})"
+        bare = {path.removeprefix("encoding/"): value for path, value in values.items() if path.startswith("encoding/")}
+        return rule_of(spec, {path.rpartition("_")[0]: value for path, value in bare.items()}, sizes)
+
+    rules = [rule(each, layer) for layer in layers]
+    return oracle.encoder(
+        row["inputs"][:length], row["segments"][:length], own, layers, HEADS, rule(shared, own), rules
+    )
+
+
+def expected_measures(config: BertConfig, params: dict[str, Array], fields: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The oracle's (sum, weight) of each measure of a batch."""
+    mlm, nsp, mlm_wrong, nsp_wrong = 0.0, 0.0, 0, 0
+    for number in range(len(fields["inputs"])):
+        row = {name: value[number] for name, value in fields.items()}
+        top = expected_states(config, params, row)[-1]
+        for place in np.flatnonzero(row["weights"]):
+            logits = oracle.masked_logits(top[place], params)
+            mlm += oracle.cross_entropy(logits, row["targets"][place])
+            mlm_wrong += int(np.argmax(logits) != row["targets"][place])
+        logits = oracle.dense(oracle.pool(top[0], params), params, "next_sentence")
+        nsp += oracle.cross_entropy(logits, row["next"])
+        nsp_wrong += int(np.argmax(logits) != row["next"])
+    count, rows = float(fields["weights"].sum()), float(len(fields["inputs"]))
+    sums = {"mlm_loss": (mlm, count), "mlm_error": (mlm_wrong, count), "nsp_loss": (nsp, rows)}
+    return sums | {"nsp_error": (nsp_wrong, rows)}
