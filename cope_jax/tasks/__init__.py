@@ -2,7 +2,7 @@
 
 >>> import numpy as np
 >>> names()
-('counting', 'flip_flop', 'selective_copy', 'zipf')
+('bilm', 'counting', 'flip_flop', 'masked_lm', 'selective_copy', 'spam', 'tagging', 'text', 'words', 'zipf')
 >>> create("counting", num_variables=3).sample(np.random.default_rng(0), 64)["inputs"].shape
 (64, 512)
 """
@@ -10,9 +10,15 @@
 from typing import Any
 
 from cope_jax.registry import configure
+from cope_jax.tasks import bilm as bilm
 from cope_jax.tasks import counting as counting
 from cope_jax.tasks import flip_flop as flip_flop
+from cope_jax.tasks import masked_lm as masked_lm
 from cope_jax.tasks import selective_copy as selective_copy
+from cope_jax.tasks import spam as spam
+from cope_jax.tasks import tagging as tagging
+from cope_jax.tasks import text as text
+from cope_jax.tasks import words as words
 from cope_jax.tasks import zipf as zipf
 from cope_jax.tasks.base import TASKS, Batch, Task
 

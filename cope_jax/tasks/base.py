@@ -1,27 +1,32 @@
-"""The contract of a task: what to learn, drawn from numpy Generators, and the registry of all tasks.
+"""The contract of a task: what to learn, drawn from numpy Generators or read from files; and the registry of all tasks.
 
-Every task varies one number between its splits (the share of `ignore`s, the number of blanks, the weight of `pass`):
-its *level*. A split is a name for a level; `"blanks=24"` names any level directly, which is what sweeps use.
+Synthetic tasks vary one number between their splits (the share of `ignore`s, the number of blanks, the weight of
+`pass`): their *level*, see `LevelTask`.
 """
 
 import abc
 import dataclasses
 import math
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar, Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
+from etils import epath
 
 from cope_jax.errors import ConfigError
+from cope_jax.files import read_text
 from cope_jax.registry import Registry, unknown
 
 Batch = dict[str, np.ndarray]
-"""n sequences of length L, for predicting each next token:
+"""n sequences of length L. For predicting each next token:
 
 - `"inputs"`, int32 `[n, L]`;
 - `"targets"`, int32 `[n, L]`, the token that follows each input;
 - `"weights"`, float32 `[n, L]`, 1 where loss and metric count and 0 elsewhere.
+
+Tasks of another kind say in their docstrings what their fields are. All have `inputs` `[n, L, ...]`, rows first in
+every field, and rows of zeros count for nothing.
 """
 
 
@@ -31,39 +36,36 @@ class NoOptions:
 
 
 class Task(abc.ABC):
-    """Base class: a task states its vocabulary and levels in `__init__`, and how to generate at a level.
+    """Base class of what can be learned.
 
     A subclass names its options in a frozen dataclass, `Config`, and takes `(config)`. Its `__init__` hands on:
 
-      vocabulary: the tokens as text; a token's number is its place.
-      levels: split name -> level, "train" first.
-      sweep: (value to plot, level), growing.
+      vocab_size: the number of tokens that there are to predict.
+      lengths: split -> L, the padded number of inputs of a sequence; "train" first.
 
     Attributes:
-      metric: the headline figure of the task: "token_error" (share of weighted tokens mispredicted) or "sequence_error"
-        (share of sequences with any weighted token mispredicted).
-      axis: what a level is called in a split name.
-      sweep_label: the title of the sweep's horizontal axis.
+      metric: the headline figure of the task, among what `figures` gives; shares such as "token_error" (of
+        weighted tokens mispredicted) and "sequence_error" (of sequences with any weighted token mispredicted) are shown
+        in per cent.
+      other_metrics: what has a table below that of the headline figure, where it differs.
+      side_by_side: whether rows may stand one behind the other in a longer one, where `segments` keep them apart: then
+        splits of several lengths take one program without padding. A model must know segments for documents, and what
+        it measures of whole sequences is of longer ones.
+      sweep: (value to plot, split), growing: the splits of the plot of error by length; here none.
+      sweep_label: the title of that plot's horizontal axis.
     """
 
     Config: ClassVar[type] = NoOptions
-    metric: ClassVar[Literal["token_error", "sequence_error"]] = "token_error"
-    axis: ClassVar[str]
-    sweep_label: ClassVar[str]
+    metric: str = "token_error"
+    other_metrics: ClassVar[tuple[str, ...]] = ("sequence_error", "token_error")
+    sweep_label: ClassVar[str] = ""
+    side_by_side: ClassVar[bool] = False
 
-    def __init__(
-        self,
-        config: Any,
-        *,
-        vocabulary: Iterable[str],
-        levels: Mapping[str, float],
-        sweep: Iterable[tuple[int, float]],
-    ):
+    def __init__(self, config: Any, *, vocab_size: int, lengths: Mapping[str, int]):
         self.config = config
-        self.vocabulary = tuple(vocabulary)
-        self.sweep = tuple((value, f"{self.axis}={level:g}") for value, level in sweep)
-        self._levels = dict(levels)
-        self._numbers = {token: number for number, token in enumerate(self.vocabulary)}
+        self.vocab_size = vocab_size
+        self.sweep: tuple[tuple[int, str], ...] = ()
+        self._lengths = dict(lengths)
 
     @property
     def name(self) -> str:
@@ -71,13 +73,9 @@ class Task(abc.ABC):
         return next((name for name in TASKS if TASKS.get(name) is type(self)), type(self).__name__)
 
     @property
-    def vocab_size(self) -> int:
-        return len(self.vocabulary)
-
-    @property
     def splits(self) -> tuple[str, ...]:
         """The fixed splits, "train" first."""
-        return tuple(self._levels)
+        return tuple(self._lengths)
 
     @property
     def evaluation_splits(self) -> tuple[str, ...]:
@@ -89,8 +87,133 @@ class Task(abc.ABC):
         return max(self.length(split) for split in (*self.splits, *(split for _, split in self.sweep)))
 
     def length(self, split: str) -> int:
-        """L, the padded number of inputs of a sequence of `split`."""
+        """L, the padded number of inputs of a sequence of `split`. ConfigError for a split that there is not."""
+        if split not in self._lengths:
+            raise unknown(f"split of {self.name}", split, self.splits)
+        return self._lengths[split]
+
+    def as_trained(self, split: str) -> bool:
+        """Whether a split of the sweep is as long, or as hard, as training."""
+        self.length(split)
+        return False
+
+    def size(self, split: str) -> int | None:
+        """How many examples `split` has; None: as many as one asks for, for they are drawn."""
+        self.length(split)
+        return None
+
+    def stream(self, split: str, batch_size: int) -> Sequence[Batch] | None:
+        """The batches of `split` in an order that means something: row r of batch i + 1 goes on where that of i ends.
+
+        Batch 0 has `reset`, float32 `[B]`, at 1, where all others have 0: what a model carries begins anew. None: the
+        examples are independent.
+        """
+        self.length(split)
+        return None
+
+    def mixture(self, split: str) -> tuple[tuple[float, range], ...]:
+        """The parts of a split with a `size` from which training draws: of each a weight, and places. (): all alike."""
+        self.length(split)
+        return ()
+
+    @abc.abstractmethod
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        """Draws n sequences of `split` from `rng`.
+
+        Raises:
+          ConfigError: `split` is unknown or n is negative.
+        """
+
+    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
+        """The fixed n sequences of `split`: the same on every machine, and each split from a stream of its own.
+
+        A split with a `size` gives its first n in the order of its file, whatever the seed.
+        """
+        if seed < 0:
+            raise ConfigError(f"a data seed must be at least 0, got {seed}")
+        return self.sample(np.random.default_rng([seed, zlib.crc32(split.encode())]), n, split)
+
+    def take(self, split: str, places: np.ndarray) -> Batch:
+        """The examples of a split with a `size` at `places` in its file; here cut out of all of them."""
+        size = self.size(split)
+        assert size is not None
+        return {name: field[places] for name, field in self.dataset(split, size).items()}
+
+    def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
+        """What is shown of the means of a model's measures on `split`, or on some of its examples; here the same."""
+        del split
+        return dict(measures)
+
+    def artifacts(self) -> dict[str, str]:
+        """Files that a run must keep to be of use, such as a vocabulary: content by name. Default: none."""
+        return {}
+
+    def same_artifacts(self, folder: epath.PathLike) -> bool | None:
+        """Whether the artifacts in a folder, such as a vocabulary, mean what the task's do; None: it has none."""
+        there = {name: file for name in self.artifacts() if (file := epath.Path(folder) / name).exists()}
+        if not there:
+            return None
+        return all(read_text(file).splitlines() == self.artifacts()[name].splitlines() for name, file in there.items())
+
+    def sources(self) -> dict[str, str]:
+        """Files that tell the data of the task from others: content by name. Default: none.
+
+        A run keeps them and goes on with the same data only. To read it back, the data need not be there.
+        """
+        return {}
+
+    def example_options(self) -> dict[str, Any]:
+        """The options that examples depend on beside the content of `artifacts` and `sources`. Default: all."""
+        return dataclasses.asdict(self.config)
+
+    @classmethod
+    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
+        """The options by which the task takes the artifacts of a run from its folder, instead of learning them anew."""
+        del folder
+        return dict(options)
+
+
+class LevelTask(Task):
+    """Base class of synthetic tasks: a subclass states its vocabulary and levels, and how to generate at a level.
+
+    A split is a name for a level; `"blanks=24"` names any level directly, which is what sweeps use. The `__init__` of a
+    subclass hands on:
+
+      vocabulary: the tokens as text; a token's number is its place.
+      levels: split name -> level, "train" first.
+      sweep: (value to plot, level), growing.
+
+    Attributes:
+      metric: "token_error" or "sequence_error".
+      axis: what a level is called in a split name.
+    """
+
+    axis: ClassVar[str]
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        vocabulary: Iterable[str],
+        levels: Mapping[str, float],
+        sweep: Iterable[tuple[int, float]],
+    ):
+        self.config = config
+        self.vocabulary = tuple(vocabulary)
+        self._levels = dict(levels)
+        super().__init__(
+            config,
+            vocab_size=len(self.vocabulary),
+            lengths={split: self._length(level) for split, level in self._levels.items()},
+        )
+        self.sweep = tuple((value, f"{self.axis}={level:g}") for value, level in sweep)
+        self._numbers = {token: number for number, token in enumerate(self.vocabulary)}
+
+    def length(self, split: str) -> int:
         return self._length(self.level(split))
+
+    def as_trained(self, split: str) -> bool:
+        return self.level(split) == self.level("train")
 
     def level(self, split: str) -> float:
         """The level that `split` names: a fixed split, or `"<axis>=<number>"`. ConfigError for any other."""
@@ -108,20 +231,9 @@ class Task(abc.ABC):
         return level
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        """Draws n sequences of `split` from `rng`.
-
-        Raises:
-          ConfigError: `split` is unknown or n is negative.
-        """
         if n < 0:
             raise ConfigError(f"the number of sequences must be at least 0, got {n}")
         return self._generate(rng, n, self.level(split))
-
-    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        """The fixed n sequences of `split`: the same on every machine, and each split from a stream of its own."""
-        if seed < 0:
-            raise ConfigError(f"a data seed must be at least 0, got {seed}")
-        return self.sample(np.random.default_rng([seed, zlib.crc32(split.encode())]), n, split)
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Tokens as text, separated by spaces."""

@@ -7,13 +7,13 @@ import dataclasses
 
 import numpy as np
 
-from cope_jax.tasks.base import TASKS, Batch, Task, check, next_token_batch
+from cope_jax.tasks.base import TASKS, Batch, LevelTask, check, next_token_batch
 
 WRITE, READ, IGNORE, ZERO = range(4)
 
 
 @TASKS.register("flip_flop")
-class FlipFlop(Task):
+class FlipFlop(LevelTask):
     """FFL(T, p_ignore): T tokens, alternating an instruction and a bit.
 
     The first instruction is `w` (write) and the last `r` (read); those between are drawn independently, `i` (ignore)

@@ -7,13 +7,13 @@ import dataclasses
 
 import numpy as np
 
-from cope_jax.tasks.base import TASKS, Batch, Task, check, next_token_batch
+from cope_jax.tasks.base import TASKS, Batch, LevelTask, check, next_token_batch
 
 BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 
 
 @TASKS.register("selective_copy")
-class SelectiveCopy(Task):
+class SelectiveCopy(LevelTask):
     """`num_tokens` symbols in random places among blanks, a separator, then the symbols again, in order.
 
     Loss and metric count on the copy only. The paper's vocabulary of 16 tokens is read as 14 symbols, the blank and the

@@ -1,4 +1,4 @@
-"""What holds for every registered task, at its default options."""
+"""What holds for every registered task, and for every one with levels, at its default options."""
 
 import pathlib
 import re
@@ -12,11 +12,12 @@ import pytest
 import cope_jax.tasks
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
+from cope_jax.tasks.base import LevelTask
 
 pytestmark = pytest.mark.newest
 
 
-@pytest.fixture(params=tasks.names())
+@pytest.fixture(params=[name for name in tasks.names() if issubclass(tasks.TASKS.get(name), LevelTask)])
 def task(request):
     return tasks.create(request.param)
 

@@ -1,0 +1,133 @@
+"""Text in words made of characters, each to be predicted from all before it, and from all after it.
+
+Peters et al., "Deep contextualized word representations", NAACL 2018.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from cope_jax.corpora.streams import Stream, drawn, first, windows
+from cope_jax.corpora.texts import SPLITS, Corpus, documents
+from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tasks.base import TASKS, Batch, Task
+from cope_jax.tokenizers import characters as chars
+from cope_jax.tokenizers.vocabulary import UNKNOWN, Vocabulary
+
+BEGIN, END = "<S>", "</S>"
+
+
+@TASKS.register("bilm")
+class BiLM(Task):
+    """A sentence of words w₁…wₙ is read from both ends, and all sentences of a split stand one after the other.
+
+        forward:   <S> w₁ … wₙ  predicts  w₁ … wₙ </S>
+        backward:  </S> wₙ … w₁  predicts  wₙ … w₁ <S>
+
+    What is read are the characters of a word, so that none is unknown; what is predicted is among `vocab_size` words.
+
+    The fields are `inputs` `[B, L, C]`, characters, `targets` and `weights` `[B, L]`; the same of the backward stream,
+    with `backward_` before their names; and `reset` `[B]` in a stream.
+
+    Attributes:
+      vocabulary: `<unk>`, `<S>`, `</S>`, and the words of the training text by falling count.
+      max_characters: C.
+
+    >>> task = BiLM(BiLM.Config(length=6, corpus="ud-ewt"))
+    >>> batch = task.stream("train", 1)[0]
+    >>> for name in ("targets", "backward_targets"):
+    ...     print(task.vocabulary.decode(batch[name][0]))
+    The old ferry crosses the bay
+    . day a twice bay the
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of bilm.
+
+        Attributes:
+          data_dir: where the corpora are; None: the built-in sample.
+          corpus: "wikitext-2", in plain spelling; "ud-ewt", the words of the treebank; or "both".
+          length: L, the words of a window.
+          vocab_size: the most words that can be predicted; None: all of the training text.
+          max_characters: C, the bytes of a word, two marks among them.
+        """
+
+        data_dir: str | None = None
+        corpus: Corpus = "wikitext-2"
+        length: int = 20
+        vocab_size: int | None = None
+        max_characters: int = chars.MAX_CHARACTERS
+
+        def __post_init__(self):
+            check_choices(self, "bilm")
+            check_at_least(1, "bilm", length=self.length)
+            check_at_least(4, "bilm", vocab_size=self.vocab_size)
+            check_at_least(3, "bilm", max_characters=self.max_characters)
+
+    def __init__(self, config: Config):
+        texts = {
+            split: [sentence for document in documents(config.corpus, config.data_dir, split) for sentence in document]
+            for split in SPLITS
+        }
+        words = (word for sentence in texts["train"] for word in sentence)
+        self.vocabulary = Vocabulary.build(words, config.vocab_size, reserved=(UNKNOWN, BEGIN, END))
+        self.max_characters = config.max_characters
+        self._splits = {split: _Split(text, self.vocabulary, config.max_characters) for split, text in texts.items()}
+        super().__init__(config, vocab_size=len(self.vocabulary), lengths=dict.fromkeys(SPLITS, config.length))
+
+    def size(self, split: str) -> int:
+        """Windows of L words that do not overlap."""
+        length = self.length(split)
+        return -(-self._splits[split].size // length)
+
+    def stream(self, split: str, batch_size: int) -> Sequence[Batch]:
+        length, text = self.length(split), self._splits[split]
+        return Stream(text.fields, batch_size, length, text.spell)
+
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        length, text = self.length(split), self._splits[split]
+        return text.spell(windows(text.fields, drawn(rng, n, max(1, text.size - length + 1)), length))
+
+    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
+        places, text = first(n, self.size(split), f"the split {split!r} of bilm"), self._splits[split]
+        return text.spell(windows(text.fields, places * self.length(split), self.length(split)))
+
+    def artifacts(self) -> dict[str, str]:
+        return {"words.txt": self.vocabulary.text}
+
+
+class _Split:
+    """The two streams of a text, in which a word read is its place in a table of the characters of every word."""
+
+    def __init__(self, sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, max_characters: int):
+        kinds = list(dict.fromkeys(word for sentence in sentences for word in sentence))
+        places = {word: place for place, word in enumerate(kinds, start=3)}
+        marks = [chars.sentence_mark(mark, max_characters) for mark in (chars.BEGIN_SENTENCE, chars.END_SENTENCE)]
+        padding = np.zeros((1, max_characters), np.int32)
+        self._table_UC = np.concatenate([padding, np.stack(marks), chars.characters(kinds, max_characters)])
+        target_U = np.concatenate([np.zeros(1, np.int32), vocabulary.encode([BEGIN, END, *kinds])])
+        begin, end = 1, 2
+        forward: list[int] = []
+        backward: list[int] = []
+        ends = np.cumsum([0, *(len(sentence) + 1 for sentence in sentences)])
+        for sentence in sentences:
+            numbers = [places[word] for word in sentence]
+            forward += [begin, *numbers]
+            backward += [end, *numbers[::-1]]
+        self.size = len(forward)
+        self.fields: dict[str, np.ndarray] = {}
+        for name, entries, last in (("", forward, end), ("backward_", backward, begin)):
+            read = np.array(entries, np.int32)
+            following = np.roll(read, -1)
+            following[ends[1:] - 1] = last
+            self.fields[f"{name}inputs"] = read
+            self.fields[f"{name}targets"] = target_U[following]
+            self.fields[f"{name}weights"] = np.ones(len(read), np.float32)
+
+    def spell(self, batch: dict[str, Any]) -> Batch:
+        """A batch in which words read are their characters; those of padding are zeros."""
+        read = {name: self._table_UC[batch[name]] for name in ("inputs", "backward_inputs")}
+        return {**batch, **read}

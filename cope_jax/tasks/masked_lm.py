@@ -1,0 +1,213 @@
+"""Sentence pairs with hidden words: what BERT learns from.
+
+Devlin et al., "BERT: Pre-training of deep bidirectional transformers for language understanding", NAACL 2019; the
+details are those of its released program.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+
+import numpy as np
+
+from cope_jax.corpora.streams import drawn
+from cope_jax.corpora.texts import SPLITS, Corpus, documents
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tokenizers.wordpiece import WordPiece
+
+_SHORT = 0.1
+_UNKNOWN_WORD = "<unk>"
+
+
+@TASKS.register("masked_lm")
+class MaskedLM(Task):
+    """`[CLS] A [SEP] B [SEP]`: which pieces stood at the masked places, and does B follow A in its document?
+
+    A and B are whole sentences of one document, where B follows A; or, with probability ½ and wherever there is but one
+    sentence, B is from another document. Both together have at most L − 3 pieces, in a tenth of the examples a random
+    number of at least 2: the longer side loses pieces at either end, by chance.
+
+    Of n pieces min(most, max(1, round(rate n))) are to be predicted, none of them `[CLS]`, `[SEP]` or `[UNK]`: 80 %
+    read `[MASK]`, 10 % any piece of the vocabulary, 10 % themselves. Every example is drawn anew.
+
+    The fields, all `[B, L]` but the last: `inputs`, `segments` (0: A, 1: B), `mask` (1: a piece, 0: padding),
+    `targets`, `weights` (1: to be predicted), and `next` `[B]` (0: B follows A, 1: it is from elsewhere).
+
+    Attributes:
+      wordpiece: the vocabulary.
+
+    >>> task = MaskedLM(MaskedLM.Config(length=24, vocab_size=2000))
+    >>> batch = task.sample(np.random.default_rng(55), 1)
+    >>> print(task.wordpiece.decode(batch["inputs"][0]))
+    [CLS] the clock in [MASK] window is always [MASK] . [SEP] " why did you trust me ? water rest the fox . [SEP]
+    >>> print(task.wordpiece.decode(batch["targets"][batch["weights"] > 0]), batch["next"])
+    the wrong " asks [1]
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of masked_lm.
+
+        Attributes:
+          data_dir: where the corpora are; None: the built-in sample.
+          corpus: "wikitext-2", "ud-ewt" or "both".
+          length: L, of `[CLS] A [SEP] B [SEP]`.
+          vocab_size: pieces of the vocabulary, which is learned from the training text.
+          vocab: path of a vocab.txt to take instead.
+          lowercase: whether to make letters small and leave accents out.
+          mask_rate: the share of pieces to be predicted.
+          max_predictions: the most pieces to be predicted; None: no limit.
+        """
+
+        data_dir: str | None = None
+        corpus: Corpus = "wikitext-2"
+        length: int = 128
+        vocab_size: int = 8192
+        vocab: str | None = None
+        lowercase: bool = True
+        mask_rate: float = 0.15
+        max_predictions: int | None = None
+
+        def __post_init__(self):
+            check_choices(self, "masked_lm")
+            check_at_least(5, "masked_lm", length=self.length)
+            check_at_least(1, "masked_lm", max_predictions=self.max_predictions)
+            check(0 < self.mask_rate <= 1, f"masked_lm.mask_rate must be above 0 and at most 1, got {self.mask_rate}")
+
+    metric = "mlm_error"
+
+    def __init__(self, config: Config):
+        source = (config.corpus, config.data_dir)
+        if config.vocab is None:
+            self.wordpiece = _trained(*source, config.vocab_size, config.lowercase)
+        else:
+            self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
+            self.wordpiece.check_specials()
+        self._splits = {split: _Text(documents(*source, split), self.wordpiece) for split in SPLITS}
+        super().__init__(config, vocab_size=len(self.wordpiece), lengths=dict.fromkeys(SPLITS, config.length))
+
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        length, text, special = self.length(split), self._splits[split], self.wordpiece
+        begins = drawn(rng, n, text.num_sentences)
+        batch = {name: np.zeros((n, length), np.int32) for name in ("targets", "segments", "mask")}
+        batch["targets"][:] = special.pad
+        following = np.zeros(n, np.int32)
+        for row, start in enumerate(begins):
+            first, second, following[row] = _pair(rng, text, start, length - 3)
+            ids, segments = special.frame(first.tolist(), second.tolist())
+            batch["targets"][row, : len(ids)] = ids
+            batch["segments"][row, : len(ids)] = segments
+            batch["mask"][row, : len(ids)] = 1
+        return {**self._masked(rng, batch["targets"], batch["mask"]), **batch, "next": following}
+
+    def _masked(self, rng: np.random.Generator, targets_BL: np.ndarray, mask_BL: np.ndarray) -> Batch:
+        special, config = self.wordpiece, self.config
+        count_B1 = np.maximum(1, np.rint(config.mask_rate * mask_BL.sum(axis=1, keepdims=True)))
+        if config.max_predictions is not None:
+            count_B1 = np.minimum(config.max_predictions, count_B1)
+        allowed_BL = (mask_BL == 1) & ~np.isin(targets_BL, [special.cls, special.sep, special.unknown])
+        order_BL = np.where(allowed_BL, rng.random(targets_BL.shape), 1)
+        rank_BL = np.argsort(np.argsort(order_BL, axis=1), axis=1)
+        chosen_BL = allowed_BL & (rank_BL < count_B1)
+        fate_BL = rng.random(targets_BL.shape)
+        random_BL = rng.integers(0, len(special), targets_BL.shape)
+        read_BL = np.where(fate_BL < 0.8, special.mask, np.where(fate_BL < 0.9, random_BL, targets_BL))
+        inputs_BL = np.where(chosen_BL, read_BL, targets_BL).astype(np.int32)
+        return {"inputs": inputs_BL, "weights": chosen_BL.astype(np.float32)}
+
+    def floors(self, split: str = "validation") -> dict[str, float]:
+        """What a model without a context reaches on `split`: the accuracy of always the same piece, and of a coin."""
+        self.length(split)
+        train, test = (self._splits[name].pieces for name in ("train", split))
+        return {"mlm_accuracy": unigram_accuracy(train, test, self.wordpiece.unknown), "nsp_accuracy": 0.5}
+
+    def artifacts(self) -> dict[str, str]:
+        return {"vocab.txt": self.wordpiece.text}
+
+
+def unigram_accuracy(train: np.ndarray, test: np.ndarray, unknown: int) -> float:
+    """The share of pieces in `test` that are the most frequent one of `train`; unknown ones do not count.
+
+    >>> unigram_accuracy(np.array([3, 3, 4, 1, 1, 1]), np.array([3, 4, 4, 4, 1]), unknown=1)
+    0.25
+    """
+    most = np.bincount(train[train != unknown]).argmax()
+    return float(np.mean(test[test != unknown] == most))
+
+
+class _Text:
+    """Documents as one array of pieces.
+
+    Attributes:
+      pieces: int32 `[N]`.
+      num_sentences: S.
+      bounds: `[S + 1]`, where sentences begin; the last is N.
+      ends: `[S]`, for each sentence the end of its document, a sentence.
+      documents: `[S]`, its document.
+      starts: the first sentence of each document, and S.
+    """
+
+    def __init__(self, text: list[list[tuple[str, ...]]], wordpiece: WordPiece):
+        encoded = [[wordpiece.encode_words(sentence)[0] for sentence in document if sentence] for document in text]
+        encoded = [document for document in encoded if document]
+        if len(encoded) < 2:
+            raise ConfigError(
+                f"masked_lm takes sentences of other documents, and a split has {len(encoded)}: give two or more"
+            )
+        sentences = [sentence for document in encoded for sentence in document]
+        self.num_sentences = len(sentences)
+        self.pieces = np.concatenate([np.array(sentence, np.int32) for sentence in sentences])
+        self.bounds = np.cumsum([0, *map(len, sentences)])
+        sizes = [len(document) for document in encoded]
+        self.starts = np.cumsum([0, *sizes])
+        self.ends = np.repeat(self.starts[1:], sizes)
+        self.documents = np.repeat(np.arange(len(sizes)), sizes)
+
+    def until(self, start: int, pieces: int) -> int:
+        """The sentence before which there are `pieces` pieces or more since sentence `start`, or its document ends."""
+        reached = np.searchsorted(self.bounds, self.bounds[start] + pieces)
+        return int(min(reached, self.ends[start]))
+
+    def __getitem__(self, sentences: slice) -> np.ndarray:
+        return self.pieces[self.bounds[sentences.start] : self.bounds[sentences.stop]]
+
+
+def _pair(rng: np.random.Generator, text: _Text, start: int, most: int) -> tuple[np.ndarray, np.ndarray, int]:
+    """A and B, with at most `most` pieces in all, and whether B is from elsewhere; A begins at sentence `start`."""
+    target = most if rng.random() >= _SHORT else int(rng.integers(2, most + 1))
+    end = text.until(start, target)
+    middle = int(rng.integers(start + 1, end)) if end - start > 1 else end
+    first, second = text[start:middle], text[middle:end]
+    elsewhere = middle == end or rng.random() < 0.5
+    if elsewhere:
+        own = text.documents[start]
+        other = int(rng.integers(0, len(text.starts) - 2))
+        other += other >= own
+        begin = int(rng.integers(text.starts[other], text.starts[other + 1]))
+        second = text[begin : text.until(begin, max(1, target - len(first)))]
+    kept_first, kept_second = _kept(len(first), len(second), most)
+    return _trimmed(rng, first, kept_first), _trimmed(rng, second, kept_second), int(elsewhere)
+
+
+def _kept(first: int, second: int, most: int) -> tuple[int, int]:
+    """How much of either side is left where the longer one, or else B, loses a piece until `most` are left in all."""
+    kept_second = min(second, max(most // 2, most - first))
+    return min(first, most - kept_second), kept_second
+
+
+def _trimmed(rng: np.random.Generator, pieces: np.ndarray, kept: int) -> np.ndarray:
+    """`kept` pieces: each of those that go is taken from the front or the back by chance."""
+    front = int(rng.binomial(len(pieces) - kept, 0.5)) if len(pieces) > kept else 0
+    return pieces[front : front + kept]
+
+
+@functools.lru_cache(maxsize=2)
+def _trained(corpus: Corpus, data_dir: str | None, vocab_size: int, lowercase: bool) -> WordPiece:
+    def texts() -> Iterator[str]:
+        for document in documents(corpus, data_dir, "train"):
+            for sentence in document:
+                yield " ".join(word for word in sentence if word != _UNKNOWN_WORD)
+
+    return WordPiece.train(texts(), vocab_size, lowercase=lowercase)

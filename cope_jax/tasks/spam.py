@@ -1,0 +1,142 @@
+"""Short messages: ham or spam?
+
+Almeida, Gómez Hidalgo and Yamakami, "Contributions to the study of SMS spam filtering", DocEng 2011.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from cope_jax.corpora import sms
+from cope_jax.corpora.streams import drawn, first
+from cope_jax.registry import check_at_least
+from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tokenizers.wordpiece import WordPiece
+
+
+@TASKS.register("spam")
+class Spam(Task):
+    """A message is ham, 0, or spam, 1. Of k folds, which all have the same share of spam, one is the test.
+
+    The fields are `inputs`, `mask` (1: a piece) and `segments` (zeros) `[B, L]`, pieces between `[CLS]` and `[SEP]`, of
+    which a longer message keeps the first; `targets` and `weights` `[B]`.
+
+    Attributes:
+      places: of the messages of each split among all of the corpus.
+      classes: their names; a class's number is its place.
+      num_classes: 2.
+      wordpiece: the vocabulary.
+
+    >>> task = Spam(Spam.Config(folds=5))
+    >>> batch = task.dataset("test", 4)
+    >>> print(*(task.classes[label] for label in batch["targets"]))
+    ham spam ham spam
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of spam.
+
+        Attributes:
+          data_dir: where the corpus is; None: the built-in sample.
+          vocab: path of a vocab.txt; None: a vocabulary learned from the training messages.
+          vocab_size: the most pieces of a vocabulary that is learned.
+          lowercase: whether pieces are of small letters.
+          length: L.
+          folds: k.
+          fold: which of them is the test, from 0.
+          repeat: seed of the division into folds.
+          train: how many training messages to keep, with the same share of spam; None: all.
+        """
+
+        data_dir: str | None = None
+        vocab: str | None = None
+        vocab_size: int = 4096
+        lowercase: bool = True
+        length: int = 64
+        folds: int = 10
+        fold: int = 0
+        repeat: int = 0
+        train: int | None = None
+
+        def __post_init__(self):
+            check_at_least(3, "spam", length=self.length)
+            check_at_least(2, "spam", folds=self.folds, train=self.train)
+            check_at_least(0, "spam", repeat=self.repeat)
+            check(0 <= self.fold < self.folds, f"spam.fold must be 0 to {self.folds - 1}, got {self.fold}")
+
+    metric = "token_error"
+
+    def __init__(self, config: Config):
+        messages = sms.read(config.data_dir)
+        train, test = _divide(np.array([message.label for message in messages]), config)
+        self.classes = sms.LABELS
+        self.num_classes = len(self.classes)
+        self.places = {"train": train, "test": test}
+        self._messages = {split: [messages[i] for i in places] for split, places in self.places.items()}
+        if config.vocab is None:
+            texts = (message.text for message in self._messages["train"])
+            self.wordpiece = WordPiece.train(texts, config.vocab_size, lowercase=config.lowercase)
+        else:
+            self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
+            self.wordpiece.check_specials()
+        super().__init__(
+            config, vocab_size=len(self.wordpiece), lengths={"train": config.length, "test": config.length}
+        )
+        self._fields = {split: self._encoded(split) for split in self.splits}
+
+    def texts(self, split: str) -> list[str]:
+        """The messages of a split, in the order of the file."""
+        self.length(split)
+        return [message.text for message in self._messages[split]]
+
+    def labels(self, split: str) -> np.ndarray:
+        """int32 `[n]`, of `texts`."""
+        self.length(split)
+        return np.array([message.label for message in self._messages[split]], np.int32)
+
+    def size(self, split: str) -> int:
+        self.length(split)
+        return len(self._messages[split])
+
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        places = drawn(rng, n, self.size(split))
+        return {name: field[places] for name, field in self._fields[split].items()}
+
+    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
+        places = first(n, self.size(split), f"the split {split!r} of spam")
+        return {name: field[places] for name, field in self._fields[split].items()}
+
+    def artifacts(self) -> dict[str, str]:
+        return {"vocab.txt": self.wordpiece.text}
+
+    def _encoded(self, split: str) -> Batch:
+        length, size = self.config.length, self.size(split)
+        inputs_BL, mask_BL = np.full((size, length), self.wordpiece.pad, np.int32), np.zeros((size, length), np.int32)
+        for row, text in enumerate(self.texts(split)):
+            ids, _ = self.wordpiece.frame(self.wordpiece.encode(text)[: length - 2])
+            inputs_BL[row, : len(ids)] = ids
+            mask_BL[row, : len(ids)] = 1
+        return {
+            "inputs": inputs_BL,
+            "mask": mask_BL,
+            "segments": np.zeros_like(inputs_BL),
+            "targets": self.labels(split),
+            "weights": np.ones(size, np.float32),
+        }
+
+
+def _divide(labels: np.ndarray, config: Spam.Config) -> tuple[np.ndarray, np.ndarray]:
+    """The places of training and of test messages, each in growing order."""
+    from sklearn import model_selection  # here, since it is slow to import
+
+    least = int(np.bincount(labels, minlength=2).min())
+    check(config.folds <= least, f"spam.folds must be at most {least}, the messages of the rarer class")
+    folds = model_selection.StratifiedKFold(config.folds, shuffle=True, random_state=config.repeat)
+    train, test = list(folds.split(labels, labels))[config.fold]
+    if config.train is not None:
+        most = len(train) - 2  # one of each class is left over, as the division needs
+        check(config.train <= most, f"spam.train must be at most {most}: leave it out for all {len(train)} messages")
+        part = model_selection.StratifiedShuffleSplit(1, train_size=config.train, random_state=config.repeat)
+        train = np.sort(train[next(part.split(train, labels[train]))[0]])
+    return train, test

@@ -1,0 +1,237 @@
+"""Parts of speech: the tag of each word of a sentence.
+
+Nivre et al., "Universal Dependencies v2", LREC 2020.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+from etils import epath
+
+from cope_jax.corpora import conllu, majority
+from cope_jax.corpora.streams import drawn, first
+from cope_jax.corpora.texts import SPLITS
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
+from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tokenizers.characters import characters
+from cope_jax.tokenizers.vocabulary import Vocabulary
+from cope_jax.tokenizers.wordpiece import WordPiece
+
+Chunks = list[tuple[int, int]]
+
+
+@TASKS.register("tagging")
+class Tagging(Task):
+    """Words to their universal parts of speech. A sentence longer than L goes on in the next example: none is cut.
+
+    The fields are `inputs` `[B, L]`, words in small letters, of which those that occur once in training are unknown;
+    `characters` `[B, L, C]`; `targets` and `weights` `[B, L]`; and, if asked, `vectors` `[B, L, J, D]`. With `pieces`
+    they are, as for BERT: `inputs`, `mask` and `segments` `[B, P]`, pieces between `[CLS]` and `[SEP]`; `starts`
+    `[B, L]`, the place of each word's first piece; `targets` and `weights` `[B, L]`.
+
+    Attributes:
+      tags: their names; a tag's number is its place.
+      num_tags: T.
+      vector_shape: (J, D) of the vectors, or None.
+
+    >>> task = Tagging(Tagging.Config(length=10))
+    >>> batch = task.dataset("train", 1)
+    >>> " ".join(task.tags[tag] for tag in batch["targets"][0])
+    'DET ADJ NOUN VERB DET NOUN ADV DET NOUN PUNCT'
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of tagging.
+
+        Attributes:
+          data_dir: where the treebank is; None: the built-in sample.
+          length: L, the most words of an example.
+          max_characters: C, the bytes of a word, two marks among them.
+          vectors: an .npz file with an array for each split, or a folder with `<split>.npy`: contextual vectors of all
+            words of `sentences(split)`, one after the other, `[words, J, D]`.
+          pieces: path of a vocab.txt: words in pieces, in place of words and characters.
+          max_pieces: P, with `[CLS]` and `[SEP]`.
+          lowercase: whether pieces are of small letters.
+        """
+
+        data_dir: str | None = None
+        length: int = 64
+        max_characters: int = 32
+        vectors: str | None = None
+        pieces: str | None = None
+        max_pieces: int = 128
+        lowercase: bool = True
+
+        def __post_init__(self):
+            check_at_least(1, "tagging", length=self.length)
+            check_at_least(3, "tagging", max_characters=self.max_characters, max_pieces=self.max_pieces)
+            check(not (self.vectors and self.pieces), "tagging has vectors or pieces, not both: set one of them")
+
+    def __init__(self, config: Config):
+        self.tags = conllu.TAGS
+        self.num_tags = len(self.tags)
+        self._sentences = {split: conllu.read(config.data_dir, split) for split in SPLITS}
+        self.vocabulary = Vocabulary.build(map(str.lower, self._words("train")), min_count=2)
+        self._pieces = WordPiece.load(config.pieces, lowercase=config.lowercase) if config.pieces else None
+        if self._pieces:
+            self._pieces.check_specials()
+        self._targets = {split: self._numbers(split) for split in SPLITS}
+        self._splits: dict[str, _Words | _Pieces] = {}
+        for split in SPLITS:
+            if self._pieces:
+                self._splits[split] = _Pieces(self._lengths_of(split), self._words(split), self._pieces, config)
+            else:
+                vectors = _vectors(config.vectors, split, len(self._words(split))) if config.vectors else None
+                self._splits[split] = _Words(
+                    self._lengths_of(split), self._words(split), self.vocabulary, config, vectors
+                )
+        train = self._splits["train"]
+        self.vector_shape = train.vectors.shape[1:] if isinstance(train, _Words) and train.vectors is not None else None
+        super().__init__(
+            config,
+            vocab_size=len(self._pieces or self.vocabulary),
+            lengths=dict.fromkeys(SPLITS, config.max_pieces if config.pieces else config.length),
+        )
+
+    def sentences(self, split: str) -> list[tuple[str, ...]]:
+        """The words of each sentence of a split, whole, in the order of the file."""
+        self.length(split)
+        return [sentence.words for sentence in self._sentences[split]]
+
+    def size(self, split: str) -> int:
+        self.length(split)
+        return len(self._splits[split].chunks)
+
+    def take(self, split: str, places: np.ndarray) -> Batch:
+        """The examples at `places` `[n]` of the file: what `dataset` has there, without all of it in memory."""
+        self.length(split)
+        text, length = self._splits[split], self.config.length
+        bounds = np.array(text.chunks, np.int64).reshape(-1, 2)[places]
+        places_BL = bounds[:, :1] + np.arange(length)
+        real_BL = places_BL < bounds[:, 1:]
+        places_BL = np.where(real_BL, places_BL, 0)
+        targets_BL = np.where(real_BL, self._targets[split][places_BL], 0).astype(np.int32)
+        fields = text.fields(bounds, places_BL, real_BL)
+        return {**fields, "targets": targets_BL, "weights": real_BL.astype(np.float32)}
+
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        return self.take(split, drawn(rng, n, self.size(split)))
+
+    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
+        return self.take(split, first(n, self.size(split), f"the split {split!r} of tagging"))
+
+    def majority(self, split: str) -> float:
+        """The accuracy on `split` of each word's most frequent tag in training, and the most frequent of all tags for
+        words that it has not: what is reached without any context. Equal counts go by the alphabet.
+        """
+        self.length(split)
+        guesses = majority.of_words(self._words("train"), self._targets["train"].tolist(), self._words(split))
+        return float(np.mean(self._targets[split] == guesses))
+
+    def artifacts(self) -> dict[str, str]:
+        return {"vocab.txt": self._pieces.text} if self._pieces else {"words.txt": self.vocabulary.text}
+
+    def _words(self, split: str) -> list[str]:
+        return [word for sentence in self._sentences[split] for word in sentence.words]
+
+    def _lengths_of(self, split: str) -> list[int]:
+        return [len(sentence.words) for sentence in self._sentences[split]]
+
+    def _numbers(self, split: str) -> np.ndarray:
+        numbers = {tag: number for number, tag in enumerate(self.tags)}
+        return np.array([numbers[tag] for sentence in self._sentences[split] for tag in sentence.tags], np.int32)
+
+
+class _Words:
+    """A split as words, characters and vectors."""
+
+    def __init__(
+        self,
+        lengths: Sequence[int],
+        words: Sequence[str],
+        vocabulary: Vocabulary,
+        config: Tagging.Config,
+        vectors: np.ndarray | None,
+    ):
+        self.chunks = _chunks(lengths, np.arange(len(words) + 1), config.length, config.length)
+        self.vectors = vectors
+        self._inputs = vocabulary.encode(word.lower() for word in words)
+        kinds = {word: number for number, word in enumerate(dict.fromkeys(words), start=1)}
+        self._kinds = np.array([kinds[word] for word in words], np.int32)
+        padding = np.zeros((1, config.max_characters), np.int32)
+        self._table_UC = np.concatenate([padding, characters(list(kinds), config.max_characters)])
+
+    def fields(self, bounds: np.ndarray, places_BL: np.ndarray, real_BL: np.ndarray) -> Batch:
+        """All but targets and weights."""
+        batch = {
+            "inputs": np.where(real_BL, self._inputs[places_BL], 0).astype(np.int32),
+            "characters": self._table_UC[np.where(real_BL, self._kinds[places_BL], 0)],
+        }
+        if self.vectors is not None:
+            batch["vectors"] = self.vectors[places_BL].astype(np.float32) * real_BL[..., None, None]
+        return batch
+
+
+class _Pieces:
+    """A split as pieces of words."""
+
+    def __init__(self, lengths: Sequence[int], words: Sequence[str], pieces: WordPiece, config: Tagging.Config):
+        room = config.max_pieces - 2
+        encoded = [pieces.encode_words([word])[0][:room] for word in words]
+        self._bounds = np.cumsum([0, *map(len, encoded)])
+        self._flat = np.concatenate([np.array(ids, np.int32) for ids in encoded])
+        self.chunks = _chunks(lengths, self._bounds, config.length, room)
+        self._special, self._length = pieces, config.max_pieces
+
+    def fields(self, bounds: np.ndarray, places_BL: np.ndarray, real_BL: np.ndarray) -> Batch:
+        """All but targets and weights."""
+        begin_B1, end_B1 = self._bounds[bounds[:, :1]], self._bounds[bounds[:, 1:]]
+        flat_BP = begin_B1 + np.arange(self._length) - 1
+        last_B1 = end_B1 - begin_B1 + 1
+        inside_BP = (flat_BP >= begin_B1) & (flat_BP < end_B1)
+        inputs_BP = np.where(inside_BP, self._flat[np.where(inside_BP, flat_BP, 0)], self._special.pad)
+        inputs_BP[:, 0] = self._special.cls
+        np.put_along_axis(inputs_BP, last_B1, self._special.sep, axis=1)
+        return {
+            "inputs": inputs_BP.astype(np.int32),
+            "mask": (np.arange(self._length) <= last_B1).astype(np.int32),
+            "segments": np.zeros(inputs_BP.shape, np.int32),
+            "starts": np.where(real_BL, self._bounds[places_BL] - begin_B1 + 1, 0).astype(np.int32),
+        }
+
+
+def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pieces: int) -> Chunks:
+    """First word and end of each part of each sentence: as many words as there is room for."""
+    chunks, begin = [], 0
+    for length in lengths:
+        end = begin + length
+        while begin < end:
+            room = int(np.searchsorted(bounds, bounds[begin] + most_pieces, side="right")) - 1
+            stop = min(end, begin + most_words, room)
+            chunks.append((begin, stop))
+            begin = stop
+    return chunks
+
+
+def _vectors(path: str, split: str, words: int) -> np.ndarray:
+    """The vectors of a split, `[words, J, D]`, checked."""
+    file = epath.Path(path)
+    try:
+        if file.is_dir():
+            vectors = np.load(file / f"{split}.npy", mmap_mode="r")
+        else:
+            with np.load(file) as arrays:
+                vectors = arrays[split]
+    except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"no vectors of {split!r} at {path} ({error}): give an .npz with an array for each split, or a folder"
+        ) from error
+    if vectors.ndim != 3 or len(vectors) != words or not np.issubdtype(vectors.dtype, np.floating):
+        raise ConfigError(
+            f"the vectors of {split!r} at {path} have shape {vectors.shape}, not (words = {words}, layers, width): "
+            "make them from the same treebank"
+        )
+    return vectors

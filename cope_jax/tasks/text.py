@@ -1,0 +1,263 @@
+"""Text as it is written, by any tokenizer: each token to be predicted from those before it.
+
+Golovneva et al., "Contextual Position Encoding" (arXiv 2405.18719), sections 5.4 and 5.5, for WikiText-103 and code.
+"""
+
+import dataclasses
+import functools
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from cope_jax.corpora.counts import Counts
+from cope_jax.corpora.documents import READERS, WITHOUT_WORDS, Reader, fingerprint, reader
+from cope_jax.corpora.packing import Entries, Packed, Packing, join
+from cope_jax.corpora.streams import drawn, first
+from cope_jax.corpora.texts import SPLITS
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least, check_choices, unknown
+from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.base import Tokenizer
+
+
+@TASKS.register("text")
+class Text(Task):
+    r"""Every token of a split is predicted once; before the first of a document stands the tokenizer's `end`.
+
+    The fields are `inputs`, `targets` and `weights` `[B, L]`. "stream": an example is a window of the whole text.
+    "documents": it holds whole documents, or parts of length L; `segments` `[B, L]` tells them apart, from 1 on, with 0
+    behind the last, and `positions` `[B, L]` start at 0 in each. That a document has ended is learned, but does not
+    count in validation and test.
+
+    A mixture draws each training example from one of its corpora, by their weights. Its other splits are all of theirs.
+    A split `length=512` is the test in windows of 512, and `validation/length=512` the validation; they need not be of
+    the sweep.
+
+    The headline figure is the perplexity by words, the end of a line being one, or by tokens of text that has no words
+    in common with others, such as code. Both, and bits per byte, come from the loss by the `counts` of the whole split,
+    also where only some of its examples were measured.
+
+    Attributes:
+      tokenizer: learned from the training text, or loaded.
+
+    >>> task = Text(Text.Config(tokenizer="words", length=6))
+    >>> batch = task.dataset("train", 2)
+    >>> task.decode(batch["inputs"][1]), task.decode(batch["targets"][1])
+    ('Carrow Point =\n\nThe', 'Point =\n\nThe lighthouse')
+    >>> task.counts("test")
+    Counts(tokens=120, words=120, bytes=504)
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of text.
+
+        Attributes:
+          data_dir: has a folder for each corpus; None: the built-in sample, and for "code" the standard library of the
+            running Python.
+          corpus: "wikitext-2", "wikitext-103", "wikitext-2-raw", "wikitext-103-raw", "tinyshakespeare", "files",
+            "code", or a mixture with weights, such as "3*wikitext-2+code"; see `cope_jax.corpora.documents`.
+          globs: which files of "files" and "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
+          tokenizer: "bpe", of bytes; "words", between spaces; "bytes".
+          vocab_size: the most tokens of a vocabulary that is learned; None: 8,192 of "bpe", and all words.
+          vocab: a tokenizer to load instead: a `tokenizer.json`, a folder with it or with GPT-2's files, or for "words"
+            a file with one in each line.
+          length: L.
+          packing: "stream" or "documents".
+          sweep: lengths of the test for the plot of error by length.
+        """
+
+        data_dir: str | None = None
+        corpus: str = "wikitext-2"
+        globs: tuple[str, ...] = ()
+        tokenizer: loading.Kind = "bpe"
+        vocab_size: int | None = None
+        vocab: str | None = None
+        length: int = 128
+        packing: Packing = "stream"
+        sweep: tuple[int, ...] = ()
+
+        def __post_init__(self):
+            check_choices(self, "text")
+            check_at_least(1, "text", length=self.length, sweep=min(self.sweep, default=None))
+            _mixture(self.corpus)
+
+    sweep_label = "length of the context"
+    metric = "perplexity"
+    other_metrics = ("token_perplexity", "bits_per_byte")
+    side_by_side = True
+
+    def __init__(self, config: Config):
+        self._parts = _mixture(config.corpus)
+        self._readers = {name: reader(name, config.data_dir, config.globs) for _, name in self._parts}
+        self.tokenizer = _tokenizer(config)
+        if any(name in WITHOUT_WORDS for _, name in self._parts):
+            self.metric = "token_perplexity"
+        self._texts: dict[str, tuple[list[Entries], Counts]] = {}
+        self._packed: dict[str, list[Packed]] = {}
+        super().__init__(config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length))
+        self.sweep = tuple((length, f"length={length}") for length in sorted(set(config.sweep)))
+
+    def length(self, split: str) -> int:
+        return self._parse(split)[1]
+
+    def as_trained(self, split: str) -> bool:
+        return self.length(split) == self.config.length
+
+    def size(self, split: str) -> int:
+        return sum(map(len, self._examples(split)))
+
+    def mixture(self, split: str) -> tuple[tuple[float, range], ...]:
+        self.length(split)
+        if len(self._parts) == 1:
+            return ()
+        ends = np.cumsum([0, *map(len, self._examples(split))]).tolist()
+        return tuple((weight, range(*ends[i : i + 2])) for i, (weight, _) in enumerate(self._parts))
+
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        mixture = self.mixture(split)
+        if not mixture:
+            return self.take(split, drawn(rng, n, self.size(split)))
+        weights = np.array([weight for weight, _ in mixture])
+        check(n >= 0, f"the number of examples must be at least 0, got {n}")
+        parts = [mixture[part][1] for part in rng.choice(len(mixture), n, p=weights / weights.sum())]
+        return self.take(split, np.array([rng.integers(part.start, part.stop) for part in parts], np.int64))
+
+    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
+        return self.take(split, first(n, self.size(split), f"the split {split!r} of text"))
+
+    def take(self, split: str, places: np.ndarray) -> Batch:
+        examples = self._examples(split)
+        ends = np.cumsum([0, *map(len, examples)])
+        which = np.searchsorted(ends, places, side="right") - 1
+        if len(examples) == 1 or not len(places):
+            return examples[0].take(places)
+        rows = [examples[part].take(np.array([place - ends[part]])) for part, place in zip(which, places, strict=True)]
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+    def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
+        """With perplexities and bits per byte; without `sequence_error`, for a window is no sequence of its own."""
+        counts = self.counts(split)
+        own = {name: value for name, value in measures.items() if name != "sequence_error"}
+        return own | counts.quoted(measures["loss"] * counts.tokens)
+
+    def counts(self, split: str) -> Counts:
+        """What all examples of a split together have to predict."""
+        return self._text(self._parse(split)[0])[1]
+
+    def entries(self, split: str) -> list[Entries]:
+        """The whole text of a split, one of each corpus, for windows of any other kind, such as overlapping ones."""
+        return self._text(self._parse(split)[0])[0]
+
+    def encode(self, text: str) -> np.ndarray:
+        """The int32 tokens of a text, with nothing before or after it."""
+        return self.tokenizer.encode([text])[0]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Tokens as text. ConfigError: one that the vocabulary has not."""
+        numbers = np.array(list(tokens), np.int32)
+        for number in numbers[(numbers < 0) | (numbers >= self.vocab_size)]:
+            raise ConfigError(
+                f"token {number} is none of the {self.vocab_size} of the vocabulary: give that of the text"
+            )
+        return self.tokenizer.decode(numbers)
+
+    def artifacts(self) -> dict[str, str]:
+        return {self.tokenizer.file: self.tokenizer.text}
+
+    def same_artifacts(self, folder: epath.PathLike) -> bool | None:
+        found = loading.find(folder)
+        return None if found is None else loading.same(found, self.tokenizer)
+
+    def sources(self) -> dict[str, str]:
+        return {"corpus.json": self._corpus}
+
+    def example_options(self) -> dict[str, Any]:
+        carried = ("data_dir", "globs", "vocab", "vocab_size")
+        return {name: value for name, value in super().example_options().items() if name not in carried}
+
+    @classmethod
+    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
+        kind = options.get("tokenizer", cls.Config.tokenizer)
+        file = epath.Path(folder) / loading.FILES.get(kind, "")
+        if kind not in loading.FILES or not file.exists():
+            return dict(options)
+        return {**options, "vocab": str(file), "vocab_size": None}
+
+    @functools.cached_property
+    def _corpus(self) -> str:
+        readers = self._readers.values()
+        found = {split: fingerprint(text for read in readers for text in read(split)) for split in SPLITS}
+        return json.dumps(found, indent=1) + "\n"
+
+    def _parse(self, split: str) -> tuple[str, int]:
+        """The text and the length that a split names."""
+        if split in SPLITS:
+            return split, self.config.length
+        text, slash, level = split.rpartition("/")
+        axis, _, number = level.partition("=")
+        if axis != "length" or (slash and text not in SPLITS):
+            raise unknown("split of text", split, (*SPLITS, "length=<number>", "validation/length=<number>"))
+        if not number.isdecimal() or int(number) < 1:
+            raise ConfigError(f"split {split!r} of text has no valid length: use one like 'length=512'")
+        return text if slash else "test", int(number)
+
+    def _examples(self, split: str) -> list[Packed]:
+        if split not in self._packed:
+            text, length = self._parse(split)
+            options = {"packing": self.config.packing, "every": text == "train"}
+            self._packed[split] = [Packed(entries, length, **options) for entries in self.entries(split)]
+        return self._packed[split]
+
+    def _text(self, split: str) -> tuple[list[Entries], Counts]:
+        if split not in self._texts:
+            parts, words, octets = [], 0, 0
+            for read in self._readers.values():
+                texts = read(split)
+                parts.append(join(self.tokenizer.encode(texts), self.tokenizer.end))
+                words += sum(len(text.split()) + text.count("\n") for text in texts)
+                octets += sum(len(text.encode("utf-8", "ignore")) for text in texts)
+            tokens = sum(int(entries.counted.sum()) for entries in parts)
+            self._texts[split] = parts, Counts(tokens, words, octets)
+        return self._texts[split]
+
+
+def _mixture(corpus: str) -> tuple[tuple[float, str], ...]:
+    """Weights and names of corpora, from a text such as "3*wikitext-2+code"."""
+    parts = []
+    for part in corpus.split("+"):
+        weight, star, name = part.rpartition("*")
+        READERS.get(name.strip())
+        try:
+            number = float(weight) if star else 1.0
+        except ValueError:
+            number = 0.0
+        check(0 < number < float("inf"), f"text.corpus={corpus!r} has a weight that is no positive number: {weight!r}")
+        parts.append((number, name.strip()))
+    names = [name for _, name in parts]
+    check(len(set(names)) == len(names), f"text.corpus={corpus!r} names a corpus twice: give it one weight")
+    return tuple(parts)
+
+
+def _tokenizer(config: Text.Config) -> Tokenizer:
+    if config.vocab is None:
+        return _trained(config.corpus, config.data_dir, config.globs, config.tokenizer, config.vocab_size)
+    tokenizer = loading.load(config.tokenizer, config.vocab)
+    if config.vocab_size not in (None, len(tokenizer)):
+        raise ConfigError(
+            f"the tokenizer of {config.vocab} has {len(tokenizer)} tokens, not text.vocab_size={config.vocab_size}: "
+            "leave vocab_size out"
+        )
+    return tokenizer
+
+
+@functools.lru_cache(maxsize=2)
+def _trained(
+    corpus: str, data_dir: str | None, globs: tuple[str, ...], kind: loading.Kind, size: int | None
+) -> Tokenizer:
+    readers: list[Reader] = [reader(name, data_dir, globs) for _, name in _mixture(corpus)]
+    return loading.train(kind, (text for read in readers for text in read("train")), size)

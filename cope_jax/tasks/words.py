@@ -1,0 +1,111 @@
+"""Text in words, each to be predicted from all before it.
+
+Mikolov et al., "Recurrent neural network based language model", Interspeech 2010; Merity et al., "Pointer sentinel
+mixture models", ICLR 2017, for WikiText-2.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from cope_jax.corpora import conllu, wikitext
+from cope_jax.corpora.streams import Stream, drawn, first, windows
+from cope_jax.corpora.texts import SPLITS
+from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tasks.base import TASKS, Batch, Task
+from cope_jax.tokenizers.vocabulary import Vocabulary
+
+
+@TASKS.register("words")
+class Words(Task):
+    """A split is one long text; `<eos>` ends each line and counts as a word, and one stands before the first.
+
+    So the loss over `stream` is that of every word once, and its exponential the `perplexity` that is published.
+    Without a stream, an example is a window of the text: all of them in order, or drawn with any start.
+
+    The fields are `inputs`, `targets` and `weights` `[B, L]`; the same of the text read from its end, with `backward_`
+    before their names, where the options ask for it; and `reset` `[B]` in a stream.
+
+    Attributes:
+      vocabulary: of the training text, by falling count; rarer words than it has room for are `<unk>`.
+
+    >>> task = Words(Words.Config(length=6))
+    >>> batch = task.stream("train", 2)[1]
+    >>> print(task.vocabulary.decode(batch["inputs"][0]), "|", task.vocabulary.decode(batch["targets"][0]))
+    Carrow Point = <eos> <eos> The | Point = <eos> <eos> The lighthouse
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of words.
+
+        Attributes:
+          data_dir: where the corpora are; None: the built-in sample.
+          corpus: "wikitext-2", with its own `<unk>`, or "ud-ewt", the text of the treebank, a sentence a line.
+          length: L, the words of a window.
+          vocab_size: the most words that the vocabulary may have; None: all of the training text.
+          backward: give the reversed text too, for a model of both directions.
+        """
+
+        data_dir: str | None = None
+        corpus: Literal["wikitext-2", "ud-ewt"] = "wikitext-2"
+        length: int = 35
+        vocab_size: int | None = None
+        backward: bool = False
+
+        def __post_init__(self):
+            check_choices(self, "words")
+            check_at_least(1, "words", length=self.length)
+            check_at_least(2, "words", vocab_size=self.vocab_size)
+
+    metric = "perplexity"
+    other_metrics = ()
+
+    def __init__(self, config: Config):
+        texts = {split: _read(config, split) for split in SPLITS}
+        self.vocabulary = Vocabulary.build(texts["train"], config.vocab_size)
+        self._fields = {split: _fields(self.vocabulary, text, config.backward) for split, text in texts.items()}
+        super().__init__(config, vocab_size=len(self.vocabulary), lengths=dict.fromkeys(SPLITS, config.length))
+
+    def size(self, split: str) -> int:
+        """Windows of L words that do not overlap."""
+        length = self.length(split)
+        return -(-len(self._fields[split]["inputs"]) // length)
+
+    def stream(self, split: str, batch_size: int) -> Sequence[Batch]:
+        length = self.length(split)
+        return Stream(self._fields[split], batch_size, length)
+
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        length = self.length(split)
+        words = len(self._fields[split]["inputs"])
+        return windows(self._fields[split], drawn(rng, n, max(1, words - length + 1)), length)
+
+    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
+        places = first(n, self.size(split), f"the split {split!r} of words")
+        return windows(self._fields[split], places * self.length(split), self.length(split))
+
+    def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
+        self.length(split)
+        with np.errstate(over="ignore"):
+            return {**measures, "perplexity": float(np.exp(measures["loss"]))}
+
+    def artifacts(self) -> dict[str, str]:
+        return {"words.txt": self.vocabulary.text}
+
+
+def _read(config: Words.Config, split: str) -> list[str]:
+    if config.corpus == "wikitext-2":
+        return wikitext.words(config.data_dir, split)
+    return [word for sentence in conllu.read(config.data_dir, split) for word in (*sentence.words, wikitext.EOS)]
+
+
+def _fields(vocabulary: Vocabulary, text: list[str], backward: bool) -> dict[str, np.ndarray]:
+    fields: dict[str, np.ndarray] = {}
+    numbers = vocabulary.encode([wikitext.EOS, *text])
+    for prefix, read in (("", numbers), ("backward_", numbers[::-1]))[: 2 if backward else 1]:
+        ones = np.ones(len(text), np.float32)
+        fields |= {f"{prefix}inputs": read[:-1], f"{prefix}targets": read[1:], f"{prefix}weights": ones}
+    return fields
