@@ -1,55 +1,51 @@
-"""The loss and the errors of a model on fixed splits."""
+"""The losses and errors of a model on fixed splits."""
 
-import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.data import pipeline
-from cope_jax.ops.cross_entropy import cross_entropy
+from cope_jax.models.base import Measure
 from cope_jax.tasks import Task
-from cope_jax.typing import Array, PyTree
+from cope_jax.typing import PyTree
 
-
-@dataclasses.dataclass(frozen=True)
-class Errors:
-    """What was measured on one split.
-
-    Attributes:
-      loss: mean cross entropy of the tokens of weight 1, in nats.
-      token_error: share of these tokens that the most probable one misses, in [0, 1].
-      sequence_error: share of sequences with any such miss ("exact match" is 1 minus this), in [0, 1].
-    """
-
-    loss: float
-    token_error: float
-    sequence_error: float
+Errors = dict[str, float]
+"""What a task shows of the means of a model's measures on one split: `loss`, in nats, `token_error`, a share in [0, 1],
+`perplexity`."""
 
 
 class Evaluator:
     """Measures models on fixed splits, all padded to one length, so that one program is compiled for all of them.
 
+    Where the task says that it can, as many sequences as a row has room for stand in it side by side; not for models
+    that carry a state, which would go from one to the next. Splits that are streams are read from their beginning, and
+    what the model carries goes from batch to batch.
+
     Args:
       task: where the splits come from.
-      logits: (params, inputs_BL, positions_BL) → logits_BLV.
-      sample_positions: (key, batch, length) → positions_BL; called with each split's own length.
+      measures: (params, carry, batch) → (measures, carry), as `Learner.measures`.
+      initial_carry: (batch size) → carry.
+      sample_positions: (key, batch, length) → positions_BL; called with each split's own length, but not
+        used where a batch has its own.
       lift: turns the function of one run into that of several side by side (`Replicas.lift`).
-      splits: examples of each split.
+      splits: examples of each split; of a split that has fewer, all.
       batch_size: sequences at a time.
       data_seed: seed of the examples.
       data_dir: where to read the fixed splits from; None draws them.
       place: puts a batch on the devices.
       multiple: of which the one length must be.
       results: the sharding of what is measured; None leaves it to the compiler.
+      width: runs side by side.
+      losses: what the loss is the sum of.
     """
 
     def __init__(
         self,
         task: Task,
-        logits: Callable[..., Array],
+        measures: Callable[..., tuple[dict[str, Measure], PyTree]],
+        initial_carry: Callable[[int], PyTree],
         sample_positions: Callable[..., Any],
         lift: Callable[..., Any],
         splits: Mapping[str, int],
@@ -60,30 +56,40 @@ class Evaluator:
         place: Callable[[Mapping[str, Any]], Any] = lambda batch: batch,
         multiple: int = 1,
         results: Any = None,
+        width: int = 1,
+        losses: Sequence[str] = ("loss",),
     ):
         longest = max((task.length(split) for split in splits), default=0)
         length = longest + -longest % multiple
         key = jax.random.key(data_seed)
+        carry = jax.tree.map(np.asarray, initial_carry(batch_size))
+        apart = task.side_by_side and not jax.tree.leaves(carry)
+        times_of = {split: length // task.length(split) if apart else 1 for split in splits}
+        several = max(times_of.values(), default=1) > 1
         self._batches: dict[str, list[dict[str, Any]]] = {}
         for split, examples in splits.items():
+            times = times_of[split]
             batches = pipeline.evaluation_batches(
                 task,
                 split,
                 examples=examples,
-                batch_size=batch_size,
+                batch_size=batch_size * times,
                 seed=data_seed,
                 data_dir=data_dir if split in task.splits else None,
             )
             self._batches[split] = []
             for number, batch in enumerate(batches):
-                positions_BL = sample_positions(jax.random.fold_in(key, number), *batch["inputs"].shape)
-                self._batches[split].append({**_pad(batch, length), "positions": _repeat_last(positions_BL, length)})
-
-        def measure(params: PyTree, batch: Mapping[str, Array]) -> dict[str, Array]:
-            return batch_sums(logits(params, batch["inputs"], batch["positions"]), batch)
-
-        self._measure = jax.jit(lift(measure, shared=1), out_shardings=results)
+                positions_BL = sample_positions(jax.random.fold_in(key, number), *batch["inputs"].shape[:2])
+                batch = {"positions": np.asarray(positions_BL), **batch}
+                batch = _join(batch, times) if several else batch
+                self._batches[split].append(_pad(batch, length))
+        self._examples = {split: batch_size * times for split, times in times_of.items()}
+        self._carry = jax.tree.map(lambda x: np.broadcast_to(x, (width, *x.shape)), carry) if width > 1 else carry
+        # What is carried lies as the compiler likes; what is measured must be whole in every process.
+        self._measure = jax.jit(lift(measures, shared=1), out_shardings=None if results is None else (results, None))
         self._place = place
+        self._task = task
+        self._losses = losses
 
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
@@ -96,51 +102,72 @@ class Evaluator:
           examples: bound on the examples of each split, rounded up to whole batches; None takes all.
         """
         splits = self._batches if splits is None else splits
-        return {split: self._errors(params, self._batches[split], examples) for split in splits}
+        return {split: self._errors(params, split, examples) for split in splits}
 
-    def _errors(self, params: PyTree, batches: Sequence[Mapping[str, Any]], examples: int | None) -> list[Errors]:
+    def _errors(self, params: PyTree, split: str, examples: int | None) -> list[Errors]:
+        batches = self._batches[split]
         if examples is not None:
-            batches = batches[: -(-examples // len(batches[0]["inputs"]))]
-        sums = [jax.device_get(self._measure(params, self._place(batch))) for batch in batches]
-        width = np.atleast_1d(sums[0]["tokens"]).size
-        return [
-            mean_errors([{k: np.atleast_1d(v)[run] for k, v in batch.items()} for batch in sums])
-            for run in range(width)
+            batches = batches[: -(-examples // self._examples[split])]
+        carry, measured = self._carry, []
+        for batch in batches:
+            sums, carry = self._measure(params, carry, self._place(batch))
+            measured.append(jax.device_get(sums))
+        width = np.size(next(iter(measured[0].values()))[0])
+        runs = [
+            [jax.tree.map(lambda x, run=run: np.atleast_1d(x)[run], sums) for sums in measured] for run in range(width)
         ]
+        return [self._task.figures(split, self._with_loss(mean_errors(run))) for run in runs]
+
+    def _with_loss(self, errors: Errors) -> Errors:
+        """With the loss, where it is a sum of several; what most models measure comes first, for tables."""
+        errors = errors if "loss" in errors else {"loss": sum(errors[name] for name in self._losses), **errors}
+        first = {name: errors[name] for name in ("loss", "token_error", "sequence_error") if name in errors}
+        return first | errors
 
 
-def batch_sums(logits_BLV: Array, batch: Mapping[str, Array]) -> dict[str, Array]:
-    """Sums over one batch, from which `mean_errors` makes means. Rows of weight 0 do not count."""
-    weights_BL = batch["weights"]
-    wrong_BL = weights_BL * (jnp.argmax(logits_BLV, axis=-1) != batch["targets"]).astype(weights_BL.dtype)
-    return {
-        "loss": jnp.sum(weights_BL * cross_entropy(logits_BLV, batch["targets"])),
-        "wrong_tokens": jnp.sum(wrong_BL),
-        "tokens": jnp.sum(weights_BL),
-        "wrong_sequences": jnp.sum(jnp.any(wrong_BL > 0, axis=1).astype(jnp.float32)),
-        "sequences": jnp.sum(jnp.any(weights_BL > 0, axis=1).astype(jnp.float32)),
-    }
+def mean_errors(batches: Iterable[Mapping[str, Measure]]) -> Errors:
+    """The means over batches of sums and weights, in float64.
+
+    >>> mean_errors([{"loss": (6.0, 2.0)}, {"loss": (0.0, 1.0)}])
+    {'loss': 2.0}
+    """
+    totals: dict[str, tuple[float, float]] = {}
+    for batch in batches:
+        for name, (value, weight) in batch.items():
+            old = totals.get(name, (0.0, 0.0))
+            totals[name] = old[0] + float(value), old[1] + float(weight)
+    return {name: value / weight if weight else float("nan") for name, (value, weight) in totals.items()}
 
 
-def mean_errors(sums: Iterable[Mapping[str, Any]]) -> Errors:
-    """The means over batches, summed in float64."""
-    totals: dict[str, float] = {}
-    for batch in sums:
-        for name, value in batch.items():
-            totals[name] = totals.get(name, 0.0) + float(value)
-    return Errors(
-        loss=totals["loss"] / totals["tokens"],
-        token_error=totals["wrong_tokens"] / totals["tokens"],
-        sequence_error=totals["wrong_sequences"] / totals["sequences"],
-    )
+def _join(batch: Mapping[str, np.ndarray], times: int) -> dict[str, np.ndarray]:
+    """Rows of `times` sequences each, which `segments` keep apart.
+
+    >>> batch = {"inputs": np.array([[5, 6], [7, 8]]), "positions": np.array([[0, 1]])}
+    >>> {name: x.tolist() for name, x in _join(batch, 2).items()}
+    {'inputs': [[5, 6, 7, 8]], 'positions': [[0, 1, 0, 1]], 'segments': [[0, 0, 3, 3]]}
+    """
+    rows, own = batch["inputs"].shape[:2]
+    segments_BL = batch.get("segments", np.zeros((rows, own), np.int32))  # documents count from 1, up to the length
+    segments_BL = segments_BL + (own + 1) * (np.arange(rows, dtype=np.int32) % times)[:, None]
+    joined = {**batch, "segments": segments_BL}
+    if len(joined["positions"]) == 1:
+        joined["positions"] = np.tile(joined["positions"], (times, 1))
+    return {name: x.reshape(-1, times * own) for name, x in joined.items()}
 
 
 def _pad(batch: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
-    """Tokens 0 of weight 0 behind each row: no earlier token of a causal model sees them."""
-    return {name: np.pad(value, ((0, 0), (0, length - value.shape[1]))) for name, value in batch.items()}
+    """Tokens 0 of weight 0 behind each row: no earlier token of a causal model sees them.
 
-
-def _repeat_last(positions_BL: Any, length: int) -> np.ndarray:
-    """The positions of a padded sequence: behind the end anything in range will do."""
-    positions_BL = np.asarray(positions_BL)
-    return np.pad(positions_BL, ((0, 0), (0, length - positions_BL.shape[1])), mode="edge")
+    Positions repeat the last: behind the end anything in range will do.
+    """
+    own = batch["inputs"].shape[1]
+    return {
+        name: np.pad(
+            x,
+            [(0, 0), (0, length - own), *[(0, 0)] * (x.ndim - 2)],
+            mode="edge" if name == "positions" else "constant",
+        )
+        if x.shape[1:2] == (own,)
+        else x
+        for name, x in batch.items()
+    }

@@ -143,7 +143,7 @@ def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | N
         size = max(len(token), len(number)) + 1
         if not lines or lines[-1][0].cell_len + size > width:
             lines.append((Text(), Text()))
-        lines[-1][0].append(f"{token:<{size - 1}}", style=_style(float(shade))).append(" ")
+        lines[-1][0].append(f"{token:<{size - 1}}", style=shade_style(float(shade))).append(" ")
         lines[-1][1].append(f"{number:<{size}}", style="dim")
     rows = [row for line in lines for row in (line if numbers_M is not None else line[:1])]
     return Text("\n").join(rows)
@@ -197,6 +197,7 @@ def _choose(what: str, number: int | None, count: int) -> Sequence[int]:
     return [number]
 
 
-def _style(shade: float) -> Style:
+def shade_style(shade: float) -> Style:
+    """The background of a shade in [0, 1], and letters that can be read on it."""
     red, green, blue, _ = colormaps["Blues"](np.clip(shade, 0.0, 1.0), bytes=True)
     return Style(color="white" if shade > 0.6 else "black", bgcolor=f"rgb({red},{green},{blue})")

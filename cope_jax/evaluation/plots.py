@@ -9,7 +9,9 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from cope_jax.evaluation.axes import is_doubling, level_axis, plain_log
 from cope_jax.evaluation.records import Record, select, summarise
+from cope_jax.evaluation.units import unit_of
 from cope_jax.tasks import Task
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart.
@@ -76,24 +78,27 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
         raise NothingToPlot(f"no record has the metric {task.metric!r} on a fixed split")
     figure = Figure(figsize=(COLUMN_WIDTH, 2.2), layout="constrained")
     axes = figure.subplots()
-    width = 0.8 / len(encodings)
+    width, highest = 0.8 / len(encodings), unit_of(task.metric).highest
     for number, encoding in enumerate(encodings):
         places = np.arange(len(splits)) + (number - (len(encodings) - 1) / 2) * width
         own = [errors.get((encoding, split), []) for split in splits]
         axes.bar(
             places, [float(np.mean(e)) if e else np.nan for e in own], 0.86 * width, color=_colour(number), alpha=0.3
         )
-        _points(axes, places, own, number, encoding, linestyle="none", spread=0.6 * width)
+        _points(axes, places, own, number, encoding, linestyle="none", spread=0.6 * width, highest=highest)
     axes.set_xticks(range(len(splits)), [_words(split) for split in splits])
     axes.tick_params(axis="x", length=0)
-    _error_axis(axes, task, max(max(e) for e in errors.values()))
+    _error_axis(axes, task, [0.0, *(value for own in errors.values() for value in own)])  # bars begin at 0
     _legend(figure, axes)
     return figure
 
 
 @rc_context(STYLE)
 def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[str]) -> Figure:
-    """Mean error along the task's sweep, with the standard deviation over seeds; the level of training is marked."""
+    """Mean error along the task's sweep, with the standard deviation over seeds; the level of training is marked.
+
+    Where the values of the sweep double, or more, their axis is logarithmic.
+    """
     errors = _errors(task, records, encodings, [split for _, split in task.sweep])
     points = [(value, split) for value, split in task.sweep if any((e, split) in errors for e in encodings)]
     if not points:
@@ -101,19 +106,21 @@ def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[s
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     values = np.array([value for value, _ in points], np.float64)
-    aside = 0.008 * np.ptp(values)  # since many errors are exactly 0 or 100 %
+    highest = unit_of(task.metric).highest
+    doubling = is_doubling(values)
     for number, encoding in enumerate(encodings):
-        places = values + (number - (len(encodings) - 1) / 2) * aside
+        aside = 0.008 * (number - (len(encodings) - 1) / 2)  # since many errors are exactly 0 or 100 %
+        places = values * (values[-1] / values[0]) ** aside if doubling else values + aside * np.ptp(values)
         own = [errors.get((encoding, split), []) for _, split in points]
-        _points(axes, places, own, number, encoding, linestyle="-", spread=0.0)
+        _points(axes, places, own, number, encoding, linestyle="-", spread=0.0, highest=highest)
     for value, split in points:
-        if task.level(split) == task.level("train"):
+        if task.as_trained(split):
             axes.axvline(value, color="0.6", linestyle=":", linewidth=0.9, zorder=0)
             above = axes.get_xaxis_transform()
             axes.text(value, 1.03, "training", fontsize=7, color="0.4", ha="center", transform=above)
-    axes.set_xticks(values, [f"{value:g}" for value in values])
+    level_axis(axes, values)
     axes.set_xlabel(task.sweep_label)
-    _error_axis(axes, task, max(max(e) for e in errors.values()))
+    _error_axis(axes, task, [value for own in errors.values() for value in own])
     _legend(figure, axes)
     return figure
 
@@ -121,10 +128,10 @@ def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[s
 @rc_context(STYLE)
 def learning_curves(task: Task, curves: Sequence[Record], encodings: Sequence[str]) -> Figure:
     """Mean error against training steps, one panel for each split; the band reaches from the best seed to the worst."""
-    rows = [row for row in curves if row["encoding"] in encodings]
+    rows = [row for row in curves if row["encoding"] in encodings and row.get(task.metric) is not None]
     splits = [split for split in task.splits if select(rows, split=split)]
     if not splits:
-        raise NothingToPlot("there are no learning curves; training.evaluate_every=0 measures none")
+        raise NothingToPlot(f"no curve is of {task.metric}; training.evaluate_every=0 measures none")
     columns = min(len(splits), 3)
     lines = -(-len(splits) // columns)
     figure = Figure(figsize=(max(COLUMN_WIDTH, TEXT_WIDTH * columns / 3), 0.4 + 1.8 * lines), layout="constrained")
@@ -137,7 +144,7 @@ def learning_curves(task: Task, curves: Sequence[Record], encodings: Sequence[st
     for axes in list(panels)[len(splits) :]:
         axes.set_axis_off()
     first = figure.axes[0]
-    _error_axis(first, task, 100 * max(row[task.metric] for row in rows))
+    _error_axis(first, task, [unit_of(task.metric).scale * row[task.metric] for row in rows])
     _legend(figure, first)
     return figure
 
@@ -145,13 +152,13 @@ def learning_curves(task: Task, curves: Sequence[Record], encodings: Sequence[st
 def _errors(
     task: Task, records: Sequence[Record], encodings: Sequence[str], splits: Sequence[str]
 ) -> dict[tuple[str, str], list[float]]:
-    """(encoding, split) → the headline error of each seed in per cent, by split; without what was not measured."""
+    """(encoding, split) → the headline error of each seed in its unit, by split; without what was not measured."""
     errors: dict[tuple[str, str], list[float]] = {}
     for split in splits:
         for encoding in encodings:
             rows = select(records, encoding=encoding, split=split, metric=task.metric)
             if rows:
-                errors[encoding, split] = [100 * row["value"] for row in rows]
+                errors[encoding, split] = [unit_of(task.metric).scale * row["value"] for row in rows]
     return errors
 
 
@@ -164,6 +171,7 @@ def _points(
     *,
     linestyle: str,
     spread: float,
+    highest: float | None,
 ) -> None:
     """Mean and standard deviation at each place, and the seeds as faint dots spread over a width."""
     shown = [(place, own, summary) for place, own in zip(places, errors, strict=True) if (summary := summarise(own))]
@@ -173,7 +181,7 @@ def _points(
     at = [place for place, _, _ in shown]
     axes.plot(at, means, label=label, clip_on=False, zorder=3, **line)
     if stds.any():
-        bars = [np.minimum(stds, means), np.minimum(stds, 100 - means)]  # an error lies between 0 and 100 %
+        bars = [np.minimum(stds, means), np.minimum(stds, np.inf if highest is None else highest - means)]
         axes.errorbar(at, means, yerr=bars, fmt="none", color=_colour(number), elinewidth=0.9, capsize=2, clip_on=False)
     for place, own, _ in shown:
         if len(own) > 1:
@@ -185,7 +193,7 @@ def _curve(axes: Axes, rows: Sequence[Record], task: Task, number: int, label: s
     """The mean over seeds at each step, and the band from the lowest to the highest."""
     by_step: dict[int, list[float]] = {}
     for row in sorted(rows, key=lambda row: row["step"]):
-        by_step.setdefault(row["step"], []).append(100 * row[task.metric])
+        by_step.setdefault(row["step"], []).append(unit_of(task.metric).scale * row[task.metric])
     if not by_step:
         return
     steps, errors = list(by_step), list(by_step.values())
@@ -204,10 +212,17 @@ def _curve(axes: Axes, rows: Sequence[Record], task: Task, number: int, label: s
     )
 
 
-def _error_axis(axes: Axes, task: Task, highest: float) -> None:
-    top = 100.0 if highest > 50 else max(1.1 * highest, 0.1)
-    axes.set_ylim(0, top)
-    axes.set_ylabel(f"{_words(task.metric)} (%)")
+def _error_axis(axes: Axes, task: Task, values: Sequence[float]) -> None:
+    """From 0 on; what has no highest value shows its differences, on a logarithmic axis where they are large."""
+    unit, values = unit_of(task.metric), [value for value in values if np.isfinite(value)] or [0.0]
+    lowest, highest = min(values), max(values)
+    if unit.highest is None and lowest > 0:
+        axes.margins(y=0.08)
+        if highest > 4 * lowest:
+            plain_log(axes, values)
+    else:
+        axes.set_ylim(0, 100.0 if unit.highest and highest > 50 else max(1.1 * highest, 0.1))
+    axes.set_ylabel(_words(task.metric) + (f" ({unit.symbol})" if unit.symbol else ""))
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

@@ -2,16 +2,15 @@
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
 
 from rich import box
 from rich.markup import escape
 from rich.table import Table
 
 from cope_jax.evaluation.records import Record, Summary, select, summarise
+from cope_jax.evaluation.units import SHARE, Unit, unit_of
 from cope_jax.tasks import Task
 
-Metric = Literal["token_error", "sequence_error"]
 Paper = Mapping[str, Mapping[str, str]]
 """Figures of the paper as text, by encoding and split, in the task's headline metric."""
 
@@ -35,13 +34,13 @@ def rich_table(
     task: Task,
     records: Sequence[Record],
     encodings: Sequence[str],
-    metric: Metric | None = None,
+    metric: str | None = None,
     paper: Paper | None = None,
 ) -> Table:
     """The comparison for the terminal: a row for each encoding, a column for each evaluation split.
 
-    Cells are mean ± std over seeds, in per cent; from three seeds on median and [best, worst] stand below, since errors
-    out of distribution swing from seed to seed. The best of each column is bold.
+    Cells are mean ± std over seeds, errors in per cent; from three seeds on median and [best, worst] stand below, since
+    errors out of distribution swing from seed to seed. The best of each column is bold.
 
     Args:
       task: names the splits, their order and the headline metric.
@@ -51,7 +50,7 @@ def rich_table(
       paper: figures to show below ours.
     """
     metric = metric or task.metric
-    title = f"{task.name}: {_words(metric)}, % (lower is better)"
+    title = f"{task.name}: {_words(metric)}{unit_of(metric).behind(', ')} (lower is better)"
     table = Table(
         title=title,
         caption=escape(_caption(records)),
@@ -73,24 +72,24 @@ def rich_table(
 
 
 def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
-    """The comparison as GitHub Markdown: the table of the headline metric, and one of the other error below it.
+    """The comparison as GitHub Markdown: the table of the headline metric, and below it those of the task's others.
 
     Args are those of `rich_table`.
     """
-    other: Metric = "token_error" if task.metric == "sequence_error" else "sequence_error"
+    values = [record["value"] for record in select(records, metric=task.metric)]
     parts = [_markdown_table(task, records, encodings, task.metric, paper or {})]
-    values = [[record["value"] for record in select(records, metric=metric)] for metric in (task.metric, other)]
-    if values[0] != values[1]:  # with one token to predict in each sequence both errors are the same
-        parts.append(_markdown_table(task, records, encodings, other, {}))
+    for metric in task.other_metrics:
+        own = [record["value"] for record in select(records, metric=metric)]
+        # With one token to predict in each sequence both errors are the same, and so are perplexities of words.
+        if metric != task.metric and own and own != values:
+            parts.append(_markdown_table(task, records, encodings, metric, {}))
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(
-    task: Task, records: Sequence[Record], encodings: Sequence[str], metric: Metric, paper: Paper
-) -> str:
+def _markdown_table(task: Task, records: Sequence[Record], encodings: Sequence[str], metric: str, paper: Paper) -> str:
     headings = ["encoding", *map(_words, task.evaluation_splits), "parameters", "time"]
     lines = [
-        f"**{task.name}**, {_words(metric)} in %, lower is better. {_caption(records)}.",
+        f"**{task.name}**, {_words(metric)}{unit_of(metric).behind(' in ')}, lower is better. {_caption(records)}.",
         "",
         _line(headings),
         _line(["---", *["---:"] * (len(headings) - 1)]),
@@ -105,11 +104,12 @@ def _markdown_table(
     return "\n".join(lines)
 
 
-def _rows(task: Task, records: Sequence[Record], encodings: Sequence[str], metric: Metric, paper: Paper) -> list[_Row]:
+def _rows(task: Task, records: Sequence[Record], encodings: Sequence[str], metric: str, paper: Paper) -> list[_Row]:
     splits = task.evaluation_splits
     summaries = {
         (encoding, split): summarise(
-            100 * record["value"] for record in select(records, encoding=encoding, split=split, metric=metric)
+            unit_of(metric).scale * record["value"]
+            for record in select(records, encoding=encoding, split=split, metric=metric)
         )
         for encoding in encodings
         for split in splits
@@ -120,7 +120,9 @@ def _rows(task: Task, records: Sequence[Record], encodings: Sequence[str], metri
         columns = [[summaries[other, split] for other in encodings] for split in splits]
         best = [_is_best(summary, column) for summary, column in zip(own, columns, strict=True)]
         runs = select(records, encoding=encoding)
-        rows.append(_Row(encoding, [_cell(summary) for summary in own], best, _parameters(runs), _time(runs)))
+        rows.append(
+            _Row(encoding, [_cell(summary, unit_of(metric)) for summary in own], best, _parameters(runs), _time(runs))
+        )
         if encoding in paper:
             figures = [[paper[encoding].get(split, MISSING)] for split in splits]
             rows.append(_Row("  the paper", figures, [False] * len(splits), is_paper=True))
@@ -133,8 +135,8 @@ def _is_best(summary: Summary | None, column: Sequence[Summary | None]) -> bool:
     return summary is not None and summary.mean == min(means) < max(means)
 
 
-def _cell(summary: Summary | None) -> list[str]:
-    """The lines of one cell; the values are per cent.
+def _cell(summary: Summary | None, unit: Unit = SHARE) -> list[str]:
+    """The lines of one cell.
 
     >>> _cell(summarise([0.0, 1.0, 5.0, 6.0, 8.0]))
     ['4.0 ± 3.4', '5.0', '[0.0, 8.0]']
@@ -143,7 +145,7 @@ def _cell(summary: Summary | None) -> list[str]:
     """
     if summary is None:
         return [MISSING]
-    decimals = 1 if summary.mean == 0 or summary.mean >= 1 else 2 if summary.mean >= 0.01 else 3
+    decimals = unit.decimals + (0 if summary.mean == 0 or summary.mean >= 1 else 1 if summary.mean >= 0.01 else 2)
     mean, median, low, high = (
         f"{value:.{decimals}f}" for value in (summary.mean, summary.median, summary.minimum, summary.maximum)
     )

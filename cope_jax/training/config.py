@@ -4,11 +4,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from cope_jax.encodings import EncodingConfig, Sharing
+from cope_jax.encodings import ENCODINGS, EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.layers.config import BlockConfig
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.decoder import DecoderConfig, Remat
+from cope_jax.models import MODELS
+from cope_jax.models.base import attends
+from cope_jax.models.decoder import DecoderOptions
 from cope_jax.registry import check_at_least, check_choices, configure
 from cope_jax.tasks import Task
 
@@ -27,17 +28,6 @@ class TaskConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelConfig:
-    """The decoder, as far as neither the task nor the encoding decides: see `DecoderConfig` and `BlockConfig`."""
-
-    num_layers: int = 2
-    encoding_sharing: Sharing = "layer"
-    tie_embeddings: bool = False
-    remat: Remat = "none"
-    block: BlockConfig = BlockConfig()
-
-
-@dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
     """How parameters are updated.
 
@@ -47,7 +37,9 @@ class OptimizerConfig:
       schedule: "constant", "linear" or "cosine" decay over all steps.
       warmup_steps: linear rise from 0.
       final_fraction: the decay ends at this share of `learning_rate`.
-      weight_decay: of adamw; it applies to every parameter, as is optax's default.
+      weight_decay: of adamw.
+      decayed: the parameters that it applies to: "all", as is optax's default, or "weights", all but biases, the
+        scales of norms and mixes of layers.
       beta1, beta2, epsilon: Adam's.
       clip_norm: bound on the global norm of the gradient; None means none.
     """
@@ -58,6 +50,7 @@ class OptimizerConfig:
     warmup_steps: int = 100
     final_fraction: float = 0.0
     weight_decay: float = 0.01
+    decayed: Literal["all", "weights"] = "all"
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-8
@@ -84,6 +77,8 @@ class TrainingConfig:
         memory. Microbatch m has the rows m, m + accumulate, …; with dropout, other numbers of them draw other masks.
       examples: size of the fixed training split; None means fresh examples without end.
       data_dir: a directory that `experiments.export` wrote, to read examples from; None means to draw them.
+      start: a trained model to start from: the workdir of a run, or a folder in a format of
+        `cope_jax.models.model_files`. What both models have is taken from it; None draws all parameters.
       data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout.
       positions: the position sampler, see `cope_jax.positions`.
       max_position: positions lie below this; None takes the longest sequence of the task.
@@ -98,6 +93,7 @@ class TrainingConfig:
     accumulate: int = 1
     examples: int | None = None
     data_dir: str | None = None
+    start: str | None = None
     data_seed: int = 0
     positions: str = "consecutive"
     max_position: int | None = None
@@ -199,6 +195,8 @@ class ExperimentConfig:
     """One experiment: a task, a model, how it is trained and measured.
 
     Attributes:
+      task: what is learned.
+      model: the options of a registered model, whose `name` says which.
       encoding: the position encoding of a single run, as `EncodingConfig.parse` reads it.
       encodings: options by the name of the encoding, which hold whenever that encoding is used.
       seeds_side_by_side: seeds trained in one program by vmap; 0 chooses: 1 on a CPU, all on an accelerator.
@@ -206,7 +204,7 @@ class ExperimentConfig:
     """
 
     task: TaskConfig = TaskConfig()
-    model: ModelConfig = ModelConfig()
+    model: Any = DecoderOptions()
     encoding: str = "cope"
     encodings: dict[str, Any] = dataclasses.field(default_factory=dict)
     optimizer: OptimizerConfig = OptimizerConfig()
@@ -222,6 +220,10 @@ class ExperimentConfig:
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ExperimentConfig":
         """The config that nested dicts describe; ConfigError for an unknown field or a wrong type."""
+        model = mapping.get("model", {})
+        if isinstance(model, Mapping):
+            options = MODELS.get(model.get("name", DecoderOptions.name)).Options
+            mapping = {**mapping, "model": configure(options, model, "config.model")}
         return configure(cls, mapping, "config")
 
     def to_dict(self) -> dict[str, Any]:
@@ -236,18 +238,27 @@ class ExperimentConfig:
         recipe = self.to_dict()
         del recipe["job"], recipe["paper"]
         used = [name for name, _ in EncodingConfig.parse(self.encoding).parts] if with_encoding else []
-        recipe["encodings"] = {name: options for name, options in self.encodings.items() if name in used}
+        recipe["encodings"] = {
+            name: dataclasses.asdict(configure(ENCODINGS.get(name).Config, options, name))
+            for name, options in self.encodings.items()
+            if name in used
+        }
         if not with_encoding:
             del recipe["encoding"]
         return recipe
 
-    def decoder(self, task: Task, layout: Layout = WHOLE) -> DecoderConfig:
-        """The config of the model for `task`; its `max_length` is what positions lie below."""
-        model = {field.name: getattr(self.model, field.name) for field in dataclasses.fields(self.model)}
-        return DecoderConfig(
-            vocab_size=task.vocab_size,
-            max_length=self.training.max_position or task.max_length,
-            encoding=EncodingConfig.parse(self.encoding, self.encodings),
-            layout=layout,
-            **model,
-        )
+    def model_config(self, task: Task, layout: Layout = WHOLE) -> Any:
+        """The config of the model for `task`."""
+        encoding = EncodingConfig.parse(self.encoding, self.encodings)
+        if not attends(self.model) and self.encoding != "none":
+            raise ConfigError(f"{self.model.name} has no attention, and so no position encoding: set encoding=none")
+        try:
+            return self.model.complete(task, encoding, self.max_position(task), layout)
+        except AttributeError as error:
+            if error.obj is not task:
+                raise
+            raise ConfigError(f"the model {self.model.name} does not fit the task {task.name} ({error})") from error
+
+    def max_position(self, task: Task) -> int:
+        """What positions lie below."""
+        return self.training.max_position or task.max_length

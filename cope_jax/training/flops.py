@@ -1,6 +1,4 @@
-"""How much of a device's arithmetic a model uses: FLOPs by formula, and the peaks of devices."""
-
-from cope_jax.models.decoder import DecoderConfig
+"""How much of a device's arithmetic a model uses, given its FLOPs, and the peaks of devices."""
 
 PEAK_FLOPS: dict[str, float | None] = {
     # Cloud TPU's pages; a device is a chip, but in v2, v3 and 7x, where it is one of two cores.
@@ -53,39 +51,6 @@ def peak_flops(device_kind: str) -> float | None:
     """
     found = [kind for kind in PEAK_FLOPS if device_kind.startswith(kind) and not device_kind[len(kind) :][:1].isalnum()]
     return PEAK_FLOPS[max(found, key=len)] if found else None
-
-
-def flops_per_token(config: DecoderConfig, length: int) -> float:
-    """Model FLOPs of training on one token, forward and backward.
-
-        6 (layers · (D·(H + 2G)·K + H·K·D + n·D·M) + D·V) + 12 · layers · H·K·L,
-
-    with M the hidden width of the feed-forward layer, n its matrices, 2 or 3. A matrix costs a token 2 FLOPs a
-    parameter forward and 4 backward; so do the products of queries with keys, and of weights with values, with all L
-    keys. As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B) these are counted whole, though a causal mask
-    hides half of them. The output layer counts, tied or not; looking up embeddings does not.
-
-    Not counted, so that figures compare between encodings and settings: what an encoding adds, norms, biases,
-    activations, softmax and loss, the optimizer, and whatever is computed twice to save memory.
-
-    Args:
-      config: of the model.
-      length: L, the tokens of a sequence.
-
-    Returns:
-      FLOPs. One multiplication and one addition are two.
-
-    >>> from cope_jax.encodings import EncodingConfig
-    >>> flops_per_token(DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope")), 8)
-    608256.0
-    """
-    block = config.block
-    shape = block.attention_shape(config.max_length)
-    width, heads, kv_heads = block.model_dim, shape.num_heads * shape.head_dim, shape.kv_heads * shape.head_dim
-    attention = 2 * width * heads + 2 * width * kv_heads
-    mlp = (3 if block.activation == "swiglu" else 2) * width * (block.mlp_dim or 4 * width)
-    matrices = config.num_layers * (attention + mlp) + width * config.vocab_size
-    return float(6 * matrices + 12 * config.num_layers * heads * length)
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, devices: int, peak: float) -> float:

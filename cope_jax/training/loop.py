@@ -22,6 +22,7 @@ from cope_jax.training.metrics import MetricsWriter
 from cope_jax.training.profile import Profile
 from cope_jax.training.program import Program
 from cope_jax.training.speed import Meter, describe
+from cope_jax.typing import PyTree
 
 # Steps without a single update after which a run that may skip them stops all the same.
 HOPELESS = 100
@@ -45,6 +46,7 @@ class Run:
       job: what may change when the run goes on.
       profile: steps to profile.
       label: stands before the progress bar.
+      start: parameters that a run from scratch starts with instead of drawing them, as `Program.init` takes them.
     """
 
     program: Program
@@ -57,6 +59,7 @@ class Run:
     job: JobConfig = JobConfig()
     profile: Profile | None = None
     label: str = "train"
+    start: Callable[[], PyTree] = dict
     _lost: dict[int, int] = dataclasses.field(default_factory=dict, init=False)
 
     def train(self) -> tuple[TrainState, float]:
@@ -86,7 +89,7 @@ class Run:
     def _start(self, checkpoints: Checkpoints) -> tuple[TrainState, int, float]:
         restored = checkpoints.restore(self.program.state_shapes())
         if restored is None:
-            return self.program.init(self.seeds), 0, 0.0
+            return self.program.init(self.seeds, self.start()), 0, 0.0
         step, state, progress = restored
         for iterator, place in zip(self.iterators, progress["data"], strict=True):
             iterator.set_state(place)

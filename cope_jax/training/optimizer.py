@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import optax
 
 from cope_jax.errors import ConfigError
@@ -35,10 +36,25 @@ def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTrans
     moments = {"b1": config.beta1, "b2": config.beta2, "eps": config.epsilon}
     update = {
         "adam": lambda: optax.adam(schedule, **moments),
-        "adamw": lambda: optax.adamw(schedule, weight_decay=config.weight_decay, **moments),
+        "adamw": lambda: optax.adamw(
+            schedule, weight_decay=config.weight_decay, mask=_MASKS[config.decayed], **moments
+        ),
     }[config.name]()
     clip = optax.identity() if config.clip_norm is None else optax.clip_by_global_norm(config.clip_norm)
     return optax.chain(clip, update)
+
+
+def _weights(params: Any) -> Any:
+    """False for biases, the scales of norms, and mixes of layers, which decay would make even; True for the rest."""
+
+    def decays(path: Any, _: Any) -> bool:
+        names = [key.key for key in path if isinstance(key.key, str)]
+        return "mix" not in names and not any(part in names[-1] for part in ("bias", "scale"))
+
+    return jax.tree_util.tree_map_with_path(decays, params)
+
+
+_MASKS = {"all": None, "weights": _weights}
 
 
 def applied_rate(schedule: optax.Schedule, opt_state: Any) -> Any:

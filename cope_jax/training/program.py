@@ -1,10 +1,9 @@
 """The compiled functions of training on a mesh, shared by all runs that differ in their seeds only."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -13,8 +12,6 @@ from cope_jax.training import sharding
 from cope_jax.training.learner import Learner, TrainState
 from cope_jax.training.replicas import Replicas
 from cope_jax.typing import PyTree
-
-FIELDS = {"inputs": jnp.int32, "targets": jnp.int32, "weights": jnp.float32}
 
 
 class Program:
@@ -38,7 +35,7 @@ class Program:
         self.batch_sharding = self._sharding(PartitionSpec(None, learner.model.layout.batch or None))
         self._by_rows = NamedSharding(mesh, PartitionSpec(learner.model.layout.batch or None))
         self.state_shardings = self._state_shardings()
-        self._init = jax.jit(replicas.lift(learner.init), out_shardings=self.state_shardings)
+        self._init = jax.jit(replicas.lift(learner.init, shared=1), out_shardings=self.state_shardings)
         self._train_steps = jax.jit(
             replicas.lift(learner.train_steps),
             in_shardings=(self.state_shardings, self.batch_sharding),
@@ -46,11 +43,17 @@ class Program:
             donate_argnums=0,
         )
 
-    def init(self, seeds: Sequence[int]) -> TrainState:
-        """The states before the first step."""
+    def init(self, seeds: Sequence[int], start: PyTree = None) -> TrainState:
+        """The states before the first step.
+
+        Args:
+          seeds: one for each run.
+          start: parameters that are not drawn, the same for all runs: part of the nested dicts of all.
+        """
         stacked = self.replicas.stack([np.int32(seed) for seed in seeds])
         with jax.set_mesh(self.mesh):
-            return self._init(jax.device_put(stacked, self.whole))
+            start = _placed(start or {}, self.whole if self._lead else self.state_shardings.params)
+            return self._init(jax.device_put(stacked, self.whole), start)
 
     def train_steps(self, state: TrainState, batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
         """(state, batches) → (state, metrics): see `Learner.train_steps`; the state is donated.
@@ -71,11 +74,17 @@ class Program:
             self.state_shardings,
         )
 
-    def lower(self, batch_size: int, length: int, steps: int = 1) -> jax.stages.Lowered:
-        """The training step for batches of this size, as far as it goes without data, or the devices of the mesh."""
-        shape = (*((self.replicas.width,) if self._lead else ()), steps, batch_size, length)
+    def lower(self, batch: Mapping[str, Any], steps: int = 1) -> jax.stages.Lowered:
+        """The training step for such batches, as far as it goes without data, or the devices of the mesh.
+
+        Args:
+          batch: arrays, or their shapes, of one batch.
+          steps: of one call.
+        """
+        lead = (*((self.replicas.width,) if self._lead else ()), steps)
         batches = {
-            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.batch_sharding) for name, dtype in FIELDS.items()
+            name: jax.ShapeDtypeStruct((*lead, *field.shape), field.dtype, sharding=self.batch_sharding)
+            for name, field in batch.items()
         }
         with jax.set_mesh(self.mesh):
             return self._train_steps.lower(self.state_shapes(), batches)
@@ -114,8 +123,20 @@ class Program:
         specs = sharding.parameter_specs(variables, self.mesh.shape)
         opt_specs = sharding.optimizer_specs(self.learner.optimizer, nnx.to_pure_dict(variables), specs)
         whole: Any = PartitionSpec()
+        carry = jax.tree.map(
+            lambda _: PartitionSpec(self.learner.model.layout.batch or None),
+            jax.eval_shape(lambda: self.learner.initial_carry(self.learner.batch_size)),
+        )
         return jax.tree.map(
             self._sharding,
-            TrainState(step=whole, params=specs, opt_state=opt_specs, key=whole),
+            TrainState(step=whole, params=specs, opt_state=opt_specs, key=whole, carry=carry),
             is_leaf=lambda leaf: isinstance(leaf, PartitionSpec),
         )
+
+
+def _placed(start: Any, shardings: Any) -> Any:
+    """The leaves of part of the parameters' nested dicts where theirs lie; one sharding is that of all."""
+    if isinstance(start, Mapping):
+        part = shardings if isinstance(shardings, Mapping) else None
+        return {name: _placed(value, shardings if part is None else part[name]) for name, value in start.items()}
+    return jax.device_put(start, shardings)

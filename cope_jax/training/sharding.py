@@ -73,7 +73,7 @@ def layout_of(mesh: Mesh) -> Layout:
     return Layout(tuple(axis for axis in BATCH if used(axis)), used(LENGTH), used(WIDTH))
 
 
-def check_sizes(mesh: Mesh, block: BlockConfig, batch_sizes: Mapping[str, int]) -> None:
+def check_sizes(mesh: Mesh, block: BlockConfig | None, batch_sizes: Mapping[str, int]) -> None:
     """Raises ConfigError where the mesh cannot share out batches, by the name of their field, or heads evenly."""
     rows = math.prod(mesh.shape[axis] for axis in BATCH)
     for name, size in batch_sizes.items():
@@ -82,6 +82,8 @@ def check_sizes(mesh: Mesh, block: BlockConfig, batch_sizes: Mapping[str, int]) 
                 f"{name}={size} cannot be shared out over the {rows} devices of job.mesh data × fsdp: "
                 f"make it a multiple, or set --config.job.mesh.data"
             )
+    if block is None:
+        return
     shape = block.attention_shape(None)
     for name, heads in (("num_heads", shape.num_heads), ("num_kv_heads", shape.kv_heads)):
         if heads % mesh.shape[WIDTH]:

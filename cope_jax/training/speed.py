@@ -17,7 +17,7 @@ class Meter:
 
     Args:
       tokens_per_step: of all devices together.
-      flops_per_token: model FLOPs, as `cope_jax.training.flops.flops_per_token` counts them.
+      flops_per_token: model FLOPs, as `flops_per_token` of the model's config counts them.
       devices: all devices of the run, in every process.
       peak: FLOP/s of a device; None looks it up by its kind.
       clock: seconds.

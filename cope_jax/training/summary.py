@@ -49,7 +49,7 @@ def job_table(
       mesh: the devices.
       batch_size: sequences a step, over all devices and seeds.
       length: tokens of a sequence.
-      flops_per_token: as `cope_jax.training.flops.flops_per_token` counts them.
+      flops_per_token: as `flops_per_token` of the model's config counts them.
     """
     devices = list(mesh.devices.flat)
     processes = len({device.process_index for device in devices})

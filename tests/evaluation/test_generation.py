@@ -11,7 +11,8 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.generation import generate, keep_top_k, keep_top_p, sample
+from cope_jax.evaluation.generation import generate, stream
+from cope_jax.evaluation.sampling import keep_top_k, keep_top_p, sample
 from cope_jax.models.decoder import Decoder
 from tests.models.cases import LENGTH, VOCAB, build, config, jit, model
 
@@ -80,6 +81,44 @@ def test_rows_end_with_the_stop_token_and_the_program_with_the_last_row():
     assert [row.tolist() for row in found] == [[10]]
 
 
+def joined(parts):
+    return [np.concatenate(row) for row in zip(*parts, strict=True)]
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("chunk", [1, 3, 50])
+def test_a_stream_gives_the_tokens_of_generate(chunk):
+    decoder = model(config("cope(npos_max=4)+rope", num_layers=1))
+    options = dict(key=KEY, temperature=1.3, top_k=8, top_p=0.95, stop_token=3)
+    expected = generate(decoder, PROMPTS, 20, **options)
+    parts = list(stream(decoder, PROMPTS, 20, chunk=chunk, **options))
+    for row, new in zip(joined(parts), expected, strict=True):
+        np.testing.assert_array_equal(row, new)
+    assert [len(row) for row in parts[0]] == [1, 1, 1]
+    assert all(len(row) <= chunk for part in parts for row in part)
+    assert len({len(row) for row in expected}) > 1, "rows that end together say nothing of rows that do not"
+
+
+def test_a_stream_ends_with_the_last_row_and_draws_no_more_than_what_was_looked_at():
+    Counter.steps.clear()
+    parts = stream(Counter(), [[1], [4, 3], [0]], 9, key=KEY, temperature=0.0, stop_token=5, chunk=2)
+    assert [row.tolist() for row in next(parts)] == [[2], [4], [1]]
+    jax.effects_barrier()
+    assert len(Counter.steps) == 0
+    assert [row.tolist() for row in next(parts)] == [[3, 4], [5], [2, 3]]
+    assert [row.tolist() for row in next(parts)] == [[5], [], [4, 5]]
+    assert list(parts) == []
+    jax.effects_barrier()
+    assert len(Counter.steps) == 4
+
+
+def test_a_streams_mistakes_are_told_at_once():
+    with pytest.raises(ConfigError, match=r"^stream\.chunk must be at least 1, got 0$"):
+        stream(Counter(), [[1]], 3, key=KEY, chunk=0)
+    with pytest.raises(ConfigError, match=r"^a prompt is empty"):
+        stream(Counter(), [[]], 3, key=KEY)
+
+
 class Noted(Decoder):
     """Notes each trace."""
 
@@ -98,6 +137,9 @@ def test_what_changes_from_call_to_call_does_not_compile_again():
     assert Noted.traces == [(2, 2)]
     generate(decoder, [[1, 2, 3], [3]], 5, key=KEY, top_p=0.5)
     assert Noted.traces == [(2, 2), (2, 3)]
+    for chunk in (1, 4):
+        list(stream(decoder, [[1, 2], [3]], 5, key=KEY, chunk=chunk))
+    assert Noted.traces == [(2, 2), (2, 3), (2, 2)]
 
 
 @pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from matplotlib.container import BarContainer, ErrorbarContainer
 
+from cope_jax import tasks
 from cope_jax.evaluation.plots import (
     COLOURS,
     MARKERS,
@@ -151,3 +152,37 @@ def test_small_errors_fill_the_axis_and_large_ones_show_all_of_it():
 def test_nothing_to_plot_says_why():
     with pytest.raises(NothingToPlot, match="sequence_error"):
         error_by_split(TASK, [], ["cope"])
+
+
+def language_model(values):
+    """Records of encoding → length of the context → perplexity."""
+    task = tasks.create("text", tokenizer="bytes", length=16, sweep=(16, 32, 64))
+    found = [
+        {"encoding": encoding, "split": f"length={length}", "metric": "perplexity", "value": value, "seed": 0}
+        for encoding, own in values.items()
+        for length, value in own.items()
+    ]
+    return task, found
+
+
+def test_lengths_that_double_and_perplexities_that_differ_much_have_logarithmic_axes():
+    task, found = language_model({"cope": {16: 20.0, 32: 18.0, 64: 17.0}, "rope": {16: 21.0, 32: 60.0, 64: 200.0}})
+    (axes,) = error_by_length(task, found, ["cope", "rope"]).axes
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert axes.get_xticks().tolist() == [16, 32, 64]
+    assert axes.get_ylabel() == "perplexity"
+    assert axes.get_xlabel() == "length of the context"
+    assert [text.get_text() for text in axes.texts] == ["training"]
+    assert [line.get_ydata().tolist() for line in means(axes)] == [[20, 18, 17], [21, 60, 200]]
+    task, found = language_model({"cope": {16: 20.0, 32: 18.0, 64: float("nan")}})
+    (axes,) = error_by_length(task, found, ["cope"]).axes
+    assert axes.get_yscale() == "linear"
+    assert axes.get_ylim()[0] > 15  # differences show
+
+
+def test_curves_of_before_a_measure_are_left_out():
+    rows = [row for row in curves(CURVES) if row["encoding"] == "cope"]
+    for row in rows:
+        del row["sequence_error"]
+    with pytest.raises(NothingToPlot, match="no curve is of sequence_error"):
+        learning_curves(TASK, rows, ["cope"])

@@ -3,6 +3,7 @@ import io
 import pytest
 from rich.console import Console
 
+from cope_jax import tasks
 from cope_jax.evaluation.tables import markdown, rich_table
 from tests.evaluation.results import TASK, records
 
@@ -115,3 +116,15 @@ def test_four_encodings_and_three_seeds_fit_an_ordinary_terminal():
     assert "…" not in text
     assert text.count("90.0 ± 10.0") == 12
     assert "sinusoidal" in text
+
+
+def test_perplexities_have_two_decimals_and_no_per_cent():
+    task = tasks.create("text", tokenizer="bytes", length=16)
+    figures = {"loss": 3.1, "perplexity": 23.456, "token_perplexity": 23.456, "bits_per_byte": 0.98765}
+    common = {"seed": 0, "step": 10, "parameters": 9, "wall_seconds": 1.0, "encoding": "cope", "split": "test"}
+    rows = [{**common, "metric": metric, "value": value} for metric, value in figures.items()]
+    text = markdown(task, rows, ["cope"], {"cope": {"test": "23.46"}})
+    assert text.startswith("**text**, perplexity, lower is better.")
+    assert "| `cope` | – | 23.46 |" in text and "| *the paper* | – | 23.46 |" in text
+    assert "**text**, bits per byte" in text and "| `cope` | – | 0.988 |" in text
+    assert "token perplexity" not in text  # the same, where tokens are words

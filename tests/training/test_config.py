@@ -50,6 +50,15 @@ def test_one_axis_may_have_what_remains():
     MeshConfig(data=1, sequence=-1)
 
 
+def test_an_option_of_an_encoding_that_was_not_there_yet_has_its_default():
+    """A run of before goes on, though its encoding has more options now."""
+    before = ExperimentConfig(encoding="rope", encodings={"rope": {"base": 500.0}})
+    now = dataclasses.replace(before, encodings={"rope": {"base": 500.0, "fraction": 1.0, "llama3": None}})
+    assert before.recipe() == now.recipe()
+    other = dataclasses.replace(before, encodings={"rope": {"base": 500.0, "fraction": 0.5}})
+    assert before.recipe() != other.recipe()
+
+
 def test_the_job_and_the_papers_figures_are_no_part_of_the_recipe():
     config = ExperimentConfig()
     for changes in (
@@ -72,5 +81,5 @@ def test_the_job_and_the_papers_figures_are_no_part_of_the_recipe():
 def test_the_decoder_has_the_layout_that_it_is_given():
     layout = Layout(("data",), "sequence", "tensor")
     config, task = ExperimentConfig(), create("flip_flop", length=8)
-    assert config.decoder(task, layout) == dataclasses.replace(config.decoder(task), layout=layout)
-    assert config.decoder(task).layout == Layout()
+    assert config.model_config(task, layout) == dataclasses.replace(config.model_config(task), layout=layout)
+    assert config.model_config(task).layout == Layout()

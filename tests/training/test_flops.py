@@ -23,7 +23,7 @@ def decoder(length=128, vocab_size=512, num_layers=1, tied=False, encoding="none
 
 
 def create_learner(config):
-    return Learner(config, optax.identity(), optax.constant_schedule(0.0))
+    return Learner(config, optax.identity(), optax.constant_schedule(0.0), config.max_length)
 
 
 def compiled_flops(config, batch=2):
@@ -31,7 +31,7 @@ def compiled_flops(config, batch=2):
     learner = create_learner(config)
     tokens = jax.ShapeDtypeStruct((batch, config.max_length), np.int32)
     weights = jax.ShapeDtypeStruct(tokens.shape, np.float32)
-    params = jax.eval_shape(learner.init, 0).params
+    params = jax.eval_shape(learner.init, np.int32(0)).params
 
     def loss(params, batch):
         return learner.loss(params, batch, jax.random.key(0))[0]
@@ -54,7 +54,7 @@ def compiled_flops(config, batch=2):
 def test_formula_is_within_3_percent_of_what_xla_counts(choices):
     config = decoder(**choices)
     # What the formula leaves out (norms, activations, softmax, loss) is there and small.
-    assert 1 < compiled_flops(config) / flops.flops_per_token(config, config.max_length) < 1.03
+    assert 1 < compiled_flops(config) / config.flops_per_token(config.max_length) < 1.03
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -63,16 +63,16 @@ def test_each_parameter_of_a_matrix_costs_6(tied):
     leaves = jax.tree.leaves_with_path(jax.eval_shape(create_learner(config).init, 0).params)
     kernels = sum(leaf.size for path, leaf in leaves if path[-1].key == "kernel")
     output = 512 * 128 if tied else 0  # the embedding is the output layer
-    assert flops.flops_per_token(config, 0) == 6 * (kernels + output)
+    assert config.flops_per_token(0) == 6 * (kernels + output)
 
 
 def test_attention_costs_12_for_each_key_width_and_layer():
     config = decoder(num_layers=3, num_heads=4, head_dim=16)
-    assert flops.flops_per_token(config, 100) - flops.flops_per_token(config, 0) == 12 * 3 * 64 * 100
+    assert config.flops_per_token(100) - config.flops_per_token(0) == 12 * 3 * 64 * 100
 
 
 def test_an_encoding_is_not_counted():
-    assert flops.flops_per_token(decoder(encoding="cope"), 8) == flops.flops_per_token(decoder(), 8)
+    assert decoder(encoding="cope").flops_per_token(8) == decoder().flops_per_token(8)
 
 
 def test_a_model_of_8_billion_parameters():
@@ -88,7 +88,7 @@ def test_a_model_of_8_billion_parameters():
     )
     # 8.03 billion parameters, 0.525 billion of them looked up, and 266 thousand of norms.
     matrices = 8_030_261_248 - 128_256 * 4096 - 65 * 4096
-    assert flops.flops_per_token(llama, 8192) == 6 * matrices + 12 * 32 * 4096 * 8192
+    assert llama.flops_per_token(8192) == 6 * matrices + 12 * 32 * 4096 * 8192
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,7 @@ def test_a_finished_run_trains_no_further_and_keeps_its_time(straight, tmp_path)
     again.program = Disturbed(again.program, 1, kill)
     state, later = again.train()
     assert (tiny.contents(state), (tmp_path / "metrics.jsonl").read_bytes()) == straight["endless"]
-    assert seconds - 0.5 < later < seconds + 0.5  # saving the last checkpoint and loading it again aside
+    assert seconds / 2 < later < 2 * seconds  # neither begun anew nor added up, but for saving and loading
 
 
 def test_metrics_have_a_row_for_each_dispatch_and_each_point_of_the_curve(straight, tmp_path):

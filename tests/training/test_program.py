@@ -99,7 +99,7 @@ def test_what_every_process_has_whole_is_placed_by_rows(axes):
 @pytest.mark.parametrize("width", [1, 2])
 def test_the_step_lowers_without_data_and_gives_its_state_away(width):
     made = program(MESHES["all but data"], width)
-    lowered = made.lower(tiny.BATCH, tiny.LENGTH, STEPS)
+    lowered = made.lower(tiny.batch(), STEPS)
     (state, batches), options = lowered.args_info
     assert not options
     lead = (width,) * (width > 1)

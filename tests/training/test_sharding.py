@@ -21,6 +21,7 @@ from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
 from cope_jax.training.replicas import Replicas
 from cope_jax.training.summary import bytes_a_device
+from experiments import common
 from tests.training import tiny
 
 pytestmark = pytest.mark.xdist_group("sharding")
@@ -63,7 +64,8 @@ def learner(layout=WHOLE, accumulate=1, encoding=None, **changes):
     if encoding is not None:
         changes["encoding"] = EncodingConfig.parse(encoding)
     model = dataclasses.replace(MODEL, layout=layout, **changes)
-    return Learner(model, create_optimizer(config, 9), create_schedule(config, 9), accumulate=accumulate)
+    optimizer, schedule = create_optimizer(config, 9), create_schedule(config, 9)
+    return Learner(model, optimizer, schedule, model.max_length, accumulate=accumulate)
 
 
 @functools.cache
@@ -97,8 +99,8 @@ def gradient(program):
     batch = program.place(batches(1), BATCH)
     with jax.set_mesh(program.mesh):
         run = jax.jit(lambda params, batch: program.learner.gradient(params, jax.tree.map(lambda x: x[0], batch), KEY))
-        loss, grads = run(params, batch)
-    return float(loss), {name: np.asarray(g) for name, g in named(grads).items()}
+        losses, grads, _ = run(params, batch)
+    return float(losses["loss"]), {name: np.asarray(g) for name, g in named(grads).items()}
 
 
 def assert_same_gradient(found, exact):
@@ -156,17 +158,18 @@ def test_weights_count_by_tokens_not_by_microbatches():
     class Weighed(Learner):
         """Whose loss is a number for each token, so that nothing need be compiled."""
 
-        def loss(self, params, batch, key):
+        def measures(self, params, carry, batch, dropout_key=None):
             weights = batch["weights"]
-            return params["scale"] * jnp.sum(weights * batch["targets"].astype(jnp.float32)), jnp.sum(weights)
+            total = params["scale"] * jnp.sum(weights * batch["targets"].astype(jnp.float32))
+            return {"loss": (total, jnp.sum(weights))}, carry
 
     fields = {f.name: getattr(learner(), f.name) for f in dataclasses.fields(Learner)}
     whole, halves = (
         Weighed(**fields | {"accumulate": n}).gradient({"scale": jnp.ones(())}, batch, KEY) for n in (1, 2)
     )
     mean = (batch["weights"] * batch["targets"]).sum() / batch["weights"].sum()
-    for loss, grads in (whole, halves):
-        np.testing.assert_allclose([loss, grads["scale"]], [mean, mean], rtol=1e-6)
+    for losses, grads, _ in (whole, halves):
+        np.testing.assert_allclose([losses["loss"], grads["scale"]], [mean, mean], rtol=1e-6)
 
 
 def test_seeds_side_by_side_share_a_mesh():
@@ -214,7 +217,7 @@ def test_no_device_ever_has_a_whole_matrix():
     assert len(split) == 3 * 9  # embedding, output, four matrices of attention, three of the MLP; Adam has two of each
     for name, leaf in split.items():
         assert leaf.addressable_shards[0].data.size * 4 == leaf.size, name
-    text = made._init.lower(np.int32(3)).compile().as_text()
+    text = made._init.lower(np.int32(3), {}).compile().as_text()
     made_whole = {leaf.shape for leaf in split.values()} & {
         tuple(map(int, shape.split(","))) for shape in re.findall(r"f32\[([\d,]+)\]", text)
     }
@@ -229,7 +232,7 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
 def test_products_in_bfloat16_leave_the_state_in_float32():
     block = dataclasses.replace(MODEL.block, compute_dtype="bfloat16")
     made = program(mesh_config(MESHES["all but data"]), block=block)
-    lowered = made.lower(BATCH, TASK.max_length)
+    lowered = made.lower(common.batch_shapes(TASK, BATCH))
     assert "xbf16>" in lowered.as_text()
     (before, _), _ = lowered.args_info
     after, metrics = lowered.out_info

@@ -44,7 +44,7 @@ def create_learner(sampler: str = "consecutive", layout: Layout = WHOLE, **chang
     """The learner; `changes` replace fields of it."""
     model = dataclasses.replace(MODEL, layout=layout)
     optimizer, schedule = create_optimizer(OPTIMIZER, STEPS), create_schedule(OPTIMIZER, STEPS)
-    return dataclasses.replace(Learner(model, optimizer, schedule, sampler), **changes)
+    return dataclasses.replace(Learner(model, optimizer, schedule, model.max_length, sampler, BATCH), **changes)
 
 
 @functools.cache

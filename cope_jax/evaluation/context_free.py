@@ -1,0 +1,113 @@
+"""Vectors that know no context: word2vec, and the nearest words to a word."""
+
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least, unknown
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Word2VecConfig:
+    """Skip-gram with negative sampling.
+
+    Attributes:
+      width: D.
+      window: the farthest word that counts as context.
+      min_count: rarer words have no vector.
+      negative: noise words for each true one.
+      epochs: passes over the text.
+      sample: threshold from which on frequent words are left out at random.
+      lowercase: whether "Play" and "play" are one word.
+      seed: of the initial vectors and all draws.
+    """
+
+    width: int = 100
+    window: int = 5
+    min_count: int = 5
+    negative: int = 5
+    epochs: int = 5
+    sample: float = 1e-3
+    lowercase: bool = True
+    seed: int = 0
+
+    def __post_init__(self):
+        sizes = {"width": self.width, "window": self.window, "min_count": self.min_count, "epochs": self.epochs}
+        check_at_least(1, "word2vec", **sizes, negative=self.negative)
+        check_at_least(0, "word2vec", sample=self.sample, seed=self.seed)
+
+
+def train_word2vec(
+    sentences: Sequence[Sequence[str]], config: Word2VecConfig = Word2VecConfig()
+) -> dict[str, np.ndarray]:
+    """Trains skip-gram vectors; the most frequent word comes first.
+
+    Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w and their contexts c. Mikolov et al. (arXiv
+    1310.4546). One thread and a hash of our own: the same text gives the same vectors in every process.
+
+    Args:
+      sentences: words of each.
+      config: see `Word2VecConfig`.
+
+    Returns:
+      Word → float32 `[D]`.
+
+    Raises:
+      ConfigError: no word occurs `min_count` times, or gensim is missing.
+    """
+    try:
+        from gensim.models import Word2Vec
+    except ImportError as error:
+        raise ConfigError("word2vec needs gensim: run pip install 'cope-jax[text]'") from error
+    text = [[word.lower() for word in sentence] if config.lowercase else list(sentence) for sentence in sentences]
+    model = Word2Vec(
+        vector_size=config.width,
+        window=config.window,
+        min_count=config.min_count,
+        negative=config.negative,
+        epochs=config.epochs,
+        sample=config.sample,
+        seed=config.seed,
+        sg=1,
+        workers=1,
+        hashfxn=lambda word: zlib.crc32(str(word).encode()),  # Python's own hash differs from process to process
+    )
+    model.build_vocab(text)
+    if not len(model.wv):
+        raise ConfigError(f"no word occurs {config.min_count} times: give more text, or lower word2vec.min_count")
+    model.train(text, total_examples=model.corpus_count, epochs=model.epochs)
+    return dict(zip(model.wv.index_to_key, np.asarray(model.wv.vectors, np.float32), strict=True))
+
+
+def nearest_words(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) -> list[tuple[str, float]]:
+    """The words whose vectors have the highest cosine with that of `word`, itself left out, and these cosines.
+
+    cos(u, v) = u·v / (|u| |v|), and 0 where a vector is 0. A word that is absent is looked up in lower case.
+
+    >>> nearest_words({"a": np.array([1.0, 0.0]), "b": np.array([2.0, 0.0]), "c": np.array([0.0, 1.0])}, "a", 1)
+    [('b', 1.0)]
+    """
+    check_at_least(1, "nearest_words", count=count)
+    word = word if word in vectors else word.lower()
+    if word not in vectors:
+        raise unknown("word", word, list(vectors)[:10])
+    words = [other for other in vectors if other != word]
+    if not words:
+        return []
+    cosines = normalise(np.stack([vectors[other] for other in words])) @ normalise(vectors[word])
+    best = np.argsort(-cosines, kind="stable")[:count]
+    return [(words[place], float(cosines[place])) for place in best]
+
+
+def normalise(vectors: np.ndarray) -> np.ndarray:
+    """Vectors `[..., D]` divided by their lengths, in float32; a zero vector stays zero.
+
+    >>> normalise(np.array([[3.0, 4.0], [0.0, 0.0]])).round(6).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    vectors = np.asarray(vectors, np.float32)
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1)

@@ -1,0 +1,161 @@
+"""Multinomial logistic regression on frozen vectors of one layer, or on a learned mix of several."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
+from cope_jax.typing import Array
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbeConfig:
+    """How a probe is trained.
+
+    Attributes:
+      epochs: passes over the vectors.
+      batch_size: vectors in a step.
+      learning_rate: of Adam at the start; it falls to 0 along a cosine.
+      weight_decay: λ of the decoupled decay of W.
+      seed: of the order of vectors.
+    """
+
+    epochs: int = 20
+    batch_size: int = 512
+    learning_rate: float = 5e-3
+    weight_decay: float = 1e-2
+    seed: int = 0
+
+    def __post_init__(self):
+        check_at_least(1, "probe", epochs=self.epochs, batch_size=self.batch_size)
+        check_at_least(0, "probe", learning_rate=self.learning_rate, weight_decay=self.weight_decay, seed=self.seed)
+
+
+DEFAULT = ProbeConfig()
+
+
+@dataclasses.dataclass(frozen=True)
+class Probe:
+    """Multinomial logistic regression on a mix of layers: p(y | x) = softmax(W Σ_j s_j (x_j − μ_j)/σ_j + b).
+
+    Attributes:
+      kernel_DV: W, transposed.
+      bias_V: b.
+      mix_J: s, positive with sum 1.
+      mean_JD: μ over the training vectors.
+      std_JD: σ; 1 where a coordinate never changes.
+    """
+
+    kernel_DV: np.ndarray
+    bias_V: np.ndarray
+    mix_J: np.ndarray
+    mean_JD: np.ndarray
+    std_JD: np.ndarray
+
+    def predict(self, x_NJD: np.ndarray, block: int = 8192) -> np.ndarray:
+        """The most probable class of each vector, `[N]`."""
+        found = []
+        for start in range(0, len(x_NJD), block):
+            x = (x_NJD[start : start + block].astype(np.float32) - self.mean_JD) / self.std_JD
+            found.append(np.argmax(np.einsum("njd,j->nd", x, self.mix_J) @ self.kernel_DV + self.bias_V, axis=1))
+        return np.concatenate(found) if found else np.zeros(0, np.int64)
+
+    def accuracy(self, x_NJD: np.ndarray, labels_N: np.ndarray) -> float:
+        """Share of the vectors whose class is right."""
+        return float(np.mean(self.predict(x_NJD) == labels_N))
+
+
+def fit_probe(x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: ProbeConfig = DEFAULT) -> Probe:
+    """Trains a probe by Adam for a fixed number of epochs; the same input gives the same probe.
+
+    Everything starts at 0, so that the layers start with equal shares. With one layer this is plain logistic
+    regression.
+
+    Args:
+      x_NJD: vectors in any float type; they are standardised batch by batch, so half floats save memory.
+      labels_N: from 0 to `classes` − 1.
+      classes: V.
+      config: see `ProbeConfig`.
+
+    Raises:
+      ConfigError: shapes or labels do not fit.
+    """
+    x_NJD, labels_N = np.asarray(x_NJD), np.asarray(labels_N)
+    if x_NJD.ndim != 3 or labels_N.shape != x_NJD.shape[:1] or not x_NJD.size:
+        raise ConfigError(f"a probe needs vectors [N, J, D] and labels [N], got {x_NJD.shape} and {labels_N.shape}")
+    if labels_N.min() < 0 or labels_N.max() >= classes:
+        raise ConfigError(f"labels must lie in [0, {classes}), got {labels_N.min()} to {labels_N.max()}")
+    mean_JD, std_JD = _moments(x_NJD)
+    size = min(config.batch_size, len(x_NJD))
+    rng = np.random.default_rng(config.seed)
+    steps = len(x_NJD) // size  # of an epoch; the few that are left over differ from epoch to epoch
+    order_TB = np.concatenate(
+        [rng.permutation(len(x_NJD))[: steps * size].reshape(steps, size) for _ in range(config.epochs)]
+    )
+    params = _train(
+        jnp.asarray(x_NJD),
+        jnp.asarray(labels_N, jnp.int32),
+        jnp.asarray(order_TB, jnp.int32),
+        jnp.asarray(mean_JD),
+        jnp.asarray(std_JD),
+        classes=classes,
+        learning_rate=config.learning_rate,
+        weight_decay=config.weight_decay,
+    )
+    kernel, bias, mix = (np.asarray(params[name]) for name in ("kernel", "bias", "mix"))
+    mix_J = np.exp(mix - mix.max())
+    return Probe(kernel, bias, mix_J / mix_J.sum(), mean_JD, std_JD)
+
+
+@functools.partial(jax.jit, static_argnames=("classes", "learning_rate", "weight_decay"))
+def _train(
+    x_NJD: Array,
+    labels_N: Array,
+    order_TB: Array,
+    mean_JD: Array,
+    std_JD: Array,
+    *,
+    classes: int,
+    learning_rate: float,
+    weight_decay: float,
+) -> dict[str, Array]:
+    layers, width = mean_JD.shape
+    params = {
+        "kernel": jnp.zeros((width, classes), jnp.float32),
+        "bias": jnp.zeros(classes, jnp.float32),
+        "mix": jnp.zeros(layers, jnp.float32),
+    }
+    schedule = optax.cosine_decay_schedule(learning_rate, len(order_TB))
+    decayed = {"kernel": True, "bias": False, "mix": False}
+    optimizer = optax.adamw(schedule, weight_decay=weight_decay, mask=decayed)
+
+    def loss(params: dict[str, Array], x_BJD: Array, labels_B: Array) -> Array:
+        x_BJD = (x_BJD.astype(jnp.float32) - mean_JD[None]) / std_JD[None]
+        mixed_BD = jnp.einsum("bjd,j->bd", x_BJD, jax.nn.softmax(params["mix"]))
+        logits_BV = mixed_BD @ params["kernel"] + params["bias"][None]
+        return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(logits_BV, labels_B))
+
+    def step(state: Any, rows_B: Array) -> tuple[Any, None]:
+        params, memory = state
+        gradients = jax.grad(loss)(params, x_NJD[rows_B], labels_N[rows_B])
+        with jax.numpy_dtype_promotion("standard"):  # optax relies on implicit promotion
+            updates, memory = optimizer.update(gradients, memory, params)
+        return (optax.apply_updates(params, updates), memory), None
+
+    (params, _), _ = jax.lax.scan(step, (params, optimizer.init(params)), order_TB)
+    return params
+
+
+def _moments(x_NJD: np.ndarray, block: int = 8192) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation in float64, block by block; two passes, since one cancels."""
+    blocks = range(0, len(x_NJD), block)
+    mean = np.sum([x_NJD[i : i + block].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x_NJD)
+    square = np.sum([((x_NJD[i : i + block] - mean) ** 2).sum(axis=0) for i in blocks], axis=0) / len(x_NJD)
+    std = np.sqrt(square)
+    return mean.astype(np.float32), np.where(std > 1e-6 * (1 + np.abs(mean)), std, 1).astype(np.float32)
