@@ -1,7 +1,7 @@
 """What the commands share: a config made into a running experiment, and a run read back."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,11 @@ from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.errors import Errors, Evaluator
 from cope_jax.layout import WHOLE, Layout
+from cope_jax.models.base import attends
 from cope_jax.tasks import Task
 from cope_jax.training import summary
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
-from cope_jax.training.flops import flops_per_token
 from cope_jax.training.learner import Learner, TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
@@ -29,6 +29,7 @@ from cope_jax.training.program import Program
 from cope_jax.training.replicas import Replicas
 from cope_jax.training.sharding import LENGTH, check_sizes, create_mesh, layout_of
 from cope_jax.training.speed import Meter
+from cope_jax.typing import PyTree
 from experiments.workdir import read_settings
 
 
@@ -38,11 +39,12 @@ class Experiment:
     Args:
       config: the experiment.
       width: seeds trained side by side.
+      task: that of a run which is read back, with the artifacts of its folder; None: made from the config.
     """
 
-    def __init__(self, config: ExperimentConfig, width: int = 1):
+    def __init__(self, config: ExperimentConfig, width: int = 1, task: Task | None = None):
         self.config = config
-        self.task = tasks.create(config.task.name, **config.task.options)
+        self.task = tasks.create(config.task.name, **config.task.options) if task is None else task
         self.program = create_program(config, self.task, width)
         self.learner = self.program.learner
         self.replicas = self.program.replicas
@@ -52,7 +54,8 @@ class Experiment:
             splits |= {split: evaluation.sweep_examples for _, split in self.task.sweep}
         self.evaluator = Evaluator(
             self.task,
-            self.learner.logits,
+            self.learner.measures,
+            self.learner.initial_carry,
             self.learner.sample_positions,
             self.replicas.lift,
             splits,
@@ -62,6 +65,8 @@ class Experiment:
             place=self.program.place_whole,
             multiple=self.program.mesh.shape[LENGTH],
             results=self.program.whole,
+            width=width,
+            losses=self.learner.losses,
         )
 
     @staticmethod
@@ -70,21 +75,58 @@ class Experiment:
         task = tasks.create(config.task.name, **config.task.options)
         params = create_program(config, task).state_shapes().params
         learner = create_learner(config, task)  # without the mesh, whose devices a single sequence is not enough for
-        tokens = jax.ShapeDtypeStruct((1, task.max_length), jax.numpy.int32)
-        positions_BL = learner.sample_positions(jax.random.key(0), 1, task.max_length)
-        jax.eval_shape(lambda params, tokens: learner.logits(params, tokens, positions_BL), params, tokens)
+        # Of those that are equally long the last, since the first, of training, may take long to read.
+        longest = max((*reversed(task.splits), *(split for _, split in task.sweep)), key=task.length)
+        batch = batch_shapes(task, 1, longest)
+        carry = learner.initial_carry(1)
+        if jax.tree.leaves(carry) and task.stream("train", config.training.batch_size) is None:
+            raise ConfigError(
+                f"{config.model.name} carries its state from batch to batch, and the examples of {task.name} do not "
+                f"follow one another: choose a task of running text, such as words"
+            )
+        if "positions" in batch and config.training.positions != "consecutive":
+            raise ConfigError(
+                f"the batches of {task.name} have positions of their own with these options: leave training.positions "
+                f"and training.max_position out"
+            )
+        positions_BL = learner.sample_positions(jax.random.key(0), *batch["inputs"].shape[:2])
+        try:
+            jax.eval_shape(
+                lambda params, batch: learner.measures(params, carry, {"positions": positions_BL, **batch}),
+                params,
+                batch,
+            )
+        except KeyError as error:
+            if error.args[0] in batch:
+                raise
+            raise ConfigError(
+                f"the model {config.model.name} needs {error.args[0]!r} in its batches, which the task {task.name} "
+                f"does not give with these options"
+            ) from error
         if config.training.data_dir is not None:
             create_iterator(config, task, 0)
 
     def parameters(self) -> int:
         """The number of parameters of one model."""
-        params = jax.eval_shape(self.learner.init, 0).params
+        params = jax.eval_shape(self.learner.init, np.int32(0)).params
         return sum(leaf.size for leaf in jax.tree.leaves(params))
 
     def train(
-        self, seeds: Sequence[int], workdir: Path, label: str, profile: Profile | None = None
+        self,
+        seeds: Sequence[int],
+        workdir: Path,
+        label: str,
+        profile: Profile | None = None,
+        start: Callable[[], PyTree] = dict,
     ) -> list[dict[str, Any]]:
         """Trains the seeds side by side in `workdir`, going on from what is there, and measures them.
+
+        Args:
+          seeds: one for each run.
+          workdir: of the runs.
+          label: stands before the progress bar.
+          profile: steps to profile.
+          start: see `Run`.
 
         Returns:
           A record for each seed, split and metric.
@@ -102,6 +144,7 @@ class Experiment:
             self.config.job,
             profile,
             label,
+            start,
         ).train()
         return self.records(seeds, state, training.steps, seconds)
 
@@ -121,7 +164,7 @@ class Experiment:
             {**common, "seed": seed, "split": split, "metric": metric, "value": value}
             for split, runs in self._measure(state).items()
             for seed, errors in zip(seeds, runs, strict=True)
-            for metric, value in dataclasses.asdict(errors).items()
+            for metric, value in errors.items()
         ]
 
     def summary(self) -> str:
@@ -132,10 +175,13 @@ class Experiment:
             self.program.mesh,
             batch_size=self.config.training.batch_size * self.replicas.width,
             length=length,
-            flops_per_token=flops_per_token(self.learner.model, length),
+            flops_per_token=self.learner.model.flops_per_token(length),
         )
         model, training = self.config.model, self.config.training
-        job.add_row("step", f"{model.block.compute_dtype}, remat {model.remat}, accumulate {training.accumulate}")
+        facts = [f"accumulate {training.accumulate}"]
+        if attends(model):
+            facts = [model.block.compute_dtype, f"remat {model.remat}", *facts]
+        job.add_row("step", ", ".join(facts))
         return summary.summarise(state.params, job)
 
     def meter(self) -> Meter:
@@ -144,7 +190,7 @@ class Experiment:
         length = self.task.length("train")
         return Meter(
             tokens_per_step=training.batch_size * length * self.replicas.width,
-            flops_per_token=flops_per_token(self.learner.model, length),
+            flops_per_token=self.learner.model.flops_per_token(length),
             devices=mesh.devices.flat,
             peak=self.config.job.peak_flops,
         )
@@ -156,29 +202,48 @@ class Experiment:
     def _curve(self, seeds: Sequence[int], state: TrainState, step: int) -> list[dict[str, Any]]:
         measured = self._measure(state, self.task.evaluation_splits, self.config.evaluation.curve_examples)
         return [
-            {"step": step, "seed": seed, "split": split, **dataclasses.asdict(errors)}
+            {"step": step, "seed": seed, "split": split, **errors}
             for split, runs in measured.items()
             for seed, errors in zip(seeds, runs, strict=True)
         ]
 
 
 def print_errors(task: Task, records: Sequence[dict[str, Any]]) -> None:
-    """Prints the errors of each seed on the fixed splits, in percent."""
-    table = rich.table.Table("seed", "split", "token error %", "sequence error %", "loss")
+    """Prints what was measured of each seed on the fixed splits: errors in percent, losses in nats."""
+    metrics = list(dict.fromkeys(record["metric"] for record in records))
+    errors = [metric for metric in metrics if metric.endswith("error")]
+    others = [metric for metric in metrics if metric not in errors]
+    table = rich.table.Table("seed", "split", *(f"{_words(m)} %" for m in errors), *map(_words, others))
     for seed in dict.fromkeys(record["seed"] for record in records):
         for split in task.evaluation_splits:
             values = {r["metric"]: r["value"] for r in records if r["split"] == split and r["seed"] == seed}
-            errors = (f"{100 * values[metric]:.2f}" for metric in ("token_error", "sequence_error"))
-            table.add_row(str(seed), split, *errors, f"{values['loss']:.4f}")
+            shares = (f"{100 * values[metric]:.2f}" for metric in errors)
+            table.add_row(str(seed), split, *shares, *(f"{values[metric]:.4f}" for metric in others))
     rich.console.Console().print(table)
+
+
+def _words(name: str) -> str:
+    return name.replace("_", " ")
+
+
+def batch_shapes(task: Task, rows: int, split: str = "train") -> dict[str, jax.ShapeDtypeStruct]:
+    """What a batch of `split` with so many rows looks like."""
+    example = task.sample(np.random.default_rng(0), 1, split)
+    return {name: jax.ShapeDtypeStruct((rows, *field.shape[1:]), field.dtype) for name, field in example.items()}
 
 
 def create_learner(config: ExperimentConfig, task: Task, layout: Layout = WHOLE) -> Learner:
     """The pure functions of the experiment."""
     training = config.training
-    optimizer = create_optimizer(config.optimizer, training.steps)
-    schedule = create_schedule(config.optimizer, training.steps)
-    return Learner(config.decoder(task, layout), optimizer, schedule, training.positions, training.accumulate)
+    return Learner(
+        model=config.model_config(task, layout),
+        optimizer=create_optimizer(config.optimizer, training.steps),
+        schedule=create_schedule(config.optimizer, training.steps),
+        max_position=config.max_position(task),
+        sampler=training.positions,
+        batch_size=training.batch_size,
+        accumulate=training.accumulate,
+    )
 
 
 def create_program(
@@ -199,13 +264,17 @@ def create_program(
     training = config.training
     check_sizes(
         mesh,
-        config.model.block,
+        getattr(config.model, "block", None),
         {
             "training.batch_size / accumulate": training.batch_size // training.accumulate,
             "evaluation.batch_size": config.evaluation.batch_size,
         },
     )
-    return Program(create_learner(config, task, layout_of(mesh)), Replicas(width), mesh)
+    learner = create_learner(config, task, layout_of(mesh))
+    carry = jax.eval_shape(lambda: learner.initial_carry(training.batch_size))
+    if mesh.shape[LENGTH] > 1 and jax.tree.leaves(carry):
+        raise ConfigError(f"{config.model.name} reads word after word: leave job.mesh.sequence at 1")
+    return Program(learner, Replicas(width), mesh)
 
 
 def create_iterator(
@@ -261,8 +330,9 @@ def load_run(workdir: Path) -> LoadedRun:
         raise ConfigError(f"{workdir} holds a comparison: give one of the folders in its cells/ENCODING")
     config = ExperimentConfig.from_mapping(settings["config"])
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
-    task = tasks.create(config.task.name, **config.task.options)
-    program = create_program(config, task, len(settings["seeds"]))
+    options = tasks.TASKS.get(config.task.name).with_artifacts(config.task.options, workdir)
+    task = tasks.create(config.task.name, **options)
+    program = create_program(config, task, len(settings["seeds"]), jax.local_devices()[:1])
     with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
         restored = checkpoints.restore(program.state_shapes())
     if restored is None:

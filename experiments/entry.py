@@ -15,6 +15,9 @@ from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_r
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.interruption import Interrupted
 
+TEXT = ("conllu", "gensim", "h5py", "safetensors", "sklearn", "tokenizers")
+"""Libraries of the extra "text", which are imported where they are needed."""
+
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
@@ -31,7 +34,11 @@ def clear_errors() -> Iterator[None]:
     except Interrupted as stop:
         _leave(stop.exit_code, str(stop))
     except KeyboardInterrupt:
-        _leave(130, "interrupted; the same command goes on from the last checkpoint")
+        _leave(130, "interrupted; the same command goes on from what it has kept")
+    except ModuleNotFoundError as error:
+        if error.name not in TEXT:
+            raise
+        _leave(2, f"error: {error.name} is not installed: pip install -e '.[text]'")
     except Exception as error:
         if isinstance(error, StorageError):
             _leave(4, f"error: {error}")
@@ -86,7 +93,7 @@ def run(main: Callable[[], None]) -> None:
             except Error as error:
                 raise _wrapped(error) or ConfigError(_flag_error(str(error))) from None
             except (AttributeError, KeyError) as error:
-                raise ConfigError(f"unknown field in a --config flag: {_one_line(error)}; see --help") from error
+                raise ConfigError(_unknown_field(_one_line(error))) from error
             except (TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
                 # what else reading a --config file and setting its fields can raise
                 raise ConfigError(_one_line(error)) from error
@@ -111,6 +118,19 @@ def _flag_error(message: str) -> str:
     if missing:
         return f"missing {' and '.join(f'--{name}' for name in sorted(missing))}; see --help"
     return f"{' '.join(message.split())}; see --help"
+
+
+def _unknown_field(text: str) -> str:
+    """The line on a flag for a field that the config has not.
+
+    >>> _unknown_field('stepz Did you mean "steps" instead of "stepz"?')
+    "unknown field 'stepz' in a --config flag: did you mean 'steps'? See --help"
+    """
+    name, _, rest = text.partition(" ")
+    close = re.search(r'Did you mean "(\w+)"', rest)
+    if close:
+        return "unknown field {!r} in a --config flag: did you mean {!r}? See --help".format(name.strip("'"), close[1])
+    return f"unknown field in a --config flag: {text}; see --help"
 
 
 def _one_line(error: BaseException) -> str:

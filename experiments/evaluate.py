@@ -25,7 +25,8 @@ def main() -> None:
     if _EXAMPLES.value is not None:
         evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)
         config = dataclasses.replace(config, evaluation=evaluation)
-    records = common.Experiment(config, len(run.seeds)).records(run.seeds, run.state, run.step, run.seconds)
+    experiment = common.Experiment(config, len(run.seeds), run.task)
+    records = experiment.records(run.seeds, run.state, run.step, run.seconds)
     common.print_errors(run.task, records)
     workdirs.write_json(workdir / "evaluation.json", {"records": records})
 

@@ -2,6 +2,9 @@
 
 python -m experiments.export --task=counting --options=num_variables=3 \
     --sizes=train=10000,in_distribution=1000 --data_dir=DIR
+python -m experiments.export --task=text --options="data_dir='DATA',corpus='wikitext-2',vocab_size=4096" --data_dir=DIR
+
+Text is written in tokens; its tokenizer lies beside them.
 """
 
 import ast
@@ -17,7 +20,7 @@ from experiments import entry
 
 _TASK = flags.DEFINE_string("task", None, "Name of the task.", required=True)
 _OPTIONS = flags.DEFINE_string("options", "", "Options of the task, as name=value,name=value.")
-_SIZES = flags.DEFINE_string("sizes", None, "Examples of each split, as split=number,split=number.", required=True)
+_SIZES = flags.DEFINE_string("sizes", "", "Examples of each split, as split=number,split=number; of text: all.")
 _SEED = flags.DEFINE_integer("seed", 0, "Data seed.")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder to write to.", required=True)
 

@@ -1,4 +1,4 @@
-"""Trains one encoding on one task, going on from what is in the workdir.
+"""Trains one model on one task, going on from what is in the workdir.
 
 python -m experiments.train --config=experiments/configs/quick.py --config.encoding=cope --workdir=runs/cope
 
@@ -7,7 +7,9 @@ On several hosts the same command runs on each, see docs/training.md.
 
 import contextlib
 import dataclasses
+import functools
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -16,8 +18,10 @@ from ml_collections import config_flags
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.records import environment, write_atomically
+from cope_jax.models.base import attends
 from cope_jax.training.profile import Profile
-from experiments import common, entry, processes
+from cope_jax.typing import PyTree
+from experiments import common, entry, processes, starting
 from experiments import workdir as workdirs
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
@@ -40,19 +44,24 @@ def main() -> None:
     processes.join()
     common.Experiment.check(config)
     experiment = common.Experiment(config)
+    start: Callable[[], PyTree] = dict
+    if not (workdir / "checkpoints").exists():  # before anything is written, for it may not fit
+        start = functools.partial(dict, starting.start_of(config, experiment))
     with contextlib.ExitStack() as stack:
         with processes.first_goes_ahead() as first:
             if first:
                 stack.enter_context(workdirs.locked(workdir))
                 job = {"job": dataclasses.asdict(config.job)}
                 workdirs.open_workdir(workdir, config, seeds, environment() | job)
+                workdirs.write_files(workdir, experiment.task.artifacts() | experiment.task.sources())
                 write_atomically(workdir / "summary.txt", experiment.summary() + "\n")
                 print(experiment.summary())
                 unused = jax.device_count() - experiment.program.mesh.size
                 if unused:
                     print(f"warning: job.mesh leaves {unused} of {jax.device_count()} devices unused", file=sys.stderr)
         # One process is like the others, and several on a host would write the same file.
-        records = experiment.train(seeds, workdir, config.encoding, profile if first else None)
+        label = config.encoding if attends(config.model) else config.model.name
+        records = experiment.train(seeds, workdir, label, profile if first else None, start)
         if first:
             workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment()})
             common.print_errors(experiment.task, records)

@@ -139,6 +139,27 @@ def write_json(path: Path, content: Any) -> None:
         partial.replace(path)
 
 
+def write_files(folder: Path, contents: Mapping[str, str]) -> None:
+    """Writes text files by their names, each at once or not at all.
+
+    Raises:
+      ConfigError: a file is there, with other content: what the run learned from has changed.
+      StorageError: the disk is full or read-only.
+    """
+    for name, content in contents.items():
+        if (folder / name).exists():
+            if (folder / name).read_text(encoding="utf-8") != content:
+                raise ConfigError(
+                    f"{folder / name} is another than the data give now, which the run goes by: restore its data, or "
+                    f"choose another --workdir"
+                )
+            continue
+        with clear_storage_errors(folder / name):
+            partial = folder / f"{name}.partial"
+            partial.write_text(content, encoding="utf-8")
+            partial.replace(folder / name)
+
+
 def _difference(held: Any, wanted: Any, where: str = "") -> str:
     if isinstance(held, dict) and isinstance(wanted, dict):
         for name in [*wanted, *held]:

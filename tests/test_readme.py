@@ -11,25 +11,36 @@ from typing import Any
 
 import pytest
 
-from cope_jax import encodings, positions, tasks
+from cope_jax import encodings, models, positions, tasks
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+EXCHANGE = (ROOT / "docs" / "exchange.md").read_text()
+CONTEXTUAL = (ROOT / "docs" / "contextual.md").read_text()
+TEXT = (ROOT / "docs" / "text.md").read_text()
 ENCODINGS = (ROOT / "docs" / "encodings.md").read_text()
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/encodings.md")]
-PAGES += [ROOT / "docs" / name for name in ("attention.md", "training.md", "tpu.md", "gpu.md")]
+PAGES += [
+    ROOT / "docs" / f"{name}.md" for name in ("attention", "contextual", "exchange", "text", "training", "tpu", "gpu")
+]
+CONFIGS = {
+    "tag": {"config": "tagger.py", "bert_config": "bert_tagger.py"},
+    "classify": {"config": "spam.py"},
+}
+"""Of commands that need not be given any."""
+
 LINE = re.compile(r"(?P<code>\S.*?)  # (?P<shown>.*)")
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", README, re.DOTALL | re.MULTILINE)
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def commands() -> list[list[str]]:
     """The words of every line of shell, comments left out."""
-    return [
-        words for block in blocks("sh") for line in block.splitlines() if (words := shlex.split(line, comments=True))
-    ]
+    pages = (README, CONTEXTUAL, EXCHANGE, TEXT)
+    shell = "".join(block for page in pages for block in blocks("sh", page)).replace("\\\n", " ")
+    return [words for line in shell.splitlines() if (words := shlex.split(line, comments=True))]
 
 
 def flags(module: str) -> set[str]:
@@ -42,8 +53,9 @@ def is_flag(node: ast.AST) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr.startswith("DEFINE")
 
 
-def config_of(flags: dict[str, str]) -> Any:
-    return runpy.run_path(str(ROOT / flags["config"]))["get_config"]()
+def config_of(flags: dict[str, str], flag: str = "config", command: str = "") -> Any:
+    path = flags.get(flag) or f"experiments/configs/{CONFIGS[command][flag]}"
+    return runpy.run_path(str(ROOT / path))["get_config"]()
 
 
 def field(config: Any, path: str) -> Any:
@@ -54,11 +66,13 @@ def field(config: Any, path: str) -> Any:
 
 
 @pytest.mark.newest
-def test_python_runs_and_shows_what_the_comments_say():
+@pytest.mark.parametrize("page", ["README.md", "docs/exchange.md", "docs/text.md"])
+def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for what it writes
     names: dict[str, Any] = {}
     shown = 0
-    for block in blocks("python"):
-        exec(compile(block, "README.md", "exec"), names)
+    for block in blocks("python", (ROOT / page).read_text()):
+        exec(compile(block, page, "exec"), names)
         for match in filter(None, map(LINE.fullmatch, block.splitlines())):
             assert repr(eval(match["code"], names)) == match["shown"], match["code"]
             shown += 1
@@ -68,17 +82,18 @@ def test_python_runs_and_shows_what_the_comments_say():
 @pytest.mark.parametrize("words", [w for w in commands() if w[:2] == ["python", "-m"]], ids=lambda words: words[2])
 def test_command_has_its_flags_and_values(words):
     given = dict(word.removeprefix("--").split("=", 1) for word in words[3:])
-    known = flags(words[2].removeprefix("experiments.") + ".py")
+    command = words[2].removeprefix("experiments.")
+    known = flags(f"{command}.py")
     assert {name.split(".")[0] for name in given} <= known
     for name, value in given.items():
-        if name.startswith("config."):
-            field(config_of(given), name)
+        if "." in name:
+            field(config_of(given, name.split(".")[0], command), name)
         if name in ("encodings", "config.encoding"):
             for label in encodings.split_outside_parentheses(value, ","):
                 encodings.EncodingConfig.parse(label, config_of(given).encodings.to_dict())
     if words[2] == "experiments.export":
-        options, sizes = (eval(f"dict({given[name]})") for name in ("options", "sizes"))
-        assert set(sizes) == set(tasks.create(given["task"], **options).splits)
+        options, sizes = (eval(f"dict({given.get(name, '')})") for name in ("options", "sizes"))
+        assert set(sizes) in (set(), set(tasks.create(given["task"], **options).splits))
 
 
 def test_commands_in_sentences_exist():
@@ -108,10 +123,13 @@ def test_extras_exist():
 
 def test_nothing_is_left_out():
     sections = {
-        name: README.split(f"\n## {name}\n")[1].split("\n## ")[0] for name in ("Encodings", "Tasks", "Commands")
+        name: README.split(f"\n## {name}\n")[1].split("\n## ")[0]
+        for name in ("Encodings", "Models", "Tasks", "Commands")
     }
     assert sorted(re.findall(r"^\| `(\w+)` \|", sections["Encodings"], re.MULTILINE)) == list(encodings.names())
     assert sorted(re.findall(r"^\| `(\w+)` \|", sections["Tasks"], re.MULTILINE)) == list(tasks.names())
+    rows = re.findall(r"^\| (`.*?`) \|", sections["Models"], re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(models.names())
     assert all(f"`{name}`" in sections["Encodings"] for name in positions.SAMPLERS)
     files = {path.name for path in (ROOT / "experiments" / "configs").glob("[!_]*.py")} - {"base.py"}
     assert set(re.findall(r"`(\w+\.py)`", sections["Commands"])) == files

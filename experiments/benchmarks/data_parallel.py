@@ -22,10 +22,10 @@ def train_step(learner: Learner, split: Split) -> Callable[[TrainState, dict[str
 
     def step(state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
         key = jax.random.fold_in(jax.random.fold_in(state.key, state.step), jax.lax.axis_index(AXIS))
-        weight = jnp.maximum(jax.lax.psum(jnp.sum(batch["weights"]), AXIS), 1.0)
+        weight = jax.lax.psum(jnp.sum(batch["weights"]), AXIS)
 
         def loss_of(params: PyTree) -> Array:
-            return learner.loss(params, batch, key)[0] / weight
+            return learner.loss(params, batch, key, totals={"loss": weight})[0]
 
         loss, grads = jax.lax.psum(jax.value_and_grad(loss_of)(state.params), AXIS)
         with jax.numpy_dtype_promotion("standard"):  # optax relies on implicit promotion

@@ -9,7 +9,7 @@ import jax
 
 from cope_jax import tasks
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.flops import flops_per_token, peak_flops
+from cope_jax.training.flops import peak_flops
 from experiments import common
 from experiments.compilation import counts, loops
 from experiments.compilation.counts import Collective
@@ -161,11 +161,11 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Step:
         "batch_size": config.training.batch_size,
         "length": length,
         "parameters": sum(leaf.size for leaf in jax.tree.leaves(program.state_shapes().params)),
-        "flops_per_token": flops_per_token(model, length),
+        "flops_per_token": model.flops_per_token(length),
         "peak_flops": config.job.peak_flops or peak_flops(kind),
     }
     began = time.perf_counter()
-    lowered = program.lower(config.training.batch_size, length)
+    lowered = program.lower(common.batch_shapes(task, config.training.batch_size))
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

@@ -7,6 +7,7 @@ from typing import Any, get_args, get_origin
 from ml_collections import config_dict
 
 from cope_jax import encodings, tasks
+from cope_jax.models import MODELS
 from cope_jax.training.config import ExperimentConfig
 
 
@@ -18,7 +19,8 @@ def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides:
       options: the task's options that differ from its defaults.
       **overrides: fields of `ExperimentConfig` that differ from its defaults, as nested dicts.
     """
-    config = _fields(ExperimentConfig())
+    model = MODELS.get(overrides.get("model", {}).get("name", "decoder")).Options()
+    config = _fields(ExperimentConfig(model=model))
     config.task = {"name": task, "options": _fields(tasks.TASKS.get(task).Config())}
     config.encodings = {name: _fields(encodings.ENCODINGS.get(name).Config()) for name in encodings.names()}
     config.paper = overrides.pop("paper", {})

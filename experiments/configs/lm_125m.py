@@ -3,8 +3,8 @@
 Command:
     python -m experiments.train --config=experiments/configs/lm_125m.py --workdir=runs/lm_125m
 Hardware: a v5e-16 slice (topology v5e:4x4), or any GPU or TPU with 16 GB by a smaller batch. Wall time: not measured.
-Expected: the loss falls to 7.57 nats, the entropy of the tokens; they are Zipf's, drawn independently, until a corpus
-is chosen. On WikiText-103 the paper has perplexity 23.46 (test), 22.55 (validation).
+Expected: the loss falls to 7.57 nats, the entropy of the tokens; they are Zipf's, drawn independently; on
+text this model is `wikitext103.py`, for which the paper has perplexity 23.46 (test), 22.55 (validation).
 
 From the paper: 12 layers, width 768, context 1024, GPT-2's vocabulary and tied embeddings (123.7 M parameters), p_max
 64 shared by the layers, batch 64, 100 epochs: 180,000 steps are as many tokens. It leaves the rest open. As GPT-2

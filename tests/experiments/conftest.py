@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.experiments.commands import CONFIG, Command
+from tests.experiments.pretrained import MODELS, TEXT_CONFIG
 
 
 @pytest.fixture(scope="session")
@@ -22,3 +23,15 @@ def config(tmp_path_factory) -> Path:
     path = tmp_path_factory.mktemp("config") / "tiny.py"
     path.write_text(CONFIG)
     return path
+
+
+@pytest.fixture(scope="session")
+def trained(start, tmp_path_factory):
+    """A run of each model, a few steps old."""
+    folder = tmp_path_factory.mktemp("contextual")
+    for name, (task, options, model, encoding) in MODELS.items():
+        path = folder / f"{name}_config.py"
+        path.write_text(TEXT_CONFIG.format(task=task, options=options, model=model, encoding=encoding))
+        done = start("train", f"--config={path}", f"--workdir={folder / name}").wait()
+        assert done.status == 0, done.err
+    return folder

@@ -88,7 +88,7 @@ def test_inspect_shows_the_trained_model(trained, start):
     assert sorted(path.name for path in (workdir / "maps").iterdir()) == ["attention.png", "gates.png", "positions.png"]
 
 
-@pytest.mark.parametrize("name", ["train", "compare", "evaluate", "inspect"])
+@pytest.mark.parametrize("name", ["train", "compare", "evaluate", "generate", "inspect"])
 def test_help_says_what_the_command_does(name, start):
     done = start(name, "--help").wait()
     assert "--workdir" in done.out and f"python -m experiments.{name}" in done.out, done.out

@@ -13,7 +13,7 @@ import pytest
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.training.config import ExperimentConfig
 from experiments import entry
-from experiments.workdir import locked, open_workdir
+from experiments.workdir import locked, open_workdir, write_files
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
@@ -101,7 +101,7 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
             "error: cannot write to x/y (Read-only file system): "
             "earlier checkpoints are whole; make room and run the same command",
         ),
-        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from the last checkpoint"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from what it has kept"),
     ],
 )
 def test_each_kind_of_error_has_its_line_and_status(error, status, line, capsys):
@@ -146,3 +146,25 @@ def test_ctrl_c_before_a_command_begins_is_one_line():
 def run(code, **environment):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+
+
+def test_files_of_a_run_are_written_once_and_never_changed(tmp_path):
+    write_files(tmp_path, {"vocab.txt": "a\nb\n"})
+    write_files(tmp_path, {"vocab.txt": "a\nb\n"})
+    with pytest.raises(ConfigError, match=r"vocab\.txt is another than the data give now"):
+        write_files(tmp_path, {"vocab.txt": "b\na\n"})
+    assert (tmp_path / "vocab.txt").read_text() == "a\nb\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["vocab.txt"]
+
+
+def test_ctrl_c_in_a_callback_that_drops_exceptions_is_not_lost():
+    code = """
+import gc, experiments
+def interrupt(phase, info):
+    raise KeyboardInterrupt
+gc.callbacks.append(interrupt)
+gc.collect()
+print("went on")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

@@ -1,0 +1,43 @@
+r"""BERT BASE (arXiv 1810.04805): 110 M parameters.
+
+Command:
+    python -m experiments.train --config=experiments/configs/bert_base.py \
+        --config.task.options.data_dir=DATA --workdir=runs/bert_base
+Hardware: accelerators with 16 GB and more. Wall time: not measured; the original took 4 days on 16 TPU chips.
+Expected: on 3.3 billion words, 1,600 times WikiText-2, about 98 % of next sentences right, and a perplexity of
+masked pieces near 4.
+
+From the paper: 12 layers, width 768, 12 heads, vocabulary of 30,522 pieces, 15 % of them masked, at most 20 of 128;
+batch 256, AdamW at 1e-4 with 10,000 steps of warm-up and linear decay over 1,000,000, weight decay 0.01 but for biases
+and norms, clipping at 1, dropout 0.1. It trains the last tenth of the steps on 512 pieces; here all have 128. Its Adam
+has no bias correction; ours, as everyone's after it, has.
+"""
+
+from ml_collections import config_dict
+
+from experiments.configs import base
+
+
+def get_config() -> config_dict.ConfigDict:
+    """The config."""
+    return base.experiment(
+        "masked_lm",
+        {"length": 128, "vocab_size": 30_522, "max_predictions": 20},
+        model={
+            "name": "bert",
+            "num_layers": 12,
+            "predictions": 20,
+            "block": {"model_dim": 768, "num_heads": 12, "compute_dtype": "bfloat16"},
+        },
+        encoding="learned",
+        optimizer={
+            "learning_rate": 1e-4,
+            "schedule": "linear",
+            "warmup_steps": 10_000,
+            "epsilon": 1e-6,
+            "weight_decay": 0.01,
+            "decayed": "weights",
+        },
+        training={"steps": 1_000_000, "batch_size": 256, "evaluate_every": 10_000, "checkpoint_every": 1000},
+        evaluation={"examples": 4096, "curve_examples": 1024, "sweep_examples": 0, "batch_size": 256},
+    )

@@ -1,0 +1,35 @@
+r"""ELMo on WikiText-2 and the text of the treebank, CPU-sized.
+
+Command:
+    python -m experiments.train --config=experiments/configs/elmo_small.py \
+        --config.task.options.data_dir=DATA --workdir=runs/elmo_small
+Hardware: 2 CPU cores. Wall time and perplexities: see experiments/RESULTS.md.
+
+A fifth of the filters, half the cells and the projection of the published "small" model, words of at most 20 bytes, and
+Adam on about one epoch of 2 million words, where the original reads ten epochs of 769 million with Adagrad.
+"""
+
+from ml_collections import config_dict
+
+from experiments.configs import base
+
+
+def get_config() -> config_dict.ConfigDict:
+    """The config."""
+    return base.experiment(
+        "bilm",
+        {"corpus": "both", "length": 20, "vocab_size": 30_000, "max_characters": 20},
+        model={
+            "name": "elmo",
+            "filters": ((1, 16), (2, 16), (3, 32), (4, 64), (5, 128)),
+            "num_highways": 1,
+            "max_characters": 20,
+            "cell_dim": 512,
+            "projection_dim": 128,
+            "num_sampled": 1024,
+        },
+        encoding="none",
+        optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05, "weight_decay": 0.0},
+        training={"steps": 3000, "batch_size": 32, "evaluate_every": 1000, "checkpoint_every": 500},
+        evaluation={"examples": 4096, "curve_examples": 1024, "sweep_examples": 0, "batch_size": 32},
+    )

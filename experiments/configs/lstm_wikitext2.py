@@ -1,0 +1,35 @@
+r"""A two-layer LSTM language model on the words of WikiText-2, CPU-sized: 9.6 M parameters.
+
+Command:
+    python -m experiments.train --config=experiments/configs/lstm_wikitext2.py \
+        --config.task.options.data_dir=DATA --workdir=runs/lstm_wikitext2
+Hardware: 2 CPU cores. Wall time and word perplexity: see experiments/RESULTS.md.
+Expected: far from the 102.5 (test) that two LSTM layers of width 200 reach with dropout in hundreds of epochs, since
+this reads the text about once, and trains with 1,024 sampled words.
+
+`rnn_wikitext2.py` and `transformer_wikitext2.py` have as many parameters, the same batches and as much time.
+"""
+
+from ml_collections import config_dict
+
+from experiments.configs import base
+
+
+def get_config() -> config_dict.ConfigDict:
+    """The config."""
+    return base.experiment(
+        "words",
+        {"length": 35},
+        model={
+            "name": "rnn_lm",
+            "cell": "lstm",
+            "embed_dim": 256,
+            "hidden_dim": 256,
+            "tie_embeddings": True,
+            "num_sampled": 1024,
+        },
+        encoding="none",
+        optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05, "weight_decay": 0.0},
+        training={"steps": 1200, "batch_size": 32, "evaluate_every": 300, "checkpoint_every": 300},
+        evaluation={"examples": 1_000_000, "curve_examples": 1024, "sweep_examples": 0, "batch_size": 32},
+    )

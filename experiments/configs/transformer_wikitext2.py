@@ -1,0 +1,32 @@
+r"""A two-layer Transformer language model on the words of WikiText-2, CPU-sized: 9.6 M parameters.
+
+Command:
+    python -m experiments.train --config=experiments/configs/transformer_wikitext2.py \
+        --config.task.options.data_dir=DATA --workdir=runs/transformer_wikitext2
+Hardware: 2 CPU cores. Wall time and word perplexity: see experiments/RESULTS.md.
+
+As many parameters and the same batches as `rnn_wikitext2.py` and `lstm_wikitext2.py`, whose state reaches back beyond
+the 35 words of a window; this model sees the window alone.
+"""
+
+from ml_collections import config_dict
+
+from experiments.configs import base
+
+
+def get_config() -> config_dict.ConfigDict:
+    """The config."""
+    return base.experiment(
+        "words",
+        {"length": 35},
+        model={
+            "num_layers": 2,
+            "tie_embeddings": True,
+            "num_sampled": 1024,
+            "block": {"model_dim": 256, "num_heads": 4, "mlp_dim": 512},
+        },
+        encoding="rope",
+        optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05, "weight_decay": 0.0},
+        training={"steps": 1200, "batch_size": 32, "evaluate_every": 300, "checkpoint_every": 300},
+        evaluation={"examples": 1_000_000, "curve_examples": 1024, "sweep_examples": 0, "batch_size": 32},
+    )

@@ -1,0 +1,32 @@
+r"""A language model of WikiText-2, CPU-sized: 128 tokens of context, tested with up to eight times as many.
+
+Command:
+    python -m experiments.train --config=experiments/configs/wikitext2_small.py \
+        --config.task.options.data_dir=DATA --workdir=runs/wikitext2_small
+Hardware: 2 CPU cores. Wall time, and perplexity by token, word and byte: see experiments/RESULTS.md.
+
+Byte-pair encoding of 4,096 tokens, learned from the training text of 3.0 M of them; 4,000 steps read it 2.7 times.
+`relative` has rows for the distances of training and repeats the last beyond, as the paper's "relative-capped";
+`relative(beyond=nothing)` is its "relative".
+"""
+
+from ml_collections import config_dict
+
+from experiments.configs import base
+
+
+def get_config() -> config_dict.ConfigDict:
+    """The config."""
+    return base.experiment(
+        "text",
+        {"corpus": "wikitext-2", "vocab_size": 4096, "length": 128, "sweep": (128, 256, 512, 1024)},
+        model={
+            "num_layers": 4,
+            "tie_embeddings": True,
+            "block": {"model_dim": 128, "num_heads": 4},
+        },
+        encodings={"cope": {"npos_max": 64}, "relative": {"max_distance": 128}},
+        optimizer={"learning_rate": 2e-3, "warmup_steps": 200, "final_fraction": 0.05, "weight_decay": 0.1},
+        training={"steps": 4000, "batch_size": 16, "evaluate_every": 500, "checkpoint_every": 500},
+        evaluation={"examples": 100_000, "curve_examples": 256, "sweep_examples": 0, "batch_size": 16},
+    )

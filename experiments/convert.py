@@ -1,0 +1,104 @@
+"""Copies a trained model into another format: ours, or Hugging Face's where its architecture has one there.
+
+python -m experiments.convert --from=runs/cope --to=exported/cope
+python -m experiments.convert --from=runs/absolute --to=exported/absolute --format=gpt2
+python -m experiments.convert --from=downloads/Llama-3.2-1B --to=starts/llama
+
+Prints the flags with which a config of the same model goes on from it. docs/exchange.md
+"""
+
+import dataclasses
+import json
+import shlex
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.models import MODELS, model_files, tensor_files
+from experiments import common, entry, starting
+from experiments import workdir as workdirs
+
+_FROM = flags.DEFINE_string("from", None, "A run, or a folder in a format of --format.", required=True)
+_TO = flags.DEFINE_string("to", None, "Folder to write to, new or empty.", required=True)
+_FORMAT = flags.DEFINE_enum("format", model_files.OWN, sorted(model_files.FORMATS), "What to write.")
+_SEED = flags.DEFINE_integer("seed", None, "Which seed of a run; without it, the first.")
+
+COMPANIONS = (
+    "added_tokens.json",
+    "encoder.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.bpe",
+    "vocab.json",
+    "vocab.txt",
+    "words.txt",
+)
+"""Files beside a model that go with it."""
+
+
+def main() -> None:
+    """Reads, writes, and tells how to go on."""
+    source, target = Path(_FROM.value), Path(_TO.value)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"there is something in {target}: choose another --to")
+    if not source.is_dir():
+        raise ConfigError(f"there is no folder {source}: give --from a run, or a folder with a model")
+    texts: dict[str, str] = {}
+    if (source / "checkpoints").exists():
+        run = common.load_run(source)
+        seeds = list(run.seeds)
+        seed = seeds[0] if _SEED.value is None else _SEED.value
+        if seed not in seeds:
+            raise ConfigError(f"{source} holds no seed {seed}: choose --seed from {', '.join(map(str, seeds))}")
+        config, params, texts = run.learner.model, jax.device_get(run.params[seeds.index(seed)]), run.task.artifacts()
+        if "lowercase" in run.config.task.options:  # of the pieces, which no vocabulary says
+            texts = {**texts, "tokenizer_config.json": _json(do_lower_case=run.config.task.options["lowercase"])}
+    elif _SEED.value is not None:
+        raise ConfigError(f"{source} holds one model and no run: leave out --seed")
+    else:
+        config, params = starting.read(source)
+    model_files.save(target, config, params, _FORMAT.value)
+    workdirs.write_files(target, texts)
+    for name in COMPANIONS:
+        if (source / name).exists() and not (target / name).exists():
+            with clear_storage_errors(target / name):
+                shutil.copyfile(source / name, target / name)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{target}: {config.name}, {size:,} parameters, in the format {_FORMAT.value}")
+    print(f"to train it further, with a config of the model {config.name}:")
+    print(" \\\n  ".join(shlex.quote(flag) for flag in flags_of(target)))
+
+
+def flags_of(folder: Path) -> Iterator[str]:
+    """The flags of experiments.train by which its model becomes that of the folder and starts with it."""
+    config, _ = starting.read(folder)  # as it was written: a format may say the same in other words
+    yield f"--config.training.start={folder}"
+    if hasattr(config, "encoding"):
+        yield f"--config.encoding={config.encoding.text() or 'none'}"
+        if _shapes(config) != _shapes(dataclasses.replace(config, max_length=config.max_length + 1)):
+            yield f"--config.training.max_position={config.max_length}"
+    options = {field.name for field in dataclasses.fields(MODELS.get(config.name).Options)}
+    for name, value in starting.choices(config).items():
+        if value is not None and name.partition(".")[0] in options:
+            yield f"--config.model.{name}={value}"
+
+
+def _json(**values: Any) -> str:
+    return json.dumps(values) + "\n"
+
+
+def _shapes(config: Any) -> dict[Any, Any]:
+    return {path: leaf.shape for path, leaf in tensor_files.shapes(MODELS.get(config.name), config).items()}
+
+
+if __name__ == "__main__":
+    entry.run(main)

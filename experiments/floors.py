@@ -1,0 +1,56 @@
+"""What no context gives for the task of a run, on its evaluation splits, beside its own figures.
+
+python -m experiments.floors --workdir=runs/bert_small
+
+Words, in one direction or both: the perplexity of a unigram, p(w) = (count of w in training + 1)/(words + kinds).
+Masked words: the accuracy of always the most frequent piece; next sentences: of a bag of words, which knows what A and
+B share, on the run's own examples. Parts of speech: of each word's most frequent tag. A run need not have ended; it has
+figures of its own from its first evaluation on.
+
+Writes floors.json and floors.md into the workdir.
+"""
+
+import dataclasses
+from pathlib import Path
+
+from absl import flags
+from rich.console import Console
+
+from cope_jax import tasks
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.records import environment, write_atomically
+from cope_jax.training.config import ExperimentConfig
+from experiments import entry
+from experiments import workdir as workdirs
+from experiments.contextual import floors
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples", 20_000, "Training examples that the bag of words learns from.", lower_bound=2
+)
+
+
+def main() -> None:
+    """Measures, writes and prints the floors."""
+    workdir = Path(_WORKDIR.value)
+    if not (workdir / "config.json").exists():
+        raise ConfigError(f"{workdir} holds no training run: give the --workdir of experiments.train")
+    config = ExperimentConfig.from_mapping(workdirs.read_settings(workdir)["config"])
+    if config.task.name not in floors.TASKS:
+        raise ConfigError(f"{workdir} learns {config.task.name}: floors are known of {', '.join(floors.TASKS)}")
+    options = config.task.options
+    if config.task.name == "masked_lm" and (workdir / "vocab.txt").exists():
+        options = options | {"vocab": str(workdir / "vocab.txt")}  # what the run has learned need not be learned again
+    task = tasks.create(config.task.name, **options)
+    own, source = floors.measured(workdir)
+    found = floors.find(task, config, own, _EXAMPLES.value)
+    content = {"floors": [dataclasses.asdict(floor) for floor in found], "run": source, "environment": environment()}
+    workdirs.write_json(workdir / "floors.json", content)
+    write_atomically(workdir / "floors.md", floors.markdown(found))
+    console = Console()
+    console.print(floors.rich_table(found, f"{config.task.name}, the run's own figures from {source or 'nowhere yet'}"))
+    console.print(workdir / "floors.json", workdir / "floors.md", sep="\n", soft_wrap=True, highlight=False)
+
+
+if __name__ == "__main__":
+    entry.run(main)

@@ -1,0 +1,127 @@
+"""Models that go on from a text: those of a run, or of a folder with a model and its tokenizer."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.models import model_files, tensor_files
+from cope_jax.tasks import Task
+from cope_jax.tasks.base import LevelTask
+from cope_jax.tasks.text import Text
+from cope_jax.tasks.words import Words
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.base import Tokenizer
+from cope_jax.tokenizers.vocabulary import UNKNOWN
+from cope_jax.tokenizers.words import Words as WordTokenizer
+from experiments import common
+
+
+class Language(NamedTuple):
+    """Text to tokens and back.
+
+    Attributes:
+      encode: the int32 tokens of a text.
+      decode: tokens as text.
+      begin: the tokens that stand before a text.
+    """
+
+    encode: Callable[[str], np.ndarray]
+    decode: Callable[[np.ndarray], str]
+    begin: tuple[int, ...] = ()
+
+    def read(self, prompt: str, name: str) -> np.ndarray:
+        """The tokens of a prompt, without `begin`; ConfigError: there are none, or a word is unknown.
+
+        Args:
+          prompt: a text.
+          name: what an error calls it.
+        """
+        tokens = self.encode(prompt)
+        if not len(tokens):
+            raise ConfigError(f"{name} is empty: write the beginning of a text")
+        for word, read in zip(prompt.split(), self.decode(tokens).split(), strict=False):
+            if read == UNKNOWN != word:
+                raise ConfigError(f"{name} has the unknown word {word!r}: write words of the vocabulary, or {UNKNOWN}")
+        return tokens
+
+
+class Speaker(NamedTuple):
+    """A model with its language.
+
+    Attributes:
+      title: what it is, in a line.
+      model: has `prefill` and `decode`.
+      language: of its tokens.
+      length: of the sequences that it was trained on.
+    """
+
+    title: str
+    model: Any
+    language: Language
+    length: int
+
+
+def load(folder: Path, seed: int | None = None) -> Speaker:
+    """The model of a run, or of a folder in a format of `model_files` with a tokenizer beside it.
+
+    Args:
+      folder: where it is.
+      seed: which of a run's; None: the first.
+
+    Raises:
+      ConfigError: there is none, it cannot generate, or the tokenizer is missing or of another vocabulary.
+    """
+    if tensor_files.holds_model(folder) and not (folder / "checkpoints").exists():
+        if seed is not None:
+            raise ConfigError(f"{folder} holds one model and no run: leave out --model_seed")
+        config, params = model_files.load(folder)
+        _check(folder, config.name, "")
+        tokenizer = loading.load("words" if (folder / WordTokenizer.file).exists() else "bpe", folder)
+        if len(tokenizer) > config.vocab_size:
+            raise ConfigError(
+                f"the tokenizer of {folder} has {len(tokenizer)} tokens, and the model {config.vocab_size}: "
+                "put the one there that the model was trained with"
+            )
+        language = _language(tokenizer, tensor_files.read_json(folder / tensor_files.CONFIG).get("bos_token_id"))
+        title = f"{config.name} of {folder}, {config.encoding.text() or 'none'}"
+        return Speaker(title, model_files.build(config, params), language, config.max_length)
+    run = common.load_run(folder)
+    _check(folder, run.config.model.name, f" on {run.task.name}")
+    number = place_of(run, folder, seed, "--model_seed")
+    title = f"{run.task.name}, {run.config.encoding}, seed {run.seeds[number]}, step {run.step:,}"
+    model = run.learner.rebuild(run.params[number])
+    return Speaker(title, model, language_of(run.task), run.task.length("train"))
+
+
+def place_of(run: common.LoadedRun, folder: Path, seed: int | None, flag: str = "--seed") -> int:
+    """The place of a seed among those of a run, the first for None; ConfigError: the run has it not."""
+    seeds = list(run.seeds)
+    if seed is None:
+        return 0
+    if seed not in seeds:
+        raise ConfigError(f"{folder} holds no seed {seed}: choose {flag} from {', '.join(map(str, seeds))}")
+    return seeds.index(seed)
+
+
+def language_of(task: Task) -> Language:
+    """How a task writes and reads its tokens. ConfigError: its tokens are no text that goes on."""
+    if isinstance(task, LevelTask):
+        return Language(task.encode, task.decode)
+    if isinstance(task, Text):
+        return _language(task.tokenizer)
+    if isinstance(task, Words):
+        return _language(WordTokenizer(task.vocabulary))
+    raise ConfigError(f"the task {task.name} has no text that goes on: give a run on text, words or a synthetic task")
+
+
+def _language(tokenizer: Tokenizer, begin: Any = None) -> Language:
+    first: Sequence[int] = (begin if type(begin) is int else tokenizer.end,)
+    return Language(lambda text: tokenizer.encode([text])[0], tokenizer.decode, tuple(first))
+
+
+def _check(folder: Path, name: str, task: str) -> None:
+    if name != "decoder":
+        raise ConfigError(f"{folder} holds a {name}{task}, which cannot generate here: give a run of a decoder")

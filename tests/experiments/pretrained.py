@@ -1,0 +1,43 @@
+"""Models on the built-in samples, so small that a few steps cost little but compilation."""
+
+BLOCK = {"model_dim": 8, "num_heads": 2, "mlp_dim": 16, "dropout": 0.0}
+MODELS = {
+    "bert": (
+        "masked_lm",
+        {"length": 24, "vocab_size": 300, "corpus": "both"},
+        {"name": "bert", "num_layers": 2, "block": BLOCK},
+        "learned",
+    ),
+    "elmo": (
+        "bilm",
+        {"length": 8, "max_characters": 12},
+        {
+            "name": "elmo",
+            "filters": ((1, 4), (2, 4)),
+            "num_highways": 1,
+            "max_characters": 12,
+            "cell_dim": 8,
+            "projection_dim": 6,
+        },
+        "none",
+    ),
+    "rnn": ("words", {"length": 8}, {"name": "rnn_lm", "embed_dim": 8, "hidden_dim": 8, "num_layers": 1}, "none"),
+}
+TEXT_CONFIG = """
+from experiments.configs import base
+
+
+def get_config():
+    return base.experiment(
+        {task!r},
+        {options!r},
+        model={model!r},
+        encoding={encoding!r},
+        optimizer={{"warmup_steps": 1}},
+        training={{
+            "steps": 2, "batch_size": 4, "steps_per_dispatch": 2, "evaluate_every": 2, "checkpoint_every": 2
+        }},
+        evaluation={{"examples": 40, "curve_examples": 8, "sweep_examples": 0, "batch_size": 8}},
+        job={{"mesh": {{"data": 1}}}},
+    )
+"""

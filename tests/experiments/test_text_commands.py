@@ -1,0 +1,140 @@
+"""Text from runs on text, and what their heads count, by command."""
+
+import csv
+import json
+import re
+
+import pytest
+
+from tests.experiments.pretrained import TEXT_CONFIG
+
+pytestmark = pytest.mark.xdist_group("text_commands")
+
+MODEL = {"num_layers": 1, "block": {"model_dim": 8, "num_heads": 2, "mlp_dim": 16}}
+
+
+@pytest.fixture(scope="module")
+def runs(start, tmp_path_factory):
+    """A run on the built-in sample in bytes, and one in words with a table of positions, a few steps old."""
+    folder = tmp_path_factory.mktemp("text_commands")
+    for kind, encoding in (("bytes", "cope(npos_max=8)"), ("words", "learned")):
+        path = folder / f"{kind}.py"
+        options = {"tokenizer": kind, "length": 32}
+        path.write_text(TEXT_CONFIG.format(task="text", options=options, model=MODEL, encoding=encoding))
+        done = start("train", f"--config={path}", f"--workdir={folder / kind}").wait()
+        assert done.status == 0, done.err
+    return folder
+
+
+def generate(start, run, *flags):
+    done = start("generate", f"--workdir={run}", *flags).wait()
+    assert done.status == 0, done.err
+    return done
+
+
+def written(start, run, folder, *flags):
+    """The continuations, letter by letter: a terminal may show the ends of lines otherwise."""
+    done = generate(start, run, *flags, f"--out={folder / 'out.jsonl'}")
+    assert done.out == f"{folder / 'out.jsonl'}\n"
+    lines = (folder / "out.jsonl").read_text(encoding="utf-8").split("\n")
+    return [json.loads(line) for line in lines[:-1]]
+
+
+def test_a_prompt_is_continued_beyond_the_length_of_training(start, runs):
+    done = generate(start, runs / "bytes", "--prompt=Zwölf", "--max_new_tokens=60", "--top_k=5")
+    assert done.out.startswith("Zwölf") and len(done.out) > len("Zwölf\n")
+    assert "up to 66 tokens of context, where training saw 32" in done.err
+    assert re.search(r"^60 tokens, [\d,]+ tokens/s without compilation$", done.err, re.MULTILINE)
+
+
+def test_the_seed_decides_and_a_stop_text_ends(start, runs, tmp_path):
+    flags = ("--prompt=Zwölf", "--max_new_tokens=60", "--top_k=5")
+    (row,) = written(start, runs / "bytes", tmp_path, *flags)
+    assert row["prompt"] == "Zwölf" and len(row["continuation"]) > 6
+    stop = row["continuation"][4:6]
+    (stopped,) = written(start, runs / "bytes", tmp_path, *flags, f"--stop={stop}")
+    assert stopped["continuation"] == row["continuation"][: row["continuation"].index(stop)]
+    (other,) = written(start, runs / "bytes", tmp_path, *flags, "--seed=1")
+    assert other["continuation"] != row["continuation"]
+
+
+def test_a_file_of_prompts_becomes_one_of_continuations(start, runs, tmp_path):
+    (tmp_path / "prompts.txt").write_text("The lamp\nA\nIt was\n")
+    flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=6", "--temperature=0", "--batch_size=2")
+    found = written(start, runs / "bytes", tmp_path, *flags)
+    assert [row["prompt"] for row in found] == ["The lamp", "A", "It was"]
+    shown = "\n".join(f"{row['prompt']}{row['continuation']}\n" for row in found)
+    assert generate(start, runs / "bytes", *flags).out == shown.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def test_an_empty_line_of_a_file_is_named(start, runs, tmp_path):
+    (tmp_path / "prompts.txt").write_text("The\n\nA\n")
+    done = start("generate", f"--workdir={runs / 'bytes'}", f"--prompts={tmp_path / 'prompts.txt'}").wait()
+    assert (done.status, "prompts.txt, line 2, is empty" in done.error) == (2, True), done.err
+
+
+MISTAKES = {
+    "no prompt": ([], "give --prompt, or --prompts with a file of one in each line"),
+    "two": (["--prompt=a", "--prompts=b"], "give --prompt, or --prompts"),
+    "empty": (["--prompt="], "--prompt is empty: write the beginning of a text"),
+    "no file": (["--prompts=nowhere.txt"], "cannot read nowhere.txt"),
+    "unknown word": (["--prompt=The xyzzy"], "--prompt has the unknown word 'xyzzy': write words of the vocabulary"),
+    "too long": (
+        ["--prompt=The lighthouse", "--max_new_tokens=31"],
+        "a prompt of 3 tokens and 31 new ones are too many, for position 32 is outside of the learned table of 32 rows",
+    ),
+    "temperature": (["--prompt=The", "--temperature=-1"], "generate.temperature must be at least 0, got -1.0"),
+    "stop": (["--prompt=The", "--stop="], "--stop is empty"),
+    "seed": (["--prompt=The", "--model_seed=7"], "holds no seed 7: choose --model_seed from 0"),
+    "out": (["--prompt=The", "--max_new_tokens=1", "--out=nowhere/out"], "cannot write to nowhere/out"),
+}
+
+
+@pytest.mark.parametrize("flags, message", MISTAKES.values(), ids=MISTAKES)
+def test_mistakes_are_one_line(start, runs, flags, message):
+    done = start("generate", f"--workdir={runs / 'words'}", *flags).wait()
+    assert (done.status, message in done.error) == (2, True), done.err
+
+
+def test_an_exported_model_goes_on_alike(start, runs, tmp_path):
+    done = start("convert", f"--from={runs / 'words'}", f"--to={tmp_path / 'own'}").wait()
+    assert done.status == 0, done.err
+    flags = ("--prompt=The lamp", "--max_new_tokens=8")
+    assert generate(start, tmp_path / "own", *flags).out == generate(start, runs / "words", *flags).out
+    (tmp_path / "own" / "words.txt").unlink()
+    done = start("generate", f"--workdir={tmp_path / 'own'}", "--prompt=The").wait()
+    assert (done.status, "tokenizer" in done.error) == (2, True), done.err
+
+
+def test_inspect_ranks_heads_and_says_what_it_sees(start, runs, tmp_path):
+    done = start("inspect", f"--workdir={runs / 'bytes'}", "--windows=4", "--top=1", f"--out={tmp_path}").wait()
+    assert done.status == 0, done.err
+    assert re.search(r"^\d of 2 heads open their gates for a feature of the text", done.out, re.MULTILINE)
+    assert len(re.findall(r"^layer 0, head \d: mean gates", done.out, re.MULTILINE)) == 1
+    rows = list(csv.DictReader((tmp_path / "heads.csv").read_text().splitlines()))
+    assert sorted((row["layer"], row["head"]) for row in rows) == [("0", "0"), ("0", "1")]
+    values = [float(row["auc"]) for row in rows]
+    assert values == sorted(values, reverse=True) and values[0] == float(rows[0][f"auc {rows[0]['best']}"])
+    assert (tmp_path / "features.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_inspect_takes_a_text(start, runs, tmp_path):
+    text = "The lamp is bright. The sea is calm.\nIt was 1850."
+    done = start("inspect", f"--workdir={runs / 'bytes'}", f"--input={text}", "--head=1", f"--out={tmp_path}").wait()
+    assert done.status == 0, done.err
+    assert f"{len(text)} tokens in 1 windows" in done.out and "layer 0, head 1: mean gates" in done.out
+    assert text.replace("\n", "↵\n") in done.out
+
+
+@pytest.mark.parametrize(
+    ("run", "flags", "message"),
+    [
+        ("words", [], "the encoding of this model has no gates that could count"),
+        ("bytes", ["--input=short"], "--input has 6 tokens: give at least 16"),
+        ("bytes", ["--split=best"], "unknown split of text 'best'"),
+        ("bytes", ["--layer=1"], "layer must lie between 0 and 0, got 1"),
+    ],
+)
+def test_what_cannot_be_inspected_is_one_line(start, runs, run, flags, message):
+    done = start("inspect", f"--workdir={runs / run}", *flags).wait()
+    assert (done.status, message in done.error) == (2, True), done.err

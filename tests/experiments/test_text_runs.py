@@ -1,0 +1,101 @@
+"""A run on text, from its files to its folder and back."""
+
+import json
+import shutil
+
+import numpy as np
+import pytest
+
+from cope_jax.corpora.files import SAMPLES
+from cope_jax.data import pipeline
+from cope_jax.errors import ConfigError
+from cope_jax.training.config import ExperimentConfig
+from experiments import common
+from tests.experiments.pretrained import TEXT_CONFIG
+
+pytestmark = pytest.mark.xdist_group("text")
+
+
+@pytest.fixture(scope="module")
+def trained(start, tmp_path_factory):
+    """A run on a mixture of packed documents, whose corpora are there no more."""
+    folder = tmp_path_factory.mktemp("text")
+    data = folder / "data"
+    for name in ("wikitext-2", "files"):
+        shutil.copytree(SAMPLES / name, data / name)
+    options = {
+        "data_dir": str(data),
+        "corpus": "wikitext-2+2*files",
+        "vocab_size": 300,
+        "length": 16,
+        "packing": "documents",
+    }
+    model = {"num_layers": 1, "block": {"model_dim": 8, "num_heads": 2}}
+    path = folder / "config.py"
+    path.write_text(TEXT_CONFIG.format(task="text", options=options, model=model, encoding="cope"))
+    done = start("train", f"--config={path}", f"--workdir={folder / 'run'}").wait()
+    assert done.status == 0, done.err
+    task = common.tasks.create("text", **options)
+    tokens = task.encode("The lamp is bright.")
+    assert (folder / "run" / "corpus.json").read_text() == task.sources()["corpus.json"]
+    shutil.rmtree(data)
+    return folder / "run", tokens
+
+
+def test_a_run_is_read_back_without_its_corpora(trained):
+    workdir, tokens = trained
+    run = common.load_run(workdir)
+    assert run.step > 0
+    np.testing.assert_array_equal(run.task.encode("The lamp is bright."), tokens)
+    assert (workdir / "tokenizer.json").read_text() == run.task.artifacts()["tokenizer.json"]
+    with pytest.raises(ConfigError, match=r"^no wikitext-2/wiki.test.tokens in .*: put the corpus there"):
+        pipeline.evaluation_batches(run.task, "test", examples=2, batch_size=2, seed=0)
+
+
+def test_a_run_is_measured_with_its_own_tokenizer_though_the_training_text_has_changed(trained, start):
+    workdir, _ = trained
+    data = workdir.parent / "data"
+    try:
+        for name in ("wikitext-2", "files"):
+            shutil.copytree(SAMPLES / name, data / name)
+        for file in [*(data / "files").glob("*.txt"), data / "wikitext-2" / "wiki.train.tokens"]:
+            text = file.read_text()
+            end = len(text) * 8 // 10  # of "files" the rest holds validation and test
+            file.write_text(text[:end][::-1] + text[end:])
+        done = start("evaluate", f"--workdir={workdir}").wait()
+    finally:
+        shutil.rmtree(data)
+    assert done.status == 0, done.err
+    trained_with, measured = (
+        json.loads((workdir / f"{name}.json").read_text())["records"] for name in ("result", "evaluation")
+    )
+    assert values(measured) == pytest.approx(values(trained_with), rel=1e-6)
+
+
+def values(records):
+    return {(record["split"], record["metric"]): record["value"] for record in records}
+
+
+def test_a_damaged_tokenizer_of_a_run_is_one_line(trained, tmp_path):
+    workdir = shutil.copytree(trained[0], tmp_path / "run")
+    text = (workdir / "tokenizer.json").read_text()
+    (workdir / "tokenizer.json").write_text(text[: len(text) // 2])
+    with pytest.raises(ConfigError, match=r"tokenizer.json is no tokenizer.json \(.*\): fetch it again$") as error:
+        common.load_run(workdir)
+    assert "\n" not in str(error.value)
+
+
+def checked(training, **options):
+    task = {"name": "text", "options": {"vocab_size": 300, "length": 16, **options}}
+    common.Experiment.check(ExperimentConfig.from_mapping({"task": task, "training": training}))
+
+
+def test_positions_are_not_sampled_where_the_batch_has_its_own():
+    sampled = {"positions": "randomised", "max_position": 64}
+    checked(sampled)
+    with pytest.raises(
+        ConfigError, match=r"^the batches of text have positions of their own with these options: leave"
+    ):
+        checked(sampled, packing="documents")
+    with pytest.raises(ConfigError, match="does not fit below max_position=8"):
+        checked({"max_position": 8}, packing="documents")

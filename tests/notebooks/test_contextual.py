@@ -1,0 +1,88 @@
+"""The notebook on contextual representations runs from the first cell to the last, at a tiny size."""
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+from flax import nnx
+
+from cope_jax.corpora import texts
+from cope_jax.errors import ConfigError
+from cope_jax.layers.encoder import bert_block
+from cope_jax.models import bert_files
+from cope_jax.models.bert import Bert, BertConfig
+from cope_jax.tokenizers.wordpiece import WordPiece
+from experiments.contextual import embedders
+
+pytest.importorskip("nbclient", reason="the extra `notebooks` is not installed")
+
+import nbformat
+from nbclient import NotebookClient
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+TINY = {"STEPS": 20, "CELL_DIM": 16, "WORD2VEC_EPOCHS": 1, "COUNT": 1}
+SECONDS_FOR_A_CELL = 300  # they take a few, on a machine that does nothing else
+
+
+@pytest.fixture
+def notebook() -> Any:
+    return nbformat.read(FOLDER / "contextual.ipynb", as_version=4)
+
+
+@pytest.fixture
+def encoder(tmp_path) -> Path:
+    """A BERT that has learned nothing, in the files of a published one."""
+    sentences = [" ".join(sentence) for document in texts.documents("both", None, "train") for sentence in document]
+    pieces = WordPiece.train(sentences, 512).pieces
+    config = BertConfig(vocab_size=len(pieces), max_length=32, num_layers=1, block=bert_block(16, 2))
+    params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(Bert(config, rngs=nnx.Rngs(0)))))()
+    bert_files.save(tmp_path / "encoder", config, params, pieces)
+    return tmp_path / "encoder"
+
+
+def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the notebook keeps its run
+    shrink(notebook, TINY | {"PRETRAINED": str(encoder)})
+    NotebookClient(notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}).execute()
+
+    outputs = {cell.id: cell.outputs for cell in notebook.cells if cell.cell_type == "code"}
+    printed = {name: "".join(o.text for o in own if o.get("name") == "stdout") for name, own in outputs.items()}
+    first, second = (ast.literal_eval(line[line.index("{") :]) for line in printed["layers"].strip().splitlines())
+    assert first == {"static": 1.0}
+    assert second["words"] == 1.0 and second["layer 2"] < 1.0, "only layers above the words know the context"
+    for name, layers in (("neighbours", 3), ("pretrained-neighbours", 2)):
+        table = outputs[name][0].data["text/plain"]
+        assert table.count("layer 1") == 2, "of both sentences"
+        assert sum(table.count(word) for word in ("words", "embeddings", "layer ")) >= 2 * layers
+    assert [name for name, own in outputs.items() if any("image/png" in o.get("data", {}) for o in own)] == ["senses"]
+    complaints = [o.text for own in outputs.values() for o in own if o.get("name") == "stderr" and "Warn" in o.text]
+    assert not complaints
+
+
+def test_does_without_a_pretrained_encoder(notebook, tmp_path, capsys):
+    names = {"embedders": embedders, "ConfigError": ConfigError, "models": [1, 2], "PRETRAINED": str(tmp_path / "none")}
+    for name in ("pretrained", "pretrained-neighbours"):
+        exec(cell_of(notebook, name).source, names)
+    assert "there is no folder" in capsys.readouterr().out
+    assert names["models"] == [1, 2]
+    assert names["table"] == "no pretrained encoder"
+
+
+def test_is_committed_without_outputs(notebook):
+    run = [cell.id for cell in notebook.cells if cell.get("outputs") or cell.get("execution_count")]
+    assert not run, "clear the outputs before committing"
+
+
+def shrink(notebook: Any, values: dict[str, Any]) -> None:
+    """Assigns the values behind the cell of the parameters, all of which it must know."""
+    cell = cell_of(notebook, "parameters")
+    known = {name.id for line in ast.parse(cell.source).body for name in ast.walk(line) if isinstance(name, ast.Name)}
+    assert values.keys() <= known
+    cell.source += "".join(f"\n{name} = {value!r}" for name, value in values.items())
+
+
+def cell_of(notebook: Any, name: str) -> Any:
+    (cell,) = [cell for cell in notebook.cells if cell.id == name]
+    return cell
