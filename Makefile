@@ -20,6 +20,7 @@ WORKDIR ?= runs/quick
 
 BIN := .venv/bin
 READY := .venv/.ready$(ACCELERATOR:%=-%)
+REFERENCE := .venv/.ready-reference
 PYTEST := -m pytest -n $(WORKERS) --maxprocesses=4 --dist loadgroup
 TESTS_ON_CPU := JAX_PLATFORMS=cpu
 
@@ -48,7 +49,13 @@ check: $(READY) ## format, lint, types and the direction of imports
 
 test: check test-newest test-main ## check, the short suite on the newest JAX, and all tests that are not slow
 
-test-main: $(READY)
+# PyTorch and transformers, which only tests compare with.
+$(REFERENCE): $(READY)
+	@echo "Installing PyTorch and transformers for the tests: this takes a few minutes, once."
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,reference$(ACCELERATOR:%=,%)]'
+	@touch $@
+
+test-main: $(REFERENCE)
 	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST)
 
 test-newest: $(READY)
@@ -67,7 +74,7 @@ test-newest: $(READY)
 	@.venv-newest/bin/python -m pip install -qq --constraint constraints.txt --editable '.[test,tpu-compile]'
 	@touch $@
 
-test-slow: $(READY) ## the slow tests
+test-slow: $(REFERENCE) ## the slow tests
 	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST) -m slow
 
 compare: $(READY) ## train CoPE and its rivals on a small task: a table and plots in WORKDIR
