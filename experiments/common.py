@@ -51,7 +51,7 @@ class Experiment:
         evaluation = config.evaluation
         splits = dict.fromkeys(self.task.evaluation_splits, evaluation.examples)
         if evaluation.sweep_examples:
-            splits |= {split: evaluation.sweep_examples for _, split in self.task.sweep}
+            splits |= self.task.sweep_examples(evaluation.sweep_examples)
         self.evaluator = Evaluator(
             self.task,
             self.learner.measures,

@@ -19,9 +19,10 @@ Errors = dict[str, float]
 class Evaluator:
     """Measures models on fixed splits, all padded to one length, so that one program is compiled for all of them.
 
-    Where the task says that it can, as many sequences as a row has room for stand in it side by side; not for models
-    that carry a state, which would go from one to the next. Splits that are streams are read from their beginning, and
-    what the model carries goes from batch to batch.
+    Where the task says that it can, as many sequences as a row has room for stand in it side by side, and those of the
+    length of training in rows of their own, which cost less; not for models that carry a state, which would go from one
+    to the next. Splits that are streams are read from their beginning, and what the model carries goes from batch to
+    batch.
 
     Args:
       task: where the splits come from.
@@ -59,16 +60,17 @@ class Evaluator:
         width: int = 1,
         losses: Sequence[str] = ("loss",),
     ):
-        longest = max((task.length(split) for split in splits), default=0)
-        length = longest + -longest % multiple
         key = jax.random.key(data_seed)
         carry = jax.tree.map(np.asarray, initial_carry(batch_size))
         apart = task.side_by_side and not jax.tree.leaves(carry)
-        times_of = {split: length // task.length(split) if apart else 1 for split in splits}
-        several = max(times_of.values(), default=1) > 1
+        lengths = {split: task.length(split) for split in splits}
+        longest = max(lengths.values(), default=0)
+        rows = {split: own if apart and task.as_trained(split) else longest for split, own in lengths.items()}
+        times_of = {split: rows[split] // own if apart else 1 for split, own in lengths.items()}
         self._batches: dict[str, list[dict[str, Any]]] = {}
         for split, examples in splits.items():
             times = times_of[split]
+            length = rows[split] + -rows[split] % multiple
             batches = pipeline.evaluation_batches(
                 task,
                 split,
@@ -81,7 +83,7 @@ class Evaluator:
             for number, batch in enumerate(batches):
                 positions_BL = sample_positions(jax.random.fold_in(key, number), *batch["inputs"].shape[:2])
                 batch = {"positions": np.asarray(positions_BL), **batch}
-                batch = _join(batch, times) if several else batch
+                batch = _join(batch, times) if apart and not task.as_trained(split) else batch
                 self._batches[split].append(_pad(batch, length))
         self._examples = {split: batch_size * times for split, times in times_of.items()}
         self._carry = jax.tree.map(lambda x: np.broadcast_to(x, (width, *x.shape)), carry) if width > 1 else carry

@@ -49,7 +49,7 @@ class Task(abc.ABC):
         in per cent.
       other_metrics: what has a table below that of the headline figure, where it differs.
       side_by_side: whether rows may stand one behind the other in a longer one, where `segments` keep them apart: then
-        splits of several lengths take one program without padding. A model must know segments for documents, and what
+        all lengths but that of training take one program without padding. A model must know segments for documents, and what
         it measures of whole sequences is of longer ones.
       sweep: (value to plot, split), growing: the splits of the plot of error by length; here none.
       sweep_label: the title of that plot's horizontal axis.
@@ -96,6 +96,10 @@ class Task(abc.ABC):
         """Whether a split of the sweep is as long, or as hard, as training."""
         self.length(split)
         return False
+
+    def sweep_examples(self, n: int) -> dict[str, int]:
+        """How many examples of each split of the sweep to measure, where `n` are asked for."""
+        return {split: n for _, split in self.sweep}
 
     def size(self, split: str) -> int | None:
         """How many examples `split` has; None: as many as one asks for, for they are drawn."""

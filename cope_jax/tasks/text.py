@@ -108,6 +108,11 @@ class Text(Task):
     def as_trained(self, split: str) -> bool:
         return self.length(split) == self.config.length
 
+    def sweep_examples(self, n: int) -> dict[str, int]:
+        """`n` of the longest windows, and the same text in windows of the other lengths."""
+        longest = max((length for length, _ in self.sweep), default=0)
+        return {split: n * longest // length for length, split in self.sweep}
+
     def size(self, split: str) -> int:
         return sum(map(len, self._examples(split)))
 

@@ -127,7 +127,8 @@ class EvaluationConfig:
     Attributes:
       examples: of each split at the end.
       curve_examples: of each split at the points of the learning curves.
-      sweep_examples: of each length of the error-by-length plot; 0 means no such plot.
+      sweep_examples: of each length of the error-by-length plot; 0 means no such plot. Of text, of the longest, and as
+        much of it in windows of the other lengths.
       batch_size: sequences at a time.
     """
 

@@ -101,7 +101,7 @@ def test_windows_side_by_side_are_measured_as_if_alone(packing):
     traced = []
     evaluate, state = evaluator(task, splits, traced=traced)
     together = evaluate(state)
-    assert traced == [(3, 32)]
+    assert traced == [(3, 8), (3, 32)]  # the length of training, and all others
     for split in splits:
         alone, _ = evaluator(task, [split])
         for name, value in alone(state)[split][0].items():
@@ -114,17 +114,17 @@ def test_windows_share_rows_unless_a_state_would_go_from_one_to_the_next():
         placed = []
         carry = (lambda rows: jnp.zeros((rows, 1))) if carried else (lambda rows: ())
         place = lambda batch, placed=placed: placed.append(batch) or batch  # noqa: E731
-        evaluate, state = evaluator(create(), ["test", "length=32"], carry, place=place)
-        evaluate(state, ["test"], 5)
+        evaluate, state = evaluator(create(), ["length=4", "length=32"], carry, place=place)
+        evaluate(state, ["length=4"], 5)
         batches[carried] = placed
-    assert len(batches[False]) == 1  # 12 windows of 8 in 3 rows of 32
+    assert len(batches[False]) == 1  # 24 windows of 4 in 3 rows of 32
     assert len(batches[True]) == 2  # 3 windows in as many rows
     assert "segments" not in batches[True][0]
     weights = (
         [int(batch["weights"].sum()) for batch in batches[False]],
         [int(batch["weights"].sum()) for batch in batches[True]],
     )
-    assert weights == ([96], [24, 24])
+    assert weights == ([96], [12, 12])
 
 
 def test_strides_agree_for_a_model_without_context():
