@@ -49,8 +49,8 @@ class Task(abc.ABC):
         in per cent.
       other_metrics: what has a table below that of the headline figure, where it differs.
       side_by_side: whether rows may stand one behind the other in a longer one, where `segments` keep them apart: then
-        all lengths but that of training take one program without padding. A model must know segments for documents, and what
-        it measures of whole sequences is of longer ones.
+        all lengths but that of training take one program without padding. A model must know segments for documents,
+        and what it measures of whole sequences is of longer ones.
       sweep: (value to plot, split), growing: the splits of the plot of error by length; here none.
       sweep_label: the title of that plot's horizontal axis.
     """
