@@ -105,7 +105,7 @@ def _wikitext_103_raw(data_dir: str | None, globs: Sequence[str]) -> Reader:
 @READERS.register("tinyshakespeare")
 def _tinyshakespeare(data_dir: str | None, globs: Sequence[str]) -> Reader:
     names = ["input.txt", "tinyshakespeare.txt"]
-    return lambda split: [_part(read_text(find(data_dir, "tinyshakespeare", names)), split)]
+    return lambda split: [_part(read_text(find(data_dir, "tinyshakespeare", names, download="tinyshakespeare")), split)]
 
 
 @READERS.register("files")

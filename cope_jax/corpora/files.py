@@ -12,13 +12,14 @@ SAMPLES = epath.Path(__file__).parent / "samples"
 """The built-in data directory."""
 
 
-def find(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path:
+def find(data_dir: str | None, folder: str, names: Sequence[str], download: str | None = None) -> epath.Path:
     """The first of `names` (which may have `*`), plain or with `.gz`, in a folder of the data directory.
 
     Args:
       data_dir: None: the built-in sample.
       folder: of the corpus.
       names: of the file, the best first.
+      download: the corpus that `experiments.download` has it in.
 
     Raises:
       ConfigError: none of them is there; the line says what to put where.
@@ -35,8 +36,9 @@ def find(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path:
                 found = [root / folder / pattern] if (root / folder / pattern).exists() else []
             if found:
                 return found[0]
+    command = f"; `python -m experiments.download --corpora={download} --data_dir={root}` does it" if download else ""
     raise ConfigError(
-        f"no {folder}/{names[0]} in {root}: put the corpus there (plain or .gz), name another data_dir, "
+        f"no {folder}/{names[0]} in {root}: put the corpus there (plain or .gz{command}), name another data_dir, "
         "or leave data_dir out for the built-in sample"
     )
 

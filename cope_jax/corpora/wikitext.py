@@ -9,7 +9,6 @@ from etils import epath
 
 from cope_jax.corpora.files import find, read_lines
 from cope_jax.corpora.sentences import Document, natural, split_sentences
-from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 
 EOS = "<eos>"
@@ -42,7 +41,7 @@ def path(data_dir: str | None, split: str, *, raw: bool = False) -> epath.Path:
         raise unknown("split of wikitext-2", split, SPLITS)
     stem = f"wiki.{SPLITS[split]}"
     tokens = [f"{stem}.tokens", f"{stem}.*.tokens"]  # the order of articles may be another, as the second name says
-    return find(data_dir, "wikitext-2", [f"{stem}.raw", *tokens] if raw else tokens)
+    return find(data_dir, "wikitext-2", [f"{stem}.raw", *tokens] if raw else tokens, download="wikitext-2")
 
 
 def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -> list[str]:
@@ -81,11 +80,7 @@ def _official(data_dir: str, split: str, corpus: str, raw: bool) -> epath.Path:
     names = [f"{stem}.{kind}", f"{stem}.*.{kind}"]  # the order of articles may be another, as the second name says
     if raw and any((epath.Path(data_dir) / f"{corpus}-raw" / f"{names[0]}{end}").exists() for end in ("", ".gz")):
         return find(data_dir, f"{corpus}-raw", names)
-    try:
-        return find(data_dir, corpus, names)
-    except ConfigError as error:
-        archive = f"{corpus}{'-raw' if raw else ''}-v1.zip"
-        raise ConfigError(f"{error}; the files are those of {archive} (Merity et al.), as mirrors have it") from error
+    return find(data_dir, corpus, names, download=f"{corpus}-raw" if raw else corpus)
 
 
 def words(data_dir: str | None, split: str) -> list[str]:

@@ -25,7 +25,9 @@ def test_articles_are_the_file_cut_before_their_titles(tmp_path, corpus):
 
 def test_raw_text_is_in_either_folder_and_never_replaced(tmp_path):
     folder = write(tmp_path, "wikitext-2/wiki.train.tokens", "a <unk>\n")
-    with pytest.raises(ConfigError, match=r"no wikitext-2/wiki.train.raw in .*wikitext-2-raw-v1.zip"):
+    with pytest.raises(
+        ConfigError, match=r"no wikitext-2/wiki.train.raw in .*experiments.download --corpora=wikitext-2-raw "
+    ):
         documents("wikitext-2-raw", folder, "train")
     write(tmp_path, "wikitext-2/wiki.train.raw", "a b\n")
     assert documents("wikitext-2-raw", folder, "train") == ["a b\n"]
@@ -78,7 +80,11 @@ def test_what_is_no_text_is_one_line(tmp_path, content, message):
     [
         ("wikitext", "train", "^unknown corpus 'wikitext': did you mean 'wikitext-2'"),
         ("wikitext-2", "valid", "^unknown split of wikitext-2 'valid': did you mean 'validation'"),
-        ("wikitext-103", "train", "^no wikitext-103/wiki.train.tokens in nowhere: .*wikitext-103-v1.zip"),
+        (
+            "wikitext-103",
+            "train",
+            "^no wikitext-103/wiki.train.tokens in nowhere: .*experiments.download --corpora=wikitext-103 ",
+        ),
         ("tinyshakespeare", "test", "^no tinyshakespeare/input.txt in nowhere: put the corpus there"),
         ("files", "test", "^no file in nowhere/files matches .*: put text there, or give globs with a full path$"),
         ("code", "test", "^no text in nowhere/code matches .*py: put it there, or give globs with a full path$"),

@@ -1,0 +1,136 @@
+"""Corpora from a server on this machine: a zip of the built-in sample, whole, cut off, damaged and absent."""
+
+import hashlib
+import io
+import zipfile
+
+import pytest
+
+from cope_jax import tasks
+from cope_jax.corpora.documents import documents
+from cope_jax.corpora.files import SAMPLES
+from cope_jax.corpora.texts import SPLITS
+from cope_jax.data.download import SOURCES, Source, download
+from cope_jax.errors import ConfigError
+from tests.corpora.data import write
+from tests.data.serving import nowhere, serving
+
+FILES = SOURCES["wikitext-2"].files
+
+
+def sample(name: str) -> bytes:
+    return (SAMPLES / name).read_bytes()
+
+
+def zipped(names, method=zipfile.ZIP_DEFLATED) -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", method) as archive:
+        for name in names:
+            archive.writestr(name, sample(name))
+        archive.writestr("wikitext-2/README", "of no use")
+    return file.getvalue()
+
+
+def source(url: str, content: bytes, files=FILES) -> Source:
+    return Source(url, len(content), hashlib.sha256(content).hexdigest(), files)
+
+
+def held(folder) -> set[str]:
+    """The files, and the folders that are hidden."""
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() or path.name[0] == "."}
+
+
+@pytest.fixture(scope="module")
+def archive():
+    return zipped(FILES)
+
+
+@pytest.fixture
+def server(archive):
+    with serving({"wikitext-2-v1.zip": archive, "input.txt": sample("tinyshakespeare/input.txt")}) as server:
+        yield server
+
+
+@pytest.fixture
+def wikitext(server, archive):
+    return source(f"{server.url}/wikitext-2-v1.zip", archive)
+
+
+def test_the_task_reads_what_was_downloaded(server, wikitext, tmp_path):
+    assert download(wikitext, tmp_path / "new" / "data") == list(FILES)
+    assert held(tmp_path / "new" / "data") == set(FILES)
+    folders = (str(tmp_path / "new" / "data"), None)
+    downloaded, built_in = (
+        tasks.create("text", corpus="wikitext-2", tokenizer="words", length=32, data_dir=folder) for folder in folders
+    )
+    for split in SPLITS:
+        assert downloaded.counts(split) == built_in.counts(split)
+        assert downloaded.take(split, range(2))["inputs"].tolist() == built_in.take(split, range(2))["inputs"].tolist()
+
+
+def test_a_corpus_may_be_one_file(server, tmp_path):
+    content = sample("tinyshakespeare/input.txt")
+    files = SOURCES["tinyshakespeare"].files
+    assert download(source(f"{server.url}/input.txt", content, files), tmp_path) == list(files)
+    assert held(tmp_path) == set(files)
+    assert "".join(documents("tinyshakespeare", str(tmp_path), split)[0] for split in SPLITS).encode() == content
+
+
+def test_what_is_there_is_left_alone_and_asks_nobody(server, wikitext, tmp_path):
+    write(tmp_path, f"{FILES[1]}.gz", "of the user")
+    assert download(wikitext, tmp_path) == [FILES[0], FILES[2]]
+    assert (tmp_path / f"{FILES[1]}.gz").read_text() == "of the user" and not (tmp_path / FILES[1]).exists()
+    assert server.served == ["/wikitext-2-v1.zip"]
+    assert download(wikitext, tmp_path) == []
+    assert server.served == ["/wikitext-2-v1.zip"]
+
+
+def test_a_download_that_breaks_off_leaves_nothing_and_can_be_repeated(server, wikitext, tmp_path):
+    server.cut = wikitext.size // 2
+    with pytest.raises(ConfigError, match=rf"^cannot download {wikitext.url} \(.*{server.cut} bytes read") as error:
+        download(wikitext, tmp_path)
+    assert "\n" not in str(error.value)
+    assert not held(tmp_path)
+    server.cut = None
+    assert download(wikitext, tmp_path) == list(FILES)
+
+
+@pytest.mark.parametrize("damage", [lambda body: body[:-1] + b"x", lambda body: body[:-1]], ids=["byte", "size"])
+def test_what_is_not_the_published_file_is_not_kept(server, wikitext, tmp_path, damage):
+    server.files["wikitext-2-v1.zip"] = damage(server.files["wikitext-2-v1.zip"])
+    message = rf"^{wikitext.url} has not sent what it should, .* the SHA-256 {wikitext.sha256}: try again, or put wiki"
+    with pytest.raises(ConfigError, match=message) as error:
+        download(wikitext, tmp_path)
+    assert "\n" not in str(error.value)
+    assert not held(tmp_path)
+
+
+def test_no_file_is_in_its_place_before_all_are_whole(server, tmp_path):
+    end = sample(FILES[2])[-40:]
+    damaged = zipped(FILES, zipfile.ZIP_STORED).replace(end, end[::-1])
+    server.files["wikitext-2-v1.zip"] = damaged
+    with pytest.raises(zipfile.BadZipFile, match=f"Bad CRC-32 for file '{FILES[2]}'"):
+        download(source(f"{server.url}/wikitext-2-v1.zip", damaged), tmp_path)
+    assert not held(tmp_path)
+
+
+@pytest.mark.parametrize("absent", ["server", "file"])
+def test_what_cannot_be_reached_is_one_line_that_says_what_to_do(server, archive, tmp_path, absent):
+    url = f"{server.url if absent == 'file' else nowhere()}/wikitext-2.zip"
+    with pytest.raises(ConfigError, match=f"^cannot download {url} ") as error:
+        download(source(url, archive), tmp_path)
+    assert {"server": "Connection refused", "file": "404"}[absent] in str(error.value)
+    assert str(error.value).endswith(f": try again, or put {', '.join(FILES)} into {tmp_path} by hand")
+    assert not held(tmp_path)
+
+
+@pytest.mark.parametrize("corpus", SOURCES)
+def test_readers_find_the_files_and_name_the_command(corpus, tmp_path):
+    command = f"`python -m experiments.download --corpora={corpus} --data_dir={tmp_path}` does it"
+    with pytest.raises(ConfigError, match=rf"put the corpus there \(plain or .gz; {command}\), name") as error:
+        documents(corpus, str(tmp_path), "train")
+    assert "\n" not in str(error.value)
+    for name in SOURCES[corpus].files:
+        write(tmp_path, name, f"{name} {' '.join(map(str, range(100)))}")
+    found = ["".join(documents(corpus, str(tmp_path), split)) for split in SPLITS]
+    assert len(set(found)) == 3
