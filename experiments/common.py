@@ -290,6 +290,7 @@ def create_iterator(
         shuffle_seed=seed,
         data_dir=training.data_dir,
         rows=rows,
+        readers=training.readers,
     )
 
 

@@ -41,7 +41,7 @@ _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and c
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(processes)
 
-SAME_RECIPE = r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)"
+SAME_RECIPE = r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)|training\.readers"
 """Fields that leave a recipe what it is: where its files are, how it is executed and how much is measured."""
 
 

@@ -15,9 +15,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 from cope_jax.tasks.base import Batch, Task
 
-# One thread keeps a few batches ahead and leaves the other cores to the training step. More threads would only contend
-# for the interpreter, since a batch is many small NumPy calls.
-_READ_OPTIONS = grain.ReadOptions(num_threads=1, prefetch_buffer_size=4)
+_AHEAD = 4  # batches that each reader may be ahead
 _ENDLESS = sys.maxsize
 
 
@@ -30,6 +28,7 @@ def train_iterator(
     shuffle_seed: int,
     data_dir: str | None = None,
     rows: Sequence[int] | np.ndarray | None = None,
+    readers: int = 1,
 ) -> grain.DatasetIterator:
     """Training batches without end.
 
@@ -50,6 +49,7 @@ def train_iterator(
       data_dir: where `cope_jax.data.tfds_builder.write` put the fixed split, to read it from there: the same batches,
         bit for bit, as from memory.
       rows: which rows of each batch to give, where other processes have the others; None: all.
+      readers: threads that read batches ahead. Which batches come, and `get_state()`, do not depend on it.
 
     Returns:
       An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` goes on exactly from there.
@@ -67,7 +67,7 @@ def train_iterator(
     >>> np.array_equal(next(batches)["inputs"], second["inputs"])
     True
     """
-    check_at_least(1, "pipeline", batch_size=batch_size)
+    check_at_least(1, "pipeline", batch_size=batch_size, readers=readers)
     check_at_least(0, "pipeline", data_seed=data_seed, shuffle_seed=shuffle_seed)
     rows = range(batch_size) if rows is None else rows
     batches = grain.MapDataset.range(_ENDLESS)
@@ -98,7 +98,7 @@ def train_iterator(
             return {name: np.stack([row[name] for row in found]) for name in found[0]}
 
         dataset = batches.map(gathered)
-    return iter(dataset.to_iter_dataset(_READ_OPTIONS))
+    return iter(dataset.to_iter_dataset(grain.ReadOptions(readers, _AHEAD * readers)))
 
 
 def evaluation_batches(

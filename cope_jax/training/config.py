@@ -79,6 +79,8 @@ class TrainingConfig:
       data_dir: a directory that `experiments.export` wrote, to read examples from; None means to draw them.
       start: a trained model to start from: the workdir of a run, or a folder in a format of
         `cope_jax.models.model_files`. What both models have is taken from it; None draws all parameters.
+      readers: threads that read batches ahead: more than one pay where reading waits for a disk or a network. They
+        decide no number, so that a run goes on with any other.
       data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout.
       positions: the position sampler, see `cope_jax.positions`.
       max_position: positions lie below this; None takes the longest sequence of the task.
@@ -94,6 +96,7 @@ class TrainingConfig:
     examples: int | None = None
     data_dir: str | None = None
     start: str | None = None
+    readers: int = 1
     data_seed: int = 0
     positions: str = "consecutive"
     max_position: int | None = None
@@ -105,6 +108,7 @@ class TrainingConfig:
         check_at_least(1, "training", steps=self.steps, batch_size=self.batch_size, examples=self.examples)
         check_at_least(1, "training", steps_per_dispatch=self.steps_per_dispatch, max_position=self.max_position)
         check_at_least(1, "training", checkpoint_every=self.checkpoint_every, accumulate=self.accumulate)
+        check_at_least(1, "training", readers=self.readers)
         check_at_least(0, "training", data_seed=self.data_seed, evaluate_every=self.evaluate_every)
         if self.positions != "consecutive" and self.max_position is None:
             raise ConfigError(f"training.positions={self.positions} draws positions: give training.max_position")
@@ -231,13 +235,13 @@ class ExperimentConfig:
         return dataclasses.asdict(self)
 
     def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
-        """What decides the numbers of a run: all but the job, the paper's figures and options of encodings not used.
+        """What decides the numbers of a run: not the job, readers, the paper's figures and options of unused encodings.
 
         Args:
           with_encoding: False leaves out the encoding too: what the runs of one comparison share.
         """
         recipe = self.to_dict()
-        del recipe["job"], recipe["paper"]
+        del recipe["job"], recipe["paper"], recipe["training"]["readers"]
         used = [name for name, _ in EncodingConfig.parse(self.encoding).parts] if with_encoding else []
         recipe["encodings"] = {
             name: dataclasses.asdict(configure(ENCODINGS.get(name).Config, options, name))

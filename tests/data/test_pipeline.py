@@ -1,6 +1,7 @@
 import itertools
 import json
 import logging
+import threading
 import zlib
 
 import grain
@@ -71,6 +72,32 @@ def test_goes_on_exactly_from_a_saved_state(make_iterator, seen):
     assert_same(take(second, 16 - seen), straight[seen:])
     first.set_state(state)
     assert_same(take(first, 16 - seen), straight[seen:])
+
+
+def test_any_number_of_readers_gives_the_same_batches_and_goes_on_from_the_same_state(make_iterator):
+    straight = take(make_iterator(), 20)
+    four, one = make_iterator(readers=4), make_iterator()
+    assert_same(take(four, 11), straight[:11])
+    take(one, 11)
+    assert four.get_state() == one.get_state()
+    for readers in (1, 3):
+        other = make_iterator(readers=readers)
+        other.set_state(json.loads(json.dumps(four.get_state())))
+        assert_same(take(other, 9), straight[11:])
+
+
+def test_readers_read_side_by_side(task, monkeypatch):
+    together = threading.Barrier(3, timeout=30)  # opens only when three batches are being drawn at once
+    sample, calls = task.sample, itertools.count()
+
+    def waiting(*args):
+        if next(calls) < 3:
+            together.wait()
+        return sample(*args)
+
+    monkeypatch.setattr(task, "sample", waiting)
+    iterator = pipeline.train_iterator(task, batch_size=4, examples=None, readers=3, **SEEDS)
+    assert len(take(iterator, 3)) == 3
 
 
 def test_each_seed_changes_the_batches(make_iterator):
@@ -181,6 +208,7 @@ def test_other_processes_go_on_with_the_same_order(make_iterator):
         ({"examples": 0}, "examples must be at least 1, got 0"),
         ({"data_seed": -1}, "data_seed must be at least 0, got -1"),
         ({"shuffle_seed": -1}, "shuffle_seed must be at least 0, got -1"),
+        ({"readers": 0}, "readers must be at least 1, got 0"),
         ({"examples": None, "data_dir": "x"}, "data_dir holds a fixed number of examples"),
     ],
 )

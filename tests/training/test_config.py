@@ -65,6 +65,7 @@ def test_the_job_and_the_papers_figures_are_no_part_of_the_recipe():
         {"job": JobConfig(MeshConfig(fsdp=4), keep=9, keep_best=3, on_non_finite="skip", peak_flops=1e12)},
         {"paper": {"cope": {"dense": "0"}}},
         {"encodings": {"rope": {"base": 3.0}}},
+        {"training": TrainingConfig(readers=4)},
     ):
         assert dataclasses.replace(config, **changes).recipe() == config.recipe()
     for changes in (
