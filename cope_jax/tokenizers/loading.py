@@ -20,6 +20,9 @@ FILES = {"bpe": BPE.file, "words": Words.file}
 _PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 """What OpenAI and Hugging Face call the files of GPT-2's vocabulary."""
 
+_PROBE = "Aa  Bé\n\tÉ 日本 😀 12"
+"""Text of which a tokenizer loses something that sets letters small, splits at spaces or lacks some bytes."""
+
 
 def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenizer:
     """Learns a tokenizer from texts.
@@ -49,7 +52,7 @@ def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
       path: of the file or folder.
 
     Raises:
-      ConfigError: nothing of the kind is there, or it is damaged.
+      ConfigError: nothing of the kind is there, it is damaged, or text does not come back from it.
     """
     file = epath.Path(path)
     if kind == "bytes":
@@ -112,9 +115,16 @@ def _tokenizer_json(path: epath.Path) -> BPE:
     except Exception as error:  # the library raises this very class
         raise ConfigError(f"{path} is no tokenizer.json ({_line(error)}): fetch it again") from error
     try:
-        return BPE(tokenizer)
+        found = BPE(tokenizer)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
+    back = found.decode(found.encode([_PROBE])[0])
+    if back.removeprefix(" ") != _PROBE:  # a space that some put before every text loses nothing
+        raise ConfigError(
+            f"{path} loses text: {_PROBE!r} comes back as {back!r}; give a tokenizer of all bytes, such as GPT-2's, or "
+            "leave the vocabulary out to learn one"
+        )
+    return found
 
 
 def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:

@@ -77,6 +77,51 @@ def test_training_gives_the_same_tokens_in_every_process():
     assert {run.stdout.decode().strip() for run in runs} == {BPE_600.text}
 
 
+def lossy():
+    """Tokenizers that lose something: case, accents, white space, or characters that they have not."""
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    small = Tokenizer.from_str(BPE_600.text)
+    small.normalizer = normalizers.Lowercase()
+    accents = Tokenizer.from_str(BPE_600.text)
+    accents.normalizer = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents()])
+    letters = {letter: number for number, letter in enumerate(["<unk>", "</s>", *map(chr, range(32, 127)), "▁", "\n"])}
+    metaspace = Tokenizer(models.BPE(letters, [], unk_token="<unk>"))
+    metaspace.pre_tokenizer, metaspace.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
+    pieces = Tokenizer(models.WordPiece({"[UNK]": 0, "</s>": 1, "a": 2, "##a": 3}, unk_token="[UNK]"))
+    pieces.pre_tokenizer, pieces.decoder = pre_tokenizers.BertPreTokenizer(), decoders.WordPiece()
+    spaces = Tokenizer.from_str(BPE_600.text)
+    spaces.normalizer = normalizers.Replace("  ", " ")
+    return {"small": small, "accents": accents, "metaspace": metaspace, "pieces": pieces, "spaces": spaces}
+
+
+@pytest.mark.parametrize("kind", ["small", "accents", "metaspace", "pieces", "spaces"])
+def test_a_tokenizer_that_loses_text_is_one_line(kind, tmp_path):
+    lossy()[kind].save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(ConfigError, match=r"tokenizer.json loses text: 'Aa .* comes back as '.*'; give a") as error:
+        loading.load("bpe", tmp_path)
+    assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_with_bytes_for_what_it_has_not_and_a_space_before_every_text_loads(tmp_path):
+    from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+    bytes_ = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "A", "a"]
+    llama = Tokenizer(
+        models.BPE({piece: n for n, piece in enumerate(bytes_)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    llama.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    ends = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    llama.decoder = decoders.Sequence(ends)
+    before = Tokenizer.from_str(BPE_600.text)
+    before.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
+    for name, tokenizer in (("llama", llama), ("before", before)):
+        (tmp_path / name).mkdir()
+        tokenizer.save(str(tmp_path / name / "tokenizer.json"))
+        loaded = loading.load("bpe", tmp_path / name)
+        assert loaded.decode(loaded.encode(["Aé\n 日"])[0]).lstrip() == "Aé\n 日"
+
+
 def test_a_vocabulary_needs_room_for_bytes():
     with pytest.raises(ConfigError, match=r"vocabulary of 256 has no room for 256 bytes"):
         BPE.train(["a"], 256)
