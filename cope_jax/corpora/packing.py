@@ -111,6 +111,51 @@ class Packed:
         return batch if self._packing == "stream" else {**batch, "segments": segments_BL, "positions": positions_BL}
 
 
+class Mixed:
+    """The examples of several texts as those of one: one text after the other, or spread evenly.
+
+    Example i of a text of n comes where (i + 1/2)/n of all has been: those of any beginning are of all texts, by size.
+
+    Args:
+      parts: the examples of each text.
+      spread: whether they are spread.
+
+    >>> texts = [join([np.array(tokens)], end=0) for tokens in ([5, 5, 5, 0], [6, 0])]
+    >>> mixed = Mixed([Packed(text, 1, "stream", every=True) for text in texts], spread=True)
+    >>> mixed.take(np.arange(6))["targets"].ravel().tolist()
+    [5, 6, 5, 5, 0, 0]
+    """
+
+    def __init__(self, parts: Sequence[Packed], *, spread: bool):
+        self._parts = parts
+        self._ends = np.cumsum([0, *map(len, parts)])
+        order = None
+        if spread and len(parts) > 1:
+            order = np.argsort(
+                np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in parts]), kind="stable"
+            )
+        self._order = order
+
+    def __len__(self) -> int:
+        return int(self._ends[-1])
+
+    @property
+    def ranges(self) -> list[range]:
+        """The places of each text, where they are not spread."""
+        return [range(*self._ends[part : part + 2].tolist()) for part in range(len(self._parts))]
+
+    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+        """The examples at some places, as `Packed.take` gives them."""
+        if self._order is not None:
+            places = self._order[places]
+        if len(self._parts) == 1 or not len(places):
+            return self._parts[0].take(places)
+        which = np.searchsorted(self._ends, places, side="right") - 1
+        own = places - self._ends[which]
+        rows = [self._parts[part].take(place[None]) for part, place in zip(which, own, strict=True)]
+        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+
+
 def fit(sizes: Sequence[int], length: int) -> list[list[int]]:
     """Pieces in as few rows of a length as they easily go: the longest first, each where the least room is left.
 

@@ -14,7 +14,7 @@ from etils import epath
 
 from cope_jax.corpora.counts import Counts
 from cope_jax.corpora.documents import READERS, WITHOUT_WORDS, Reader, fingerprint, reader
-from cope_jax.corpora.packing import Entries, Packed, Packing, join
+from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.corpora.texts import SPLITS
 from cope_jax.errors import ConfigError
@@ -33,7 +33,8 @@ class Text(Task):
     behind the last, and `positions` `[B, L]` start at 0 in each. That a document has ended is learned, but does not
     count in validation and test.
 
-    A mixture draws each training example from one of its corpora, by their weights. Its other splits are all of theirs.
+    A mixture draws each training example from one of its corpora, by their weights. Its other splits are all of theirs,
+    spread evenly, so that some examples stand for the whole.
     A split `length=512` is the test in windows of 512, and `validation/length=512` the validation; they need not be of
     the sweep.
 
@@ -98,7 +99,7 @@ class Text(Task):
         if any(name in WITHOUT_WORDS for _, name in self._parts):
             self.metric = "token_perplexity"
         self._texts: dict[str, tuple[list[Entries], Counts]] = {}
-        self._packed: dict[str, list[Packed]] = {}
+        self._packed: dict[str, Mixed] = {}
         super().__init__(config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length))
         self.sweep = tuple((length, f"length={length}") for length in sorted(set(config.sweep)))
 
@@ -114,14 +115,14 @@ class Text(Task):
         return {split: n * longest // length for length, split in self.sweep}
 
     def size(self, split: str) -> int:
-        return sum(map(len, self._examples(split)))
+        return len(self._examples(split))
 
     def mixture(self, split: str) -> tuple[tuple[float, range], ...]:
-        self.length(split)
-        if len(self._parts) == 1:
+        text, _ = self._parse(split)
+        if len(self._parts) == 1 or text != "train":
             return ()
-        ends = np.cumsum([0, *map(len, self._examples(split))]).tolist()
-        return tuple((weight, range(*ends[i : i + 2])) for i, (weight, _) in enumerate(self._parts))
+        ranges = self._examples(split).ranges
+        return tuple((weight, places) for (weight, _), places in zip(self._parts, ranges, strict=True))
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
         mixture = self.mixture(split)
@@ -136,13 +137,7 @@ class Text(Task):
         return self.take(split, first(n, self.size(split), f"the split {split!r} of text"))
 
     def take(self, split: str, places: np.ndarray) -> Batch:
-        examples = self._examples(split)
-        ends = np.cumsum([0, *map(len, examples)])
-        which = np.searchsorted(ends, places, side="right") - 1
-        if len(examples) == 1 or not len(places):
-            return examples[0].take(places)
-        rows = [examples[part].take(np.array([place - ends[part]])) for part, place in zip(which, places, strict=True)]
-        return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
+        return self._examples(split).take(places)
 
     def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
         """With perplexities and bits per byte; without `sequence_error`, for a window is no sequence of its own."""
@@ -211,11 +206,12 @@ class Text(Task):
             raise ConfigError(f"split {split!r} of text has no valid length: use one like 'length=512'")
         return text if slash else "test", int(number)
 
-    def _examples(self, split: str) -> list[Packed]:
+    def _examples(self, split: str) -> Mixed:
         if split not in self._packed:
             text, length = self._parse(split)
             options = {"packing": self.config.packing, "every": text == "train"}
-            self._packed[split] = [Packed(entries, length, **options) for entries in self.entries(split)]
+            parts = [Packed(entries, length, **options) for entries in self.entries(split)]
+            self._packed[split] = Mixed(parts, spread=text != "train")  # training draws from each part
         return self._packed[split]
 
     def _text(self, split: str) -> tuple[list[Entries], Counts]:

@@ -170,10 +170,24 @@ def test_a_mixture_is_of_all_its_corpora():
     assert (first, second) == (3, 1)
     assert (places.start, places.stop, others.stop) == (0, others.start, task.size("train"))
     assert task.counts("test").bytes == sum(one.counts("test").bytes for one in alone.values())
-    assert task.decode(said(everything(task, "test"))) == "".join(
-        one.decode(said(everything(one, "test"))) for one in alone.values()
-    )
     assert alone["files"].mixture("train") == ()
+
+
+@pytest.mark.parametrize("packing", ["stream", "documents"])
+@pytest.mark.parametrize("split", ["validation", "test", "length=24"])
+def test_the_first_examples_of_a_mixture_are_of_each_corpus_by_its_size(packing, split):
+    options = {"tokenizer": "bytes", "length": 8, "packing": packing}
+    task = tasks.create("text", corpus="wikitext-2+files", **options)
+    rows = [row.tobytes() for row in everything(task, split)["targets"]]
+    found = {name: everything(tasks.create("text", corpus=name, **options), split) for name in ("wikitext-2", "files")}
+    own = {name: [row.tobytes() for row in batch["targets"]] for name, batch in found.items()}
+    for name, part in own.items():
+        assert [row for row in rows if row in set(part)] == part  # whole, each in its order
+        share = np.cumsum([row in set(part) for row in rows]) - np.arange(1, len(rows) + 1) * len(part) / len(rows)
+        assert np.abs(share).max() <= 1.5, name
+    assert len(rows) == task.size(split) == sum(map(len, own.values()))
+    assert task.counts(split).tokens == sum(batch["weights"].sum() for batch in found.values())
+    assert task.mixture(split) == ()
 
 
 def test_drawn_examples_of_a_mixture_have_its_shares(rng):
