@@ -6,7 +6,7 @@ import numpy as np
 from etils import epath
 
 from cope_jax.errors import ConfigError
-from cope_jax.tokenizers.vocabulary import Vocabulary
+from cope_jax.tokenizers.vocabulary import UNKNOWN, Vocabulary
 
 EOS = "<eos>"
 
@@ -71,11 +71,19 @@ class Words:
 def split(text: str) -> Iterator[str]:
     r"""The words of a text, where `<eos>` ends every line, blank ones too.
 
+    A word that is spelled so ends no line: it is one that no vocabulary has, `<unk>`.
+
     >>> list(split("a b\n\nc"))
     ['a', 'b', '<eos>', '<eos>', 'c']
+    >>> list(split("a <eos> b"))
+    ['a', '<unk>', 'b']
     """
     *lines, rest = text.split("\n")
     for line in lines:
-        yield from line.split()
+        yield from _spelled(line)
         yield EOS
-    yield from rest.split()
+    yield from _spelled(rest)
+
+
+def _spelled(line: str) -> Iterator[str]:
+    return (UNKNOWN if word == EOS else word for word in line.split())

@@ -31,6 +31,14 @@ def test_tokens_come_back_from_their_text(tokens):
     assert WORDS.encode([WORDS.decode(np.array(tokens, int))])[0].tolist() == tokens
 
 
+def test_a_text_that_spells_the_end_of_a_line_has_a_word_there():
+    words = Words.train(["a <eos> b <unk>\nb <eos>"])
+    assert words.vocabulary.words == ("<unk>", "b", "<eos>", "a")
+    (tokens,) = words.encode(["a <eos> b <unk>\n<eos>"])
+    assert words.decode(tokens) == "a <unk> b <unk>\n<unk>"
+    assert tokens.tolist().count(words.end) == 1
+
+
 def test_unknown_words_and_lines_as_text():
     (tokens,) = WORDS.encode(["The zeppelin\nis\n"])
     assert tokens[1] == WORDS.vocabulary.unknown
