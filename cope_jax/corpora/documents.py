@@ -26,6 +26,9 @@ READERS: Registry[Callable[[str | None, Sequence[str]], Reader]] = Registry("cor
 WITHOUT_WORDS = frozenset({"code"})
 """Corpora without words that everyone cuts alike, so that perplexities by words do not compare."""
 
+WITH_GLOBS = frozenset({"files", "code"})
+"""Corpora of whatever files there are."""
+
 
 def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str] = ()) -> list[str]:
     """The documents of a split; put one after the other, they are its text.

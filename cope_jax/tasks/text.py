@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from cope_jax.corpora.counts import Counts
-from cope_jax.corpora.documents import READERS, WITHOUT_WORDS, Reader, fingerprint, reader
+from cope_jax.corpora.documents import READERS, WITH_GLOBS, WITHOUT_WORDS, Reader, fingerprint, reader
 from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.corpora.texts import SPLITS
@@ -85,7 +85,16 @@ class Text(Task):
         def __post_init__(self):
             check_choices(self, "text")
             check_at_least(1, "text", length=self.length, sweep=min(self.sweep, default=None))
-            _mixture(self.corpus)
+            names = {name for _, name in _mixture(self.corpus)}
+            check(
+                not self.globs or not names.isdisjoint(WITH_GLOBS),
+                f"text.globs choose files of {' and '.join(sorted(WITH_GLOBS))}, of which text.corpus={self.corpus!r} "
+                "has none: leave globs out",
+            )
+            check(
+                self.tokenizer != "bytes" or self.vocab is self.vocab_size is None,
+                "text.tokenizer='bytes' has 256 tokens and learns and loads none: leave vocab and vocab_size out",
+            )
 
     sweep_label = "length of the context"
     metric = "perplexity"

@@ -100,7 +100,7 @@ def test_text_comes_back(task):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_tokenizer_of_a_run_is_taken_from_its_folder(kind, tmp_path):
-    options = {"tokenizer": kind, "vocab_size": 300, "length": 16}
+    options = {"tokenizer": kind, "vocab_size": None if kind == "bytes" else 300, "length": 16}
     task = tasks.create("text", **options)
     for name, content in task.artifacts().items():
         (tmp_path / name).write_text(content, encoding="utf-8")
@@ -148,7 +148,7 @@ def write_tokenizer(folder, task, form):
     ("kind", "form"), [("bpe", "indented"), ("bpe", "pairs"), ("bytes", "indented"), ("words", "words.txt")]
 )
 def test_a_published_tokenizer_is_the_same_by_its_meaning(kind, form, tmp_path):
-    options = {"tokenizer": kind, "vocab_size": 300, "length": 16}
+    options = {"tokenizer": kind, "vocab_size": None if kind == "bytes" else 300, "length": 16}
     task = tasks.create("text", **options)
     assert task.same_artifacts(tmp_path) is None
     write_tokenizer(tmp_path, task, form)
@@ -156,7 +156,7 @@ def test_a_published_tokenizer_is_the_same_by_its_meaning(kind, form, tmp_path):
     others = [{"tokenizer": "words" if kind == "bpe" else "bpe"}, {"corpus": "files"} if kind != "bytes" else {}]
     for other in others:
         if other:
-            assert tasks.create("text", **options | other).same_artifacts(tmp_path) is False
+            assert tasks.create("text", **options | {"vocab_size": 300} | other).same_artifacts(tmp_path) is False
     if form == "pairs":
         first, *pairs = (tmp_path / "vocab.bpe").read_text().splitlines()
         (tmp_path / "vocab.bpe").write_text("\n".join([first, *pairs[::-1]]))
@@ -211,6 +211,12 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
         ({"corpus": "0*files+code"}, "has a weight that is no positive number: '0'"),
         ({"corpus": "nan*files"}, "has a weight that is no positive number: 'nan'"),
         ({"corpus": "files+2*files"}, "names a corpus twice: give it one weight"),
+        (
+            {"globs": ("*.md",)},
+            "^text.globs choose files of code and files, of which text.corpus='wikitext-2' has none",
+        ),
+        ({"tokenizer": "bytes", "vocab_size": 300}, "^text.tokenizer='bytes' has 256 tokens and .*: leave vocab and"),
+        ({"tokenizer": "bytes", "vocab": "x"}, "^text.tokenizer='bytes' has 256 tokens and learns and loads none"),
         ({"vocab_size": 200}, "a byte-level vocabulary of 200 has no room"),
         ({"data_dir": "nowhere"}, "^no wikitext-2/wiki.train.tokens in nowhere: put the corpus there"),
         ({"vocab": "nowhere"}, "^no tokenizer at nowhere: give a tokenizer.json"),
