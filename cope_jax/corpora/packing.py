@@ -10,6 +10,7 @@ from typing import Literal
 
 import numpy as np
 
+from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 
 Packing = Literal["stream", "documents"]
@@ -145,7 +146,9 @@ class Mixed:
         return [range(*self._ends[part : part + 2].tolist()) for part in range(len(self._parts))]
 
     def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at some places, as `Packed.take` gives them."""
+        """The examples at some places, as `Packed.take` gives them. ConfigError: there is none at one of them."""
+        for place in places[(places < 0) | (places >= len(self))]:
+            raise ConfigError(f"no example at {place}: there are {len(self)}, at places from 0 on")
         if self._order is not None:
             places = self._order[places]
         if len(self._parts) == 1 or not len(places):

@@ -240,6 +240,18 @@ def test_a_tokenizer_of_another_size_is_one_line(task, tmp_path):
         tasks.create("text", vocab=str(tmp_path))
 
 
+@pytest.mark.parametrize("corpus", ["wikitext-2", "wikitext-2+files"])
+@pytest.mark.parametrize("split", ["train", "test"])
+def test_a_place_without_an_example_is_one_line(corpus, split):
+    task = tasks.create("text", corpus=corpus, tokenizer="bytes", length=16)
+    size = task.size(split)
+    for place in (-1, size):
+        with pytest.raises(ConfigError, match=rf"^no example at {place}: there are {size}, at places from 0 on$"):
+            task.take(split, np.array([0, place]))
+    assert len(task.take(split, np.array([size - 1, 0]))["inputs"]) == 2
+    assert len(task.take(split, np.array([], np.int64))["inputs"]) == 0
+
+
 @pytest.mark.parametrize(
     ("split", "message"),
     [
