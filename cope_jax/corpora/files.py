@@ -65,6 +65,9 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
       globs: as `pathlib` has them; `**` is any number of folders.
       without: folders and files of these names are left out, wherever they are below the beginning.
 
+    Raises:
+      ConfigError: a pattern that is no glob.
+
     >>> list(matching(pathlib.Path(SAMPLES), ["files/r*.txt"]))
     ['files/recipe.txt']
     """
@@ -72,7 +75,13 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
     seen: set[pathlib.Path] = set()
     for pattern in globs:
         root, below = _rooted(folder, pattern)
-        for path in sorted(root.glob(below)):
+        try:
+            if not pathlib.PurePath(below).parts:
+                raise ValueError("it names no file")
+            paths = sorted(root.glob(below))
+        except ValueError as error:
+            raise ConfigError(f"{pattern!r} is no glob ({error}): write one such as '**/*.txt'") from error
+        for path in paths:
             parts = path.relative_to(root).parts
             if not path.is_file() or not set(without).isdisjoint(parts) or path.resolve() in seen:
                 continue

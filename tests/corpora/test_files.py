@@ -4,7 +4,7 @@ import pytest
 from etils import epath
 
 from cope_jax.corpora import sms
-from cope_jax.corpora.files import SAMPLES, find, read_lines
+from cope_jax.corpora.files import SAMPLES, find, matching, read_lines
 from cope_jax.errors import ConfigError
 from tests.corpora.data import write
 
@@ -50,6 +50,13 @@ def test_half_a_gzip_file_is_one_clear_line(tmp_path):
     path.write_bytes(gzip.compress(b"text " * 100)[:-12])
     with pytest.raises(ConfigError, match="no whole gzip file"):
         read_lines(epath.Path(path))
+
+
+@pytest.mark.parametrize("pattern", ["", ".", "./", "/"])
+def test_what_is_no_glob_is_one_line(tmp_path, pattern):
+    with pytest.raises(ConfigError, match=rf"^'{pattern}' is no glob \(it names no file\): write one such as") as error:
+        matching(tmp_path, ["*.txt", pattern])
+    assert "\n" not in str(error.value)
 
 
 def test_the_sample_is_small():
