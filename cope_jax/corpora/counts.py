@@ -10,7 +10,7 @@ class Counts:
     """What the tokens of a split stand for: a sum over all of them, by each of these, is a figure that compares.
 
     Attributes:
-      tokens: that are predicted, each once.
+      tokens: of the text, each of which is predicted once.
       words: between spaces, and one for the end of each line, as WikiText counts them.
       bytes: of the text in UTF-8.
     """

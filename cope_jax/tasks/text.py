@@ -155,7 +155,7 @@ class Text(Task):
         return own | counts.quoted(measures["loss"] * counts.tokens)
 
     def counts(self, split: str) -> Counts:
-        """What all examples of a split together have to predict."""
+        """What the text of a split has. The ends between documents, which training predicts too, are not of it."""
         return self._text(self._parse(split)[0])[1]
 
     def entries(self, split: str) -> list[Entries]:

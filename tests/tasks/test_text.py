@@ -71,6 +71,9 @@ def test_the_whole_text_is_there_for_windows_of_other_kinds(task):
 def test_the_end_of_a_document_is_learned_but_not_measured(task):
     ends = {split: int(np.sum(said(everything(task, split)) == task.tokenizer.end)) for split in SPLITS}
     assert ends == {"train": len(documents("wikitext-2", None, "train")), "validation": 0, "test": 0}
+    for split in SPLITS:
+        assert task.counts(split).tokens == everything(task, split)["weights"].sum() - ends[split]
+        assert task.counts(split).tokens == sum(len(task.encode(text)) for text in documents("wikitext-2", None, split))
 
 
 def test_a_longer_length_is_the_same_text(task):
