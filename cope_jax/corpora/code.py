@@ -16,6 +16,7 @@ import numpy as np
 
 from cope_jax.corpora.files import matching
 from cope_jax.errors import ConfigError
+from cope_jax.files import read_bytes
 
 PYTHON = ("**/*.py",)
 _FOREIGN = frozenset(("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"))
@@ -53,7 +54,7 @@ def standard_library() -> pathlib.Path:
 
 
 def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
-    """The files below a folder that match any of `globs`, each once.
+    """The files below a folder that match any of `globs`, each once, unpacked where their names end in `.gz`.
 
     Empty files, and folders of installed packages, tests and caches, are left out.
 
@@ -62,15 +63,15 @@ def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
       globs: see `cope_jax.corpora.files.matching`.
 
     Raises:
-      ConfigError: there is no text.
+      ConfigError: there is no text, or a file cannot be read.
     """
     folder = pathlib.Path(root)
     texts: dict[str, str] = {}
     skipped = []
     for name, path in matching(folder, globs, _FOREIGN).items():
-        data = path.read_bytes()
+        data = read_bytes(path)
         try:
-            text = data.decode()
+            text = data.decode("utf-8-sig")
         except UnicodeDecodeError:
             text = "\0"
         if "\0" in text:
