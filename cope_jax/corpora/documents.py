@@ -26,6 +26,9 @@ READERS: Registry[Callable[[str | None, Sequence[str]], Reader]] = Registry("cor
 WITHOUT_WORDS = frozenset({"code"})
 """Corpora without words that everyone cuts alike, so that perplexities by words do not compare."""
 
+SAME_TESTS = (frozenset({"wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw"}),)
+"""Groups of corpora that have one validation and one test, in the same or in other spelling."""
+
 WITH_GLOBS = frozenset({"files", "code"})
 """Corpora of whatever files there are."""
 

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from cope_jax.corpora.counts import Counts
-from cope_jax.corpora.documents import READERS, WITH_GLOBS, WITHOUT_WORDS, Reader, fingerprint, reader
+from cope_jax.corpora.documents import READERS, SAME_TESTS, WITH_GLOBS, WITHOUT_WORDS, Reader, fingerprint, reader
 from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.corpora.texts import SPLITS
@@ -250,6 +250,11 @@ def _mixture(corpus: str) -> tuple[tuple[float, str], ...]:
         parts.append((number, name.strip()))
     names = [name for _, name in parts]
     check(len(set(names)) == len(names), f"text.corpus={corpus!r} names a corpus twice: give it one weight")
+    for group in SAME_TESTS:
+        same = [name for name in names if name in group]
+        check(
+            len(same) < 2, f"text.corpus={corpus!r}: {' and '.join(same)} have the same validation and test: take one"
+        )
     return tuple(parts)
 
 

@@ -220,6 +220,10 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
         ),
         ({"tokenizer": "bytes", "vocab_size": 300}, "^text.tokenizer='bytes' has 256 tokens and .*: leave vocab and"),
         ({"tokenizer": "bytes", "vocab": "x"}, "^text.tokenizer='bytes' has 256 tokens and learns and loads none"),
+        (
+            {"corpus": "wikitext-103+2*files+wikitext-2-raw"},
+            ": wikitext-103 and wikitext-2-raw have the same validation",
+        ),
         ({"vocab_size": 200}, "a byte-level vocabulary of 200 has no room"),
         ({"data_dir": "nowhere"}, "^no wikitext-2/wiki.train.tokens in nowhere: put the corpus there"),
         ({"vocab": "nowhere"}, "^no tokenizer at nowhere: give a tokenizer.json"),
