@@ -11,8 +11,11 @@ TORN = "\N{REPLACEMENT CHARACTER}"
 class Continuation:
     r"""What follows a prompt, in pieces that are settled: no character is torn, and no stop text begun.
 
+    Only new tokens are decoded, with those of the last whole text before them, for a decoder may write the first of a
+    text otherwise, such as without its space.
+
     Args:
-      decode: tokens as text, where more tokens only add to the text.
+      decode: tokens as text, where more tokens only add to the text, but for a character that was torn at its end.
       prompt: the tokens of the prompt, whose text is left out.
       stop: texts, each of which ends the continuation and is no part of it.
 
@@ -29,30 +32,40 @@ class Continuation:
         self.text = ""
         self.ended = False
         self._decode = decode
-        self._tokens = [int(token) for token in prompt]
         self._stop = tuple(stop)
-        self._start = len(self._written())
+        self._before = [int(token) for token in prompt]
+        self._tokens: list[int] = []  # behind those, of which the last may be half a character
+        self._held = ""  # the text before these tokens that was held back
+        self._shown = 0  # letters of what was held back, and of the text of these tokens, that have been given
 
     def add(self, tokens: Sequence[int] | np.ndarray) -> str:
         """The text that is settled now and was not before; none behind a stop text."""
         if self.ended or not len(tokens):
             return ""
         self._tokens += [int(token) for token in tokens]
-        text = self._written()[self._start :]
-        return self._settle(text.removesuffix(TORN), self._begun)
+        more = self._written()
+        text = self._held + more
+        new = self._settle(text.rstrip(TORN), self._begun)
+        if more and not more.endswith(TORN):
+            self._before, self._tokens = self._tokens, []
+            self._held, self._shown = text[self._shown :], 0
+        return new
 
     def finish(self) -> str:
         """What was held back, when no more tokens come."""
-        return "" if self.ended else self._settle(self._written()[self._start :], lambda text: 0)
+        return "" if self.ended else self._settle(self._held + self._written(), lambda text: 0)
 
     def _written(self) -> str:
-        return self._decode(np.array(self._tokens, np.int32))
+        """The text of the last tokens."""
+        before = self._decode(np.array(self._before, np.int32))
+        return self._decode(np.array(self._before + self._tokens, np.int32))[len(before) :]
 
     def _settle(self, text: str, held: Callable[[str], int]) -> str:
-        found = [place for stop in self._stop if (place := text.find(stop, len(self.text))) >= 0]
+        found = [place for stop in self._stop if (place := text.find(stop, self._shown)) >= 0]
         self.ended = bool(found)
         settled = text[: min(found)] if found else text[: len(text) - held(text)]
-        new = settled[len(self.text) :]
+        new = settled[self._shown :]
+        self._shown += len(new)
         self.text += new
         return new
 

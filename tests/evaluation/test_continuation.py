@@ -31,6 +31,33 @@ def test_the_pieces_are_the_text_and_none_has_half_a_character(name, size):
     assert not any("�" in piece for piece in found) and row.text == "".join(found) and not row.ended
 
 
+@pytest.mark.parametrize("name", TOKENIZERS)
+def test_each_token_is_decoded_a_few_times_however_long_the_text(name):
+    tokenizer, decoded = TOKENIZERS[name], []
+    tokens = np.concatenate(tokenizer.encode([TEXT] * 20))
+
+    def decode(tokens):
+        decoded.append(len(tokens))
+        return tokenizer.decode(tokens)
+
+    row = Continuation(decode, tokens[:1], stop=["Viktor, "])
+    assert "".join(pieces(row, tokens[1:], 2)) == tokenizer.decode(tokens)[len(tokenizer.decode(tokens[:1])) :]
+    assert sum(decoded) < 6 * len(tokens)
+
+
+def test_a_character_of_tokens_that_are_torn_one_by_one_is_shown_whole():
+    def decode(tokens):  # as vocabularies with a token for each byte that is in none: all of them or nothing
+        data = bytes(tokens.tolist())
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "".join(chr(byte) if byte < 128 else "�" for byte in data)
+
+    row = Continuation(decode, [65])
+    assert [row.add([byte]) for byte in "B日本".encode()] == ["B", "", "", "日", "", "", "本"]
+    assert row.finish() == "" and row.text == "B日本"
+
+
 def test_what_is_no_utf8_is_shown_in_the_end():
     row = Continuation(Bytes().decode, [65])
     assert [row.add([66]), row.add([0xFF]), row.add([67]), row.add([0xE6]), row.finish()] == ["B", "", "�C", "", "�"]
