@@ -2,6 +2,7 @@ import gzip
 
 import pytest
 
+from cope_jax.corpora import code
 from cope_jax.corpora.documents import READERS, documents
 from cope_jax.corpora.texts import SPLITS
 from cope_jax.errors import ConfigError
@@ -57,6 +58,18 @@ def test_files_are_those_that_match_sorted_and_each_is_cut(tmp_path):
     elsewhere = [str(tmp_path / "files" / "a" / "*.txt")]
     assert [text.split()[0] for text in documents("files", None, "test", elsewhere)] == ["a/c"]
     assert documents("files", None, "train", elsewhere) == ["a/c " * 90]
+
+
+def test_a_packed_file_is_unpacked_and_a_mark_of_byte_order_dropped(tmp_path):
+    data = gzip.compress("\ufeff".encode() + b"value = 1\n" * 20)
+    for corpus, split in (("files", "train"), ("code", code.split_of("a.py.gz"))):
+        (tmp_path / corpus).mkdir()
+        (tmp_path / corpus / "a.py.gz").write_bytes(data)
+        (text,) = documents(corpus, str(tmp_path), split, ["*.gz"])
+        assert text.startswith("value = 1\nvalue")
+    (tmp_path / "code" / "a.py.gz").write_bytes(data[:-9])
+    with pytest.raises(ConfigError, match=r"a.py.gz is no whole gzip file \(.*\): fetch it again$"):
+        documents("code", str(tmp_path), split, ["**/a.py.gz"])
 
 
 @pytest.mark.parametrize(

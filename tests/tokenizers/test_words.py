@@ -60,6 +60,11 @@ def test_loads_what_it_saves(tmp_path):
         assert loading.load("words", path).text == WORDS.text
 
 
+def test_a_mark_of_byte_order_is_no_part_of_the_first_word(tmp_path):
+    (tmp_path / Words.file).write_text("\ufeff" + WORDS.text, encoding="utf-8")
+    assert loading.load("words", tmp_path).text == WORDS.text
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
