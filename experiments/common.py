@@ -1,7 +1,7 @@
 """What the commands share: a config made into a running experiment, and a run read back."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +314,15 @@ class LoadedRun:
     state: TrainState
     params: list[Any]
     seconds: float
+
+
+def check_sources(task: Task, workdir: Path, splits: Iterable[str]) -> None:
+    """ConfigError if a run is to be measured on other data than those whose sources it keeps."""
+    if task.same_sources(workdir, splits) is False:
+        raise ConfigError(
+            f"{', '.join(task.sources())} in {workdir} tells of other data than there are now, which the run goes by: "
+            "restore its data"
+        )
 
 
 def load_run(workdir: Path) -> LoadedRun:

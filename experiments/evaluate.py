@@ -21,6 +21,7 @@ def main() -> None:
     """Prints the errors on all splits and writes evaluation.json into the workdir."""
     workdir = Path(_WORKDIR.value)
     run = common.load_run(workdir)
+    common.check_sources(run.task, workdir, run.task.evaluation_splits)
     config = run.config
     if _EXAMPLES.value is not None:
         evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)

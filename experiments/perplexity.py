@@ -47,6 +47,7 @@ def main() -> None:
         raise ConfigError(f"{workdir} holds a {run.config.model.name} on {task.name}: this measures decoders on text")
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
+    common.check_sources(task, workdir, [_SPLIT.value])
     first = _LENGTH.value or task.config.length
     plan = sorted({first, *plan})
     strides = [_STRIDE.value or -(-length // 2) for length in plan]

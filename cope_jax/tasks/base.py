@@ -166,6 +166,12 @@ class Task(abc.ABC):
         """
         return {}
 
+    def same_sources(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
+        """Whether the data of some splits are those of which the sources in a folder tell; None: it has none."""
+        del splits
+        there = {name: file for name in self.sources() if (file := epath.Path(folder) / name).exists()}
+        return all(read_text(file) == self.sources()[name] for name, file in there.items()) if there else None
+
     def example_options(self) -> dict[str, Any]:
         """The options that examples depend on beside the content of `artifacts` and `sources`. Default: all."""
         return dataclasses.asdict(self.config)

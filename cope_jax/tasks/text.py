@@ -18,10 +18,13 @@ from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.corpora.texts import SPLITS
 from cope_jax.errors import ConfigError
+from cope_jax.files import read_text
 from cope_jax.registry import check_at_least, check_choices, unknown
 from cope_jax.tasks.base import TASKS, Batch, Task, check
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.base import Tokenizer
+
+_SOURCES = "corpus.json"
 
 
 @TASKS.register("text")
@@ -109,6 +112,7 @@ class Text(Task):
             self.metric = "token_perplexity"
         self._texts: dict[str, tuple[list[Entries], Counts]] = {}
         self._packed: dict[str, Mixed] = {}
+        self._fingerprints: dict[str, dict[str, Any]] = {}
         super().__init__(config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length))
         self.sweep = tuple((length, f"length={length}") for length in sorted(set(config.sweep)))
 
@@ -183,7 +187,18 @@ class Text(Task):
         return None if found is None else loading.same(found, self.tokenizer)
 
     def sources(self) -> dict[str, str]:
-        return {"corpus.json": self._corpus}
+        found = {split: self._fingerprint(split) for split in SPLITS}
+        return {_SOURCES: json.dumps(found, indent=1) + "\n"}
+
+    def same_sources(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
+        file = epath.Path(folder) / _SOURCES
+        if not file.exists():
+            return None
+        try:
+            held = dict(json.loads(read_text(file)))
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{file} is damaged ({error}): delete it to go without") from error
+        return all(held.get(text) == self._fingerprint(text) for text in {self._parse(split)[0] for split in splits})
 
     def example_options(self) -> dict[str, Any]:
         carried = ("data_dir", "globs", "vocab", "vocab_size")
@@ -197,11 +212,10 @@ class Text(Task):
             return dict(options)
         return {**options, "vocab": str(file), "vocab_size": None}
 
-    @functools.cached_property
-    def _corpus(self) -> str:
-        readers = self._readers.values()
-        found = {split: fingerprint(text for read in readers for text in read(split)) for split in SPLITS}
-        return json.dumps(found, indent=1) + "\n"
+    def _fingerprint(self, split: str) -> dict[str, Any]:
+        if split not in self._fingerprints:
+            self._fingerprints[split] = fingerprint(text for read in self._readers.values() for text in read(split))
+        return self._fingerprints[split]
 
     def _parse(self, split: str) -> tuple[str, int]:
         """The text and the length that a split names."""

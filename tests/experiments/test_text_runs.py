@@ -72,6 +72,25 @@ def test_a_run_is_measured_with_its_own_tokenizer_though_the_training_text_has_c
     assert values(measured) == pytest.approx(values(trained_with), rel=1e-6)
 
 
+@pytest.mark.parametrize("command", ["evaluate", "perplexity"])
+def test_a_run_is_not_measured_on_another_text(trained, start, command):
+    workdir, _ = trained
+    data = workdir.parent / "data"
+    before = {path: path.read_bytes() for path in workdir.glob("*.json")}
+    try:
+        for name in ("wikitext-2", "files"):
+            shutil.copytree(SAMPLES / name, data / name)
+        test = data / "wikitext-2" / "wiki.test.tokens"
+        test.write_text(test.read_text()[::-1])
+        done = start(command, f"--workdir={workdir}").wait()
+    finally:
+        shutil.rmtree(data)
+    assert done.error == f"corpus.json in {workdir} tells of other data than there are now, which the run goes by: " + (
+        "restore its data"
+    )
+    assert {path: path.read_bytes() for path in workdir.glob("*.json")} == before
+
+
 def values(records):
     return {(record["split"], record["metric"]): record["value"] for record in records}
 

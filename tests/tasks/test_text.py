@@ -132,6 +132,21 @@ def test_a_corpus_is_known_by_its_texts_and_not_by_its_place(tmp_path):
     assert train["sha256"] != changed["sha256"]
 
 
+def test_a_split_is_the_same_whatever_became_of_others(tmp_path):
+    data = shutil.copytree(SAMPLES / "wikitext-2", tmp_path / "data" / "wikitext-2")
+    task = tasks.create("text", data_dir=str(tmp_path / "data"), tokenizer="bytes")
+    assert task.same_sources(tmp_path, ["test"]) is None
+    (tmp_path / "corpus.json").write_text(task.sources()["corpus.json"])
+    (data / "wiki.valid.tokens").write_text("Another text .\n")
+    (data / "wiki.train.tokens").unlink()
+    again = tasks.create("text", data_dir=str(tmp_path / "data"), tokenizer="bytes")
+    assert again.same_sources(tmp_path, ["test", "length=8"]) is True
+    assert again.same_sources(tmp_path, ["test", "validation/length=8"]) is False
+    (tmp_path / "corpus.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"corpus.json is damaged \(.*\): delete it to go without$"):
+        again.same_sources(tmp_path, ["test"])
+
+
 def write_tokenizer(folder, task, form):
     """A tokenizer in one of the forms in which it is published."""
     text = next(iter(task.artifacts().values()))
