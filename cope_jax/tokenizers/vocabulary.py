@@ -62,7 +62,7 @@ class Vocabulary:
         if not file.is_file():
             raise ConfigError(f"no vocabulary at {path}: give the path of a file with a word in each line")
         try:
-            text = file.read_text(encoding="utf-8-sig")
+            text = file.read_text(encoding="utf-8").removeprefix("\ufeff")
         except UnicodeDecodeError as error:
             raise ConfigError(f"{path} is no text in UTF-8 ({error}): give a file with a word in each line") from error
         return cls(text.removesuffix("\n").split("\n"))
