@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from cope_jax.encodings import ENCODINGS
+from cope_jax.attention import attend
+from cope_jax.encodings import ENCODINGS, AttentionShape, EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.models import model_files, tensor_files
 from cope_jax.registry import configure
@@ -21,6 +24,7 @@ from experiments import common
 
 OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
 """Options of models that decide how they are trained and run, and not what they compute."""
+_PROBED = 8  # tokens by which an encoding is tried
 Place = tuple[Any, ...]  # of a parameter, in nested dicts
 
 
@@ -157,6 +161,9 @@ def _differences(config: Any, model: Any) -> Iterator[str]:
         elif options != here[name]:
             yield f"{options}, and this model has {here[name]}: it is another function"
     theirs, ours = choices(config), choices(model)
+    for name, options in model.encoding.parts if here else ():
+        if name not in there and acts_at_once(name, options, model.block.attention_shape(_PROBED)):
+            yield f"the encoding {_text_of(config)}, and this model has {name}, not 0 as drawn: it is another function"
     for name in theirs:
         if name in ours and theirs[name] != ours[name]:
             yield f"{name}={theirs[name]}, and this model has {ours[name]}: it is another function"
@@ -182,6 +189,28 @@ def choices(config: Any) -> dict[str, Any]:
             if name not in OF_TRAINING:
                 found[f"block.{name}"] = value
     return found
+
+
+def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -> bool:
+    """Whether an encoding changes what a model computes while its parameters are as they are drawn.
+
+    >>> shape = AttentionShape(num_heads=2, head_dim=4, max_length=8)
+    >>> acts_at_once("cope", {}, shape), acts_at_once("rope", {}, shape)
+    (False, True)
+    """
+    draw = np.random.default_rng(0).standard_normal
+    x_BLD = jnp.asarray(draw((1, _PROBED, shape.width)), jnp.float32)
+    q_BLHK = jnp.asarray(draw((1, _PROBED, shape.num_heads, shape.head_dim)), jnp.float32)
+    k_BMGK, v_BMGK = (jnp.asarray(draw((1, _PROBED, shape.kv_heads, shape.head_dim)), jnp.float32) for _ in range(2))
+
+    def outcome(parts: Any) -> PyTree:
+        encoding = EncodingConfig(parts).build(shape, rngs=nnx.Rngs(0))
+        features = encoding.key_features(x_BLD, k_BMGK, v_BMGK)
+        embedded_BLD = encoding.embed(x_BLD, jnp.arange(_PROBED, dtype=jnp.int32)[None])
+        return embedded_BLD, attend(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, features=features)
+
+    pairs = zip(outcome(((name, dict(options)),)), outcome(()), strict=True)
+    return any(bool(jnp.abs(ours - plain).max() > 1e-5) for ours, plain in pairs)
 
 
 def _text(parameter: _Parameter | None) -> str:

@@ -6,6 +6,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import tasks
+from cope_jax.encodings import ENCODINGS, AttentionShape
 from cope_jax.errors import ConfigError
 from cope_jax.models import decoder_files, model_files
 from cope_jax.models.decoder import Decoder
@@ -101,6 +102,25 @@ def test_a_part_is_known_by_its_name_in_any_composition(saved, capsys):
         "the encoding learned, and this model has cope(npos_max=4): it is another function",
         "the encoding relative, and this model has cope(npos_max=4): it is another function",
     ]
+
+
+ZERO = {"none", "cope", "cope_two_sided"}
+
+
+@pytest.mark.parametrize("name", ENCODINGS.names())
+def test_what_acts_at_once_is_measured(name):
+    shape = AttentionShape(num_heads=4, head_dim=4, num_kv_heads=2, model_dim=6, max_length=8)
+    assert starting.acts_at_once(name, {}, shape) == (name not in ZERO)
+
+
+def test_a_new_part_that_is_not_zero_as_drawn_is_told(saved, capsys):
+    folder, _ = saved("learned")
+    starting.start(folder, *learner(folder, "learned+alibi+cope(npos_max=4,gate=separate_key)"))
+    told = capsys.readouterr()
+    assert told.err == (
+        f"warning: {folder} was trained with the encoding learned, and this model has alibi, not 0 as drawn: it is "
+        "another function\n"
+    )
 
 
 def test_another_function_of_the_same_sizes_is_told(saved, capsys):
