@@ -60,7 +60,7 @@ def main() -> None:
                 if unused:
                     print(f"warning: job.mesh leaves {unused} of {jax.device_count()} devices unused", file=sys.stderr)
         # One process is like the others, and several on a host would write the same file.
-        label = config.encoding if attends(config.model) else config.model.name
+        label = f"{config.model.name}, {config.encoding}" if attends(config.model) else config.model.name
         records = experiment.train(seeds, workdir, label, profile if first else None, start)
         if first:
             workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment()})
