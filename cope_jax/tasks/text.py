@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from cope_jax.corpora import mixtures
 from cope_jax.corpora.counts import Counts
-from cope_jax.corpora.documents import READERS, SAME_TESTS, WITH_GLOBS, WITHOUT_WORDS, Reader, fingerprint, reader
+from cope_jax.corpora.documents import WITH_GLOBS, WITHOUT_WORDS, Reader, fingerprint, reader
 from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.corpora.texts import SPLITS
@@ -88,14 +89,14 @@ class Text(Task):
         def __post_init__(self):
             check_choices(self, "text")
             check_at_least(1, "text", length=self.length, sweep=min(self.sweep, default=None))
-            names = {name for _, name in _mixture(self.corpus)}
+            names = {name for _, name in mixtures.parse(self.corpus)}
             check(
                 not self.globs or not names.isdisjoint(WITH_GLOBS),
                 f"text.globs choose files of {' and '.join(sorted(WITH_GLOBS))}, of which text.corpus={self.corpus!r} "
                 "has none: leave globs out",
             )
             check(
-                self.tokenizer != "bytes" or self.vocab is self.vocab_size is None,
+                self.tokenizer != "bytes" or (self.vocab is None and self.vocab_size is None),
                 "text.tokenizer='bytes' has 256 tokens and learns and loads none: leave vocab and vocab_size out",
             )
 
@@ -105,7 +106,7 @@ class Text(Task):
     side_by_side = True
 
     def __init__(self, config: Config):
-        self._parts = _mixture(config.corpus)
+        self._parts = mixtures.parse(config.corpus)
         self._readers = {name: reader(name, config.data_dir, config.globs) for _, name in self._parts}
         self.tokenizer = _tokenizer(config)
         if any(name in WITHOUT_WORDS for _, name in self._parts):
@@ -250,28 +251,6 @@ class Text(Task):
         return self._texts[split]
 
 
-def _mixture(corpus: str) -> tuple[tuple[float, str], ...]:
-    """Weights and names of corpora, from a text such as "3*wikitext-2+code"."""
-    parts = []
-    for part in corpus.split("+"):
-        weight, star, name = part.rpartition("*")
-        READERS.get(name.strip())
-        try:
-            number = float(weight) if star else 1.0
-        except ValueError:
-            number = 0.0
-        check(0 < number < float("inf"), f"text.corpus={corpus!r} has a weight that is no positive number: {weight!r}")
-        parts.append((number, name.strip()))
-    names = [name for _, name in parts]
-    check(len(set(names)) == len(names), f"text.corpus={corpus!r} names a corpus twice: give it one weight")
-    for group in SAME_TESTS:
-        same = [name for name in names if name in group]
-        check(
-            len(same) < 2, f"text.corpus={corpus!r}: {' and '.join(same)} have the same validation and test: take one"
-        )
-    return tuple(parts)
-
-
 def _tokenizer(config: Text.Config) -> Tokenizer:
     if config.vocab is None:
         return _trained(config.corpus, config.data_dir, config.globs, config.tokenizer, config.vocab_size)
@@ -288,5 +267,5 @@ def _tokenizer(config: Text.Config) -> Tokenizer:
 def _trained(
     corpus: str, data_dir: str | None, globs: tuple[str, ...], kind: loading.Kind, size: int | None
 ) -> Tokenizer:
-    readers: list[Reader] = [reader(name, data_dir, globs) for _, name in _mixture(corpus)]
+    readers: list[Reader] = [reader(name, data_dir, globs) for _, name in mixtures.parse(corpus)]
     return loading.train(kind, (text for read in readers for text in read("train")), size)

@@ -4,6 +4,7 @@ import hashlib
 import io
 import zipfile
 
+import numpy as np
 import pytest
 
 from cope_jax import tasks
@@ -65,7 +66,10 @@ def test_the_task_reads_what_was_downloaded(server, wikitext, tmp_path):
     )
     for split in SPLITS:
         assert downloaded.counts(split) == built_in.counts(split)
-        assert downloaded.take(split, range(2))["inputs"].tolist() == built_in.take(split, range(2))["inputs"].tolist()
+        assert (
+            downloaded.take(split, np.arange(2))["inputs"].tolist()
+            == built_in.take(split, np.arange(2))["inputs"].tolist()
+        )
 
 
 def test_a_corpus_may_be_one_file(server, tmp_path):

@@ -158,12 +158,12 @@ def test_text_is_not_read_under_another_tokenizer(corpus, tmp_path):
 
 
 def test_text_of_another_corpus_is_not_read_though_its_tokenizer_is_the_same(corpus, tmp_path):
-    tfds_builder.write(text(corpus, tokenizer="bytes"), tmp_path, {})
+    tfds_builder.write(text(corpus, tokenizer="bytes", vocab_size=None), tmp_path, {})
     elsewhere = corpus.rename(tmp_path / "elsewhere")
-    tfds_builder.read(text(elsewhere, tokenizer="bytes"), tmp_path, "test")
+    tfds_builder.read(text(elsewhere, tokenizer="bytes", vocab_size=None), tmp_path, "test")
     rewrite(elsewhere)
     with pytest.raises(ConfigError, match=r"holds other data of text: corpus.json is another there$"):
-        tfds_builder.read(text(elsewhere, tokenizer="bytes"), tmp_path, "test")
+        tfds_builder.read(text(elsewhere, tokenizer="bytes", vocab_size=None), tmp_path, "test")
 
 
 def test_a_tokenizer_that_was_not_written_to_its_end_is_written_anew(corpus, tmp_path):
