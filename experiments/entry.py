@@ -34,7 +34,7 @@ def clear_errors() -> Iterator[None]:
     except Interrupted as stop:
         _leave(stop.exit_code, str(stop))
     except KeyboardInterrupt:
-        _leave(130, "interrupted; the same command goes on from what it has kept")
+        _leave(130, "interrupted; the same command goes on from what it has kept, if anything yet")
     except ModuleNotFoundError as error:
         if error.name not in TEXT:
             raise

@@ -175,7 +175,7 @@ def _rows(probing: Probing, size: int) -> list[tuple[str, ...]]:
 
 
 def _facts(probing: Probing) -> str:
-    expected = "no layer adds to the lowest"
+    expected = "no layer mixed in adds to the lowest alone"
     if probing.expected_layer is not None:
         expected = f"expected layer {probing.expected_layer:.2f}"
     mixed = f"All layers mixed {100 * probing.mix_accuracy:.1f} %"

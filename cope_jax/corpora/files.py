@@ -37,8 +37,10 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
             if found:
                 return found[0]
     command = f"; `python -m experiments.download --corpora={download} --data_dir={root}` does it" if download else ""
+    wanted = " or ".join(f"{folder}/{name}" for name in names if "*" not in name)
+    where = root if root.exists() else f"{root}, which does not exist"
     raise ConfigError(
-        f"no {folder}/{names[0]} in {root}: put the corpus there (plain or .gz{command}), name another data_dir, "
+        f"no {wanted} in {where}: put the corpus there (plain or .gz{command}), name another data_dir, "
         "or leave data_dir out for the built-in sample"
     )
 

@@ -74,7 +74,7 @@ def load(text: str | None, name: str | None = None) -> Embedder:
         return ElmoEmbedder(model, name=name or "ELMo")
     if kind == "rnn_lm":
         return RnnEmbedder(model, Vocabulary.load(folder / "words.txt"), name=name or "RNN")
-    raise ConfigError(f"{folder} holds a {kind}, which gives words no vectors: choose a run of rnn_lm, elmo or bert")
+    raise ConfigError(f"{folder} holds {kind}, which gives words no vectors: choose a run of rnn_lm, elmo or bert")
 
 
 def _rebuild(folder: Path) -> tuple[str, Any]:
@@ -94,5 +94,5 @@ def encoder_of(text: str | None) -> BertConfig:
     holds_model = tensor_files.holds_model(folder)
     config = model_files.load(folder)[0] if holds_model else common.load_run(folder).learner.model
     if not isinstance(config, BertConfig):
-        raise ConfigError(f"{folder} holds a {config.name}: choose a run of bert, or a folder of Hugging Face")
+        raise ConfigError(f"{folder} holds {config.name}: choose a run of bert, or a folder of Hugging Face")
     return config

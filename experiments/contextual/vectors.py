@@ -7,6 +7,7 @@ from tqdm import tqdm
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.evaluation.embedders import ElmoEmbedder
 from cope_jax.tasks.tagging import Tagging
 from cope_jax.training.config import ExperimentConfig
 from experiments import workdir as workdirs
@@ -25,7 +26,7 @@ def make(model: str | None, config: ExperimentConfig, folder: Path) -> Path:
       folder: is created.
 
     Raises:
-      ConfigError: no such model, or the folder holds the vectors of another.
+      ConfigError: no such model, it is no ELMo, or the folder holds the vectors of another.
     """
     settings = {"model": embedders.stamp(model), "data_dir": config.task.options.get("data_dir")}
     done = folder / "made.json"
@@ -35,6 +36,8 @@ def make(model: str | None, config: ExperimentConfig, folder: Path) -> Path:
             raise ConfigError(f"{folder} holds vectors of {held}, not of {settings}: choose another --workdir")
         return folder
     embedder = embedders.load(model)
+    if not isinstance(embedder, ElmoEmbedder):
+        raise ConfigError(f"{model} holds no ELMo: choose a run of elmo, or a folder of AllenNLP's")
     task = tasks.create("tagging", **config.task.options)
     assert isinstance(task, Tagging)
     folder.mkdir(parents=True, exist_ok=True)

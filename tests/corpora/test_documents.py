@@ -96,9 +96,13 @@ def test_what_is_no_text_is_one_line(tmp_path, content, message):
         (
             "wikitext-103",
             "train",
-            "^no wikitext-103/wiki.train.tokens in nowhere: .*experiments.download --corpora=wikitext-103 ",
+            "^no wikitext-103/wiki.train.tokens in nowhere.*experiments.download --corpora=wikitext-103 ",
         ),
-        ("tinyshakespeare", "test", "^no tinyshakespeare/input.txt in nowhere: put the corpus there"),
+        (
+            "tinyshakespeare",
+            "test",
+            "^no tinyshakespeare/input.txt or .* in nowhere, which does not exist: put the corpus there",
+        ),
         ("files", "test", "^no file in nowhere/files matches .*: put text there, or give globs with a full path$"),
         ("code", "test", "^no text in nowhere/code matches .*py: put it there, or give globs with a full path$"),
     ],

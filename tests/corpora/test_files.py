@@ -26,7 +26,10 @@ def test_the_first_name_is_the_best_and_stars_go_in_order(tmp_path):
 
 
 def test_a_missing_file_says_what_to_put_where(tmp_path):
-    with pytest.raises(ConfigError, match=r"no sms-spam/SMSSpamCollection.tsv in .*: put the corpus there") as error:
+    with pytest.raises(
+        ConfigError,
+        match=r"no sms-spam/SMSSpamCollection.tsv or sms-spam/SMSSpamCollection in .*: put the corpus there",
+    ) as error:
         sms.read(str(tmp_path))
     assert str(tmp_path) in str(error.value)
     assert "\n" not in str(error.value)

@@ -85,6 +85,12 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
 
 
+def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
+    with pytest.raises(ConfigError, match="bert holds no ELMo: choose a run of elmo"):
+        vectors.make(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors")
+    assert not (tmp_path / "vectors").exists()
+
+
 def test_a_finished_tagging_is_shown_again_and_trains_nothing(tagged, trained, start):
     workdir, flags, _ = tagged
     results = (workdir / "results.json").read_text()

@@ -101,7 +101,7 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
             "error: cannot write to x/y (Read-only file system): "
             "earlier checkpoints are whole; make room and run the same command",
         ),
-        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from what it has kept"),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from what it has kept, if anything yet"),
     ],
 )
 def test_each_kind_of_error_has_its_line_and_status(error, status, line, capsys):

@@ -240,7 +240,10 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
             ": wikitext-103 and wikitext-2-raw have the same validation",
         ),
         ({"vocab_size": 200}, "a byte-level vocabulary of 200 has no room"),
-        ({"data_dir": "nowhere"}, "^no wikitext-2/wiki.train.tokens in nowhere: put the corpus there"),
+        (
+            {"data_dir": "nowhere"},
+            "^no wikitext-2/wiki.train.tokens in nowhere, which does not exist: put the corpus there",
+        ),
         ({"vocab": "nowhere"}, "^no tokenizer at nowhere: give a tokenizer.json"),
         ({"vocab": "nowhere", "tokenizer": "words"}, "no vocabulary at nowhere"),
     ],
