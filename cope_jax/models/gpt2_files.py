@@ -39,7 +39,7 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
             model_dim=values["n_embd"],
             num_heads=values["n_head"],
             mlp_dim=values.get("n_inner"),
-            activation=ACTIVATIONS[values.get("activation_function", "gelu_new")],  # type: ignore[arg-type]
+            activation=ACTIVATIONS[values.get("activation_function", "gelu_new")],  # type: ignore[arg-type]  # a name
             norm_epsilon=values.get("layer_norm_epsilon", 1e-5),
             dropout=values.get("resid_pdrop", 0.1),  # one rate for all: those of embeddings and attention are not read
         ),
