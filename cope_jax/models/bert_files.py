@@ -26,9 +26,11 @@ from cope_jax.models.tensor_files import (
     first_line,
     insert,
     look_up,
-    read_json,
+    read_object,
     read_tensors,
+    require,
     shapes,
+    typed,
     write,
 )
 from cope_jax.models.tensor_files import CONFIG as CONFIG
@@ -64,6 +66,24 @@ _IGNORED = re.compile(r"bert\.embeddings\.(position_ids|token_type_ids)")
 _TIED = {"cls.predictions.decoder.weight": "encoder/words/embedding", "cls.predictions.decoder.bias": "bias_V"}
 PADDING = 128
 """Rows of an embedding that may stand for no piece, as they make its size a round number."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """What is read of config.json, with the defaults of transformers."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    num_hidden_layers: int
+    type_vocab_size: int
+    hidden_size: int
+    num_attention_heads: int
+    intermediate_size: int
+    hidden_act: str
+    layer_norm_eps: float = 1e-12
+    hidden_dropout_prob: float = 0.1  # one rate for all: that of attention is not read
+    initializer_range: float = 0.02
+    position_embedding_type: str = "absolute"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +142,11 @@ def create(config: BertConfig, params: Mapping[str, Any], *, rngs: nnx.Rngs) -> 
 
 
 def save(
-    folder: str | Path, config: BertConfig, params: Mapping[str, Any], pieces: Sequence[str] | None = None
+    folder: str | Path,
+    config: BertConfig,
+    params: Mapping[str, Any],
+    pieces: Sequence[str] | None = None,
+    tokens: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes a model that `load` and transformers read.
 
@@ -131,12 +155,13 @@ def save(
       config: of the model.
       params: nested dicts like `nnx.to_pure_dict` of a `Bert`; heads may be absent.
       pieces: the vocabulary, in order.
+      tokens: what `read_tokens` gives, to be kept in config.json.
 
     Raises:
       ConfigError: choices that the format has no words for, or a vocabulary of another size.
     """
     folder = Path(folder)
-    written = _write_config(config)
+    written = {**_write_config(config), **(tokens or {})}
     if pieces is not None and len(pieces) > config.vocab_size:
         raise ConfigError(f"{len(pieces)} pieces do not fit into the model's vocab_size={config.vocab_size}")
     tensors: dict[str, np.ndarray] = {}
@@ -193,35 +218,31 @@ def mean_pool(x_BLD: Array, mask_BL: Array) -> Array:
 
 def _read_config(folder: Path) -> BertConfig:
     path = folder / CONFIG
-    values = read_json(path)
-    if not isinstance(values, dict) or values.get("model_type", "bert") != "bert":
-        kind = values.get("model_type") if isinstance(values, dict) else type(values).__name__
-        raise ConfigError(f"{path} is of a model of type {kind!r}, and not of 'bert'")
-    if values.get("position_embedding_type", "absolute") != "absolute" or values.get("hidden_act") not in ACTIVATIONS:
+    values = read_object(path)
+    if values.get("model_type", "bert") != "bert":
+        raise ConfigError(f"{path} is of a model of type {values['model_type']!r}, and not of 'bert'")
+    held = typed(_Values, values, str(path))
+    if held.position_embedding_type != "absolute" or held.hidden_act not in ACTIVATIONS:
         raise ConfigError(
             f"{path}: only position_embedding_type='absolute' and hidden_act in {sorted(ACTIVATIONS)} are known"
         )
-    try:
-        return BertConfig(
-            vocab_size=values["vocab_size"],
-            max_length=values["max_position_embeddings"],
-            num_layers=values["num_hidden_layers"],
-            type_vocab_size=values["type_vocab_size"],
-            encoding=EncodingConfig((("learned", {}),)),
-            block=bert_block(
-                values["hidden_size"],
-                values["num_attention_heads"],
-                mlp_dim=values["intermediate_size"],
-                activation=ACTIVATIONS[values["hidden_act"]],
-                norm_epsilon=values.get("layer_norm_eps", 1e-12),
-                dropout=values.get("hidden_dropout_prob", 0.1),  # one rate for all: that of attention is not read
-                initial_stddev=values.get("initializer_range", 0.02),
-            ),
-        )
-    except KeyError as error:
-        raise ConfigError(f"{path} lacks {error.args[0]!r}") from error
-    except TypeError as error:
-        raise ConfigError(f"{path} has a value of a wrong type: {first_line(error)}") from error
+    require(values, str(path), is_decoder=(False,), add_cross_attention=(False,), quantization_config=(None,))
+    return BertConfig(
+        vocab_size=held.vocab_size,
+        max_length=held.max_position_embeddings,
+        num_layers=held.num_hidden_layers,
+        type_vocab_size=held.type_vocab_size,
+        encoding=EncodingConfig((("learned", {}),)),
+        block=bert_block(
+            held.hidden_size,
+            held.num_attention_heads,
+            mlp_dim=held.intermediate_size,
+            activation=ACTIVATIONS[held.hidden_act],
+            norm_epsilon=held.layer_norm_eps,
+            dropout=held.hidden_dropout_prob,
+            initial_stddev=held.initializer_range,
+        ),
+    )
 
 
 def _write_config(config: BertConfig) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from cope_jax.errors import ConfigError
 from cope_jax.models.decoder import DecoderConfig
+from cope_jax.models.tensor_files import TOKENS
 
 LM_HEAD = "lm_head.weight"
 
@@ -33,13 +33,6 @@ class Format(NamedTuple):
     write: Callable[[DecoderConfig], tuple[list[str], dict[str, Any]]]
 
 
-def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> None:
-    """Raises ConfigError for a choice that is there and none of the known ones, of which the first is the default."""
-    for name, choices in known.items():
-        if values.get(name, choices[0]) not in choices:
-            raise ConfigError(f"{path}: {name}={values[name]!r} is not known, only {' and '.join(map(repr, choices))}")
-
-
 def strange_choices(config: DecoderConfig, encoding: str, **told: tuple[Any, ...]) -> list[str]:
     """The choices that a format cannot say; `told` are those of the block that it can."""
     block = config.block
@@ -58,8 +51,7 @@ def common_values(config: DecoderConfig) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
         "tie_word_embeddings": config.tie_embeddings,
         "initializer_range": 0.02 if config.block.initial_stddev is None else config.block.initial_stddev,
-        "bos_token_id": None,  # a vocabulary's business
-        "eos_token_id": None,
+        **dict.fromkeys(TOKENS),  # without these, transformers takes those of its defaults
     }
 
 

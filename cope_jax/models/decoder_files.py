@@ -53,7 +53,13 @@ def load(folder: str | Path) -> tuple[DecoderConfig, Params]:
     return config, params
 
 
-def save(folder: str | Path, config: DecoderConfig, params: Mapping[str, Any], architecture: str) -> None:
+def save(
+    folder: str | Path,
+    config: DecoderConfig,
+    params: Mapping[str, Any],
+    architecture: str,
+    tokens: Mapping[str, Any] | None = None,
+) -> None:
     """Writes a model that `load` and transformers read.
 
     The formats have no scale of the logits: another than 1, such as that of a tied table here, goes into the last norm.
@@ -63,6 +69,7 @@ def save(folder: str | Path, config: DecoderConfig, params: Mapping[str, Any], a
       config: of the model.
       params: nested dicts like `nnx.to_pure_dict` of a `Decoder`.
       architecture: "gpt2" or "llama".
+      tokens: what `tensor_files.read_tokens` gives, to be kept in config.json.
 
     Raises:
       ConfigError: choices that the format has no words for.
@@ -88,20 +95,15 @@ def save(folder: str | Path, config: DecoderConfig, params: Mapping[str, Any], a
         whole = np.concatenate([arrays[path] for path in entry.paths], axis=-1)
         for name, row in _layers(entry.name, whole):
             tensors[name] = row.T if entry.transposed else row
-    tensor_files.write(folder, written, tensors)
+    tensor_files.write(folder, {**written, **(tokens or {})}, tensors)
 
 
 def _read_config(path: Path) -> tuple[Format, DecoderConfig]:
-    values = tensor_files.read_json(path)
-    kind = values.get("model_type") if isinstance(values, dict) else None
-    if kind not in FORMATS:
+    values = tensor_files.read_object(path)
+    kind = values.get("model_type")
+    if kind not in tuple(FORMATS):  # it may be a list, which no dict takes
         raise ConfigError(f"{path} is of a model of type {kind!r}, and not of {' or '.join(map(repr, FORMATS))}")
-    try:
-        return FORMATS[kind], FORMATS[kind].read(values, str(path))
-    except KeyError as error:
-        raise ConfigError(f"{path} lacks {error.args[0]!r}") from error
-    except (AttributeError, TypeError) as error:
-        raise ConfigError(f"{path} has a value of a wrong type: {tensor_files.first_line(error)}") from error
+    return FORMATS[kind], FORMATS[kind].read(values, str(path))
 
 
 def _logit_scale(config: DecoderConfig) -> float:

@@ -1,5 +1,6 @@
 """GPT-2 in the files of Hugging Face's transformers: a decoder with learned positions and LayerNorm."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,10 +14,25 @@ from cope_jax.models.decoder_entry_files import (
     common_values,
     linear_entries,
     norm_entries,
-    require,
     strange_choices,
 )
-from cope_jax.models.tensor_files import ACTIVATIONS
+from cope_jax.models.tensor_files import ACTIVATIONS, require, typed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """What is read of config.json, with the defaults of transformers."""
+
+    vocab_size: int
+    n_positions: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    resid_pdrop: float = 0.1  # one rate for all: those of embeddings and attention are not read
+    tie_word_embeddings: bool = True
 
 
 def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
@@ -27,21 +43,23 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
         scale_attn_weights=(True,),
         scale_attn_by_inverse_layer_idx=(False,),
         add_cross_attention=(False,),
+        quantization_config=(None,),
     )
+    held = typed(_Values, values, path)
     return DecoderConfig(
-        vocab_size=values["vocab_size"],
-        max_length=values["n_positions"],
-        num_layers=values["n_layer"],
+        vocab_size=held.vocab_size,
+        max_length=held.n_positions,
+        num_layers=held.n_layer,
         encoding=EncodingConfig((("learned", {}),)),
-        tie_embeddings=values.get("tie_word_embeddings", True),
+        tie_embeddings=held.tie_word_embeddings,
         logit_scale=1.0,
         block=BlockConfig(
-            model_dim=values["n_embd"],
-            num_heads=values["n_head"],
-            mlp_dim=values.get("n_inner"),
-            activation=ACTIVATIONS[values.get("activation_function", "gelu_new")],  # type: ignore[arg-type]  # a name
-            norm_epsilon=values.get("layer_norm_epsilon", 1e-5),
-            dropout=values.get("resid_pdrop", 0.1),  # one rate for all: those of embeddings and attention are not read
+            model_dim=held.n_embd,
+            num_heads=held.n_head,
+            mlp_dim=held.n_inner,
+            activation=ACTIVATIONS[held.activation_function],  # type: ignore[arg-type]  # a name
+            norm_epsilon=held.layer_norm_epsilon,
+            dropout=held.resid_pdrop,
         ),
     )
 

@@ -1,5 +1,6 @@
 """Llama in the files of Hugging Face's transformers: a decoder with RoPE, RMSNorm and SwiGLU."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,41 +15,85 @@ from cope_jax.models.decoder_entry_files import (
     common_values,
     linear_entries,
     norm_entries,
-    require,
     strange_choices,
 )
+from cope_jax.models.tensor_files import require, typed
+
+
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """What is read of config.json, with the defaults of transformers."""
+
+    vocab_size: int
+    max_position_embeddings: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    rms_norm_eps: float
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    attention_dropout: float = 0.0
+    mlp_bias: bool = False
+    rope_theta: float = 10000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Rope:
+    """Where else values of RoPE lie: in the one of old, and in the other of transformers 5, which has the base too."""
+
+    rope_scaling: dict[str, Any] | None = None
+    rope_parameters: dict[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Llama3:
+    """How RoPE is stretched, in the order of `RoPEConfig.llama3`."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: float
 
 
 def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
-    bias = values.get("attention_bias", False)
-    require(values, path, hidden_act=("silu", "swish"))
-    if values.get("mlp_bias", False) != bias:
-        raise ConfigError(f"{path}: attention_bias and mlp_bias differ, and a block has biases everywhere or nowhere")
-    scaling = values.get("rope_parameters") or values.get("rope_scaling") or {}
-    options: dict[str, Any] = {"base": float(scaling.get("rope_theta", values.get("rope_theta", 10000.0)))}
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    rope = typed(_Rope, values, path)
+    values = {**values, **(rope.rope_parameters or rope.rope_scaling or {})}
+    kind = values.get("rope_type", values.get("type", "default"))
     require({"rope_type": kind}, path, rope_type=("default", "llama3"))
+    require(
+        values,
+        path,
+        hidden_act=("silu", "swish"),
+        partial_rotary_factor=(1.0, None),
+        quantization_config=(None,),
+    )
+    held = typed(_Values, values, path)
+    if held.mlp_bias != held.attention_bias:
+        raise ConfigError(f"{path}: attention_bias and mlp_bias differ, and a block has biases everywhere or nowhere")
+    options: dict[str, Any] = {"base": held.rope_theta}
     if kind == "llama3":
-        names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
-        options["llama3"] = tuple(float(scaling[name]) for name in names)
+        options["llama3"] = dataclasses.astuple(typed(_Llama3, values, path))
     return DecoderConfig(
-        vocab_size=values["vocab_size"],
-        max_length=values["max_position_embeddings"],
-        num_layers=values["num_hidden_layers"],
+        vocab_size=held.vocab_size,
+        max_length=held.max_position_embeddings,
+        num_layers=held.num_hidden_layers,
         encoding=EncodingConfig((("rope", options),)),
-        tie_embeddings=values.get("tie_word_embeddings", False),
+        tie_embeddings=held.tie_word_embeddings,
         logit_scale=1.0,
         block=BlockConfig(
-            model_dim=values["hidden_size"],
-            num_heads=values["num_attention_heads"],
-            num_kv_heads=values.get("num_key_value_heads"),
-            head_dim=values.get("head_dim"),
-            mlp_dim=values["intermediate_size"],
+            model_dim=held.hidden_size,
+            num_heads=held.num_attention_heads,
+            num_kv_heads=held.num_key_value_heads,
+            head_dim=held.head_dim,
+            mlp_dim=held.intermediate_size,
             activation="swiglu",
             norm="rms",
-            norm_epsilon=values["rms_norm_eps"],
-            use_bias=bias,
-            dropout=values.get("attention_dropout", 0.0),
+            norm_epsilon=held.rms_norm_eps,
+            use_bias=held.attention_bias,
+            dropout=held.attention_dropout,
         ),
     )
 

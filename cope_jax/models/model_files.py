@@ -38,12 +38,18 @@ def load(folder: str | Path) -> tuple[Any, Params]:
     folder = Path(folder)
     values = tensor_files.read_json(folder / CONFIG)
     kind = values.get("model_type", "bert") if isinstance(values, dict) else type(values).__name__
-    if kind not in FORMATS:
+    if kind not in tuple(FORMATS):  # it may be a list, which no dict takes
         raise ConfigError(f"{folder / CONFIG} is of {unknown('model_type', kind, FORMATS)}")
     return FORMATS[kind].load(folder)
 
 
-def save(folder: str | Path, config: Any, params: Mapping[Any, Any], form: str = OWN) -> None:
+def save(
+    folder: str | Path,
+    config: Any,
+    params: Mapping[Any, Any],
+    form: str = OWN,
+    tokens: Mapping[str, Any] | None = None,
+) -> None:
     """Writes a model that `load` reads.
 
     Args:
@@ -51,6 +57,7 @@ def save(folder: str | Path, config: Any, params: Mapping[Any, Any], form: str =
       config: of a registered model.
       params: nested dicts like `nnx.to_pure_dict` of the model.
       form: a name of `FORMATS`.
+      tokens: what `tensor_files.read_tokens` gives, to be kept in config.json.
 
     Raises:
       ConfigError: the format has no words for such a model, or the parameters are not those of the config.
@@ -60,7 +67,7 @@ def save(folder: str | Path, config: Any, params: Mapping[Any, Any], form: str =
     model = FORMATS[form].model
     if model not in (None, config.name):
         raise ConfigError(f"the format of {form} is that of a {model}, and this is a {config.name}: choose {OWN}")
-    FORMATS[form].save(folder, config, params)
+    FORMATS[form].save(folder, config, params, tokens=tokens)
 
 
 def build(config: Any, params: Mapping[Any, Any]) -> Any:
@@ -87,7 +94,7 @@ def _load(folder: Path) -> tuple[Any, Params]:
     return config, params
 
 
-def _save(folder: str | Path, config: Any, params: Mapping[Any, Any]) -> None:
+def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Mapping[str, Any] | None = None) -> None:
     tensors = {}
     for path, leaf in tensor_files.shapes(MODELS.get(config.name), config).items():
         array = tensor_files.look_up(params, path)
@@ -99,7 +106,8 @@ def _save(folder: str | Path, config: Any, params: Mapping[Any, Any]) -> None:
             values[name] = value.text()
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             values[name] = dataclasses.asdict(value)
-    tensor_files.write(Path(folder), {"model_type": OWN, "version": _VERSION, "model": values}, tensors)
+    about = {"model_type": OWN, "version": _VERSION, "model": values, **(tokens or {})}
+    tensor_files.write(Path(folder), about, tensors)
 
 
 def _read_config(path: Path) -> Any:
@@ -107,13 +115,15 @@ def _read_config(path: Path) -> Any:
     model = values.get("model")
     if values.get("version") != _VERSION or not isinstance(model, dict):
         raise ConfigError(f"{path} is not of version {_VERSION} of the format {OWN}: it is damaged, or newer than this")
-    kind = MODELS.get(model.get("name", "")).Config
-    model = {
-        name: EncodingConfig.parse(value) if name == "encoding" and isinstance(value, str) else value
-        for name, value in model.items()
-    }
+    name = model.get("name", "")
+    if name not in tuple(MODELS):
+        raise unknown("model", name, MODELS)
+    if "encoding" in model:
+        if not isinstance(model["encoding"], str):
+            raise ConfigError(f"{path}.encoding must be text, such as 'cope+rope', got {model['encoding']!r}")
+        model = {**model, "encoding": EncodingConfig.parse(model["encoding"])}
     try:
-        return configure(kind, model, str(path))
+        return configure(MODELS.get(name).Config, model, str(path))
     except TypeError as error:  # a field without a default is missing
         raise ConfigError(f"{path} has no whole config: {tensor_files.first_line(error)}") from error
 

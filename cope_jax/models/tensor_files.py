@@ -3,21 +3,27 @@
 Everything that reads or writes tensors needs the package safetensors.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.registry import configure
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION = "generation_config.json"
+TOKENS = ("bos_token_id", "eos_token_id")
+"""What published configs call the numbers of the tokens that begin and end a text."""
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
 """Names of Hugging Face → ours."""
 Params = dict[Any, Any]
+T = TypeVar("T")
 
 
 def holds_model(folder: Path) -> bool:
@@ -31,6 +37,61 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The values of a JSON file by their names; ConfigError where it cannot be read, or holds anything else."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold names with values, and is a {type(values).__name__}: fetch it again")
+    return values
+
+
+def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
+    """A dataclass of those values that it has fields for, which must be of their types; others are left alone.
+
+    Raises:
+      ConfigError: a value is of another type, or one without a default is missing.
+
+    >>> Size = dataclasses.make_dataclass("Size", [("n_layer", int)])
+    >>> typed(Size, {"n_layer": 2, "use_cache": True}, "config.json")
+    Size(n_layer=2)
+    >>> typed(Size, {"n_layer": 1.5}, "config.json")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: config.json.n_layer must be int, got 1.5 of type float
+    """
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # T is always a dataclass
+    for field in fields:
+        if field.default is dataclasses.MISSING and field.name not in values:
+            raise ConfigError(f"{path} lacks {field.name!r}")
+    return configure(kind, {field.name: values[field.name] for field in fields if field.name in values}, path)
+
+
+def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> None:
+    """Raises ConfigError for a choice that is there and none of the known ones, of which the first is the default."""
+    for name, choices in known.items():
+        if values.get(name, choices[0]) not in choices:
+            raise ConfigError(f"{path}: {name}={values[name]!r} is not known, only {' and '.join(map(repr, choices))}")
+
+
+def read_tokens(folder: Path) -> dict[str, Any]:
+    """Those `TOKENS` that config.json has, or else generation_config.json, each a number or several.
+
+    Raises:
+      ConfigError: a file cannot be read, or what it has is no number.
+    """
+    found: dict[str, Any] = {}
+    for file in (folder / CONFIG, folder / GENERATION):
+        values = read_object(file) if file.exists() else {}
+        for name in TOKENS:
+            value = values.get(name)
+            if value is None or name in found:
+                continue
+            if not all(type(number) is int for number in (value if isinstance(value, list) else [value])):
+                raise ConfigError(f"{file}: {name} must be the number of a token, got {value!r}")
+            found[name] = value
+    return found
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:

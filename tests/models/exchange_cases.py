@@ -22,8 +22,8 @@ GPT2 = {
     "embd_pdrop": 0.0,
     "attn_pdrop": 0.0,
     "tie_word_embeddings": True,
-    "bos_token_id": None,
-    "eos_token_id": None,
+    "bos_token_id": 3,
+    "eos_token_id": [4, 5],
 }
 LLAMA = {
     "model_type": "llama",
@@ -39,9 +39,11 @@ LLAMA = {
     "rms_norm_eps": 1e-5,
     "rope_theta": 100.0,
     "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": None,
+    "bos_token_id": 3,
+    "eos_token_id": [4, 5],
 }
+JUNK = (None, True, 1.5, "x", [1.5], {"x": 1})
+"""What may stand where something else should."""
 SCALING = {
     "rope_type": "llama3",
     "factor": 8.0,

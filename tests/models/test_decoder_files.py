@@ -1,6 +1,8 @@
 """The files of GPT-2 and Llama: what is in them against a NumPy oracle, what is written, and what is wrong."""
 
+import copy
 import dataclasses
+import itertools
 import json
 import re
 
@@ -12,10 +14,10 @@ from flax import nnx
 from safetensors.numpy import load_file, save_file
 
 from cope_jax.errors import ConfigError
-from cope_jax.models import decoder_files, model_files
+from cope_jax.models import decoder_files, model_files, tensor_files
 from cope_jax.models.decoder import Decoder
 from tests.models.cases import config, jit
-from tests.models.exchange_cases import CASES, GPT2, LENGTH, LLAMA, VOCAB, tensors, tokens, write
+from tests.models.exchange_cases import CASES, GPT2, JUNK, LENGTH, LLAMA, SCALING, VOCAB, tensors, tokens, write
 from tests.oracle import pretrained
 
 pytestmark = pytest.mark.xdist_group("decoder_files")
@@ -50,7 +52,8 @@ def test_what_is_saved_is_the_same_files(name, tmp_path):
     held, arrays = CASES[name], tensors(CASES[name], np.float32)
     config, params = model_files.load(write(tmp_path / "theirs", held, arrays))
     assert {array.dtype for array in jax.tree.leaves(params)} == {np.dtype("float32")}
-    model_files.save(tmp_path / "ours", config, params, held["model_type"])
+    ids = tensor_files.read_tokens(tmp_path / "theirs")
+    model_files.save(tmp_path / "ours", config, params, held["model_type"], ids)
     again = load_file(tmp_path / "ours" / "model.safetensors")
     assert again.keys() == arrays.keys()
     for tensor, array in arrays.items():
@@ -58,6 +61,13 @@ def test_what_is_saved_is_the_same_files(name, tmp_path):
     written = json.loads((tmp_path / "ours" / "config.json").read_text())
     assert written | held == written | {name: value for name, value in held.items() if value is None}
     assert model_files.load(tmp_path / "ours")[0] == config
+
+
+def test_without_tokens_of_its_own_a_model_has_none_of_the_defaults_of_transformers(tmp_path):
+    config, params = decoder_files.load(write(tmp_path, GPT2, tensors(GPT2)))
+    decoder_files.save(tmp_path / "ours", config, params, "gpt2")
+    written = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert (written["bos_token_id"], written["eos_token_id"]) == (None, None)
 
 
 def test_several_files_with_an_index(tmp_path):
@@ -164,7 +174,42 @@ MISTAKES = {
     "no config": (LLAMA, lambda f: (f / "config.json").unlink(), r"cannot read .*config\.json"),
     "another architecture": (LLAMA, reconfigure(model_type="mistral"), "'mistral', and not of 'gpt2' or 'llama'"),
     "a size is missing": (GPT2, reconfigure(n_embd=...), r"config\.json lacks 'n_embd'"),
-    "a size of text": (GPT2, reconfigure(n_layer="2"), "value of a wrong type"),
+    "a size of text": (GPT2, reconfigure(n_layer="2"), r"config\.json\.n_layer must be int, got '2' of type str"),
+    "no size": (GPT2, reconfigure(vocab_size=None), r"\.vocab_size must be int, got None of type NoneType"),
+    "half a layer": (GPT2, reconfigure(n_layer=1.5), r"\.n_layer must be int, got 1\.5 of type float"),
+    "a size with a point": (
+        LLAMA,
+        reconfigure(vocab_size=300.0),
+        r"\.vocab_size must be int, got 300\.0 of type float",
+    ),
+    "several architectures": (GPT2, reconfigure(model_type=["gpt2"]), r"type \['gpt2'\], and not of 'gpt2' or 'llama'"),
+    "a base of text": (LLAMA, reconfigure(rope_theta="x"), r"\.rope_theta must be float, got 'x' of type str"),
+    "a later base of text": (LLAMA, reconfigure(rope_parameters={"rope_theta": "x"}), r"\.rope_theta must be float"),
+    "a stretching of text": (
+        LLAMA,
+        reconfigure(rope_scaling="llama3"),
+        r"\.rope_scaling must be dict or NoneType, got",
+    ),
+    "a factor of text": (
+        LLAMA,
+        reconfigure(rope_scaling=SCALING | {"factor": "x"}),
+        r"\.factor must be float, got 'x'",
+    ),
+    "half the rotation": (
+        LLAMA,
+        reconfigure(partial_rotary_factor=0.5),
+        r"partial_rotary_factor=0\.5 is not known, only",
+    ),
+    "half the later rotation": (
+        LLAMA,
+        reconfigure(rope_parameters={"partial_rotary_factor": 0.5}),
+        r"partial_rotary_factor=0\.5 is not known",
+    ),
+    "quantised, by config": (
+        LLAMA,
+        reconfigure(quantization_config={"bits": 4}),
+        r"quantization_config=\{'bits': 4\} is not known, only None",
+    ),
     "another vocabulary": (
         GPT2,
         reconfigure(vocab_size=14),
@@ -210,6 +255,22 @@ def test_mistakes_are_one_clear_line(name, tmp_path):
     with pytest.raises(ConfigError, match=message) as error:
         decoder_files.load(tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "held", [GPT2, LLAMA | {"rope_scaling": SCALING, "attention_bias": False}], ids=["gpt2", "llama"]
+)
+def test_whatever_stands_in_a_config_is_known_or_one_line(held, tmp_path):
+    folder = write(tmp_path, held, tensors(held))
+    places = [(name,) for name in held] + [("rope_scaling", name) for name in held.get("rope_scaling", ())]
+    for (*outer, name), junk in itertools.product(places, JUNK):
+        spoilt = copy.deepcopy(held)
+        (spoilt[outer[0]] if outer else spoilt)[name] = junk
+        (folder / "config.json").write_text(json.dumps(spoilt))
+        try:
+            model_files.load(folder)
+        except ConfigError as error:
+            assert "\n" not in str(error)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """Every registered model goes through a folder and comes back the same; what is wrong is said in one line."""
 
+import copy
+import itertools
 import json
 
 import jax
@@ -12,13 +14,14 @@ from cope_jax import models
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.layers.encoder import bert_block
-from cope_jax.models import model_files
+from cope_jax.models import model_files, tensor_files
 from cope_jax.models.bert import BertConfig
 from cope_jax.models.bert_heads import BertClassifierConfig, BertTaggerConfig
 from cope_jax.models.elmo import ElmoConfig
 from cope_jax.models.rnn_lm import RNNLMConfig
 from cope_jax.models.tagger import TaggerConfig
 from tests.models.cases import config, tokens
+from tests.models.exchange_cases import GPT2, JUNK, LLAMA, tensors, write
 
 ENCODER = {
     "vocab_size": 17,
@@ -115,10 +118,16 @@ MISTAKES = {
         lambda f: (f / "config.json").write_text('{"model_type": "cope_jax", "version": 2, "model": {}}'),
         "not of version 1",
     ),
+    "several kinds": (
+        lambda f: (f / "config.json").write_text('{"model_type": ["cope_jax"]}'),
+        r"unknown model_type \['cope_jax'\]: did you mean 'cope_jax'",
+    ),
+    "several models": (reconfigure(name=["decoder"]), r"unknown model \['decoder'\]"),
     "another model": (reconfigure(name="decode"), "unknown model 'decode'"),
     "an unknown field": (reconfigure(widht=3), r"unknown option of .*config\.json 'widht'"),
     "a missing field": (reconfigure(vocab_size=...), r"has no whole config: .*vocab_size"),
     "a wrong type": (reconfigure(num_layers="2"), "num_layers must be int, got '2'"),
+    "no encoding": (reconfigure(encoding=[]), r"config\.json\.encoding must be text, such as 'cope\+rope', got \[\]"),
     "an unknown encoding": (reconfigure(encoding="cop"), "unknown encoding 'cop'"),
     "another size": (
         reconfigure(vocab_size=12),
@@ -152,6 +161,55 @@ def test_mistakes_are_one_clear_line(name, saved, tmp_path):
     with pytest.raises(ConfigError, match=message) as error:
         model_files.load(tmp_path)
     assert "\n" not in str(error.value)
+
+
+def test_whatever_stands_in_a_config_is_known_or_one_line(saved, tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(saved["model.safetensors"])
+    held = json.loads(saved["config.json"])
+    places = [("model", name) for name in held["model"]]
+    places += [("model", "block", name) for name in held["model"]["block"]] + [(name,) for name in held]
+    for (*outer, name), junk in itertools.product(places, JUNK):
+        spoilt = inner = copy.deepcopy(held)
+        for place in outer:
+            inner = inner[place]
+        inner[name] = junk
+        (tmp_path / "config.json").write_text(json.dumps(spoilt))
+        try:
+            model_files.load(tmp_path)
+        except ConfigError as error:
+            assert "\n" not in str(error)
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("form", ["cope_jax", "gpt2", "llama", "bert"])
+def test_first_and_last_token_are_kept(form, tmp_path):
+    held = {"cope_jax": GPT2, "gpt2": GPT2, "llama": LLAMA}
+    if form == "bert":
+        config = BertConfig(**ENCODER | {"encoding": EncodingConfig.parse("learned")})
+        params = noise(config)[1]
+    else:
+        config, params = model_files.load(write(tmp_path / "theirs", held[form], tensors(held[form], np.float32)))
+    ids = {"bos_token_id": 3, "eos_token_id": [4, 5]}
+    model_files.save(tmp_path / "kept", config, params, form, ids)
+    assert tensor_files.read_tokens(tmp_path / "kept") == ids
+    model_files.load(tmp_path / "kept")
+
+
+def test_first_and_last_token_of_what_is_generated_with(tmp_path):
+    def put(file, **values):
+        (tmp_path / file).write_text(json.dumps(values))
+
+    assert tensor_files.read_tokens(tmp_path) == {}
+    put("config.json", bos_token_id=None, eos_token_id=7)
+    put("generation_config.json", bos_token_id=5, eos_token_id=6)
+    assert tensor_files.read_tokens(tmp_path) == {"bos_token_id": 5, "eos_token_id": 7}
+    for junk in ("x", 1.5, True, [1, "x"], {}):
+        put("generation_config.json", bos_token_id=junk)
+        with pytest.raises(ConfigError, match=r"generation_config\.json: bos_token_id must be the number of a token"):
+            tensor_files.read_tokens(tmp_path)
+    (tmp_path / "generation_config.json").write_text("[]")
+    with pytest.raises(ConfigError, match=r"generation_config\.json must hold names with values, and is a list"):
+        tensor_files.read_tokens(tmp_path)
 
 
 def test_what_a_format_has_no_place_for(tmp_path):
