@@ -118,12 +118,13 @@ def _tokenizer_json(path: epath.Path) -> BPE:
         found = BPE(tokenizer)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    back = found.decode(found.encode([_PROBE])[0])
+    another = "give a tokenizer of all bytes, such as GPT-2's, or leave the vocabulary out to learn one"
+    try:
+        back = found.decode(found.encode([_PROBE])[0])
+    except Exception as error:  # this very class, where it has no token for what it does not know
+        raise ConfigError(f"{path} cannot write every text ({_line(error)}): {another}") from error
     if back.removeprefix(" ") != _PROBE:  # a space that some put before every text loses nothing
-        raise ConfigError(
-            f"{path} loses text: {_PROBE!r} comes back as {back!r}; give a tokenizer of all bytes, such as GPT-2's, or "
-            "leave the vocabulary out to learn one"
-        )
+        raise ConfigError(f"{path} loses text: {_PROBE!r} comes back as {back!r}; {another}")
     return found
 
 

@@ -103,6 +103,20 @@ def test_a_tokenizer_that_loses_text_is_one_line(kind, tmp_path):
     assert "\n" not in str(error.value)
 
 
+@pytest.mark.parametrize("kind", ["WordLevel", "WordPiece", "Unigram"])
+def test_a_tokenizer_without_a_token_for_what_it_has_not_is_one_line(kind, tmp_path):
+    from tokenizers import Tokenizer, models
+
+    pieces = {"</s>": 0, "a": 1}
+    model = models.Unigram([(piece, -1.0) for piece in pieces], None) if kind == "Unigram" else None
+    Tokenizer(model or getattr(models, kind)(pieces, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
+    with pytest.raises(
+        ConfigError, match=r"tokenizer.json cannot write every text \(.*\): give a tokenizer of"
+    ) as error:
+        loading.load("bpe", tmp_path)
+    assert "\n" not in str(error.value)
+
+
 def test_a_tokenizer_with_bytes_for_what_it_has_not_and_a_space_before_every_text_loads(tmp_path):
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
