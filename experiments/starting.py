@@ -14,7 +14,7 @@ from flax import nnx
 from cope_jax.attention import attend
 from cope_jax.encodings import ENCODINGS, AttentionShape, EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.models import model_files, tensor_files
+from cope_jax.models import MODELS, model_files, tensor_files
 from cope_jax.registry import configure
 from cope_jax.tasks import Task
 from cope_jax.training.config import ExperimentConfig
@@ -69,6 +69,10 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
     """
     model = learner.model
     config, params = read(folder)
+    same = task.same_artifacts(folder)
+    surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
+    if same and surplus > 0:
+        config, params = _without_surplus(config, params, model.vocab_size)
     held = _named(params, config)
     wanted = _named(nnx.to_pure_dict(learner.variables()), model)
     shared = {name[0] for name in held} & {name[0] for name in wanted}
@@ -88,7 +92,6 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
                 f"{folder} has {'.'.join(map(str, name))} {_text(theirs)}, and this model {_text(ours)}: "
                 f"give it the same sizes and vocabulary"
             )
-    same = task.same_artifacts(folder)
     if same is False:
         raise ConfigError(f"{folder} has another vocabulary than the task's: give the task that of {folder}")
     if jax.process_index() == 0:
@@ -96,11 +99,24 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
             f"start: {config.name} of {folder}; new: {_list(wanted, held)}; left out: {_list(held, wanted)}; "
             f"encoding: {_text_of(config)} there, {_text_of(model)} here"
         )
+        if same and surplus > 0:
+            print(f"start: the last {surplus} of {folder}'s tokens, which its vocabulary has not, are left out")
         if same is None and task.artifacts():
             print(f"warning: no vocabulary in {folder} to compare with", file=sys.stderr)
         for line in _differences(config, model):
             print(f"warning: {folder} was trained with {line}", file=sys.stderr)
     return taken
+
+
+def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any, PyTree]:
+    """A model without the last rows of its tables of tokens, which made their size a round number."""
+    config = dataclasses.replace(config, vocab_size=vocab_size)
+    kept: dict[Any, Any] = {}
+    for place, leaf in tensor_files.shapes(MODELS.get(config.name), config).items():
+        array = tensor_files.look_up(params, place)
+        if array is not None:  # heads of a BERT may be absent
+            tensor_files.insert(kept, place, array[tuple(map(slice, leaf.shape))])
+    return config, kept
 
 
 def _leaves(tree: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
