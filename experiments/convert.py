@@ -11,6 +11,7 @@ import dataclasses
 import json
 import shlex
 import shutil
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,10 @@ from absl import flags
 
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.models import MODELS, model_files, tensor_files
+from cope_jax.models.decoder import Decoder
+from cope_jax.tasks.text import Text
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.words import Words
 from experiments import common, entry, starting
 from experiments import workdir as workdirs
 
@@ -53,6 +58,8 @@ def main() -> None:
     if not source.is_dir():
         raise ConfigError(f"there is no folder {source}: give --from a run, or a folder with a model")
     texts: dict[str, str] = {}
+    tokens: dict[str, Any] = {}
+    on_text = False
     if (source / "checkpoints").exists():
         run = common.load_run(source)
         seeds = list(run.seeds)
@@ -60,13 +67,16 @@ def main() -> None:
         if seed not in seeds:
             raise ConfigError(f"{source} holds no seed {seed}: choose --seed from {', '.join(map(str, seeds))}")
         config, params, texts = run.learner.model, jax.device_get(run.params[seeds.index(seed)]), run.task.artifacts()
+        on_text = isinstance(run.task, Text)
         if "lowercase" in run.config.task.options:  # of the pieces, which no vocabulary says
             texts = {**texts, "tokenizer_config.json": _json(do_lower_case=run.config.task.options["lowercase"])}
     elif _SEED.value is not None:
         raise ConfigError(f"{source} holds one model and no run: leave out --seed")
     else:
         config, params = starting.read(source)
-    model_files.save(target, config, params, _FORMAT.value)
+        tokens = tensor_files.read_tokens(source)
+        on_text = issubclass(MODELS.get(config.name), Decoder)
+    model_files.save(target, config, params, _FORMAT.value, tokens)
     workdirs.write_files(target, texts)
     for name in COMPANIONS:
         if (source / name).exists() and not (target / name).exists():
@@ -74,8 +84,9 @@ def main() -> None:
                 shutil.copyfile(source / name, target / name)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"{target}: {config.name}, {size:,} parameters, in the format {_FORMAT.value}")
-    print(f"to train it further, with a config of the model {config.name}:")
-    print(" \\\n  ".join(shlex.quote(flag) for flag in flags_of(target)))
+    vocabulary = list(vocabulary_flags(target)) if on_text else []
+    print(f"to train it further, with a config of the model {config.name}{' on text' if vocabulary else ''}:")
+    print(" \\\n  ".join(shlex.quote(flag) for flag in [*flags_of(target), *vocabulary]))
 
 
 def flags_of(folder: Path) -> Iterator[str]:
@@ -90,6 +101,18 @@ def flags_of(folder: Path) -> Iterator[str]:
     for name, value in starting.choices(config).items():
         if value is not None and name.partition(".")[0] in options:
             yield f"--config.model.{name}={value}"
+
+
+def vocabulary_flags(folder: Path) -> Iterator[str]:
+    """The flags of experiments.train by which the task text takes the tokenizer of the folder, if it has one."""
+    try:
+        tokenizer = loading.find(folder)
+    except ConfigError as error:
+        print(f"warning: nothing trains on text with this tokenizer: {error}", file=sys.stderr)
+        return
+    if tokenizer is not None:
+        yield f"--config.task.options.tokenizer={'words' if isinstance(tokenizer, Words) else 'bpe'}"
+        yield f"--config.task.options.vocab={folder}"
 
 
 def _json(**values: Any) -> str:

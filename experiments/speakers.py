@@ -1,6 +1,6 @@
 """Models that go on from a text: those of a run, or of a folder with a model and its tokenizer."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -80,12 +80,20 @@ def load(folder: Path, seed: int | None = None) -> Speaker:
         config, params = model_files.load(folder)
         _check(folder, config.name, "")
         tokenizer = loading.load("words" if (folder / WordTokenizer.file).exists() else "bpe", folder)
-        if len(tokenizer) > config.vocab_size:
+        # Published tables have rows for no token, which byte-pair encoding leaves out of a text. Words are all there.
+        least = config.vocab_size if isinstance(tokenizer, WordTokenizer) else 1
+        if not least <= len(tokenizer) <= config.vocab_size:
             raise ConfigError(
                 f"the tokenizer of {folder} has {len(tokenizer)} tokens, and the model {config.vocab_size}: "
                 "put the one there that the model was trained with"
             )
-        language = _language(tokenizer, tensor_files.read_json(folder / tensor_files.CONFIG).get("bos_token_id"))
+        begin = tensor_files.read_tokens(folder).get("bos_token_id", tokenizer.end)
+        if type(begin) is not int or not 0 <= begin < config.vocab_size:
+            raise ConfigError(
+                f"bos_token_id={begin} of {folder} is none of the model's {config.vocab_size} tokens: put the number "
+                f"of the one there with which its texts begin, or null"
+            )
+        language = _language(tokenizer, begin)
         title = f"{config.name} of {folder}, {config.encoding.text() or 'none'}"
         return Speaker(title, model_files.build(config, params), language, config.max_length)
     run = common.load_run(folder)
@@ -111,15 +119,15 @@ def language_of(task: Task) -> Language:
     if isinstance(task, LevelTask):
         return Language(task.encode, task.decode)
     if isinstance(task, Text):
-        return _language(task.tokenizer)
+        return _language(task.tokenizer, task.tokenizer.end)
     if isinstance(task, Words):
-        return _language(WordTokenizer(task.vocabulary))
+        tokenizer = WordTokenizer(task.vocabulary)
+        return _language(tokenizer, tokenizer.end)
     raise ConfigError(f"the task {task.name} has no text that goes on: give a run on text, words or a synthetic task")
 
 
-def _language(tokenizer: Tokenizer, begin: Any = None) -> Language:
-    first: Sequence[int] = (begin if type(begin) is int else tokenizer.end,)
-    return Language(lambda text: tokenizer.encode([text])[0], tokenizer.decode, tuple(first))
+def _language(tokenizer: Tokenizer, begin: int) -> Language:
+    return Language(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (begin,))
 
 
 def _check(folder: Path, name: str, task: str) -> None:

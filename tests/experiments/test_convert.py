@@ -10,8 +10,10 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from cope_jax.models import model_files
+from cope_jax.tokenizers import loading
 from cope_jax.training.config import ExperimentConfig
-from experiments import common, starting
+from experiments import common, speakers, starting
+from tests.experiments.pretrained import TEXT_CONFIG
 from tests.models.exchange_cases import LLAMA, VOCAB, tensors, write
 
 pytestmark = pytest.mark.xdist_group("convert")
@@ -66,6 +68,7 @@ def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from
     own = tmp_path / "own"
     done = start("convert", f"--from={folder}", f"--to={own}").wait()
     assert done.status == 0, done.err
+    assert "--config.task.options.tokenizer=bpe" in done.out and f"--config.task.options.vocab={own}" in done.out
     names = sorted(path.name for path in own.iterdir())
     assert names == ["config.json", "encoder.json", "model.safetensors", "tokenizer.json", "vocab.bpe"]
     # RoPE has no table: whatever the length of what follows, the parameters are the same.
@@ -84,6 +87,84 @@ def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from
         (own / name).unlink()
     starting.start(own, learner, other)
     assert capsys.readouterr().err == f"warning: no vocabulary in {own} to compare with\n"
+
+
+def text_model(folder, vocab_size=300, surplus=0, **values):
+    """A Llama with byte-pair encoding beside it, whose tables have `surplus` rows more."""
+    text = common.tasks.create("text", vocab_size=vocab_size, length=8)
+    size = vocab_size + surplus
+    rng = np.random.default_rng(0)
+    arrays = {
+        name: rng.normal(size=(size, 8)).astype(np.float32) if len(array) == VOCAB else array
+        for name, array in tensors(LLAMA, np.float32).items()
+    }
+    write(folder, LLAMA | {"vocab_size": size} | values, arrays)
+    (folder / "tokenizer.json").write_text(text.artifacts()["tokenizer.json"])
+    return folder
+
+
+@pytest.mark.parametrize(
+    "form, beside", [("cope_jax", False), ("llama", True)], ids=["in config.json", "in generation_config.json"]
+)
+def test_the_token_that_begins_a_text_goes_along(form, beside, start, tmp_path):
+    ids = {"bos_token_id": 7, "eos_token_id": [5, 6]}
+    folder = text_model(tmp_path / "theirs", **dict.fromkeys(ids) if beside else ids)
+    if beside:
+        (folder / "generation_config.json").write_text(json.dumps(ids))
+    done = start("convert", f"--from={folder}", f"--to={tmp_path / 'new'}", f"--format={form}").wait()
+    assert done.status == 0, done.err
+    assert speakers.load(folder).language.begin == speakers.load(tmp_path / "new").language.begin == (7,)
+    written = json.loads((tmp_path / "new" / "config.json").read_text())
+    assert {name: written[name] for name in ids} == ids
+
+
+def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
+    folder = text_model(tmp_path / "padded", surplus=4, bos_token_id=None)
+    language = speakers.load(folder).language
+    assert language.begin == (loading.find(folder).end,)
+    assert language.decode(np.array([65, 303, 66])) == language.decode(np.array([65, 66]))
+    (folder / "words.txt").write_text("<unk>\n<eos>\nlamp\n")
+    with pytest.raises(ConfigError, match=r"the tokenizer of \S+ has 3 tokens, and the model 304: put the one there"):
+        speakers.load(folder)
+    for begin in (304, -1, [3]):
+        folder = text_model(tmp_path / "begin", bos_token_id=begin)
+        with pytest.raises(ConfigError, match=r"bos_token_id=\S+ of \S+ is none of the model's 300 tokens: put"):
+            speakers.load(folder)
+
+
+def test_a_converted_model_of_text_trains_further_by_the_flags_as_they_stand(start, tmp_path):
+    """With a config of other text, whose own vocabulary is another; rows for no token are left out."""
+    folder = text_model(tmp_path / "padded", surplus=4)
+    done = start("convert", f"--from={folder}", f"--to={tmp_path / 'own'}").wait()
+    assert done.status == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[1] == "to train it further, with a config of the model decoder on text:"
+    flags = shlex.split(" ".join(line.removesuffix(" \\") for line in lines[2:]))
+    config = tmp_path / "config.py"
+    options = {"tokenizer": "words", "length": 8}
+    model = {"num_layers": 1, "block": {"model_dim": 16}}
+    config.write_text(TEXT_CONFIG.format(task="text", options=options, model=model, encoding="none"))
+    done = start("train", f"--config={config}", *flags, f"--workdir={tmp_path / 'on'}").wait()
+    assert done.status == 0, done.err
+    assert f"start: the last 4 of {tmp_path / 'own'}'s tokens, which its vocabulary has not, are left out" in done.out
+    assert "another function" not in done.err and "no vocabulary" not in done.err
+    assert common.load_run(tmp_path / "on").params[0]["embedding"]["embedding"].shape == (300, 8)
+
+
+def test_rows_for_no_token_are_left_out_where_the_vocabulary_shows_them(tmp_path, capsys):
+    folder = text_model(tmp_path / "padded", surplus=4)
+    config, params = model_files.load(folder)
+    options = {"vocab": str(folder), "length": 8}
+    task = common.tasks.create("text", **options)
+    learner = common.create_learner(ExperimentConfig.from_mapping({"task": {"name": "text", "options": options}}), task)
+    learner = dataclasses.replace(learner, model=dataclasses.replace(config, vocab_size=300))
+    start = starting.start(folder, learner, task)
+    assert "the last 4 of" in capsys.readouterr().out
+    np.testing.assert_array_equal(start["embedding"]["embedding"], params["embedding"]["embedding"][:300])
+    np.testing.assert_array_equal(start["out"]["kernel"], params["out"]["kernel"][:, :300])
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"has embedding\.embedding 304×8, and this model 300×8: give it the same"):
+        starting.start(folder, learner, task)
 
 
 def test_wrong_input_is_one_line(start, run, tmp_path):
