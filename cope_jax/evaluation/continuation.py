@@ -17,7 +17,7 @@ class Continuation:
     Args:
       decode: tokens as text, where more tokens only add to the text, but for a character that was torn at its end.
       prompt: the tokens of the prompt, whose text is left out.
-      stop: texts, each of which ends the continuation and is no part of it.
+      stop: texts that end the continuation before them: the one that is whole first, of those the longest.
 
     Attributes:
       text: all pieces so far.
@@ -61,9 +61,10 @@ class Continuation:
         return self._decode(np.array(self._before + self._tokens, np.int32))[len(before) :]
 
     def _settle(self, text: str, held: Callable[[str], int]) -> str:
-        found = [place for stop in self._stop if (place := text.find(stop, self._shown)) >= 0]
+        # By where they end, so that it does not matter how much of the text is there already.
+        found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop, self._shown)) >= 0]
         self.ended = bool(found)
-        settled = text[: min(found)] if found else text[: len(text) - held(text)]
+        settled = text[: min(found)[1]] if found else text[: len(text) - held(text)]
         new = settled[self._shown :]
         self._shown += len(new)
         self.text += new

@@ -72,6 +72,32 @@ def test_a_stop_text_ends_the_row_and_none_of_it_is_shown(size):
     assert row.add([65]) == "" == row.finish()
 
 
+def test_of_stop_texts_that_overlap_the_one_that_is_whole_first_counts():
+    for stop, text in ((["abc", "b"], "xa"), (["abc", "bc", "c"], "x"), (["abcd", "bc"], "xa")):
+        row = Continuation(Bytes().decode, [], stop=stop)
+        assert (row.add(Bytes().encode(["xabcd"])[0]), row.ended) == (text, True)
+
+
+def test_where_stop_texts_end_a_row_does_not_depend_on_its_pieces(rng):
+    ended = 0
+    for _ in range(500):
+        text = "".join(rng.choice(list("abc"), 12))
+        stop = ["".join(rng.choice(list("abc"), size)) for size in rng.integers(1, 5, 2)]
+        whole, size = text, 0
+        while whole == text and (size := size + 1) <= len(text):
+            begins = [size - len(end) for end in stop if text[:size].endswith(end)]
+            whole = text[: min(begins, default=len(text))]
+        row, tokens = Continuation(Bytes().decode, [65], stop), list(text.encode())
+        while tokens:
+            cut = rng.integers(1, len(tokens) + 1)
+            row.add(tokens[:cut])
+            tokens = tokens[cut:]
+        row.finish()
+        assert (row.text, row.ended) == (whole, any(end in text for end in stop)), (text, stop)
+        ended += row.ended
+    assert 100 < ended < 500
+
+
 def test_what_only_begins_like_a_stop_text_comes_late_but_comes():
     row = Continuation(Bytes().decode, [], stop=["ab", "bcd"])
     assert [row.add([byte]) for byte in b"xabd"[:2]] == ["x", ""]
