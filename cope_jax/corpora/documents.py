@@ -8,10 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from cope_jax.corpora import code, wikitext
-from cope_jax.corpora.files import SAMPLES, find, matching
+from cope_jax.corpora.files import SAMPLES, find, matching, read_prose
 from cope_jax.corpora.texts import SPLITS
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_text
 from cope_jax.registry import Registry, unknown
 
 Reader = Callable[[str], list[str]]
@@ -111,7 +110,9 @@ def _wikitext_103_raw(data_dir: str | None, globs: Sequence[str]) -> Reader:
 @READERS.register("tinyshakespeare")
 def _tinyshakespeare(data_dir: str | None, globs: Sequence[str]) -> Reader:
     names = ["input.txt", "tinyshakespeare.txt"]
-    return lambda split: [_part(read_text(find(data_dir, "tinyshakespeare", names, download="tinyshakespeare")), split)]
+    return lambda split: [
+        _part(read_prose(find(data_dir, "tinyshakespeare", names, download="tinyshakespeare")), split)
+    ]
 
 
 @READERS.register("files")
@@ -125,11 +126,7 @@ def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
             raise ConfigError(
                 f"no file in {folder} matches {', '.join(patterns)}: put text there, or give globs with a full path"
             )
-        texts = {name: read_text(path) for name, path in found.items()}
-        for name, text in texts.items():
-            if "\0" in text:
-                raise ConfigError(f"{found[name]} is no text, for it has a zero byte: give globs that leave it out")
-        return [_part(text, split) for text in texts.values()]
+        return [_part(read_prose(path), split) for path in found.values()]
 
     return read
 

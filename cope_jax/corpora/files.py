@@ -27,15 +27,10 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
     >>> find(None, "sms-spam", ["SMSSpamCollection.tsv"]).name
     'SMSSpamCollection.tsv'
     """
-    root = epath.Path(data_dir) if data_dir is not None else SAMPLES
-    for name in names:
-        for pattern in (name, f"{name}.gz"):
-            if "*" in pattern:
-                found = sorted((root / folder).glob(pattern)) if (root / folder).exists() else []
-            else:
-                found = [root / folder / pattern] if (root / folder / pattern).exists() else []
-            if found:
-                return found[0]
+    found = first(data_dir, folder, names)
+    if found is not None:
+        return found
+    root = _root(data_dir)
     command = f"; `python -m experiments.download --corpora={download} --data_dir={root}` does it" if download else ""
     wanted = " or ".join(f"{folder}/{name}" for name in names if "*" not in name)
     where = root if root.exists() else f"{root}, which does not exist"
@@ -45,14 +40,46 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
     )
 
 
+def first(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path | None:
+    """What `find` finds; None: nothing."""
+    root = _root(data_dir)
+    for name in names:
+        for pattern in (name, f"{name}.gz"):
+            if "*" in pattern:
+                found = sorted((root / folder).glob(pattern)) if (root / folder).exists() else []
+            else:
+                found = [root / folder / pattern] if (root / folder / pattern).exists() else []
+            if found:
+                return found[0]
+    return None
+
+
+def _root(data_dir: str | None) -> epath.Path:
+    return epath.Path(data_dir) if data_dir is not None else SAMPLES
+
+
+def read_prose(path: epath.PathLike) -> str:
+    """A UTF-8 file that holds text.
+
+    Raises:
+      ConfigError: as `read_text`, or it has a zero byte, which no text has.
+    """
+    text = read_text(path)
+    place = text.find("\0")
+    if place >= 0:
+        line = text.count("\n", 0, place) + 1
+        raise ConfigError(f"{path}, line {line}: a zero byte, so this is no text; take the file out, or the byte")
+    return text
+
+
 def read_lines(path: epath.Path) -> list[str]:
     """The lines of a UTF-8 file, without their ends; a last one that is empty is none.
 
     Raises:
-      ConfigError: the file is damaged, or a line is not UTF-8.
+      ConfigError: as `read_prose`.
     """
     # Not splitlines: a text may hold line separators of other kinds, which end no line of these formats.
-    lines = [line.removesuffix("\r") for line in read_text(path).split("\n")]
+    lines = [line.removesuffix("\r") for line in read_prose(path).split("\n")]
     return lines[:-1] if not lines[-1] else lines
 
 

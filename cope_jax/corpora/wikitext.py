@@ -7,7 +7,7 @@ import re
 
 from etils import epath
 
-from cope_jax.corpora.files import find, read_lines
+from cope_jax.corpora.files import find, first, read_lines
 from cope_jax.corpora.sentences import Document, natural, split_sentences
 from cope_jax.registry import unknown
 
@@ -78,9 +78,8 @@ def _official(data_dir: str, split: str, corpus: str, raw: bool) -> epath.Path:
         raise unknown(f"split of {corpus}", split, SPLITS)
     stem, kind = f"wiki.{SPLITS[split]}", "raw" if raw else "tokens"
     names = [f"{stem}.{kind}", f"{stem}.*.{kind}"]  # the order of articles may be another, as the second name says
-    if raw and any((epath.Path(data_dir) / f"{corpus}-raw" / f"{names[0]}{end}").exists() for end in ("", ".gz")):
-        return find(data_dir, f"{corpus}-raw", names)
-    return find(data_dir, corpus, names, download=f"{corpus}-raw" if raw else corpus)
+    own = first(data_dir, f"{corpus}-raw", names) if raw else None
+    return own or find(data_dir, corpus, names, download=f"{corpus}-raw" if raw else corpus)
 
 
 def words(data_dir: str | None, split: str) -> list[str]:

@@ -35,6 +35,8 @@ def test_raw_text_is_in_either_folder_and_never_replaced(tmp_path):
     write(tmp_path, "wikitext-2-raw/wiki.train.raw", "a b c\n")
     assert documents("wikitext-2-raw", folder, "train") == ["a b c\n"]
     assert documents("wikitext-2", folder, "train") == ["a <unk>\n"]
+    write(tmp_path, "wikitext-103-raw/wiki.train.permuted.raw", "d\n")
+    assert documents("wikitext-103-raw", folder, "train") == ["d\n"]
 
 
 def test_a_text_is_cut_between_words_and_nothing_is_lost(tmp_path):
@@ -76,7 +78,7 @@ def test_a_packed_file_is_unpacked_and_a_mark_of_byte_order_dropped(tmp_path):
     ("content", "message"),
     [
         (b"a\nb\xff\n", r"x.txt, line 2: not UTF-8 text; convert the file to UTF-8$"),
-        (b"a\0b\n", r"x.txt is no text, for it has a zero byte: give globs that leave it out$"),
+        (b"a\n\0b\n", r"x.txt, line 2: a zero byte, so this is no text; take the file out, or the byte$"),
         (b"", r"^files has no text in its split 'train': give more files, or larger ones$"),
     ],
 )
@@ -86,6 +88,16 @@ def test_what_is_no_text_is_one_line(tmp_path, content, message):
     with pytest.raises(ConfigError, match=message) as error:
         documents("files", str(tmp_path), "train")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("corpus", "file"),
+    [("wikitext-2", "wiki.test.tokens"), ("wikitext-103-raw", "wiki.test.raw"), ("tinyshakespeare", "input.txt")],
+)
+def test_a_zero_byte_is_text_of_no_corpus(tmp_path, corpus, file):
+    folder = write(tmp_path, f"{corpus}/{file}", "a b\nc\0 d\n")
+    with pytest.raises(ConfigError, match=rf"{file}, line 2: a zero byte, so this is no text"):
+        documents(corpus, folder, "test")
 
 
 @pytest.mark.parametrize(
