@@ -1,10 +1,14 @@
 """Published corpora from the network, to where the readers in `cope_jax.corpora` look for them."""
 
+import contextlib
 import dataclasses
+import fcntl
 import os
 import pathlib
 import shutil
+import tempfile
 import zipfile
+from collections.abc import Iterator
 
 import requests
 import tensorflow_datasets as tfds
@@ -13,6 +17,9 @@ from cope_jax.errors import ConfigError
 
 _SECONDS = 30
 """How long a server may take to answer at all."""
+
+_WORK = ".download-"
+"""What names of folders begin with in which downloads are at work."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,8 +101,8 @@ def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
     """Downloads a corpus with TFDS's download manager, checks it and puts its missing files into a data directory.
 
-    Every file appears there whole or not at all; until then all is in the folder `.download`, which is removed at the
-    end. What is there already is left as it is.
+    Every file appears there whole or not at all; until then all is in a folder `.download-…` of this call's own, which
+    is removed at the end; one that a killed process has left, by the next call. What is there already is left as it is.
 
     Returns:
       The files that were missing and are there now, by their paths below `data_dir`.
@@ -108,16 +115,44 @@ def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
     if not names:
         return []
     root = pathlib.Path(data_dir).absolute()
-    work = root / ".download"
-    try:
+    root.mkdir(parents=True, exist_ok=True)
+    with _workplace(root) as work:
         archive = _fetch(source, work, by_hand=f"put {', '.join(names)} into {data_dir} by hand")
         whole = _unzip(archive, names, work) if source.url.endswith(".zip") else [archive]
         for name, path in zip(names, whole, strict=True):
             (root / name).parent.mkdir(exist_ok=True)
             path.replace(root / name)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
     return names
+
+
+@contextlib.contextmanager
+def _workplace(root: pathlib.Path) -> Iterator[pathlib.Path]:
+    """A folder in `root` that is removed at the end; those whose processes are gone are removed now."""
+    with contextlib.ExitStack() as stack:
+        with _lock(root, wait=True):  # between a folder's birth and its own lock nobody is to take it for a dead one
+            for other in root.glob(f"{_WORK}*"):
+                with contextlib.suppress(FileNotFoundError), _lock(other) as free:
+                    if free:
+                        shutil.rmtree(other, ignore_errors=True)
+            work = pathlib.Path(tempfile.mkdtemp(prefix=_WORK, dir=root))
+            stack.callback(shutil.rmtree, work, ignore_errors=True)
+            stack.enter_context(_lock(work))
+        yield work
+
+
+@contextlib.contextmanager
+def _lock(folder: pathlib.Path, *, wait: bool = False) -> Iterator[bool]:
+    """Locks a folder until the end, or that of the process; False: another has it, or the file system has no locks."""
+    place = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = True
+        except OSError:
+            held = False
+        yield held
+    finally:
+        os.close(place)
 
 
 def _fetch(source: Source, folder: pathlib.Path, by_hand: str) -> pathlib.Path:

@@ -1,8 +1,13 @@
 """Corpora from a server on this machine: a zip of the built-in sample, whole, cut off, damaged and absent."""
 
+import errno
+import fcntl
 import hashlib
 import io
+import time
 import zipfile
+from concurrent import futures
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -97,6 +102,31 @@ def test_a_download_that_breaks_off_leaves_nothing_and_can_be_repeated(server, w
     assert not held(tmp_path)
     server.cut = None
     assert download(wikitext, tmp_path) == list(FILES)
+
+
+def test_downloads_side_by_side_leave_each_other_alone(server, wikitext, tmp_path):
+    """One of them hangs while others come and go, and then breaks off."""
+    server.cut, server.holds = 100, True
+    with futures.ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(download, wikitext, tmp_path)
+        while not server.served:
+            time.sleep(0.01)
+        (own,) = tmp_path.iterdir()
+        server.cut, server.holds = None, False
+        (tmp_path / ".download-of-the-dead").mkdir()
+        assert download(wikitext, tmp_path) == list(FILES)
+        assert held(tmp_path) > set(FILES) and own.exists() and list(own.iterdir())
+        server.released.set()
+        with pytest.raises(ConfigError, match=r"^cannot download"):
+            slow.result()
+    assert held(tmp_path) == set(FILES)
+
+
+def test_a_file_system_without_locks_has_downloads_too(wikitext, tmp_path, monkeypatch):
+    monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
+    (tmp_path / ".download-of-another").mkdir()
+    assert download(wikitext, tmp_path) == list(FILES)
+    assert held(tmp_path) == {*FILES, ".download-of-another"}
 
 
 @pytest.mark.parametrize("damage", [lambda body: body[:-1] + b"x", lambda body: body[:-1]], ids=["byte", "size"])
