@@ -19,7 +19,7 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.prompts import check_positions, check_tokens, pad_left
-from cope_jax.evaluation.sampling import sample
+from cope_jax.evaluation.sampling import Draws, draw, row_keys
 from cope_jax.evaluation.structure import Structure
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array
@@ -46,7 +46,7 @@ def generate(
       model: a module like `cope_jax.models.decoder.Decoder`.
       prompts: tokens of each prompt; they may differ in length.
       max_new_tokens: how many tokens follow each at most.
-      key: the random key; the tokens depend on nothing else.
+      key: the random key, or those of the rows, `[B]`, as `sampling.row_keys` makes them of one.
       temperature: 0 takes the most probable token.
       top_k: only the so many most probable tokens are drawn from.
       top_p: only the fewest tokens that together have this probability are drawn from; after `top_k`. Holtzman et al.
@@ -95,15 +95,6 @@ def stream(
     return _chunks(chunk, **_request(model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token))
 
 
-class _Draws(NamedTuple):
-    """How tokens are drawn."""
-
-    key: Array
-    temperature: Any
-    top_p: Any
-    stop_token: Any
-
-
 class _Loop(NamedTuple):
     """What goes from one token to the next."""
 
@@ -138,15 +129,18 @@ def _request(
         raise ConfigError(f"generate.top_p must lie in (0, 1], got {top_p}")
     if stop_token is not None:
         check_tokens("stop_token", np.array([stop_token]), vocab_size)
-    check_positions(model, int(lengths_B.max()), max_new_tokens)
+    longest = int(lengths_B.max())
+    what = f"a prompt of {longest} tokens and {max_new_tokens} new ones are too many"
+    # The last token is never read, so it needs no position.
+    check_positions(model, longest + max_new_tokens - 1, what, "ask for fewer")
     graph, state = nnx.split(model)
     return {
         "structure": Structure(graph),
         "state": state,
         "tokens_BL": tokens_BL,
         "lengths_B": lengths_B,
-        "draws": _Draws(
-            key,
+        "draws": Draws(
+            _keys(key, len(lengths_B)),
             np.float32(temperature),
             None if top_p is None else np.float32(top_p),
             np.int32(-1 if stop_token is None else stop_token),
@@ -156,12 +150,19 @@ def _request(
     }
 
 
+def _keys(key: Array, rows: int) -> Array:
+    """The key of each row, `[B]`."""
+    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape not in ((), (rows,)):
+        raise ConfigError(f"generate.key must be a key of jax.random.key, or {rows}, one for each row")
+    return key if key.shape else row_keys(key, range(rows))
+
+
 def _begin(
     structure: Structure,
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
-    draws: _Draws,
+    draws: Draws,
     max_new_tokens: int,
     top_k: int | None,
 ) -> _Loop:
@@ -170,7 +171,7 @@ def _begin(
     batch, length = tokens_BL.shape
     # The last token is never read, so it needs no slot.
     logits_BV, cache = model.prefill(tokens_BL, length + max_new_tokens - 1, lengths_B=lengths_B)
-    token_B = _draw(draws, jnp.zeros((), jnp.int32), logits_BV, top_k)
+    token_B = draw(draws, jnp.zeros((), jnp.int32), logits_BV, top_k)
     new_BT = jnp.zeros((batch, max_new_tokens), jnp.int32).at[:, 0].set(token_B)
     return _Loop(jnp.ones((), jnp.int32), token_B != draws.stop_token, jnp.ones(batch, jnp.int32), new_BT, cache)
 
@@ -179,7 +180,7 @@ def _advance(
     structure: Structure,
     state: nnx.State[Any, Any],
     loop: _Loop,
-    draws: _Draws,
+    draws: Draws,
     until: int | Array,
     top_k: int | None,
 ) -> _Loop:
@@ -192,16 +193,12 @@ def _advance(
     def next_token(loop: _Loop) -> _Loop:
         step, running_B, count_B, new_BT, cache = loop
         logits_BV, cache = model.decode(jax.lax.dynamic_slice_in_dim(new_BT, step - 1, 1, axis=1), cache)
-        token_B = _draw(draws, step, logits_BV, top_k)
+        token_B = draw(draws, step, logits_BV, top_k)
         new_BT = new_BT.at[:, step].set(token_B)
         running = running_B & (token_B != draws.stop_token)
         return _Loop(step + 1, running, count_B + running_B.astype(jnp.int32), new_BT, cache)
 
     return jax.lax.while_loop(unfinished, next_token, loop)
-
-
-def _draw(draws: _Draws, step: Array, logits_BV: Array, top_k: int | None) -> Array:
-    return sample(logits_BV, jax.random.fold_in(draws.key, step), draws.temperature, top_k, draws.top_p)
 
 
 @functools.partial(jax.jit, static_argnames=("structure", "max_new_tokens", "top_k"))
@@ -210,7 +207,7 @@ def _generate(
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
-    draws: _Draws,
+    draws: Draws,
     max_new_tokens: int,
     top_k: int | None,
 ) -> tuple[Array, Array]:
@@ -231,7 +228,7 @@ def _chunks(
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
-    draws: _Draws,
+    draws: Draws,
     max_new_tokens: int,
     top_k: int | None,
 ) -> Iterator[list[np.ndarray]]:

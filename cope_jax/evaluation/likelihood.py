@@ -17,6 +17,7 @@ from tqdm import tqdm
 
 from cope_jax.corpora.packing import fit
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.prompts import check_positions
 from cope_jax.evaluation.structure import Structure
 from cope_jax.ops.cross_entropy import cross_entropy
 from cope_jax.registry import check_at_least
@@ -155,14 +156,16 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
     """The loss of every token of a text under a decoder.
 
     Args:
-      model: like `cope_jax.models.decoder.Decoder`: (tokens_BL, positions_BL, segment_ids_BL) → logits_BLV.
+      model: like `cope_jax.models.decoder.Decoder`: (tokens_BL, positions_BL, segment_ids_BL) → logits_BLV, with its
+        `config` and `encoding`.
       windows: from `sliding`.
       batch_size: rows at a time.
       label: stands before the progress bar.
 
     Raises:
-      ConfigError: a loss is no number, as where windows are longer than a table of the encoding.
+      ConfigError: windows are longer than a table of the encoding, or a loss is no number.
     """
+    check_length(model, int(windows.sizes.max()))
     graph, state = nnx.split(model)
     structure = Structure(graph)
     count = len(windows.tokens) - 1
@@ -175,11 +178,14 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
             seen[batch["places"][counts]] = batch["positions"][counts] + 1
             bar.update(int(counts.sum()))
     if not np.isfinite(nats).all():
-        raise ConfigError(
-            f"the loss of token {int(np.argmin(np.isfinite(nats)))} is no number: the model has diverged, or windows "
-            f"of {seen.max()} tokens are longer than a table of its position encoding, and want a lower length"
-        )
+        place = int(np.argmin(np.isfinite(nats)))
+        raise ConfigError(f"the loss of token {place} is no number: the model has diverged, take an earlier one")
     return Losses(nats, seen)
+
+
+def check_length(model: Any, length: int) -> None:
+    """ConfigError where a table of the encoding ends within windows of this length."""
+    check_positions(model, length, f"windows of {length} tokens are too long", "ask for shorter ones")
 
 
 @functools.partial(jax.jit, static_argnums=0)

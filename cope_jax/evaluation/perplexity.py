@@ -8,6 +8,8 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.table import Table
 
+from cope_jax.corpora.packing import Entries
+from cope_jax.evaluation import likelihood
 from cope_jax.evaluation.axes import level_axis, plain_log
 from cope_jax.evaluation.likelihood import Losses, losses, sliding
 from cope_jax.evaluation.plots import COLOURS, COLUMN_WIDTH, MARKERS, STYLE
@@ -40,12 +42,22 @@ def read(
     """
     nats, seen = [], []
     for entries in task.entries(split):
-        bounds = entries.bounds if task.config.packing == "documents" else None
-        windows = sliding(entries.tokens, length, stride, max(1, min(width, len(entries))), bounds)
+        windows = sliding(entries.tokens, length, stride, max(1, min(width, len(entries))), _bounds(task, entries))
         found = losses(model, windows, batch_size, label)
         nats.append(found.nats[entries.counted])
         seen.append(found.seen[entries.counted])
     return Losses(np.concatenate(nats), np.concatenate(seen))
+
+
+def check_length(model: Any, task: Text, split: str, length: int) -> None:
+    """ConfigError where a table of the encoding ends within windows of this length, or those that its texts allow."""
+    longest = max(int(np.diff(_bounds(task, entries)).max()) for entries in task.entries(split))
+    likelihood.check_length(model, min(length, longest))
+
+
+def _bounds(task: Text, entries: Entries) -> np.ndarray:
+    """The places that no window crosses."""
+    return entries.bounds if task.config.packing == "documents" else entries.bounds[[0, -1]]
 
 
 def record(task: Text, split: str, length: int, stride: int, found: Losses) -> Record:

@@ -29,19 +29,22 @@ def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndar
     return tokens_BL, lengths_B
 
 
-def check_positions(model: Any, length: int, max_new_tokens: int) -> None:
-    """ConfigError where a table of the encoding has no row for a position of a prompt and what follows it."""
+def check_positions(model: Any, length: int, what: str, remedy: str) -> None:
+    """ConfigError where a table of the encoding has no row for one of the positions 0, …, L − 1.
+
+    Args:
+      model: a decoder.
+      length: L.
+      what: has these positions, and is too much; begins the message.
+      remedy: ends it.
+    """
     width = model.config.block.model_dim
-    # The last token is never read, so it needs no position.
-    positions_1L = np.arange(length + max_new_tokens - 1, dtype=np.int32)[None]
+    positions_1L = np.arange(length, dtype=np.int32)[None]
     x_1LD = jax.ShapeDtypeStruct((*positions_1L.shape, width), jnp.float32)
     try:
         jax.eval_shape(lambda x_1LD: model.encoding.embed(x_1LD, positions_1L), x_1LD)
     except ConfigError as error:
-        raise ConfigError(
-            f"a prompt of {length} tokens and {max_new_tokens} new ones are too many, for "
-            f"{str(error).partition(':')[0]}: ask for fewer"
-        ) from error
+        raise ConfigError(f"{what}, for {str(error).partition(':')[0]}: {remedy}") from error
 
 
 def _row(prompt: Any) -> np.ndarray:

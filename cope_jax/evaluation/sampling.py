@@ -1,9 +1,41 @@
 """The next token of each row, drawn from logits."""
 
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from cope_jax.typing import Array
+
+
+class Draws(NamedTuple):
+    """How rows are drawn, each with a key of its own, so that none depends on those beside it."""
+
+    keys_B: Array
+    temperature: Any
+    top_p: Any
+    stop_token: Any
+
+
+def row_keys(key: Array, rows: Sequence[int]) -> Array:
+    """A key for each of some rows, `[B]`, by their numbers.
+
+    >>> bool(row_keys(jax.random.key(0), [3, 4])[1] == row_keys(jax.random.key(0), [4])[0])
+    True
+    """
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, np.array(rows, np.uint32))
+
+
+def draw(draws: Draws, step: Array, logits_BV: Array, top_k: int | None) -> Array:
+    """The token of each row that is drawn at a step."""
+
+    def row(logits_V: Array, key: Array) -> Array:
+        key = jax.random.fold_in(key, step)
+        return sample(logits_V[None], key, draws.temperature, top_k, draws.top_p)[0]
+
+    return jax.vmap(row)(logits_BV, draws.keys_B)
 
 
 def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None) -> Array:

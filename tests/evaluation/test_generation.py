@@ -12,7 +12,7 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.generation import generate, stream
-from cope_jax.evaluation.sampling import keep_top_k, keep_top_p, sample
+from cope_jax.evaluation.sampling import keep_top_k, keep_top_p, row_keys, sample
 from cope_jax.models.decoder import Decoder
 from tests.models.cases import LENGTH, VOCAB, build, config, jit, model
 
@@ -67,6 +67,16 @@ def test_tokens_depend_on_the_key_alone():
     assert not np.array_equal(*same), "rows are drawn apart"
     (row,) = generate(Counter(), [[1]], 20, key=KEY, temperature=1e6)
     assert len(set(row.tolist())) > 6, "each step is drawn anew"
+
+
+def test_a_row_is_drawn_alike_whatever_stands_beside_it():
+    """With its key; the prompts are equally long, so that even the logits are the same to the last bit."""
+    decoder, prompts = model(config("rope", num_layers=1)), [[1, 2], [3, 4], [5, 6], [1, 2]]
+    whole = generate(decoder, prompts, 20, key=KEY, top_k=9)
+    assert len({tuple(row) for row in whole}) == 4
+    for rows in ([0], [3, 1], [2, 0, 3]):
+        found = generate(decoder, [prompts[row] for row in rows], 20, key=row_keys(KEY, rows), top_k=9)
+        np.testing.assert_array_equal(found, [whole[row] for row in rows])
 
 
 def test_rows_end_with_the_stop_token_and_the_program_with_the_last_row():
@@ -244,6 +254,8 @@ MISTAKES = {
     "top_k": (dict(top_k=0), "generate.top_k must be at least 1, got 0"),
     "top_p": (dict(top_p=0.0), "generate.top_p must lie in (0, 1], got 0.0"),
     "large top_p": (dict(top_p=1.1), "generate.top_p must lie in (0, 1], got 1.1"),
+    "keys": (dict(key=row_keys(KEY, range(3))), "generate.key must be a key of jax.random.key, or 2, one for each row"),
+    "old key": (dict(key=jax.random.PRNGKey(0)), "generate.key must be a key of jax.random.key"),
     "table": (dict(max_new_tokens=LENGTH), f"position {LENGTH} is outside of the learned table of {LENGTH} rows"),
 }
 

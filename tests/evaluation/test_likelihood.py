@@ -1,4 +1,5 @@
 import itertools
+from unittest import mock
 
 import jax
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from cope_jax.corpora.counts import quoted
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation import likelihood
 from cope_jax.evaluation.likelihood import Losses, losses, sliding
 from cope_jax.layers.config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
@@ -128,9 +130,26 @@ def test_all_lengths_take_one_program(model, text):
     assert _losses._cache_size() - before <= 1
 
 
-def test_longer_windows_than_a_table_are_one_line():
-    with pytest.raises(ConfigError, match="windows of 12 tokens are longer than a table"):
-        losses(create("learned"), sliding(np.arange(22) % VOCABULARY, 12))
+def test_longer_windows_than_a_table_are_refused_before_anything_is_read():
+    model = create("learned")
+    with (
+        mock.patch.object(likelihood, "_losses", side_effect=AssertionError("read")),
+        pytest.raises(
+            ConfigError, match=r"^windows of 9 tokens are too long, for position 8 is outside of the learned"
+        ),
+    ):
+        losses(model, sliding(np.arange(22) % VOCABULARY, 9))
+    bounds = np.array([0, 8, 10])  # documents that are shorter than the windows
+    assert np.isfinite(losses(model, sliding(np.arange(11) % VOCABULARY, 12, width=12, bounds=bounds)).nats).all()
+
+
+def test_a_loss_that_is_no_number_is_one_line(text):
+    model = create("rope")
+    model.embedding.embedding[...] *= np.nan
+    with pytest.raises(
+        ConfigError, match=r"^the loss of token 0 is no number: the model has diverged, take an earlier"
+    ):
+        losses(model, sliding(text, 8))
 
 
 def test_units():

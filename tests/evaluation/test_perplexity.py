@@ -3,6 +3,7 @@
 import collections
 import itertools
 import math
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -21,6 +22,9 @@ pytestmark = pytest.mark.xdist_group("perplexity")
 
 class Reader(nnx.Module):
     """Logits from the mean of all tokens of the segment so far, and from the position: wrong windows show."""
+
+    config = SimpleNamespace(block=SimpleNamespace(model_dim=1))
+    encoding = SimpleNamespace(embed=lambda x_BLD, positions_BL: x_BLD)
 
     def __init__(self, vocab_size, *, context=True):
         table = np.random.default_rng(0).normal(size=(vocab_size, vocab_size))
