@@ -27,9 +27,10 @@ def main() -> None:
         evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)
         config = dataclasses.replace(config, evaluation=evaluation)
     experiment = common.Experiment(config, len(run.seeds), run.task)
-    records = experiment.records(run.seeds, run.state, run.step, run.seconds)
-    common.print_errors(run.task, records)
-    workdirs.write_json(workdir / "evaluation.json", {"records": records})
+    with workdirs.locked(workdir):
+        records = experiment.records(run.seeds, run.state, run.step, run.seconds)
+        common.print_errors(run.task, records)
+        workdirs.write_json(workdir / "evaluation.json", {"records": records})
 
 
 if __name__ == "__main__":

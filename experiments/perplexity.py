@@ -53,25 +53,32 @@ def main() -> None:
     strides = [_STRIDE.value or -(-length // 2) for length in plan]
     if strides[0] > plan[0]:
         raise ConfigError(f"--stride={strides[0]} leaves tokens out between windows of {plan[0]}: lower it")
+    perplexity.check_length(models[0], task, _SPLIT.value, plan[-1])
+    with workdirs.locked(workdir):
+        show(workdir, task, measure(workdir, run, task, models, plan, strides), first)
+
+
+def measure(
+    workdir: Path, run: common.LoadedRun, task: Text, models: Sequence[Decoder], plan: list[int], strides: list[int]
+) -> list[Record]:
+    """Measures and writes what is missing of the windows of a plan, with a stride for each of its lengths."""
     path = workdir / "perplexity.json"
-    kept = workdirs.read_json(path, "records")["records"] if path.exists() else []
     rows = max(1, run.config.evaluation.batch_size * task.max_length // plan[-1])  # about as much as fitted in training
     shown = []
     for length, stride in zip(plan, strides, strict=True):
         for seed, model in zip(run.seeds, models, strict=True):
             key = {"seed": seed, "split": _SPLIT.value, "length": length, "stride": stride}
             text = {"step": run.step, **vars(task.counts(_SPLIT.value))}
-            found = [row for row in kept if is_of(row, key | text)]
+            found = [row for row in workdirs.read_records(path) if workdirs.has(row, key | text)]
             if not found:
                 label = f"seed {seed}, windows of {length}"
                 losses = perplexity.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
                 found = [
                     {"seed": seed, "step": run.step, **perplexity.record(task, _SPLIT.value, length, stride, losses)}
                 ]
-                kept = [row for row in kept if not is_of(row, key)] + found
-                workdirs.write_json(path, {"records": kept})
+                workdirs.replace_records(path, key, found)
             shown += found
-    show(workdir, task, shown, first)
+    return shown
 
 
 def read_lengths() -> list[int]:
@@ -80,11 +87,6 @@ def read_lengths() -> list[int]:
         if not text.strip().isdecimal() or int(text) < 1:
             raise ConfigError(f"--lengths has {text!r}, which is no length: write numbers such as 128,256,512")
     return [int(text) for text in _LENGTHS.value]
-
-
-def is_of(row: Record, fields: Record) -> bool:
-    """Whether a record has these values."""
-    return all(row.get(name) == value for name, value in fields.items())
 
 
 def show(workdir: Path, task: Text, records: Sequence[Record], first: int) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.evaluation.records import Record
 from cope_jax.training.config import ExperimentConfig
 
 
@@ -32,6 +33,8 @@ def locked(workdir: Path) -> Iterator[None]:
         raise ConfigError(f"{workdir} is no folder: give a path of a file system that all processes share")
     with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
+        if not os.access(workdir, os.W_OK):  # where there is a .lock already, that alone could be written to
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         file = (workdir / ".lock").open("a+")
     with file:
         try:
@@ -137,6 +140,28 @@ def write_json(path: Path, content: Any) -> None:
     with clear_storage_errors(path):
         partial.write_text(json.dumps(content, indent=1) + "\n")
         partial.replace(path)
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a JSON file; none where it is not there yet."""
+    return read_json(path, "records")["records"] if path.exists() else []
+
+
+def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:
+    """Writes records in place of those with some fields, beside all others that are in the file by now.
+
+    Args:
+      path: of the file.
+      fields: names and values; a record that has all of them goes.
+      records: come.
+    """
+    others = [row for row in read_records(path) if not has(row, fields)]
+    write_json(path, {"records": [*others, *records]})
+
+
+def has(record: Record, fields: Record) -> bool:
+    """Whether a record has these values."""
+    return all(record.get(name) == value for name, value in fields.items())
 
 
 def write_files(folder: Path, contents: Mapping[str, str]) -> None:

@@ -1,9 +1,13 @@
 """The perplexity of runs on the built-in sample, as `compare` shows it and as the command measures it."""
 
 import json
+import os
+import shutil
+import signal
 
 import pytest
 
+from experiments.workdir import locked
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("perplexity_command")
@@ -81,10 +85,53 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
         (["--split=dev"], "unknown --split 'dev'"),
         (["--stride=9"], "--stride=9 leaves tokens out between windows of 8: lower it"),
         (["--lengths=8,x"], "--lengths has 'x', which is no length: write numbers such as 128,256,512"),
-        (["--length=64"], "windows of 64 tokens are longer than a table of its position encoding"),
+        (["--lengths=64"], "windows of 64 tokens are too long, for position 63 is outside of the learned table of 32"),
     ],
 )
 def test_wrong_input_is_one_line(flags, message, cell, start):
+    before = contents(cell)
     done = start("perplexity", f"--workdir={cell}", *flags).wait()
     assert done.status == 2
     assert message in done.error
+    assert contents(cell) == before, "all lengths are looked at before any is measured"
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.glob("[!.]*.*")}
+
+
+@pytest.mark.parametrize("command", ["evaluate", "perplexity"])
+def test_one_command_at_a_time_writes_into_a_run_and_says_so_before_it_measures(command, cell, start, tmp_path):
+    run = shutil.copytree(cell, tmp_path / "run")
+    before = contents(run)
+    with locked(run):
+        done = start(command, f"--workdir={run}").wait()
+    assert (done.status, f"{run} is in use by process {os.getpid()} on" in done.error) == (2, True), done.err
+    (run / ".lock").unlink()
+    (run / ".lock").mkdir()  # nobody can write there, not even root
+    done = start(command, f"--workdir={run}").wait()
+    assert (done.status, f"cannot write to {run} (Is a directory)" in done.error) == (2, True), done.err
+    assert contents(run) == before
+
+
+def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(cell, start, tmp_path):
+    run = shutil.copytree(cell, tmp_path / "run")
+    path = run / "perplexity.json"
+    path.unlink(missing_ok=True)
+    flags = (f"--workdir={run}", "--split=train", "--lengths=1,2,3,4,5,6,7,8")
+    command = start("perplexity", *flags)
+    command.signal_when(path.exists, signal.SIGINT)
+    done = command.wait()
+    line = "interrupted; the same command goes on from what it has kept, if anything yet"
+    assert (done.status, done.out) == (130, ""), done.err
+    assert done.err.splitlines()[-1].endswith(line) and "Traceback" not in done.err
+    kept = read(path)["records"]
+    assert 0 < len(kept) < 16
+    kept[0]["loss"] = 1.25  # shows that it is not measured again
+    path.write_text(json.dumps({"records": kept}))
+    done = start("perplexity", *flags).wait()
+    assert done.status == 0, done.err
+    found = read(path)["records"]
+    assert found[: len(kept)] == kept
+    assert [(row["length"], row["seed"]) for row in found] == [(size, seed) for size in range(1, 9) for seed in (0, 1)]
+    assert not list(run.glob("*.partial"))

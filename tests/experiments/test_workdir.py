@@ -13,7 +13,7 @@ import pytest
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.training.config import ExperimentConfig
 from experiments import entry
-from experiments.workdir import locked, open_workdir, write_files
+from experiments.workdir import locked, open_workdir, read_records, replace_records, write_files
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
@@ -70,6 +70,23 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
     assert capsys.readouterr().err == (
         f"warning: {tmp_path} cannot be locked (No locks available): start no second run in it\n"
     )
+
+
+def test_a_folder_that_is_read_only_is_refused_though_its_lock_is_not(tmp_path, monkeypatch):
+    (tmp_path / ".lock").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
+    message = rf"^cannot write to {tmp_path} \(Permission denied\): choose another --workdir$"
+    with pytest.raises(ConfigError, match=message), locked(tmp_path):
+        pass
+
+
+def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_path):
+    path = tmp_path / "found.json"
+    assert read_records(path) == []
+    replace_records(path, {"a": 1}, [{"a": 1, "b": 1}])
+    path.write_text(json.dumps({"records": [*read_records(path), {"a": 2, "b": 2}]}))
+    replace_records(path, {"a": 1}, [{"a": 1, "b": 3}])
+    assert read_records(path) == [{"a": 2, "b": 2}, {"a": 1, "b": 3}]
 
 
 def test_a_workdir_that_is_a_file_is_refused(tmp_path):
