@@ -51,7 +51,7 @@ def main() -> None:
     if isinstance(run.task, LevelTask):
         write = show_maps(console, run, run.task, number)
     else:
-        write = show_text(console, run, number)
+        write = show_text(console, workdir, run, number)
     try:
         paths = write(out)
     except OSError as error:
@@ -78,10 +78,12 @@ def show_maps(console: Console, run: common.LoadedRun, task: LevelTask, number: 
     return functools.partial(maps.write_heat_maps, seen=seen)
 
 
-def show_text(console: Console, run: common.LoadedRun, number: int) -> Callable[[Path], list[Path]]:
+def show_text(console: Console, workdir: Path, run: common.LoadedRun, number: int) -> Callable[[Path], list[Path]]:
     """Prints what heads count in a text, and gives what writes the ranking."""
     language = speakers.language_of(run.task)
     split = _SPLIT.value or run.task.evaluation_splits[0]
+    if _INPUT.value is None:
+        common.check_sources(run.task, workdir, [split])
     tokens_BL = text_gates.windows(run.task, language, _INPUT.value, split, _WINDOWS.value)
     shape = run.learner.model.block.attention_shape(None)
     for name, given, count in (

@@ -34,11 +34,13 @@ def windows(task: Task, language: speakers.Language, text: str | None, split: st
         if len(tokens_L) < _FEWEST:
             raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it to a split")
         return tokens_L[None]
-    length = task.length(split)
     if isinstance(task, Text):  # the whole text, however the run's examples are packed
-        tokens = task.entries(split)[0].tokens[: count * length]
-        length = min(length, len(tokens))
-        return tokens[: len(tokens) // length * length].reshape(-1, length)
+        texts = [entries.tokens for entries in task.entries(split)]
+        length = min(task.length(split), max(map(len, texts)))
+        parts = [text[: len(text) // length * length].reshape(-1, length) for text in texts]
+        # Of a mixture windows of each corpus, by its size.
+        places = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in parts])
+        return np.concatenate(parts)[np.argsort(places, kind="stable")[:count]]
     size = task.size(split)
     batch = task.dataset(split, count if size is None else min(count, size))
     whole = batch["weights"].all(axis=1)  # the last window may be filled up

@@ -6,11 +6,13 @@ import shutil
 import numpy as np
 import pytest
 
+from cope_jax import tasks
+from cope_jax.corpora.documents import documents
 from cope_jax.corpora.files import SAMPLES
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
 from cope_jax.training.config import ExperimentConfig
-from experiments import common
+from experiments import common, speakers, text_gates
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("text")
@@ -72,8 +74,37 @@ def test_a_run_is_measured_with_its_own_tokenizer_though_the_training_text_has_c
     assert values(measured) == pytest.approx(values(trained_with), rel=1e-6)
 
 
-@pytest.mark.parametrize("command", ["evaluate", "perplexity"])
-def test_a_run_is_not_measured_on_another_text(trained, start, command):
+def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
+    options = {"tokenizer": "words", "length": 8}
+    mixed, *alone = (
+        tasks.create("text", corpus=corpus, **options) for corpus in ("files+wikitext-2", "files", "wikitext-2")
+    )
+    language = speakers.language_of(mixed)
+    whole = text_gates.windows(mixed, language, None, "train", 10**6)
+    sizes = [len(task.entries("train")[0].tokens) // 8 for task in alone]
+    assert whole.shape == (sum(sizes), 8)
+    texts = [" ".join(text.split()) for text in documents("files", None, "train")]
+    of_files = [any(" ".join(language.decode(row).split()) in text for text in texts) for row in whole[:12]]
+    assert sum(of_files) == pytest.approx(12 * sizes[0] / sum(sizes), abs=1.5) and 1 < sum(of_files) < 11
+    for count in (1, 12):
+        np.testing.assert_array_equal(text_gates.windows(mixed, language, None, "train", count), whole[:count])
+
+
+def test_windows_of_other_texts():
+    short = tasks.create("text", tokenizer="bytes", length=10**6)
+    language = speakers.language_of(short)
+    (row,) = text_gates.windows(short, language, None, "test", 3)
+    np.testing.assert_array_equal(row, short.entries("test")[0].tokens)
+    (row,) = text_gates.windows(short, language, "The lamp is bright.", "test", 3)
+    assert (row[0], language.decode(row[1:])) == (short.tokenizer.end, "The lamp is bright.")
+    words = tasks.create("words", length=8)
+    assert text_gates.windows(words, language, None, "test", 3).tolist() == words.dataset("test", 3)["inputs"].tolist()
+    most = text_gates.windows(words, language, None, "test", 10**6)
+    assert len(most) in (words.size("test"), words.size("test") - 1)
+
+
+@pytest.mark.parametrize(("command", "flags"), [("evaluate", []), ("inspect", ["--split=test"]), ("perplexity", [])])
+def test_a_run_is_not_measured_on_another_text(trained, start, command, flags):
     workdir, _ = trained
     data = workdir.parent / "data"
     before = {path: path.read_bytes() for path in workdir.glob("*.json")}
@@ -82,7 +113,7 @@ def test_a_run_is_not_measured_on_another_text(trained, start, command):
             shutil.copytree(SAMPLES / name, data / name)
         test = data / "wikitext-2" / "wiki.test.tokens"
         test.write_text(test.read_text()[::-1])
-        done = start(command, f"--workdir={workdir}").wait()
+        done = start(command, f"--workdir={workdir}", *flags).wait()
     finally:
         shutil.rmtree(data)
     assert done.error == f"corpus.json in {workdir} tells of other data than there are now, which the run goes by: " + (
