@@ -17,9 +17,10 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.evaluation.continuation import Continuation
 from cope_jax.evaluation.generation import stream
+from cope_jax.evaluation.sampling import row_keys
 from cope_jax.files import read_text
 from cope_jax.registry import check_at_least
 from experiments import entry, speakers
@@ -101,13 +102,12 @@ def _rows(
     """The continuations of a batch as they grow, each with what is new of it; the last time what was held back."""
     language = speaker.language
     rows = [Continuation(language.decode, tokens, _STOP.value) for _, tokens in batch]
-    key = jax.random.key(_SEED.value)
+    numbers = range(start, start + len(batch))  # in the file, so that the size of a batch changes no draw
     parts = stream(
         speaker.model,
         [[*language.begin, *tokens] for _, tokens in batch],
         _MAX_NEW_TOKENS.value,
-        # Every batch has draws of its own; those of the first are those of `generate` with this key.
-        key=jax.random.fold_in(key, start) if start else key,
+        key=row_keys(jax.random.key(_SEED.value), numbers),
         temperature=_TEMPERATURE.value,
         top_k=_TOP_K.value,
         top_p=_TOP_P.value,
@@ -140,8 +140,13 @@ def _show(speaker: speakers.Speaker, prompts: list[tuple[str, list[int]]], start
 
 def _write(speaker: speakers.Speaker, prompts: list[tuple[str, list[int]]], out: Path, speed: Speed) -> None:
     """Writes a line of JSON for each prompt, a batch at a time."""
-    if out.is_dir() or not out.parent.is_dir():
-        raise ConfigError(f"cannot write to {out}: give --out a file in a folder that there is")
+    try:
+        with clear_storage_errors(out):
+            out.open("a").close()  # before anything is drawn
+    except StorageError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot write to {out} ({error.strerror}): choose another --out") from error
     for start in range(0, len(prompts), _BATCH_SIZE.value):
         batch = prompts[start : start + _BATCH_SIZE.value]
         *_, rows = _rows(speaker, batch, start, speed)
@@ -149,11 +154,8 @@ def _write(speaker: speakers.Speaker, prompts: list[tuple[str, list[int]]], out:
             {"prompt": prompt, "continuation": row.text} for (prompt, _), (row, _) in zip(batch, rows, strict=True)
         ]
         text = "".join(f"{json.dumps(values, ensure_ascii=False)}\n" for values in found)
-        try:
-            with clear_storage_errors(out), out.open("a" if start else "w", encoding="utf-8") as file:
-                file.write(text)
-        except PermissionError as error:
-            raise ConfigError(f"cannot write to {out} ({error.strerror}): choose another --out") from error
+        with clear_storage_errors(out), out.open("a" if start else "w", encoding="utf-8") as file:
+            file.write(text)
     print(out)
 
 

@@ -2,10 +2,14 @@
 
 import csv
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 
+from tests.experiments.commands import ROOT
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("text_commands")
@@ -43,6 +47,7 @@ def written(start, run, folder, *flags):
 def test_a_prompt_is_continued_beyond_the_length_of_training(start, runs):
     done = generate(start, runs / "bytes", "--prompt=Zwölf", "--max_new_tokens=60", "--top_k=5")
     assert done.out.startswith("Zwölf") and len(done.out) > len("Zwölf\n")
+    assert ", seed 0, step 2\n" in done.err
     assert "up to 66 tokens of context, where training saw 32" in done.err
     assert re.search(r"^60 tokens, [\d,]+ tokens/s without compilation$", done.err, re.MULTILINE)
 
@@ -58,6 +63,15 @@ def test_the_seed_decides_and_a_stop_text_ends(start, runs, tmp_path):
     assert other["continuation"] != row["continuation"]
 
 
+def test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not(start, runs, tmp_path):
+    flags = ("--prompt=The lamp", "--max_new_tokens=20")
+    (row,) = written(start, runs / "words", tmp_path, *flags)
+    (whole,) = written(start, runs / "words", tmp_path, *flags, f"--stop={row['continuation'][-1]}xyzzy")
+    assert whole == row
+    done = generate(start, runs / "words", *flags, f"--stop={row['continuation'][0]}")
+    assert re.search(r"^1 tokens$", done.err, re.MULTILINE), done.err
+
+
 def test_a_file_of_prompts_becomes_one_of_continuations(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The lamp\nA\nIt was\n")
     flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=6", "--temperature=0", "--batch_size=2")
@@ -65,6 +79,14 @@ def test_a_file_of_prompts_becomes_one_of_continuations(start, runs, tmp_path):
     assert [row["prompt"] for row in found] == ["The lamp", "A", "It was"]
     shown = "\n".join(f"{row['prompt']}{row['continuation']}\n" for row in found)
     assert generate(start, runs / "bytes", *flags).out == shown.replace("\r\n", "\n").replace("\r", "\n")
+
+
+def test_the_size_of_a_batch_changes_no_draw(start, runs, tmp_path):
+    (tmp_path / "prompts.txt").write_text("The lamp\nA\r\nThe lamp\nIt was\n", newline="")
+    flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=20", "--seed=3")
+    one, three = (written(start, runs / "bytes", tmp_path, *flags, f"--batch_size={size}") for size in (1, 3))
+    assert one == three and [row["prompt"] for row in one] == ["The lamp", "A", "The lamp", "It was"]
+    assert one[0]["continuation"] != one[2]["continuation"], "each prompt has draws of its own"
 
 
 def test_an_empty_line_of_a_file_is_named(start, runs, tmp_path):
@@ -86,7 +108,10 @@ MISTAKES = {
     "temperature": (["--prompt=The", "--temperature=-1"], "generate.temperature must be at least 0, got -1.0"),
     "stop": (["--prompt=The", "--stop="], "--stop is empty"),
     "seed": (["--prompt=The", "--model_seed=7"], "holds no seed 7: choose --model_seed from 0"),
-    "out": (["--prompt=The", "--max_new_tokens=1", "--out=nowhere/out"], "cannot write to nowhere/out"),
+    "no prompts": (["--prompts=/dev/null"], "/dev/null is empty: write a prompt in each line"),
+    "batch": (["--prompt=The", "--batch_size=0"], "generate.batch_size must be at least 1, got 0"),
+    "out": (["--prompt=The", "--out=nowhere/out"], "cannot write to nowhere/out (No such file or directory): choose"),
+    "folder": (["--prompt=The", "--out=."], "cannot write to . (Is a directory): choose another --out"),
 }
 
 
@@ -94,6 +119,17 @@ MISTAKES = {
 def test_mistakes_are_one_line(start, runs, flags, message):
     done = start("generate", f"--workdir={runs / 'words'}", *flags).wait()
     assert (done.status, message in done.error) == (2, True), done.err
+
+
+def test_a_reader_that_has_seen_enough_and_a_terminal_without_letters_are_no_defects(runs):
+    command = [sys.executable, "-m", "experiments.generate", f"--workdir={runs / 'bytes'}", "--prompt=Zwölf"]
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, cwd=ROOT) as process:
+        assert process.stdout.read(5) == b"Zw?lf"
+        process.stdout.close()
+        err = process.stderr.read().decode()
+    assert process.returncode == 0 and "Traceback" not in err and "tokens" in err.splitlines()[-1], err
 
 
 def test_an_exported_model_goes_on_alike(start, runs, tmp_path):
@@ -115,6 +151,8 @@ def test_inspect_ranks_heads_and_says_what_it_sees(start, runs, tmp_path):
     assert sorted((row["layer"], row["head"]) for row in rows) == [("0", "0"), ("0", "1")]
     values = [float(row["auc"]) for row in rows]
     assert values == sorted(values, reverse=True) and values[0] == float(rows[0][f"auc {rows[0]['best']}"])
+    assert all(float(row["low"]) <= float(row["auc"]) <= float(row["high"]) for row in rows)
+    assert ", seed 0, step 2\n" in done.out and re.search(r"^12\d tokens in 4 windows of 32$", done.out, re.MULTILINE)
     assert (tmp_path / "features.png").read_bytes().startswith(b"\x89PNG")
 
 
@@ -132,6 +170,9 @@ def test_inspect_takes_a_text(start, runs, tmp_path):
         ("words", [], "the encoding of this model has no gates that could count"),
         ("bytes", ["--input=short"], "--input has 6 tokens: give at least 16"),
         ("bytes", ["--split=best"], "unknown split of text 'best'"),
+        ("bytes", ["--seed=7"], "holds no seed 7: choose --seed from 0"),
+        ("bytes", ["--input=It was late. It was dark.", "--out=/proc/maps"], "cannot write to /proc/maps ("),
+        ("bytes", ["--head=2"], "head must lie between 0 and 1, got 2"),
         ("bytes", ["--layer=1"], "layer must lie between 0 and 0, got 1"),
     ],
 )
