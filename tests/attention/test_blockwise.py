@@ -236,7 +236,6 @@ def check(problem):
             np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
-@pytest.mark.newest
 @settings(few, max_examples=8)
 @given(problems())
 def test_any_problem(x64, problem):

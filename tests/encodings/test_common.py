@@ -56,7 +56,6 @@ def test_values_equal_the_oracle(spec, positions, x64):
         np.testing.assert_allclose(result.out[example], out, rtol=0, atol=1e-12, equal_nan=True)
 
 
-@pytest.mark.newest
 @every_case
 def test_gradients_equal_finite_differences_of_the_oracle(spec, x64):
     # The seeds leave every contextual position and ReLU further from its kink than the step of the differences.

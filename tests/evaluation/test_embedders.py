@@ -74,7 +74,6 @@ def test_a_context_free_vector_is_the_same_in_every_sentence():
     np.testing.assert_array_equal(two, [[[3, 4], [1, 2], [0, 0]]])  # as written, in lower case, unknown
 
 
-@pytest.mark.newest
 def test_rnn_vectors_are_the_states_of_each_sentence_alone(rnn):
     model, vocabulary = rnn
     embedder = RnnEmbedder(model, vocabulary, lengths=(8,))
@@ -100,7 +99,6 @@ def test_elmo_vectors_are_those_between_the_marks(elmo):
     assert np.abs(one[1:] - two[1:]).max(axis=1).min() > 1e-3  # the word in its sentence
 
 
-@pytest.mark.newest
 def test_bert_vectors_are_of_the_first_piece_or_the_mean_of_all(bert):
     model, tokenizer, layers_of = bert
     sentences = [["the", "plays"], ["playing", "a", "played", "it"], ["\u200b", "bad"]]

@@ -95,7 +95,6 @@ def joined(parts):
     return [np.concatenate(row) for row in zip(*parts, strict=True)]
 
 
-@pytest.mark.newest
 @pytest.mark.parametrize("chunk", [1, 3, 50])
 def test_a_stream_gives_the_tokens_of_generate(chunk):
     decoder = model(config("cope(npos_max=4)+rope", num_layers=1))

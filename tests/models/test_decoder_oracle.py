@@ -95,7 +95,6 @@ def oracle(name, params):
     )
 
 
-@pytest.mark.newest
 @every_case
 def test_logits_equal_the_oracle(name):
     params, logits, _ = result(name)

@@ -100,7 +100,6 @@ def assert_same_numbers(ours, theirs):
             np.testing.assert_allclose(row[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.newest
 @pytest.mark.parametrize(("first", "then"), [("eight", "eight"), ("eight", "four"), ("eight", "one"), ("one", "eight")])
 def test_a_run_goes_on_with_other_devices_to_the_same_numbers(first, then, straight, tmp_path):
     before = stop(tmp_path, first)
