@@ -13,15 +13,23 @@ class Counts:
       tokens: of the text, each of which is predicted once.
       words: between spaces, and one for the end of each line, as WikiText counts them.
       bytes: of the text in UTF-8.
+      unknown: tokens that stand for any word that the vocabulary has not.
     """
 
     tokens: int
     words: int
     bytes: int
+    unknown: int = 0
 
     def quoted(self, nats: float) -> dict[str, float]:
-        """`quoted` of the sum of the losses of all these tokens."""
-        return quoted(nats, tokens=self.tokens, words=self.words, num_bytes=self.bytes)
+        """`quoted` of the sum of the losses of all these tokens.
+
+        Where some are unknown, only what is by token, and so of this vocabulary alone: a model that predicts `<unk>`
+        has not predicted the word, and the fewer words it knows, the better its figures by word and by byte.
+        """
+        found = quoted(nats, tokens=self.tokens, words=self.words, num_bytes=self.bytes)
+        by_token = ("loss", "token_perplexity")
+        return {name: value for name, value in found.items() if not self.unknown or name in by_token}
 
 
 def quoted(nats: float, *, tokens: int, words: int, num_bytes: int) -> dict[str, float]:

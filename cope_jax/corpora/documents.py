@@ -28,6 +28,9 @@ WITHOUT_WORDS = frozenset({"code"})
 SAME_TESTS = (frozenset({"wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw"}),)
 """Groups of corpora that have one validation and one test, in the same or in other spelling."""
 
+STANDARD_PLACES = {"code": "the standard library of the running Python"}
+"""Where texts come from without a data_dir, of corpora that have more than the built-in sample."""
+
 WITH_GLOBS = frozenset({"files", "code"})
 """Corpora of whatever files there are."""
 
@@ -45,7 +48,7 @@ def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str
         Python, or what is in `code/`, if there is a data_dir.
       data_dir: has a folder for each corpus; None: the built-in sample.
       split: "train", "validation" or "test".
-      globs: which files of "files" and "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
+      globs: which files of "files" or "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
 
     Raises:
       ConfigError: no such corpus, split or file, or one that is no text.

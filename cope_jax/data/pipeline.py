@@ -77,9 +77,7 @@ def train_iterator(
             raise ConfigError(f"{task.name} is one long text: leave training.examples and training.data_dir out")
 
         dataset = batches.map(lambda i: {name: field[rows] for name, field in stream[i % len(stream)].items()})
-    elif examples is None and task.size("train") is None:
-        if data_dir is not None:
-            raise ConfigError("data_dir holds a fixed number of examples: set `examples` to it, or leave data_dir out")
+    elif data_dir is None and examples is None and task.size("train") is None:
         entropy = [data_seed, shuffle_seed, zlib.crc32(b"train")]
 
         def drawn(i: int) -> Batch:
@@ -88,10 +86,10 @@ def train_iterator(
 
         dataset = batches.map(drawn)
     else:
-        mixture = task.mixture("train")
+        source, mixture = _examples(task, "train", examples, data_seed, data_dir)
         if mixture and examples is not None:
             raise ConfigError(f"{task.name} draws from a mixture by its weights: leave training.examples out")
-        shuffled = _shuffled(_examples(task, "train", examples, data_seed, data_dir), mixture, shuffle_seed)
+        shuffled = _shuffled(source, mixture, shuffle_seed)
 
         def gathered(i: int) -> Batch:
             found = [shuffled[i * batch_size + row] for row in rows]
@@ -128,7 +126,7 @@ def evaluation_batches(
     stream = task.stream(split, batch_size)
     if stream is not None:
         return [stream[i] for i in range(min(len(stream), -(-examples // batch_size)))]
-    source = _examples(task, split, examples, seed, data_dir)
+    source, _ = _examples(task, split, examples, seed, data_dir)
     rows = [source[i] for i in range(len(source))]
     blank = {key: np.zeros_like(value) for key, value in rows[0].items()}
     rows += [blank] * (-len(rows) % batch_size)
@@ -178,22 +176,34 @@ class _TakenRows:
         return {key: value[0] for key, value in self._task.take(self._split, np.array([index])).items()}
 
 
-def _examples(task: Task, split: str, examples: int | None, seed: int, data_dir: str | None) -> Any:
+def _examples(
+    task: Task, split: str, examples: int | None, seed: int, data_dir: str | None
+) -> tuple[Any, Sequence[tuple[float, range]]]:
+    """The examples of a split, and its parts where it is a mixture."""
     check_at_least(1, "pipeline", examples=examples)
+    if data_dir is not None:
+        return _written(task, split, examples, seed, data_dir)
     size = task.size(split)
     if size is not None:
         examples = size if examples is None else min(examples, size)
     assert examples is not None  # only what is finite comes without a number
-    if data_dir is None and type(task).take is not Task.take:
-        return _TakenRows(task, split, examples)
-    if data_dir is None:
-        return _BatchRows(task.dataset(split, examples, seed))
+    if type(task).take is not Task.take:
+        return _TakenRows(task, split, examples), task.mixture(split)
+    return _BatchRows(task.dataset(split, examples, seed)), task.mixture(split)
+
+
+def _written(task: Task, split: str, examples: int | None, seed: int, data_dir: str) -> tuple[Any, Any]:
+    """As `_examples`, without asking the task for what it makes from files: that is what was written."""
     from cope_jax.data import tfds_builder  # here, since only reading from disk needs TFDS
 
     source = tfds_builder.read(task, data_dir, split, seed=seed)
+    if source.size is not None:
+        examples = source.size if examples is None else min(examples, source.size)
+    if examples is None:
+        raise ConfigError("data_dir holds a fixed number of examples: set `examples` to it, or leave data_dir out")
     if len(source) != examples:
         field = "training.examples" if split == "train" else "evaluation.examples"
         raise ConfigError(
             f"{data_dir} holds {len(source)} examples of {split!r}, not {examples}: set {field}={len(source)}"
         )
-    return source
+    return source, source.mixture

@@ -1,8 +1,9 @@
 """Tasks on disk, as TensorFlow Datasets in the array_record format; TensorFlow itself is not needed.
 
 A directory holds one dataset of each task, in the order of `Task.dataset`, with the task's options, the data seed,
-digests of its artifacts and sources, such as a tokenizer, and these beside it. Any program reads it with
-`tfds.data_source("counting", data_dir=..., split="train")`.
+digests of its artifacts and sources, such as a tokenizer, and these beside it. What else reading needs, such as the
+parts of a mixture, is kept too, so that examples that were made from files are not made again. Any program reads it
+with `tfds.data_source("counting", data_dir=..., split="train")`.
 """
 
 import hashlib
@@ -67,7 +68,7 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
     return _path(task, data_dir)
 
 
-def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> Sequence[dict[str, np.ndarray]]:
+def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> "Written":
     """The examples of `split` as a random-access source: item i is row i of `task.dataset(split, n, seed)`.
 
     Raises:
@@ -76,14 +77,29 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
     builder = _open(task, data_dir, seed)
     if split not in builder.info.splits:
         raise unknown(f"split of {task.name} in {data_dir}", split, builder.info.splits)
-    return _Rows(builder.as_data_source(split), {name: f.np_dtype for name, f in builder.info.features.items()})
+    dtypes = {name: feature.np_dtype for name, feature in builder.info.features.items()}
+    whole = builder.info.metadata["whole"].get(split, {"size": None, "mixture": []})
+    mixture = tuple((weight, range(*ends)) for weight, ends in whole["mixture"])
+    return Written(builder.as_data_source(split), dtypes, whole["size"], mixture)
 
 
-class _Rows(Sequence[dict[str, np.ndarray]]):
-    """A source whose every field is an array; TFDS gives plain numbers where a field has no dimension."""
+class Written(Sequence[dict[str, np.ndarray]]):
+    """A source whose every field is an array; TFDS gives plain numbers where a field has no dimension.
 
-    def __init__(self, source: Sequence[Any], dtypes: Mapping[str, Any]):
+    Attributes:
+      size: `Task.size` of the split.
+      mixture: `Task.mixture` of the split.
+    """
+
+    def __init__(
+        self,
+        source: Sequence[Any],
+        dtypes: Mapping[str, Any],
+        size: int | None,
+        mixture: Sequence[tuple[float, range]],
+    ):
         self._source, self._dtypes = source, dtypes
+        self.size, self.mixture = size, mixture
 
     def __len__(self) -> int:
         return len(self._source)
@@ -112,7 +128,7 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
             builder=self,
             description=type(self._task).__doc__,
             features=tfds.features.FeaturesDict(fields),
-            metadata=tfds.core.MetadataDict(_identity(self._task, self._seed)),
+            metadata=tfds.core.MetadataDict(_identity(self._task, self._seed), whole=_whole(self._task)),
             disable_shuffling=True,
         )
 
@@ -150,13 +166,27 @@ def _identity(task: Task, seed: int) -> dict[str, Any]:
     return json.loads(json.dumps(found))
 
 
+def _whole(task: Task) -> dict[str, Any]:
+    """The size and the parts of each split that has as many examples as its files give."""
+    return {
+        split: {
+            "size": task.size(split),
+            "mixture": [[weight, [places.start, places.stop]] for weight, places in task.mixture(split)],
+        }
+        for split in task.splits
+        if task.size(split) is not None
+    }
+
+
 def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetBuilder:
     path = _path(task, data_dir)
     if not (path / "dataset_info.json").exists():
         raise ConfigError(f"{data_dir} holds no data of {task.name}: write it with `python -m experiments.export`")
     builder = tfds.builder_from_directory(path)
     wanted, held = _identity(task, seed), {"files": {}, **builder.info.metadata}
-    if held != wanted:
+    if "whole" not in held:
+        raise ConfigError(f"{path} was written by an older version of this package: delete it, and write it anew")
+    if {name: held.get(name) for name in wanted} != wanted:
         raise ConfigError(f"{data_dir} holds other data of {task.name}: {_difference(wanted, held)}")
     return builder
 

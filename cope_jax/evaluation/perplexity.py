@@ -71,9 +71,7 @@ def record(task: Text, split: str, length: int, stride: int, found: Losses) -> R
         "split": split,
         "length": length,
         "stride": stride,
-        "tokens": counts.tokens,
-        "words": counts.words,
-        "bytes": counts.bytes,
+        **vars(counts),
         "known_tokens": float(found.seen.mean()),
         **counts.quoted(float(found.nats.sum())),
         "by_seen": {"seen": seen.tolist(), "loss": loss.tolist()},
@@ -84,10 +82,11 @@ def figures_table(records: Sequence[Record]) -> Table:
     """A row for each length, with mean ± standard deviation over seeds."""
     first = records[0]
     counts = f"{first['tokens']:,} tokens, {first['words']:,} words, {first['bytes']:,} bytes"
-    table = Table("length", "stride", "tokens seen", *map(_words, FIGURES), title=f"{first['split']}: {counts}")
+    figures = [name for name in FIGURES if name in first]  # where words are unknown some are not quoted
+    table = Table("length", "stride", "tokens seen", *map(_words, figures), title=f"{first['split']}: {counts}")
     for length in lengths(records):
         own = select(records, length=length)
-        cells = [_cell([row[name] for row in own]) for name in FIGURES]
+        cells = [_cell([row[name] for row in own]) for name in figures]
         table.add_row(str(length), str(own[0]["stride"]), f"{own[0]['known_tokens']:.1f}", *cells)
     return table
 

@@ -1,12 +1,7 @@
-"""The contract of a task: what to learn, drawn from numpy Generators or read from files; and the registry of all tasks.
-
-Synthetic tasks vary one number between their splits (the share of `ignore`s, the number of blanks, the weight of
-`pass`): their *level*, see `LevelTask`.
-"""
+"""The contract of a task: what to learn, drawn or read from files; and the registry of all tasks."""
 
 import abc
 import dataclasses
-import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
@@ -44,9 +39,6 @@ class Task(abc.ABC):
       lengths: split -> L, the padded number of inputs of a sequence; "train" first.
 
     Attributes:
-      metric: the headline figure of the task, among what `figures` gives; shares such as "token_error" (of
-        weighted tokens mispredicted) and "sequence_error" (of sequences with any weighted token mispredicted) are shown
-        in per cent.
       other_metrics: what has a table below that of the headline figure, where it differs.
       side_by_side: whether rows may stand one behind the other in a longer one, where `segments` keep them apart: then
         all lengths but that of training take one program without padding. A model must know segments for documents,
@@ -56,7 +48,6 @@ class Task(abc.ABC):
     """
 
     Config: ClassVar[type] = NoOptions
-    metric: str = "token_error"
     other_metrics: ClassVar[tuple[str, ...]] = ("sequence_error", "token_error")
     sweep_label: ClassVar[str] = ""
     side_by_side: ClassVar[bool] = False
@@ -71,6 +62,15 @@ class Task(abc.ABC):
     def name(self) -> str:
         """The name under which the task is registered, or else of its class."""
         return next((name for name in TASKS if TASKS.get(name) is type(self)), type(self).__name__)
+
+    @property
+    def metric(self) -> str:
+        """The headline figure of the task, among what `figures` gives.
+
+        Shares such as "token_error" (of weighted tokens mispredicted) and "sequence_error" (of sequences with any
+        weighted token mispredicted) are shown in per cent.
+        """
+        return "token_error"
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -148,6 +148,11 @@ class Task(abc.ABC):
         del split
         return dict(measures)
 
+    def origin(self) -> str:
+        """Where the data come from, in a few words for the log; "": they are drawn."""
+        data_dir = getattr(self.config, "data_dir", "")
+        return "the small built-in sample, since data_dir is not set" if data_dir is None else str(data_dir)
+
     def artifacts(self) -> dict[str, str]:
         """Files that a run must keep to be of use, such as a vocabulary: content by name. Default: none."""
         return {}
@@ -181,92 +186,6 @@ class Task(abc.ABC):
         """The options by which the task takes the artifacts of a run from its folder, instead of learning them anew."""
         del folder
         return dict(options)
-
-
-class LevelTask(Task):
-    """Base class of synthetic tasks: a subclass states its vocabulary and levels, and how to generate at a level.
-
-    A split is a name for a level; `"blanks=24"` names any level directly, which is what sweeps use. The `__init__` of a
-    subclass hands on:
-
-      vocabulary: the tokens as text; a token's number is its place.
-      levels: split name -> level, "train" first.
-      sweep: (value to plot, level), growing.
-
-    Attributes:
-      metric: "token_error" or "sequence_error".
-      axis: what a level is called in a split name.
-    """
-
-    axis: ClassVar[str]
-
-    def __init__(
-        self,
-        config: Any,
-        *,
-        vocabulary: Iterable[str],
-        levels: Mapping[str, float],
-        sweep: Iterable[tuple[int, float]],
-    ):
-        self.config = config
-        self.vocabulary = tuple(vocabulary)
-        self._levels = dict(levels)
-        super().__init__(
-            config,
-            vocab_size=len(self.vocabulary),
-            lengths={split: self._length(level) for split, level in self._levels.items()},
-        )
-        self.sweep = tuple((value, f"{self.axis}={level:g}") for value, level in sweep)
-        self._numbers = {token: number for number, token in enumerate(self.vocabulary)}
-
-    def length(self, split: str) -> int:
-        return self._length(self.level(split))
-
-    def as_trained(self, split: str) -> bool:
-        return self.level(split) == self.level("train")
-
-    def level(self, split: str) -> float:
-        """The level that `split` names: a fixed split, or `"<axis>=<number>"`. ConfigError for any other."""
-        if split in self._levels:
-            return self._levels[split]
-        axis, _, text = split.partition("=")
-        if axis != self.axis or not text:
-            raise unknown(f"split of {self.name}", split, (*self.splits, f"{self.axis}=<number>"))
-        try:
-            level = float(text)
-        except ValueError:
-            level = math.nan
-        if not (math.isfinite(level) and self._valid(level)):
-            raise ConfigError(f"split {split!r} of {self.name} has no valid level: use one like {self.sweep[-1][1]!r}")
-        return level
-
-    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        if n < 0:
-            raise ConfigError(f"the number of sequences must be at least 0, got {n}")
-        return self._generate(rng, n, self.level(split))
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Tokens as text, separated by spaces."""
-        return " ".join(self.vocabulary[token] for token in tokens)
-
-    def encode(self, text: str) -> np.ndarray:
-        """The int32 tokens of a text as `decode` writes it. ConfigError for a word outside the vocabulary."""
-        for word in text.split():
-            if word not in self._numbers:
-                raise unknown(f"token of {self.name}", word, self.vocabulary)
-        return np.array([self._numbers[word] for word in text.split()], np.int32)
-
-    @abc.abstractmethod
-    def _length(self, level: float) -> int:
-        """L at a level."""
-
-    @abc.abstractmethod
-    def _valid(self, level: float) -> bool:
-        """Whether a (finite) level makes sense."""
-
-    @abc.abstractmethod
-    def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
-        """Draws n sequences at a level."""
 
 
 def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:

@@ -7,7 +7,8 @@ import dataclasses
 
 import numpy as np
 
-from cope_jax.tasks.base import TASKS, Batch, LevelTask, check, next_token_batch
+from cope_jax.tasks.base import TASKS, Batch, check, next_token_batch
+from cope_jax.tasks.levels import LevelTask
 
 BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 

@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from cope_jax.corpora import mixtures
 from cope_jax.corpora.counts import Counts
-from cope_jax.corpora.documents import WITH_GLOBS, WITHOUT_WORDS, Reader, fingerprint, reader
+from cope_jax.corpora.mixtures import Mixture
 from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.corpora.texts import SPLITS
@@ -54,7 +53,7 @@ class Text(Task):
     >>> task.decode(batch["inputs"][1]), task.decode(batch["targets"][1])
     ('Carrow Point =\n\nThe', 'Point =\n\nThe lighthouse')
     >>> task.counts("test")
-    Counts(tokens=120, words=120, bytes=504)
+    Counts(tokens=120, words=120, bytes=504, unknown=0)
     """
 
     @dataclasses.dataclass(frozen=True)
@@ -66,9 +65,9 @@ class Text(Task):
             running Python.
           corpus: "wikitext-2", "wikitext-103", "wikitext-2-raw", "wikitext-103-raw", "tinyshakespeare", "files",
             "code", or a mixture with weights, such as "3*wikitext-2+code"; see `cope_jax.corpora.documents`.
-          globs: which files of "files" and "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
+          globs: which files of "files" or "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
           tokenizer: "bpe", of bytes; "words", between spaces; "bytes".
-          vocab_size: the most tokens of a vocabulary that is learned; None: 8,192 of "bpe", and all words.
+          vocab_size: the most tokens of a vocabulary that is learned here; None: 8,192 of "bpe", and all words.
           vocab: a tokenizer to load instead: a `tokenizer.json`, a folder with it or with GPT-2's files, or for "words"
             a file with one in each line.
           length: L.
@@ -89,33 +88,29 @@ class Text(Task):
         def __post_init__(self):
             check_choices(self, "text")
             check_at_least(1, "text", length=self.length, sweep=min(self.sweep, default=None))
-            names = {name for _, name in mixtures.parse(self.corpus)}
+            Mixture(self.corpus, self.data_dir, self.globs)
             check(
-                not self.globs or not names.isdisjoint(WITH_GLOBS),
-                f"text.globs choose files of {' and '.join(sorted(WITH_GLOBS))}, of which text.corpus={self.corpus!r} "
-                "has none: leave globs out",
-            )
-            check(
-                self.tokenizer != "bytes" or (self.vocab is None and self.vocab_size is None),
-                "text.tokenizer='bytes' has 256 tokens and learns and loads none: leave vocab and vocab_size out",
+                self.tokenizer != "bytes" or self.vocab is None,
+                "text.tokenizer='bytes' has 256 tokens and loads none: leave vocab out",
             )
 
     sweep_label = "length of the context"
-    metric = "perplexity"
     other_metrics = ("token_perplexity", "bits_per_byte")
     side_by_side = True
 
     def __init__(self, config: Config):
-        self._parts = mixtures.parse(config.corpus)
-        self._readers = {name: reader(name, config.data_dir, config.globs) for _, name in self._parts}
+        self._corpora = Mixture(config.corpus, config.data_dir, config.globs)
         self.tokenizer = _tokenizer(config)
-        if any(name in WITHOUT_WORDS for _, name in self._parts):
-            self.metric = "token_perplexity"
         self._texts: dict[str, tuple[list[Entries], Counts]] = {}
         self._packed: dict[str, Mixed] = {}
-        self._fingerprints: dict[str, dict[str, Any]] = {}
         super().__init__(config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length))
         self.sweep = tuple((length, f"length={length}") for length in sorted(set(config.sweep)))
+
+    @functools.cached_property
+    def metric(self) -> str:
+        """Looks for unknown words only when it is asked for, since a run is of use without its text."""
+        known = self._corpora.has_words and not any(self.counts(split).unknown for split in self.evaluation_splits)
+        return "perplexity" if known else "token_perplexity"
 
     def length(self, split: str) -> int:
         return self._parse(split)[1]
@@ -133,10 +128,9 @@ class Text(Task):
 
     def mixture(self, split: str) -> tuple[tuple[float, range], ...]:
         text, _ = self._parse(split)
-        if len(self._parts) == 1 or text != "train":
+        if len(self._corpora.weights) == 1 or text != "train":
             return ()
-        ranges = self._examples(split).ranges
-        return tuple((weight, places) for (weight, _), places in zip(self._parts, ranges, strict=True))
+        return tuple(zip(self._corpora.weights, self._examples(split).ranges, strict=True))
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
         mixture = self.mixture(split)
@@ -180,6 +174,11 @@ class Text(Task):
             )
         return self.tokenizer.decode(numbers)
 
+    def origin(self) -> str:
+        found = self._corpora.fingerprint("train")
+        size = f"{found['documents']:,} documents of {found['bytes']:,} bytes to train on"
+        return f"{self.config.corpus} from {self._corpora.place}: {size}"
+
     def artifacts(self) -> dict[str, str]:
         return {self.tokenizer.file: self.tokenizer.text}
 
@@ -188,7 +187,7 @@ class Text(Task):
         return None if found is None else loading.same(found, self.tokenizer)
 
     def sources(self) -> dict[str, str]:
-        found = {split: self._fingerprint(split) for split in SPLITS}
+        found = {split: self._corpora.fingerprint(split) for split in SPLITS}
         return {_SOURCES: json.dumps(found, indent=1) + "\n"}
 
     def same_sources(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
@@ -199,7 +198,8 @@ class Text(Task):
             held = dict(json.loads(read_text(file)))
         except (ValueError, TypeError) as error:
             raise ConfigError(f"{file} is damaged ({error}): delete it to go without") from error
-        return all(held.get(text) == self._fingerprint(text) for text in {self._parse(split)[0] for split in splits})
+        texts = {self._parse(split)[0] for split in splits}
+        return all(held.get(text) == self._corpora.fingerprint(text) for text in texts)
 
     def example_options(self) -> dict[str, Any]:
         carried = ("data_dir", "globs", "vocab", "vocab_size")
@@ -212,11 +212,6 @@ class Text(Task):
         if kind not in loading.FILES or not file.exists():
             return dict(options)
         return {**options, "vocab": str(file), "vocab_size": None}
-
-    def _fingerprint(self, split: str) -> dict[str, Any]:
-        if split not in self._fingerprints:
-            self._fingerprints[split] = fingerprint(text for read in self._readers.values() for text in read(split))
-        return self._fingerprints[split]
 
     def _parse(self, split: str) -> tuple[str, int]:
         """The text and the length that a split names."""
@@ -240,32 +235,29 @@ class Text(Task):
 
     def _text(self, split: str) -> tuple[list[Entries], Counts]:
         if split not in self._texts:
-            parts, words, octets = [], 0, 0
-            for read in self._readers.values():
-                texts = read(split)
-                parts.append(join(self.tokenizer.encode(texts), self.tokenizer.end))
-                words += sum(len(text.split()) + text.count("\n") for text in texts)
-                octets += sum(len(text.encode("utf-8", "ignore")) for text in texts)
-            tokens = sum(int(entries.counted.sum()) for entries in parts)
-            self._texts[split] = parts, Counts(tokens, words, octets)
+            corpora = self._corpora.texts(split)
+            parts = [join(self.tokenizer.encode(texts), self.tokenizer.end) for texts in corpora]
+            texts = [text for texts in corpora for text in texts]
+            self._texts[split] = (
+                parts,
+                Counts(
+                    tokens=sum(int(entries.counted.sum()) for entries in parts),
+                    words=sum(len(text.split()) + text.count("\n") for text in texts),
+                    bytes=sum(len(text.encode("utf-8", "ignore")) for text in texts),
+                    unknown=sum(self.tokenizer.unknown(text) for text in texts),
+                ),
+            )
         return self._texts[split]
 
 
 def _tokenizer(config: Text.Config) -> Tokenizer:
     if config.vocab is None:
         return _trained(config.corpus, config.data_dir, config.globs, config.tokenizer, config.vocab_size)
-    tokenizer = loading.load(config.tokenizer, config.vocab)
-    if config.vocab_size not in (None, len(tokenizer)):
-        raise ConfigError(
-            f"the tokenizer of {config.vocab} has {len(tokenizer)} tokens, not text.vocab_size={config.vocab_size}: "
-            "leave vocab_size out"
-        )
-    return tokenizer
+    return loading.load(config.tokenizer, config.vocab)
 
 
-@functools.lru_cache(maxsize=2)
+@functools.lru_cache(maxsize=2)  # a command makes the task of each of its configs, and learning takes minutes
 def _trained(
     corpus: str, data_dir: str | None, globs: tuple[str, ...], kind: loading.Kind, size: int | None
 ) -> Tokenizer:
-    readers: list[Reader] = [reader(name, data_dir, globs) for _, name in mixtures.parse(corpus)]
-    return loading.train(kind, (text for read in readers for text in read("train")), size)
+    return loading.train(kind, Mixture(corpus, data_dir, globs).documents("train"), size)

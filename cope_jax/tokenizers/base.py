@@ -25,6 +25,9 @@ class Tokenizer(Protocol):
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens as text; `encode` of it gives them again wherever they came from `encode`."""
 
+    def unknown(self, text: str) -> int:
+        """How many tokens of a text stand for what the vocabulary has not, so that they tell less than the text."""
+
     @property
     def text(self) -> str:
         """The content of a file from which `load` makes the tokenizer again."""

@@ -40,6 +40,10 @@ class Bytes:
         pieces = (END.encode() if token == self.end else bytes([token]) for token in np.asarray(tokens).tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
+    def unknown(self, text: str) -> int:
+        del text
+        return 0
+
     @property
     def text(self) -> str:
         """As byte-pair encoding without a pair, which any program reads that knows the `tokenizers` library."""
@@ -130,6 +134,10 @@ class BPE:
     def decode(self, tokens: np.ndarray) -> str:
         """The text of the tokens; what is no UTF-8, as at a cut, is �."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
+
+    def unknown(self, text: str) -> int:
+        del text
+        return 0
 
     @property
     def text(self) -> str:

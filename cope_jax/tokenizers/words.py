@@ -63,6 +63,14 @@ class Words:
         words = (self.vocabulary.words[number] for number in np.asarray(tokens).tolist())
         return " ".join("\n" if word == EOS else word for word in words).replace(" \n", "\n").replace("\n ", "\n")
 
+    def unknown(self, text: str) -> int:
+        r"""The words that are `<unk>` without being written so, as they are in WikiText.
+
+        >>> Words.train(["a b\na <unk>\n"]).unknown("a c <unk>")
+        1
+        """
+        return sum(word != UNKNOWN and word not in self.vocabulary for word in split(text))
+
     @property
     def text(self) -> str:
         return self.vocabulary.text

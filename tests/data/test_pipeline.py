@@ -209,7 +209,7 @@ def test_other_processes_go_on_with_the_same_order(make_iterator):
         ({"data_seed": -1}, "data_seed must be at least 0, got -1"),
         ({"shuffle_seed": -1}, "shuffle_seed must be at least 0, got -1"),
         ({"readers": 0}, "readers must be at least 1, got 0"),
-        ({"examples": None, "data_dir": "x"}, "data_dir holds a fixed number of examples"),
+        ({"data_dir": "x"}, "^x holds no data of flip_flop: write it with"),
     ],
 )
 def test_mistakes_in_training_are_one_clear_line(task, changes, message):
@@ -228,6 +228,8 @@ def test_disk_must_hold_as_many_examples_as_asked(task, tmp_path):
     tfds_builder.write(task, tmp_path, {"train": EXAMPLES}, seed=3)
     with pytest.raises(ConfigError, match=r"holds 10 examples of 'train', not 9: set training\.examples=10"):
         pipeline.train_iterator(task, batch_size=4, examples=9, data_dir=str(tmp_path), **SEEDS)
+    with pytest.raises(ConfigError, match=r"^data_dir holds a fixed number of examples: set `examples`"):
+        pipeline.train_iterator(task, batch_size=4, examples=None, data_dir=str(tmp_path), **SEEDS)
 
 
 def mixture():

@@ -1,3 +1,4 @@
+import json
 import shutil
 
 import numpy as np
@@ -10,7 +11,7 @@ from cope_jax.corpora.files import SAMPLES
 from cope_jax.data import pipeline, tfds_builder
 from cope_jax.errors import ConfigError
 from cope_jax.tasks import text as text_task
-from cope_jax.tasks.base import LevelTask
+from cope_jax.tasks.levels import LevelTask
 from experiments import entry, export
 
 pytestmark = pytest.mark.newest
@@ -117,9 +118,10 @@ def test_text_is_written_whole_and_trains_from_there(tmp_path, packing, monkeypa
     for split in task.splits:
         assert_holds(tfds_builder.read(task, tmp_path, split), task.dataset(split, task.size(split)))
     seeds = {"examples": None, "data_seed": 0, "shuffle_seed": 1}
-    disk, memory = (
-        pipeline.train_iterator(task, batch_size=4, data_dir=place, **seeds) for place in (str(tmp_path), None)
-    )
+    memory = pipeline.train_iterator(task, batch_size=4, **seeds)
+    fresh = tasks.create("text", **options)
+    monkeypatch.setattr(fresh.tokenizer, "encode", None)  # what was written is not made again
+    disk = pipeline.train_iterator(fresh, batch_size=4, data_dir=str(tmp_path), **seeds)
     for _ in range(60):
         ours, theirs = next(disk), next(memory)
         assert ours.keys() == theirs.keys()
@@ -127,6 +129,15 @@ def test_text_is_written_whole_and_trains_from_there(tmp_path, packing, monkeypa
             np.testing.assert_array_equal(ours[name], theirs[name])
     with pytest.raises(ConfigError, match=r"length is 16 there and 8 here$"):
         tfds_builder.read(tasks.create("text", **options | {"length": 8}), tmp_path, "train")
+
+
+def test_what_an_older_version_wrote_is_refused_in_one_line(tmp_path):
+    folder = tfds_builder.write(create(), tmp_path, {"train": 2})
+    metadata = json.loads((folder / "metadata.json").read_text())
+    del metadata["whole"]
+    (folder / "metadata.json").write_text(json.dumps(metadata))
+    with pytest.raises(ConfigError, match=r"was written by an older version of this package: delete it, and write it"):
+        tfds_builder.read(create(), tmp_path, "train")
 
 
 @pytest.fixture

@@ -5,7 +5,8 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-from cope_jax.tasks.base import TASKS, LevelTask
+from cope_jax.tasks.base import TASKS
+from cope_jax.tasks.levels import LevelTask
 from cope_jax.training.config import ExperimentConfig, MeshConfig
 
 TASK_OPTIONS: dict[str, dict[str, Any]] = {

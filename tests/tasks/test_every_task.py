@@ -12,7 +12,7 @@ import pytest
 import cope_jax.tasks
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.tasks.base import LevelTask
+from cope_jax.tasks.levels import LevelTask
 
 pytestmark = pytest.mark.newest
 
@@ -28,7 +28,7 @@ def all_splits(task):
 
 def test_every_file_is_registered():
     folder = pathlib.Path(cope_jax.tasks.__file__).parent
-    assert {path.stem for path in folder.glob("*.py")} - {"__init__", "base"} == set(tasks.names())
+    assert {path.stem for path in folder.glob("*.py")} - {"__init__", "base", "levels"} == set(tasks.names())
 
 
 def test_tasks_do_without_jax():

@@ -231,10 +231,16 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
         ({"corpus": "files+2*files"}, "names a corpus twice: give it one weight"),
         (
             {"globs": ("*.md",)},
-            "^text.globs choose files of code and files, of which text.corpus='wikitext-2' has none",
+            "^text.globs choose files of one of code and files, and text.corpus='wikitext-2' has neither",
         ),
-        ({"tokenizer": "bytes", "vocab_size": 300}, "^text.tokenizer='bytes' has 256 tokens and .*: leave vocab and"),
-        ({"tokenizer": "bytes", "vocab": "x"}, "^text.tokenizer='bytes' has 256 tokens and learns and loads none"),
+        (
+            {"corpus": "files+code", "globs": ("*.txt",)},
+            r"^text.globs choose files of one of .*, and text.corpus='files\+code' has files and code: leave globs out",
+        ),
+        (
+            {"tokenizer": "bytes", "vocab": "x"},
+            "^text.tokenizer='bytes' has 256 tokens and loads none: leave vocab out",
+        ),
         (
             {"corpus": "wikitext-103+2*files+wikitext-2-raw"},
             ": wikitext-103 and wikitext-2-raw have the same validation",
@@ -254,10 +260,14 @@ def test_wrong_options_are_one_line(options, message):
     assert "\n" not in str(error.value)
 
 
-def test_a_tokenizer_of_another_size_is_one_line(task, tmp_path):
+def test_what_is_not_learned_has_the_size_that_it_has(task, tmp_path):
+    """Recipes name the size of the vocabulary that they learn, and a flag may ask for another."""
     (tmp_path / "tokenizer.json").write_text(task.artifacts()["tokenizer.json"], encoding="utf-8")
-    with pytest.raises(ConfigError, match=r"has 400 tokens, not text.vocab_size=300: leave vocab_size out$"):
-        tasks.create("text", vocab=str(tmp_path), vocab_size=300)
+    assert tasks.create("text", vocab=str(tmp_path), vocab_size=300).vocab_size == 400
+    assert tasks.create("text", tokenizer="bytes", vocab_size=300).vocab_size == 257
+
+
+def test_a_damaged_tokenizer_is_one_line(task, tmp_path):
     damaged = json.loads(task.artifacts()["tokenizer.json"])
     del damaged["model"]["merges"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(damaged), encoding="utf-8")
