@@ -6,9 +6,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from cope_jax import tasks
 from cope_jax.evaluation import records
+from cope_jax.tasks import Task
 from cope_jax.training.config import ExperimentConfig
-from experiments import common, processes, starting
+from experiments import common, processes, runs, starting
 from experiments import workdir as workdirs
 
 
@@ -35,6 +37,7 @@ def train_missing(configs: Mapping[str, ExperimentConfig], cells: Sequence[Cell]
     """
     environment = records.environment()  # now, since the checkout may change while this runs
     compiled: dict[tuple[str, int], common.Experiment] = {}
+    made: dict[str, Task] = {}  # the last, for reading and cutting up a long text takes minutes
     for cell in cells:  # what is kept must be of the same config, or old figures would pass for new ones
         if cell.result.exists() and processes.is_first():
             workdirs.open_workdir(cell.workdir, configs[cell.label], cell.seeds)
@@ -43,7 +46,11 @@ def train_missing(configs: Mapping[str, ExperimentConfig], cells: Sequence[Cell]
             continue
         width = len(cell.seeds)
         if (cell.label, width) not in compiled:
-            compiled = {(cell.label, width): common.Experiment(configs[cell.label], width)}
+            config = configs[cell.label]
+            if repr(config.task) not in made:
+                made = {repr(config.task): tasks.create(config.task.name, **config.task.options)}
+                runs.check_alike(made[repr(config.task)])
+            compiled = {(cell.label, width): common.Experiment(config, width, made[repr(config.task)])}
         seeds = f"seed {cell.seeds[0]}" if width == 1 else f"seeds {cell.seeds[0]}–{cell.seeds[-1]}"
         label = f"[{number}/{len(cells)}] {cell.label}, {seeds}"
         train(cell, compiled[cell.label, width], label, environment)
@@ -84,7 +91,7 @@ def train(cell: Cell, experiment: common.Experiment, label: str, environment: re
     with processes.first_goes_ahead() as first:
         if first:
             workdirs.open_workdir(cell.workdir, experiment.config, cell.seeds, environment)
-            workdirs.write_files(cell.workdir, experiment.task.artifacts() | experiment.task.sources())
+            runs.keep_files(experiment.task, cell.workdir)
     start = functools.partial(starting.start_of, experiment.config, experiment)
     result = experiment.train(cell.seeds, cell.workdir, label, start=start)
     if cell.label != experiment.config.encoding:

@@ -1,7 +1,6 @@
 """What the commands share: a config made into a running experiment, and a run read back."""
 
-import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,7 @@ from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.base import attends
 from cope_jax.tasks import Task
 from cope_jax.training import summary
-from cope_jax.training.checkpoints import Checkpoints
-from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
+from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.learner import Learner, TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
@@ -30,7 +28,6 @@ from cope_jax.training.replicas import Replicas
 from cope_jax.training.sharding import LENGTH, check_sizes, create_mesh, layout_of
 from cope_jax.training.speed import Meter
 from cope_jax.typing import PyTree
-from experiments.workdir import read_settings
 
 
 class Experiment:
@@ -39,7 +36,7 @@ class Experiment:
     Args:
       config: the experiment.
       width: seeds trained side by side.
-      task: that of a run which is read back, with the artifacts of its folder; None: made from the config.
+      task: of the config, where it is there already; None: made from the config.
     """
 
     def __init__(self, config: ExperimentConfig, width: int = 1, task: Task | None = None):
@@ -70,9 +67,9 @@ class Experiment:
         )
 
     @staticmethod
-    def check(config: ExperimentConfig) -> None:
+    def check(config: ExperimentConfig, task: Task | None = None) -> None:
         """Raises ConfigError for what is wrong with a config, without compiling anything."""
-        task = tasks.create(config.task.name, **config.task.options)
+        task = tasks.create(config.task.name, **config.task.options) if task is None else task
         params = create_program(config, task).state_shapes().params
         learner = create_learner(config, task)  # without the mesh, whose devices a single sequence is not enough for
         # Of those that are equally long the last, since the first, of training, may take long to read.
@@ -182,6 +179,8 @@ class Experiment:
         if attends(model):
             facts = [model.block.compute_dtype, f"remat {model.remat}", *facts]
         job.add_row("step", ", ".join(facts))
+        if self.task.origin():
+            job.add_row("data", self.task.origin())
         return summary.summarise(state.params, job)
 
     def meter(self) -> Meter:
@@ -292,61 +291,3 @@ def create_iterator(
         rows=rows,
         readers=training.readers,
     )
-
-
-@dataclasses.dataclass(frozen=True)
-class LoadedRun:
-    """A run read back from its workdir.
-
-    Attributes:
-      config: what it was trained with.
-      seeds: of the runs side by side.
-      step: of the newest checkpoint.
-      state: the training state.
-      params: of each seed.
-    """
-
-    config: ExperimentConfig
-    task: Task
-    learner: Learner
-    seeds: Sequence[int]
-    step: int
-    state: TrainState
-    params: list[Any]
-    seconds: float
-
-
-def check_sources(task: Task, workdir: Path, splits: Iterable[str]) -> None:
-    """ConfigError if a run is to be measured on other data than those whose sources it keeps."""
-    if task.same_sources(workdir, splits) is False:
-        raise ConfigError(
-            f"{', '.join(task.sources())} in {workdir} tells of other data than there are now, which the run goes by: "
-            "restore its data"
-        )
-
-
-def load_run(workdir: Path) -> LoadedRun:
-    """Reads back the newest checkpoint of a training run.
-
-    Raises:
-      ConfigError: there is none.
-    """
-    if not (workdir / "config.json").exists() or not (workdir / "checkpoints").exists():
-        raise ConfigError(
-            f"{workdir} holds no training run: give the --workdir of experiments.train, or a cell of compare"
-        )
-    settings = read_settings(workdir)
-    if "seeds" not in settings:
-        raise ConfigError(f"{workdir} holds a comparison: give one of the folders in its cells/ENCODING")
-    config = ExperimentConfig.from_mapping(settings["config"])
-    config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
-    options = tasks.TASKS.get(config.task.name).with_artifacts(config.task.options, workdir)
-    task = tasks.create(config.task.name, **options)
-    program = create_program(config, task, len(settings["seeds"]), jax.local_devices()[:1])
-    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
-        restored = checkpoints.restore(program.state_shapes())
-    if restored is None:
-        raise ConfigError(f"{workdir} has no checkpoint yet: train it first")
-    step, state, progress = restored
-    params = program.replicas.unstack(state.params)
-    return LoadedRun(config, task, program.learner, settings["seeds"], step, state, params, progress["seconds"])

@@ -26,6 +26,7 @@ from rich.console import Console
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation import plots, records, tables
+from cope_jax.tasks import Task
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 from experiments import cells, common, entry, processes
@@ -52,17 +53,20 @@ def main() -> None:
     labels = read_encodings(_ENCODINGS.value, config)
     processes.join()
     experiment = {label: dataclasses.replace(config, encoding=label) for label in labels}
+    task = tasks.create(config.task.name, **config.task.options)
     for label in labels:  # all mistakes in the config show before the first hour of training
-        common.Experiment.check(experiment[label])
+        common.Experiment.check(experiment[label], task)
     with contextlib.ExitStack() as stack:
         with processes.first_goes_ahead() as first:
             if first:
                 stack.enter_context(workdirs.locked(workdir))
                 workdirs.open_workdir(workdir, config)
+                if task.origin():
+                    print(f"{task.name}: {task.origin()}")
         planned = cells.plan(labels, _SEEDS.value, side_by_side(config), workdir)
         cells.train_missing(experiment, planned, workdir)
         if first:
-            show(workdir, config, labels, planned, Console())
+            show(workdir, config, task, labels, planned, Console())
 
 
 def read_encodings(text: str, config: ExperimentConfig) -> list[str]:
@@ -83,11 +87,15 @@ def side_by_side(config: ExperimentConfig) -> int:
 
 
 def show(
-    workdir: Path, config: ExperimentConfig, labels: Sequence[str], planned: Sequence[Cell], console: Console
+    workdir: Path,
+    config: ExperimentConfig,
+    task: Task,
+    labels: Sequence[str],
+    planned: Sequence[Cell],
+    console: Console,
 ) -> None:
     """Writes results, table and plots of all cells, and prints the table."""
     finished, paths = cells.write_results(workdir, planned)
-    task = tasks.create(config.task.name, **config.task.options)
     paper = {} if is_changed() else config.paper
     paths.append(records.write_atomically(workdir / "table.md", tables.markdown(task, finished, labels, paper)))
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels)

@@ -25,7 +25,7 @@ from cope_jax.models.decoder import Decoder
 from cope_jax.tasks.text import Text
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.words import Words
-from experiments import common, entry, starting
+from experiments import entry, runs, starting
 from experiments import workdir as workdirs
 
 _FROM = flags.DEFINE_string("from", None, "A run, or a folder in a format of --format.", required=True)
@@ -61,7 +61,7 @@ def main() -> None:
     tokens: dict[str, Any] = {}
     on_text = False
     if (source / "checkpoints").exists():
-        run = common.load_run(source)
+        run = runs.load_run(source)
         seeds = list(run.seeds)
         seed = seeds[0] if _SEED.value is None else _SEED.value
         if seed not in seeds:

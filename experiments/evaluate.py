@@ -8,7 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common, entry
+from experiments import common, entry, runs
 from experiments import workdir as workdirs
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
@@ -20,14 +20,14 @@ _EXAMPLES = flags.DEFINE_integer(
 def main() -> None:
     """Prints the errors on all splits and writes evaluation.json into the workdir."""
     workdir = Path(_WORKDIR.value)
-    run = common.load_run(workdir)
-    common.check_sources(run.task, workdir, run.task.evaluation_splits)
+    run = runs.load_run(workdir)
+    runs.check_sources(run.task, workdir, run.task.evaluation_splits)
     config = run.config
     if _EXAMPLES.value is not None:
         evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)
         config = dataclasses.replace(config, evaluation=evaluation)
     experiment = common.Experiment(config, len(run.seeds), run.task)
-    with workdirs.locked(workdir):
+    with workdirs.locked(workdir, workdirs.MEASURING):
         records = experiment.records(run.seeds, run.state, run.step, run.seconds)
         common.print_errors(run.task, records)
         workdirs.write_json(workdir / "evaluation.json", {"records": records})

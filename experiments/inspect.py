@@ -23,8 +23,8 @@ from rich.console import Console
 from cope_jax import positions
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation import maps
-from cope_jax.tasks.base import LevelTask
-from experiments import common, entry, speakers, text_gates
+from cope_jax.tasks.levels import LevelTask
+from experiments import entry, runs, speakers, text_gates
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
 _INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces, or a text; without it, of --split.")
@@ -42,7 +42,7 @@ _OUT = flags.DEFINE_string("out", None, "Folder for the heat maps; without it, `
 def main() -> None:
     """Prints what is seen, and writes the heat maps."""
     workdir = Path(_WORKDIR.value)
-    run = common.load_run(workdir)
+    run = runs.load_run(workdir)
     if run.config.model.name != "decoder":
         raise ConfigError(f"{workdir} holds a {run.config.model.name} on {run.task.name}: this shows decoders")
     number = speakers.place_of(run, workdir, _SEED.value)
@@ -59,7 +59,7 @@ def main() -> None:
     console.print(*paths, sep="\n", soft_wrap=True)
 
 
-def show_maps(console: Console, run: common.LoadedRun, task: LevelTask, number: int) -> Callable[[Path], list[Path]]:
+def show_maps(console: Console, run: runs.LoadedRun, task: LevelTask, number: int) -> Callable[[Path], list[Path]]:
     """Prints the strips of a synthetic example, and gives what writes its maps."""
     tokens_L = read_input(run, task)
     sampler = positions.SAMPLERS.get(run.learner.sampler)
@@ -78,12 +78,12 @@ def show_maps(console: Console, run: common.LoadedRun, task: LevelTask, number: 
     return functools.partial(maps.write_heat_maps, seen=seen)
 
 
-def show_text(console: Console, workdir: Path, run: common.LoadedRun, number: int) -> Callable[[Path], list[Path]]:
+def show_text(console: Console, workdir: Path, run: runs.LoadedRun, number: int) -> Callable[[Path], list[Path]]:
     """Prints what heads count in a text, and gives what writes the ranking."""
     language = speakers.language_of(run.task)
     split = _SPLIT.value or run.task.evaluation_splits[0]
     if _INPUT.value is None:
-        common.check_sources(run.task, workdir, [split])
+        runs.check_sources(run.task, workdir, [split])
     tokens_BL = text_gates.windows(run.task, language, _INPUT.value, split, _WINDOWS.value)
     shape = run.learner.model.block.attention_shape(None)
     for name, given, count in (
@@ -97,12 +97,12 @@ def show_text(console: Console, workdir: Path, run: common.LoadedRun, number: in
     return functools.partial(text_gates.write, heads=heads)
 
 
-def title(run: common.LoadedRun, number: int) -> str:
+def title(run: runs.LoadedRun, number: int) -> str:
     """What is looked at."""
     return f"{run.task.name}, {run.config.encoding}, seed {run.seeds[number]}, step {run.step:,}"
 
 
-def read_input(run: common.LoadedRun, task: LevelTask) -> np.ndarray:
+def read_input(run: runs.LoadedRun, task: LevelTask) -> np.ndarray:
     """The tokens of --input, or else of the example, up to the last one whose answer counts."""
     if _INPUT.value is not None:
         tokens_L = task.encode(_INPUT.value)

@@ -24,7 +24,7 @@ from cope_jax.evaluation.records import Record
 from cope_jax.models.decoder import Decoder
 from cope_jax.registry import unknown
 from cope_jax.tasks.text import Text
-from experiments import common, entry
+from experiments import entry, runs
 from experiments import workdir as workdirs
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
@@ -40,26 +40,26 @@ def main() -> None:
     """Measures what is missing, then shows everything that was asked for."""
     workdir = Path(_WORKDIR.value)
     plan = read_lengths()
-    run = common.load_run(workdir)
+    run = runs.load_run(workdir)
     task = run.task
     models = [run.learner.rebuild(params) for params in run.params]
     if not isinstance(task, Text) or not isinstance(models[0], Decoder):
         raise ConfigError(f"{workdir} holds a {run.config.model.name} on {task.name}: this measures decoders on text")
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
-    common.check_sources(task, workdir, [_SPLIT.value])
+    runs.check_sources(task, workdir, [_SPLIT.value])
     first = _LENGTH.value or task.config.length
     plan = sorted({first, *plan})
     strides = [_STRIDE.value or -(-length // 2) for length in plan]
     if strides[0] > plan[0]:
         raise ConfigError(f"--stride={strides[0]} leaves tokens out between windows of {plan[0]}: lower it")
     perplexity.check_length(models[0], task, _SPLIT.value, plan[-1])
-    with workdirs.locked(workdir):
+    with workdirs.locked(workdir, workdirs.MEASURING):
         show(workdir, task, measure(workdir, run, task, models, plan, strides), first)
 
 
 def measure(
-    workdir: Path, run: common.LoadedRun, task: Text, models: Sequence[Decoder], plan: list[int], strides: list[int]
+    workdir: Path, run: runs.LoadedRun, task: Text, models: Sequence[Decoder], plan: list[int], strides: list[int]
 ) -> list[Record]:
     """Measures and writes what is missing of the windows of a plan, with a stride for each of its lengths."""
     path = workdir / "perplexity.json"

@@ -9,14 +9,14 @@ import numpy as np
 from cope_jax.errors import ConfigError
 from cope_jax.models import model_files, tensor_files
 from cope_jax.tasks import Task
-from cope_jax.tasks.base import LevelTask
+from cope_jax.tasks.levels import LevelTask
 from cope_jax.tasks.text import Text
 from cope_jax.tasks.words import Words
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.base import Tokenizer
 from cope_jax.tokenizers.vocabulary import UNKNOWN
 from cope_jax.tokenizers.words import Words as WordTokenizer
-from experiments import common
+from experiments import runs
 
 
 class Language(NamedTuple):
@@ -96,7 +96,7 @@ def load(folder: Path, seed: int | None = None) -> Speaker:
         language = _language(tokenizer, begin)
         title = f"{config.name} of {folder}, {config.encoding.text() or 'none'}"
         return Speaker(title, model_files.build(config, params), language, config.max_length)
-    run = common.load_run(folder)
+    run = runs.load_run(folder)
     _check(folder, run.config.model.name, f" on {run.task.name}")
     number = place_of(run, folder, seed, "--model_seed")
     title = f"{run.task.name}, {run.config.encoding}, seed {run.seeds[number]}, step {run.step:,}"
@@ -104,7 +104,7 @@ def load(folder: Path, seed: int | None = None) -> Speaker:
     return Speaker(title, model, language_of(run.task), run.task.length("train"))
 
 
-def place_of(run: common.LoadedRun, folder: Path, seed: int | None, flag: str = "--seed") -> int:
+def place_of(run: runs.LoadedRun, folder: Path, seed: int | None, flag: str = "--seed") -> int:
     """The place of a seed among those of a run, the first for None; ConfigError: the run has it not."""
     seeds = list(run.seeds)
     if seed is None:

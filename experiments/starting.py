@@ -20,7 +20,7 @@ from cope_jax.tasks import Task
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.learner import Learner
 from cope_jax.typing import PyTree
-from experiments import common
+from experiments import common, runs
 
 OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
 """Options of models that decide how they are trained and run, and not what they compute."""
@@ -48,7 +48,7 @@ def read(folder: Path) -> tuple[Any, dict[Any, Any]]:
             f"{folder} holds no model: it needs the checkpoints of a run, or config.json and model.safetensors, as "
             f"experiments.convert writes them, or Hugging Face of a {', '.join(set(model_files.FORMATS))}"
         )
-    run = common.load_run(folder)
+    run = runs.load_run(folder)
     return run.learner.model, jax.device_get(run.params[0])
 
 

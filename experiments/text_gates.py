@@ -11,7 +11,7 @@ from cope_jax.evaluation import gate_views, gates
 from cope_jax.evaluation.text_features import features, pieces
 from cope_jax.tasks import Task
 from cope_jax.tasks.text import Text
-from experiments import common, speakers
+from experiments import runs, speakers
 
 _FEWEST = 16  # tokens of which anything can be said
 
@@ -49,7 +49,7 @@ def windows(task: Task, language: speakers.Language, text: str | None, split: st
 
 def show(
     console: Console,
-    run: common.LoadedRun,
+    run: runs.LoadedRun,
     number: int,
     tokens_BL: np.ndarray,
     chosen: tuple[int | None, int | None],

@@ -16,12 +16,13 @@ import jax
 from absl import flags
 from ml_collections import config_flags
 
+from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.records import environment, write_atomically
 from cope_jax.models.base import attends
 from cope_jax.training.profile import Profile
 from cope_jax.typing import PyTree
-from experiments import common, entry, processes, starting
+from experiments import common, entry, processes, runs, starting
 from experiments import workdir as workdirs
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
@@ -42,8 +43,10 @@ def main() -> None:
     if profile.last and profile.first >= config.training.steps:
         raise ConfigError(f"--profile_steps={_PROFILE.value}: the run ends at step {config.training.steps}")
     processes.join()
-    common.Experiment.check(config)
-    experiment = common.Experiment(config)
+    task = tasks.create(config.task.name, **config.task.options)
+    common.Experiment.check(config, task)
+    runs.check_alike(task)
+    experiment = common.Experiment(config, task=task)
     start: Callable[[], PyTree] = dict
     if not (workdir / "checkpoints").exists():  # before anything is written, for it may not fit
         start = functools.partial(dict, starting.start_of(config, experiment))
@@ -53,7 +56,7 @@ def main() -> None:
                 stack.enter_context(workdirs.locked(workdir))
                 job = {"job": dataclasses.asdict(config.job)}
                 workdirs.open_workdir(workdir, config, seeds, environment() | job)
-                workdirs.write_files(workdir, experiment.task.artifacts() | experiment.task.sources())
+                runs.keep_files(experiment.task, workdir)
                 write_atomically(workdir / "summary.txt", experiment.summary() + "\n")
                 print(experiment.summary())
                 unused = jax.device_count() - experiment.program.mesh.size

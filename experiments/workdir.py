@@ -16,15 +16,19 @@ from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.evaluation.records import Record
 from cope_jax.training.config import ExperimentConfig
 
+MEASURING = ".measuring.lock"
+"""The lock of commands that measure a run and write beside it."""
+
 
 @contextlib.contextmanager
-def locked(workdir: Path) -> Iterator[None]:
+def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
     """Keeps other runs out of a workdir; a run that is killed keeps nobody out.
 
     Of a run in several processes the first has the lock. Where the file system has no locks, a line on stderr says so.
 
     Args:
       workdir: is created.
+      name: of the lock's file: that of training, or `MEASURING`, which a run at work does not hold.
 
     Raises:
       ConfigError: another run holds it, or it cannot be written to.
@@ -35,7 +39,7 @@ def locked(workdir: Path) -> Iterator[None]:
         workdir.mkdir(parents=True, exist_ok=True)
         if not os.access(workdir, os.W_OK):  # where there is a .lock already, that alone could be written to
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        file = (workdir / ".lock").open("a+")
+        file = (workdir / name).open("a+")
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

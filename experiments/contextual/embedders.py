@@ -11,7 +11,7 @@ from cope_jax.models import bert_files, elmo_files, model_files, tensor_files
 from cope_jax.models.bert import BertConfig
 from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
-from experiments import common, workdir
+from experiments import runs, workdir
 
 MINILM = "minilm"
 """Stands for the folder of an installed MiniLM wherever a folder is asked for."""
@@ -80,7 +80,7 @@ def load(text: str | None, name: str | None = None) -> Embedder:
 def _rebuild(folder: Path) -> tuple[str, Any]:
     """A model and the name of its kind, from a folder with its tensors or from a run."""
     if not tensor_files.holds_model(folder):
-        run = common.load_run(folder)
+        run = runs.load_run(folder)
         return run.config.model.name, run.learner.rebuild(run.params[0])
     config, params = model_files.load(folder)
     if config.name == "bert":  # of which a published file may lack the heads
@@ -92,7 +92,7 @@ def encoder_of(text: str | None) -> BertConfig:
     """The config of a trained BERT, of which a head's encoder must be."""
     folder = find(text)
     holds_model = tensor_files.holds_model(folder)
-    config = model_files.load(folder)[0] if holds_model else common.load_run(folder).learner.model
+    config = model_files.load(folder)[0] if holds_model else runs.load_run(folder).learner.model
     if not isinstance(config, BertConfig):
         raise ConfigError(f"{folder} holds {config.name}: choose a run of bert, or a folder of Hugging Face")
     return config

@@ -14,7 +14,7 @@ from cope_jax.data import pipeline
 from cope_jax.layers.encoder import EncoderOptions
 from cope_jax.registry import unknown
 from cope_jax.training.config import ExperimentConfig, TaskConfig
-from experiments import common
+from experiments import runs
 from experiments.contextual import embedders
 
 PREDICTED = 64
@@ -55,7 +55,7 @@ def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, voc
 
 def classify(workdir: Path, split: str = "test") -> np.ndarray:
     """The classes that a trained bert_classifier finds most probable for the examples of a split of its task."""
-    run = common.load_run(workdir)
+    run = runs.load_run(workdir)
     task = run.task  # with the pieces that the encoder knows
     graph, state = nnx.split(run.learner.rebuild(run.params[0]))
 
@@ -73,7 +73,7 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
 
 def mix_weights(workdir: Path) -> list[float] | None:
     """The weights, summing to 1, by which a trained run mixes layers; None where it mixes none."""
-    run = common.load_run(workdir)
+    run = runs.load_run(workdir)
     model = run.learner.rebuild(run.params[0])
     mix = getattr(model, "mix", None)
     return None if mix is None else np.asarray(mix.shares()).tolist()

@@ -12,7 +12,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.models import model_files
 from cope_jax.tokenizers import loading
 from cope_jax.training.config import ExperimentConfig
-from experiments import common, speakers, starting
+from experiments import common, runs, speakers, starting
 from tests.experiments.pretrained import TEXT_CONFIG
 from tests.models.exchange_cases import LLAMA, VOCAB, tensors, write
 
@@ -42,14 +42,14 @@ def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path
     assert done.status == 0, done.err
     assert f"start: decoder of {tmp_path / 'gpt2'}; new: blocks.encoding.cope.table_NK; left out: nothing" in done.out
     assert "it is another function" not in done.err
-    assert common.load_run(tmp_path / "on").params[0]["blocks"]["encoding"]["table_NK"].shape == (1, 4, 4)
+    assert runs.load_run(tmp_path / "on").params[0]["blocks"]["encoding"]["table_NK"].shape == (1, 4, 4)
 
 
 def test_a_run_becomes_a_folder_of_ours_with_the_same_parameters(start, run, tmp_path):
     done = start("convert", f"--from={run}", f"--to={tmp_path / 'own'}", "--seed=0").wait()
     assert done.status == 0, done.err
     choices, params = model_files.load(tmp_path / "own")
-    held = common.load_run(run)
+    held = runs.load_run(run)
     assert choices.block == held.learner.model.block and choices.encoding == held.learner.model.encoding
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(held.params[0]))
 
@@ -148,7 +148,7 @@ def test_a_converted_model_of_text_trains_further_by_the_flags_as_they_stand(sta
     assert done.status == 0, done.err
     assert f"start: the last 4 of {tmp_path / 'own'}'s tokens, which its vocabulary has not, are left out" in done.out
     assert "another function" not in done.err and "no vocabulary" not in done.err
-    assert common.load_run(tmp_path / "on").params[0]["embedding"]["embedding"].shape == (300, 8)
+    assert runs.load_run(tmp_path / "on").params[0]["embedding"]["embedding"].shape == (300, 8)
 
 
 def test_rows_for_no_token_are_left_out_where_the_vocabulary_shows_them(tmp_path, capsys):

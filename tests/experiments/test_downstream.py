@@ -11,7 +11,7 @@ import pytest
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.training.config import ExperimentConfig
-from experiments import common, starting
+from experiments import common, runs, starting
 from experiments.contextual import embedders, heads, vectors
 from tests.experiments.shrink import TEXT, load, shrink
 
@@ -60,9 +60,9 @@ def test_every_system_tags_and_the_floor_is_that_of_the_task(tagged, trained):
 
 def test_a_frozen_encoder_stays_as_it_was_and_another_does_not(tagged, trained):
     workdir, _, _ = tagged
-    before = common.load_run(trained / "bert").params[0]["encoder"]
+    before = runs.load_run(trained / "bert").params[0]["encoder"]
     for system, same in (("bert_frozen", True), ("bert_fine_tuned", False)):
-        after = common.load_run(workdir / "cells" / system / "seed_0").params[0]["encoder"]
+        after = runs.load_run(workdir / "cells" / system / "seed_0").params[0]["encoder"]
         assert np.array_equal(before["words"]["embedding"], after["words"]["embedding"]) == same
         assert starting_text(before) == starting_text(after)
 

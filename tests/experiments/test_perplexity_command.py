@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from experiments.workdir import locked
+from experiments.workdir import MEASURING, locked
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("perplexity_command")
@@ -104,11 +104,11 @@ def contents(folder):
 def test_one_command_at_a_time_writes_into_a_run_and_says_so_before_it_measures(command, cell, start, tmp_path):
     run = shutil.copytree(cell, tmp_path / "run")
     before = contents(run)
-    with locked(run):
+    with locked(run, MEASURING):
         done = start(command, f"--workdir={run}").wait()
     assert (done.status, f"{run} is in use by process {os.getpid()} on" in done.error) == (2, True), done.err
-    (run / ".lock").unlink()
-    (run / ".lock").mkdir()  # nobody can write there, not even root
+    (run / MEASURING).unlink()
+    (run / MEASURING).mkdir()  # nobody can write there, not even root
     done = start(command, f"--workdir={run}").wait()
     assert (done.status, f"cannot write to {run} (Is a directory)" in done.error) == (2, True), done.err
     assert contents(run) == before

@@ -3,16 +3,18 @@
 import json
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
 from cope_jax import tasks
+from cope_jax.corpora import code
 from cope_jax.corpora.documents import documents
 from cope_jax.corpora.files import SAMPLES
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
 from cope_jax.training.config import ExperimentConfig
-from experiments import common, speakers, text_gates
+from experiments import common, runs, speakers, text_gates
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("text")
@@ -46,7 +48,7 @@ def trained(start, tmp_path_factory):
 
 def test_a_run_is_read_back_without_its_corpora(trained):
     workdir, tokens = trained
-    run = common.load_run(workdir)
+    run = runs.load_run(workdir)
     assert run.step > 0
     np.testing.assert_array_equal(run.task.encode("The lamp is bright."), tokens)
     assert (workdir / "tokenizer.json").read_text() == run.task.artifacts()["tokenizer.json"]
@@ -131,8 +133,60 @@ def test_a_damaged_tokenizer_of_a_run_is_one_line(trained, tmp_path):
     text = (workdir / "tokenizer.json").read_text()
     (workdir / "tokenizer.json").write_text(text[: len(text) // 2])
     with pytest.raises(ConfigError, match=r"tokenizer.json is no tokenizer.json \(.*\): fetch it again$") as error:
-        common.load_run(workdir)
+        runs.load_run(workdir)
     assert "\n" not in str(error.value)
+
+
+def test_a_tokenizer_of_a_run_that_is_only_written_otherwise_is_the_same(tmp_path):
+    task = tasks.create("text", vocab_size=300, length=16)
+    runs.keep_files(task, tmp_path)
+    file = tmp_path / "tokenizer.json"
+    kept = json.dumps(json.loads(file.read_text()))  # as another version of the library may write it
+    assert kept != file.read_text()
+    file.write_text(kept)
+    (tmp_path / "corpus.json").unlink()  # as after an interruption
+    runs.keep_files(task, tmp_path)
+    assert file.read_text() == kept and (tmp_path / "corpus.json").exists()
+    other = tasks.create("text", vocab_size=301, length=16)
+    with pytest.raises(ConfigError, match=r"^tokenizer\.json in .* is another than the data give now"):
+        runs.keep_files(other, tmp_path)
+
+
+def test_processes_with_other_data_are_refused(monkeypatch):
+    task = tasks.create("text", vocab_size=300, length=16)
+    runs.check_alike(task)  # alone
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    others = [task, task, tasks.create("text", vocab_size=300, length=16, corpus="files")]
+    digests = []
+    gather = "jax.experimental.multihost_utils.process_allgather"
+    monkeypatch.setattr(gather, lambda own: digests.append(own) or np.stack([own] * 3))
+    for one in others:
+        runs.check_alike(one)
+    monkeypatch.setattr(gather, lambda own: np.stack(digests))
+    with pytest.raises(ConfigError, match=r"^process 2 has other data than process 0: give all of them the same"):
+        runs.check_alike(task)
+
+
+@pytest.mark.parametrize(
+    ("options", "place"),
+    [
+        ({}, "wikitext-2 from the small built-in sample: 5 documents of 2,844 bytes to train on"),
+        ({"corpus": "code+files"}, "code+files from the small built-in sample and the standard library of the"),
+        ({"data_dir": "DATA"}, "wikitext-2 from DATA: 5 documents"),
+    ],
+)
+def test_a_summary_says_where_the_text_comes_from(options, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(SAMPLES / "wikitext-2", tmp_path / "DATA" / "wikitext-2")
+    if "code" in options.get("corpus", ""):
+        monkeypatch.setattr(code, "standard_library", lambda: tmp_path / "library")
+        (tmp_path / "library").mkdir()
+        for number in range(60):
+            (tmp_path / "library" / f"m{number}.py").write_text(f"value_{number} = {number} + {number**3}\n")
+    config = ExperimentConfig.from_mapping(
+        {"task": {"name": "text", "options": {"tokenizer": "bytes", "length": 16, **options}}}
+    )
+    assert place in " ".join(common.Experiment(config).summary().split())
 
 
 def checked(training, **options):
