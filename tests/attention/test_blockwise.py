@@ -27,13 +27,10 @@ from tests.attention.problems import (
     oracle,
     plain,
 )
-from tests.encodings.cases import BATCH, CASES, SIZES, build, jit
+from tests.encodings.cases import BATCH, CASES, FEW, SIZES, build, every, jit
 from tests.oracle.encodings import Sizes
 
 LENGTH, KEYS = 7, 11
-every_case = pytest.mark.parametrize(
-    "spec", [pytest.param(spec, id=spec, marks=pytest.mark.xdist_group(spec)) for spec in CASES]
-)
 # Without shrinking: each example may compile, and is small as it is.
 few = settings(
     derandomize=True,
@@ -71,7 +68,7 @@ def random_data(seed, length, keys, batch=BATCH, ordered=True):
     return data
 
 
-@every_case
+@every(few=FEW)
 def test_every_encoding(spec, x64):
     """Strips and blocks that do not divide; several near and far blocks; masks of all kinds."""
     run = compiled(spec, Blocks(3, 2, 3))

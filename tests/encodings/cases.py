@@ -2,11 +2,12 @@
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+import pytest
 from flax import nnx
 
 from cope_jax import attention, encodings
@@ -54,6 +55,24 @@ CASES = [
     "learned+cope(npos_max=4,gate=separate_key)",
     "cope(position=slope,gate=separate_key)+rope(fraction=0.5)+kerple",
 ]
+# What encodings do by default, and what changes CoPE's sums or is composed. The rest is slow where a test is.
+FEW = {
+    *(spec for spec in CASES if "(" not in spec),
+    "relative(max_distance=3,beyond=clip)",
+    "cope(npos_max=4,gate=separate_key)",
+    "cope(position=learned_slope)",
+    "cope_two_sided(npos_max=4)",
+    "cope(npos_max=4)+rope",
+    "learned+cope(npos_max=4,gate=separate_key)",
+}
+
+
+def every(specs: Iterable[str] = CASES, few: Collection[str] = CASES) -> Any:
+    """Parametrizes a test by specs, slow unless they are of a few; each in a group, whose worker compiles it once."""
+    marks = {spec: [pytest.mark.xdist_group(spec), *([] if spec in few else [pytest.mark.slow])] for spec in specs}
+    return pytest.mark.parametrize("spec", [pytest.param(spec, id=spec, marks=marks[spec]) for spec in specs])
+
+
 SIZES = Sizes(heads=4, kv_heads=2, head_dim=4, model_dim=6, max_length=12)
 BATCH, LENGTH = 2, 6
 # Halves the compile time, which is most of the suite's.

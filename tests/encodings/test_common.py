@@ -14,11 +14,13 @@ from tests.encodings.cases import (
     BATCH,
     CASES,
     CONSECUTIVE,
+    FEW,
     LENGTH,
     ONE_SEGMENT,
     SIZES,
     build,
     compiled,
+    every,
     expected,
     forward,
     jit,
@@ -29,10 +31,7 @@ from tests.encodings.cases import (
 )
 from tests.oracle.differences import gradients as finite_differences
 
-# A group is for pytest-xdist's `--dist loadgroup`: one worker compiles a case, and runs all of its tests.
-every_case = pytest.mark.parametrize(
-    "spec", [pytest.param(spec, id=spec, marks=pytest.mark.xdist_group(spec)) for spec in CASES]
-)
+every_case, a_few = every(), every(few=FEW)
 GAPPED = np.array([[0, 1, 4, 5, 9, 11], [2, 3, 5, 6, 7, 10]], np.int32)
 POSITIONS = {
     "consecutive": CONSECUTIVE,
@@ -98,7 +97,7 @@ def assert_takes_all_keys_as_one_block(spec):
     assert "cope_two_sided" in dict(parts(spec)), f"{spec} has a law of blocks to keep, and tells no slopes"
 
 
-@every_case
+@a_few
 def test_block_law(spec, x64):
     """Any split of the keys, from the nearest block to the farthest, gives what one block gives; gradients too."""
     if block_of(spec) is None:
@@ -280,7 +279,7 @@ def test_jit_equals_eager_and_compiles_once(spec, x64):
     assert len(traces) == before, "other values, positions or segments compile again"
 
 
-@every_case
+@a_few
 def test_packed_documents_do_not_leak(spec, x64):
     """Two documents in one row give, in value and gradient, what each gives alone: positions and counts restart."""
     _, state = build(spec)
@@ -301,7 +300,7 @@ def test_packed_documents_do_not_leak(spec, x64):
     assert all(np.all(second[name][:, :half] == 0) for name in ("x", "q", "k", "v")), "a leak"
 
 
-@every_case
+@a_few
 def test_bfloat16_is_near_float32(spec):
     """The same numbers in bfloat16 give the float32 result to bfloat16's 8 bits; positions stay float32."""
     _, state = build(spec, dtype=np.float32)
