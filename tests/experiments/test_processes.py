@@ -73,7 +73,9 @@ def assert_same_numbers(workdir, other):
     assert np.min(np.abs(np.diff(losses))) > 1e-3  # what another order would look like
 
 
-@pytest.mark.parametrize("name", ["data", "fsdp", pytest.param("sequence", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "name", ["data", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "sequence"))]
+)
 def test_two_processes_train_as_one_does(name, two, alone):
     workdir, ended = two(name)
     assert [done.status for done in ended] == [0, 0], ended

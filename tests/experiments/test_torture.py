@@ -54,6 +54,7 @@ def tortured(start, tmp_path_factory):
     return Tortured(folder, first.wait(), start("torture", *flags(folder, kills=4)).wait())
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(tortured):
     assert tortured.then.status == 0, tortured.then.out + tortured.then.err
     assert "identical" in tortured.then.out and "4/4" in tortured.then.err
@@ -64,6 +65,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(tortured):
     assert len(tortured.starts) == mesh["starts"] == mesh["kills"] + mesh["runs"] + 1
 
 
+@pytest.mark.slow
 def test_a_torture_that_was_stopped_goes_on(tortured):
     assert tortured.first.status == 143
     assert "Traceback" not in tortured.first.err
@@ -129,6 +131,7 @@ SPOILED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spoil", SPOILED)
 def test_whatever_differs_is_named(spoil, tortured, tmp_path):
     straight, other = tortured.folder / MESH / "straight", tmp_path / "other"
@@ -138,6 +141,7 @@ def test_whatever_differs_is_named(spoil, tortured, tmp_path):
     assert verdict.differences(straight, other) == SPOILED[spoil]
 
 
+@pytest.mark.slow
 def test_a_run_whose_last_checkpoint_is_another_differs(tortured, tmp_path):
     straight, other = tortured.folder / MESH / "straight", tmp_path / "other"
     shutil.copytree(straight, other)
@@ -145,6 +149,7 @@ def test_a_run_whose_last_checkpoint_is_another_differs(tortured, tmp_path):
     assert "last checkpoint differs" in verdict.differences(straight, other)
 
 
+@pytest.mark.slow
 def test_the_command_exits_with_1_where_a_run_differs(tortured, start, tmp_path):
     folder = tmp_path / "runs"
     shutil.copytree(tortured.folder, folder)
