@@ -1,5 +1,7 @@
 """What the commands share: a config made into a running experiment, and a run read back."""
 
+import os
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -218,7 +220,13 @@ def print_errors(task: Task, records: Sequence[dict[str, Any]]) -> None:
             values = {r["metric"]: r["value"] for r in records if r["split"] == split and r["seed"] == seed}
             shares = (f"{100 * values[metric]:.2f}" for metric in errors)
             table.add_row(str(seed), split, *shares, *(f"{values[metric]:.4f}" for metric in others))
-    rich.console.Console().print(table)
+    console().print(table)
+
+
+def console() -> rich.console.Console:
+    """A console that is wide where nothing says how wide it is, as in a file, so that no figure is cut off."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return rich.console.Console(width=None if known else 160, highlight=False)
 
 
 def _words(name: str) -> str:

@@ -66,12 +66,20 @@ def _leave(status: int, line: str) -> NoReturn:
 
 @contextlib.contextmanager
 def no_late_words() -> Iterator[None]:
-    """Closes stderr behind an exit, so that threads of libraries that outlive an error add nothing to its one line."""
+    """Closes stderr behind an exit, so that threads of libraries that outlive an error add nothing to its one line.
+
+    After Ctrl-C the process ends here, for what is still being computed or compiled would outlive the interpreter and
+    crash.
+    """
     try:
         yield
-    except SystemExit:
+    except SystemExit as left:
         sys.stderr.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        if isinstance(left.__context__, KeyboardInterrupt) and not jax.distributed.is_initialized():
+            with contextlib.suppress(OSError):  # whoever reads may be gone
+                sys.stdout.flush()
+            os._exit(130)
         raise
 
 

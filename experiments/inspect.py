@@ -24,7 +24,7 @@ from cope_jax import positions
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation import maps
 from cope_jax.tasks.levels import LevelTask
-from experiments import entry, runs, speakers, text_gates
+from experiments import common, entry, runs, speakers, text_gates
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
 _INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces, or a text; without it, of --split.")
@@ -47,7 +47,7 @@ def main() -> None:
         raise ConfigError(f"{workdir} holds a {run.config.model.name} on {run.task.name}: this shows decoders")
     number = speakers.place_of(run, workdir, _SEED.value)
     out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
-    console = Console(highlight=False)
+    console = common.console()
     if isinstance(run.task, LevelTask):
         write = show_maps(console, run, run.task, number)
     else:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
-from rich.console import Console
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation import perplexity
@@ -24,7 +23,7 @@ from cope_jax.evaluation.records import Record
 from cope_jax.models.decoder import Decoder
 from cope_jax.registry import unknown
 from cope_jax.tasks.text import Text
-from experiments import entry, runs
+from experiments import common, entry, runs
 from experiments import workdir as workdirs
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
@@ -91,7 +90,7 @@ def read_lengths() -> list[int]:
 
 def show(workdir: Path, task: Text, records: Sequence[Record], first: int) -> None:
     """Prints tables and draws plots."""
-    console = Console(highlight=False)
+    console = common.console()
     console.print(perplexity.figures_table(records))
     console.print(perplexity.positions_table([row for row in records if row["length"] == first]))
     paths = [workdir / "perplexity.json"]

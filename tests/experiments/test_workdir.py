@@ -160,6 +160,20 @@ def test_ctrl_c_before_a_command_begins_is_one_line():
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
 
 
+def test_after_ctrl_c_nothing_runs_on_while_the_interpreter_is_taken_down():
+    code = """
+import atexit
+from experiments import entry
+atexit.register(print, "late")
+print("early")
+with entry.no_late_words(), entry.clear_errors():
+    raise KeyboardInterrupt
+"""
+    done = run(code)
+    assert (done.returncode, done.stdout) == (130, "early\n")
+    assert done.stderr == "interrupted; the same command goes on from what it has kept, if anything yet\n"
+
+
 def run(code, **environment):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
