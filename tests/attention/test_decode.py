@@ -14,7 +14,7 @@ from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.errors import ConfigError
-from tests.encodings.cases import CASES, LENGTH, SIZES, build, jit, problem
+from tests.encodings.cases import CASES, FEW, LENGTH, SIZES, build, jit, problem
 
 # The first row has two tokens of padding, the second holds two documents.
 SEGMENTS = np.array([[-1, -1, 0, 0, 0, 0], [4, 4, 4, 7, 7, 7]], np.int32)
@@ -60,7 +60,12 @@ def whole(encoding, inputs, **options):
 SMALL_BLOCKS = [("cope(npos_max=3)", 2), ("cope", 3), ("cope(npos_max=4)+relative(max_distance=5)", 3)]
 
 
-@pytest.mark.parametrize("spec, block", [(spec, nearest_first.BLOCK) for spec in CASES] + SMALL_BLOCKS)
+WHOLE = [
+    pytest.param(spec, nearest_first.BLOCK, marks=() if spec in FEW else pytest.mark.slow, id=spec) for spec in CASES
+]
+
+
+@pytest.mark.parametrize("spec, block", WHOLE + SMALL_BLOCKS)
 def test_chunks_and_single_tokens_equal_the_whole(spec, block, monkeypatch, x64):
     """With left padding, packed documents and grouped heads; read in chunks of 1, 3, 1 and 1."""
     monkeypatch.setattr(nearest_first, "BLOCK", block)
