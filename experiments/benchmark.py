@@ -19,11 +19,10 @@ from rich.console import Console
 
 from cope_jax.encodings import split_outside_parentheses
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.records import Record, write_atomically
 from cope_jax.registry import unknown
-from cope_jax.training.interruption import Interrupted, Interruption
-from experiments import entry
-from experiments import workdir as workdirs
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.records import Record, write_atomically
+from cope_jax.training.preemption import Interrupted, Interruption
 from experiments.benchmarks import (
     attention,
     case,
@@ -38,6 +37,7 @@ from experiments.benchmarks import (
     training,
 )
 from experiments.benchmarks.problem import Problem, cores
+from experiments.cli import entry
 
 SECTIONS = ("attention", "memory", "decode", "train")
 

@@ -15,7 +15,7 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from cope_jax.errors import ConfigError
-from experiments import entry
+from experiments.cli import entry
 from experiments.compilation import chips, report, topology
 from experiments.compilation.step import compile_step
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common, entry, runs
-from experiments import workdir as workdirs
+from cope_jax.evaluation.report.errors_table import print_errors
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.load import check_sources, load_run
+from cope_jax.training.experiment import Experiment
+from experiments.cli import entry
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
 _EXAMPLES = flags.DEFINE_integer(
@@ -20,16 +23,16 @@ _EXAMPLES = flags.DEFINE_integer(
 def main() -> None:
     """Prints the errors on all splits and writes evaluation.json into the workdir."""
     workdir = Path(_WORKDIR.value)
-    run = runs.load_run(workdir)
-    runs.check_sources(run.task, workdir, run.task.evaluation_splits)
+    run = load_run(workdir)
+    check_sources(run.task, workdir, run.task.evaluation_splits)
     config = run.config
     if _EXAMPLES.value is not None:
         evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)
         config = dataclasses.replace(config, evaluation=evaluation)
-    experiment = common.Experiment(config, len(run.seeds), run.task)
+    experiment = Experiment(config, len(run.seeds), run.task)
     with workdirs.locked(workdir, workdirs.MEASURING):
         records = experiment.records(run.seeds, run.state, run.step, run.seconds)
-        common.print_errors(run.task, records)
+        print_errors(run.task, records)
         workdirs.write_json(workdir / "evaluation.json", {"records": records})
 
 

@@ -18,12 +18,13 @@ import jax
 from absl import flags
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
-from cope_jax.evaluation.continuation import Continuation
-from cope_jax.evaluation.generation import stream
-from cope_jax.evaluation.sampling import row_keys
 from cope_jax.files import read_text
+from cope_jax.generation import text_model
+from cope_jax.generation.detokenizer import Continuation
+from cope_jax.generation.generate import stream
+from cope_jax.generation.sampling import row_keys
 from cope_jax.registry import check_at_least
-from experiments import entry, speakers
+from experiments.cli import entry
 
 _WORKDIR = flags.DEFINE_string(
     "workdir", None, "A run, or a folder with a model and its tokenizer, ours or Hugging Face's.", required=True
@@ -48,7 +49,7 @@ def main() -> None:
         if not stop:
             raise ConfigError("--stop is empty: give a text, or leave it out")
     check_at_least(1, "generate", batch_size=_BATCH_SIZE.value)
-    speaker = speakers.load(Path(_WORKDIR.value), _MODEL_SEED.value)
+    speaker = text_model.load(Path(_WORKDIR.value), _MODEL_SEED.value)
     prompts = [(prompt, speaker.language.read(prompt, name).tolist()) for name, prompt in named]
     longest = max(len(tokens) for _, tokens in prompts) + len(speaker.language.begin) + _MAX_NEW_TOKENS.value - 1
     print(speaker.title, file=sys.stderr)
@@ -97,7 +98,7 @@ def _prompts() -> Iterator[tuple[str, str]]:
 
 
 def _rows(
-    speaker: speakers.Speaker, batch: list[tuple[str, list[int]]], start: int, speed: Speed
+    speaker: text_model.Speaker, batch: list[tuple[str, list[int]]], start: int, speed: Speed
 ) -> Iterator[list[tuple[Continuation, str]]]:
     """The continuations of a batch as they grow, each with what is new of it; the last time what was held back."""
     language = speaker.language
@@ -126,7 +127,7 @@ def _rows(
     yield [(row, row.finish()) for row in rows]
 
 
-def _show(speaker: speakers.Speaker, prompts: list[tuple[str, list[int]]], start: int, speed: Speed) -> None:
+def _show(speaker: text_model.Speaker, prompts: list[tuple[str, list[int]]], start: int, speed: Speed) -> None:
     """Prints the first continuation while it grows, and then the others, for they grow at the same time."""
     batch = prompts[start : start + _BATCH_SIZE.value]
     rows: list[tuple[Continuation, str]] = []
@@ -138,7 +139,7 @@ def _show(speaker: speakers.Speaker, prompts: list[tuple[str, list[int]]], start
         print(f"\n{prompt}{row.text}", flush=True)
 
 
-def _write(speaker: speakers.Speaker, prompts: list[tuple[str, list[int]]], out: Path, speed: Speed) -> None:
+def _write(speaker: text_model.Speaker, prompts: list[tuple[str, list[int]]], out: Path, speed: Speed) -> None:
     """Writes a line of JSON for each prompt, a batch at a time."""
     try:
         with clear_storage_errors(out):

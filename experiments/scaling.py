@@ -12,7 +12,7 @@ from pathlib import Path
 from absl import flags
 
 from cope_jax.errors import ConfigError
-from experiments import entry
+from experiments.cli import entry
 from experiments.compilation import scaling
 
 _FIGURES = flags.DEFINE_string("figures", None, "Folder with the files of compile_check --json.", required=True)

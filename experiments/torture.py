@@ -22,9 +22,9 @@ from rich.table import Column, Table
 from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
-from cope_jax.training.interruption import Interrupted
-from experiments import entry
-from experiments import workdir as workdirs
+from cope_jax.runs import workdir as workdirs
+from cope_jax.training.preemption import Interrupted
+from experiments.cli import entry
 from experiments.tortures.ordeal import Ordeal
 from experiments.tortures.victim import parse_mesh
 

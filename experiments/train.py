@@ -18,12 +18,17 @@ from ml_collections import config_flags
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.records import environment, write_atomically
+from cope_jax.evaluation.report.errors_table import print_errors
 from cope_jax.models.base import attends
-from cope_jax.training.profile import Profile
+from cope_jax.runs import warm_start
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.load import check_alike, keep_files
+from cope_jax.runs.records import environment, write_atomically
+from cope_jax.training import distributed as processes
+from cope_jax.training.experiment import Experiment
+from cope_jax.training.profiling import Profile
 from cope_jax.typing import PyTree
-from experiments import common, entry, processes, runs, starting
-from experiments import workdir as workdirs
+from experiments.cli import distributed, entry
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.", required=True)
@@ -32,7 +37,7 @@ _SEED = flags.DEFINE_integer(
 )
 _PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST, the steps of an XLA profile in WORKDIR/profile.")
 flags.mark_flag_as_required("config")
-flags.adopt_module_key_flags(processes)
+flags.adopt_module_key_flags(distributed)
 
 
 def main() -> None:
@@ -42,21 +47,21 @@ def main() -> None:
     profile = Profile.parse(_PROFILE.value, workdir / "profile")
     if profile.last and profile.first >= config.training.steps:
         raise ConfigError(f"--profile_steps={_PROFILE.value}: the run ends at step {config.training.steps}")
-    processes.join()
+    distributed.join()
     task = tasks.create(config.task.name, **config.task.options)
-    common.Experiment.check(config, task)
-    runs.check_alike(task)
-    experiment = common.Experiment(config, task=task)
+    Experiment.check(config, task)
+    check_alike(task)
+    experiment = Experiment(config, task=task)
     start: Callable[[], PyTree] = dict
     if not (workdir / "checkpoints").exists():  # before anything is written, for it may not fit
-        start = functools.partial(dict, starting.start_of(config, experiment))
+        start = functools.partial(dict, warm_start.start_of(config, experiment))
     with contextlib.ExitStack() as stack:
         with processes.first_goes_ahead() as first:
             if first:
                 stack.enter_context(workdirs.locked(workdir))
                 job = {"job": dataclasses.asdict(config.job)}
                 workdirs.open_workdir(workdir, config, seeds, environment() | job)
-                runs.keep_files(experiment.task, workdir)
+                keep_files(experiment.task, workdir)
                 write_atomically(workdir / "summary.txt", experiment.summary() + "\n")
                 print(experiment.summary())
                 unused = jax.device_count() - experiment.program.mesh.size
@@ -67,7 +72,7 @@ def main() -> None:
         records = experiment.train(seeds, workdir, label, profile if first else None, start)
         if first:
             workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment()})
-            common.print_errors(experiment.task, records)
+            print_errors(experiment.task, records)
 
 
 if __name__ == "__main__":

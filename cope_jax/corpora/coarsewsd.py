@@ -6,8 +6,8 @@ Loureiro et al., "Analysis and evaluation of language models for word sense disa
 
 from typing import cast, get_args
 
-from cope_jax.corpora.files import find, read_lines
-from cope_jax.corpora.senses import Occurrence, Split
+from cope_jax.corpora.corpus_files import find, read_lines
+from cope_jax.corpora.sense_occurrences import Occurrence, Split
 from cope_jax.errors import ConfigError
 
 _HEADER = "word\tsplit\tsense\tindex\tsentence"

@@ -9,7 +9,7 @@ from typing import Any
 
 from etils import epath
 
-from cope_jax.corpora.files import find, read_lines
+from cope_jax.corpora.corpus_files import find, read_lines
 from cope_jax.corpora.sentences import Document
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown

@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from cope_jax.corpora import code, wikitext
-from cope_jax.corpora.files import SAMPLES, find, matching, read_prose
-from cope_jax.corpora.texts import SPLITS
+from cope_jax.corpora import source_code, wikitext
+from cope_jax.corpora.corpus_files import SAMPLES, find, matching, read_prose
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
 
@@ -136,13 +136,13 @@ def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
 
 @READERS.register("code")
 def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    root = code.standard_library() if data_dir is None else pathlib.Path(data_dir) / "code"
-    return lambda split: _tree(str(root), tuple(globs) or code.PYTHON).documents(split)
+    root = source_code.standard_library() if data_dir is None else pathlib.Path(data_dir) / "code"
+    return lambda split: _tree(str(root), tuple(globs) or source_code.PYTHON).documents(split)
 
 
 @functools.lru_cache(maxsize=1)  # all splits are of one tree, whose duplicates take seconds to find
-def _tree(root: str, globs: tuple[str, ...]) -> code.Tree:
-    return code.read(root, globs)
+def _tree(root: str, globs: tuple[str, ...]) -> source_code.Tree:
+    return source_code.read(root, globs)
 
 
 def _part(text: str, split: str) -> str:

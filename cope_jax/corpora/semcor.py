@@ -7,8 +7,8 @@ models", COLING 2016.
 import json
 import zlib
 
-from cope_jax.corpora.files import find, read_lines
-from cope_jax.corpora.senses import Occurrence
+from cope_jax.corpora.corpus_files import find, read_lines
+from cope_jax.corpora.sense_occurrences import Occurrence
 from cope_jax.errors import ConfigError
 
 _TEST_SHARE = 5

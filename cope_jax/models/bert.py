@@ -9,13 +9,13 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.encoder import Encoder, EncoderConfig, EncoderOptions
-from cope_jax.layers.encoder import bert_block as bert_block
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.mlp import ACTIVATIONS
 from cope_jax.layers.norm import Norm
 from cope_jax.layout import Layout
 from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
+from cope_jax.models.encoder import bert_block as bert_block
 from cope_jax.ops.cross_entropy import cross_entropy
 from cope_jax.ops.lookup import take_places
 from cope_jax.registry import check_at_least

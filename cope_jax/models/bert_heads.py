@@ -9,11 +9,11 @@ from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.layers.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import Layout
 from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.lookup import take_places
 from cope_jax.ops.token_measures import token_measures
@@ -107,7 +107,7 @@ class BertClassifier(_Head):
     """Sorts sequences into classes by BERT's first token: logits = W dropout(pooled) + b. Devlin et al. (1810.04805).
 
     >>> import jax.numpy as jnp
-    >>> from cope_jax.layers.encoder import bert_block
+    >>> from cope_jax.models.encoder import bert_block
     >>> config = BertClassifierConfig(vocab_size=16, max_length=8, num_classes=3, num_layers=2, block=bert_block(8, 2))
     >>> BertClassifier(config, rngs=nnx.Rngs(0))(jnp.zeros((1, 8), jnp.int32)).shape
     (1, 3)
@@ -181,7 +181,7 @@ class BertTagger(_Head):
     x is the last layer, or the mix γ Σ_j softmax(w)_j xʲ of all (`ScalarMix`).
 
     >>> import jax.numpy as jnp
-    >>> from cope_jax.layers.encoder import bert_block
+    >>> from cope_jax.models.encoder import bert_block
     >>> config = BertTaggerConfig(vocab_size=16, max_length=8, num_classes=3, num_layers=2, block=bert_block(8, 2))
     >>> pieces_BP, starts_BL = jnp.zeros((1, 8), jnp.int32), jnp.array([[1, 3, 4]])
     >>> BertTagger(config, rngs=nnx.Rngs(0))(pieces_BP, starts_BL).shape

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import Stream, drawn, first, windows
-from cope_jax.corpora.texts import SPLITS, Corpus, documents
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.base import TASKS, Batch, Task
 from cope_jax.tokenizers import characters as chars

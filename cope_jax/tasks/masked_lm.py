@@ -10,8 +10,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import drawn
-from cope_jax.corpora.texts import SPLITS, Corpus, documents
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.base import TASKS, Batch, Task, check

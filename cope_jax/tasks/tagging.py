@@ -10,8 +10,8 @@ import numpy as np
 from etils import epath
 
 from cope_jax.corpora import conllu, majority
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
-from cope_jax.corpora.texts import SPLITS
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 from cope_jax.tasks.base import TASKS, Batch, Task, check

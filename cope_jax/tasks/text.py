@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from cope_jax.corpora.counts import Counts
 from cope_jax.corpora.mixtures import Mixture
 from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
-from cope_jax.corpora.texts import SPLITS
+from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 from cope_jax.registry import check_at_least, check_choices, unknown

@@ -11,8 +11,8 @@ from typing import Literal
 import numpy as np
 
 from cope_jax.corpora import conllu, wikitext
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import Stream, drawn, first, windows
-from cope_jax.corpora.texts import SPLITS
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.base import TASKS, Batch, Task
 from cope_jax.tokenizers.vocabulary import Vocabulary

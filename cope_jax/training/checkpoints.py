@@ -12,7 +12,7 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from cope_jax.errors import ConfigError, clear_storage_errors
-from cope_jax.training import restoring
+from cope_jax.training import checkpoint_io
 from cope_jax.typing import PyTree
 
 
@@ -42,7 +42,7 @@ class Checkpoints:
         context = ocp.Context()
         # Where a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
         context.asynchronous.create_directories_asynchronously = False
-        with clear_storage_errors(directory), restoring.without_stderr():
+        with clear_storage_errors(directory), checkpoint_io.without_stderr():
             self._checkpointer = ocp.training.Checkpointer(
                 directory.resolve(),
                 context=context,
@@ -55,7 +55,7 @@ class Checkpoints:
         # And a process whose write has failed would wait here for the others, who wait for its part of the write.
         self._checkpointer._manager._save_progress_tracker.set = lambda value: None
         if keep_best:
-            scores = {step: restoring.read_score(directory / str(step)) for step in self.steps()}
+            scores = {step: checkpoint_io.read_score(directory / str(step)) for step in self.steps()}
             self._retention.scores.update({step: score for step, score in scores.items() if score is not None})
 
     def __enter__(self) -> "Checkpoints":
@@ -82,7 +82,7 @@ class Checkpoints:
         if score is not None and math.isfinite(score):
             self._retention.scores[step] = score
         with clear_storage_errors(self.directory / str(step)), jax.transfer_guard("allow"):
-            label = restoring.create_label(state, progress, self._retention.scores.get(step))
+            label = checkpoint_io.create_label(state, progress, self._retention.scores.get(step))
             self._writing = self._checkpointer.save_checkpointables_async(
                 step, {"state": state, "progress": progress}, force=True, custom_metadata=label
             )
@@ -131,10 +131,10 @@ class Checkpoints:
         self.wait()
         like = jax.tree.map(_placed, like)
         unreadable: dict[int, str] = {}
-        for step in restoring.of_first_process(self.steps()[::-1]):
+        for step in checkpoint_io.of_first_process(self.steps()[::-1]):
             try:
-                state, progress = restoring.read(self.directory / str(step), like)
-            except restoring.DamagedError as error:
+                state, progress = checkpoint_io.read(self.directory / str(step), like)
+            except checkpoint_io.DamagedError as error:
                 unreadable[step] = str(error)
             else:
                 self._put_aside(unreadable, step)
@@ -150,7 +150,7 @@ class Checkpoints:
     def _put_aside(self, unreadable: dict[int, str], used: int) -> None:
         if not unreadable:
             return
-        restoring.in_all_processes(lambda: self._move(unreadable, used) if jax.process_index() == 0 else None)
+        checkpoint_io.in_all_processes(lambda: self._move(unreadable, used) if jax.process_index() == 0 else None)
         if not self._read_only:
             self._checkpointer.reload()
 

@@ -10,7 +10,7 @@ from typing import Any
 from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.records import Record
+from cope_jax.runs.records import Record
 from experiments.benchmarks.timing import Task, interleave, ratio
 
 Build = Callable[[], Mapping[str, Task]]

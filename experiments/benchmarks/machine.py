@@ -6,7 +6,7 @@ import platform
 import sys
 from pathlib import Path
 
-from cope_jax.evaluation.records import Record, environment
+from cope_jax.runs.records import Record, environment
 from experiments.benchmarks import process
 from experiments.benchmarks.problem import cores, free_memory, gibibytes
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from cope_jax.evaluation.plots import COLOURS, MARKERS, STYLE, TEXT_WIDTH
-from cope_jax.evaluation.records import Record, select
+from cope_jax.evaluation.report.plots import COLOURS, MARKERS, STYLE, TEXT_WIDTH
+from cope_jax.runs.records import Record, select
 from experiments.benchmarks.contenders import BACKWARD, FORWARD
 
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 
 import rich.table
 
-from cope_jax.evaluation.records import Record, select
+from cope_jax.runs.records import Record, select
 
 MISSING = "–"
 FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, where a narrow terminal would break a line

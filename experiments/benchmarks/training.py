@@ -13,15 +13,15 @@ import numpy as np
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
+from cope_jax.training import experiment
 from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
-from experiments import common
 from experiments.benchmarks import data_parallel
 from experiments.benchmarks.case import Case, LeftOut, Noted
 from experiments.benchmarks.devices import Split
 from experiments.benchmarks.timing import Task
 
 STEP = "step"
-CONFIGS = Path(common.__file__).parent / "configs"
+CONFIGS = Path(experiment.__file__).parent / "configs"
 Batch = Mapping[str, np.ndarray]
 
 
@@ -90,7 +90,7 @@ def ours(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
     """One step of our learner: the batch is split over devices, or all on one, as in the training loop."""
     config = dataclasses.replace(recipe.config, encoding=encoding)
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
-    program = common.create_program(config, tasks.create(config.task.name, **config.task.options))
+    program = experiment.create_program(config, tasks.create(config.task.name, **config.task.options))
     learner, state, batch = program.learner, program.init([0]), dict(recipe.batch())
     size = recipe.config.training.batch_size
     if devices > 1 and size % devices == 0:

@@ -11,11 +11,11 @@ import numpy as np
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
+from cope_jax.training import experiment
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.program import Program
 from cope_jax.typing import PyTree
-from experiments import common
 from experiments.tortures.config import get_config
 
 
@@ -29,7 +29,7 @@ def read_config() -> ExperimentConfig:
 def _program() -> Program:
     config = read_config()
     task = tasks.create(config.task.name, **config.task.options)
-    return common.create_program(config, task, devices=jax.devices()[:1])
+    return experiment.create_program(config, task, devices=jax.devices()[:1])
 
 
 def differences(straight: Path, tortured: Path) -> list[str]:

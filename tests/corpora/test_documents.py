@@ -2,9 +2,9 @@ import gzip
 
 import pytest
 
-from cope_jax.corpora import code
+from cope_jax.corpora import source_code
 from cope_jax.corpora.documents import READERS, documents
-from cope_jax.corpora.texts import SPLITS
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
 from tests.corpora.data import real, write
 
@@ -64,7 +64,7 @@ def test_files_are_those_that_match_sorted_and_each_is_cut(tmp_path):
 
 def test_a_packed_file_is_unpacked_and_a_mark_of_byte_order_dropped(tmp_path):
     data = gzip.compress("\ufeff".encode() + b"value = 1\n" * 20)
-    for corpus, split in (("files", "train"), ("code", code.split_of("a.py.gz"))):
+    for corpus, split in (("files", "train"), ("code", source_code.split_of("a.py.gz"))):
         (tmp_path / corpus).mkdir()
         (tmp_path / corpus / "a.py.gz").write_bytes(data)
         (text,) = documents(corpus, str(tmp_path), split, ["*.gz"])

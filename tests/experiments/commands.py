@@ -14,7 +14,9 @@ import jax
 
 ROOT = Path(__file__).parents[2]
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["experiments.common", "cope_jax.evaluation.plots", "cope_jax.evaluation.maps"])
+_FORKS.set_forkserver_preload(
+    ["cope_jax.training.experiment", "cope_jax.evaluation.report.plots", "cope_jax.evaluation.gates.maps"]
+)
 
 CONFIG = """
 from experiments.configs import base

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.tasks.base import TASKS
-from cope_jax.tasks.levels import LevelTask
+from cope_jax.tasks.difficulty import LevelTask
 from cope_jax.training.config import ExperimentConfig, MeshConfig
 
 TASK_OPTIONS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from experiments import common
+from cope_jax.training import experiment
 from experiments.benchmarks import (
     case,
     contenders,
@@ -159,7 +159,9 @@ def test_a_training_step_trains():
 
 def test_a_training_step_split_over_devices_is_the_plain_one():
     recipe = training.Recipe.parse("quick:4")
-    learner = common.create_learner(recipe.config, tasks.create(recipe.config.task.name, **recipe.config.task.options))
+    learner = experiment.create_learner(
+        recipe.config, tasks.create(recipe.config.task.name, **recipe.config.task.options)
+    )
     state, batch = learner.init(0), dict(recipe.batch())
     batch["weights"] = batch["weights"] * np.array([[1], [0], [0], [0]], np.float32)  # the devices' differ
     batch["weights"][2:, -3:] = 1

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.corpora import texts, wikitext
+from cope_jax.corpora import sentences_by_corpus, wikitext
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation import neighbours
-from cope_jax.evaluation.probing import LayerScore, Probing
+from cope_jax.evaluation.contextual import baselines, nearest_words, pretrained, probe_report, sense_data
+from cope_jax.evaluation.contextual.probing import LayerScore, Probing
+from cope_jax.runs import workdir as workdirs
 from cope_jax.training.config import ExperimentConfig
-from experiments import workdir as workdirs
-from experiments.contextual import embedders, floors, probes, senses
 from tests.experiments.pretrained import MODELS
 
 pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared
@@ -41,10 +40,10 @@ def test_neighbours_are_those_of_the_vectors(trained, start, tmp_path):
         "RNN": ["embeddings", "layer 1"],
         "ELMo": ["words", "layer 1", "layer 2"],
     }
-    corpus = senses.text(None)
+    corpus = sense_data.text(None)
     assert found["corpus"] == {"sentences": len(corpus), "words": sum(map(len, corpus))}
-    rnn = embedders.load(str(trained / "rnn"))
-    index = neighbours.OccurrenceIndex(rnn, corpus)
+    rnn = pretrained.load(str(trained / "rnn"))
+    index = nearest_words.OccurrenceIndex(rnn, corpus)
     for way, words, per_word in (("of the word", "same", None), ("of any word", "any", 1)):
         for query, own in zip(sentences.split("|"), found["models"]["RNN"][way], strict=True):
             for layer, near in index.nearest(query.split(), 1, count=3, words=words, per_word=per_word).items():
@@ -120,9 +119,9 @@ def probing(accuracies):
     ],
 )
 def test_the_paragraph_follows_from_the_numbers(syntax, meaning, verdict):
-    said = probes.paragraph(
-        {"BERT": {probes.TAGS: probing(syntax), probes.SENSES: probing(meaning)}},
-        {probes.TAGS: 1000, probes.SENSES: 1000},
+    said = probe_report.paragraph(
+        {"BERT": {probe_report.TAGS: probing(syntax), probe_report.SENSES: probing(meaning)}},
+        {probe_report.TAGS: 1000, probe_report.SENSES: 1000},
     )
     assert verdict in said
     assert f"best in layer {np.argmax(syntax)} ({100 * max(syntax):.1f} %" in said
@@ -163,7 +162,7 @@ def create(name, model, options, encoding="none"):
 def test_the_floor_of_words_is_a_unigram():
     config = create("words", MODELS["rnn"][2], {"length": 8})
     task = tasks.create("words", length=8)
-    (floor, _) = floors.find(task, config, {("validation", "loss"): 5.0, ("test", "loss"): 6.0}, 1)
+    (floor, _) = baselines.find(task, config, {("validation", "loss"): 5.0, ("test", "loss"): 6.0}, 1)
     train, seen = wikitext.words(None, "train"), wikitext.words(None, "validation")[:64]
     counts = {word: 1 + train.count(word) for word in {*train, "<unk>"}}
     total = sum(counts.values())
@@ -178,10 +177,13 @@ def test_the_floor_of_words_is_a_unigram():
 
 def test_the_floor_of_both_directions_knows_the_ends_of_sentences():
     task = tasks.create("bilm", length=8, max_characters=12)
-    (floor, _) = floors.find(task, create("bilm", MODELS["elmo"][2], {}), {}, 1)
-    words = [[w for s in document for w in (*s, "</S>")] for document in texts.documents("wikitext-2", None, "train")]
+    (floor, _) = baselines.find(task, create("bilm", MODELS["elmo"][2], {}), {}, 1)
+    words = [
+        [w for s in document for w in (*s, "</S>")]
+        for document in sentences_by_corpus.documents("wikitext-2", None, "train")
+    ]
     train = [word for document in words for word in document]
-    forward = floors.unigrams(task)[""]
+    forward = baselines.unigrams(task)[""]
     assert forward[task.vocabulary.number("</S>")] == (train.count("</S>") + 1) / (len(train) + task.vocab_size)
     assert forward[task.vocabulary.number("<S>")] == 1 / (len(train) + task.vocab_size)
     assert floor.run is None and 20 < floor.value < task.vocab_size
@@ -210,25 +212,25 @@ def test_the_floor_of_tags_is_the_words_majority(start, tmp_path):
 
 def test_sentences_with_the_word_come_first():
     text = [(f"w{n}", "Play" if n % 10 == 0 else "x") for n in range(100)]
-    chosen = senses.choose(text, "play", 8)
+    chosen = sense_data.choose(text, "play", 8)
     assert len(set(chosen)) == 8 and sum("Play" in sentence for sentence in chosen) == 4
-    assert sorted(senses.choose(text, "play", 1000)) == sorted(text)
-    assert chosen == senses.choose(text, "play", 8)
+    assert sorted(sense_data.choose(text, "play", 1000)) == sorted(text)
+    assert chosen == sense_data.choose(text, "play", 8)
     with pytest.raises(ConfigError, match="the corpus has no word 'pla'"):
-        senses.choose(text, "pla", 8)
+        sense_data.choose(text, "pla", 8)
 
 
 def test_the_mean_of_a_context_knows_its_words_alone():
     rng = np.random.default_rng(0)
     vectors = {word: rng.normal(size=4) for word in "abcd"}
-    embed = senses.ContextMean(vectors)
+    embed = sense_data.ContextMean(vectors)
     (ours,), (theirs,), (alone,) = embed([list("abcd")]), embed([list("cbda")]), embed([["a", "unseen"]])
     np.testing.assert_allclose(ours[0, 1], theirs[0, 1], rtol=1e-5)  # of another order
     np.testing.assert_allclose(ours[0, 0], np.mean([vectors[w] for w in "bcd"], axis=0), rtol=1e-5)
     assert not alone[0, 0].any() and np.allclose(alone[0, 1], vectors["a"])
 
 
-@pytest.mark.parametrize("module", [floors, probes, senses], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [baselines, probe_report, sense_data], ids=lambda module: module.__name__)
 def test_examples_in_docstrings(module):
     tried = doctest.testmod(module)
     assert tried.attempted and not tried.failed

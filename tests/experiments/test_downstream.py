@@ -10,9 +10,11 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual import encoder_heads, frozen_vectors, pretrained
+from cope_jax.runs import warm_start
+from cope_jax.runs.load import load_run
 from cope_jax.training.config import ExperimentConfig
-from experiments import common, runs, starting
-from experiments.contextual import embedders, heads, vectors
+from cope_jax.training.experiment import Experiment
 from tests.experiments.shrink import TEXT, load, shrink
 
 pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared
@@ -60,9 +62,9 @@ def test_every_system_tags_and_the_floor_is_that_of_the_task(tagged, trained):
 
 def test_a_frozen_encoder_stays_as_it_was_and_another_does_not(tagged, trained):
     workdir, _, _ = tagged
-    before = runs.load_run(trained / "bert").params[0]["encoder"]
+    before = load_run(trained / "bert").params[0]["encoder"]
     for system, same in (("bert_frozen", True), ("bert_fine_tuned", False)):
-        after = runs.load_run(workdir / "cells" / system / "seed_0").params[0]["encoder"]
+        after = load_run(workdir / "cells" / system / "seed_0").params[0]["encoder"]
         assert np.array_equal(before["words"]["embedding"], after["words"]["embedding"]) == same
         assert starting_text(before) == starting_text(after)
 
@@ -77,17 +79,17 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     task = tasks.create("tagging", length=16)
     made = np.load(folder / "validation.npy")
     sentences = task.sentences("validation")
-    theirs = np.concatenate(embedders.load(str(trained / "elmo"))(sentences), axis=1).swapaxes(0, 1)
+    theirs = np.concatenate(pretrained.load(str(trained / "elmo"))(sentences), axis=1).swapaxes(0, 1)
     np.testing.assert_allclose(made, theirs, atol=2e-3)  # float16
     stamp = (folder / "train.npy").stat().st_mtime_ns
     config = text_config("tagger")
-    assert vectors.make(str(trained / "elmo"), config, folder) == folder
+    assert frozen_vectors.make(str(trained / "elmo"), config, folder) == folder
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
 
 
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
     with pytest.raises(ConfigError, match="bert holds no ELMo: choose a run of elmo"):
-        vectors.make(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors")
+        frozen_vectors.make(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors")
     assert not (tmp_path / "vectors").exists()
 
 
@@ -175,23 +177,25 @@ def test_wrong_input_is_one_line(name, flags, message, start, tmp_path):
 
 
 def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_path):
-    config = heads.on_encoder(text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces")
-    experiment = common.Experiment(config)
-    assert list(starting.start_of(config, experiment)) == ["encoder"]
+    config = encoder_heads.on_encoder(
+        text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces"
+    )
+    experiment = Experiment(config)
+    assert list(warm_start.start_of(config, experiment)) == ["encoder"]
     wider = dataclasses.replace(
         config, model=dataclasses.replace(config.model, block=dataclasses.replace(config.model.block, model_dim=12))
     )
     with pytest.raises(ConfigError, match=r"has encoder\.\S+ \S*8\S*, and this model \S*12\S*: give it the same sizes"):
-        starting.start_of(wider, common.Experiment(wider))
+        warm_start.start_of(wider, Experiment(wider))
     vocabulary = (trained / "bert" / "vocab.txt").read_text().splitlines()
     other = tmp_path / "vocab.txt"
     other.write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
     options = config.task.options | {"pieces": str(other)}
     foreign = dataclasses.replace(config, task=dataclasses.replace(config.task, options=options))
     with pytest.raises(ConfigError, match="has another vocabulary than the task's"):
-        starting.start_of(foreign, common.Experiment(foreign))
+        warm_start.start_of(foreign, Experiment(foreign))
     with pytest.raises(ConfigError, match="of which bert_tagger has nothing"):
-        starting.start(trained / "rnn", experiment.learner, experiment.task)
+        warm_start.start(trained / "rnn", experiment.learner, experiment.task)
     assert isinstance(config, ExperimentConfig)
 
 
@@ -200,7 +204,7 @@ def test_models_in_our_format_give_the_same_vectors(trained, start, tmp_path):
     for name in ("bert", "rnn"):
         done = start("convert", f"--from={trained / name}", f"--to={tmp_path / name}").wait()
         assert done.status == 0, done.err
-        before, after = (embedders.load(str(folder / name))(sentences)[0] for folder in (trained, tmp_path))
+        before, after = (pretrained.load(str(folder / name))(sentences)[0] for folder in (trained, tmp_path))
         np.testing.assert_array_equal(after, before)
     assert json.loads((tmp_path / "bert" / "tokenizer_config.json").read_text()) == {"do_lower_case": True}
-    assert embedders.encoder_of(str(tmp_path / "bert")).block == embedders.encoder_of(str(trained / "bert")).block
+    assert pretrained.encoder_of(str(tmp_path / "bert")).block == pretrained.encoder_of(str(trained / "bert")).block

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from experiments.workdir import MEASURING, locked
+from cope_jax.runs.workdir import MEASURING, locked
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("perplexity_command")

@@ -10,11 +10,11 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.layers.config import BlockConfig
-from cope_jax.layers.encoder import SIZES
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.models.bert import Bert, BertConfig, BertOptions, bert_block
 from cope_jax.models.bert_heads import BertClassifierConfig, BertTaggerConfig
+from cope_jax.models.encoder import SIZES
 from tests.models.bert_cases import (
     LAYERS,
     LENGTH,

@@ -7,7 +7,7 @@ from flax import nnx
 
 from cope_jax import tasks
 from cope_jax.corpora.packing import Packed, join
-from cope_jax.evaluation.errors import Evaluator
+from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.learner import Learner
 from tests.models import cases
 from tests.training import tiny

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.corpora import texts
+from cope_jax.corpora import sentences_by_corpus
 from cope_jax.errors import ConfigError
 from cope_jax.tasks.masked_lm import _kept, _trimmed, unigram_accuracy
 from tests.corpora.data import real, write
@@ -27,7 +27,7 @@ def documents(task):
     """Each document of training as a string of pieces, with spaces around."""
     return [
         f" {task.wordpiece.decode(itertools.chain.from_iterable(task.wordpiece.encode_words(s)[0] for s in document))} "
-        for document in texts.documents("wikitext-2", None, "train")
+        for document in sentences_by_corpus.documents("wikitext-2", None, "train")
     ]
 
 

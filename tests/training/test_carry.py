@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from cope_jax.data import pipeline
-from cope_jax.evaluation.errors import Evaluator
 from cope_jax.models.rnn_lm import RNNLMConfig
 from cope_jax.tasks.base import Task
 from cope_jax.training.config import MeshConfig, TrainingConfig
+from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.replicas import Replicas
+from cope_jax.training.seed_batch import Replicas
 from cope_jax.training.sharding import create_mesh, layout_of
-from cope_jax.training.speed import Meter
+from cope_jax.training.throughput import Meter
 from tests.training import tiny
 from tests.training.test_loop import Disturbed, Killed, kill
 

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.training import restoring
+from cope_jax.training import checkpoint_io
 from cope_jax.training.checkpoints import Checkpoints
 from tests.training import tiny
 
@@ -191,7 +191,7 @@ SLOW = pytest.mark.slow
 @pytest.fixture
 def impatient(monkeypatch):
     """Without the wait for what threads print."""
-    monkeypatch.setattr(restoring.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(checkpoint_io.time, "sleep", lambda seconds: None)
 
 
 @LEFTOVERS
@@ -296,7 +296,7 @@ def test_where_no_checkpoint_can_be_read_nothing_is_moved(tmp_path, impatient):
 )
 def test_a_checkpoint_of_another_model_is_an_error_before_an_array_is_read(like, difference, tmp_path, monkeypatch):
     save(tmp_path, 2, 4)
-    monkeypatch.setattr(restoring.ocp, "load_checkpointables", None)
+    monkeypatch.setattr(checkpoint_io.ocp, "load_checkpointables", None)
     with pytest.raises(ConfigError, match=rf"checkpoint .*4 is of another model .*{re.escape(difference)}") as error:
         load(tmp_path, like)
     assert "\n" not in str(error.value)

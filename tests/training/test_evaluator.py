@@ -4,9 +4,9 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.data import pipeline
-from cope_jax.evaluation.errors import Evaluator
 from cope_jax.ops.token_measures import token_measures
-from cope_jax.training.replicas import Replicas
+from cope_jax.training.evaluator import Evaluator
+from cope_jax.training.seed_batch import Replicas
 from tests.training import tiny
 
 # Splits of three lengths: 4 + 4, 4 + 2 and 4 + 8 tokens.

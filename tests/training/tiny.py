@@ -21,9 +21,9 @@ from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.replicas import Replicas
+from cope_jax.training.seed_batch import Replicas
 from cope_jax.training.sharding import create_mesh, layout_of
-from cope_jax.training.speed import Meter
+from cope_jax.training.throughput import Meter
 
 TASK = tasks.create("flip_flop", length=8)
 BATCH, LENGTH = 4, TASK.max_length

@@ -1,0 +1,203 @@
+"""What a trained model looks at: its maps as heat maps and as strips of coloured tokens.
+
+A map is an array `[layers, heads, L, L]` of one input: `attention`, and what the encoding names in its `diagnostics`.
+Row i belongs to query i, and only columns j ≤ i mean anything.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from matplotlib import colormaps, rc_context
+from matplotlib.figure import Figure
+from rich.style import Style
+from rich.text import Text
+
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.report.plots import STYLE
+
+MOST_LABELS = 64  # from more tokens on, labels on the axes could not be read
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """One input seen by a model.
+
+    Attributes:
+      tokens: the input as text.
+      maps: by name, each float32 `[layers, heads, L, L]`.
+      query: place of the query that is looked at, from 0.
+      layers: numbers of the layers that are shown.
+      heads: numbers of the heads that are shown.
+      predicted: the most probable next token after the query.
+      probability: of that token.
+    """
+
+    tokens: tuple[str, ...]
+    maps: dict[str, np.ndarray]
+    query: int
+    layers: Sequence[int]
+    heads: Sequence[int]
+    predicted: str
+    probability: float
+
+    @property
+    def telling(self) -> str:
+        """The map that colours the strips: the gates where the encoding has any, else the attention."""
+        return "gates" if "gates" in self.maps else "attention"
+
+
+def inspect(
+    model: Any,
+    vocabulary: Sequence[str],
+    tokens_L: np.ndarray,
+    *,
+    positions_BL: Any = None,
+    query: int = -1,
+    layer: int | None = None,
+    head: int | None = None,
+) -> Inspection:
+    """Runs a model on one input.
+
+    Args:
+      model: a module like `cope_jax.models.decoder.Decoder`.
+      vocabulary: text of each token.
+      tokens_L: int32 tokens.
+      positions_BL: `[1, L]`; None is 0 … L−1.
+      query: place of the query; negative counts from the end.
+      layer: the only layer to show; None shows all.
+      head: the only head to show; None shows all.
+
+    Raises:
+      ConfigError: no such query, layer or head.
+    """
+    length = len(tokens_L)
+    if not -length <= query < length:
+        raise ConfigError(f"query must lie between {-length} and {length - 1} for {length} tokens, got {query}")
+    tokens_BL = jnp.asarray(tokens_L)[None]
+    probabilities_V = jax.nn.softmax(model(tokens_BL, positions_BL=positions_BL)[0, query])
+    maps = {
+        name: np.asarray(m[:, 0], np.float32) for name, m in model.maps(tokens_BL, positions_BL=positions_BL).items()
+    }
+    num_layers, num_heads = maps["attention"].shape[:2]
+    return Inspection(
+        tokens=tuple(vocabulary[token] for token in tokens_L),
+        maps=maps,
+        query=query % length,
+        layers=_choose("layer", layer, num_layers),
+        heads=_choose("head", head, num_heads),
+        predicted=vocabulary[int(jnp.argmax(probabilities_V))],
+        probability=float(jnp.max(probabilities_V)),
+    )
+
+
+def strips(seen: Inspection, width: int) -> Text:
+    """For each layer and head, the tokens up to the query, coloured by the query's gates.
+
+    Positions p_ij stand below them, and the mean gate of each kind of token above. An encoding without gates shows its
+    attention instead, relative to the strongest, and no positions.
+    """
+    tokens = seen.tokens[: seen.query + 1]
+    lines = [
+        Text(f"query {seen.query} ({tokens[-1]}) predicts {seen.predicted} with probability {seen.probability:.2f}")
+    ]
+    for layer in seen.layers:
+        for head in seen.heads:
+            rows = {name: values[layer, head, seen.query, : len(tokens)] for name, values in seen.maps.items()}
+            shades_M = rows[seen.telling] if seen.telling == "gates" else rows[seen.telling] / rows[seen.telling].max()
+            means = ", ".join(f"{token} {mean:.2f}" for token, mean in means_by_token(rows[seen.telling], tokens))
+            lines.append(Text.assemble((f"\nlayer {layer}, head {head}", "bold"), f"  mean {seen.telling}: {means}"))
+            lines.append(strip(tokens, shades_M, rows.get("positions"), width))
+    return Text("\n").join(lines)
+
+
+def means_by_token(values_M: np.ndarray, tokens: Sequence[str]) -> list[tuple[str, float]]:
+    """(token, mean value) for each different token, the highest mean first.
+
+    >>> means_by_token(np.array([1.0, 0.25, 0.5]), ["++;", "pass;", "++;"])
+    [('++;', 0.75), ('pass;', 0.25)]
+    """
+    places: dict[str, list[float]] = {}
+    for token, value in zip(tokens, values_M, strict=True):
+        places.setdefault(token, []).append(float(value))
+    means = [(token, float(np.mean(values))) for token, values in places.items()]
+    return sorted(means, key=lambda pair: -pair[1])
+
+
+def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | None = None, width: int = 100) -> Text:
+    """Tokens in a line, each on a background as strong as its shade, and numbers below; broken at `width` letters.
+
+    Args:
+      tokens: the keys.
+      shades_M: in [0, 1], 0 is white.
+      numbers_M: what to write below, e.g. the positions p_ij; None writes nothing.
+      width: of the terminal.
+    """
+    below = [""] * len(tokens) if numbers_M is None else [f"{number:.1f}" for number in numbers_M]
+    lines: list[tuple[Text, Text]] = []
+    for token, shade, number in zip(tokens, shades_M, below, strict=True):
+        size = max(len(token), len(number)) + 1
+        if not lines or lines[-1][0].cell_len + size > width:
+            lines.append((Text(), Text()))
+        lines[-1][0].append(f"{token:<{size - 1}}", style=shade_style(float(shade))).append(" ")
+        lines[-1][1].append(f"{number:<{size}}", style="dim")
+    rows = [row for line in lines for row in (line if numbers_M is not None else line[:1])]
+    return Text("\n").join(rows)
+
+
+def write_heat_maps(folder: Path, seen: Inspection) -> list[Path]:
+    """Writes one PNG for each map of the layers and heads shown, and returns their paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name in seen.maps:
+        paths.append(folder / f"{name}.png")
+        heat_map(seen, name).savefig(paths[-1], dpi=150)
+    return paths
+
+
+@rc_context(STYLE)
+def heat_map(seen: Inspection, name: str) -> Figure:
+    """One map as a grid of panels, layers downwards and heads to the right; pairs that causality hides stay blank.
+
+    Tokens label both axes where there are at most 64.
+    """
+    tokens, layers, heads = seen.tokens, seen.layers, seen.heads
+    map_NHLM = seen.maps[name][np.ix_(layers, heads)]
+    length, labelled = len(tokens), len(tokens) <= MOST_LABELS
+    side = max(1.6, 0.11 * length) if labelled else 2.4
+    figure = Figure(figsize=(side * len(heads) + 1.2, side * len(layers) + 0.8), layout="constrained")
+    panels = figure.subplots(len(layers), len(heads), sharex=True, sharey=True, squeeze=False)
+    visible_LM = np.tril(np.ones((length, length), bool))
+    shown = map_NHLM[..., visible_LM]
+    scale = {"vmin": min(0.0, float(shown.min())), "vmax": max(1.0, float(shown.max()))}
+    for row, layer in enumerate(layers):
+        for column, head in enumerate(heads):
+            axes, values = panels[row, column], np.where(visible_LM, map_NHLM[row, column], np.nan)
+            image = axes.imshow(values, cmap="viridis", interpolation="nearest", **scale)
+            axes.set_title(f"layer {layer}, head {head}", fontsize=7)
+            if labelled:
+                axes.set_xticks(range(length), tokens, rotation=90, fontsize=5)
+                axes.set_yticks(range(length), tokens, fontsize=5)
+            axes.tick_params(length=0, pad=1)
+    figure.supxlabel("key", fontsize=8)
+    figure.supylabel("query", fontsize=8)
+    figure.colorbar(image, ax=panels, label=name, shrink=min(1.0, 2.0 / (side * len(layers))), aspect=12)
+    return figure
+
+
+def _choose(what: str, number: int | None, count: int) -> Sequence[int]:
+    if number is None:
+        return range(count)
+    if not 0 <= number < count:
+        raise ConfigError(f"{what} must lie between 0 and {count - 1}, got {number}")
+    return [number]
+
+
+def shade_style(shade: float) -> Style:
+    """The background of a shade in [0, 1], and letters that can be read on it."""
+    red, green, blue, _ = colormaps["Blues"](np.clip(shade, 0.0, 1.0), bytes=True)
+    return Style(color="white" if shade > 0.6 else "black", bgcolor=f"rgb({red},{green},{blue})")

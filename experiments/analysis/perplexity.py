@@ -1,0 +1,107 @@
+r"""Measures how probable a trained decoder finds a text: every token of a split, in windows that slide over it.
+
+python -m experiments.perplexity --workdir=runs/wikitext2_small
+python -m experiments.perplexity --workdir=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
+
+Prints the loss by token, the perplexity by word and by token, bits per byte, and the loss by the number of tokens that
+were seen, and writes them as perplexity.json and plots into the workdir. With a stride of half a window, the default,
+every token sees at least half a window, but for those at the beginning of a text; a stride of the whole length gives
+what the run itself measured. `--lengths` shows how the model generalises to other lengths than that of training.
+
+What is measured is kept: after an interruption the same command goes on, and a further checkpoint is measured anew.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from absl import flags
+
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual.contextual_plots import save
+from cope_jax.evaluation.report import errors_table
+from cope_jax.evaluation.text import perplexity
+from cope_jax.models.decoder import Decoder
+from cope_jax.registry import unknown
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.load import LoadedRun, check_sources, load_run
+from cope_jax.runs.records import Record
+from cope_jax.tasks.text import Text
+from experiments.cli import entry
+
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
+_LENGTH = flags.DEFINE_integer("length", None, "Tokens of a window; without it, as in training.", lower_bound=1)
+_STRIDE = flags.DEFINE_integer(
+    "stride", None, "Tokens from one window to the next; without it, half of the length.", lower_bound=1
+)
+_LENGTHS = flags.DEFINE_list("lengths", [], "Further lengths, such as 128,256,512.")
+
+
+def main() -> None:
+    """Measures what is missing, then shows everything that was asked for."""
+    workdir = Path(_WORKDIR.value)
+    plan = read_lengths()
+    run = load_run(workdir)
+    task = run.task
+    models = [run.learner.rebuild(params) for params in run.params]
+    if not isinstance(task, Text) or not isinstance(models[0], Decoder):
+        raise ConfigError(f"{workdir} holds a {run.config.model.name} on {task.name}: this measures decoders on text")
+    if _SPLIT.value not in task.splits:
+        raise unknown("--split", _SPLIT.value, task.splits)
+    check_sources(task, workdir, [_SPLIT.value])
+    first = _LENGTH.value or task.config.length
+    plan = sorted({first, *plan})
+    strides = [_STRIDE.value or -(-length // 2) for length in plan]
+    if strides[0] > plan[0]:
+        raise ConfigError(f"--stride={strides[0]} leaves tokens out between windows of {plan[0]}: lower it")
+    perplexity.check_length(models[0], task, _SPLIT.value, plan[-1])
+    with workdirs.locked(workdir, workdirs.MEASURING):
+        show(workdir, task, measure(workdir, run, task, models, plan, strides), first)
+
+
+def measure(
+    workdir: Path, run: LoadedRun, task: Text, models: Sequence[Decoder], plan: list[int], strides: list[int]
+) -> list[Record]:
+    """Measures and writes what is missing of the windows of a plan, with a stride for each of its lengths."""
+    path = workdir / "perplexity.json"
+    rows = max(1, run.config.evaluation.batch_size * task.max_length // plan[-1])  # about as much as fitted in training
+    shown = []
+    for length, stride in zip(plan, strides, strict=True):
+        for seed, model in zip(run.seeds, models, strict=True):
+            key = {"seed": seed, "split": _SPLIT.value, "length": length, "stride": stride}
+            text = {"step": run.step, **vars(task.counts(_SPLIT.value))}
+            found = [row for row in workdirs.read_records(path) if workdirs.has(row, key | text)]
+            if not found:
+                label = f"seed {seed}, windows of {length}"
+                losses = perplexity.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
+                found = [
+                    {"seed": seed, "step": run.step, **perplexity.record(task, _SPLIT.value, length, stride, losses)}
+                ]
+                workdirs.replace_records(path, key, found)
+            shown += found
+    return shown
+
+
+def read_lengths() -> list[int]:
+    """The numbers of --lengths."""
+    for text in _LENGTHS.value:
+        if not text.strip().isdecimal() or int(text) < 1:
+            raise ConfigError(f"--lengths has {text!r}, which is no length: write numbers such as 128,256,512")
+    return [int(text) for text in _LENGTHS.value]
+
+
+def show(workdir: Path, task: Text, records: Sequence[Record], first: int) -> None:
+    """Prints tables and draws plots."""
+    console = errors_table.console()
+    console.print(perplexity.figures_table(records))
+    console.print(perplexity.positions_table([row for row in records if row["length"] == first]))
+    paths = [workdir / "perplexity.json"]
+    paths.append(save(perplexity.loss_by_position(records), workdir / "loss_by_position.png"))
+    if len(perplexity.lengths(records)) > 1:
+        figure = perplexity.by_length(records, task.metric, task.config.length)
+        paths.append(save(figure, workdir / "perplexity_by_length.png"))
+    console.print(*paths, sep="\n", soft_wrap=True)
+
+
+if __name__ == "__main__":
+    entry.run(main)

@@ -1,0 +1,130 @@
+"""Copies a trained model into another format: ours, or Hugging Face's where its architecture has one there.
+
+python -m experiments.convert --from=runs/cope --to=exported/cope
+python -m experiments.convert --from=runs/absolute --to=exported/absolute --format=gpt2
+python -m experiments.convert --from=downloads/Llama-3.2-1B --to=starts/llama
+
+Prints the flags with which a config of the same model goes on from it. docs/exchange.md
+"""
+
+import dataclasses
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.exchange import formats, safetensors_io
+from cope_jax.models import MODELS
+from cope_jax.models.decoder import Decoder
+from cope_jax.runs import warm_start
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.load import load_run
+from cope_jax.tasks.text import Text
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.words import Words
+from experiments.cli import entry
+
+_FROM = flags.DEFINE_string("from", None, "A run, or a folder in a format of --format.", required=True)
+_TO = flags.DEFINE_string("to", None, "Folder to write to, new or empty.", required=True)
+_FORMAT = flags.DEFINE_enum("format", formats.OWN, sorted(formats.FORMATS), "What to write.")
+_SEED = flags.DEFINE_integer("seed", None, "Which seed of a run; without it, the first.")
+
+COMPANIONS = (
+    "added_tokens.json",
+    "encoder.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.bpe",
+    "vocab.json",
+    "vocab.txt",
+    "words.txt",
+)
+"""Files beside a model that go with it."""
+
+
+def main() -> None:
+    """Reads, writes, and tells how to go on."""
+    source, target = Path(_FROM.value), Path(_TO.value)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"there is something in {target}: choose another --to")
+    if not source.is_dir():
+        raise ConfigError(f"there is no folder {source}: give --from a run, or a folder with a model")
+    texts: dict[str, str] = {}
+    tokens: dict[str, Any] = {}
+    on_text = False
+    if (source / "checkpoints").exists():
+        run = load_run(source)
+        seeds = list(run.seeds)
+        seed = seeds[0] if _SEED.value is None else _SEED.value
+        if seed not in seeds:
+            raise ConfigError(f"{source} holds no seed {seed}: choose --seed from {', '.join(map(str, seeds))}")
+        config, params, texts = run.learner.model, jax.device_get(run.params[seeds.index(seed)]), run.task.artifacts()
+        on_text = isinstance(run.task, Text)
+        if "lowercase" in run.config.task.options:  # of the pieces, which no vocabulary says
+            texts = {**texts, "tokenizer_config.json": _json(do_lower_case=run.config.task.options["lowercase"])}
+    elif _SEED.value is not None:
+        raise ConfigError(f"{source} holds one model and no run: leave out --seed")
+    else:
+        config, params = warm_start.read(source)
+        tokens = safetensors_io.read_tokens(source)
+        on_text = issubclass(MODELS.get(config.name), Decoder)
+    formats.save(target, config, params, _FORMAT.value, tokens)
+    workdirs.write_files(target, texts)
+    for name in COMPANIONS:
+        if (source / name).exists() and not (target / name).exists():
+            with clear_storage_errors(target / name):
+                shutil.copyfile(source / name, target / name)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{target}: {config.name}, {size:,} parameters, in the format {_FORMAT.value}")
+    vocabulary = list(vocabulary_flags(target)) if on_text else []
+    print(f"to train it further, with a config of the model {config.name}{' on text' if vocabulary else ''}:")
+    print(" \\\n  ".join(shlex.quote(flag) for flag in [*flags_of(target), *vocabulary]))
+
+
+def flags_of(folder: Path) -> Iterator[str]:
+    """The flags of experiments.train by which its model becomes that of the folder and starts with it."""
+    config, _ = warm_start.read(folder)  # as it was written: a format may say the same in other words
+    yield f"--config.training.start={folder}"
+    if hasattr(config, "encoding"):
+        yield f"--config.encoding={config.encoding.text() or 'none'}"
+        if _shapes(config) != _shapes(dataclasses.replace(config, max_length=config.max_length + 1)):
+            yield f"--config.training.max_position={config.max_length}"
+    options = {field.name for field in dataclasses.fields(MODELS.get(config.name).Options)}
+    for name, value in warm_start.choices(config).items():
+        if value is not None and name.partition(".")[0] in options:
+            yield f"--config.model.{name}={value}"
+
+
+def vocabulary_flags(folder: Path) -> Iterator[str]:
+    """The flags of experiments.train by which the task text takes the tokenizer of the folder, if it has one."""
+    try:
+        tokenizer = loading.find(folder)
+    except ConfigError as error:
+        print(f"warning: nothing trains on text with this tokenizer: {error}", file=sys.stderr)
+        return
+    if tokenizer is not None:
+        yield f"--config.task.options.tokenizer={'words' if isinstance(tokenizer, Words) else 'bpe'}"
+        yield f"--config.task.options.vocab={folder}"
+
+
+def _json(**values: Any) -> str:
+    return json.dumps(values) + "\n"
+
+
+def _shapes(config: Any) -> dict[Any, Any]:
+    return {path: leaf.shape for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items()}
+
+
+if __name__ == "__main__":
+    entry.run(main)

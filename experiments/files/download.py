@@ -1,0 +1,46 @@
+"""Downloads published corpora to where all commands read them: a folder that is given to them as `data_dir`.
+
+python -m experiments.download --corpora=wikitext-2,tinyshakespeare --data_dir=DATA
+
+What is there already is left alone, so that the same command goes on after an interruption.
+"""
+
+import os
+import sys
+
+import tensorflow_datasets as tfds
+from absl import flags
+
+from cope_jax.data.download import SOURCES, download
+from cope_jax.errors import ConfigError
+from cope_jax.registry import unknown
+from experiments.cli import entry
+
+_CORPORA = flags.DEFINE_list("corpora", None, f"Which: {', '.join(SOURCES)}.", required=True)
+_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder to write to.", required=True)
+_MIRROR = flags.DEFINE_string("mirror", None, "URL of a folder with the same files, in place of the usual ones.")
+
+
+def main() -> None:
+    """Downloads what is missing and says what is where."""
+    for name in _CORPORA.value:
+        if name not in SOURCES:
+            raise unknown("corpus to download", name, SOURCES)
+    if not sys.stderr.isatty():
+        tfds.disable_progress_bar()
+    for name in _CORPORA.value:
+        source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
+        try:
+            found = download(source, _DATA_DIR.value)
+        except KeyboardInterrupt:
+            # An orderly exit would wait for the threads of the download, to the last byte.
+            print("interrupted; the same command goes on with what is missing", file=sys.stderr, flush=True)
+            os._exit(130)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {_DATA_DIR.value} ({error}): choose another --data_dir") from error
+        what = f"wrote {', '.join(found)}" if found else "is there already"
+        print(f"{name}: {what}, in {_DATA_DIR.value}", flush=True)
+
+
+if __name__ == "__main__":
+    entry.run(main)
