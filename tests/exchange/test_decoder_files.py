@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
-from tests.models.exchange_cases import CASES, GPT2, JUNK, LENGTH, LLAMA, SCALING, VOCAB, tensors, tokens, write
 
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import decoder_files, formats, safetensors_io
 from cope_jax.models.decoder import Decoder
+from tests.exchange.exchange_cases import CASES, GPT2, JUNK, LENGTH, LLAMA, SCALING, VOCAB, tensors, tokens, write
 from tests.models.cases import config, jit
 from tests.oracle import pretrained
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file, save_file
-from tests.models.exchange_cases import GPT2, JUNK, LLAMA, tensors, write
 
 from cope_jax import models
 from cope_jax.encodings import EncodingConfig
@@ -21,6 +20,7 @@ from cope_jax.models.elmo import ElmoConfig
 from cope_jax.models.encoder import bert_block
 from cope_jax.models.rnn_lm import RNNLMConfig
 from cope_jax.models.tagger import TaggerConfig
+from tests.exchange.exchange_cases import GPT2, JUNK, LLAMA, tensors, write
 from tests.models.cases import config, tokens
 
 ENCODER = {

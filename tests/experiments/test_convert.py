@@ -7,7 +7,6 @@ import shlex
 import jax
 import numpy as np
 import pytest
-from tests.models.exchange_cases import LLAMA, VOCAB, tensors, write
 
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import formats
@@ -17,6 +16,7 @@ from cope_jax.runs.load import load_run
 from cope_jax.tokenizers import loading
 from cope_jax.training import experiment
 from cope_jax.training.config import ExperimentConfig
+from tests.exchange.exchange_cases import LLAMA, VOCAB, tensors, write
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("convert")

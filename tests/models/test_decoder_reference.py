@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from flax import nnx
 from safetensors.numpy import load_file
-from tests.models.exchange_cases import CASES, tensors, tokens, write
 
 from cope_jax.exchange import decoder_files
 from cope_jax.models.decoder import Decoder
 from cope_jax.ops.cross_entropy import cross_entropy
+from tests.exchange.exchange_cases import CASES, tensors, tokens, write
 from tests.models.cases import jit
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 from flax import nnx
-from tests.models.exchange_cases import CASES, tensors, tokens, write
 
 from cope_jax import tasks
 from cope_jax.encodings import ENCODINGS, AttentionShape
@@ -14,6 +13,7 @@ from cope_jax.models.decoder import Decoder
 from cope_jax.runs import warm_start
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.experiment import create_learner
+from tests.exchange.exchange_cases import CASES, tensors, tokens, write
 from tests.models.cases import build, config, jit
 
 pytestmark = pytest.mark.xdist_group("starting")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.gates.head_scores import head_scores
+from cope_jax.evaluation.gates import head_scores
 from cope_jax.evaluation.gates.text_features import features
 from tests.models.cases import config, model, tokens
 
