@@ -21,7 +21,7 @@ import cope_jax
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONFIGS = sorted((ROOT / "experiments" / "configs").glob("[!_]*.py"))
-COMMANDS = sorted((ROOT / "experiments").glob("[!_]*.py"))
+COMMANDS = sorted(set((ROOT / "experiments").rglob("*.py")) - set(CONFIGS))
 MODULES = sorted((ROOT / "cope_jax").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LONGEST_MODULE = 400

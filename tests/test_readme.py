@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib.util
 import re
 import runpy
 import shlex
@@ -45,7 +46,11 @@ def commands() -> list[list[str]]:
 
 def flags(module: str) -> set[str]:
     """The flags that a command defines."""
-    calls = [node for node in ast.walk(ast.parse((ROOT / "experiments" / module).read_text())) if is_flag(node)]
+    spec = importlib.util.find_spec(f"experiments.{module}")
+    assert spec is not None and spec.origin is not None, f"there is no experiments.{module}"
+    path = Path(spec.origin)
+    path = path.with_name("__main__.py") if spec.submodule_search_locations else path
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if is_flag(node)]
     return {ast.literal_eval(call.args[0]) for call in calls}
 
 
@@ -84,7 +89,7 @@ def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch
 def test_command_has_its_flags_and_values(words):
     given = dict(word.removeprefix("--").split("=", 1) for word in words[3:])
     command = words[2].removeprefix("experiments.")
-    known = flags(f"{command}.py")
+    known = flags(command)
     assert {name.split(".")[0] for name in given} <= known
     for name, value in given.items():
         if "." in name:

@@ -146,7 +146,7 @@ def test_of_several_processes_only_the_first_speaks_without_its_number(monkeypat
 
 @pytest.mark.parametrize("platform", ["foo", "cuda"])
 def test_an_unknown_backend_is_one_clear_line(platform):
-    code = "from experiments import entry; import jax; entry.run(lambda: print(jax.devices()))"
+    code = "from experiments.cli import entry; import jax; entry.run(lambda: print(jax.devices()))"
     done = run(code, JAX_PLATFORMS=platform)
     if done.returncode == 0:
         pytest.skip(f"there is a {platform} here")
@@ -156,14 +156,19 @@ def test_an_unknown_backend_is_one_clear_line(platform):
 
 
 def test_ctrl_c_before_a_command_begins_is_one_line():
-    done = run("import experiments, signal; signal.raise_signal(signal.SIGINT)")
+    done = run("import sys; sys.argv = ['-m']; import experiments, signal; signal.raise_signal(signal.SIGINT)")
     assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_importing_the_commands_changes_no_hook():
+    done = run("import sys, experiments; print(sys.excepthook is sys.__excepthook__)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
 def test_after_ctrl_c_nothing_runs_on_while_the_interpreter_is_taken_down():
     code = """
 import atexit
-from experiments import entry
+from experiments.cli import entry
 atexit.register(print, "late")
 print("early")
 with entry.no_late_words(), entry.clear_errors():
@@ -190,7 +195,9 @@ def test_files_of_a_run_are_written_once_and_never_changed(tmp_path):
 
 def test_ctrl_c_in_a_callback_that_drops_exceptions_is_not_lost():
     code = """
-import gc, experiments
+import gc
+from experiments.cli import interrupts
+interrupts.install()
 def interrupt(phase, info):
     raise KeyboardInterrupt
 gc.callbacks.append(interrupt)

@@ -40,7 +40,7 @@ def test_words_of_one_topic_are_near(vectors):
 def test_another_process_with_another_hash_gives_the_same_vectors(vectors):
     import hashlib
 
-    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(Path(__file__).parents[2])}
+    environment = {**os.environ, "PYTHONHASHSEED": "77", "PYTHONPATH": str(Path(__file__).parents[3])}
     output = subprocess.run(
         [sys.executable, "-c", SCRIPT], env=environment, check=True, capture_output=True, text=True
     ).stdout.split()
