@@ -12,7 +12,7 @@ from cope_jax.evaluation.contextual.word2vec import Word2VecConfig, nearest_word
 CONFIG = Word2VecConfig(width=8, min_count=2, epochs=20, sample=0.0)
 SCRIPT = """
 import hashlib, numpy as np
-from tests.evaluation.test_context_free import CONFIG, sentences
+from tests.evaluation.contextual.test_word2vec import CONFIG, sentences
 from cope_jax.evaluation.contextual.word2vec import train_word2vec
 vectors = train_word2vec(sentences(), CONFIG)
 print(*vectors, hashlib.sha256(np.stack(list(vectors.values())).tobytes()).hexdigest())
