@@ -19,9 +19,10 @@ from rich.console import Console
 
 from cope_jax.encodings import split_outside_parentheses
 from cope_jax.errors import ConfigError
+from cope_jax.files import write_atomically
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.records import Record, write_atomically
+from cope_jax.runs.records import Record
 from cope_jax.training.preemption import Interrupted, Interruption
 from experiments.benchmarks import (
     attention,

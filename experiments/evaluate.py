@@ -8,7 +8,7 @@ from pathlib import Path
 
 from absl import flags
 
-from cope_jax.evaluation.report.errors_table import print_errors
+from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import check_sources, load_run
 from cope_jax.training.experiment import Experiment

@@ -18,12 +18,13 @@ from ml_collections import config_flags
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.report.errors_table import print_errors
+from cope_jax.evaluation.report.comparison import print_errors
+from cope_jax.files import write_atomically
 from cope_jax.models.base import attends
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import check_alike, keep_files
-from cope_jax.runs.records import environment, write_atomically
+from cope_jax.runs.records import environment
 from cope_jax.training import distributed as processes
 from cope_jax.training.experiment import Experiment
 from cope_jax.training.profiling import Profile

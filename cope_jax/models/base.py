@@ -1,5 +1,6 @@
 """What the training loop needs of a model, and the registry of all models."""
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
@@ -44,6 +45,16 @@ class Model(nnx.Module):
           dropout_key: None outside of training.
         """
         raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticGraphDef:
+    """A model without its arrays, as a static argument of a jitted function; its config may hold what has no hash."""
+
+    graph: nnx.GraphDef[Any]
+
+    def __hash__(self) -> int:
+        return hash(type(self.graph))
 
 
 def attends(options: Any) -> bool:

@@ -117,7 +117,7 @@ class MaskedLM(Task):
         inputs_BL = np.where(chosen_BL, read_BL, targets_BL).astype(np.int32)
         return {"inputs": inputs_BL, "weights": chosen_BL.astype(np.float32)}
 
-    def floors(self, split: str = "validation") -> dict[str, float]:
+    def baselines(self, split: str = "validation") -> dict[str, float]:
         """What a model without a context reaches on `split`: the accuracy of always the same piece, and of a coin."""
         self.length(split)
         train, test = (self._splits[name].pieces for name in ("train", split))

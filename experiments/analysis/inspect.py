@@ -22,8 +22,8 @@ from rich.console import Console
 
 from cope_jax import positions
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.gates import inspect_text, maps
-from cope_jax.evaluation.report import errors_table
+from cope_jax.evaluation.gates import inspect_text, maps, views
+from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.generation import text_model
 from cope_jax.runs.load import LoadedRun, check_sources, load_run
 from cope_jax.tasks.difficulty import LevelTask
@@ -50,7 +50,7 @@ def main() -> None:
         raise ConfigError(f"{workdir} holds a {run.config.model.name} on {run.task.name}: this shows decoders")
     number = text_model.place_of(run, workdir, _SEED.value)
     out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
-    console = errors_table.console()
+    console = wide_console()
     if isinstance(run.task, LevelTask):
         write = show_maps(console, run, run.task, number)
     else:
@@ -96,8 +96,16 @@ def show_text(console: Console, workdir: Path, run: LoadedRun, number: int) -> C
         if given is not None and not 0 <= given < count:
             raise ConfigError(f"{name} must lie between 0 and {count - 1}, got {given}")
     console.print(title(run, number), markup=False)
-    heads = inspect_text.show(console, run, number, tokens_BL, (_LAYER.value, _HEAD.value), _TOP.value)
-    return functools.partial(inspect_text.write, heads=heads)
+    found = inspect_text.score_text(run.learner.rebuild(run.params[number]), language, tokens_BL)
+    console.print(f"{found.count:,} tokens in {len(tokens_BL)} windows of {tokens_BL.shape[1]}\n", markup=False)
+    console.print(views.ranking(found.heads, found.bound, found.top_tokens).rich())
+    console.print(*views.sentences(found.heads, found.bound), sep="\n", markup=False, soft_wrap=True)
+    layer, head = _LAYER.value, _HEAD.value
+    shown = [one for one in found.heads if layer in (None, one.layer) and head in (None, one.head)]
+    for one in shown[: _TOP.value if layer is None and head is None else None]:
+        console.print(f"\nlayer {one.layer}, head {one.head}: mean gates", style="bold", markup=False)
+        console.print(views.coloured(found.pieces, found.gates_LHBL[one.layer, one.head, 0]), soft_wrap=True)
+    return functools.partial(views.write, heads=found.heads)
 
 
 def title(run: LoadedRun, number: int) -> str:

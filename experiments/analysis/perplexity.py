@@ -17,8 +17,8 @@ from pathlib import Path
 from absl import flags
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.contextual_plots import save
-from cope_jax.evaluation.report import errors_table
+from cope_jax.evaluation.report.plot_style import save
+from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.evaluation.text import perplexity
 from cope_jax.models.decoder import Decoder
 from cope_jax.registry import unknown
@@ -92,9 +92,9 @@ def read_lengths() -> list[int]:
 
 def show(workdir: Path, task: Text, records: Sequence[Record], first: int) -> None:
     """Prints tables and draws plots."""
-    console = errors_table.console()
-    console.print(perplexity.figures_table(records))
-    console.print(perplexity.positions_table([row for row in records if row["length"] == first]))
+    console = wide_console()
+    console.print(perplexity.figures_table(records).rich())
+    console.print(perplexity.positions_table([row for row in records if row["length"] == first]).rich())
     paths = [workdir / "perplexity.json"]
     paths.append(save(perplexity.loss_by_position(records), workdir / "loss_by_position.png"))
     if len(perplexity.lengths(records)) > 1:

@@ -30,7 +30,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.report.plots import COLOURS, COLUMN_WIDTH, MARKERS, STYLE
+from cope_jax.evaluation.report.plot_style import COLOURS, COLUMN_WIDTH, MARKERS, STYLE
 from experiments.compilation.report import between, seconds, size
 
 

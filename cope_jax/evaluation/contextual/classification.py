@@ -5,7 +5,7 @@ Spam is 1, ham 0. scikit-learn fits and measures.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
 
@@ -79,7 +79,7 @@ def tfidf_svm(
 
 
 def majority(texts: Sequence[str], labels: np.ndarray, tests: Sequence[str]) -> np.ndarray:
-    """The floor: the more frequent label of the training texts for every test text."""
+    """The baseline: the more frequent label of the training texts for every test text."""
     del texts
     return np.full(len(tests), np.bincount(labels).argmax())
 
@@ -120,6 +120,14 @@ class CrossValidation:
         """Mean over the folds, and Nadeau and Bengio's interval, see `corrected_interval`."""
         train, test = self.folds[0]
         return corrected_interval(self.by_fold(metric), len(test) / len(train), confidence)
+
+    def summary(self) -> dict[str, dict[str, float]]:
+        """By metric: its `mean` over the folds with the interval `low` to `high`, and `pooled` over all texts."""
+        found, pooled = {}, dataclasses.asdict(self.pooled())
+        for metric in get_args(Metric):
+            mean, low, high = self.mean_interval(metric)
+            found[metric] = {"mean": mean, "low": low, "high": high, "pooled": pooled[metric]}
+        return found
 
 
 def corrected_interval(

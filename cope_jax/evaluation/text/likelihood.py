@@ -18,7 +18,7 @@ from tqdm import tqdm
 from cope_jax.corpora.packing import fit
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions
-from cope_jax.models.static_graph import Structure
+from cope_jax.models.base import StaticGraphDef
 from cope_jax.ops.cross_entropy import cross_entropy
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array
@@ -167,14 +167,14 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
     """
     check_length(model, int(windows.sizes.max()))
     graph, state = nnx.split(model)
-    structure = Structure(graph)
+    graphdef = StaticGraphDef(graph)
     count = len(windows.tokens) - 1
     nats, seen = np.full(count, np.nan), np.zeros(count, int)
     options = {"unit": "token", "unit_scale": True, "leave": False, "dynamic_ncols": True}
     with tqdm(total=count, desc=label, **options) as bar:
         for batch in windows.batches(batch_size):
             counts = batch["places"] >= 0
-            nats[batch["places"][counts]] = np.asarray(_losses(structure, state, batch), np.float64)[counts]
+            nats[batch["places"][counts]] = np.asarray(_losses(graphdef, state, batch), np.float64)[counts]
             seen[batch["places"][counts]] = batch["positions"][counts] + 1
             bar.update(int(counts.sum()))
     if not np.isfinite(nats).all():
@@ -189,7 +189,7 @@ def check_length(model: Any, length: int) -> None:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _losses(structure: Structure, state: Any, batch: dict[str, Array]) -> Array:
-    model = nnx.merge(structure.graph, state)
+def _losses(graphdef: StaticGraphDef, state: Any, batch: dict[str, Array]) -> Array:
+    model = nnx.merge(graphdef.graph, state)
     logits_BLV = model(batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"])
     return cross_entropy(logits_BLV, batch["targets"])

@@ -178,7 +178,7 @@ def test_unknown_words_leave_only_figures_by_token():
     found = perplexity.read(Reader(few.vocab_size, context=False), few, "test", 8, 4, 16, 4)
     row = perplexity.record(few, "test", 8, 4, found)
     assert row["unknown"] == few.counts("test").unknown and "perplexity" not in row
-    assert [column.header for column in perplexity.figures_table([row]).columns][3:] == ["token perplexity", "loss"]
+    assert list(perplexity.figures_table([row]).headings)[3:] == ["token perplexity", "loss"]
 
 
 def rows(values):
@@ -194,9 +194,9 @@ def rows(values):
 def test_tables_and_plots_have_a_row_a_line_or_a_point_for_each_length():
     found = rows({4: [5.0, 7.0], 8: [4.0, 4.0], 16: [80.0, 90.0]})
     table = perplexity.figures_table(found)
-    assert list(table.columns[0].cells) == ["4", "8", "16"]
-    assert list(table.columns[3].cells) == ["6.000 ± 1.414", "4.000 ± 0.000", "85.00 ± 7.07"]
-    assert list(perplexity.positions_table(found[:2]).columns[1].cells) == ["3.000 ± 0.000", "2.500 ± 0.000"]
+    assert [cells[0] for cells in table.rows] == ["4", "8", "16"]
+    assert [cells[3] for cells in table.rows] == ["6.000 ± 1.414", "4.000 ± 0.000", "85.00 ± 7.07"]
+    assert [cells[1] for cells in perplexity.positions_table(found[:2]).rows] == ["3.000 ± 0.000", "2.500 ± 0.000"]
     (axes,) = perplexity.loss_by_position(found).axes
     assert [line.get_label() for line in axes.lines] == ["windows of 4", "windows of 8", "windows of 16"]
     (axes,) = perplexity.by_length(found, "perplexity", 8).axes

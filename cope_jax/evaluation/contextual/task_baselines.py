@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.table import Table
 from tqdm import tqdm
 
 from cope_jax.data import pipeline
 from cope_jax.evaluation.contextual.bag_of_words import BagOfWords
+from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.runs import workdir as workdirs
 from cope_jax.tasks import Task
 from cope_jax.tasks.masked_lm import MaskedLM
@@ -25,7 +25,7 @@ ROWS = 1024
 
 
 @dataclasses.dataclass(frozen=True)
-class Floor:
+class Baseline:
     """A figure that needs no context.
 
     Attributes:
@@ -43,7 +43,7 @@ class Floor:
     run: float | None
 
 
-def measured(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
+def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
     """What is known of the run itself: (split, measure) → mean over seeds, and the name of the file.
 
     That is result.json or, of a run that has not ended, the last evaluation in metrics.jsonl.
@@ -68,20 +68,22 @@ def measured(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
     return {key: statistics.mean(own) for key, own in values.items()}, source if values else None
 
 
-def find(task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int) -> list[Floor]:
-    """All floors of a task on its evaluation splits.
+def measure(
+    task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int
+) -> list[Baseline]:
+    """All baselines of a task on its evaluation splits.
 
     Args:
       task: one of `TASKS`.
       config: of the run, which says on which examples it is measured.
-      own: of the run, from `measured`.
+      own: of the run, from `run_figures`.
       examples: that the bag of words learns from.
     """
 
     def accuracy(split: str, error: str) -> float | None:
         return None if (split, error) not in own else 1 - own[split, error]
 
-    floors = []
+    found = []
     if isinstance(task, MaskedLM):
         special = [task.wordpiece.pad, task.wordpiece.cls, task.wordpiece.sep, task.wordpiece.mask]
         train = task.dataset("train", examples, config.training.data_seed)
@@ -90,10 +92,10 @@ def find(task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], flo
             test = _joined(_batches(task, split, config))
             mlm, nsp = accuracy(split, "mlm_error"), accuracy(split, "nsp_error")
             likely = float(np.mean(test["next"] == np.bincount(train["next"]).argmax()))
-            piece = task.floors(split)["mlm_accuracy"]
-            floors.append(Floor(split, "masked words", "most frequent piece", piece, mlm))
-            floors.append(Floor(split, "next sentences", "more frequent answer", likely, nsp))
-            floors.append(Floor(split, "next sentences", "bag of words", classifier.accuracy(test), nsp))
+            piece = task.baselines(split)["mlm_accuracy"]
+            found.append(Baseline(split, "masked words", "most frequent piece", piece, mlm))
+            found.append(Baseline(split, "next sentences", "more frequent answer", likely, nsp))
+            found.append(Baseline(split, "next sentences", "bag of words", classifier.accuracy(test), nsp))
     elif isinstance(task, Tagging):
         tags = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in _batches(task, "train", config)])
         most = np.bincount(tags).argmax()
@@ -101,16 +103,16 @@ def find(task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], flo
             batches = _batches(task, split, config)
             right = np.concatenate([(batch["targets"] == most)[batch["weights"] > 0] for batch in batches])
             tag = accuracy(split, "token_error")
-            floors.append(Floor(split, "tags", "most frequent tag", float(right.mean()), tag))
-            floors.append(Floor(split, "tags", "most frequent of the word", task.majority(split), tag))
+            found.append(Baseline(split, "tags", "most frequent tag", float(right.mean()), tag))
+            found.append(Baseline(split, "tags", "most frequent of the word", task.majority(split), tag))
     else:
         probabilities = unigrams(task)
         for split in task.evaluation_splits:
             loss = own.get((split, "loss"))
             entropy = cross_entropy(probabilities, _batches(task, split, config))
             run = None if loss is None else float(np.exp(loss))
-            floors.append(Floor(split, "perplexity", "unigram", float(np.exp(entropy)), run))
-    return floors
+            found.append(Baseline(split, "perplexity", "unigram", float(np.exp(entropy)), run))
+    return found
 
 
 def unigrams(task: Task) -> dict[str, np.ndarray]:
@@ -140,33 +142,18 @@ def cross_entropy(probabilities: Mapping[str, np.ndarray], batches: Sequence[Map
     return total / count
 
 
-def rich_table(floors: Sequence[Floor], title: str) -> Table:
-    """The floors for a terminal."""
-    table = Table(*_HEADINGS[:3], title=title, title_justify="left")
-    for heading in _HEADINGS[3:]:
-        table.add_column(heading, justify="right")
-    for floor in floors:
-        table.add_row(*_cells(floor))
-    return table
+def table(baselines: Sequence[Baseline], title: str) -> Table:
+    """A row for each split and baseline.
 
-
-def markdown(floors: Sequence[Floor]) -> str:
-    """The same for a document.
-
-    >>> print(markdown([Floor("test", "perplexity", "unigram", 823.456, None)]).splitlines()[-1])
-    | test | perplexity | unigram | 823.46 | – |
+    >>> table([Baseline("test", "perplexity", "unigram", 823.456, None)], "words").rows[0][2:]
+    ['unigram', '823.46', '–']
     """
-    rows = [_HEADINGS, ("---", "---", "---", "---:", "---:"), *map(_cells, floors)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
-
-
-_HEADINGS = ("split", "measure", "without context", "floor", "run")
-
-
-def _cells(floor: Floor) -> tuple[str, ...]:
-    shares = floor.measure != "perplexity"
-    values = ("–" if value is None else f"{100 * value if shares else value:.2f}" for value in (floor.value, floor.run))
-    return (floor.split, f"{floor.measure} (%)" if shares else floor.measure, floor.name, *values)
+    rows = []
+    for own in baselines:
+        is_share = own.measure != "perplexity"
+        figures = (figure(value, 2, 100 if is_share else 1) for value in (own.value, own.run))
+        rows.append([own.split, f"{own.measure} (%)" if is_share else own.measure, own.name, *figures])
+    return Table(title, ("split", "measure", "without context", "baseline", "run"), rows, text_columns=3)
 
 
 def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:
