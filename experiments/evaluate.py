@@ -1,6 +1,6 @@
 """Measures a trained model anew, on as many examples as asked for.
 
-python -m experiments.evaluate --workdir=runs/cope --examples=10000
+python -m experiments.evaluate --model=runs/cope --examples=10000
 """
 
 import dataclasses
@@ -13,16 +13,18 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import check_sources, load_run
 from cope_jax.training.experiment import Experiment
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _EXAMPLES = flags.DEFINE_integer(
     "examples", None, "Of each split; without it, as many as in the run's config.", lower_bound=1
 )
+renamed("workdir", "model")
 
 
 def main() -> None:
-    """Prints the errors on all splits and writes evaluation.json into the workdir."""
-    workdir = Path(_WORKDIR.value)
+    """Prints the errors on all splits and writes evaluation.json into the folder of the run."""
+    workdir = Path(_MODEL.value)
     run = load_run(workdir)
     check_sources(run.task, workdir, run.task.evaluation_splits)
     config = run.config

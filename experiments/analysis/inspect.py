@@ -1,8 +1,8 @@
 """Shows what a trained model looks at: what its gates count, and heat maps of gates, positions and attention.
 
-python -m experiments.inspect --workdir=runs/cope --input="a = 0 ; pass; a ++; print a"
-python -m experiments.inspect --workdir=runs/cope --split=in_distribution --example=0 --layer=1 --head=0
-python -m experiments.inspect --workdir=runs/wikitext2_small --split=test --windows=32
+python -m experiments.inspect --model=runs/cope --input="a = 0 ; pass; a ++; print a"
+python -m experiments.inspect --model=runs/cope --split=in_distribution --example=0 --layer=1 --head=0
+python -m experiments.inspect --model=runs/wikitext2_small --split=test --windows=32
 
 Of a synthetic task: prints a strip of tokens for each layer and head, coloured by the gates of one query (by its
 attention where there are no gates) with the positions p_ij below, and writes a PNG for each map.
@@ -28,8 +28,9 @@ from cope_jax.generation import text_model
 from cope_jax.runs.load import LoadedRun, check_sources, load_run
 from cope_jax.tasks.difficulty import LevelTask
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces, or a text; without it, of --split.")
 _SPLIT = flags.DEFINE_string("split", None, "Split to take the example from; without it, the first that is measured.")
 _EXAMPLE = flags.DEFINE_integer("example", 0, "Which example of the split, from 0.", lower_bound=0)
@@ -39,12 +40,13 @@ _LAYER = flags.DEFINE_integer("layer", None, "Only this layer, from 0; without i
 _HEAD = flags.DEFINE_integer("head", None, "Only this head, from 0; without it, all.")
 _WINDOWS = flags.DEFINE_integer("windows", 16, "Of text: how many windows of the split.", lower_bound=1)
 _TOP = flags.DEFINE_integer("top", 3, "Of text: how many heads of the ranking are shown in colours.", lower_bound=0)
-_OUT = flags.DEFINE_string("out", None, "Folder for the heat maps; without it, `maps` in the workdir.")
+_OUT = flags.DEFINE_string("out", None, "Folder for the heat maps; without it, `maps` in that of the run.")
+renamed("workdir", "model")
 
 
 def main() -> None:
     """Prints what is seen, and writes the heat maps."""
-    workdir = Path(_WORKDIR.value)
+    workdir = Path(_MODEL.value)
     run = load_run(workdir)
     if run.config.model.name != "decoder":
         raise ConfigError(f"{workdir} holds a {run.config.model.name} on {run.task.name}: this shows decoders")

@@ -1,11 +1,11 @@
 r"""Measures how probable a trained decoder finds a text: every token of a split, in windows that slide over it.
 
-python -m experiments.perplexity --workdir=runs/wikitext2_small
-python -m experiments.perplexity --workdir=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
+python -m experiments.perplexity --model=runs/wikitext2_small
+python -m experiments.perplexity --model=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
 
 Prints the loss by token, the perplexity by word and by token, bits per byte, and the loss by the number of tokens that
-were seen, and writes them as perplexity.json and plots into the workdir. With a stride of half a window, the default,
-every token sees at least half a window, but for those at the beginning of a text; a stride of the whole length gives
+were seen, and writes them as perplexity.json and plots into the folder of the run. With a stride of half a window, the
+default, every token sees at least half a window, but for those at the beginning of a text; a stride of the whole length gives
 what the run itself measured. `--lengths` shows how the model generalises to other lengths than that of training.
 
 What is measured is kept: after an interruption the same command goes on, and a further checkpoint is measured anew.
@@ -27,19 +27,21 @@ from cope_jax.runs.load import LoadedRun, check_sources, load_run
 from cope_jax.runs.records import Record
 from cope_jax.tasks.text import Text
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 _LENGTH = flags.DEFINE_integer("length", None, "Tokens of a window; without it, as in training.", lower_bound=1)
 _STRIDE = flags.DEFINE_integer(
     "stride", None, "Tokens from one window to the next; without it, half of the length.", lower_bound=1
 )
 _LENGTHS = flags.DEFINE_list("lengths", [], "Further lengths, such as 128,256,512.")
+renamed("workdir", "model")
 
 
 def main() -> None:
     """Measures what is missing, then shows everything that was asked for."""
-    workdir = Path(_WORKDIR.value)
+    workdir = Path(_MODEL.value)
     plan = read_lengths()
     run = load_run(workdir)
     task = run.task

@@ -98,7 +98,7 @@ def test_probes_say_what_each_layer_knows(trained, start, tmp_path):
 
 
 def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start):
-    done = start("floors", f"--workdir={trained / 'bert'}", "--examples=300").wait()
+    done = start("floors", f"--model={trained / 'bert'}", "--examples=300").wait()
     assert done.status == 0, done.err
     content = read(trained / "bert" / "floors.json")
     records = read(trained / "bert" / "result.json")["records"]
@@ -128,13 +128,13 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
         ("neighbours", ["--models=RUN", "--word=qqq", "--sentences=a qqq"], "the corpus has no word 'qqq'"),
         (
             "neighbours",
-            ["--models=RUN", "--task=senses", "--data_dir=nowhere"],
+            ["--models=RUN", "--task=senses", "--corpora_dir=nowhere"],
             "no coarsewsd20/coarsewsd20.tsv in nowhere",
         ),
         ("neighbours", ["--task=senses"], "missing --models; see --help"),
         ("probe", [], "missing --models; see --help"),
         ("probe", ["--models=nowhere"], "there is no folder nowhere"),
-        ("probe", ["--models=RUN", "--data_dir=nowhere"], "no ud-ewt/en_ewt-ud-train.conllu in nowhere"),
+        ("probe", ["--models=RUN", "--corpora_dir=nowhere"], "no ud-ewt/en_ewt-ud-train.conllu in nowhere"),
         ("probe", ["--models=RUN", "--train_words=0"], "--train_words=0"),
         ("floors", [], "holds no training run"),
         ("floors", ["--examples=1"], "--examples=1"),
@@ -151,12 +151,12 @@ def test_a_wrong_flag_is_one_line(command, given, message, trained, start, tmp_p
 
 def test_floors_are_known_of_some_tasks(start, config, tmp_path):
     workdirs.open_workdir(tmp_path, ExperimentConfig.from_mapping({"task": {"name": "flip_flop", "options": {}}}), [0])
-    done = start("floors", f"--workdir={tmp_path}").wait()
+    done = start("floors", f"--model={tmp_path}").wait()
     assert done.status == 2, done.err
     assert "learns flip_flop: baselines are known of words, bilm, masked_lm, tagging" in done.error
 
 
 def test_perplexity_is_measured_of_decoders_on_text(start, trained):
-    done = start("perplexity", f"--workdir={trained / 'rnn'}").wait()
+    done = start("perplexity", f"--model={trained / 'rnn'}").wait()
     assert done.status == 2, done.err
     assert done.error == f"{trained / 'rnn'} holds a rnn_lm on words: this measures decoders on text"
