@@ -4,9 +4,9 @@ python -m experiments.perplexity --model=runs/wikitext2_small
 python -m experiments.perplexity --model=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
 
 Prints the loss by token, the perplexity by word and by token, bits per byte, and the loss by the number of tokens that
-were seen, and writes them as perplexity.json and plots into the folder of the run. With a stride of half a window, the
-default, every token sees at least half a window, but for those at the beginning of a text; a stride of the whole length gives
-what the run itself measured. `--lengths` shows how the model generalises to other lengths than that of training.
+were seen, and writes them as perplexity.json and plots into the folder of the run. With a stride of half a window, as
+by default, every token sees at least half a window, but for those at the beginning of a text; a stride of its length
+gives what the run itself measured. `--lengths` shows how the model generalises to other lengths than that of training.
 
 What is measured is kept: after an interruption the same command goes on, and a further checkpoint is measured anew.
 """
@@ -19,7 +19,7 @@ from absl import flags
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import console as wide_console
-from cope_jax.evaluation.text import perplexity
+from cope_jax.evaluation.text import perplexity_report
 from cope_jax.models.decoder import Decoder
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
@@ -56,7 +56,7 @@ def main() -> None:
     strides = [_STRIDE.value or -(-length // 2) for length in plan]
     if strides[0] > plan[0]:
         raise ConfigError(f"--stride={strides[0]} leaves tokens out between windows of {plan[0]}: lower it")
-    perplexity.check_length(models[0], task, _SPLIT.value, plan[-1])
+    perplexity_report.check_length(models[0], task, _SPLIT.value, plan[-1])
     with workdirs.locked(workdir, workdirs.MEASURING):
         show(workdir, task, measure(workdir, run, task, models, plan, strides), first)
 
@@ -75,9 +75,13 @@ def measure(
             found = [row for row in workdirs.read_records(path) if workdirs.has(row, key | text)]
             if not found:
                 label = f"seed {seed}, windows of {length}"
-                losses = perplexity.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
+                losses = perplexity_report.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
                 found = [
-                    {"seed": seed, "step": run.step, **perplexity.record(task, _SPLIT.value, length, stride, losses)}
+                    {
+                        "seed": seed,
+                        "step": run.step,
+                        **perplexity_report.record(task, _SPLIT.value, length, stride, losses),
+                    }
                 ]
                 workdirs.replace_records(path, key, found)
             shown += found
@@ -95,12 +99,12 @@ def read_lengths() -> list[int]:
 def show(workdir: Path, task: Text, records: Sequence[Record], first: int) -> None:
     """Prints tables and draws plots."""
     console = wide_console()
-    console.print(perplexity.figures_table(records).rich())
-    console.print(perplexity.positions_table([row for row in records if row["length"] == first]).rich())
+    console.print(perplexity_report.figures_table(records).rich())
+    console.print(perplexity_report.positions_table([row for row in records if row["length"] == first]).rich())
     paths = [workdir / "perplexity.json"]
-    paths.append(save(perplexity.loss_by_position(records), workdir / "loss_by_position.png"))
-    if len(perplexity.lengths(records)) > 1:
-        figure = perplexity.by_length(records, task.metric, task.config.length)
+    paths.append(save(perplexity_report.loss_by_position(records), workdir / "loss_by_position.png"))
+    if len(perplexity_report.lengths(records)) > 1:
+        figure = perplexity_report.by_length(records, task.metric, task.config.length)
         paths.append(save(figure, workdir / "perplexity_by_length.png"))
     console.print(*paths, sep="\n", soft_wrap=True)
 

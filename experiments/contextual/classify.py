@@ -36,7 +36,7 @@ from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed
 from experiments.contextual.flag_values import with_options
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[1] / "configs"
 CLASSICAL = {"majority": "majority", "svm_words": "word SVM", "svm_characters": "character SVM"}
 ENCODERS = {"bert_frozen": True, "bert_fine_tuned": False, "minilm_fine_tuned": False}
 HEADINGS = {

@@ -22,6 +22,7 @@ from rich.console import Console
 
 from cope_jax.corpora import conllu
 from cope_jax.corpora.conllu import TaggedSentence
+from cope_jax.corpora.word_sense_corpora import Occurrence, Split
 from cope_jax.evaluation.contextual import contextual_plots, probe_report, word_senses
 from cope_jax.evaluation.contextual.embedders import Embedder, occurrence_vectors
 from cope_jax.evaluation.contextual.linear_probe import ProbeConfig
@@ -46,45 +47,34 @@ _EPOCHS = flags.DEFINE_integer("epochs", 20, "Passes of a probe over its vectors
 _SEED = flags.DEFINE_integer("seed", 0, "Of probes and the control task.", lower_bound=0)
 renamed("data_dir", "corpora_dir")
 
-Labelled = tuple[np.ndarray, list[str], list[str]]
-"""Vectors `[N, J, D]`, words and labels."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """What is probed: how vectors of a model, words and labels are made for training and test."""
-
-    name: str
-    train: tuple[list[tuple[str, ...]], list[int], list[str], list[str]]
-    test: tuple[list[tuple[str, ...]], list[int], list[str], list[str]]
+Task = tuple[list[Occurrence], list[Occurrence]]
+"""Words with their labels, to learn from and to be tested on."""
 
 
 def main() -> None:
     """Probes all models; writes and prints what is found."""
     models = load_models(_MODELS.value)
-    tasks = [tags_task(_CORPORA_DIR.value), senses_task(_CORPORA_DIR.value)]
+    tasks = {TAGS: tags_task(_CORPORA_DIR.value), SENSES: senses_task(_CORPORA_DIR.value)}
     workdir = Path(_WORKDIR.value)
     config = ProbeConfig(epochs=_EPOCHS.value, seed=_SEED.value)
     with workdirs.locked(workdir):
-        found = {model.name: {task.name: probe(model, task, config) for task in tasks} for model in models}
-        show(found, {task.name: len(task.test[1]) for task in tasks}, workdir, Console())
+        found = {
+            model.name: {name: probe(model, name, task, config) for name, task in tasks.items()} for model in models
+        }
+        show(found, {name: len(test) for name, (_, test) in tasks.items()}, workdir, Console())
 
 
 def tags_task(data_dir: str | None) -> Task:
     """Parts of speech, of sentences drawn until there are words enough."""
-    parts = []
-    for split, most in (("train", _TRAIN_WORDS.value), ("test", _TEST_WORDS.value)):
-        sentences = conllu.read(data_dir, split)
-        chosen = draw(sentences, most)
-        parts.append(
-            (
-                [sentence.words for sentence in chosen for _ in sentence.words],
-                [place for sentence in chosen for place in range(len(sentence.words))],
-                [word for sentence in chosen for word in sentence.words],
-                [tag for sentence in chosen for tag in sentence.tags],
-            )
-        )
-    return Task(TAGS, parts[0], parts[1])
+
+    def occurrences(split: Split, most: int) -> list[Occurrence]:
+        return [
+            Occurrence(sentence.words, place, word, tag, split)
+            for sentence in draw(conllu.read(data_dir, split), most)
+            for place, (word, tag) in enumerate(zip(sentence.words, sentence.tags, strict=True))
+        ]
+
+    return occurrences("train", _TRAIN_WORDS.value), occurrences("test", _TEST_WORDS.value)
 
 
 def draw(sentences: Sequence[TaggedSentence], most: int, seed: int = 0) -> list[TaggedSentence]:
@@ -97,21 +87,28 @@ def draw(sentences: Sequence[TaggedSentence], most: int, seed: int = 0) -> list[
 
 def senses_task(data_dir: str | None) -> Task:
     """Senses of twenty nouns; a control task knows a word by its lemma."""
-    train, test = word_senses.read_occurrences("coarsewsd20", data_dir, _TRAIN_SENSES.value, _TEST_SENSES.value)
-    parts = [
-        ([o.words for o in own], [o.index for o in own], [o.lemma for o in own], [f"{o.lemma} {o.sense}" for o in own])
-        for own in (train, test)
-    ]
-    return Task(SENSES, parts[0], parts[1])
+    sides = word_senses.read_occurrences("coarsewsd20", data_dir, _TRAIN_SENSES.value, _TEST_SENSES.value)
+    train, test = ([dataclasses.replace(one, sense=f"{one.lemma} {one.sense}") for one in side] for side in sides)
+    return train, test
 
 
-def probe(model: Embedder, task: Task, config: ProbeConfig) -> Probing:
+def probe(model: Embedder, name: str, task: Task, config: ProbeConfig) -> Probing:
     """Makes the vectors of a task, in half floats, and probes all layers."""
-    sides: list[Labelled] = []
-    for side, (sentences, places, words, labels) in (("train", task.train), ("test", task.test)):
-        vectors = occurrence_vectors(model, sentences, places, dtype=np.float16, label=f"{task.name}, {side}")
-        sides.append((vectors, words, labels))
-    return probe_layers(model.name, model.layers, sides[0], sides[1], config)
+    train, test = (
+        (
+            occurrence_vectors(
+                model,
+                [one.words for one in side],
+                [one.index for one in side],
+                dtype=np.float16,
+                label=f"{name}, {side[0].split}",
+            ),
+            [one.lemma for one in side],
+            [one.sense for one in side],
+        )
+        for side in task
+    )
+    return probe_layers(model.name, model.layers, train, test, config)
 
 
 def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path, console: Console) -> None:

@@ -35,7 +35,7 @@ from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed
 from experiments.contextual.flag_values import by_kind, with_options
 
-CONFIGS = Path(__file__).parent / "configs"
+CONFIGS = Path(__file__).parents[1] / "configs"
 SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
 
 _CONFIG = config_flags.DEFINE_config_file("config", str(CONFIGS / "tagger.py"), "Of the BiLSTM taggers.")

@@ -6,9 +6,11 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.corpora import sentences_by_corpus
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import nearest_words, pretrained
 from cope_jax.runs import workdir as workdirs
 from cope_jax.training.config import ExperimentConfig
+from experiments.contextual.flag_values import by_kind, load_models
 from tests.experiments.pretrained import MODELS
 
 pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared
@@ -121,9 +123,6 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
     [
         ("neighbours", ["--models=minilm", "--word=play", "--sentences=they win"], "has no word 'play': set spaces"),
         ("neighbours", ["--models=minilm"], "missing --word and --sentences; see --help"),
-        ("neighbours", ["--models=minilm", "--word=play", "--sentences=|"], "--sentences has no sentence"),
-        ("neighbours", ["--models=", "--task=senses"], "--models names no model"),
-        ("neighbours", ["--models=RUN,RUN", "--task=senses"], "twice: name each model once"),
         ("neighbours", ["--models=nowhere", "--task=senses"], "there is no folder nowhere: train a model there"),
         ("neighbours", ["--models=RUN", "--word=qqq", "--sentences=a qqq"], "the corpus has no word 'qqq'"),
         (
@@ -131,13 +130,9 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
             ["--models=RUN", "--task=senses", "--corpora_dir=nowhere"],
             "no coarsewsd20/coarsewsd20.tsv in nowhere",
         ),
-        ("neighbours", ["--task=senses"], "missing --models; see --help"),
         ("probe", [], "missing --models; see --help"),
-        ("probe", ["--models=nowhere"], "there is no folder nowhere"),
         ("probe", ["--models=RUN", "--corpora_dir=nowhere"], "no ud-ewt/en_ewt-ud-train.conllu in nowhere"),
-        ("probe", ["--models=RUN", "--train_words=0"], "--train_words=0"),
         ("floors", [], "holds no training run"),
-        ("floors", ["--examples=1"], "--examples=1"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -147,6 +142,24 @@ def test_a_wrong_flag_is_one_line(command, given, message, trained, start, tmp_p
     assert done.status == 2, done.err
     assert message in done.error
     assert not (tmp_path / "new").exists()
+
+
+def test_models_are_named_once_and_known_by_their_kinds(trained):
+    elmo, bert, rnn = (str(trained / name) for name in ("elmo", "bert", "rnn"))
+    assert by_kind([bert, elmo], ("elmo", "bert")) == {"bert": bert, "elmo": elmo}
+    assert [model.name for model in load_models([rnn, f"{trained}/../{trained.name}/rnn"])] == [
+        f"RNN {trained.name}/rnn"
+    ] * 2
+    for wrong, message in (
+        ([], "--models names no model"),
+        ([rnn, rnn], "twice: name each model once"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            load_models(wrong)
+    with pytest.raises(ConfigError, match="rnn holds rnn_lm: give models of elmo and bert"):
+        by_kind([rnn], ("elmo", "bert"))
+    with pytest.raises(ConfigError, match="names two models of bert"):
+        by_kind([bert, bert], ("elmo", "bert"))
 
 
 def test_floors_are_known_of_some_tasks(start, config, tmp_path):

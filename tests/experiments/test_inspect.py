@@ -4,10 +4,8 @@ import sys
 import pytest
 
 from cope_jax import tasks
-from cope_jax.runs.workdir import open_workdir
-from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.experiment import Experiment
+from tests.experiments.pretrained import write_run
 
 pytestmark = pytest.mark.xdist_group("inspect")  # what its fixtures train is shared
 
@@ -21,12 +19,7 @@ CONFIG = ExperimentConfig.from_mapping(
 def workdir(tmp_path_factory):
     """A run of two seeds that has taken no step yet."""
     folder = tmp_path_factory.mktemp("inspect") / "run"
-    experiment = Experiment(CONFIG, width=2)
-    open_workdir(folder, CONFIG, SEEDS)
-    program = experiment.program
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        state = program.init(SEEDS)
-        checkpoints.save(10, state, {"data": [], "seconds": 0.0})
+    write_run(folder, CONFIG, SEEDS, step=10)
     return folder
 
 

@@ -10,7 +10,7 @@ import pytest
 from cope_jax import tasks
 from cope_jax.corpora import source_code
 from cope_jax.corpora.corpus_files import SAMPLES
-from cope_jax.corpora.documents import documents
+from cope_jax.corpora.raw_text import documents
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text

@@ -18,6 +18,7 @@ from rich.style import Style
 from rich.text import Text
 
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.gates.head_scores import top_tokens
 from cope_jax.evaluation.report.plot_style import STYLE, save
 
 MOST_LABELS = 64  # from more tokens on, labels on the axes could not be read
@@ -109,23 +110,12 @@ def strips(seen: Inspection, width: int) -> Text:
         for head in seen.heads:
             rows = {name: values[layer, head, seen.query, : len(tokens)] for name, values in seen.maps.items()}
             shades_M = rows[seen.shading] if seen.shading == "gates" else rows[seen.shading] / rows[seen.shading].max()
-            means = ", ".join(f"{token} {mean:.2f}" for token, mean in means_by_token(rows[seen.shading], tokens))
+            means = ", ".join(
+                f"{token} {mean:.2f}" for token, mean in top_tokens(rows[seen.shading], tokens, len(tokens), 1)
+            )
             lines.append(Text.assemble((f"\nlayer {layer}, head {head}", "bold"), f"  mean {seen.shading}: {means}"))
             lines.append(strip(tokens, shades_M, rows.get("positions"), width))
     return Text("\n").join(lines)
-
-
-def means_by_token(values_M: np.ndarray, tokens: Sequence[str]) -> list[tuple[str, float]]:
-    """(token, mean value) for each different token, the highest mean first.
-
-    >>> means_by_token(np.array([1.0, 0.25, 0.5]), ["++;", "pass;", "++;"])
-    [('++;', 0.75), ('pass;', 0.25)]
-    """
-    places: dict[str, list[float]] = {}
-    for token, value in zip(tokens, values_M, strict=True):
-        places.setdefault(token, []).append(float(value))
-    means = [(token, float(np.mean(values))) for token, values in places.items()]
-    return sorted(means, key=lambda pair: -pair[1])
 
 
 def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | None = None, width: int = 100) -> Text:

@@ -1,6 +1,5 @@
 """Running text as it is written, by the name of its corpus: for language models of any kind of token."""
 
-import functools
 import hashlib
 import pathlib
 import re
@@ -90,24 +89,13 @@ def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
     return {"documents": documents, "bytes": octets, "sha256": digest.hexdigest()}
 
 
-@READERS.register("wikitext-2")
-def _wikitext_2(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    return lambda split: wikitext.texts(data_dir, split, "wikitext-2")
+def _wikitext(name: str) -> Callable[[str | None, Sequence[str]], Reader]:
+    corpus, raw = name.removesuffix("-raw"), name.endswith("-raw")
+    return lambda data_dir, globs: lambda split: wikitext.texts(data_dir, split, corpus, raw=raw)
 
 
-@READERS.register("wikitext-2-raw")
-def _wikitext_2_raw(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    return lambda split: wikitext.texts(data_dir, split, "wikitext-2", raw=True)
-
-
-@READERS.register("wikitext-103")
-def _wikitext_103(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    return lambda split: wikitext.texts(data_dir, split, "wikitext-103")
-
-
-@READERS.register("wikitext-103-raw")
-def _wikitext_103_raw(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    return lambda split: wikitext.texts(data_dir, split, "wikitext-103", raw=True)
+for _name in ("wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw"):
+    READERS.register(_name)(_wikitext(_name))
 
 
 @READERS.register("tinyshakespeare")
@@ -137,12 +125,7 @@ def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
 @READERS.register("code")
 def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
     root = source_code.standard_library() if data_dir is None else pathlib.Path(data_dir) / "code"
-    return lambda split: _tree(str(root), tuple(globs) or source_code.PYTHON).documents(split)
-
-
-@functools.lru_cache(maxsize=1)  # all splits are of one tree, whose duplicates take seconds to find
-def _tree(root: str, globs: tuple[str, ...]) -> source_code.Tree:
-    return source_code.read(root, globs)
+    return lambda split: source_code.read(root, tuple(globs) or source_code.PYTHON).documents(split)
 
 
 def _part(text: str, split: str) -> str:

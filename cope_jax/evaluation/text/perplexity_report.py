@@ -72,7 +72,7 @@ def record(task: Text, split: str, length: int, stride: int, found: Losses) -> R
         "stride": stride,
         **vars(counts),
         "known_tokens": float(found.seen.mean()),
-        **counts.quoted(float(found.nats.sum())),
+        **counts.per_unit(float(found.nats.sum())),
         "by_seen": {"seen": seen.tolist(), "loss": loss.tolist()},
     }
 
@@ -81,7 +81,7 @@ def figures_table(records: Sequence[Record]) -> Table:
     """A row for each length, with mean ± standard deviation over seeds."""
     first = records[0]
     counts = f"{first['tokens']:,} tokens, {first['words']:,} words, {first['bytes']:,} bytes"
-    figures = [name for name in FIGURES if name in first]  # where words are unknown some are not quoted
+    figures = [name for name in FIGURES if name in first]  # where words are unknown some are missing
     rows = []
     for length in lengths(records):
         own = select(records, length=length)
