@@ -43,9 +43,11 @@ def commands() -> list[list[str]]:
     return [words for line in shell.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def flags(module: str) -> set[str]:
+def flags(command: str) -> set[str]:
     """The flags that a command defines."""
-    calls = [node for node in ast.walk(ast.parse((ROOT / "experiments" / module).read_text())) if is_flag(node)]
+    module = ROOT / "experiments" / f"{command}.py"
+    module = module if module.exists() else ROOT / "experiments" / command / "__main__.py"
+    calls = [node for node in ast.walk(ast.parse(module.read_text())) if is_flag(node)]
     return {ast.literal_eval(call.args[0]) for call in calls}
 
 
@@ -84,7 +86,7 @@ def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch
 def test_command_has_its_flags_and_values(words):
     given = dict(word.removeprefix("--").split("=", 1) for word in words[3:])
     command = words[2].removeprefix("experiments.")
-    known = flags(f"{command}.py")
+    known = flags(command)
     assert {name.split(".")[0] for name in given} <= known
     for name, value in given.items():
         if "." in name:
