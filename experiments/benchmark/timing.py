@@ -1,27 +1,33 @@
-"""Contenders that do the same work, and the records of their times."""
+"""Functions that do the same work, timed in turns, so that a machine that slows down slows all of them."""
 
 import dataclasses
 import functools
 import gc
 import statistics
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.records import Record
-from experiments.benchmarks.timing import Task, interleave, ratio
 
+K = TypeVar("K")
+Task = Callable[[], Any]
+"""Does its work once and returns when it is done."""
 Build = Callable[[], Mapping[str, Task]]
 """Makes a contender ready: what it is timed at, such as "forward", and the task."""
+
+TURN_SECONDS = 0.05
+PAUSE_SECONDS = 0.01  # in which the idle threads of the library before stop to spin
 
 
 class LeftOut(Exception):
     """This contender cannot take part here; the message says why, in one line."""
 
 
-class Noted(dict[str, Task]):
+class WithNote(dict[str, Task]):
     """The tasks of a contender that takes part otherwise than asked; the note says how, in one line."""
 
     def __init__(self, tasks: Mapping[str, Task], note: str):
@@ -44,10 +50,6 @@ class Case:
     builds: Mapping[str, Build]
     reference: str
     cost: float = 1.0
-
-    @property
-    def label(self) -> str:
-        return ", ".join(str(value).replace("_", " ") for value in list(self.fields.values())[:2])
 
 
 @dataclasses.dataclass
@@ -79,6 +81,11 @@ def _lines(rows: Sequence[Record], field: str) -> list[str]:
     return [f"{name} ({', '.join(dict.fromkeys(at))}): {text}" for (name, text), at in lines.items()]
 
 
+def progress(total: float) -> Any:
+    """A progress bar for work of unequal pieces."""
+    return tqdm(total=total, bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left")
+
+
 def run(
     cases: Sequence[Case], rounds: int, results: Results, stop: Callable[[], bool], keep: Callable[[], Any]
 ) -> None:
@@ -93,13 +100,11 @@ def run(
     """
     if not cases:
         return
-    total = sum(case.cost * (rounds + 1) for case in cases)
-    layout = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
-    with tqdm(total=total, bar_format=layout, dynamic_ncols=True) as bar:
+    with progress(sum(case.cost * (rounds + 1) for case in cases)) as bar:
         for case in cases:
             if stop():
                 return
-            bar.set_description(case.label)
+            bar.set_description(", ".join(str(value).replace("_", " ") for value in list(case.fields.values())[:2]))
             _time(case, rounds, results, stop, functools.partial(bar.update, case.cost))
             keep()
             gc.collect()  # what a contender held is free before the next case starts
@@ -110,7 +115,7 @@ def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], a
     for name, build in case.builds.items():
         try:
             built = build()
-            if isinstance(built, Noted):
+            if isinstance(built, WithNote):
                 results.noted.append({**case.fields, "contender": name, "note": built.note})
             for what, task in built.items():
                 task()  # compiles, and fills the caches
@@ -127,14 +132,9 @@ def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], a
         advance()
         if stop():
             break
-    results.records.extend(_records(case, seconds))
-
-
-def _records(case: Case, seconds: Mapping[tuple[str, str], Sequence[float]]) -> list[Record]:
-    """Medians and ratios; each figure is compared with the same figure of the reference."""
     names = [name for name, _ in seconds]
     reference = case.reference if case.reference in names else next(iter(names), "")
-    return [
+    results.records += [
         {
             **case.fields,
             "contender": name,
@@ -142,7 +142,43 @@ def _records(case: Case, seconds: Mapping[tuple[str, str], Sequence[float]]) -> 
             "median_seconds": statistics.median(own),
             "reference": reference,
             "ratio": ratio(own, seconds[reference, what]) if (reference, what) in seconds else None,
-            "seconds": list(own),
+            "seconds": own,
         }
         for (name, what), own in seconds.items()
     ]
+
+
+def interleave(
+    tasks: Mapping[K, Task],
+    rounds: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[dict[K, float]]:
+    """Runs all tasks in turns, and yields after each round the seconds that one call of each took in it.
+
+    In a turn a short task is called several times, for `TURN_SECONDS`, and the median counts. Every other round runs
+    backwards, so that no task always follows the same one. Nothing is warmed up here.
+    """
+    for number in range(rounds):
+        seconds = {}
+        for key in list(tasks)[:: -1 if number % 2 else 1]:
+            sleep(PAUSE_SECONDS)
+            began, calls = clock(), list[float]()
+            while not calls or clock() - began < TURN_SECONDS:
+                start = clock()
+                tasks[key]()
+                calls.append(clock() - start)
+            seconds[key] = statistics.median(calls)
+        yield {key: seconds[key] for key in tasks}
+
+
+def ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
+    """How many times the reference's time: the median over the rounds of each round's own ratio.
+
+    Load that lasts for a round is in both of its times, and so not in their ratio.
+
+    >>> ratio([2.0, 40.0, 6.0], [1.0, 10.0, 2.0])
+    3.0
+    """
+    return statistics.median(own / other for own, other in zip(seconds, reference, strict=True))

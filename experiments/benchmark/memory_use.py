@@ -1,6 +1,6 @@
 """The memory that forward and backward take: each contender in a process of its own.
 
-python -m experiments.benchmarks.memory CONTENDER PROBLEM_AS_JSON
+python -m experiments.benchmark.memory_use CONTENDER PROBLEM_AS_JSON
 """
 
 import json
@@ -11,13 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
-import experiments
 from cope_jax.errors import ConfigError
-from experiments.benchmarks import contenders, process
-from experiments.benchmarks.case import LeftOut, Results
-from experiments.benchmarks.problem import Problem
+from experiments.benchmark import contenders, process
+from experiments.benchmark.timing import LeftOut, Results, progress
+from experiments.benchmark.workloads import BACKWARD, CONFIGS, Problem
 
 
 def run(
@@ -28,9 +25,7 @@ def run(
     keep: Callable[[], Any],
 ) -> None:
     """Measures every contender at every problem; ends early where `stop` says so."""
-    layout = "{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left"
-    total = sum(problem.length for problem in problems) * len(names)
-    with tqdm(total=total, bar_format=layout, dynamic_ncols=True) as bar:
+    with progress(sum(problem.length for problem in problems) * len(names)) as bar:
         for problem in problems:
             for name in names:
                 bar.set_description(f"memory, {problem.length}")
@@ -41,7 +36,7 @@ def run(
                 if "reason" in measured:
                     results.leave_out(fields, name, measured["reason"])
                 else:
-                    results.records.append({**fields, "contender": name, "what": contenders.BACKWARD, **measured})
+                    results.records.append({**fields, "contender": name, "what": BACKWARD, **measured})
                 bar.update(problem.length)
             keep()
 
@@ -49,8 +44,7 @@ def run(
 def measure(name: str, problem: Problem) -> dict[str, Any]:
     """What `measure_here` finds in a new process; the `reason` where that fails."""
     command = [sys.executable, "-m", __name__, name, json.dumps(problem.fields())]
-    root = Path(experiments.__file__).parents[1]
-    done = subprocess.run(command, cwd=root, env=process.untuned(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=CONFIGS.parents[1], env=process.untuned(), capture_output=True, text=True)
     if done.returncode:
         died = f"ended by signal {-done.returncode}" if done.returncode < 0 else (done.stderr.splitlines() or ["?"])[-1]
         return {"reason": f"the process failed: {died}"}
@@ -66,23 +60,18 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
       with libraries, inputs and the compiled program. `peak_bytes`: the most that two calls took.
     """
     try:
-        task = contenders.find(name)(problem)[contenders.BACKWARD]
+        task = contenders.find(name)(problem)[BACKWARD]
         temp_bytes = getattr(task, "temp_bytes", None)  # compiles
     except (LeftOut, ConfigError) as reason:
         return {"reason": str(reason)}
-    start_bytes = _forget_peak()
-    task()
-    task()
-    return {"temp_bytes": temp_bytes, "start_bytes": start_bytes, "peak_bytes": _peak()}
-
-
-def _forget_peak() -> int:
-    """Makes the resident memory of now the peak, where the system can: else compilation counts. Returns the peak."""
-    try:
+    try:  # resident memory of now becomes the peak, where the system can: else compilation counts
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
         pass
-    return _peak()
+    start_bytes = _peak()
+    task()
+    task()
+    return {"temp_bytes": temp_bytes, "start_bytes": start_bytes, "peak_bytes": _peak()}
 
 
 def _peak() -> int:

@@ -11,33 +11,28 @@ PyTorch's contenders take part. Ctrl-C ends it, and what was measured is kept.
 import dataclasses
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 
 from absl import flags
 from rich.console import Console
 
-from cope_jax.encodings import split_outside_parentheses
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.records import Record, write_atomically
 from cope_jax.registry import unknown
 from cope_jax.training.interruption import Interrupted, Interruption
 from experiments import entry
 from experiments import workdir as workdirs
-from experiments.benchmarks import (
-    attention,
-    case,
+from experiments.benchmark import (
+    benchmark_report,
     contenders,
     decoding,
     devices,
-    machine,
-    memory,
-    plot,
+    memory_use,
     process,
-    report,
-    training,
+    timing,
+    training_steps,
 )
-from experiments.benchmarks.problem import Problem, cores
+from experiments.benchmark.workloads import Problem, Recipe, cores, read_problems
 
 SECTIONS = ("attention", "memory", "decode", "train")
 
@@ -78,29 +73,29 @@ _WORKDIR = flags.DEFINE_string("workdir", "runs/benchmark", "Folder for the repo
 
 def main() -> None:
     """Measures, and reports also when it is interrupted."""
-    sections = read_sections(_ONLY.value)
-    names = read_contenders(_CONTENDERS.value)
-    timed = read_problems("lengths", _LENGTHS.value)
-    weighed = read_problems("memory_lengths", _MEMORY_LENGTHS.value)
-    decoded = read_problems("contexts", _CONTEXTS.value)
+    for name in _ONLY.value:
+        if name not in SECTIONS:
+            raise unknown("section of --only", name, SECTIONS)
+    names = contenders.read(_CONTENDERS.value)
     reference = names[0] if _REFERENCE.value is None else _REFERENCE.value
     if reference not in names:
         raise unknown("--reference", reference, names)
-    labels = training.read_encodings(_ENCODINGS.value)
-    recipes = [training.Recipe.parse(text) for text in _RECIPES.value]
+    timed, weighed, decoded = (_problems(flag) for flag in (_LENGTHS, _MEMORY_LENGTHS, _CONTEXTS))
+    labels = training_steps.read_encodings(_ENCODINGS.value)
+    recipes = [Recipe.parse(text) for text in _RECIPES.value]
     if _TUNE.value:
         process.restart(["-m", "experiments.benchmark", *sys.argv[1:]], _DEVICES.value or cores())
     shared = devices.choose(_DEVICES.value)
     workdir = Path(_WORKDIR.value)
     make_folder(workdir)
-    facts, results, cases = machine.facts(), case.Results(), []
-    if "attention" in sections:
+    facts, results, cases = process.facts(), timing.Results(), []
+    if "attention" in _ONLY.value:
         split = [dataclasses.replace(problem, devices=shared) for problem in timed]
-        cases += attention.cases(split, names, reference)
-    if "decode" in sections:
-        cases += [one for problem in decoded for one in decoding.cases(problem, labels)]
-    if "train" in sections:
-        cases += training.cases(recipes, labels, shared)
+        cases += contenders.cases(split, names, reference)
+    if "decode" in _ONLY.value:
+        cases += [case for problem in decoded for case in decoding.cases(problem, labels)]
+    if "train" in _ONLY.value:
+        cases += training_steps.cases(recipes, labels, shared)
 
     def stop() -> bool:
         return interruption.number is not None
@@ -110,59 +105,21 @@ def main() -> None:
 
     try:
         with Interruption() as interruption:
-            case.run(cases, _ROUNDS.value, results, stop, keep)
-            if "memory" in sections and not stop():
-                memory.run(weighed, names, results, stop, keep)
+            timing.run(cases, _ROUNDS.value, results, stop, keep)
+            if "memory" in _ONLY.value and not stop():
+                memory_use.run(weighed, names, results, stop, keep)
             keep()
     except KeyboardInterrupt:
         raise Interrupted(f"left at once; {workdir} has the cases that were complete") from None
-    plot.write(workdir, results.records)
-    show(workdir, facts, results, Console())
+    benchmark_report.write_plots(workdir, results.records)
+    show(workdir, facts, results)
     if interruption.number is not None:
         raise Interrupted(f"stopped early; {workdir} has what was measured so far")
 
 
-def read_sections(only: Sequence[str]) -> list[str]:
-    """The sections of --only."""
-    for name in only:
-        if name not in SECTIONS:
-            raise unknown("section of --only", name, SECTIONS)
-    return list(only)
-
-
-def read_contenders(text: str) -> list[str]:
-    """The names of --contenders; ConfigError for an unknown or a repeated one."""
-    names = [name.strip() for name in split_outside_parentheses(text, ",")]
-    for name in names:
-        contenders.find(name)
-        if names.count(name) > 1:
-            raise ConfigError(f"--contenders names {name!r} twice")
-    return names
-
-
-def read_problems(flag: str, lengths: Sequence[str]) -> list[Problem]:
-    """The attention problems of each length and table size."""
-    problems = []
-    for length in read_numbers(flag, lengths):
-        for npos_max in dict.fromkeys(
-            read_numbers("npos_max", [str(length) if n == "T" else n for n in _NPOS_MAX.value])
-        ):
-            problems.append(Problem(length, npos_max, _BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value))
-    return problems
-
-
-def read_numbers(flag: str, texts: Sequence[str]) -> list[int]:
-    """Positive numbers; ConfigError for anything else.
-
-    >>> read_numbers("lengths", ["512", "1k"])
-    Traceback (most recent call last):
-    ...
-    cope_jax.errors.ConfigError: --lengths takes positive numbers with commas between them, not '1k'
-    """
-    for text in texts or [""]:
-        if not text.strip().isdecimal() or int(text) < 1:
-            raise ConfigError(f"--{flag} takes positive numbers with commas between them, not {text!r}")
-    return [int(text) for text in texts]
+def _problems(lengths: "flags.FlagHolder[list[str]]") -> list[Problem]:
+    sizes = (_BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value)
+    return read_problems(lengths.name, lengths.value, _NPOS_MAX.value, *sizes)
 
 
 def make_folder(workdir: Path) -> None:
@@ -175,22 +132,22 @@ def make_folder(workdir: Path) -> None:
         raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
 
 
-def write(workdir: Path, facts: Record, results: case.Results) -> None:
+def write(workdir: Path, facts: Record, results: timing.Results) -> None:
     """Writes everything that was measured so far."""
     content = {"environment": facts, "records": results.records, "left_out": results.left_out, "notes": results.noted}
     workdirs.write_json(workdir / "benchmark.json", content)
-    text = report.markdown(results.records, results.reasons(), facts, results.notes())
+    text = benchmark_report.markdown(results.records, results.reasons(), facts, results.notes())
     write_atomically(workdir / "benchmark.md", text)
 
 
-def show(workdir: Path, facts: Record, results: case.Results, console: Console) -> None:
+def show(workdir: Path, facts: Record, results: timing.Results) -> None:
     """Prints the tables, who was left out and why, and where the files are."""
-    for table in report.tables(results.records):
+    console = Console(highlight=False)
+    for table in benchmark_report.tables(results.records):
         console.print(table.rich())
-    lines = [*(f"left out: {reason}" for reason in results.reasons()), *results.notes()]
-    for line in [*lines, *machine.warnings(facts), facts["process"]]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-    console.print(f"written: {workdir}/benchmark.json, benchmark.md", markup=False, soft_wrap=True)
+    lines = [*(f"left out: {reason}" for reason in results.reasons()), *results.notes(), *process.warnings(facts)]
+    for line in [*lines, facts["process"], f"written: {workdir}/benchmark.json, benchmark.md"]:
+        console.print(line, markup=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

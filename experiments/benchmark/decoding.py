@@ -7,15 +7,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from cope_jax.attention.decode import Cache, attend_cached, create_cache
-from cope_jax.encodings import EncodingConfig
-from experiments.benchmarks.case import Case
-from experiments.benchmarks.problem import Problem
-from experiments.benchmarks.timing import Task
+from experiments.benchmark.timing import Case, Task
+from experiments.benchmark.workloads import Problem
 
-STEP = "attention of one token"
+TOKEN = "attention of one token"
 
 
 def cases(problem: Problem, names: Sequence[str]) -> list[Case]:
@@ -30,33 +27,26 @@ def step(spec: str, problem: Problem) -> Mapping[str, Task]:
 
     The task returns out_B1HK. Every call enters the same token anew, so the context does not grow.
     """
-    encoding = EncodingConfig.parse(spec, {"cope": {"npos_max": problem.npos_max}}).build(
-        problem.shape, rngs=nnx.Rngs(0)
-    )
-    parts: Any = nnx.split(encoding, nnx.Param, ...)
-    graph, initial, rest = parts
-    params = jax.tree.map(problem.trained, initial)
+    merge, params = problem.encoding(spec)
     q, k, v, _ = (jnp.asarray(array, problem.dtype) for array in problem.arrays())
-    earlier, last = slice(None, -1), slice(-1, None)
 
     def enter(params: Any, cache: Cache, k: jax.Array, v: jax.Array) -> Cache:
         positions_BL = cache.filled + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
-        return cache.enter(positions_BL).append(k, v, encoding=nnx.merge(graph, params, rest))
+        return cache.enter(positions_BL).append(k, v, encoding=merge(params))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def attend(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Cache]:
         cache = enter(params, cache, k, v)
-        out = attend_cached(q, cache, encoding=nnx.merge(graph, params, rest))
+        out = attend_cached(q, cache, encoding=merge(params))
         return out, dataclasses.replace(cache, filled=cache.filled - 1)
 
-    empty = create_cache(encoding, batch=problem.batch, capacity=problem.length, dtype=problem.dtype)
-    cache = jax.jit(enter)(params, empty, k[:, earlier], v[:, earlier])
-
-    token = q[:, last], k[:, last], v[:, last]
+    empty = create_cache(merge(params), batch=problem.batch, capacity=problem.length, dtype=problem.dtype)
+    cache = jax.jit(enter)(params, empty, k[:, :-1], v[:, :-1])
+    token = q[:, -1:], k[:, -1:], v[:, -1:]
 
     def task() -> jax.Array:
         nonlocal cache
         out, cache = attend(params, cache, *token)
         return jax.block_until_ready(out)
 
-    return {STEP: task}
+    return {TOKEN: task}
