@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
-from experiments.compilation.hlo import Module
-from experiments.compilation.loops import Visit, visits
+from experiments.compile_check.hlo import Module
+from experiments.compile_check.trip_counts import Visit, walk
 
 
 def mesh() -> jax.sharding.Mesh:
@@ -38,4 +38,4 @@ def lowered(function: Callable[..., Any], *shapes: jax.ShapeDtypeStruct) -> list
 
 
 def visited(text: str, turns: Callable[[str], float | None] = lambda name: None) -> list[Visit]:
-    return list(visits(Module.parse(text), turns))
+    return list(walk(Module.parse(text), turns))

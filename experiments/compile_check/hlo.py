@@ -8,14 +8,13 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 _BITS = {"pred": 8, "token": 0, "opaque": 0}
 _HEADER = re.compile(r"(?P<entry>ENTRY )?%?(?P<name>[\w.\-]+) (?:\(.*)?\{$")
 _INSTRUCTION = re.compile(r"\s+(?P<root>ROOT )?%?(?P<name>[\w.\-]+) = (?P<rest>.*)")
 _ARRAY = re.compile(r"(?P<type>[a-z]\w*)\[(?P<sizes>[\d,<=\s]*)\]")
 _OPCODE = re.compile(r"\s*(?P<opcode>[a-z][\w\-]*)\(")
-_NAME = re.compile(r"([\w.\-]+)(?:,|$)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,17 +47,11 @@ class Shape:
 
         >>> Shape("bf16", (2, 3)).bytes, Shape("pred", (5,)).bytes, Shape("s4", (4,)).bytes
         (12, 5, 2)
-
-        Raises:
-          ValueError: a type whose name does not tell its bits.
         """
-        bits = _BITS.get(self.type)
-        if bits is None:
-            digits = re.search(r"\d+", self.type)
-            if digits is None:
-                raise ValueError(f"how many bits an entry of type {self.type!r} has is not known")
-            bits = int(digits[0])
-        return -(-self.size * bits // 8)
+        digits = re.search(r"\d+", self.type)
+        if digits is None and self.type not in _BITS:
+            raise ValueError(f"how many bits an entry of type {self.type!r} has is not known")
+        return -(-self.size * (int(digits[0]) if digits else _BITS[self.type]) // 8)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,40 +72,41 @@ class Instruction:
     arguments: str
     attributes: str
 
+    @classmethod
+    def parse(cls, name: str, text: str) -> "Instruction":
+        """The instruction that is written behind `name =`."""
+        shape, rest = _split(text) if text.startswith("(") else text.split(" ", 1)
+        opcode = _OPCODE.match(rest)
+        if opcode is None:
+            raise ValueError(f"not an HLO instruction: {text[:200]}")
+        arguments, attributes = _split(rest[opcode.end() - 1 :])
+        return cls(name, Shape.all(shape), opcode["opcode"], arguments[1:-1], attributes)
+
     @functools.cached_property
-    def operands(self) -> tuple[str, ...]:
+    def operands(self) -> list[str]:
         """Names of the instructions whose results it takes."""
-        return () if self.opcode in ("constant", "parameter") else tuple(_NAME.findall(self.arguments))
+        return [] if self.opcode in ("constant", "parameter") else re.findall(r"([\w.\-]+)(?:,|$)", self.arguments)
 
     def attribute(self, pattern: str) -> str | None:
         """The first group of a regular expression in the attributes; None where it does not match."""
         found = re.search(pattern, self.attributes)
         return found[1] if found else None
 
-    def calls(self) -> tuple[str, ...]:
+    def calls(self) -> list[str]:
         """The computations that run as a part of it; those that only say how to add or compare do not count."""
         singles = re.findall(r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)", self.attributes)
         lists = re.findall(r"(?:branch_computations|called_computations|calls)=\{([^}]*)\}", self.attributes)
         if self.opcode == "call":
             singles += re.findall(r"to_apply=%?([\w.\-]+)", self.attributes)
-        return (*singles, *(name for names in lists for name in re.findall(r"[\w.\-]+", names)))
+        return [*singles, *(name for names in lists for name in re.findall(r"[\w.\-]+", names))]
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class Computation:
-    """A list of instructions in the order in which they run.
+    """Instructions by name, in the order in which they run; the result of the one called `root` is its own."""
 
-    Attributes:
-      instructions: by name.
-      root: the name of the one whose result is the computation's.
-    """
-
-    name: str
-    instructions: Mapping[str, Instruction]
-    root: str
-
-    def __iter__(self) -> Iterator[Instruction]:
-        return iter(self.instructions.values())
+    instructions: dict[str, Instruction] = dataclasses.field(default_factory=dict)
+    root: str = ""
 
     def __getitem__(self, name: str) -> Instruction:
         return self.instructions[name]
@@ -135,28 +129,17 @@ class Module:
     @classmethod
     def parse(cls, text: str) -> "Module":
         """The program that a text describes."""
-        computations, entry = {}, ""
-        name, found, root = "", dict[str, Instruction](), ""
+        computations, entry, current = dict[str, Computation](), "", Computation()
         for line in text.splitlines():
             if header := _HEADER.match(line):
-                name, found, root = header["name"], {}, ""
-                entry = name if header["entry"] else entry
-            elif line.startswith("}") and name:
-                computations[name] = Computation(name, found, root)
-                name = ""
-            elif name and (match := _INSTRUCTION.match(line)):
-                found[match["name"]] = _instruction(match["name"], match["rest"])
-                root = match["name"] if match["root"] else root
+                current = computations[header["name"]] = Computation()
+                entry = header["name"] if header["entry"] else entry
+            elif match := _INSTRUCTION.match(line):
+                current.instructions[match["name"]] = Instruction.parse(match["name"], match["rest"])
+                current.root = match["name"] if match["root"] else current.root
+            elif line.startswith("}"):
+                current = Computation()  # what else the text holds is no part of it
         return cls(computations, entry)
-
-
-def _instruction(name: str, text: str) -> Instruction:
-    shape, rest = _split(text) if text.startswith("(") else text.split(" ", 1)
-    opcode = _OPCODE.match(rest)
-    if opcode is None:
-        raise ValueError(f"not an HLO instruction: {text[:200]}")
-    arguments, attributes = _split(rest[opcode.end() - 1 :])
-    return Instruction(name, Shape.all(shape), opcode["opcode"], arguments[1:-1], attributes)
 
 
 def _split(text: str) -> tuple[str, str]:

@@ -15,9 +15,10 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.report.table import Table
 from experiments import entry
-from experiments.compilation import chips, report, topology
-from experiments.compilation.step import compile_step
+from experiments.compile_check import chips
+from experiments.compile_check.figures import compile_step, notes, rows
 
 _CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
 _TOPOLOGY = flags.DEFINE_string("topology", None, f"What to compile for: {chips.known()}.", required=True)
@@ -31,17 +32,17 @@ def main() -> None:
     path = None if _JSON.value is None else Path(_JSON.value)
     if path is not None and not path.parent.is_dir():
         raise ConfigError(f"--json={path}: there is no folder {path.parent}")
-    step = compile_step(config, topology.describe(_TOPOLOGY.value))
+    step = compile_step(config, chips.describe(_TOPOLOGY.value))
     console = Console(highlight=False)
-    console.print(report.table(step))
-    for note in report.notes(step):
+    console.print(Table("fits" if step["fits"] else "does not fit", ["", ""], rows(step)).rich())
+    for note in notes(step):
         console.print(note, markup=False)
     if path is not None:
         try:
-            path.write_text(json.dumps(report.figures(step), indent=1) + "\n")
+            path.write_text(json.dumps(step, indent=1) + "\n")
         except OSError as error:
             raise ConfigError(f"cannot write to {path} ({error.strerror}): choose another --json") from error
-    if not step.fits:
+    if not step["fits"]:
         sys.exit(1)
 
 

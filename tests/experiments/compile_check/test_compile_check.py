@@ -8,7 +8,7 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from cope_jax.training.flops import peak_flops
-from experiments.compilation import chips, gpus, topology
+from experiments.compile_check import chips
 
 QUICK = "experiments/configs/quick.py"
 
@@ -35,7 +35,7 @@ def test_a_compiler_that_is_not_installed_is_named(monkeypatch, name, missing, h
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None if missing in module else found(module))
     with pytest.raises(ConfigError, match=f"pip install '{hint}"):
-        topology.describe(name)
+        chips.describe(name)
 
 
 # The kinds that JAX says devices of these chips are.
@@ -59,7 +59,7 @@ def test_every_chip_has_a_peak_and_a_clock_that_agrees_with_it(name, kind):
         assert squares == pytest.approx(round(squares), rel=0.01)
         assert round(squares) in (4, 8, 16)
     else:
-        assert kind in gpus.target_config(name)
+        assert kind in chips.target_config(chip)
 
 
 def test_wrong_input_ends_the_command_with_one_line(start):
