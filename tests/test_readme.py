@@ -44,10 +44,10 @@ def commands() -> list[list[str]]:
     return [words for line in shell.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def flags(module: str) -> set[str]:
+def flags(command: str) -> set[str]:
     """The flags that a command defines."""
-    spec = importlib.util.find_spec(f"experiments.{module}")
-    assert spec is not None and spec.origin is not None, f"there is no experiments.{module}"
+    spec = importlib.util.find_spec(f"experiments.{command}")
+    assert spec is not None and spec.origin is not None, f"there is no experiments.{command}"
     path = Path(spec.origin)
     path = path.with_name("__main__.py") if spec.submodule_search_locations else path
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if is_flag(node)]
