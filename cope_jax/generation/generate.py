@@ -19,7 +19,7 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions, check_tokens, pad_left
-from cope_jax.generation.sampling import Draws, draw, row_keys
+from cope_jax.generation.sampling import SamplingParams, draw, row_keys
 from cope_jax.models.static_graph import Structure
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array
@@ -64,7 +64,7 @@ def generate(
     return [row[:count] for row, count in zip(np.asarray(new_BT), np.asarray(count_B), strict=True)]
 
 
-def stream(
+def generate_stream(
     model: Any,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
@@ -87,11 +87,11 @@ def stream(
     >>> from cope_jax.encodings import EncodingConfig
     >>> from cope_jax.models.decoder import Decoder, DecoderConfig
     >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
-    >>> parts = stream(Decoder(config, rngs=nnx.Rngs(0)), [[1, 2], [4]], 5, key=jax.random.key(0), chunk=3)
+    >>> parts = generate_stream(Decoder(config, rngs=nnx.Rngs(0)), [[1, 2], [4]], 5, key=jax.random.key(0), chunk=3)
     >>> [[len(row) for row in part] for part in parts]
     [[1, 1], [3, 3], [1, 1]]
     """
-    check_at_least(1, "stream", chunk=chunk)
+    check_at_least(1, "generate_stream", chunk=chunk)
     return _chunks(chunk, **_request(model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token))
 
 
@@ -139,7 +139,7 @@ def _request(
         "state": state,
         "tokens_BL": tokens_BL,
         "lengths_B": lengths_B,
-        "draws": Draws(
+        "draws": SamplingParams(
             _keys(key, len(lengths_B)),
             np.float32(temperature),
             None if top_p is None else np.float32(top_p),
@@ -162,7 +162,7 @@ def _begin(
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
-    draws: Draws,
+    draws: SamplingParams,
     max_new_tokens: int,
     top_k: int | None,
 ) -> _Loop:
@@ -180,11 +180,11 @@ def _advance(
     structure: Structure,
     state: nnx.State[Any, Any],
     loop: _Loop,
-    draws: Draws,
+    draws: SamplingParams,
     until: int | Array,
     top_k: int | None,
 ) -> _Loop:
-    """Draws one token after the other, until each row has so many or has said the stop token."""
+    """SamplingParams one token after the other, until each row has so many or has said the stop token."""
     model = nnx.merge(structure.graph, state)
 
     def unfinished(loop: _Loop) -> Array:
@@ -207,7 +207,7 @@ def _generate(
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
-    draws: Draws,
+    draws: SamplingParams,
     max_new_tokens: int,
     top_k: int | None,
 ) -> tuple[Array, Array]:
@@ -228,7 +228,7 @@ def _chunks(
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
-    draws: Draws,
+    draws: SamplingParams,
     max_new_tokens: int,
     top_k: int | None,
 ) -> Iterator[list[np.ndarray]]:

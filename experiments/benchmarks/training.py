@@ -3,9 +3,7 @@
 import dataclasses
 import functools
 import importlib
-import runpy
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -13,7 +11,7 @@ import numpy as np
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.training import experiment
+from cope_jax.training import config_files, from_config
 from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
 from experiments.benchmarks import data_parallel
 from experiments.benchmarks.case import Case, LeftOut, Noted
@@ -21,7 +19,6 @@ from experiments.benchmarks.devices import Split
 from experiments.benchmarks.timing import Task
 
 STEP = "step"
-CONFIGS = Path(experiment.__file__).parent / "configs"
 Batch = Mapping[str, np.ndarray]
 
 
@@ -49,11 +46,9 @@ class Recipe:
         cope_jax.errors.ConfigError: unknown recipe 'count': did you mean 'counting'? Choices: ...counting, ...
         """
         name, colon, batch = text.partition(":")
-        choices = [path.stem for path in CONFIGS.glob("[!_]*.py") if path.stem != "base"]
-        if name not in choices:
-            raise unknown("recipe", name, choices)
-        content = runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]()
-        config = ExperimentConfig.from_mapping(content.to_dict())
+        if name not in config_files.names():
+            raise unknown("recipe", name, config_files.names())
+        config = config_files.config(name)
         if colon:
             if not batch.isdecimal() or int(batch) < 1:
                 raise ConfigError(f"--recipes={text}: write NAME:BATCH with a batch size of at least 1")
@@ -90,7 +85,7 @@ def ours(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
     """One step of our learner: the batch is split over devices, or all on one, as in the training loop."""
     config = dataclasses.replace(recipe.config, encoding=encoding)
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
-    program = experiment.create_program(config, tasks.create(config.task.name, **config.task.options))
+    program = from_config.create_program(config, tasks.create(config.task.name, **config.task.options))
     learner, state, batch = program.learner, program.init([0]), dict(recipe.batch())
     size = recipe.config.training.batch_size
     if devices > 1 and size % devices == 0:

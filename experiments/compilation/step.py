@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from cope_jax import tasks
-from cope_jax.training import experiment
+from cope_jax.training import from_config
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.flops import peak_flops
 from experiments.compilation import counts, loops
@@ -152,7 +152,7 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Step:
       ConfigError: an experiment or mesh that does not fit the devices.
     """
     task = tasks.create(config.task.name, **config.task.options)
-    program = experiment.create_program(config, task, devices=topology.devices)
+    program = from_config.create_program(config, task, devices=topology.devices)
     model, length = program.learner.model, task.length("train")
     kind = topology.devices[0].device_kind
     known = {
@@ -165,7 +165,7 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Step:
         "peak_flops": config.job.peak_flops or peak_flops(kind),
     }
     began = time.perf_counter()
-    lowered = program.lower(experiment.batch_shapes(task, config.training.batch_size))
+    lowered = program.lower(from_config.batch_shapes(task, config.training.batch_size))
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

@@ -11,7 +11,7 @@ import numpy as np
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.training import experiment
+from cope_jax.training import from_config
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.program import Program
@@ -29,7 +29,7 @@ def read_config() -> ExperimentConfig:
 def _program() -> Program:
     config = read_config()
     task = tasks.create(config.task.name, **config.task.options)
-    return experiment.create_program(config, task, devices=jax.devices()[:1])
+    return from_config.create_program(config, task, devices=jax.devices()[:1])
 
 
 def differences(straight: Path, tortured: Path) -> list[str]:

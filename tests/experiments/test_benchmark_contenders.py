@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.training import experiment
+from cope_jax.training import from_config
 from experiments.benchmarks import (
     case,
     contenders,
@@ -159,7 +159,7 @@ def test_a_training_step_trains():
 
 def test_a_training_step_split_over_devices_is_the_plain_one():
     recipe = training.Recipe.parse("quick:4")
-    learner = experiment.create_learner(
+    learner = from_config.create_learner(
         recipe.config, tasks.create(recipe.config.task.name, **recipe.config.task.options)
     )
     state, batch = learner.init(0), dict(recipe.batch())

@@ -129,7 +129,7 @@ def test_config_and_workdir_must_be_given(command, start, tmp_path):
         ("x = 1\n", "get_config"),
         ("def get_config():\n    return 3\n", "ConfigDict"),
         (
-            "from experiments.configs import base\n\ndef get_config():\n    return base.experiment('flip_flap')\n",
+            "from cope_jax.training import config_files as base\n\ndef get_config():\n    return base.experiment('flip_flap')\n",
             "unknown task 'flip_flap'",
         ),
     ],

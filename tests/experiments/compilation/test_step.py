@@ -5,7 +5,7 @@ import jax
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.training import experiment
+from cope_jax.runs.experiment import Experiment
 from cope_jax.training.config import ExperimentConfig
 from experiments.compilation import report, step
 from experiments.compilation.chips import Chip
@@ -45,7 +45,7 @@ def compiled():
 def test_the_step_is_that_of_the_config_on_all_devices(compiled):
     assert {axis: size for axis, size in compiled.mesh.items() if size > 1} == {"data": 4, "fsdp": 2}
     assert (compiled.batch_size, compiled.length) == (16, LENGTH)
-    assert compiled.parameters == experiment.Experiment(config(mesh={"data": 1})).parameters()
+    assert compiled.parameters == Experiment(config(mesh={"data": 1})).parameters()
     assert compiled.fits
 
 
