@@ -1,12 +1,4 @@
-"""Text, or any tokens, from a model: prompts are read once, then one token follows the other over a cache.
-
->>> from cope_jax.encodings import EncodingConfig
->>> from cope_jax.models.decoder import Decoder, DecoderConfig
->>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
->>> model = Decoder(config, rngs=nnx.Rngs(0))
->>> [len(row) for row in generate(model, [[1, 2, 3], [4]], 5, key=jax.random.key(0))]
-[5, 5]
-"""
+"""Text, or any tokens, from a model: prompts are read once, then one token follows the other over a cache."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -41,6 +33,13 @@ def generate(
     The whole batch runs as one compiled program, which ends when every row has said the stop token. Another key,
     temperature, `top_p` or stop token runs the same program; another size of the batch, length of its longest prompt,
     `max_new_tokens` or `top_k`, and `top_p` where there was none, compile again.
+
+    >>> from cope_jax.encodings import EncodingConfig
+    >>> from cope_jax.models.decoder import Decoder, DecoderConfig
+    >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
+    >>> model = Decoder(config, rngs=nnx.Rngs(0))
+    >>> [len(row) for row in generate(model, [[1, 2, 3], [4]], 5, key=jax.random.key(0))]
+    [5, 5]
 
     Args:
       model: a module like `cope_jax.models.decoder.Decoder`.

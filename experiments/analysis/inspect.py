@@ -11,6 +11,11 @@ Of text: ranks the heads by what their gates follow, says in sentences what is s
 gates of the first heads; writes the ranking, and a PNG of all heads and features. docs/text.md
 """
 
+if __name__ == "inspect":  # a command of this folder was started as a file, and Python takes this for its own module
+    import sys
+
+    raise SystemExit(f"run it as: python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}")
+
 import functools
 from collections.abc import Callable
 from pathlib import Path
