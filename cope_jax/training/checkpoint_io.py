@@ -55,7 +55,7 @@ def _read_label(folder: Path) -> dict[str, Any]:
     return content
 
 
-def read(folder: Path, like: PyTree, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
+def read(folder: Path, like: PyTree, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
     """The state and the progress of a checkpoint, the state in the shapes, types and shardings of `like`.
 
     With `partial`, only those arrays of the state are read that `like` names.
