@@ -1,13 +1,4 @@
-"""Attention: one entry point, several ways to execute it, and no word of any encoding's name.
-
->>> import jax
->>> from flax import nnx
->>> from cope_jax import encodings
->>> encoding = encodings.create("cope", num_heads=2, head_dim=8, npos_max=16, rngs=nnx.Rngs(0))
->>> q = k = v = jax.random.normal(jax.random.key(0), (1, 5, 2, 8))
->>> attend(q, k, v, encoding=encoding).shape
-(1, 5, 2, 8)
-"""
+"""Attention: one entry point, several ways to execute it, and no word of any encoding's name."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -78,6 +69,14 @@ def attend(
     """Multi-head attention with a position encoding, in the layout of `jax.nn.dot_product_attention`.
 
     out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)).
+
+    >>> import jax
+    >>> from flax import nnx
+    >>> from cope_jax import encodings
+    >>> encoding = encodings.create("cope", num_heads=2, head_dim=8, npos_max=16, rngs=nnx.Rngs(0))
+    >>> q = k = v = jax.random.normal(jax.random.key(0), (1, 5, 2, 8))
+    >>> attend(q, k, v, encoding=encoding).shape
+    (1, 5, 2, 8)
 
     The encoding's hooks are called in the order that `cope_jax.encodings.base` documents: `key_features` (unless
     `features` are given), `rotate`, `initial_carry`, `score`. Logits, positions and softmax are float32 whatever the

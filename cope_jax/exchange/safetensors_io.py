@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -170,6 +171,32 @@ def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
     """The shape and type of each parameter of a model, by path."""
     state = nnx.state(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))), nnx.Param)
     return {path: leaf for path, leaf in nnx.to_flat_state(state)}
+
+
+def create(kind: Any, config: Any, params: Mapping[Any, Any], *, seed: Any) -> Any:
+    """A model with these parameters.
+
+    Args:
+      kind: the class of the model.
+      config: of the model.
+      params: nested dicts like `nnx.to_pure_dict` of it.
+      seed: for those that are absent, which are drawn as usual: a number, or a key.
+    """
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
+    if any(look_up(params, path) is None for path, _ in nnx.to_flat_state(state)):
+        # Under jit: one by one, the operations of an initialisation take many times as long.
+        drawn = jax.jit(lambda seed: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(seed)))))(seed)
+        params = _merge(drawn, params)
+    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))
+    return nnx.merge(graphdef, state)
+
+
+def _merge(whole: Mapping[Any, Any], part: Mapping[Any, Any]) -> Params:
+    """`whole` with the leaves of `part` in the places of its own."""
+    merged = dict(whole)
+    for name, value in part.items():
+        merged[name] = _merge(whole[name], value) if isinstance(value, Mapping) else value
+    return merged
 
 
 def insert(params: Params, path: tuple[Any, ...], array: Any) -> None:

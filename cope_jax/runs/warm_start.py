@@ -14,13 +14,12 @@ from flax import nnx
 from cope_jax.attention import attend
 from cope_jax.encodings import ENCODINGS, AttentionShape, EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.exchange import formats, safetensors_io
+from cope_jax.exchange import safetensors_io
 from cope_jax.models import MODELS
 from cope_jax.registry import configure
-from cope_jax.runs.load import load_run
+from cope_jax.runs.load import load
 from cope_jax.tasks import Task
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.experiment import Experiment
 from cope_jax.training.learner import Learner
 from cope_jax.typing import PyTree
 
@@ -37,27 +36,10 @@ class _Parameter(NamedTuple):
     array: Any
 
 
-def read(folder: Path) -> tuple[Any, dict[Any, Any]]:
-    """The config and all parameters of the first seed of a run, or of a model in a format of `model_files`.
-
-    Raises:
-      ConfigError: there is neither in the folder, or what there is is damaged.
-    """
-    if safetensors_io.holds_model(folder):
-        return formats.load(folder)
-    if not (folder / "checkpoints").exists():
-        raise ConfigError(
-            f"{folder} holds no model: it needs the checkpoints of a run, or config.json and model.safetensors, as "
-            f"experiments.convert writes them, or Hugging Face of a {', '.join(set(formats.FORMATS))}"
-        )
-    run = load_run(folder)
-    return run.learner.model, jax.device_get(run.params[0])
-
-
-def start_of(config: ExperimentConfig, experiment: Experiment) -> PyTree:
+def start_of(config: ExperimentConfig, learner: Learner, task: Task) -> PyTree:
     """What a run of this config starts with: see `start`; nothing where it draws all."""
     folder = config.training.start
-    return {} if folder is None else start(Path(folder), experiment.learner, experiment.task)
+    return {} if folder is None else start(Path(folder), learner, task)
 
 
 def start(folder: Path, learner: Learner, task: Task) -> PyTree:
@@ -70,7 +52,8 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
       ConfigError: they have none in common, their sizes differ, or their vocabularies do.
     """
     model = learner.model
-    config, params = read(folder)
+    found = load(folder)
+    config, params = found.config, jax.device_get(found.params())
     same = task.same_artifacts(folder)
     surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
     if same and surplus > 0:

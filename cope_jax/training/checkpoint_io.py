@@ -55,8 +55,10 @@ def _read_label(folder: Path) -> dict[str, Any]:
     return content
 
 
-def read(folder: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+def read(folder: Path, like: PyTree, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
     """The state and the progress of a checkpoint, the state in the shapes, types and shardings of `like`.
+
+    With `partial`, only those arrays of the state are read that `like` names.
 
     Raises:
       DamagedError: in all processes, if one of them cannot read it.
@@ -67,9 +69,10 @@ def read(folder: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     alone = ocp.Context()
     alone.multiprocessing.primary_host = here
     alone.multiprocessing.active_processes = {here}
+    alone.pytree.loading.partial_load = partial
     with without_stderr(), jax.transfer_guard("allow"), alone:
         try:
-            label = in_all_processes(lambda: _compare(folder, like))
+            label = in_all_processes(lambda: _compare(folder, like, partial))
             loaded = in_all_processes(
                 lambda: ocp.load_checkpointables(folder.resolve(), {"state": like, "progress": None})
             )
@@ -81,10 +84,16 @@ def read(folder: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     return loaded["state"], loaded["progress"]
 
 
-def _compare(folder: Path, like: PyTree) -> dict[str, Any]:
-    """The label of a checkpoint; ConfigError unless its arrays have the names, shapes and types of `like`."""
+def _compare(folder: Path, like: PyTree, partial: bool) -> dict[str, Any]:
+    """The label of a checkpoint; ConfigError unless its arrays have the names, shapes and types of `like`.
+
+    With `partial` it may have others too, beside the groups of `like`: further parameters are of another model still.
+    """
     label = _read_label(folder)
     held, wanted = label["arrays"], _arrays(like)
+    if partial:
+        groups = {name.partition(".")[0] for name in wanted}
+        held = {name: kind for name, kind in held.items() if name.partition(".")[0] in groups}
     for name in [*wanted, *held]:
         if held.get(name) != wanted.get(name):
             raise ConfigError(

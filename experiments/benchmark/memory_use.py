@@ -14,7 +14,7 @@ from typing import Any
 from cope_jax.errors import ConfigError
 from experiments.benchmark import contenders, process
 from experiments.benchmark.timing import LeftOut, Results, progress
-from experiments.benchmark.workloads import BACKWARD, CONFIGS, Problem
+from experiments.benchmark.workloads import BACKWARD, ROOT, Problem
 
 
 def run(
@@ -44,7 +44,7 @@ def run(
 def measure(name: str, problem: Problem) -> dict[str, Any]:
     """What `measure_here` finds in a new process; the `reason` where that fails."""
     command = [sys.executable, "-m", __name__, name, json.dumps(problem.fields())]
-    done = subprocess.run(command, cwd=CONFIGS.parents[1], env=process.untuned(), capture_output=True, text=True)
+    done = subprocess.run(command, cwd=ROOT, env=process.untuned(), capture_output=True, text=True)
     if done.returncode:
         died = f"ended by signal {-done.returncode}" if done.returncode < 0 else (done.stderr.splitlines() or ["?"])[-1]
         return {"reason": f"the process failed: {died}"}

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from cope_jax import encodings, tasks
-from cope_jax.training import experiment
+from cope_jax.training import from_config
 from cope_jax.training.config import JobConfig, MeshConfig
 from experiments.benchmark.contenders import of_torch
 from experiments.benchmark.timing import Build, Case, Task, WithNote
@@ -35,7 +35,7 @@ def ours(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
     shares = 1 if size % devices else devices
     config = dataclasses.replace(recipe.config, encoding=encoding, job=JobConfig(mesh=MeshConfig(data=shares)))
     task = tasks.create(config.task.name, **config.task.options)
-    program = experiment.create_program(config, task, devices=jax.devices()[:shares])
+    program = from_config.create_program(config, task, devices=jax.devices()[:shares])
     state = program.init([0])
     batches = program.place(jax.tree.map(lambda array: array[None], dict(recipe.batch())), size)
 

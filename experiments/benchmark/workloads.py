@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import runpy
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,13 @@ from cope_jax import tasks
 from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, unknown
+from cope_jax.training import config_files
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.typing import PyTree
 from experiments.benchmark.timing import LeftOut
 
 FORWARD, BACKWARD, STEP = "forward", "forward+backward", "step"
-CONFIGS = Path(experiments.__file__).parent / "configs"
+ROOT = Path(experiments.__file__).parents[1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,10 +113,9 @@ class Recipe:
         cope_jax.errors.ConfigError: unknown recipe 'count': did you mean 'counting'? Choices: ...counting, ...
         """
         name, colon, batch = text.partition(":")
-        choices = [path.stem for path in CONFIGS.glob("[!_]*.py") if path.stem != "base"]
-        if name not in choices:
-            raise unknown("recipe", name, choices)
-        config = ExperimentConfig.from_mapping(runpy.run_path(str(CONFIGS / f"{name}.py"))["get_config"]().to_dict())
+        if name not in config_files.names():
+            raise unknown("recipe", name, config_files.names())
+        config = config_files.config(name)
         if colon:
             if not batch.isdecimal() or int(batch) < 1:
                 raise ConfigError(f"--recipes={text}: write NAME:BATCH with a batch size of at least 1")

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from cope_jax.errors import ConfigError
@@ -20,7 +19,7 @@ from experiments.cli import entry
 from experiments.compile_check import chips
 from experiments.compile_check.figures import compile_step, notes, rows
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
+_CONFIG = entry.DEFINE_config("config")
 _TOPOLOGY = flags.DEFINE_string("topology", None, f"What to compile for: {chips.known()}.", required=True)
 _JSON = flags.DEFINE_string("json", None, "A file to write the figures to.")
 flags.mark_flag_as_required("config")

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from cope_jax import tasks
-from cope_jax.training import experiment
+from cope_jax.training import from_config
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.flops import peak_flops
 from experiments.compile_check import costs, trip_counts
@@ -32,7 +32,7 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
       ConfigError: an experiment or mesh that does not fit the devices.
     """
     task = tasks.create(config.task.name, **config.task.options)
-    program = experiment.create_program(config, task, devices=topology.devices)
+    program = from_config.create_program(config, task, devices=topology.devices)
     model, length, chip = program.learner.model, task.length("train"), topology.chip
     batch_size = config.training.batch_size
     figures = {
@@ -52,7 +52,7 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
         "model_flops": model.flops_per_token(length) * batch_size * length,
     }
     began = time.perf_counter()
-    lowered = program.lower(experiment.batch_shapes(task, batch_size))
+    lowered = program.lower(from_config.batch_shapes(task, batch_size))
     try:
         compiled = lowered.compile()
     except jax.errors.JaxRuntimeError as error:

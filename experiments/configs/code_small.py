@@ -12,11 +12,11 @@ another file.
 
 from ml_collections import config_dict
 
-from experiments.configs import wikitext2_small
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
     """The config."""
-    config = wikitext2_small.get_config()
+    config = base.named("wikitext2_small")
     config.task.options.update(corpus="code", packing="documents")
     return config

@@ -1,4 +1,4 @@
-"""The model of `wikitext103.py`, GPT-2 small's shape with CoPE (arXiv 2405.18719, section 5.4), on random tokens.
+"""The paper's language model of WikiText-103: GPT-2 small's shape with CoPE (arXiv 2405.18719, section 5.4).
 
 Command:
     python -m experiments.train --config=experiments/configs/lm_125m.py --workdir=runs/lm_125m
@@ -13,32 +13,27 @@ small: 12 heads, dropout 0.1. Our choice: AdamW as GPT-3 (arXiv 2005.14165) has 
 Every device has the parameters whole and its share of the batch, 4 sequences on each of 16.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
     """The config."""
-    evaluation = {"examples": 256, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64}
-    config = on("zipf", {"vocab_size": 50_257, "length": 1024}, evaluation=evaluation)
-    config.model.block.attention_blocks = (64, 256, 512)
-    return config
-
-
-def on(task: str, options: Mapping[str, Any], **overrides: Any) -> config_dict.ConfigDict:
-    """This model, its optimizer and training on another task."""
     return base.experiment(
-        task,
-        options,
+        "zipf",
+        {"vocab_size": 50_257, "length": 1024},
         model={
             "num_layers": 12,
             "encoding_sharing": "model",
             "tie_embeddings": True,
-            "block": {"model_dim": 768, "num_heads": 12, "dropout": 0.1, "compute_dtype": "bfloat16"},
+            "block": {
+                "model_dim": 768,
+                "num_heads": 12,
+                "dropout": 0.1,
+                "compute_dtype": "bfloat16",
+                "attention_blocks": (64, 256, 512),
+            },
         },
         encodings={"cope": {"npos_max": 64}},
         optimizer={
@@ -55,5 +50,5 @@ def on(task: str, options: Mapping[str, Any], **overrides: Any) -> config_dict.C
             "evaluate_every": 1000,
             "checkpoint_every": 1000,
         },
-        **overrides,
+        evaluation={"examples": 256, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64},
     )

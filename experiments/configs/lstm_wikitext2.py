@@ -12,11 +12,11 @@ this reads the text about once, and trains with 1,024 sampled words.
 
 from ml_collections import config_dict
 
-from experiments.configs import rnn_wikitext2
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
     """The config."""
-    config = rnn_wikitext2.get_config()
+    config = base.named("rnn_wikitext2")
     config.model.update(cell="lstm", embed_dim=256, hidden_dim=256)
     return config

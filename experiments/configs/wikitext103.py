@@ -20,14 +20,40 @@ test.
 
 from ml_collections import config_dict
 
-from experiments.configs import lm_125m
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
     """The config."""
-    return lm_125m.on(
+    return base.experiment(
         "text",
         {"corpus": "wikitext-103-raw", "vocab_size": 50_257, "length": 1024},
+        model={
+            "num_layers": 12,
+            "encoding_sharing": "model",
+            "tie_embeddings": True,
+            "block": {
+                "model_dim": 768,
+                "num_heads": 12,
+                "dropout": 0.1,
+                "compute_dtype": "bfloat16",
+            },
+        },
+        encodings={"cope": {"npos_max": 64}},
+        optimizer={
+            "learning_rate": 6e-4,
+            "warmup_steps": 2000,
+            "final_fraction": 0.1,
+            "weight_decay": 0.1,
+            "beta2": 0.95,
+        },
+        training={
+            "steps": 180_000,
+            "batch_size": 64,
+            "steps_per_dispatch": 10,
+            "evaluate_every": 1000,
+            "checkpoint_every": 1000,
+        },
         evaluation={"examples": 100_000, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64},
         paper={
             "learned": {"validation": "23.96", "test": "24.87"},

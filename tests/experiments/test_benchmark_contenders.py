@@ -157,7 +157,7 @@ def test_a_batch_is_split_where_it_can_be(devices, shares, monkeypatch):
         made.append((config.job.mesh.data, len(devices)))
         return mock.MagicMock()
 
-    monkeypatch.setattr(training_steps.common, "create_program", create)
+    monkeypatch.setattr(training_steps.from_config, "create_program", create)
     built = training_steps.ours(Recipe.parse("quick:4"), "none", devices)
     assert made == [(shares, shares)]
     assert getattr(built, "note", None) == {3: "on 1 device, for 3 cannot share a batch of 4 evenly"}.get(devices)

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from cope_jax import tasks
 from cope_jax.evaluation.report.table import Table
-from cope_jax.training import experiment
+from cope_jax.training import from_config
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig, MeshConfig
 from cope_jax.training.program import Program
@@ -137,7 +137,7 @@ def program() -> Program:
     """The program of the run that is killed, on one device."""
     config = ExperimentConfig.from_mapping(killing.get_config().to_dict())
     task = tasks.create(config.task.name, **config.task.options)
-    return experiment.create_program(config, task, devices=jax.devices()[:1])
+    return from_config.create_program(config, task, devices=jax.devices()[:1])
 
 
 def differences(straight: Path, other: Path) -> list[str]:

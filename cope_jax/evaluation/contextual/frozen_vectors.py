@@ -21,7 +21,7 @@ def make(model: str | None, config: ExperimentConfig, folder: Path) -> Path:
     """Writes SPLIT.npy, float16 `[words, J, D]`, for each split of the config's treebank, unless they are there.
 
     Args:
-      model: what `embedders.load` takes.
+      model: what `pretrained.load` takes.
       config: its task is `tagging`.
       folder: is created.
 

@@ -4,7 +4,7 @@ import jax
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.training import experiment
+from cope_jax.runs import experiment
 from cope_jax.training.config import ExperimentConfig
 from experiments.compile_check import figures
 from experiments.compile_check.chips import Chip, Topology
@@ -96,7 +96,7 @@ def test_a_step_larger_than_the_memory_does_not_fit(monkeypatch):
     monkeypatch.setattr(
         figures, "work_of", lambda *_: {"collectives": [], "flops_per_device": 1, "estimated_cycles": 0}
     )
-    monkeypatch.setattr(figures.common.Program, "lower", lambda self, *sizes: Lowered())
+    monkeypatch.setattr(figures.from_config.Program, "lower", lambda self, *sizes: Lowered())
     assert not compiled_for(data=8)["fits"]
 
 
@@ -118,7 +118,7 @@ class Lowered:
 def test_a_compiler_that_runs_out_of_memory_is_a_step_that_does_not_fit(monkeypatch):
     sentence = "Ran out of memory on HBM, the total memory required (23.30G) exceeds available HBM (15.75G)"
     message = f"RESOURCE_EXHAUSTED: E1000: CompileTimeHbmOom: {sentence}. HLO module: jit_f.\nSee https://openxla.org"
-    monkeypatch.setattr(figures.common.Program, "lower", lambda self, *sizes: Lowered(message))
+    monkeypatch.setattr(figures.from_config.Program, "lower", lambda self, *sizes: Lowered(message))
     found = compiled_for(data=8)
     assert (found["fits"], found["excess"], "bytes" in found) == (False, sentence, False)
     assert dict(figures.rows(found))["the compiler"] == sentence
@@ -126,7 +126,7 @@ def test_a_compiler_that_runs_out_of_memory_is_a_step_that_does_not_fit(monkeypa
 
 
 def test_another_error_of_the_compiler_is_raised(monkeypatch):
-    monkeypatch.setattr(figures.common.Program, "lower", lambda self, *sizes: Lowered("INTERNAL: no"))
+    monkeypatch.setattr(figures.from_config.Program, "lower", lambda self, *sizes: Lowered("INTERNAL: no"))
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         compiled_for(data=8)
 
