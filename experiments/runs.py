@@ -101,7 +101,7 @@ def load_run(workdir: Path) -> LoadedRun:
     task = tasks.create(config.task.name, **options)
     program = create_program(config, task, len(settings["seeds"]), jax.local_devices()[:1])
     with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
-        restored = checkpoints.restore(program.state_shapes())
+        restored = checkpoints.restore(program.state_shapes(), program.learner.model)
     if restored is None:
         raise ConfigError(f"{workdir} has no checkpoint yet: train it first")
     step, state, progress = restored

@@ -27,7 +27,7 @@ from cope_jax.attention.tiles import (
     along_sequence,
     cotangent,
     needs_one_block,
-    pad,
+    pad_by,
 )
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
@@ -90,10 +90,10 @@ def _attend(
         queries, keys = along_sequence(ring.whole, queries), along_sequence(ring.whole, keys)
     if padding:
         indices = jnp.pad(keys.indices, (0, padding), constant_values=-1)
-        queries, keys = (along_sequence(functools.partial(pad, padding=padding), x) for x in (queries, keys))
-        keys = dataclasses.replace(keys, indices=indices)
-    queries = along_sequence(functools.partial(_cut, pieces=(ring.chunks, per_chunk)), queries)
-    keys = along_sequence(functools.partial(_cut, pieces=(ring.chunks,)), keys)
+        queries = along_sequence(pad_by(padding), queries)
+        keys = dataclasses.replace(along_sequence(pad_by(padding), keys), indices=indices)
+    queries = along_sequence(_cut((ring.chunks, per_chunk)), queries)
+    keys = along_sequence(_cut((ring.chunks,)), keys)
     queries, keys = ring.sharded(ring.placed, (True,), True)((queries, keys))
     out = ring.sharded(ring.unplaced, (True,), True)(_attend_placed(ring, spec, params, queries, keys, drop))
     out_BLHK = jnp.transpose(out, (2, 0, 1, 4, 3, 5)).reshape(out.shape[2], -1, *out.shape[3::2])[:, :length]
@@ -218,7 +218,11 @@ def _map_blocks(function: Callable[[Any], T], tree: PyTree) -> T:
     return jax.lax.map(functools.partial(jax.lax.map, function), tree)
 
 
-def _cut(x: Array, axis: int, pieces: tuple[int, ...]) -> Array:
+def _cut(pieces: tuple[int, ...]) -> Callable[[Array, int], Array]:
     """[..., pieces·L, ...] as [*pieces, ..., L, ...]."""
-    x = x.reshape(*x.shape[:axis], *pieces, -1, *x.shape[axis + 1 :])
-    return jnp.moveaxis(x, range(axis, axis + len(pieces)), range(len(pieces)))
+
+    def cut(x: Array, axis: int) -> Array:
+        x = x.reshape(*x.shape[:axis], *pieces, -1, *x.shape[axis + 1 :])
+        return jnp.moveaxis(x, range(axis, axis + len(pieces)), range(len(pieces)))
+
+    return cut

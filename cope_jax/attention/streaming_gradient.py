@@ -255,7 +255,7 @@ def _sink_gradients(
     if sink_BHL is None:
         return None, None
     weight_BHL, v_BHLK = jnp.exp(sink_BHL - residuals.logsumexp), own_values(queries)
-    if v_BHLK is None:
+    if v_BHLK is None or queries.v is None:
         return -weight_BHL * residuals.delta, None
     dout = residuals.dout.astype(weight_BHL.dtype)
     dweight_BHL = (dout * v_BHLK.astype(dout.dtype)).sum(axis=-1)

@@ -4,7 +4,6 @@ Arrays are head-major here, q_BHLK and k_BGMK, because that is how matrix produc
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
@@ -45,7 +44,7 @@ class QueryBlock:
         ids, indices = mask.q_segment_ids_BL, jnp.asarray(mask.q_indices_L)
         own = inputs.q_features, jnp.asarray(inputs.q_positions), indices, None if ids is None else jnp.asarray(ids)
         whole = cls(inputs.q, inputs.rotated_q, inputs.q_v, *own)
-        return along_sequence(functools.partial(pad, padding=padding), whole) if padding else whole
+        return along_sequence(pad_by(padding), whole) if padding else whole
 
     def block(self, number: Array, size: int) -> "QueryBlock":
         """The block of `size` queries with this number."""
@@ -87,7 +86,7 @@ class KeyBlock:
 def along_sequence(change: Callable[[Array, int], Array], block: T) -> T:
     """Changes each array, given its axis of the sequence."""
     changed = {
-        name: jax.tree.map(functools.partial(change, axis=axis), getattr(block, name))
+        name: jax.tree.map(lambda x, axis=axis: change(x, axis), getattr(block, name))
         for name, axis in _AXES.items()
         if hasattr(block, name)
     }
@@ -98,9 +97,9 @@ def _cut(block: T, start: Array | int, size: int) -> T:
     return along_sequence(lambda x, axis: jax.lax.dynamic_slice_in_dim(x, start, size, axis), block)
 
 
-def pad(x: Array, axis: int, padding: int) -> Array:
+def pad_by(padding: int) -> Callable[[Array, int], Array]:
     """Lengthens an axis by copies of its last entry."""
-    return jnp.pad(x, [(0, padding if a == axis else 0) for a in range(x.ndim)], "edge")
+    return lambda x, axis: jnp.pad(x, [(0, padding if a == axis else 0) for a in range(x.ndim)], "edge")
 
 
 class BlockSizes(NamedTuple):

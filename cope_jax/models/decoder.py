@@ -263,7 +263,7 @@ class Decoder(Model):
         """What every layer and head looks at.
 
         Returns:
-          `attention` and the encoding's diagnostics (CoPE: `gates`, `positions`), each `[layers, B, H, L, L]`.
+          `attention` and the encoding's maps (CoPE: `gates`, `positions`), each `[layers, B, H, L, L]`.
         """
         context = self._context(tokens_BL, positions_BL, None)
 

@@ -16,6 +16,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
+from cope_jax.encodings.earlier import earlier_path
 from cope_jax.errors import ConfigError
 from cope_jax.models import bert_files, decoder_files, tensor_files
 from cope_jax.models.base import MODELS
@@ -83,7 +84,8 @@ def _load(folder: Path) -> tuple[Any, Params]:
     tensors = tensor_files.read_tensors(folder)
     params: Params = {}
     for path, leaf in tensor_files.shapes(MODELS.get(config.name), config).items():
-        array = tensors.pop(_name(path), None)
+        name = _name(path)
+        array = tensors.pop(name if name in tensors else _name(earlier_path(path, config)), None)
         _check(array, path, leaf, f"{folder / WEIGHTS}: ")
         tensor_files.insert(params, path, array)
     if tensors:

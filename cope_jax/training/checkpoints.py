@@ -111,7 +111,7 @@ class Checkpoints:
         """The step of the newest checkpoint; None if there is none."""
         return max(self.steps(), default=None)
 
-    def restore(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]] | None:
+    def restore(self, like: PyTree, model: Any = None) -> tuple[int, PyTree, dict[str, Any]] | None:
         """The newest checkpoint that can be read.
 
         A damaged one is reported in one line on stderr and put aside, into the folder `DIRECTORY-damaged`, where one
@@ -121,6 +121,7 @@ class Checkpoints:
           like: a pytree with the structure, shapes and types of the state, such as of jax.ShapeDtypeStruct. Where a
             leaf has a `sharding`, the array is read into it, whatever it was saved from; else onto this process's
             first device.
+          model: the config of the model, by which checkpoints of earlier versions are read too.
 
         Returns:
           Step, state and progress; None if there is no checkpoint.
@@ -133,7 +134,7 @@ class Checkpoints:
         unreadable: dict[int, str] = {}
         for step in restoring.of_first_process(self.steps()[::-1]):
             try:
-                state, progress = restoring.read(self.directory / str(step), like)
+                state, progress = restoring.read(self.directory / str(step), like, model)
             except restoring.DamagedError as error:
                 unreadable[step] = str(error)
             else:

@@ -86,7 +86,7 @@ def _attend(spec: str, problem: Problem, **options: Any) -> tuple[Attention, PyT
     params = jax.tree.map(problem.trained, initial)
 
     def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        return attend(q, k, v, encoding=nnx.merge(graph, params, rest), **options)
+        return attend(q, k, v, encoding=nnx.merge(graph, params, rest), embedded=True, **options)
 
     return attention, params
 
@@ -112,7 +112,7 @@ def _jax_nn(problem: Problem) -> Mapping[str, Task]:
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
-            q, k = rope.rotate(q, k, positions, positions)
+            q, k = rope.rotate(q, k, (), (), positions, positions)
             return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
         return attention, {}

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.attention.decode import Cache, attend_cached, create_cache
+from cope_jax.attention import Cache, attend_cached, create_cache
 from cope_jax.encodings import EncodingConfig
 from experiments.benchmarks.case import Case
 from experiments.benchmarks.problem import Problem
@@ -39,18 +39,18 @@ def step(spec: str, problem: Problem) -> Mapping[str, Task]:
     q, k, v, _ = (jnp.asarray(array, problem.dtype) for array in problem.arrays())
     earlier, last = slice(None, -1), slice(-1, None)
 
-    def enter(params: Any, cache: Cache, k: jax.Array, v: jax.Array) -> Cache:
+    def enter(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> Cache:
         positions_BL = cache.filled + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
-        return cache.enter(positions_BL).append(k, v, encoding=nnx.merge(graph, params, rest))
+        return cache.enter(positions_BL).append(q, k, v, encoding=nnx.merge(graph, params, rest))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def attend(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Cache]:
-        cache = enter(params, cache, k, v)
-        out = attend_cached(q, cache, encoding=nnx.merge(graph, params, rest))
+        cache = enter(params, cache, q, k, v)
+        out = attend_cached(q, cache, encoding=nnx.merge(graph, params, rest), embedded=True)
         return out, dataclasses.replace(cache, filled=cache.filled - 1)
 
     empty = create_cache(encoding, batch=problem.batch, capacity=problem.length, dtype=problem.dtype)
-    cache = jax.jit(enter)(params, empty, k[:, earlier], v[:, earlier])
+    cache = jax.jit(enter)(params, empty, q[:, earlier], k[:, earlier], v[:, earlier])
 
     token = q[:, last], k[:, last], v[:, last]
 

@@ -10,14 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.attention import blockwise, choose, online, prepare
-from cope_jax.attention.products import scaled_products
-from cope_jax.attention.strips import Blocks, Rules
+from cope_jax.attention import blockwise, choose, prepare, streaming_softmax
+from cope_jax.attention.tiles import BlockSizes, KeyBlock, QueryBlock, StreamSpec, needs_one_block
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.typing import Array
 
-LOOPS = ("near", "inside", "edge")
-"""The names of the loops of `cope_jax.attention.online.over_blocks`, in the order in which they run."""
+LOOPS = ("diagonal", "interior", "boundary")
+"""The names of the loops of `cope_jax.attention.streaming_softmax.over_blocks`, in the order in which they run."""
 
 
 @jax.tree_util.register_dataclass
@@ -32,8 +31,8 @@ class _Counting:
 def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
     """What `loops.visits` asks for: the turns of a loop by its name in the source.
 
-    >>> turns = turns_of({"near": 2.0})
-    >>> turns("jit(train_steps)/while/body/near/while"), turns("jit(train_steps)/while")
+    >>> turns = turns_of({"diagonal": 2.0})
+    >>> turns("jit(train_steps)/while/body/diagonal/while"), turns("jit(train_steps)/while")
     (2.0, None)
     """
     return lambda name: next(
@@ -42,7 +41,7 @@ def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
 
 
 def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
-    """The mean number of turns for a strip of queries, by the loop's name, of an untrained model.
+    """The mean number of turns for a block of queries, by the loop's name, of an untrained model.
 
     Attention's own loops are run on one example with normally distributed queries and keys, so about half of all gates
     are open. An encoding whose loops end by positions alone has exactly these turns with any data.
@@ -59,36 +58,30 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
     if name != "blockwise":
         return {}
     encoding = model.encoding.build(shape, rngs=nnx.Rngs(init_key))
-    features = encoding.key_features(jnp.zeros((1, length, block.model_dim)), k_BMGK, k_BMGK)
-    inputs = prepare(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, features=features, causal=True)
-    is_sum = blockwise.running_sums(encoding, inputs)
+    features, _ = encoding.features(jnp.zeros((1, length, block.model_dim)), q_BLHK, k_BMGK, k_BMGK, None)
+    inputs = prepare(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, features=features, embedded=True, causal=True)
     chosen = block.attention_blocks
-    blocks = (Blocks(*chosen) if chosen else blockwise.choose_blocks(length, length)).within(length, length)
-    if is_sum is None or blocks.near == length:
+    sizes = (BlockSizes(*chosen) if chosen else blockwise.choose_sizes(length, length)).within(length, length)
+    if needs_one_block(encoding, inputs) or sizes.near == length:
         return {}
     graph, params = nnx.split(encoding)
-    rules = Rules(graph, blocks, True, None, is_sum)
-    queries, keys = blockwise.queries_of(inputs, -length % blocks.queries), blockwise.keys_of(inputs)
+    spec = StreamSpec(graph, sizes, True, None)
+    queries, keys = QueryBlock.of(inputs, -length % sizes.queries), KeyBlock.of(inputs)
 
-    def strip(number: Array) -> Array:
-        own = queries.strip(number, blocks.queries)
-        state = _Counting(rules.initial_carry(params, own.q), jnp.zeros(len(LOOPS), jnp.int32))
-        settles = rules.encoding(params).settled(state.carry) is not None
+    def one(number: Array) -> Array:
+        own = queries.block(number, sizes.queries)
+        state = _Counting(spec.initial_carry(params, own), jnp.zeros(len(LOOPS), jnp.int32))
+        ends = encoding.saturated(state.carry) is not None or encoding.done(state.carry) is not None
         traced = iter(range(len(LOOPS)))
 
-        def step(end: Array, state: _Counting, *, size: int, masked: bool, settled: bool) -> _Counting:
+        def step(end: Array, state: _Counting, *, size: int, masked: bool, saturated: bool) -> _Counting:
             carry = state.carry
-            if settles and not settled:
-                part = keys.block(end, size)
-                mask = rules.block_mask(own, part, masked)
-                logits = scaled_products(own.rotated_q, part.k)
-                _, carry = rules.hook("score", own, part)(
-                    params, own.q, part.k, part.features, logits, mask, state.carry
-                )
+            if ends and not saturated:
+                _, carry = spec.encoding(params).score(spec.pairs(own, keys.block(end, size), masked), carry)
             return _Counting(carry, state.turns.at[next(traced)].add(1))
 
-        return online.over_blocks(rules, params, own, keys, state, step).turns
+        return streaming_softmax.over_blocks(spec, params, own, keys, state, step).turns
 
-    numbers = jnp.arange(queries.q.shape[2] // blocks.queries, dtype=jnp.int32)
-    counted = np.asarray(jax.jit(lambda: jax.lax.map(strip, numbers))())
+    numbers = jnp.arange(queries.q.shape[2] // sizes.queries, dtype=jnp.int32)
+    counted = np.asarray(jax.jit(lambda: jax.lax.map(one, numbers))())
     return dict(zip(LOOPS, counted.mean(axis=0).tolist(), strict=True))

@@ -56,14 +56,14 @@ def random_data(seed, length, keys, batch=BATCH, ordered=True):
     rng = np.random.default_rng(seed)
     data = plain(length, keys, batch)
     gapped = np.stack([np.sort(rng.choice(12, keys, replace=False)) for _ in range(batch)]).astype(np.int32)
-    queries = np.maximum(data.q_places, 0)
+    queries = np.maximum(data.q_indices, 0)
     k_segments = rng.integers(0, rng.integers(1, 4), (batch, keys), dtype=np.int32)
     q_segments = np.where(rng.random((batch, length)) < 0.1, 9, k_segments[:, queries]).astype(np.int32)
-    data = Data(gapped[:, queries], gapped, q_segments, k_segments, data.q_places, data.k_places)
+    data = Data(gapped[:, queries], gapped, q_segments, k_segments, data.q_indices, data.k_indices)
     if not ordered:
         data = data._replace(
-            q_places=rng.integers(0, keys, length, dtype=np.int32),
-            k_places=rng.integers(-2, keys, keys, dtype=np.int32),
+            q_indices=rng.integers(0, keys, length, dtype=np.int32),
+            k_indices=rng.integers(-2, keys, keys, dtype=np.int32),
         )
     return data
 
@@ -97,7 +97,7 @@ def test_every_encoding(spec, x64):
 
 def known(data):
     """The same with the places of `prepare`."""
-    return data._replace(q_places=None, k_places=None)
+    return data._replace(q_indices=None, k_indices=None)
 
 
 @pytest.mark.parametrize("keys", [5, KEYS])

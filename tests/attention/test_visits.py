@@ -22,7 +22,7 @@ BLOCKS = Blocks(4, 2, 5)
 
 
 def inputs_of(encoding, q, k, v, mask):
-    places = [jnp.asarray(places)[None] for places in (mask.q_places_L, mask.k_places_M)]
+    places = [jnp.asarray(places)[None] for places in (mask.q_indices_L, mask.k_indices_M)]
     return Inputs(q, q, k, v, encoding.key_features(None, k, v), *places, mask, None)
 
 
@@ -83,7 +83,7 @@ def random(*shape, seed=0):
 def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
     """From the last key of a strip to the first: near blocks of 2 keys and far ones of 5, none without a pair."""
     seen = []
-    length = len(mask.q_places_L)
+    length = len(mask.q_indices_L)
     q, k, v = random(1, length, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
     encoding = Recorder(seen)
     jax.block_until_ready(blockwise_attention(encoding, inputs_of(encoding, q, k, v, mask), BLOCKS))
@@ -94,9 +94,9 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
         assert pairs.any(), f"the keys {columns} of the queries {rows} are scored in vain"
         _, once = np.unique(rows, return_index=True)  # the last query stands in for those that fill up its strip
         visits[np.ix_(rows[once], columns)] += pairs[once]
-    np.testing.assert_array_equal(visits[mask.q_places_L], dense)
+    np.testing.assert_array_equal(visits[mask.q_indices_L], dense)
     for start in range(0, length, BLOCKS.queries):
-        rows = mask.q_places_L[start : start + BLOCKS.queries]
+        rows = mask.q_indices_L[start : start + BLOCKS.queries]
         reach = dense[start : start + BLOCKS.queries].any(axis=0)
         span = KEYS - reach[::-1].argmax() - reach.argmax() if reach.any() else 0
         sizes = [len(columns) for others, columns, _ in seen if others[0] == rows[0]]
@@ -135,7 +135,7 @@ def test_blocks_that_are_ruled_out_are_not_read(mask, gone):
     """NaN in their keys and values reaches nothing."""
     encoding = CoPE(CoPEConfig(npos_max=4), SHAPE, rngs=nnx.Rngs(0))
     encoding.table_NK[...] = random(4, WIDTH, seed=3)
-    q, k, v = random(1, len(mask.q_places_L), 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
+    q, k, v = random(1, len(mask.q_indices_L), 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
     clean, gradients = value_and_gradients(encoding, q, k, v, mask, Blocks(4, 2, 2))
     spoilt, others = value_and_gradients(
         encoding, q, k.at[:, gone].set(jnp.nan), v.at[:, gone].set(jnp.nan), mask, Blocks(4, 2, 2)

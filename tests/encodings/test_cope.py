@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cope_jax.ops.logits import content_logits
 from flax import nnx
 
 from cope_jax import encodings
 from cope_jax.attention import Mask, attend
 from cope_jax.errors import ConfigError
-from cope_jax.ops.logits import content_logits
 from tests.encodings.cases import jit, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.attention import cope_backward

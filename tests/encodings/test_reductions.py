@@ -4,12 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cope_jax.ops.logits import content_logits
 from flax import nnx
 
 from cope_jax import encodings
 from cope_jax.attention import Mask, attend
 from cope_jax.encodings.t5 import buckets
-from cope_jax.ops.logits import content_logits
 from tests.encodings.cases import CASES, SIZES, build, parts, rule_of
 from tests.oracle.encodings import alibi_slopes, t5_bucket
 

@@ -6,11 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cope_jax.ops.logits import content_logits
 from flax import nnx
 
 from cope_jax import attention, encodings
 from cope_jax.attention import Mask
-from cope_jax.ops.logits import content_logits
 from tests.attention.test_memory import in_blocks, quadratic
 from tests.encodings.cases import CASES, FAST_COMPILE, SIZES, build, parameters, parts, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
