@@ -289,12 +289,12 @@ def test_the_tail_is_the_score_of_saturated_rows(spec, x64):
 @every_case
 def test_maps_are_what_score_uses(spec, x64):
     """Each map is among the values from which `score` computes."""
-    encoding, pairs, carry = block_of(spec)
+    encoding, pairs, _ = block_of(spec)
     seen = intermediates(encoding.score, pairs, encoding.initial_carry(pairs.q, pairs.q_features))
     maps = encoding.maps(pairs)
-    for name, values in maps.items():
+    for name, values in jax.device_get(maps).items():
         chex.assert_shape(values, (BATCH, SIZES.heads, LENGTH, LENGTH))
-        near = [one for one in seen if one.shape == values.shape and np.abs(one - values).max() < 1e-13]
+        near = [one for one in seen if one.shape == values.shape and np.allclose(one, values, rtol=0, atol=1e-13)]
         assert near, f"score does not use {name}"
     assert bool(maps) == any(name.startswith("cope") for name, _ in parts(spec))
 

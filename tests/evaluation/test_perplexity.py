@@ -15,7 +15,7 @@ from cope_jax.corpora.counts import quoted
 from cope_jax.corpora.documents import documents
 from cope_jax.evaluation import perplexity
 from cope_jax.evaluation.errors import Evaluator
-from cope_jax.ops.token_measures import token_measures
+from cope_jax.ops.losses import token_measures
 from cope_jax.tokenizers.words import EOS
 from cope_jax.training.replicas import Replicas
 
