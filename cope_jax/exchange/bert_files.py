@@ -50,7 +50,7 @@ _NORM = {"encoder/norm": "bert.embeddings.LayerNorm", "transform_norm": "cls.pre
 _PLAIN = {
     "encoder/words/embedding": "bert.embeddings.word_embeddings.weight",
     "encoder/segments/embedding": "bert.embeddings.token_type_embeddings.weight",
-    "encoder/encoding/table_ND": "bert.embeddings.position_embeddings.weight",
+    "encoder/encoding/learned/table": "bert.embeddings.position_embeddings.weight",
     "bias_V": "cls.predictions.bias",
 }
 _BLOCK_LINEAR = {

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cope_jax.encodings import EncodingConfig
+from cope_jax.encodings.earlier import earlier_path
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, decoder_files, elmo_files, safetensors_io
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
@@ -108,7 +109,8 @@ def _load(folder: Path) -> tuple[Any, Params]:
     tensors = safetensors_io.read_tensors(folder)
     params: Params = {}
     for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
-        array = tensors.pop(_name(path), None)
+        name = _name(path)
+        array = tensors.pop(name if name in tensors else _name(earlier_path(path, config)), None)
         _check(array, path, leaf, f"{folder / WEIGHTS}: ")
         safetensors_io.insert(params, path, array)
     if tensors:

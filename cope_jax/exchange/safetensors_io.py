@@ -203,9 +203,9 @@ def insert(params: Params, path: tuple[Any, ...], array: Any) -> None:
     """Puts an array into nested dicts.
 
     >>> params = {}
-    >>> insert(params, ("blocks", "encoding", "parts", 1, "table_NK"), 3.0)
+    >>> insert(params, ("blocks", "encoding", "cope", "table"), 3.0)
     >>> params
-    {'blocks': {'encoding': {'parts': {1: {'table_NK': 3.0}}}}}
+    {'blocks': {'encoding': {'cope': {'table': 3.0}}}}
     """
     *modules, leaf = path
     for module in modules:

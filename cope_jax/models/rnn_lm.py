@@ -15,7 +15,7 @@ from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.base import MODELS, Measure, Model
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take
+from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.typing import Array
 

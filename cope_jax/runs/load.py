@@ -149,7 +149,7 @@ class LoadedRun(Loaded):
         seeds = replicas.stack([np.int32(seed) for seed in self.seeds])
         params = jax.eval_shape(replicas.lift(learner.init), seeds).params
         with Checkpoints(self.folder / "checkpoints", read_only=True) as checkpoints:
-            found = checkpoints.restore({"params": params}, partial=True)
+            found = checkpoints.restore({"params": params}, learner.model, partial=True)
         if found is None:
             raise ConfigError(f"{self.folder} has no checkpoint yet: train it first")
         step, state, progress = found

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -29,13 +29,6 @@ _PROBED = 8  # tokens by which an encoding is tried
 Place = tuple[Any, ...]  # of a parameter, in nested dicts
 
 
-class _Parameter(NamedTuple):
-    """An array, or its shape, and where it stands."""
-
-    place: Place
-    array: Any
-
-
 def start_of(config: ExperimentConfig, learner: Learner, task: Task) -> PyTree:
     """What a run of this config starts with: see `start`; nothing where it draws all."""
     folder = config.training.start
@@ -58,8 +51,8 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
     surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
     if same and surplus > 0:
         config, params = _without_surplus(config, params, model.vocab_size)
-    held = _named(params, config)
-    wanted = _named(nnx.to_pure_dict(learner.variables()), model)
+    held = dict(_leaves(params))
+    wanted = dict(_leaves(nnx.to_pure_dict(learner.variables())))
     shared = {name[0] for name in held} & {name[0] for name in wanted}
     if not shared:
         raise ConfigError(
@@ -70,8 +63,8 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
     taken: dict[Any, Any] = {}
     for name in sorted({*held, *wanted}, key=str):
         theirs, ours = held.get(name), wanted.get(name)
-        if theirs is not None and ours is not None and theirs.array.shape == ours.array.shape:
-            safetensors_io.insert(taken, ours.place, theirs.array)
+        if theirs is not None and ours is not None and theirs.shape == ours.shape:
+            safetensors_io.insert(taken, name, theirs)
         elif name[0] in shared and _part(name) not in changed_parts:
             raise ConfigError(
                 f"{folder} has {'.'.join(map(str, name))} {_text(theirs)}, and this model {_text(ours)}: "
@@ -110,25 +103,6 @@ def _leaves(tree: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
             yield from _leaves(value, (*place, name))
     else:
         yield place, tree
-
-
-def _named(params: Any, config: Any) -> dict[Place, _Parameter]:
-    """The parameters by names, in which parts of an encoding are called by theirs.
-
-    In places they are numbered where there are several, so that a part has another place in another composition.
-    """
-    named = {}
-    for place, array in _leaves(params):
-        name = place
-        if "encoding" in place and hasattr(config, "encoding"):
-            at = place.index("encoding")
-            shared, own = config.encoding.split(config.encoding_sharing)
-            parts = (own if "blocks" in place[:at] else shared).parts
-            module, rest = place[: at + 1], place[at + 1 :]
-            number, rest = (0, rest) if len(parts) == 1 else (int(rest[1]), rest[2:])
-            name = (*module, parts[number][0], *rest)
-        named[name] = _Parameter(place, array)
-    return named
 
 
 def _part(name: Place) -> Any:
@@ -206,13 +180,13 @@ def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -
 
     def outcome(parts: Any) -> PyTree:
         encoding = EncodingConfig(parts).build(shape, rngs=nnx.Rngs(0))
-        features = encoding.key_features(x_BLD, k_BMGK, v_BMGK)
+        features, _ = encoding.features(x_BLD, q_BLHK, k_BMGK, v_BMGK, None)
         embedded_BLD = encoding.embed(x_BLD, jnp.arange(_PROBED, dtype=jnp.int32)[None])
-        return embedded_BLD, attend(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, features=features)
+        return embedded_BLD, attend(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, features=features, embedded=True)
 
     pairs = zip(outcome(((name, dict(options)),)), outcome(()), strict=True)
     return any(bool(jnp.abs(ours - plain).max() > 1e-5) for ours, plain in pairs)
 
 
-def _text(parameter: _Parameter | None) -> str:
-    return "not at all" if parameter is None else "×".join(map(str, parameter.array.shape))
+def _text(array: Any) -> str:
+    return "not at all" if array is None else "×".join(map(str, array.shape))

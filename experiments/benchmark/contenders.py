@@ -95,7 +95,7 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
         merge, params = problem.encoding(spec)
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attend(q, k, v, encoding=merge(params), implementation=implementation, **options)
+            return attend(q, k, v, encoding=merge(params), implementation=implementation, embedded=True, **options)
 
         return attention, params
 
@@ -116,7 +116,7 @@ def _jax_nn(problem: Problem) -> Mapping[str, Task]:
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
-            q, k = rope.rotate(q, k, positions, positions)
+            q, k = rope.rotate(q, k, (), (), positions, positions)
             return jax.nn.dot_product_attention(q, k, v, is_causal=True)
 
         return attention, {}

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cope_jax.attention.decode import Cache, attend_cached, create_cache
+from cope_jax.attention import Cache, attend_cached, create_cache
 from experiments.benchmark.timing import Case, Task
 from experiments.benchmark.workloads import Problem
 
@@ -30,18 +30,18 @@ def step(spec: str, problem: Problem) -> Mapping[str, Task]:
     merge, params = problem.encoding(spec)
     q, k, v, _ = (jnp.asarray(array, problem.dtype) for array in problem.arrays())
 
-    def enter(params: Any, cache: Cache, k: jax.Array, v: jax.Array) -> Cache:
+    def enter(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> Cache:
         positions_BL = cache.filled + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
-        return cache.enter(positions_BL).append(k, v, encoding=merge(params))
+        return cache.enter(positions_BL).append(q, k, v, encoding=merge(params))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def attend(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Cache]:
-        cache = enter(params, cache, k, v)
-        out = attend_cached(q, cache, encoding=merge(params))
+        cache = enter(params, cache, q, k, v)
+        out = attend_cached(q, cache, encoding=merge(params), embedded=True)
         return out, dataclasses.replace(cache, filled=cache.filled - 1)
 
     empty = create_cache(merge(params), batch=problem.batch, capacity=problem.length, dtype=problem.dtype)
-    cache = jax.jit(enter)(params, empty, k[:, :-1], v[:, :-1])
+    cache = jax.jit(enter)(params, empty, q[:, :-1], k[:, :-1], v[:, :-1])
     token = q[:, -1:], k[:, -1:], v[:, -1:]
 
     def task() -> jax.Array:

@@ -13,15 +13,15 @@ from flax import nnx
 from cope_jax.attention import attend, choose
 from cope_jax.models.decoder import DecoderConfig
 
-LOOPS = ("near", "inside", "edge")
-"""The names of the loops of `cope_jax.attention.online.over_blocks`, in the order in which they run."""
+LOOPS = ("diagonal", "interior", "boundary")
+"""The names of the loops of `cope_jax.attention.streaming_softmax.over_blocks`, in the order in which they run."""
 
 
 def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
     """What `trip_counts.walk` asks for: the turns of a loop by its name in the source.
 
-    >>> turns = turns_of({"near": 2.0})
-    >>> turns("jit(train_steps)/while/body/near/while"), turns("jit(train_steps)/while")
+    >>> turns = turns_of({"diagonal": 2.0})
+    >>> turns("jit(train_steps)/while/body/diagonal/while"), turns("jit(train_steps)/while")
     (2.0, None)
     """
     return lambda name: next(
@@ -30,7 +30,7 @@ def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
 
 
 def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
-    """The mean number of turns for a strip of queries, by the loop's name, of an untrained model.
+    """The mean number of turns for a block of queries, by the loop's name, of an untrained model.
 
     Attention is run on one example with normally distributed queries and keys, so about half of all gates are open. An
     encoding whose loops end by positions alone has exactly these turns with any data.
@@ -47,8 +47,8 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
     if name != "blockwise":
         return {}
     encoding = model.encoding.build(shape, rngs=nnx.Rngs(init_key))
-    features = encoding.key_features(jnp.zeros((1, length, block.model_dim)), k_BMGK, k_BMGK)
-    options: Any = {"implementation": name, "features": features, "blocks": block.attention_blocks}
+    features, _ = encoding.features(jnp.zeros((1, length, block.model_dim)), q_BLHK, k_BMGK, k_BMGK, None)
+    options: Any = {"implementation": name, "features": features, "embedded": True, "blocks": block.attention_blocks}
     starts, turns = collections.Counter[int](), collections.Counter[int]()
     while_loop, numbers = jax.lax.while_loop, iter(range(1000))
 

@@ -1,6 +1,6 @@
 """What a trained model looks at: its maps as heat maps and as strips of coloured tokens.
 
-A map is an array `[layers, heads, L, L]` of one input: `attention`, and what the encoding names in its `diagnostics`.
+A map is an array `[layers, heads, L, L]` of one input: `attention`, and what the encoding names in its `maps`.
 Row i belongs to query i, and only columns j ≤ i mean anything.
 """
 

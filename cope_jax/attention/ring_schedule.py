@@ -1,12 +1,12 @@
-"""The seats of ring attention: who sits where, and how keys go around.
+"""The zigzag schedule of ring attention: which device holds which chunk of the sequence, and how keys go around.
 
-A ring has two seats on each of its n devices, and the sequence is cut into as many chunks. Seat c keeps the queries of
-chunk c. Keys start in their own seat too, and at each step go on to the next. So after s steps seat c sees the keys of
-chunk c − s: its own, then the one before, down to the first, which is the order that an encoding's carry wants. Beyond
+The sequence is cut into 2n chunks for n devices. The queries of a chunk stay where they are. Its keys start there too,
+and at each step go to where the queries of the next chunk are. So after s steps the queries of chunk c see the keys of
+chunk c − s: their own, then the one before, down to the first, which is the order that an encoding's carry wants. After
 the first come the last ones, which causality hides and which cost nothing.
 
-The ring is folded over the devices: device d has the seats d and 2n−1−d. These see d+1 and 2n−d chunks, so that every
-device has 2n+1 to see. After 2n steps all keys are home again, and in the backward pass their gradients with them.
+Device d has the chunks d and 2n−1−d. Their queries see d+1 and 2n−d chunks, so that every device has 2n+1 to see. After
+2n steps all keys are home again, and in the backward pass their gradients with them.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """The seats, and how what sits in them moves: see the text above.
+    """Where chunks are, and how they move: see the text above.
 
-    Arrays have the seats for their first axis; within a device these are two, `[low, high]`.
+    Arrays have the chunks for their first axis; within a device these are two, `[low, high]`.
 
     >>> Ring("sequence", 4).device_of(5)
     2
@@ -50,15 +50,15 @@ class Ring:
         return cls(axis, mesh.shape[axis])
 
     @property
-    def seats(self) -> int:
+    def chunks(self) -> int:
         return 2 * self.devices
 
-    def device_of(self, seat: int) -> int:
-        """The device that a seat is on."""
-        return min(seat, self.seats - 1 - seat)
+    def device_of(self, chunk: int) -> int:
+        """The device that a chunk is on."""
+        return min(chunk, self.chunks - 1 - chunk)
 
     def sharded(self, function: Callable[..., Any], sharded: tuple[bool, ...], results: Any) -> Callable[..., Any]:
-        """`function` on each device; which arguments and results are split by seats, and which all devices have."""
+        """`function` on each device; which arguments and results are split by chunks, and which all devices have."""
 
         def spec(split: bool) -> PartitionSpec:
             return PartitionSpec(self.axis) if split else PartitionSpec()
@@ -76,27 +76,27 @@ class Ring:
         spec = [None if a == axis else PartitionSpec.UNCONSTRAINED for a in range(x.ndim)]
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
-    def seated(self, tree: T) -> T:
-        """From chunks in their natural order, 2d and 2d+1 on device d, to seats."""
+    def placed(self, tree: T) -> T:
+        """From chunks in their natural order, 2d and 2d+1 on device d, to the devices of the schedule."""
 
-        def seat(pair: Array) -> Array:
-            even, odd = (self._send(pair[parity], self._seating(parity)) for parity in (0, 1))
+        def place(pair: Array) -> Array:
+            even, odd = (self._send(pair[parity], self._routes(parity)) for parity in (0, 1))
             return jnp.where(self._is_even(), jnp.stack([even, odd]), jnp.stack([odd, even]))
 
-        return jax.tree.map(seat, tree)
+        return jax.tree.map(place, tree)
 
-    def unseated(self, tree: T) -> T:
-        """The inverse of `seated`."""
+    def unplaced(self, tree: T) -> T:
+        """The inverse of `placed`."""
 
-        def unseat(pair: Array) -> Array:
+        def unplace(pair: Array) -> Array:
             even, odd = jnp.where(self._is_even(), pair, pair[::-1])
-            back = [[(to, at) for at, to in self._seating(parity)] for parity in (0, 1)]
+            back = [[(to, at) for at, to in self._routes(parity)] for parity in (0, 1)]
             return jnp.stack([self._send(even, back[0]), self._send(odd, back[1])])
 
-        return jax.tree.map(unseat, tree)
+        return jax.tree.map(unplace, tree)
 
     def moved(self, tree: T) -> T:
-        """What sits in each seat moves to the next, and from the last to the first."""
+        """What is with each chunk moves to the next, and from the last to the first."""
         up = [(device, device + 1) for device in range(self.devices - 1)]
         down = [(device + 1, device) for device in range(self.devices - 1)]
         device = jax.lax.axis_index(self.axis)
@@ -108,8 +108,8 @@ class Ring:
 
         return jax.tree.map(move, tree)
 
-    def _seating(self, parity: int) -> list[tuple[int, int]]:
-        return [(seat // 2, self.device_of(seat)) for seat in range(parity, self.seats, 2)]
+    def _routes(self, parity: int) -> list[tuple[int, int]]:
+        return [(chunk // 2, self.device_of(chunk)) for chunk in range(parity, self.chunks, 2)]
 
     def _is_even(self) -> Array:
         return jax.lax.axis_index(self.axis) % 2 == 0

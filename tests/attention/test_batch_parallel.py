@@ -12,10 +12,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from cope_jax import encodings
 from cope_jax.attention import attend, full_attention
+from cope_jax.attention.batch_parallel import shard_batch
 from cope_jax.attention.blockwise import blockwise_attention
-from cope_jax.attention.examples import over_examples
 from cope_jax.attention.ring import ring_attention
-from cope_jax.attention.strips import Blocks
+from cope_jax.attention.tiles import BlockSizes
 from cope_jax.errors import ConfigError
 from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients
 from tests.encodings.cases import build, jit
@@ -23,8 +23,8 @@ from tests.encodings.cases import build, jit
 pytestmark = pytest.mark.xdist_group("ring")
 BATCH, LENGTH = 4, 6
 AXES = ("data", "fsdp")
-RING = functools.partial(ring_attention, axis="sequence", blocks=Blocks(2, 1, 2))
-BLOCKWISE = functools.partial(blockwise_attention, blocks=Blocks(2, 3, 2))
+RING = functools.partial(ring_attention, axis="sequence", blocks=BlockSizes(2, 1, 2))
+BLOCKWISE = functools.partial(blockwise_attention, blocks=BlockSizes(2, 3, 2))
 
 
 def mesh_of(data=2, fsdp=2, sequence=1):
@@ -55,13 +55,13 @@ def test_it_equals_attention_without_it(spec, how, mesh, positions, options, x64
     segments = np.sort(rng.integers(0, 2, (BATCH, LENGTH))).astype(np.int32)
     key = jax.random.key(1) if "dropout_rate" in options else None
     data = data._replace(q_positions=places, k_positions=places, q_segments=segments, k_segments=segments)
-    data = data._replace(q_places=None, k_places=None, dropout_key=key)
+    data = data._replace(q_indices=None, k_indices=None, dropout_key=key)
 
     def run(how, state, arrays, data):
         return value_and_gradients(how, graphdef, state, arrays, data, **options)
 
     def split(encoding, inputs):
-        return over_examples(how, encoding, inputs, axes)
+        return shard_batch(how, encoding, inputs, axes)
 
     whole = BLOCKWISE if how is RING else how
     exact = jit(functools.partial(run, whole))(state, arrays, data)

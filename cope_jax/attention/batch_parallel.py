@@ -17,10 +17,10 @@ from cope_jax.registry import unknown
 from cope_jax.typing import Array
 
 
-def over_examples(
+def shard_batch(
     attention: Callable[[Encoding, Inputs], Array], encoding: Encoding, inputs: Inputs, axes: Sequence[str]
 ) -> Array:
-    """The same as `attention(encoding, inputs)`, on each device for its share of the examples.
+    """The same as `attention(encoding, inputs)`, each device attending for its share of the examples.
 
     No example needs another, but a compiler that is left to find that out gathers, or adds up over all devices, what it
     cannot see through, such as a scatter into rows of many examples.
@@ -41,17 +41,17 @@ def over_examples(
     def spec(x: Any) -> PartitionSpec:
         return examples if x.shape[0] == batch and batch > 1 else everyone
 
-    # Places are the same for all examples, and stay NumPy where they are known while tracing.
+    # Indices are the same for all examples, and stay NumPy where they are known while tracing.
     arrays = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs) if f.name not in ("mask", "drop")}
     segments = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM
     arrays, segments = jax.tree.map(jnp.asarray, (arrays, segments))
 
-    def own(params: Any, arrays: dict[str, Any], segments: Any, drop: Any) -> Array:
+    def on_device(params: Any, arrays: dict[str, Any], segments: Any, drop: Any) -> Array:
         mask = dataclasses.replace(inputs.mask, q_segment_ids_BL=segments[0], k_segment_ids_BM=segments[1])
         return attention(nnx.merge(graph, params), Inputs(**arrays, mask=mask, drop=drop))
 
     split = jax.shard_map(
-        own,
+        on_device,
         in_specs=(everyone, *jax.tree.map(spec, (arrays, segments)), PartitionSpec(None, tuple(axes))),
         out_specs=examples,
         axis_names=set(axes),

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.ops.suffix_sum import suffix_sum
+from cope_jax.ops.sums import prefix_sum, suffix_sum
 from tests.encodings.cases import jit
 from tests.ops.jaxprs import equations
 
@@ -30,6 +30,12 @@ def test_whole_numbers_are_summed_exactly(length, rng, x64):
     assert y.dtype == jnp.float64
     np.testing.assert_array_equal(y, reverse_cumsum(x))
     np.testing.assert_array_equal(dx, np.cumsum(dy, axis=-1))
+
+
+@pytest.mark.parametrize("length", [0, 1, 33, 128, 160, 1025])
+def test_sums_from_the_start(length, rng, x64):
+    x = rng.integers(-1000, 1000, (2, 3, length)).astype(np.float64)
+    np.testing.assert_array_equal(jit(prefix_sum)(x), np.cumsum(x, axis=-1))
 
 
 @pytest.mark.parametrize("block", [7, 256])

@@ -1,11 +1,46 @@
-"""The loss of a softmax over many classes, from a sample of them."""
+"""Losses of next-token prediction: over all classes, over a sample of them, and what is measured with them."""
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.ops.lookup import take
+from cope_jax.ops.gather import take
 from cope_jax.typing import Array, accumulator_dtype
+
+
+def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
+    """−log softmax(logits)[target] of each token, in nats, shape `[B, L]`.
+
+    >>> round(float(cross_entropy(jnp.zeros((1, 1, 4)), jnp.zeros((1, 1), jnp.int32))[0, 0]), 4)
+    1.3863
+    """
+    # A target outside of the vocabulary gives NaN; a negative one would count from the end.
+    known_BL = jnp.where(targets_BL < 0, logits_BLV.shape[-1], targets_BL)
+    target_BL1 = jnp.take_along_axis(logits_BLV, known_BL[..., None], axis=-1)
+    return jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL1[..., 0]
+
+
+def token_measures(logits_BLV: Array, targets_BL: Array, weights_BL: Array) -> dict[str, tuple[Array, Array]]:
+    """`loss`, `token_error` and `sequence_error` of a batch, each as a sum and a weight; their quotient is the mean.
+
+    The loss, in nats, and the share of tokens that the most probable one misses are means over tokens, each times its
+    weight; the share of sequences with any such miss is one over the sequences that have a token of weight above 0.
+
+    >>> measures = token_measures(jnp.zeros((1, 2, 4)), jnp.array([[0, 3]]), jnp.ones((1, 2)))
+    >>> {name: float(total / weight) for name, (total, weight) in measures.items()}
+    {'loss': 1.38..., 'token_error': 0.5, 'sequence_error': 1.0}
+    """
+    best_BL = jax.lax.argmax(logits_BLV, 2, targets_BL.dtype)
+    wrong_BL = weights_BL * (best_BL != targets_BL).astype(weights_BL.dtype)
+    tokens = jnp.sum(weights_BL)
+    return {
+        "loss": (jnp.sum(weights_BL * cross_entropy(logits_BLV, targets_BL)), tokens),
+        "token_error": (jnp.sum(wrong_BL), tokens),
+        "sequence_error": (
+            jnp.sum(jnp.any(wrong_BL > 0, axis=1).astype(jnp.float32)),
+            jnp.sum(jnp.any(weights_BL > 0, axis=1).astype(jnp.float32)),
+        ),
+    }
 
 
 def sampled_cross_entropy(

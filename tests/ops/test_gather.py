@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.ops.take_rows import add_to_rows, take_rows
+from cope_jax.ops.gather import take, take_flat, take_rows, take_tokens
 from tests.encodings.cases import jit
 
 SIZE = 5
@@ -43,10 +43,15 @@ def test_values_and_gradient(lead, places):
     np.testing.assert_allclose(dz, added(at, dy), rtol=0, atol=1e-14)
 
 
-def test_several_additions_go_to_the_same_rows():
-    (_, first, a), (_, second, b) = problem((2, 3), 4), problem((2, 3), 6, seed=1)
-    rows = jit(lambda a, b: add_to_rows(SIZE, (first, a), (second, b)))(a, b)
-    np.testing.assert_allclose(rows, added(first, a) + added(second, b), rtol=0, atol=1e-14)
+def test_one_flat_gather_reads_the_same():
+    z, at, _ = problem((2, 3), 4)
+    np.testing.assert_array_equal(take_flat(jnp.asarray(z), jnp.asarray(at)), np.take_along_axis(z, at, -1))
+
+
+def test_forward_mode():
+    z, at, _ = problem((2, 3), 4)
+    y, dy = jax.jvp(lambda z: take_rows(z, at), (jnp.asarray(z),), (jnp.asarray(2 * z),))
+    np.testing.assert_array_equal(dy, 2 * y)
 
 
 @pytest.mark.parametrize("wrap", [jax.vmap, lambda f: jax.vmap(jax.vmap(f))], ids=["1", "2"])
@@ -57,7 +62,31 @@ def test_vmap_changes_nothing(wrap):
     np.testing.assert_allclose(dz, added(at, dy), rtol=0, atol=1e-14)
 
 
-def test_places_carry_no_gradient():
+def test_indices_carry_no_gradient():
     z, at, dy = problem((2,), 3)
     pull = jax.vjp(take_rows, jnp.asarray(z), jnp.asarray(at))[1]
     assert pull(jnp.asarray(dy))[1].dtype == jax.dtypes.float0
+
+
+TABLE = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+X = np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
+
+
+def test_right_numbers_are_rows_to_the_last_bit():
+    numbers, places = np.array([[2, 0], [1, 1]], np.int32), np.array([[2, 0, 0, 1], [1, 1, 2, 0]], np.int32)
+    np.testing.assert_array_equal(jit(take)(TABLE, numbers), TABLE[numbers])
+    np.testing.assert_array_equal(jit(take_tokens)(X, places), np.stack([X[b][places[b]] for b in range(2)]))
+
+
+@pytest.mark.parametrize("wrong", [-1, -3, -4, 3, 100])
+def test_wrong_numbers_are_loud_and_alone(wrong):
+    numbers = np.array([[0, wrong], [wrong, 2]], np.int32)
+    for found in (jit(take)(TABLE, numbers), jit(take_tokens)(X, numbers)):
+        np.testing.assert_array_equal(np.isnan(found).all(axis=-1), numbers == wrong)
+        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), numbers == wrong)
+
+
+def test_the_gradient_of_a_table_is_the_sum_over_its_readers():
+    numbers = np.array([0, 2, 2], np.int32)
+    gradient = jax.grad(lambda table: jnp.sum(take(table, numbers)))(TABLE)
+    np.testing.assert_array_equal(gradient, [[1, 1], [0, 0], [2, 2]])
