@@ -139,6 +139,7 @@ class Decoder(Model):
 
     Options = DecoderOptions
     Config = DecoderConfig
+    abilities = frozenset({"generate", "score", "map"})
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         shape = config.block.attention_shape(config.max_length)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -14,9 +15,12 @@ from cope_jax.layers.recurrent import Carry, Cell, CellName, Recurrent, clear
 from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions, join_directions
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
+from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.lookup import take
 from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.typing import Array
 
 Carries = tuple[tuple[Carry, ...], ...]
@@ -207,6 +211,10 @@ class RNNLM(Model):
             last.append(end)
         return join_directions(sums), jax.lax.stop_gradient(tuple(last))
 
+    def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> "RnnEmbedder":
+        del lowercase
+        return RnnEmbedder(self, Vocabulary.load(folder / "words.txt"), name=name)
+
     def _read(
         self,
         number: int,
@@ -230,3 +238,30 @@ class RNNLM(Model):
 
     def _tied(self) -> Array | None:
         return self.embedding_VD[...] if self.config.tie_embeddings else None
+
+
+class RnnEmbedder(ModelEmbedder):
+    """The states of a recurrent language model: v_l(w_i) = h_i^l, in one direction or in both.
+
+    Forward states know the words up to i and backward ones those from i on; layer 0 is the embedding. A sentence starts
+    with empty states. Peters et al. 2017 (arXiv 1705.00108).
+
+    Args:
+      model: the language model.
+      vocabulary: gives words their numbers.
+      name: see `Embedder`.
+      options: see `ModelEmbedder`.
+    """
+
+    title = "RNN"
+
+    def __init__(self, model: RNNLM, vocabulary: Vocabulary, *, name: str | None = None, **options: Any):
+        super().__init__(name, ("embeddings", *numbered(model.config.num_layers)), **options)
+        self._vocabulary = vocabulary
+        self._states = jitted(model, lambda model, tokens, lengths: model.states(tokens, lengths_B=lengths))
+
+    def windows(self, sentence: Sentence) -> list[Window]:
+        return [whole(self._vocabulary.encode(sentence))]
+
+    def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:
+        return self._states(rows_BL, lengths_B)

@@ -3,15 +3,19 @@
 import abc
 import dataclasses
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from etils import epath
 
+from cope_jax.corpora import unigrams
+from cope_jax.corpora.packing import Entries
+from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 from cope_jax.registry import Registry, unknown
+from cope_jax.tokenizers.base import Codec
 
 Batch = dict[str, np.ndarray]
 """n sequences of length L. For predicting each next token:
@@ -23,6 +27,24 @@ Batch = dict[str, np.ndarray]
 Tasks of another kind say in their docstrings what their fields are. All have `inputs` `[n, L, ...]`, rows first in
 every field, and rows of zeros count for nothing.
 """
+
+
+class Baseline(NamedTuple):
+    """A figure that needs no context.
+
+    Attributes:
+      split: where it is measured.
+      measure: "perplexity", or what is told right, such as "tags": a share in [0, 1].
+      name: of what reaches it.
+      value: of the measure.
+      metric: the metric of a model to compare with: of "perplexity" a loss, of a share the error that is left.
+    """
+
+    split: str
+    measure: str
+    name: str
+    value: float
+    metric: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,6 +170,27 @@ class Task(abc.ABC):
         del split
         return dict(measures)
 
+    def codec(self) -> Codec:
+        """How the task reads and writes its tokens, for a model that generates.
+
+        Raises:
+          ConfigError: its tokens are no text that goes on.
+        """
+        raise ConfigError(
+            f"the task {self.name} has no text that goes on: give a run on text, words or a synthetic task"
+        )
+
+    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+        """What is reached on the evaluation splits without any context. Default: nothing is known.
+
+        Args:
+          batches: the examples of an evaluation split that a run is measured on; of "train", all there are.
+          examples: training examples that a baseline may draw to learn from.
+          seed: of these.
+        """
+        del batches, examples, seed
+        return []
+
     def origin(self) -> str:
         """Where the data come from, in a few words for the log; "": they are drawn."""
         data_dir = getattr(self.config, "data_dir", "")
@@ -188,6 +231,26 @@ class Task(abc.ABC):
         return dict(options)
 
 
+class TextTask(Task):
+    """Base class of tasks of running text, whose whole text can be read in windows of any kind.
+
+    Attributes:
+      window_length: L, the tokens of a training window.
+      crosses_documents: whether a window may go from one document into the next.
+    """
+
+    window_length: int
+    crosses_documents: bool
+
+    @abc.abstractmethod
+    def entries(self, split: str) -> list[Entries]:
+        """The whole text of a split, one of each corpus."""
+
+    @abc.abstractmethod
+    def counts(self, split: str) -> Counts:
+        """How many tokens, words and bytes the text of a split has."""
+
+
 def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
     """The batch that predicts `tokens[:, 1:]` from `tokens[:, :-1]`; `weights` belong to the predicted tokens.
 
@@ -196,6 +259,17 @@ def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
     """
     tokens = tokens.astype(np.int32)
     return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights.astype(np.float32)}
+
+
+def unigram_baselines(task: Task, batches: Callable[[str], Sequence[Batch]]) -> list[Baseline]:
+    """The perplexity of words by their frequency in the training text, of a task with a stream."""
+    stream = task.stream("train", batch_size=1024)
+    assert stream is not None
+    known = unigrams.probabilities((stream[place] for place in range(len(stream))), task.vocab_size)
+    return [
+        Baseline(split, "perplexity", "unigram", float(np.exp(unigrams.cross_entropy(known, batches(split)))), "loss")
+        for split in task.evaluation_splits
+    ]
 
 
 def check(condition: bool, message: str) -> None:

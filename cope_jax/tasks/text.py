@@ -20,15 +20,15 @@ from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 from cope_jax.registry import check_at_least, check_choices, unknown
-from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tasks.base import TASKS, Batch, TextTask, check
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.base import Tokenizer
+from cope_jax.tokenizers.base import Codec, Tokenizer
 
 _SOURCES = "corpus.json"
 
 
 @TASKS.register("text")
-class Text(Task):
+class Text(TextTask):
     r"""Every token of a split is predicted once; before the first of a document stands the tokenizer's `end`.
 
     The fields are `inputs`, `targets` and `weights` `[B, L]`. "stream": an example is a window of the whole text.
@@ -103,6 +103,8 @@ class Text(Task):
         self.tokenizer = _tokenizer(config)
         self._texts: dict[str, tuple[list[Entries], Counts]] = {}
         self._packed: dict[str, Mixed] = {}
+        self.window_length = config.length
+        self.crosses_documents = config.packing == "stream"
         super().__init__(config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length))
         self.sweep = tuple((length, f"length={length}") for length in sorted(set(config.sweep)))
 
@@ -160,6 +162,9 @@ class Text(Task):
     def entries(self, split: str) -> list[Entries]:
         """The whole text of a split, one of each corpus, for windows of any other kind, such as overlapping ones."""
         return self._text(self._parse(split)[0])[0]
+
+    def codec(self) -> Codec:
+        return Codec.of(self.tokenizer)
 
     def encode(self, text: str) -> np.ndarray:
         """The int32 tokens of a text, with nothing before or after it."""

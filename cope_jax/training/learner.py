@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from cope_jax import models, positions
-from cope_jax.models.base import Measure, Model
+from cope_jax.models.base import Measure, Model, overlay
 from cope_jax.training.optimizer import applied_rate
 from cope_jax.typing import Array, PyTree
 
@@ -68,7 +68,7 @@ class Learner:
         key = jax.random.key(seed)
         model_key, run_key = jax.random.split(key)
         model = self._create(nnx.Rngs(model_key))
-        params = _overlaid(nnx.to_pure_dict(nnx.state(model, nnx.Param)), start or {})
+        params = overlay(nnx.to_pure_dict(nnx.state(model, nnx.Param)), start or {})
         carry = model.initial_carry(self.batch_size)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), run_key, carry)
 
@@ -241,10 +241,3 @@ class Learner:
 
     def _shapes(self) -> Any:
         return nnx.eval_shape(lambda: self._create(nnx.Rngs(0)))
-
-
-def _overlaid(params: Any, start: Any) -> Any:
-    """`params` with the leaves of `start`, which has part of their nested dicts, in place of their own."""
-    if not isinstance(start, Mapping):
-        return start
-    return {name: _overlaid(value, start[name]) if name in start else value for name, value in params.items()}
