@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
@@ -130,15 +128,6 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
     if tensors:
         raise ConfigError(f"{folder / WEIGHTS}: {min(tensors)!r} is no tensor of BERT ({len(tensors)} such names)")
     return config, params
-
-
-def create(config: BertConfig, params: Mapping[str, Any], *, rngs: nnx.Rngs) -> Bert:
-    """A `Bert` with these parameters; those that are absent, of its heads say, start at random."""
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: Bert(config, rngs=nnx.Rngs(0))))
-    # Under jit: one by one, the operations of an initialisation take many times as long.
-    initial = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(Bert(config, rngs=nnx.Rngs(key)))))(rngs.params())
-    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, _merge(initial, params)))
-    return nnx.merge(graphdef, state)
 
 
 def save(
@@ -327,11 +316,3 @@ def _assemble(
 
 def _may_be_absent(path: str) -> bool:
     return not path.startswith("encoder/") or path.startswith("encoder/pooler/")
-
-
-def _merge(whole: Mapping[str, Any], part: Mapping[str, Any]) -> Params:
-    """`whole` with the leaves of `part` in the places of its own."""
-    merged = dict(whole)
-    for name, value in part.items():
-        merged[name] = _merge(whole[name], value) if isinstance(value, Mapping) else value
-    return merged

@@ -19,7 +19,7 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, decoder_files, safetensors_io
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
-from cope_jax.models.base import MODELS
+from cope_jax.models.base import MODELS, overlay
 from cope_jax.registry import configure, unknown
 
 OWN = "cope_jax"
@@ -70,9 +70,19 @@ def save(
     FORMATS[form].save(folder, config, params, tokens=tokens)
 
 
-def build(config: Any, params: Mapping[Any, Any]) -> Any:
-    """The model with these parameters, all of which are there."""
+def build(config: Any, params: Mapping[Any, Any], rngs: nnx.Rngs | None = None) -> Any:
+    """The model with these parameters.
+
+    Args:
+      config: of a registered model.
+      params: nested dicts; with `rngs` some may be absent, such as those of heads, which then start at random.
+      rngs: where absent parameters come from; None: all are there.
+    """
     kind = MODELS.get(config.name)
+    if rngs is not None:
+        # Under jit: one by one, the operations of an initialisation take many times as long.
+        initial = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(key)))))(rngs.params())
+        params = overlay(initial, params)
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
     nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))
     return nnx.merge(graphdef, state)

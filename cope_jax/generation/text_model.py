@@ -1,51 +1,15 @@
 """Models that go on from a text: those of a run, or of a folder with a model and its tokenizer."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from cope_jax import models
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import formats, safetensors_io
 from cope_jax.runs.load import LoadedRun, load_run
-from cope_jax.tasks import Task
-from cope_jax.tasks.difficulty import LevelTask
-from cope_jax.tasks.text import Text
-from cope_jax.tasks.words import Words
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.base import Tokenizer
-from cope_jax.tokenizers.vocabulary import UNKNOWN
+from cope_jax.tokenizers.base import Codec
 from cope_jax.tokenizers.words import Words as WordTokenizer
-
-
-class Language(NamedTuple):
-    """Text to tokens and back.
-
-    Attributes:
-      encode: the int32 tokens of a text.
-      decode: tokens as text.
-      begin: the tokens that stand before a text.
-    """
-
-    encode: Callable[[str], np.ndarray]
-    decode: Callable[[np.ndarray], str]
-    begin: tuple[int, ...] = ()
-
-    def read(self, prompt: str, name: str) -> np.ndarray:
-        """The tokens of a prompt, without `begin`; ConfigError: there are none, or a word is unknown.
-
-        Args:
-          prompt: a text.
-          name: what an error calls it.
-        """
-        tokens = self.encode(prompt)
-        if not len(tokens):
-            raise ConfigError(f"{name} is empty: write the beginning of a text")
-        for word, read in zip(prompt.split(), self.decode(tokens).split(), strict=False):
-            if read == UNKNOWN != word:
-                raise ConfigError(f"{name} has the unknown word {word!r}: write words of the vocabulary, or {UNKNOWN}")
-        return tokens
 
 
 class Speaker(NamedTuple):
@@ -60,7 +24,7 @@ class Speaker(NamedTuple):
 
     title: str
     model: Any
-    language: Language
+    language: Codec
     length: int
 
 
@@ -93,7 +57,7 @@ def load(folder: Path, seed: int | None = None) -> Speaker:
                 f"bos_token_id={begin} of {folder} is none of the model's {config.vocab_size} tokens: put the number "
                 f"of the one there with which its texts begin, or null"
             )
-        language = _language(tokenizer, begin)
+        language = Codec.of(tokenizer, begin)
         title = f"{config.name} of {folder}, {config.encoding.text() or 'none'}"
         return Speaker(title, formats.build(config, params), language, config.max_length)
     run = load_run(folder)
@@ -101,7 +65,7 @@ def load(folder: Path, seed: int | None = None) -> Speaker:
     number = place_of(run, folder, seed, "--model_seed")
     title = f"{run.task.name}, {run.config.encoding}, seed {run.seeds[number]}, step {run.step:,}"
     model = run.learner.rebuild(run.params[number])
-    return Speaker(title, model, language_of(run.task), run.task.length("train"))
+    return Speaker(title, model, run.task.codec(), run.task.length("train"))
 
 
 def place_of(run: LoadedRun, folder: Path, seed: int | None, flag: str = "--seed") -> int:
@@ -114,22 +78,9 @@ def place_of(run: LoadedRun, folder: Path, seed: int | None, flag: str = "--seed
     return seeds.index(seed)
 
 
-def language_of(task: Task) -> Language:
-    """How a task writes and reads its tokens. ConfigError: its tokens are no text that goes on."""
-    if isinstance(task, LevelTask):
-        return Language(task.encode, task.decode)
-    if isinstance(task, Text):
-        return _language(task.tokenizer, task.tokenizer.end)
-    if isinstance(task, Words):
-        tokenizer = WordTokenizer(task.vocabulary)
-        return _language(tokenizer, tokenizer.end)
-    raise ConfigError(f"the task {task.name} has no text that goes on: give a run on text, words or a synthetic task")
-
-
-def _language(tokenizer: Tokenizer, begin: int) -> Language:
-    return Language(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (begin,))
-
-
 def _check(folder: Path, name: str, task: str) -> None:
-    if name != "decoder":
-        raise ConfigError(f"{folder} holds a {name}{task}, which cannot generate here: give a run of a decoder")
+    able = models.able("generate")
+    if name not in able:
+        raise ConfigError(
+            f"{folder} holds a {name}{task}, which cannot generate here: give a run of a {' or '.join(able)}"
+        )

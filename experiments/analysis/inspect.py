@@ -20,7 +20,7 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
-from cope_jax import positions
+from cope_jax import models, positions
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text, maps
 from cope_jax.evaluation.report import errors_table
@@ -46,7 +46,7 @@ def main() -> None:
     """Prints what is seen, and writes the heat maps."""
     workdir = Path(_WORKDIR.value)
     run = load_run(workdir)
-    if run.config.model.name != "decoder":
+    if run.config.model.name not in models.able("map"):
         raise ConfigError(f"{workdir} holds a {run.config.model.name} on {run.task.name}: this shows decoders")
     number = text_model.place_of(run, workdir, _SEED.value)
     out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
@@ -83,11 +83,10 @@ def show_maps(console: Console, run: LoadedRun, task: LevelTask, number: int) ->
 
 def show_text(console: Console, workdir: Path, run: LoadedRun, number: int) -> Callable[[Path], list[Path]]:
     """Prints what heads count in a text, and gives what writes the ranking."""
-    language = text_model.language_of(run.task)
     split = _SPLIT.value or run.task.evaluation_splits[0]
     if _INPUT.value is None:
         check_sources(run.task, workdir, [split])
-    tokens_BL = inspect_text.windows(run.task, language, _INPUT.value, split, _WINDOWS.value)
+    tokens_BL = inspect_text.windows(run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value)
     shape = run.learner.model.block.attention_shape(None)
     for name, given, count in (
         ("layer", _LAYER.value, run.learner.model.num_layers),

@@ -14,7 +14,6 @@ from cope_jax.corpora.documents import documents
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text
-from cope_jax.generation import text_model
 from cope_jax.runs.load import check_alike, keep_files, load_run
 from cope_jax.training import experiment
 from cope_jax.training.config import ExperimentConfig
@@ -84,7 +83,7 @@ def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
     mixed, *alone = (
         tasks.create("text", corpus=corpus, **options) for corpus in ("files+wikitext-2", "files", "wikitext-2")
     )
-    language = text_model.language_of(mixed)
+    language = mixed.codec()
     whole = inspect_text.windows(mixed, language, None, "train", 10**6)
     sizes = [len(task.entries("train")[0].tokens) // 8 for task in alone]
     assert whole.shape == (sum(sizes), 8)
@@ -97,7 +96,7 @@ def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
 
 def test_windows_of_other_texts():
     short = tasks.create("text", tokenizer="bytes", length=10**6)
-    language = text_model.language_of(short)
+    language = short.codec()
     (row,) = inspect_text.windows(short, language, None, "test", 3)
     np.testing.assert_array_equal(row, short.entries("test")[0].tokens)
     (row,) = inspect_text.windows(short, language, "The lamp is bright.", "test", 3)

@@ -6,13 +6,11 @@ from typing import Any
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import BertEmbedder, ElmoEmbedder, Embedder, RnnEmbedder
 from cope_jax.exchange import bert_files, elmo_files, formats, safetensors_io
-from cope_jax.models.bert import BertConfig
+from cope_jax.models.embedder import ModelEmbedder
+from cope_jax.models.encoder import EncoderConfig
 from cope_jax.runs import workdir
 from cope_jax.runs.load import load_run
-from cope_jax.tokenizers.vocabulary import Vocabulary
-from cope_jax.tokenizers.wordpiece import WordPiece
 
 MINILM = "minilm"
 """Stands for the folder of an installed MiniLM wherever a folder is asked for."""
@@ -51,11 +49,12 @@ def lowercase(folder: Path) -> bool:
     return bool(workdir.read_json(path).get("do_lower_case", True)) if path.exists() else True
 
 
-def load(text: str | None, name: str | None = None) -> Embedder:
+def load(text: str | None, name: str | None = None) -> ModelEmbedder:
     """The embedder of a folder.
 
     Args:
-      text: a run of rnn_lm, elmo or bert; a BERT in the format of Hugging Face; an ELMo in that of AllenNLP; "minilm".
+      text: a run of a model that gives words vectors; a BERT in the format of Hugging Face; an ELMo in that of
+        AllenNLP; "minilm".
       name: of the embedder; None: of its kind of model.
 
     Raises:
@@ -66,34 +65,21 @@ def load(text: str | None, name: str | None = None) -> Embedder:
         weights = sorted(folder.glob("*weights.hdf5"))
         if not weights:
             raise ConfigError(f"{folder} has options.json but no *weights.hdf5: put the weights of that ELMo beside it")
-        return ElmoEmbedder(elmo_files.load_elmo(folder / "options.json", weights[0]), name=name or "ELMo")
-    kind, model = _rebuild(folder)
-    if kind == "bert":
-        pieces = WordPiece.load(folder / "vocab.txt", lowercase=lowercase(folder))
-        return BertEmbedder(model, pieces, name=name or ("MiniLM" if text == MINILM else "BERT"))
-    if kind == "elmo":
-        return ElmoEmbedder(model, name=name or "ELMo")
-    if kind == "rnn_lm":
-        return RnnEmbedder(model, Vocabulary.load(folder / "words.txt"), name=name or "RNN")
-    raise ConfigError(f"{folder} holds {kind}, which gives words no vectors: choose a run of rnn_lm, elmo or bert")
-
-
-def _rebuild(folder: Path) -> tuple[str, Any]:
-    """A model and the name of its kind, from a folder with its tensors or from a run."""
-    if not safetensors_io.holds_model(folder):
+        return elmo_files.load_elmo(folder / "options.json", weights[0]).embedder(folder, name=name)
+    if safetensors_io.holds_model(folder):  # a published file may lack the heads, which no embedder needs
+        model = formats.build(*formats.load(folder), rngs=nnx.Rngs(0))
+    else:
         run = load_run(folder)
-        return run.config.model.name, run.learner.rebuild(run.params[0])
-    config, params = formats.load(folder)
-    if config.name == "bert":  # of which a published file may lack the heads
-        return config.name, bert_files.create(config, params, rngs=nnx.Rngs(0))
-    return config.name, formats.build(config, params)
+        model = run.learner.rebuild(run.params[0])
+    name = name or ("MiniLM" if text == MINILM else None)
+    return model.embedder(folder, lowercase=lowercase(folder), name=name)
 
 
-def encoder_of(text: str | None) -> BertConfig:
-    """The config of a trained BERT, of which a head's encoder must be."""
+def encoder_of(text: str | None) -> EncoderConfig:
+    """The config of a trained encoder, of which a head's must be."""
     folder = find(text)
     holds_model = safetensors_io.holds_model(folder)
     config = formats.load(folder)[0] if holds_model else load_run(folder).learner.model
-    if not isinstance(config, BertConfig):
+    if not isinstance(config, EncoderConfig):
         raise ConfigError(f"{folder} holds {config.name}: choose a run of bert, or a folder of Hugging Face")
     return config
