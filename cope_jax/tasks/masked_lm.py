@@ -6,13 +6,15 @@ details are those of its released program.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from etils import epath
 
 from cope_jax.corpora.bag_of_words import BagOfWords
+from cope_jax.corpora.documents import Texts, fingerprint
+from cope_jax.corpora.sentences import Document
 from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import drawn
 from cope_jax.errors import ConfigError
@@ -82,13 +84,15 @@ class MaskedLM(Task):
     metric = "mlm_error"
 
     def __init__(self, config: Config):
-        source = (config.corpus, config.data_dir)
+        text = {split: documents(config.corpus, config.data_dir, split) for split in SPLITS}
         if config.vocab is None:
-            self.wordpiece = _trained(*source, config.vocab_size, config.lowercase)
+            digest = fingerprint(_sentences(text["train"]))["sha256"]
+            texts = Texts(digest, lambda: _sentences(documents(config.corpus, config.data_dir, "train")))
+            self.wordpiece = _trained(texts, config.vocab_size, config.lowercase)
         else:
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
             self.wordpiece.check_specials()
-        self._splits = {split: _Text(documents(*source, split), self.wordpiece) for split in SPLITS}
+        self._splits = {split: _Text(text[split], self.wordpiece) for split in SPLITS}
         super().__init__(config, vocab_size=len(self.wordpiece), lengths=dict.fromkeys(SPLITS, config.length))
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
@@ -235,11 +239,12 @@ def _trimmed(rng: np.random.Generator, pieces: np.ndarray, kept: int) -> np.ndar
     return pieces[front : front + kept]
 
 
-@functools.lru_cache(maxsize=2)
-def _trained(corpus: Corpus, data_dir: str | None, vocab_size: int, lowercase: bool) -> WordPiece:
-    def texts() -> Iterator[str]:
-        for document in documents(corpus, data_dir, "train"):
-            for sentence in document:
-                yield " ".join(word for word in sentence if word != _UNKNOWN_WORD)
+def _sentences(text: Iterable[Document]) -> Iterator[str]:
+    for document in text:
+        for sentence in document:
+            yield " ".join(word for word in sentence if word != _UNKNOWN_WORD)
 
-    return WordPiece.train(texts(), vocab_size, lowercase=lowercase)
+
+@functools.lru_cache(maxsize=2)  # a command makes the task of each of its configs, and learning takes minutes
+def _trained(texts: Texts, vocab_size: int, lowercase: bool) -> WordPiece:
+    return WordPiece.train(texts.read(), vocab_size, lowercase=lowercase)

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
+from cope_jax.corpora.documents import Texts
 from cope_jax.corpora.mixtures import Mixture
 from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
 from cope_jax.corpora.sentences_by_corpus import SPLITS
@@ -100,7 +101,7 @@ class Text(TextTask):
 
     def __init__(self, config: Config):
         self._corpora = Mixture(config.corpus, config.data_dir, config.globs)
-        self.tokenizer = _tokenizer(config)
+        self.tokenizer = _tokenizer(config, self._corpora)
         self._texts: dict[str, tuple[list[Entries], Counts]] = {}
         self._packed: dict[str, Mixed] = {}
         self.window_length = config.length
@@ -255,14 +256,15 @@ class Text(TextTask):
         return self._texts[split]
 
 
-def _tokenizer(config: Text.Config) -> Tokenizer:
-    if config.vocab is None:
-        return _trained(config.corpus, config.data_dir, config.globs, config.tokenizer, config.vocab_size)
-    return loading.load(config.tokenizer, config.vocab)
+def _tokenizer(config: Text.Config, corpora: Mixture) -> Tokenizer:
+    if config.vocab is not None:
+        return loading.load(config.tokenizer, config.vocab)
+    if config.tokenizer not in loading.FILES:
+        return loading.train(config.tokenizer, ())
+    texts = Texts(corpora.fingerprint("train")["sha256"], functools.partial(corpora.documents, "train"))
+    return _trained(texts, config.tokenizer, config.vocab_size)
 
 
 @functools.lru_cache(maxsize=2)  # a command makes the task of each of its configs, and learning takes minutes
-def _trained(
-    corpus: str, data_dir: str | None, globs: tuple[str, ...], kind: loading.Kind, size: int | None
-) -> Tokenizer:
-    return loading.train(kind, Mixture(corpus, data_dir, globs).documents("train"), size)
+def _trained(texts: Texts, kind: loading.Kind, size: int | None) -> Tokenizer:
+    return loading.train(kind, texts.read(), size)
