@@ -3,18 +3,17 @@
 import abc
 import dataclasses
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from etils import epath
 
 from cope_jax.corpora import unigrams
 from cope_jax.corpora.packing import Entries
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_text
 from cope_jax.registry import Registry, unknown
+from cope_jax.tasks.persistence import Persistent
 from cope_jax.tokenizers.base import Codec
 
 Batch = dict[str, np.ndarray]
@@ -52,10 +51,19 @@ class NoOptions:
     """The config of a task without options."""
 
 
-class Task(abc.ABC):
+class Task(Persistent, abc.ABC):
     """Base class of what can be learned.
 
-    A subclass names its options in a frozen dataclass, `Config`, and takes `(config)`. Its `__init__` hands on:
+    A subclass names its options in a frozen dataclass, `Config`, takes `(config)`, and says how to `sample`. That is
+    all of a task whose examples are drawn, such as a `LevelTask`. What others override:
+
+    - examples in files: `size`, `take` where all are too many to be held at once, `mixture`, and what a run keeps of
+      them, see `Persistent`;
+    - batches whose order means something: `stream`;
+    - what is shown: `metric`, `figures`, `sweep`;
+    - for models that generate, `codec`; and what is known without a model, `baselines`.
+
+    Its `__init__` hands on:
 
       vocab_size: the number of tokens that there are to predict.
       lengths: split -> L, the padded number of inputs of a sequence; "train" first.
@@ -190,45 +198,6 @@ class Task(abc.ABC):
         """
         del batches, examples, seed
         return []
-
-    def origin(self) -> str:
-        """Where the data come from, in a few words for the log; "": they are drawn."""
-        data_dir = getattr(self.config, "data_dir", "")
-        return "the small built-in sample, since data_dir is not set" if data_dir is None else str(data_dir)
-
-    def artifacts(self) -> dict[str, str]:
-        """Files that a run must keep to be of use, such as a vocabulary: content by name. Default: none."""
-        return {}
-
-    def same_artifacts(self, folder: epath.PathLike) -> bool | None:
-        """Whether the artifacts in a folder, such as a vocabulary, mean what the task's do; None: it has none."""
-        there = {name: file for name in self.artifacts() if (file := epath.Path(folder) / name).exists()}
-        if not there:
-            return None
-        return all(read_text(file).splitlines() == self.artifacts()[name].splitlines() for name, file in there.items())
-
-    def sources(self) -> dict[str, str]:
-        """Files that tell the data of the task from others: content by name. Default: none.
-
-        A run keeps them and goes on with the same data only. To read it back, the data need not be there.
-        """
-        return {}
-
-    def same_sources(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
-        """Whether the data of some splits are those of which the sources in a folder tell; None: it has none."""
-        del splits
-        there = {name: file for name in self.sources() if (file := epath.Path(folder) / name).exists()}
-        return all(read_text(file) == self.sources()[name] for name, file in there.items()) if there else None
-
-    def example_options(self) -> dict[str, Any]:
-        """The options that examples depend on beside the content of `artifacts` and `sources`. Default: all."""
-        return dataclasses.asdict(self.config)
-
-    @classmethod
-    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
-        """The options by which the task takes the artifacts of a run from its folder, instead of learning them anew."""
-        del folder
-        return dict(options)
 
 
 class TextTask(Task):
