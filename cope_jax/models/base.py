@@ -4,6 +4,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
+import chex
+import numpy as np
 from flax import nnx
 
 from cope_jax.errors import ConfigError
@@ -89,6 +91,24 @@ def overlay(params: Any, part: Any) -> Any:
     if not isinstance(part, Mapping):
         return part
     return {name: overlay(value, part[name]) if name in part else value for name, value in params.items()}
+
+
+def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
+    """Raises ConfigError unless all fields, but those that are None, have one shape of this rank; free under jit.
+
+    >>> check_shapes("decoder", {"inputs": np.zeros((1, 3)), "weights": np.zeros((1, 2)), "segments": None})
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: decoder: inputs (1, 3), weights (1, 2) must have the same 2 axes
+    """
+    given = {name: x for name, x in fields.items() if x is not None}
+    try:
+        chex.assert_rank(list(given.values()), rank)
+        chex.assert_equal_shape(list(given.values()))
+    except AssertionError as error:
+        shapes = ", ".join(f"{name} {np.shape(x)}" for name, x in given.items())
+        axes = f"the same {rank} axes" if len(given) > 1 else f"{rank} axes"
+        raise ConfigError(f"{model}: {shapes} must have {axes}") from error
 
 
 def attends(options: Any) -> bool:

@@ -16,7 +16,7 @@ from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.mlp import ACTIVATIONS
 from cope_jax.layers.norm import Norm
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, jitted, numbered
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.models.encoder import bert_block as bert_block
@@ -148,6 +148,8 @@ class Bert(Model):
           carry: handed on.
           dropout_key: None outside of training.
         """
+        next_B = batch["next"]
+        check_shapes("bert", {name: batch[name] for name in ("inputs", "targets", "weights")})
         weights_BP, targets_BP, places_BP = batch["weights"], batch["targets"], None
         predictions = self.config.predictions
         if predictions is not None and predictions < weights_BP.shape[1]:
@@ -166,7 +168,7 @@ class Bert(Model):
         )
         weights_B = batch["mask"][:, 0].astype(weights_BP.dtype)
         mlm = _measure("mlm", mlm_BPV, targets_BP, weights_BP)
-        return mlm | _measure("nsp", nsp_B2[:, None], batch["next"][:, None], weights_B[:, None]), carry
+        return mlm | _measure("nsp", nsp_B2[:, None], next_B[:, None], weights_B[:, None]), carry
 
     def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> "BertEmbedder":
         return BertEmbedder(self, WordPiece.load(folder / "vocab.txt", lowercase=lowercase), name=name)

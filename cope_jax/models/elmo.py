@@ -15,7 +15,7 @@ from cope_jax.layers.char_cnn import ORIGINAL_FILTERS, CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Carry, Cell, Recurrent, clear
 from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions, join_directions
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
 from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
@@ -182,6 +182,7 @@ class Elmo(Model):
         Returns:
           (layers_JBLD with J = 1 + num_layers and D = 2 P, the states that follow).
         """
+        check_shapes("elmo", {"characters": characters_BLC}, rank=3)
         x_BLP = self.characters(characters_BLC)
         if lengths_B is not None:
             real_BL1 = (np.arange(x_BLP.shape[1], dtype=np.int32)[None] < lengths_B[:, None])[..., None]
@@ -206,6 +207,7 @@ class Elmo(Model):
         if self.softmax is None:
             raise ConfigError("elmo: this model has no output layer (vocab_size=0): it encodes, and cannot be trained")
         check_directions(batch, 2, "elmo")
+        check_shapes("elmo", {"inputs": batch["inputs"]}, rank=3)
         batch_size = len(batch["inputs"])
         carry = carry if len(carry) else self.initial_carry(batch_size)
         carry = clear(jax.lax.stop_gradient(carry), batch.get("reset"))
@@ -215,6 +217,7 @@ class Elmo(Model):
         keys = [None, None] if dropout_key is None else list(jax.random.split(dropout_key))
         parts, last = [], []
         for number, (prefix, key) in enumerate(zip(PREFIXES, keys, strict=True)):
+            check_shapes("elmo", {"targets": batch[f"{prefix}targets"], "weights": batch[f"{prefix}weights"]})
             sample_key, key = (None, None) if key is None else jax.random.split(key)
             x_BLD = x_BLP[number * batch_size : (number + 1) * batch_size]
             tops, end = self._read(number, x_BLD, carry[number], key=key)

@@ -14,7 +14,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.recurrent import Carry, Cell, CellName, Recurrent, clear
 from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions, join_directions
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
 from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
@@ -145,6 +145,7 @@ class RNNLM(Model):
         self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None
     ) -> tuple[Array, Carries]:
         """(the forward model's logits_BLV of each next word, the state after the first `lengths_B` words or all)."""
+        check_shapes("rnn_lm", {"tokens": tokens_BL})
         carry = self.initial_carry(len(tokens_BL)) if carry is None else carry
         states, last = self._read(0, tokens_BL, carry[0], lengths_B=lengths_B)
         return self.softmax(states[-1], self._tied(), self.config.layout), (last, *carry[1:])
@@ -165,6 +166,7 @@ class RNNLM(Model):
         Returns:
           states_JBLD, layer 0 being the embedding, with zeros behind the narrower ones.
         """
+        check_shapes("rnn_lm", {"tokens": tokens_BL})
         carry = self.initial_carry(len(tokens_BL)) if carry is None else carry
         runs = [
             self._read(number, tokens_BL, carry[number], lengths_B=lengths_B, reverse=number == 1)[0]
@@ -196,6 +198,8 @@ class RNNLM(Model):
         keys = [None, None] if dropout_key is None else list(jax.random.split(dropout_key))
         sums, last = [], []
         for number, (prefix, key) in enumerate(zip(PREFIXES[: len(self.directions)], keys, strict=False)):
+            fields = (f"{prefix}{name}" for name in ("inputs", "targets", "weights"))
+            check_shapes("rnn_lm", {name: batch[name] for name in fields})
             sample_key, key = (None, None) if key is None else jax.random.split(key)
             states, end = self._read(number, batch[f"{prefix}inputs"], carry[number], key=key)
             losses = self.softmax.losses(

@@ -248,8 +248,8 @@ def pad_sequences(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
     def pad(name: str, x: Any) -> Any:
         if x.shape[1:2] != (old,) or length == old:
             return x
-        mode = "edge" if name == "positions" else "constant"
-        by = np.pad if isinstance(x, np.ndarray) else jnp.pad
+        mode: Any = "edge" if name == "positions" else "constant"
+        by: Any = np.pad if isinstance(x, np.ndarray) else jnp.pad
         return by(x, [(0, 0), (0, length - old), *[(0, 0)] * (x.ndim - 2)], mode=mode)
 
     return {name: pad(name, x) for name, x in batch.items()}

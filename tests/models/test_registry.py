@@ -35,3 +35,13 @@ def test_create_by_name():
     assert jax.eval_shape(logits, jnp.zeros((1, 3), jnp.int32)).shape == (1, 3, config().vocab_size)
     with pytest.raises(ConfigError, match="unknown model 'decode': did you mean 'decoder'"):
         models.create("decode", config(), rngs=nnx.Rngs(0))
+
+
+def test_fields_of_other_shapes_are_one_clear_line():
+    model = nnx.eval_shape(lambda: models.create("decoder", config(), rngs=nnx.Rngs(0)))
+    with pytest.raises(ConfigError, match=r"^decoder: tokens \(3,\) must have 2 axes$"):
+        model(jnp.zeros(3, jnp.int32))
+    batch = {name: jnp.zeros((1, 3), jnp.int32) for name in ("inputs", "targets")}
+    message = r"^decoder: inputs \(1, 3\), targets \(1, 3\), weights \(1, 2\) must have the same 2 axes$"
+    with pytest.raises(ConfigError, match=message):
+        model.measures(batch | {"weights": jnp.ones((1, 2))})
