@@ -1,5 +1,6 @@
 """Running text as it is written, by the name of its corpus: for language models of any kind of token."""
 
+import dataclasses
 import functools
 import hashlib
 import pathlib
@@ -90,6 +91,19 @@ def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
     return {"documents": documents, "bytes": octets, "sha256": digest.hexdigest()}
 
 
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Texts that are equal where their digests are, so that what is learned from them can be kept by their content.
+
+    Attributes:
+      digest: `sha256` of their `fingerprint`.
+      read: gives them; it outlives the task, and so should hold no text itself.
+    """
+
+    digest: str
+    read: Callable[[], Iterable[str]] = dataclasses.field(compare=False, repr=False)
+
+
 @READERS.register("wikitext-2")
 def _wikitext_2(data_dir: str | None, globs: Sequence[str]) -> Reader:
     return lambda split: wikitext.texts(data_dir, split, "wikitext-2")
@@ -137,11 +151,13 @@ def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
 @READERS.register("code")
 def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
     root = source_code.standard_library() if data_dir is None else pathlib.Path(data_dir) / "code"
-    return lambda split: _tree(str(root), tuple(globs) or source_code.PYTHON).documents(split)
+    patterns = tuple(globs) or source_code.PYTHON
+    return lambda split: _tree(root, patterns, source_code.stamp(root, patterns)).documents(split)
 
 
 @functools.lru_cache(maxsize=1)  # all splits are of one tree, whose duplicates take seconds to find
-def _tree(root: str, globs: tuple[str, ...]) -> source_code.Tree:
+def _tree(root: pathlib.Path, globs: tuple[str, ...], stamp: frozenset[tuple[str, int, int]]) -> source_code.Tree:
+    del stamp  # another one is of changed files
     return source_code.read(root, globs)
 
 

@@ -53,6 +53,12 @@ def standard_library() -> pathlib.Path:
     return pathlib.Path(sysconfig.get_path("stdlib"))
 
 
+def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[tuple[str, int, int]]:
+    """Name, size and time of change of each file that `read` would read, by which a change is seen without reading."""
+    found = ((name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items())
+    return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in found)
+
+
 def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
     """The files below a folder that match any of `globs`, each once, unpacked where their names end in `.gz`.
 

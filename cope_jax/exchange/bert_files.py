@@ -12,11 +12,9 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.exchange import safetensors_io
 from cope_jax.exchange.safetensors_io import (
     ACTIVATIONS,
     Params,
@@ -130,12 +128,6 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
     if tensors:
         raise ConfigError(f"{folder / WEIGHTS}: {min(tensors)!r} is no tensor of BERT ({len(tensors)} such names)")
     return config, params
-
-
-def create(config: BertConfig, params: Mapping[str, Any], *, rngs: nnx.Rngs) -> Bert:
-    """A `Bert` with these parameters; those that are absent, of its heads say, start at random."""
-    model: Bert = safetensors_io.create(Bert, config, params, seed=rngs.params())
-    return model
 
 
 def save(

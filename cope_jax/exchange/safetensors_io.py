@@ -15,6 +15,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.models.base import overlay
 from cope_jax.registry import configure
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -186,17 +187,9 @@ def create(kind: Any, config: Any, params: Mapping[Any, Any], *, seed: Any) -> A
     if any(look_up(params, path) is None for path, _ in nnx.to_flat_state(state)):
         # Under jit: one by one, the operations of an initialisation take many times as long.
         drawn = jax.jit(lambda seed: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(seed)))))(seed)
-        params = _merge(drawn, params)
+        params = overlay(drawn, params)
     nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))
     return nnx.merge(graphdef, state)
-
-
-def _merge(whole: Mapping[Any, Any], part: Mapping[Any, Any]) -> Params:
-    """`whole` with the leaves of `part` in the places of its own."""
-    merged = dict(whole)
-    for name, value in part.items():
-        merged[name] = _merge(whole[name], value) if isinstance(value, Mapping) else value
-    return merged
 
 
 def insert(params: Params, path: tuple[Any, ...], array: Any) -> None:

@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from cope_jax import models
 from cope_jax.errors import ConfigError
 from cope_jax.runs.load import load as load_folder
 from cope_jax.tokenizers.base import Codec
@@ -34,15 +35,13 @@ def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
     Raises:
       ConfigError: there is none, it cannot generate, or the tokenizer is missing or of another vocabulary.
     """
-    found = load_folder(folder)
-    if found.name != "decoder":
+    found, able = load_folder(folder), models.able("generate")
+    if found.name not in able:
         task = "" if found.experiment is None else f" on {found.experiment.task.name}"
-        raise ConfigError(f"{folder} holds a {found.name}{task}, which cannot generate here: give a run of a decoder")
-    codec = found.codec
-    if codec is None and found.task is not None:
         raise ConfigError(
-            f"the task {found.task.name} has no text that goes on: give a run on text, words or a synthetic task"
+            f"{folder} holds a {found.name}{task}, which cannot generate here: give a run of a {' or '.join(able)}"
         )
+    codec = found.codec
     if codec is None:
         raise ConfigError(f"{folder} has no tokenizer: put its tokenizer.json, words.txt, or GPT-2's two files there")
     length = found.config.max_length if found.task is None else found.task.length("train")

@@ -12,7 +12,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take_tokens
@@ -148,6 +148,7 @@ class BertClassifier(_Head):
             positions_BL=batch.get("positions"),
             dropout_key=dropout_key,
         )
+        check_shapes("bert_classifier", {"targets": batch["targets"], "weights": batch["weights"]}, rank=1)
         return token_measures(logits_BC[:, None], batch["targets"][:, None], batch["weights"][:, None]), carry
 
 
@@ -238,6 +239,7 @@ class BertTagger(_Head):
           carry: handed on.
           dropout_key: None outside of training.
         """
+        check_shapes("bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")})
         logits_BLC = self(
             batch["inputs"],
             batch["starts"],

@@ -28,7 +28,6 @@ from cope_jax.training.from_config import batch_shapes, create_iterator, create_
 from cope_jax.training.learner import TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.profiling import Profile
-from cope_jax.training.sharding import LENGTH
 from cope_jax.training.throughput import Meter
 from cope_jax.typing import PyTree
 
@@ -64,20 +63,12 @@ class Experiment:
         if evaluation.sweep_examples:
             splits |= self.task.sweep_examples(evaluation.sweep_examples)
         self.evaluator = Evaluator(
+            self.program,
             self.task,
-            self.learner.measures,
-            self.learner.initial_carry,
-            self.learner.sample_positions,
-            self.replicas.lift,
             splits,
             batch_size=evaluation.batch_size,
             data_seed=config.training.data_seed,
             data_dir=config.training.data_dir,
-            place=self.program.place_whole,
-            multiple=self.program.mesh.shape[LENGTH],
-            results=self.program.whole,
-            width=width,
-            losses=self.learner.losses,
         )
 
     @staticmethod
@@ -254,8 +245,7 @@ class Experiment:
         )
 
     def _measure(self, params: PyTree, *args: Any) -> dict[str, list[Errors]]:
-        with jax.set_mesh(self.program.mesh):
-            return self.evaluator(params, *args)
+        return self.evaluator(params, *args)
 
     def _curve(self, seeds: Sequence[int], state: TrainState, step: int) -> list[dict[str, Any]]:
         measured = self._measure(state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples)
@@ -283,7 +273,7 @@ def _check(config: ExperimentConfig, task: Task) -> None:
             f"the batches of {task.name} have positions of their own with these options: leave training.positions "
             f"and training.max_position out"
         )
-    positions_BL = learner.sample_positions(jax.random.key(0), *batch["inputs"].shape[:2])
+    positions_BL = learner.with_positions(jax.random.key(0), batch)["positions"]
     try:
         jax.eval_shape(
             lambda params, batch: learner.measures(params, carry, {"positions": positions_BL, **batch}),

@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from cope_jax import tasks
+from cope_jax import models, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, formats, safetensors_io
 from cope_jax.runs.workdir import read_settings
 from cope_jax.tasks import Task
-from cope_jax.tasks.difficulty import LevelTask
-from cope_jax.tasks.text import Text
-from cope_jax.tasks.words import Words
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.base import Codec
 from cope_jax.tokenizers.words import Words as WordTokenizer
@@ -86,7 +83,7 @@ class Loaded:
         Raises:
           ConfigError: the tokenizer is damaged, or of another vocabulary.
         """
-        return _codec_beside(self.folder, self.config) if self.name == "decoder" else None
+        return _codec_beside(self.folder, self.config) if self.name in models.able("generate") else None
 
     def params(self, seed: int | None = None) -> Any:
         """The parameters, as nested dicts; of a run those of one seed, None: the first.
@@ -136,7 +133,7 @@ class LoadedRun(Loaded):
 
     @functools.cached_property
     def codec(self) -> Codec | None:
-        return codec_of(self.task) if self.name == "decoder" else None
+        return self.task.codec() if self.name in models.able("generate") else None
 
     @functools.cached_property
     def restored(self) -> Restored:
@@ -216,17 +213,6 @@ def load_run(folder: str | Path) -> LoadedRun:
     config = ExperimentConfig.from_mapping(settings["config"])
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
     return LoadedRun(folder, "run", config, tuple(settings["seeds"]))
-
-
-def codec_of(task: Task) -> Codec | None:
-    """How a task writes and reads its tokens; None: they are no text that goes on."""
-    if isinstance(task, LevelTask):
-        return Codec(task.encode, task.decode)
-    if isinstance(task, Text):
-        return Codec.of(task.tokenizer)
-    if isinstance(task, Words):
-        return Codec.of(WordTokenizer(task.vocabulary))
-    return None
 
 
 def _codec_beside(folder: Path, config: Any) -> Codec | None:

@@ -25,7 +25,7 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
-from cope_jax import positions
+from cope_jax import models, positions
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text, maps
 from cope_jax.evaluation.report import errors_table
@@ -51,7 +51,7 @@ def main() -> None:
     """Prints what is seen, and writes the heat maps."""
     workdir = Path(_WORKDIR.value)
     run = load_run(workdir)
-    if run.name != "decoder":
+    if run.name not in models.able("map"):
         raise ConfigError(f"{workdir} holds a {run.name} on {run.task.name}: this shows decoders")
     out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
     console = errors_table.console()
@@ -87,15 +87,10 @@ def show_maps(console: Console, run: LoadedRun, task: LevelTask) -> Callable[[Pa
 
 def show_text(console: Console, workdir: Path, run: LoadedRun) -> Callable[[Path], list[Path]]:
     """Prints what heads count in a text, and gives what writes the ranking."""
-    codec = run.codec
-    if codec is None:
-        raise ConfigError(
-            f"the task {run.task.name} has no text that goes on: give a run on text, words or a synthetic task"
-        )
     split = _SPLIT.value or run.task.evaluation_splits[0]
     if _INPUT.value is None:
         check_sources(run.task, workdir, [split])
-    tokens_BL = inspect_text.windows(run.task, codec, _INPUT.value, split, _WINDOWS.value)
+    tokens_BL = inspect_text.windows(run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value)
     shape = run.config.block.attention_shape(None)
     for name, given, count in (
         ("layer", _LAYER.value, run.config.num_layers),

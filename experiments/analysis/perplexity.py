@@ -20,13 +20,13 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual.contextual_plots import save
 from cope_jax.evaluation.report import errors_table
 from cope_jax.evaluation.text import perplexity
-from cope_jax.models.decoder import Decoder
+from cope_jax.models import Model
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
-from cope_jax.tasks.text import Text
+from cope_jax.tasks.base import TextTask
 from experiments.cli import entry
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
@@ -44,13 +44,13 @@ def main() -> None:
     plan = read_lengths()
     run = load_run(workdir)
     task = run.task
-    if not isinstance(task, Text) or run.name != "decoder":
-        raise ConfigError(f"{workdir} holds a {run.name} on {task.name}: this measures decoders on text")
     models = [run.model(seed) for seed in run.seeds]
+    if not isinstance(task, TextTask) or "score" not in models[0].abilities:
+        raise ConfigError(f"{workdir} holds a {run.name} on {task.name}: this measures decoders on text")
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
     check_sources(task, workdir, [_SPLIT.value])
-    first = _LENGTH.value or task.config.length
+    first = _LENGTH.value or task.window_length
     plan = sorted({first, *plan})
     strides = [_STRIDE.value or -(-length // 2) for length in plan]
     if strides[0] > plan[0]:
@@ -61,7 +61,7 @@ def main() -> None:
 
 
 def measure(
-    workdir: Path, run: LoadedRun, task: Text, models: Sequence[Decoder], plan: list[int], strides: list[int]
+    workdir: Path, run: LoadedRun, task: TextTask, models: Sequence[Model], plan: list[int], strides: list[int]
 ) -> list[Record]:
     """Measures and writes what is missing of the windows of a plan, with a stride for each of its lengths."""
     path = workdir / "perplexity.json"
@@ -97,7 +97,7 @@ def read_lengths() -> list[int]:
     return [int(text) for text in _LENGTHS.value]
 
 
-def show(workdir: Path, task: Text, records: Sequence[Record], first: int) -> None:
+def show(workdir: Path, task: TextTask, records: Sequence[Record], first: int) -> None:
     """Prints tables and draws plots."""
     console = errors_table.console()
     console.print(perplexity.figures_table(records))
@@ -105,7 +105,7 @@ def show(workdir: Path, task: Text, records: Sequence[Record], first: int) -> No
     paths = [workdir / "perplexity.json"]
     paths.append(save(perplexity.loss_by_position(records), workdir / "loss_by_position.png"))
     if len(perplexity.lengths(records)) > 1:
-        figure = perplexity.by_length(records, task.metric, task.config.length)
+        figure = perplexity.by_length(records, task.metric, task.window_length)
         paths.append(save(figure, workdir / "perplexity_by_length.png"))
     console.print(*paths, sep="\n", soft_wrap=True)
 

@@ -29,7 +29,6 @@ from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import environment, write_atomically
-from cope_jax.tasks.spam import Spam
 from cope_jax.training.config import ExperimentConfig, TaskConfig
 from experiments.cli import entry
 
@@ -74,15 +73,14 @@ def is_there(system: str) -> bool:
     return True
 
 
-def divide(config: ExperimentConfig) -> list[Spam]:
+def divide(config: ExperimentConfig) -> list[Any]:
     """The task on every fold of every repeat."""
     numbers = itertools.product(range(_REPEATS.value), range(config.task.options["folds"]))
-    made = [tasks.create("spam", **config.task.options | {"repeat": r, "fold": f}) for r, f in numbers]
-    return [task for task in made if isinstance(task, Spam)]
+    return [tasks.create(config.task.name, **config.task.options | {"repeat": r, "fold": f}) for r, f in numbers]
 
 
 def cross_validate(
-    system: str, config: ExperimentConfig, folds: Sequence[Spam], workdir: Path
+    system: str, config: ExperimentConfig, folds: Sequence[Any], workdir: Path
 ) -> classification.CrossValidation:
     """What a system takes every fold's test messages for, trained on the others."""
     if system in CLASSICAL:

@@ -36,11 +36,10 @@ def main() -> None:
     if not (workdir / "config.json").exists():
         raise ConfigError(f"{workdir} holds no training run: give the --workdir of experiments.train")
     config = ExperimentConfig.from_mapping(workdirs.read_settings(workdir)["config"])
-    if config.task.name not in baselines.TASKS:
-        raise ConfigError(f"{workdir} learns {config.task.name}: floors are known of {', '.join(baselines.TASKS)}")
-    options = config.task.options
-    if config.task.name == "masked_lm" and (workdir / "vocab.txt").exists():
-        options = options | {"vocab": str(workdir / "vocab.txt")}  # what the run has learned need not be learned again
+    if config.task.name not in baselines.known():
+        raise ConfigError(f"{workdir} learns {config.task.name}: floors are known of {', '.join(baselines.known())}")
+    # What the run has learned, such as a vocabulary, need not be learned again.
+    options = tasks.TASKS.get(config.task.name).with_artifacts(config.task.options, workdir)
     task = tasks.create(config.task.name, **options)
     own, source = baselines.measured(workdir)
     found = baselines.find(task, config, own, _EXAMPLES.value)

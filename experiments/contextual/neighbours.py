@@ -24,7 +24,8 @@ from rich.table import Table
 from cope_jax.corpora.sense_occurrences import Occurrence
 from cope_jax.evaluation.contextual import contextual_plots, nearest_words, word_senses
 from cope_jax.evaluation.contextual import sense_data as shared
-from cope_jax.evaluation.contextual.embedders import ContextFree, Embedder, Sentence
+from cope_jax.evaluation.contextual.embedders import ContextFree
+from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import environment, write_atomically
 from experiments.cli import entry

@@ -25,10 +25,11 @@ from cope_jax.corpora import conllu
 from cope_jax.corpora.conllu import TaggedSentence
 from cope_jax.evaluation.contextual import contextual_plots
 from cope_jax.evaluation.contextual import sense_data as shared
-from cope_jax.evaluation.contextual.embedders import Embedder, occurrence_vectors
+from cope_jax.evaluation.contextual.embedders import occurrence_vectors
 from cope_jax.evaluation.contextual.linear_probe import ProbeConfig
 from cope_jax.evaluation.contextual.probe_report import SENSES, TAGS, interval, paragraph, record
 from cope_jax.evaluation.contextual.probing import Probing, probe_layers
+from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import environment, write_atomically
 from experiments.cli import entry

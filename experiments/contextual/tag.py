@@ -26,7 +26,6 @@ from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import write_atomically
-from cope_jax.tasks.tagging import Tagging
 from cope_jax.training.config import ExperimentConfig, TaskConfig
 from experiments.cli import entry
 
@@ -84,7 +83,7 @@ def create_configs(systems: Sequence[str], workdir: Path) -> dict[str, Experimen
     for config in (recurrent, *configs.values()):  # before the vectors, which take long
         Experiment.check(config)
     if "words+characters+elmo" in systems:
-        folder = frozen_vectors.make(_ELMO.value, recurrent, workdir / "vectors" / "elmo")
+        folder = frozen_vectors.make(_ELMO.value, recurrent, workdir / "vectors" / "elmo", "ELMo")
         configs["words+characters+elmo"] = dataclasses.replace(
             with_options(recurrent, vectors=str(folder)), model=dataclasses.replace(characters, vectors=True)
         )
@@ -112,8 +111,8 @@ def show(
     paths: list[Path] = []
     rows: dict[str, dict[str, list[float]]] = {}
     if "majority" in systems:
-        task = tasks.create("tagging", **with_data(entry.read_config(_CONFIG.value)).task.options)
-        assert isinstance(task, Tagging)
+        config = with_data(entry.read_config(_CONFIG.value)).task
+        task: Any = tasks.create(config.name, **config.options)
         rows["majority"] = {split: [task.majority(split)] for split in task.evaluation_splits}
     if planned:
         records, paths = grid.write_results(workdir, planned)

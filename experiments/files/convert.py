@@ -19,14 +19,13 @@ from typing import Any
 import jax
 from absl import flags
 
+from cope_jax import models
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.exchange import formats, safetensors_io
-from cope_jax.models import MODELS
-from cope_jax.models.decoder import Decoder
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import load
-from cope_jax.tasks.text import Text
+from cope_jax.tasks.base import TextTask
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.words import Words
 from experiments.cli import entry
@@ -65,12 +64,12 @@ def main() -> None:
     tokens: dict[str, Any] = {}
     if found.task is not None and found.experiment is not None:
         texts = dict(found.task.artifacts())
-        on_text = isinstance(found.task, Text)
+        on_text = isinstance(found.task, TextTask)
         options = found.experiment.task.options
         if "lowercase" in options:  # of the pieces, which no vocabulary says
             texts["tokenizer_config.json"] = _json(do_lower_case=options["lowercase"])
     else:
-        on_text = issubclass(MODELS.get(found.name), Decoder)
+        on_text = found.name in models.able("generate")
         if safetensors_io.holds_model(source):
             tokens = safetensors_io.read_tokens(source)
     config, params = found.config, jax.device_get(found.params(_SEED.value))
@@ -95,7 +94,7 @@ def flags_of(folder: Path) -> Iterator[str]:
         yield f"--config.encoding={config.encoding.text() or 'none'}"
         if _shapes(config) != _shapes(dataclasses.replace(config, max_length=config.max_length + 1)):
             yield f"--config.training.max_position={config.max_length}"
-    options = {field.name for field in dataclasses.fields(MODELS.get(config.name).Options)}
+    options = {field.name for field in dataclasses.fields(models.MODELS.get(config.name).Options)}
     for name, value in warm_start.choices(config).items():
         if value is not None and name.partition(".")[0] in options:
             yield f"--config.model.{name}={value}"
@@ -118,7 +117,7 @@ def _json(**values: Any) -> str:
 
 
 def _shapes(config: Any) -> dict[Any, Any]:
-    return {path: leaf.shape for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items()}
+    return {path: leaf.shape for path, leaf in safetensors_io.shapes(models.MODELS.get(config.name), config).items()}
 
 
 if __name__ == "__main__":

@@ -83,13 +83,13 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     np.testing.assert_allclose(made, theirs, atol=2e-3)  # float16
     stamp = (folder / "train.npy").stat().st_mtime_ns
     config = text_config("tagger")
-    assert frozen_vectors.make(str(trained / "elmo"), config, folder) == folder
+    assert frozen_vectors.make(str(trained / "elmo"), config, folder, "ELMo") == folder
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
 
 
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
-    with pytest.raises(ConfigError, match="bert holds no ELMo: choose a run of elmo"):
-        frozen_vectors.make(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors")
+    with pytest.raises(ConfigError, match="bert holds no ELMo: choose a run of one"):
+        frozen_vectors.make(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors", "ELMo")
     assert not (tmp_path / "vectors").exists()
 
 

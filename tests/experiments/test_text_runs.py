@@ -16,7 +16,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.kept_files import check_alike, keep_files
-from cope_jax.runs.load import codec_of, load_run
+from cope_jax.runs.load import load_run
 from cope_jax.training.config import ExperimentConfig
 from tests.experiments.pretrained import TEXT_CONFIG
 
@@ -84,7 +84,7 @@ def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
     mixed, *alone = (
         tasks.create("text", corpus=corpus, **options) for corpus in ("files+wikitext-2", "files", "wikitext-2")
     )
-    codec = codec_of(mixed)
+    codec = mixed.codec()
     whole = inspect_text.windows(mixed, codec, None, "train", 10**6)
     sizes = [len(task.entries("train")[0].tokens) // 8 for task in alone]
     assert whole.shape == (sum(sizes), 8)
@@ -97,7 +97,7 @@ def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
 
 def test_windows_of_other_texts():
     short = tasks.create("text", tokenizer="bytes", length=10**6)
-    codec = codec_of(short)
+    codec = short.codec()
     (row,) = inspect_text.windows(short, codec, None, "test", 3)
     np.testing.assert_array_equal(row, short.entries("test")[0].tokens)
     (row,) = inspect_text.windows(short, codec, "The lamp is bright.", "test", 3)

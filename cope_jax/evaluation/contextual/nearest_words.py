@@ -14,8 +14,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import Embedder, Sentence, occurrence_vectors
+from cope_jax.evaluation.contextual.embedders import occurrence_vectors
 from cope_jax.evaluation.contextual.word2vec import nearest_words, normalise
+from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.registry import check_at_least
 
 Words = Literal["any", "same", "other"]

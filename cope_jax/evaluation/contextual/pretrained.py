@@ -1,17 +1,14 @@
 """Embedders from what is on disk: a run of the train command, or a model in a published format."""
 
-from collections.abc import Callable
 from typing import Any
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import BertEmbedder, ElmoEmbedder, Embedder, RnnEmbedder
-from cope_jax.models.bert import BertConfig
+from cope_jax.models.embedder import ModelEmbedder
+from cope_jax.models.encoder import EncoderConfig
 from cope_jax.runs import workdir
 from cope_jax.runs.load import MINILM as MINILM
 from cope_jax.runs.load import Loaded
 from cope_jax.runs.load import load as load_folder
-from cope_jax.tokenizers.vocabulary import Vocabulary
-from cope_jax.tokenizers.wordpiece import WordPiece
 
 
 def stamp(text: str | None) -> dict[str, Any]:
@@ -28,49 +25,26 @@ def lowercase(found: Loaded) -> bool:
     return bool(workdir.read_json(path).get("do_lower_case", True)) if path.exists() else True
 
 
-def load(text: str | None, name: str | None = None) -> Embedder:
+def load(text: str | None, name: str | None = None) -> ModelEmbedder:
     """The embedder of a folder.
 
     Args:
-      text: a run of rnn_lm, elmo or bert; a BERT in the format of Hugging Face; an ELMo in that of AllenNLP; "minilm".
+      text: a run of a model that gives words vectors; a BERT in the format of Hugging Face; an ELMo in that of
+        AllenNLP; "minilm".
       name: of the embedder; None: of its kind of model.
 
     Raises:
       ConfigError: there is no such model.
     """
     found = load_folder(text)
-    if found.name not in _EMBEDDERS:
-        raise ConfigError(
-            f"{found.folder} holds {found.name}, which gives words no vectors: choose a run of {', '.join(_EMBEDDERS)}"
-        )
-    usual, embed = _EMBEDDERS[found.name]
-    return embed(found, name or ("MiniLM" if text == MINILM else usual))
+    name = name or ("MiniLM" if text == MINILM else None)
+    embedder: ModelEmbedder = found.model().embedder(found.folder, lowercase=lowercase(found), name=name)
+    return embedder
 
 
-def _bert(found: Loaded, name: str) -> Embedder:
-    pieces = WordPiece.load(found.folder / "vocab.txt", lowercase=lowercase(found))
-    return BertEmbedder(found.model(), pieces, name=name)
-
-
-def _elmo(found: Loaded, name: str) -> Embedder:
-    return ElmoEmbedder(found.model(), name=name)
-
-
-def _rnn(found: Loaded, name: str) -> Embedder:
-    return RnnEmbedder(found.model(), Vocabulary.load(found.folder / "words.txt"), name=name)
-
-
-_EMBEDDERS: dict[str, tuple[str, Callable[[Loaded, str], Embedder]]] = {
-    "bert": ("BERT", _bert),
-    "elmo": ("ELMo", _elmo),
-    "rnn_lm": ("RNN", _rnn),
-}
-"""By the name of a model: what its embedder is called, and how it is made."""
-
-
-def encoder_of(text: str | None) -> BertConfig:
-    """The config of a trained BERT, of which a head's encoder must be."""
+def encoder_of(text: str | None) -> EncoderConfig:
+    """The config of a trained encoder, of which a head's must be."""
     found = load_folder(text)
-    if not isinstance(found.config, BertConfig):
+    if not isinstance(found.config, EncoderConfig):
         raise ConfigError(f"{found.folder} holds {found.name}: choose a run of bert, or a folder of Hugging Face")
     return found.config

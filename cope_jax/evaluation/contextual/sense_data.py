@@ -12,9 +12,10 @@ from cope_jax.corpora import coarsewsd, semcor, sentences_by_corpus
 from cope_jax.corpora.sense_occurrences import Occurrence
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
-from cope_jax.evaluation.contextual.embedders import ContextFree, Embedder, Sentence, check_sentences
+from cope_jax.evaluation.contextual.embedders import ContextFree
 from cope_jax.evaluation.contextual.word2vec import Word2VecConfig, train_word2vec
 from cope_jax.evaluation.contextual.word_senses import cap
+from cope_jax.models.embedder import Embedder, Sentence, check_sentences
 
 CORPORA = {"coarsewsd20": coarsewsd.read, "semcor-noad": semcor.read}
 CHUNK = 256
@@ -34,7 +35,7 @@ def load_models(models: Sequence[str]) -> list[Embedder]:
     if len(set(models)) < len(models):
         twice = next(model for model in models if models.count(model) > 1)
         raise ConfigError(f"--models names {twice!r} twice: name each model once")
-    found = [pretrained.load(model) for model in models]
+    found: list[Embedder] = [pretrained.load(model) for model in models]
     names = [embedder.name for embedder in found]
     for embedder, name, model in zip(found, names, models, strict=True):
         if names.count(name) > 1:

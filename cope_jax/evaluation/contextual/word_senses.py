@@ -15,8 +15,9 @@ from rich.table import Table
 
 from cope_jax.corpora.sense_occurrences import Occurrence
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import Embedder, occurrence_vectors
+from cope_jax.evaluation.contextual.embedders import occurrence_vectors
 from cope_jax.evaluation.contextual.word2vec import normalise
+from cope_jax.models.embedder import Embedder
 from cope_jax.registry import check_at_least
 
 TIE = 1e-5  # cosines this near to each other are the same: sums of equal vectors differ by rounding

@@ -11,7 +11,7 @@ from cope_jax.evaluation.gates import head_scores, views
 from cope_jax.evaluation.gates.text_features import features, pieces
 from cope_jax.runs.load import LoadedRun
 from cope_jax.tasks import Task
-from cope_jax.tasks.text import Text
+from cope_jax.tasks.base import TextTask
 from cope_jax.tokenizers.base import Codec
 
 _FEWEST = 16  # tokens of which anything can be said
@@ -35,7 +35,7 @@ def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) 
         if len(tokens_L) < _FEWEST:
             raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it to a split")
         return tokens_L[None]
-    if isinstance(task, Text):  # the whole text, however the run's examples are packed
+    if isinstance(task, TextTask):  # the whole text, however the run's examples are packed
         texts = [entries.tokens for entries in task.entries(split)]
         length = min(task.length(split), max(map(len, texts)))
         parts = [text[: len(text) // length * length].reshape(-1, length) for text in texts]
@@ -66,8 +66,7 @@ def show(
       chosen: the only layer and head that are coloured; None: the first of the ranking.
       top: how many are.
     """
-    codec, model = run.codec, run.model(seed)
-    assert codec is not None
+    codec, model = run.task.codec(), run.model(seed)
     gates_LHBL = head_scores.mean_gates(model, tokens_BL)
     parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
     has = [features(parts) for parts in parts_BL]

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from cope_jax.corpora.bag_of_words import FEATURES, BagOfWords, bags
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.bag_of_words import FEATURES, BagOfWords, bags
 
 VOCAB, SPECIAL = 60, (0, 1, 2)
 
