@@ -34,7 +34,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
     ]
 
 
-def markdown(records: Sequence[Record], reasons: Sequence[str], environment: Record, notes: Sequence[str] = ()) -> str:
+def markdown(records: Sequence[Record], reasons: Sequence[str], notes: Sequence[str], environment: Record) -> str:
     """The whole report."""
     facts = [f"{name.replace('_', ' ')}: {value}" for name, value in environment.items()]
     parts = ["# Benchmark", *(table.markdown() for table in tables(records))]

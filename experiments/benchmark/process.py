@@ -67,9 +67,10 @@ def describe(environment: Mapping[str, str] = os.environ) -> str:
 
 def facts() -> Record:
     """All that the figures depend on beside the code; `load_average` is that of before."""
+    installed = {found.name.lower(): found.version for found in importlib.metadata.distributions()}
     return {
         **environment(),
-        **{name: _version(name) for name in ("torch", "x-transformers")},
+        **{name: installed.get(name) for name in ("torch", "x-transformers")},
         "processor": _processor(),
         "cores": cores(),
         "free_memory": f"{gibibytes(free_memory())} GiB",
@@ -92,19 +93,10 @@ def warnings(found: Record) -> list[str]:
     return [busy] if load > own / 2 else []
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _processor() -> str:
     """The name of the processor, as far as the system tells."""
-    try:
-        found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)", file.read_text() if file.exists() else "", re.MULTILINE)
     return found[1] if found else platform.processor()
 
 

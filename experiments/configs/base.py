@@ -10,6 +10,12 @@ from cope_jax import encodings, tasks
 from cope_jax.models import MODELS
 from cope_jax.training.config import ExperimentConfig
 
+GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
+"""What optimizers of large language models have in common (arXiv 2005.14165)."""
+
+BERT: Mapping[str, Any] = {"schedule": "linear", "epsilon": 1e-6, "weight_decay": 0.01, "decayed": "weights"}
+"""What BERT's optimizers have in common (arXiv 1810.04805)."""
+
 
 def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides: Any) -> config_dict.ConfigDict:
     """The config of an experiment on `task`, every field of it reachable by a flag.

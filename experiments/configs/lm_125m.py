@@ -41,13 +41,7 @@ def on(task: str, options: Mapping[str, Any], **overrides: Any) -> config_dict.C
             "block": {"model_dim": 768, "num_heads": 12, "dropout": 0.1, "compute_dtype": "bfloat16"},
         },
         encodings={"cope": {"npos_max": 64}},
-        optimizer={
-            "learning_rate": 6e-4,
-            "warmup_steps": 2000,
-            "final_fraction": 0.1,
-            "weight_decay": 0.1,
-            "beta2": 0.95,
-        },
+        optimizer={**base.GPT3, "learning_rate": 6e-4, "warmup_steps": 2000},
         training={
             "steps": 180_000,
             "batch_size": 64,

@@ -1,7 +1,7 @@
 """What decides the numbers of each config file, every default filled in: a changed default is a changed experiment.
 
-A golden file holds the recipe of its config, so neither the job nor options of encodings that it neither uses nor sets. A
-field or an option that is new may lack in it, if its default says what was so before.
+A golden file holds the recipe of its config, so neither the job nor options of encodings that it neither uses nor sets.
+A field or an option that is new may lack in it, if its default says what was so before.
 """
 
 import dataclasses
