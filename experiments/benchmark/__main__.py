@@ -20,15 +20,7 @@ from cope_jax.registry import unknown
 from cope_jax.training.interruption import Interrupted, Interruption
 from experiments import entry
 from experiments import workdir as workdirs
-from experiments.benchmark import (
-    benchmark_report,
-    contenders,
-    devices,
-    memory_use,
-    process,
-    timing,
-    training_steps,
-)
+from experiments.benchmark import benchmark_report, contenders, devices, memory_use, process, timing, training_steps
 from experiments.benchmark.workloads import Problem, Recipe, cores, read_problems
 
 SECTIONS = ("attention", "memory", "decode", "train")

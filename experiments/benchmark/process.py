@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cope_jax.evaluation.records import Record, environment
-from experiments.benchmark.workloads import cores, free_memory, gibibytes
+from experiments.benchmark.workloads import cores, free_memory
 
 _ALLOCATOR = {
     "MALLOC_TOP_PAD_": str(256 * 2**20),
@@ -73,7 +73,7 @@ def facts() -> Record:
         **{name: installed.get(name) for name in ("torch", "x-transformers")},
         "processor": _processor(),
         "cores": cores(),
-        "free_memory": f"{gibibytes(free_memory())} GiB",
+        "free_memory": f"{free_memory() / 2**30:.1f} GiB",
         "process": describe(),
         "load_average": os.getloadavg()[0],
         "flags": " ".join(sys.argv[1:]),
@@ -83,10 +83,8 @@ def facts() -> Record:
 def warnings(found: Record) -> list[str]:
     """What speaks against the figures.
 
-    >>> warnings({"load_average": 3.21, "cores": 2})
-    ['the machine was busy before (load 3.2 on 2 cores): do not trust these times']
-    >>> warnings({"load_average": 0.5, "cores": 2})
-    []
+    >>> warnings({"load_average": 3.21, "cores": 2}), warnings({"load_average": 0.5, "cores": 2})
+    (['the machine was busy before (load 3.2 on 2 cores): do not trust these times'], [])
     """
     load, own = found["load_average"], found["cores"]
     busy = f"the machine was busy before (load {load:.1f} on {own} cores): do not trust these times"

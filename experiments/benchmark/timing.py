@@ -81,14 +81,9 @@ def progress(total: float) -> Any:
 def run(
     cases: Sequence[Case], rounds: int, results: Results, stop: Callable[[], bool], keep: Callable[[], Any]
 ) -> None:
-    """Times all cases, with a progress bar; ends early, with the rounds that are complete, where `stop` says so.
+    """Times all cases, each contender in so many turns or `rounds`, and calls `keep` after each case.
 
-    Args:
-      cases: in the order in which they run.
-      rounds: turns of each contender.
-      results: grow.
-      stop: asked after each round.
-      keep: is called after each case.
+    Ends early, with the rounds that are complete, where `stop`, which is asked after each round, says so.
     """
     if not cases:
         return

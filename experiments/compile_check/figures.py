@@ -205,12 +205,8 @@ def size(count: float) -> str:
 
 
 def number(count: float) -> str:
-    """A large number as text.
-
-    >>> number(1.25e15), number(0)
-    ('1.25e15', '0')
-    """
-    return re.sub(r"e\+0?", "e", f"{count:.2e}") if count else "0"
+    """A large number as text, as "1.25e15"."""
+    return re.sub(r"e\+0?", "e", f"{count:.2e}")
 
 
 def seconds(count: float) -> str:

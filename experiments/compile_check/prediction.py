@@ -1,14 +1,8 @@
-"""How a training step scales, on paper: from programs that were compiled for some numbers of devices.
+"""How a training step scales, on paper: the calculation of docs/scaling.md.
 
-Every device has the same share of the batch, so the batch grows with the devices. With C the seconds that a device
-computes, C₀ the least C of all programs, S the bytes that it sends and W the bandwidth of a ring,
-
-    M = S / W,    step = C + M where no message hides behind computing,  max(C, M) where all that can do,
-    efficiency = C₀ / step.
-
-For n devices for which nothing was compiled, from the nearest number N for which something was: C of N, on one device
-C₀; S(n) = S(N) · ((n−1)/n) / ((N−1)/N); and the state takes N/n of its memory. docs/scaling.md says why, and what is
-left out.
+With C the seconds that a device computes, C₀ the least C of all programs, S the bytes that it sends and W the bandwidth
+of a ring: M = S / W; a step takes between max(C, M) and C + M; efficiency is C₀ / step. For n devices for which nothing
+was compiled, from the nearest N for which something was: C (on one device C₀), S · ((n−1)/n) / ((N−1)/N), state · N/n.
 """
 
 import dataclasses
