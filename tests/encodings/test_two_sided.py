@@ -23,7 +23,7 @@ jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 TWO_SIDED = "cope_two_sided(npos_max=4)"
 
 
-# Encodings that make sense without a causal mask, and what an option does to later keys; other options and compositions act on both sides alike.
+# What makes sense without a causal mask, with the options that act on later keys; others act on both sides alike.
 SPECS = [
     "none",
     "learned",
