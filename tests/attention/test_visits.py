@@ -81,7 +81,7 @@ def random(*shape, seed=0):
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
-    """From the last key that a block of queries sees to the first: near blocks of 2 keys and far ones of 5, none without a pair."""
+    """From the last key that queries see to the first: near blocks of 2 keys and far ones of 5, none without a pair."""
     seen = []
     length = len(mask.q_indices_L)
     q, k, v = random(1, length, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
@@ -164,7 +164,7 @@ def open_gates():
 
 @pytest.mark.parametrize("npos_max", [2, 4, 9])
 def test_blocks_beyond_the_largest_position_are_saturated(npos_max):
-    """Queries count, two keys at a time, until the first of their block has seen N−1; all that is farther is the tail."""
+    """Queries count, two keys at a time, until the first of them has seen N−1; all that is farther is the tail."""
     (q, k), v = open_gates(), random(1, KEYS, 2, WIDTH)
     encoding = Marked(CoPEConfig(npos_max=npos_max), SHAPE, rngs=nnx.Rngs(0))
     out, (_, _, dv) = value_and_gradients(encoding, q, k, v, MASKS["causal"])

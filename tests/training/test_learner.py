@@ -148,7 +148,7 @@ def test_positions_come_from_the_sampler_below_the_models_length(start, monkeypa
     assert losses[0] != losses[1]
     # The same again, with the rows of the table moved to where the positions are.
     table = start.params["encoding"]["learned"]["table"]
-    moved = start.params | {"encoding": {"learned": {"table": jnp.roll(table, 3, axis=0)}}
+    moved = start.params | {"encoding": {"learned": {"table": jnp.roll(table, 3, axis=0)}}}
     loss = float(jax.jit(learner.train_step)(dataclasses.replace(start, params=moved), tiny.batch())[1]["loss"])
     assert loss == pytest.approx(losses[0], rel=1e-6)
 
