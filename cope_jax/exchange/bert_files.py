@@ -48,7 +48,7 @@ _NORM = {"encoder/norm": "bert.embeddings.LayerNorm", "transform_norm": "cls.pre
 _PLAIN = {
     "encoder/words/embedding": "bert.embeddings.word_embeddings.weight",
     "encoder/segments/embedding": "bert.embeddings.token_type_embeddings.weight",
-    "encoder/encoding/table_ND": "bert.embeddings.position_embeddings.weight",
+    "encoder/encoding/learned/table": "bert.embeddings.position_embeddings.weight",
     "bias_V": "cls.predictions.bias",
 }
 _BLOCK_LINEAR = {
@@ -107,7 +107,7 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
       ConfigError: a file is missing or damaged, of another kind of model, or does not fit the config.
     """
     folder = Path(folder)
-    config = _read_config(folder)
+    config = read_config(folder)
     tensors = _read_tensors(folder)
     pieces = vocabulary(folder) if (folder / VOCABULARY).exists() else None
     if pieces is not None and not config.vocab_size - PADDING < len(pieces) <= config.vocab_size:
@@ -205,7 +205,8 @@ def mean_pool(x_BLD: Array, mask_BL: Array) -> Array:
     return mean_BD / jnp.maximum(jnp.linalg.norm(mean_BD, axis=-1, keepdims=True), 1e-12)
 
 
-def _read_config(folder: Path) -> BertConfig:
+def read_config(folder: Path) -> BertConfig:
+    """The config of a model, whose tensors are not read."""
     path = folder / CONFIG
     values = read_object(path)
     if values.get("model_type", "bert") != "bert":

@@ -21,8 +21,8 @@ from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, jitted, n
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.models.encoder import bert_block as bert_block
 from cope_jax.models.sentence_windows import Window, overlapping
-from cope_jax.ops.cross_entropy import cross_entropy
-from cope_jax.ops.lookup import take_places
+from cope_jax.ops.gather import take_tokens
+from cope_jax.ops.losses import cross_entropy
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.tokenizers.wordpiece import WordPiece
 from cope_jax.typing import Array, PyTree
@@ -126,7 +126,7 @@ class Bert(Model):
           places.
         """
         x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key)
-        chosen_BPD = x_BLD if places_BP is None else take_places(x_BLD, places_BP)
+        chosen_BPD = x_BLD if places_BP is None else take_tokens(x_BLD, places_BP)
         return self._predict(chosen_BPD), logits(self.next_sentence, self.encoder.pool(x_BLD))
 
     def layers(self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None) -> Array:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.attention.decode import Cache, create_cache
+from cope_jax.attention import Cache, create_cache
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
 from cope_jax.layers.block import Block
@@ -20,9 +20,8 @@ from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take
-from cope_jax.ops.sampled_softmax import sampled_cross_entropy
-from cope_jax.ops.token_measures import token_measures
+from cope_jax.ops.gather import take
+from cope_jax.ops.losses import sampled_cross_entropy, token_measures
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.typing import Array, PyTree, accumulator_dtype
 
@@ -270,7 +269,7 @@ class Decoder(Model):
         """What every layer and head looks at.
 
         Returns:
-          `attention` and the encoding's diagnostics (CoPE: `gates`, `positions`), each `[layers, B, H, L, L]`.
+          `attention` and the encoding's maps (CoPE: `gates`, `positions`), each `[layers, B, H, L, L]`.
         """
         context = self._context(tokens_BL, positions_BL, None)
 

@@ -19,7 +19,7 @@ from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.base import check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take
+from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least, check_choices, unknown
 from cope_jax.typing import Array
 

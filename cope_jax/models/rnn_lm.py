@@ -18,7 +18,7 @@ from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
 from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take
+from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.typing import Array

@@ -16,8 +16,8 @@ from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take
-from cope_jax.ops.token_measures import token_measures
+from cope_jax.ops.gather import take
+from cope_jax.ops.losses import token_measures
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.typing import Array, PyTree
 

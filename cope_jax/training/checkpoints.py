@@ -108,7 +108,9 @@ class Checkpoints:
         """The step of the newest checkpoint; None if there is none."""
         return max(self.steps(), default=None)
 
-    def restore(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]] | None:
+    def restore(
+        self, like: PyTree, model: Any = None, *, partial: bool = False
+    ) -> tuple[int, PyTree, dict[str, Any]] | None:
         """The newest checkpoint that can be read.
 
         A damaged one is reported in one line on stderr and put aside, into the folder `DIRECTORY-damaged`, where one
@@ -118,6 +120,8 @@ class Checkpoints:
           like: a pytree with the structure, shapes and types of the state, such as of jax.ShapeDtypeStruct. Where a
             leaf has a `sharding`, the array is read into it, whatever it was saved from; else onto this process's
             first device.
+          partial: `like` names a part of the state, such as {"params": ...}: nothing else is read.
+          model: the config of the model, by which checkpoints of earlier versions are read too.
 
         Returns:
           Step, state and progress; None if there is no checkpoint.
@@ -130,7 +134,7 @@ class Checkpoints:
         unreadable: dict[int, str] = {}
         for step in checkpoint_io.of_first_process(self.steps()[::-1]):
             try:
-                state, progress = checkpoint_io.read(self.directory / str(step), like)
+                state, progress = checkpoint_io.read(self.directory / str(step), like, model, partial=partial)
             except checkpoint_io.DamagedError as error:
                 unreadable[step] = str(error)
             else:

@@ -23,7 +23,8 @@ from cope_jax.evaluation.text import perplexity
 from cope_jax.models import Model
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.load import LoadedRun, check_sources, load_run
+from cope_jax.runs.kept_files import check_sources
+from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
 from cope_jax.tasks.base import TextTask
 from experiments.cli import entry
@@ -43,9 +44,9 @@ def main() -> None:
     plan = read_lengths()
     run = load_run(workdir)
     task = run.task
-    models = [run.learner.rebuild(params) for params in run.params]
+    models = [run.model(seed) for seed in run.seeds]
     if not isinstance(task, TextTask) or "score" not in models[0].abilities:
-        raise ConfigError(f"{workdir} holds a {run.config.model.name} on {task.name}: this measures decoders on text")
+        raise ConfigError(f"{workdir} holds a {run.name} on {task.name}: this measures decoders on text")
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
     check_sources(task, workdir, [_SPLIT.value])
@@ -64,18 +65,24 @@ def measure(
 ) -> list[Record]:
     """Measures and writes what is missing of the windows of a plan, with a stride for each of its lengths."""
     path = workdir / "perplexity.json"
-    rows = max(1, run.config.evaluation.batch_size * task.max_length // plan[-1])  # about as much as fitted in training
+    rows = max(
+        1, run.experiment.evaluation.batch_size * task.max_length // plan[-1]
+    )  # about as much as fitted in training
     shown = []
     for length, stride in zip(plan, strides, strict=True):
         for seed, model in zip(run.seeds, models, strict=True):
             key = {"seed": seed, "split": _SPLIT.value, "length": length, "stride": stride}
-            text = {"step": run.step, **vars(task.counts(_SPLIT.value))}
+            text = {"step": run.restored.step, **vars(task.counts(_SPLIT.value))}
             found = [row for row in workdirs.read_records(path) if workdirs.has(row, key | text)]
             if not found:
                 label = f"seed {seed}, windows of {length}"
                 losses = perplexity.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
                 found = [
-                    {"seed": seed, "step": run.step, **perplexity.record(task, _SPLIT.value, length, stride, losses)}
+                    {
+                        "seed": seed,
+                        "step": run.restored.step,
+                        **perplexity.record(task, _SPLIT.value, length, stride, losses),
+                    }
                 ]
                 workdirs.replace_records(path, key, found)
             shown += found

@@ -15,7 +15,7 @@ has no bias correction; ours, as everyone's after it, has.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -14,7 +14,7 @@ BERT's own, `--config.encoding=learned`, do not begin to matter: experiments/RES
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -6,7 +6,7 @@ et al. (arXiv 1810.04805) fine-tune for 2 to 4 epochs at 2e-5 to 5e-5; a model a
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

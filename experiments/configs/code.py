@@ -19,7 +19,7 @@ million tokens a step, a vocabulary learned from the training files, files packe
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -15,7 +15,7 @@ Every device has the parameters whole and its share of the batch, 4 sequences on
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -12,7 +12,7 @@ Byte-pair encoding of 2,048 tokens, learned from the training text of 3.5 M of t
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from cope_jax import tasks
@@ -28,19 +27,16 @@ from cope_jax.evaluation.contextual import classification, classification_table,
 from cope_jax.exchange import bert_files
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import environment, write_atomically
-from cope_jax.training import experiment
 from cope_jax.training.config import ExperimentConfig, TaskConfig
 from experiments.cli import entry
 
-CONFIGS = Path(__file__).parent / "configs"
 CLASSICAL = {"majority": "majority", "svm_words": "word SVM", "svm_characters": "character SVM"}
 ENCODERS = {"bert_frozen": True, "bert_fine_tuned": False, "minilm_fine_tuned": False}
 SYSTEMS = (*CLASSICAL, *ENCODERS)
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", str(CONFIGS / "spam.py"), "Of the classifiers on BERT; its folds are all systems'."
-)
+_CONFIG = entry.DEFINE_config("config", "spam", "Of the classifiers on BERT; its folds are all systems'. ")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of corpora; without it, the built-in sample.")
 _BERT = flags.DEFINE_string("bert", None, "A pretrained BERT.")
 _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Some of {', '.join(SYSTEMS)}.")
@@ -99,7 +95,7 @@ def cross_validate(
             )
             for task in folds
         }
-        experiment.Experiment.check(next(iter(configs.values())))
+        Experiment.check(next(iter(configs.values())))
         planned = grid.plan(list(configs), 1, 1, workdir)
         grid.train_missing(configs, planned, workdir)
         found = [encoder_heads.classify(cell.workdir) for cell in planned]

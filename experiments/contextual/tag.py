@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from cope_jax import tasks
@@ -25,18 +24,15 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import accuracy_table, contextual_plots, encoder_heads, frozen_vectors
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import write_atomically
-from cope_jax.training import experiment
 from cope_jax.training.config import ExperimentConfig, TaskConfig
 from experiments.cli import entry
 
-CONFIGS = Path(__file__).parent / "configs"
 SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
 
-_CONFIG = config_flags.DEFINE_config_file("config", str(CONFIGS / "tagger.py"), "Of the BiLSTM taggers.")
-_BERT_CONFIG = config_flags.DEFINE_config_file(
-    "bert_config", str(CONFIGS / "bert_tagger.py"), "Of the taggers on BERT."
-)
+_CONFIG = entry.DEFINE_config("config", "tagger", "Of the BiLSTM taggers. ")
+_BERT_CONFIG = entry.DEFINE_config("bert_config", "bert_tagger", "Of the taggers on BERT. ")
 _DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of corpora; without it, the built-in sample.")
 _ELMO = flags.DEFINE_string("elmo", None, "A trained ELMo.")
 _BERT = flags.DEFINE_string("bert", None, 'A pretrained BERT, or "minilm".')
@@ -85,7 +81,7 @@ def create_configs(systems: Sequence[str], workdir: Path) -> dict[str, Experimen
                 config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
             configs[name] = config
     for config in (recurrent, *configs.values()):  # before the vectors, which take long
-        experiment.Experiment.check(config)
+        Experiment.check(config)
     if "words+characters+elmo" in systems:
         folder = frozen_vectors.make(_ELMO.value, recurrent, workdir / "vectors" / "elmo", "ELMo")
         configs["words+characters+elmo"] = dataclasses.replace(
@@ -108,7 +104,7 @@ def show(
     workdir: Path,
     systems: Sequence[str],
     configs: Mapping[str, ExperimentConfig],
-    planned: Sequence[grid.Cell],
+    planned: Sequence[grid.GridRun],
     console: Console,
 ) -> None:
     """Writes and prints the accuracies, and which layers were chosen."""

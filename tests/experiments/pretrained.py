@@ -24,11 +24,11 @@ MODELS = {
     "rnn": ("words", {"length": 8}, {"name": "rnn_lm", "embed_dim": 8, "hidden_dim": 8, "num_layers": 1}, "none"),
 }
 TEXT_CONFIG = """
-from experiments.configs import base
+from cope_jax.training import config_files
 
 
 def get_config():
-    return base.experiment(
+    return config_files.experiment(
         {task!r},
         {options!r},
         model={model!r},

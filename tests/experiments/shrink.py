@@ -43,7 +43,6 @@ def load(path: Path) -> ExperimentConfig:
 
 
 CONFIGS = sorted((Path(__file__).parents[2] / "experiments" / "configs").glob("[!_]*.py"))
-CONFIGS = [path for path in CONFIGS if path.stem != "base"]
 SYNTHETIC = [path for path in CONFIGS if issubclass(TASKS.get(load(path).task.name), LevelTask)]
 TEXT = [path for path in CONFIGS if path not in SYNTHETIC]
 

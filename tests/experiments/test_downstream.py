@@ -12,9 +12,9 @@ from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import encoder_heads, frozen_vectors, pretrained
 from cope_jax.runs import warm_start
+from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load_run
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.experiment import Experiment
 from tests.experiments.shrink import TEXT, load, shrink
 
 pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared
@@ -62,9 +62,9 @@ def test_every_system_tags_and_the_floor_is_that_of_the_task(tagged, trained):
 
 def test_a_frozen_encoder_stays_as_it_was_and_another_does_not(tagged, trained):
     workdir, _, _ = tagged
-    before = load_run(trained / "bert").params[0]["encoder"]
+    before = load_run(trained / "bert").params()["encoder"]
     for system, same in (("bert_frozen", True), ("bert_fine_tuned", False)):
-        after = load_run(workdir / "cells" / system / "seed_0").params[0]["encoder"]
+        after = load_run(workdir / "cells" / system / "seed_0").params()["encoder"]
         assert np.array_equal(before["words"]["embedding"], after["words"]["embedding"]) == same
         assert starting_text(before) == starting_text(after)
 
@@ -181,19 +181,19 @@ def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_p
         text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces"
     )
     experiment = Experiment(config)
-    assert list(warm_start.start_of(config, experiment)) == ["encoder"]
+    assert list(warm_start.start_of(config, experiment.learner, experiment.task)) == ["encoder"]
     wider = dataclasses.replace(
         config, model=dataclasses.replace(config.model, block=dataclasses.replace(config.model.block, model_dim=12))
     )
     with pytest.raises(ConfigError, match=r"has encoder\.\S+ \S*8\S*, and this model \S*12\S*: give it the same sizes"):
-        warm_start.start_of(wider, Experiment(wider))
+        Experiment(wider).train(tmp_path / "wider")
     vocabulary = (trained / "bert" / "vocab.txt").read_text().splitlines()
     other = tmp_path / "vocab.txt"
     other.write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
     options = config.task.options | {"pieces": str(other)}
     foreign = dataclasses.replace(config, task=dataclasses.replace(config.task, options=options))
     with pytest.raises(ConfigError, match="has another vocabulary than the task's"):
-        warm_start.start_of(foreign, Experiment(foreign))
+        Experiment(foreign).train(tmp_path / "foreign")
     with pytest.raises(ConfigError, match="of which bert_tagger has nothing"):
         warm_start.start(trained / "rnn", experiment.learner, experiment.task)
     assert isinstance(config, ExperimentConfig)

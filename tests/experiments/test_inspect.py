@@ -4,10 +4,10 @@ import sys
 import pytest
 
 from cope_jax import tasks
+from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.workdir import open_workdir
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.experiment import Experiment
 
 pytestmark = pytest.mark.xdist_group("inspect")  # what its fixtures train is shared
 
@@ -61,7 +61,7 @@ def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
     [
         (["--workdir=nowhere"], "nowhere holds no training run"),
         (["--input=3 x"], "unknown token of selective_copy 'x'"),
-        (["--seed=0"], "choose --seed from 3, 4"),
+        (["--seed=0"], "choose from 3, 4"),
     ],
     ids=["workdir", "token", "seed"],
 )

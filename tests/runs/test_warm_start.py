@@ -11,8 +11,9 @@ from cope_jax.errors import ConfigError
 from cope_jax.exchange import decoder_files, formats
 from cope_jax.models.decoder import Decoder
 from cope_jax.runs import warm_start
+from cope_jax.runs.load import load
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.experiment import create_learner
+from cope_jax.training.from_config import create_learner
 from tests.exchange.exchange_cases import CASES, tensors, tokens, write
 from tests.models.cases import build, config, jit
 
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.xdist_group("starting")
 
 def learner(folder, encoding, **changes):
     """A run's that starts from the folder, with the options of its model."""
-    held, _ = warm_start.read(folder)
+    held = load(folder).config
     model = {"block": {}}
     for name, value in (warm_start.choices(held) | changes).items():
         place, _, option = name.rpartition(".")
@@ -148,5 +149,5 @@ def test_what_does_not_fit_is_one_line(saved):
             warm_start.start(folder, *learner(folder, encoding))
     with pytest.raises(ConfigError, match=r"has blocks\.attention_norm\.norm\.bias 2×8, and this model not at all"):
         warm_start.start(folder, *learner(folder, "cope(npos_max=4)", **{"block.norm": "rms"}))
-    with pytest.raises(ConfigError, match="holds no model: it needs the checkpoints of a run, or config"):
-        warm_start.read(folder.parent)
+    with pytest.raises(ConfigError, match="holds no model: it needs the checkpoints of a run; or config"):
+        load(folder.parent)

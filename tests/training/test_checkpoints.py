@@ -220,6 +220,22 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(damage, tmp_p
     gc.collect()
 
 
+def test_a_part_of_the_state_is_read_alone(tmp_path, monkeypatch):
+    save(tmp_path, 3)
+    read = checkpoint_io.ocp.load_checkpointables
+    asked = []
+    monkeypatch.setattr(
+        checkpoint_io.ocp, "load_checkpointables", lambda path, like: asked.append(like["state"]) or read(path, like)
+    )
+    with Checkpoints(tmp_path, read_only=True) as checkpoints:
+        step, state, progress = checkpoints.restore({"params": jax.eval_shape(create)["params"]}, partial=True)
+        assert [[*like] for like in asked] == [["params"]]
+        with pytest.raises(ConfigError, match=r"is of another model \(params.bias: float32\[3\], not nothing\)"):
+            checkpoints.restore({"params": {"kernel": jnp.zeros((2, 3))}}, partial=True)
+    assert tiny.contents(state) == tiny.contents({"params": create(3)["params"]})
+    assert (step, progress["seconds"]) == (3, 1.0)
+
+
 def largest(folder):
     return max((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
 
@@ -231,6 +247,8 @@ def test_a_single_bit_of_an_array_is_noticed(tmp_path, impatient, capfd):
         for step, state in states.items():
             checkpoints.save(step, state, PROGRESS)
     flip(largest(tmp_path / "run" / "6"))  # the library reads this without an error
+    with Checkpoints(tmp_path / "run", read_only=True) as checkpoints:
+        assert checkpoints.restore(jax.eval_shape(lambda: states[4]), partial=True)[0] == 4
     assert load(tmp_path / "run", jax.eval_shape(lambda: states[4]))[0] == 4
     assert "(kernel is not what was saved)" in capfd.readouterr().err
     gc.collect()

@@ -4,7 +4,7 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.data import pipeline
-from cope_jax.ops.token_measures import token_measures
+from cope_jax.ops.losses import token_measures
 from cope_jax.training.evaluator import Evaluator
 from tests.training import tiny
 

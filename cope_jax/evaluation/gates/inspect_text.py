@@ -17,12 +17,12 @@ from cope_jax.tokenizers.base import Codec
 _FEWEST = 16  # tokens of which anything can be said
 
 
-def windows(task: Task, language: Codec, text: str | None, split: str, count: int) -> np.ndarray:
+def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) -> np.ndarray:
     """The tokens that are looked at, `[B, L]`: a text of the user's, or the first windows of a split.
 
     Args:
       task: of the run.
-      language: of the task.
+      codec: of the task.
       text: of the user; None: none.
       split: of the task.
       count: how many windows at most.
@@ -31,7 +31,7 @@ def windows(task: Task, language: Codec, text: str | None, split: str, count: in
       ConfigError: an empty or too short text, or a split that there is not.
     """
     if text is not None:
-        tokens_L = np.array([*language.begin, *language.read(text, "--input")], np.int32)
+        tokens_L = np.array([*codec.begin, *codec.read(text, "--input")], np.int32)
         if len(tokens_L) < _FEWEST:
             raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it to a split")
         return tokens_L[None]
@@ -51,7 +51,7 @@ def windows(task: Task, language: Codec, text: str | None, split: str, count: in
 def show(
     console: Console,
     run: LoadedRun,
-    number: int,
+    seed: int | None,
     tokens_BL: np.ndarray,
     chosen: tuple[int | None, int | None],
     top: int,
@@ -61,20 +61,19 @@ def show(
     Args:
       console: to print to.
       run: of a decoder on text.
-      number: the place of the seed.
+      seed: None: the first.
       tokens_BL: what is looked at.
       chosen: the only layer and head that are coloured; None: the first of the ranking.
       top: how many are.
     """
-    language = run.task.codec()
-    model = run.learner.rebuild(run.params[number])
+    codec, model = run.task.codec(), run.model(seed)
     gates_LHBL = head_scores.mean_gates(model, tokens_BL)
-    parts_BL = [pieces(language.decode, row_L) for row_L in tokens_BL]
+    parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
     has = [features(parts) for parts in parts_BL]
     # What only says that a text begins is no part of it; the end of a line may be the same token.
     counted_N = np.array(
         [
-            token not in language.begin or part.isspace()
+            token not in codec.begin or part.isspace()
             for row_L, parts in zip(tokens_BL, parts_BL, strict=True)
             for token, part in zip(row_L.tolist(), parts, strict=True)
         ]
