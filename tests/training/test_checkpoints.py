@@ -97,8 +97,8 @@ def test_a_checkpoint_half_written_is_not_seen_and_only_a_run_removes_it(tmp_pat
 def test_saving_returns_while_writing_goes_on_and_waiting_waits(tmp_path, monkeypatch):
     written = threading.Event()
     with Checkpoints(tmp_path) as checkpoints:
-        monkeypatch.setattr(checkpoints._checkpointer._manager, "_finalize_checkpoint", lambda step: written.wait(60))
-        checkpoints.save(2, create(2), PROGRESS)  # would wait for ever
+        checkpoints.save(2, create(2), PROGRESS)
+        monkeypatch.setattr(checkpoints._writing, "result", lambda: written.wait(60))
         waiting = threading.Thread(target=checkpoints.wait)
         waiting.start()
         waiting.join(0.2)
@@ -124,12 +124,12 @@ def test_a_state_may_be_donated_as_soon_as_saving_returns(tmp_path):
 
 
 def test_an_error_of_a_write_is_raised_by_what_comes_next(tmp_path, monkeypatch):
-    def fail(step):
+    def fail():
         raise OSError(28, "No space left on device")
 
     checkpoints = Checkpoints(tmp_path)
-    monkeypatch.setattr(checkpoints._checkpointer._manager, "_finalize_checkpoint", fail)
     checkpoints.save(2, create(2), PROGRESS)
+    monkeypatch.setattr(checkpoints._writing, "result", fail)
     with pytest.raises(StorageError, match=r"cannot write to .* \(No space left on device\)"):
         checkpoints.save(4, create(4), PROGRESS)
     checkpoints.close()
@@ -181,7 +181,8 @@ LEFTOVERS = pytest.mark.filterwarnings(
 
 def flip(path):
     content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
+    if content:  # one file only says by its name what the folder is
+        content[len(content) // 2] ^= 4
     path.write_bytes(content)
 
 
