@@ -29,15 +29,15 @@ from cope_jax.evaluation.report import comparison, plots
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.grid import Cell
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.grid import GridRun
 from cope_jax.tasks import Task
 from cope_jax.training import distributed as processes
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.experiment import Experiment
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import distributed, entry
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
+_CONFIG = entry.DEFINE_config("config")
 _ENCODINGS = flags.DEFINE_string(
     "encodings", "cope,rope,relative,learned", 'Encodings, such as "cope,rope" or "cope(gate=value),cope+rope".'
 )
@@ -95,7 +95,7 @@ def show(
     config: ExperimentConfig,
     task: Task,
     labels: Sequence[str],
-    planned: Sequence[Cell],
+    planned: Sequence[GridRun],
     console: Console,
 ) -> None:
     """Writes results, table and plots of all cells, and prints the table."""
@@ -113,7 +113,7 @@ def is_changed() -> bool:
     return not all(re.fullmatch(SAME_RECIPE, name) for name in changed)
 
 
-def read_curves(planned: Sequence[Cell]) -> list[dict[str, Any]]:
+def read_curves(planned: Sequence[GridRun]) -> list[dict[str, Any]]:
     """The learning curves of all cells."""
     return [
         {"encoding": cell.label, **row}

@@ -10,8 +10,9 @@ from absl import flags
 
 from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.load import check_sources, load_run
-from cope_jax.training.experiment import Experiment
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.kept_files import check_sources
+from cope_jax.runs.load import load_run
 from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed
 
@@ -27,13 +28,13 @@ def main() -> None:
     workdir = Path(_MODEL.value)
     run = load_run(workdir)
     check_sources(run.task, workdir, run.task.evaluation_splits)
-    config = run.config
+    config = run.experiment
     if _EXAMPLES.value is not None:
         evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)
         config = dataclasses.replace(config, evaluation=evaluation)
     experiment = Experiment(config, len(run.seeds), run.task)
     with workdirs.locked(workdir, workdirs.MEASURING):
-        records = experiment.records(run.seeds, run.state, run.step, run.seconds)
+        records = experiment.evaluate(run)
         print_errors(run.task, records)
         workdirs.write_json(workdir / "evaluation.json", {"records": records})
 

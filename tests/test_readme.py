@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cope_jax import encodings, models, positions, tasks
+from cope_jax.training import config_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -22,7 +23,8 @@ TEXT = (ROOT / "docs" / "text.md").read_text()
 ENCODINGS = (ROOT / "docs" / "encodings.md").read_text()
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/encodings.md")]
 PAGES += [
-    ROOT / "docs" / f"{name}.md" for name in ("attention", "contextual", "exchange", "text", "training", "tpu", "gpu")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("attention", "contextual", "exchange", "models", "tasks", "text", "training", "tpu", "gpu")
 ]
 CONFIGS = {
     "tag": {"config": "tagger.py", "bert_config": "bert_tagger.py"},
@@ -44,10 +46,10 @@ def commands() -> list[list[str]]:
     return [words for line in shell.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def flags(module: str) -> set[str]:
+def flags(command: str) -> set[str]:
     """The flags that a command defines."""
-    spec = importlib.util.find_spec(f"experiments.{module}")
-    assert spec is not None and spec.origin is not None, f"there is no experiments.{module}"
+    spec = importlib.util.find_spec(f"experiments.{command}")
+    assert spec is not None and spec.origin is not None, f"there is no experiments.{command}"
     path = Path(spec.origin)
     path = path.with_name("__main__.py") if spec.submodule_search_locations else path
     calls = [node for node in ast.walk(ast.parse(path.read_text())) if is_flag(node)]
@@ -60,7 +62,7 @@ def is_flag(node: ast.AST) -> bool:
 
 def config_of(flags: dict[str, str], flag: str = "config", command: str = "") -> Any:
     path = flags.get(flag) or f"experiments/configs/{CONFIGS[command][flag]}"
-    return runpy.run_path(str(ROOT / path))["get_config"]()
+    return config_files.named(str(ROOT / path))
 
 
 def field(config: Any, path: str) -> Any:
@@ -128,17 +130,17 @@ def test_extras_exist():
 
 
 def test_nothing_is_left_out():
-    sections = {
-        name: README.split(f"\n## {name}\n")[1].split("\n## ")[0]
-        for name in ("Encodings", "Models", "Tasks", "Commands")
-    }
-    assert sorted(re.findall(r"^\| `(\w+)` \|", sections["Encodings"], re.MULTILINE)) == list(encodings.names())
-    assert sorted(re.findall(r"^\| `(\w+)` \|", sections["Tasks"], re.MULTILINE)) == list(tasks.names())
-    rows = re.findall(r"^\| (`.*?`) \|", sections["Models"], re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(models.names())
-    assert all(f"`{name}`" in sections["Encodings"] for name in positions.SAMPLERS)
-    files = {path.name for path in (ROOT / "experiments" / "configs").glob("[!_]*.py")} - {"base.py"}
-    assert set(re.findall(r"`(\w+\.py)`", sections["Commands"])) == files
+    commands, chosen = (README.split(f"\n## {name}\n")[1].split("\n## ")[0] for name in ("Commands", "Encodings"))
+    assert all(f"`{name}`" in chosen for name in positions.SAMPLERS)
+    files = {path.name for path in (ROOT / "experiments" / "configs").glob("[!_]*.py")}
+    assert set(re.findall(r"`(\w+\.py)`", commands)) == files
+
+
+@pytest.mark.parametrize("package", [models, tasks], ids=["models", "tasks"])
+def test_every_model_and_task_has_its_row(package):
+    page = (ROOT / "docs" / f"{package.__name__.rpartition('.')[2]}.md").read_text()
+    rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(package.names())
 
 
 def test_every_encoding_has_its_page_with_every_option_and_default():

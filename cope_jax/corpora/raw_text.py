@@ -1,5 +1,7 @@
 """Running text as it is written, by the name of its corpus: for language models of any kind of token."""
 
+import dataclasses
+import functools
 import hashlib
 import pathlib
 import re
@@ -89,6 +91,19 @@ def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
     return {"documents": documents, "bytes": octets, "sha256": digest.hexdigest()}
 
 
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """Texts that are equal where their digests are, so that what is learned from them can be kept by their content.
+
+    Attributes:
+      digest: `sha256` of their `fingerprint`.
+      read: gives them; it outlives the task, and so should hold no text itself.
+    """
+
+    digest: str
+    read: Callable[[], Iterable[str]] = dataclasses.field(compare=False, repr=False)
+
+
 def _wikitext(name: str) -> Callable[[str | None, Sequence[str]], Reader]:
     corpus, raw = name.removesuffix("-raw"), name.endswith("-raw")
     return lambda data_dir, globs: lambda split: wikitext.texts(data_dir, split, corpus, raw=raw)
@@ -125,7 +140,14 @@ def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
 @READERS.register("code")
 def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
     root = source_code.standard_library() if data_dir is None else pathlib.Path(data_dir) / "code"
-    return lambda split: source_code.read(root, tuple(globs) or source_code.PYTHON).documents(split)
+    patterns = tuple(globs) or source_code.PYTHON
+    return lambda split: _tree(root, patterns, source_code.stamp(root, patterns)).documents(split)
+
+
+@functools.lru_cache(maxsize=1)  # all splits are of one tree, whose duplicates take seconds to find
+def _tree(root: pathlib.Path, globs: tuple[str, ...], stamp: frozenset[tuple[str, int, int]]) -> source_code.Tree:
+    del stamp  # another one is of changed files
+    return source_code.read(root, globs)
 
 
 def _part(text: str, split: str) -> str:

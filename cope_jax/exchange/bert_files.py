@@ -10,10 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
@@ -50,7 +48,7 @@ _NORM = {"encoder/norm": "bert.embeddings.LayerNorm", "transform_norm": "cls.pre
 _PLAIN = {
     "encoder/words/embedding": "bert.embeddings.word_embeddings.weight",
     "encoder/segments/embedding": "bert.embeddings.token_type_embeddings.weight",
-    "encoder/encoding/table_ND": "bert.embeddings.position_embeddings.weight",
+    "encoder/encoding/learned/table": "bert.embeddings.position_embeddings.weight",
     "bias_V": "cls.predictions.bias",
 }
 _BLOCK_LINEAR = {
@@ -109,7 +107,7 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
       ConfigError: a file is missing or damaged, of another kind of model, or does not fit the config.
     """
     folder = Path(folder)
-    config = _read_config(folder)
+    config = read_config(folder)
     tensors = _read_tensors(folder)
     pieces = vocabulary(folder) if (folder / VOCABULARY).exists() else None
     if pieces is not None and not config.vocab_size - PADDING < len(pieces) <= config.vocab_size:
@@ -130,15 +128,6 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
     if tensors:
         raise ConfigError(f"{folder / WEIGHTS}: {min(tensors)!r} is no tensor of BERT ({len(tensors)} such names)")
     return config, params
-
-
-def create(config: BertConfig, params: Mapping[str, Any], *, rngs: nnx.Rngs) -> Bert:
-    """A `Bert` with these parameters; those that are absent, of its heads say, start at random."""
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: Bert(config, rngs=nnx.Rngs(0))))
-    # Under jit: one by one, the operations of an initialisation take many times as long.
-    initial = jax.jit(lambda key: nnx.to_pure_dict(nnx.state(Bert(config, rngs=nnx.Rngs(key)))))(rngs.params())
-    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, _merge(initial, params)))
-    return nnx.merge(graphdef, state)
 
 
 def save(
@@ -216,7 +205,8 @@ def mean_pool(x_BLD: Array, mask_BL: Array) -> Array:
     return mean_BD / jnp.maximum(jnp.linalg.norm(mean_BD, axis=-1, keepdims=True), 1e-12)
 
 
-def _read_config(folder: Path) -> BertConfig:
+def read_config(folder: Path) -> BertConfig:
+    """The config of a model, whose tensors are not read."""
     path = folder / CONFIG
     values = read_object(path)
     if values.get("model_type", "bert") != "bert":
@@ -327,11 +317,3 @@ def _assemble(
 
 def _may_be_absent(path: str) -> bool:
     return not path.startswith("encoder/") or path.startswith("encoder/pooler/")
-
-
-def _merge(whole: Mapping[str, Any], part: Mapping[str, Any]) -> Params:
-    """`whole` with the leaves of `part` in the places of its own."""
-    merged = dict(whole)
-    for name, value in part.items():
-        merged[name] = _merge(whole[name], value) if isinstance(value, Mapping) else value
-    return merged

@@ -36,7 +36,7 @@ def load(folder: str | Path) -> tuple[DecoderConfig, Params]:
       ConfigError: a file is missing or damaged, of another kind of model, or does not fit the config.
     """
     folder = Path(folder)
-    form, config = _read_config(folder / CONFIG)
+    form, config = _read_config(folder)
     tensors = _read_tensors(folder, form)
     params: Params = {}
     shapes = _shapes(config)
@@ -69,7 +69,7 @@ def save(
       config: of the model.
       params: nested dicts like `nnx.to_pure_dict` of a `Decoder`.
       architecture: "gpt2" or "llama".
-      tokens: what `tensor_files.read_tokens` gives, to be kept in config.json.
+      tokens: what `safetensors_io.read_tokens` gives, to be kept in config.json.
 
     Raises:
       ConfigError: choices that the format has no words for.
@@ -98,7 +98,13 @@ def save(
     safetensors_io.write(folder, {**written, **(tokens or {})}, tensors)
 
 
-def _read_config(path: Path) -> tuple[Format, DecoderConfig]:
+def read_config(folder: Path) -> DecoderConfig:
+    """The config of a model, whose tensors are not read."""
+    return _read_config(folder)[1]
+
+
+def _read_config(folder: Path) -> tuple[Format, DecoderConfig]:
+    path = folder / CONFIG
     values = safetensors_io.read_object(path)
     kind = values.get("model_type")
     if kind not in tuple(FORMATS):  # it may be a list, which no dict takes

@@ -15,6 +15,8 @@ from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
 from cope_jax.typing import Array
 
+OPTIONS = "options.json"
+
 
 class _Entry(NamedTuple):
     """A dataset of the file: what it holds (`read` of the model's numbers), and how it is taken over (`write`)."""
@@ -22,6 +24,20 @@ class _Entry(NamedTuple):
     name: str
     read: Callable[[], Array]
     write: Callable[[np.ndarray], None]
+
+
+def load(folder: Path) -> tuple[ElmoConfig, dict[Any, Any]]:
+    """The config and the parameters of the ELMo in a folder, which has `OPTIONS` and a file `*weights.hdf5`."""
+    weights = sorted(folder.glob("*weights.hdf5"))
+    if not weights:
+        raise ConfigError(f"{folder} has {OPTIONS} but no *weights.hdf5: put the weights of that ELMo beside it")
+    model = load_elmo(folder / OPTIONS, weights[0])
+    return model.config, nnx.to_pure_dict(nnx.state(model, nnx.Param))
+
+
+def read_config(folder: Path) -> ElmoConfig:
+    """The config of a model, whose weights are not read."""
+    return _config(folder / OPTIONS)
 
 
 def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:

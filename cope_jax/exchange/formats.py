@@ -1,7 +1,8 @@
 """Any of our models in a folder: in a format of our own, or in a published one.
 
 Our own is config.json, with the model's name and config, and model.safetensors, with its parameters by their paths,
-"blocks.attention.query.kernel": every registered model has it. Everything here needs the package safetensors.
+"blocks.attention.query.kernel": every registered model has it. What reads tensors needs the package safetensors, that
+of an ELMo h5py.
 """
 
 import dataclasses
@@ -10,37 +11,65 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
+from cope_jax.encodings.earlier import earlier_path
 from cope_jax.errors import ConfigError
-from cope_jax.exchange import bert_files, decoder_files, safetensors_io
+from cope_jax.exchange import bert_files, decoder_files, elmo_files, safetensors_io
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
 from cope_jax.models.base import MODELS
 from cope_jax.registry import configure, unknown
 
-OWN = "cope_jax"
+OWN, ELMO = "cope_jax", "elmo"
 _VERSION = 1
 
 
-def load(folder: str | Path) -> tuple[Any, Params]:
-    """Reads a model in whatever format of `FORMATS` its config.json names.
-
-    Returns:
-      (the config, whose `name` is the model's in the registry; its parameters as nested dicts).
+def kind_of(folder: Path) -> str | None:
+    """The format of the model in a folder: a name of `FORMATS`, or `ELMO`; None: there is no model.
 
     Raises:
-      ConfigError: a file is missing or damaged, of a model that is not known, or does not fit the config.
+      ConfigError: config.json is damaged, or of a model that is not known.
     """
-    folder = Path(folder)
+    if (folder / elmo_files.OPTIONS).exists():
+        return ELMO
+    if not safetensors_io.holds_model(folder):
+        return None
     values = safetensors_io.read_json(folder / CONFIG)
     kind = values.get("model_type", "bert") if isinstance(values, dict) else type(values).__name__
     if kind not in tuple(FORMATS):  # it may be a list, which no dict takes
         raise ConfigError(f"{folder / CONFIG} is of {unknown('model_type', kind, FORMATS)}")
-    return FORMATS[kind].load(folder)
+    return str(kind)
+
+
+def read_config(folder: str | Path) -> Any:
+    """The config of the model in a folder, whose `name` is the model's in the registry; no tensor is read.
+
+    Raises:
+      ConfigError: there is no model, it is not known, or its config is damaged.
+    """
+    folder, kind = Path(folder), _kind(folder)
+    return elmo_files.read_config(folder) if kind == ELMO else FORMATS[kind].config(folder)
+
+
+def load(folder: str | Path) -> tuple[Any, Params]:
+    """Reads a model in whatever format a folder has it.
+
+    Returns:
+      (the config, as from `read_config`; the parameters as nested dicts).
+
+    Raises:
+      ConfigError: a file is missing or damaged, of a model that is not known, or does not fit the config.
+    """
+    folder, kind = Path(folder), _kind(folder)
+    return elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
+
+
+def _kind(folder: str | Path) -> str:
+    kind = kind_of(Path(folder))
+    if kind is None:
+        raise ConfigError(f"{folder} holds no model: it needs {CONFIG} and {WEIGHTS}, or {elmo_files.OPTIONS}")
+    return kind
 
 
 def save(
@@ -57,7 +86,7 @@ def save(
       config: of a registered model.
       params: nested dicts like `nnx.to_pure_dict` of the model.
       form: a name of `FORMATS`.
-      tokens: what `tensor_files.read_tokens` gives, to be kept in config.json.
+      tokens: what `safetensors_io.read_tokens` gives, to be kept in config.json.
 
     Raises:
       ConfigError: the format has no words for such a model, or the parameters are not those of the config.
@@ -71,19 +100,17 @@ def save(
 
 
 def build(config: Any, params: Mapping[Any, Any]) -> Any:
-    """The model with these parameters, all of which are there."""
-    kind = MODELS.get(config.name)
-    graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
-    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))
-    return nnx.merge(graphdef, state)
+    """The model with these parameters; those that are absent, as heads of a published BERT, are drawn with seed 0."""
+    return safetensors_io.create(MODELS.get(config.name), config, params, seed=0)
 
 
 def _load(folder: Path) -> tuple[Any, Params]:
-    config = _read_config(folder / CONFIG)
+    config = _read_config(folder)
     tensors = safetensors_io.read_tensors(folder)
     params: Params = {}
     for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
-        array = tensors.pop(_name(path), None)
+        name = _name(path)
+        array = tensors.pop(name if name in tensors else _name(earlier_path(path, config)), None)
         _check(array, path, leaf, f"{folder / WEIGHTS}: ")
         safetensors_io.insert(params, path, array)
     if tensors:
@@ -110,7 +137,8 @@ def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Ma
     safetensors_io.write(Path(folder), about, tensors)
 
 
-def _read_config(path: Path) -> Any:
+def _read_config(folder: Path) -> Any:
+    path = folder / CONFIG
     values = safetensors_io.read_json(path)
     model = values.get("model")
     if values.get("version") != _VERSION or not isinstance(model, dict):
@@ -146,16 +174,22 @@ def _name(path: tuple[Any, ...]) -> str:
 class Format(NamedTuple):
     """How a folder is read and written, and which model it is of; None: of any."""
 
+    config: Callable[[Path], Any]
     load: Callable[[Path], tuple[Any, Params]]
     save: Callable[..., None]
     model: str | None = None
 
 
 FORMATS = {
-    OWN: Format(_load, _save),
-    "bert": Format(bert_files.load, bert_files.save, "bert"),
+    OWN: Format(_read_config, _load, _save),
+    "bert": Format(bert_files.read_config, bert_files.load, bert_files.save, "bert"),
     **{
-        name: Format(decoder_files.load, functools.partial(decoder_files.save, architecture=name), "decoder")
+        name: Format(
+            decoder_files.read_config,
+            decoder_files.load,
+            functools.partial(decoder_files.save, architecture=name),
+            "decoder",
+        )
         for name in decoder_files.FORMATS
     },
 }

@@ -87,7 +87,7 @@ def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
 _QUERY_KEY_VALUE = tuple(f"blocks/attention/{name}" for name in ("query", "key", "value"))
 _ENTRIES = (
     Entry("transformer.wte.weight", ("embedding/embedding",)),
-    Entry("transformer.wpe.weight", ("encoding/table_ND",)),
+    Entry("transformer.wpe.weight", ("encoding/learned/table",)),
     *norm_entries("transformer.h.{}.ln_1", "blocks/attention_norm"),
     *linear_entries("transformer.h.{}.attn.c_attn", *_QUERY_KEY_VALUE),
     *linear_entries("transformer.h.{}.attn.c_proj", "blocks/attention/out"),

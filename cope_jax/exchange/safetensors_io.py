@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from cope_jax.errors import ConfigError, StorageError
 from cope_jax.files import replacing, write_atomically
+from cope_jax.models.base import overlay
 from cope_jax.registry import configure
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -168,13 +170,31 @@ def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
     return {path: leaf for path, leaf in nnx.to_flat_state(state)}
 
 
+def create(kind: Any, config: Any, params: Mapping[Any, Any], *, seed: Any) -> Any:
+    """A model with these parameters.
+
+    Args:
+      kind: the class of the model.
+      config: of the model.
+      params: nested dicts like `nnx.to_pure_dict` of it.
+      seed: for those that are absent, which are drawn as usual: a number, or a key.
+    """
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
+    if any(look_up(params, path) is None for path, _ in nnx.to_flat_state(state)):
+        # Under jit: one by one, the operations of an initialisation take many times as long.
+        drawn = jax.jit(lambda seed: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(seed)))))(seed)
+        params = overlay(drawn, params)
+    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))
+    return nnx.merge(graphdef, state)
+
+
 def insert(params: Params, path: tuple[Any, ...], array: Any) -> None:
     """Puts an array into nested dicts.
 
     >>> params = {}
-    >>> insert(params, ("blocks", "encoding", "parts", 1, "table_NK"), 3.0)
+    >>> insert(params, ("blocks", "encoding", "cope", "table"), 3.0)
     >>> params
-    {'blocks': {'encoding': {'parts': {1: {'table_NK': 3.0}}}}}
+    {'blocks': {'encoding': {'cope': {'table': 3.0}}}}
     """
     *modules, leaf = path
     for module in modules:

@@ -1,12 +1,4 @@
-"""Text, or any tokens, from a model: prompts are read once, then one token follows the other over a cache.
-
->>> from cope_jax.encodings import EncodingConfig
->>> from cope_jax.models.decoder import Decoder, DecoderConfig
->>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
->>> model = Decoder(config, rngs=nnx.Rngs(0))
->>> [len(row) for row in generate(model, [[1, 2, 3], [4]], 5, key=jax.random.key(0))]
-[5, 5]
-"""
+"""Text, or any tokens, from a model: prompts are read once, then one token follows the other over a cache."""
 
 import functools
 from collections.abc import Iterator, Sequence
@@ -19,7 +11,7 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions, check_tokens, pad_left
-from cope_jax.generation.sampling import Draws, draw, row_keys
+from cope_jax.generation.sampling import SamplingParams, draw, row_keys
 from cope_jax.models.base import StaticGraphDef
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array
@@ -41,6 +33,13 @@ def generate(
     The whole batch runs as one compiled program, which ends when every row has said the stop token. Another key,
     temperature, `top_p` or stop token runs the same program; another size of the batch, length of its longest prompt,
     `max_new_tokens` or `top_k`, and `top_p` where there was none, compile again.
+
+    >>> from cope_jax.encodings import EncodingConfig
+    >>> from cope_jax.models.decoder import Decoder, DecoderConfig
+    >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
+    >>> model = Decoder(config, rngs=nnx.Rngs(0))
+    >>> [len(row) for row in generate(model, [[1, 2, 3], [4]], 5, key=jax.random.key(0))]
+    [5, 5]
 
     Args:
       model: a module like `cope_jax.models.decoder.Decoder`.
@@ -64,7 +63,7 @@ def generate(
     return [row[:count] for row, count in zip(np.asarray(new_BT), np.asarray(count_B), strict=True)]
 
 
-def stream(
+def generate_stream(
     model: Any,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
@@ -87,11 +86,11 @@ def stream(
     >>> from cope_jax.encodings import EncodingConfig
     >>> from cope_jax.models.decoder import Decoder, DecoderConfig
     >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
-    >>> parts = stream(Decoder(config, rngs=nnx.Rngs(0)), [[1, 2], [4]], 5, key=jax.random.key(0), chunk=3)
+    >>> parts = generate_stream(Decoder(config, rngs=nnx.Rngs(0)), [[1, 2], [4]], 5, key=jax.random.key(0), chunk=3)
     >>> [[len(row) for row in part] for part in parts]
     [[1, 1], [3, 3], [1, 1]]
     """
-    check_at_least(1, "stream", chunk=chunk)
+    check_at_least(1, "generate_stream", chunk=chunk)
     return _chunks(chunk, **_request(model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token))
 
 
@@ -139,7 +138,7 @@ def _request(
         "state": state,
         "tokens_BL": tokens_BL,
         "lengths_B": lengths_B,
-        "draws": Draws(
+        "draws": SamplingParams(
             _keys(key, len(lengths_B)),
             np.float32(temperature),
             None if top_p is None else np.float32(top_p),
@@ -162,7 +161,7 @@ def _begin(
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
-    draws: Draws,
+    draws: SamplingParams,
     max_new_tokens: int,
     top_k: int | None,
 ) -> _Loop:
@@ -180,11 +179,11 @@ def _advance(
     structure: StaticGraphDef,
     state: nnx.State[Any, Any],
     loop: _Loop,
-    draws: Draws,
+    draws: SamplingParams,
     until: int | Array,
     top_k: int | None,
 ) -> _Loop:
-    """Draws one token after the other, until each row has so many or has said the stop token."""
+    """SamplingParams one token after the other, until each row has so many or has said the stop token."""
     model = nnx.merge(structure.graph, state)
 
     def unfinished(loop: _Loop) -> Array:
@@ -207,7 +206,7 @@ def _generate(
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
-    draws: Draws,
+    draws: SamplingParams,
     max_new_tokens: int,
     top_k: int | None,
 ) -> tuple[Array, Array]:
@@ -228,7 +227,7 @@ def _chunks(
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
-    draws: Draws,
+    draws: SamplingParams,
     max_new_tokens: int,
     top_k: int | None,
 ) -> Iterator[list[np.ndarray]]:

@@ -17,13 +17,12 @@ from flax import nnx
 
 from cope_jax.generation.prompts import pad_left
 from cope_jax.generation.sampling import sample
-from cope_jax.models.rnn_lm import RNNLM, Carries
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array
+from cope_jax.typing import Array, PyTree
 
 
 def generate(
-    model: RNNLM,
+    model: Any,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     *,
@@ -34,7 +33,7 @@ def generate(
     """Continues each prompt, a word at a time, each drawn from softmax(logits/temperature) of the words before it.
 
     Args:
-      model: the language model, whose forward direction speaks.
+      model: a recurrent language model like `RNNLM`, whose forward direction speaks.
       prompts: words of each prompt; they may differ in length.
       max_new_tokens: how many words follow each.
       key: the random key; the words depend on nothing else.
@@ -69,7 +68,7 @@ def generate(
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "top_k"))
 def _generate(
-    graphdef: nnx.GraphDef[RNNLM],
+    graphdef: nnx.GraphDef[Any],
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
@@ -82,7 +81,7 @@ def _generate(
     logits_BLV, carry = model(tokens_BL, lengths_B=lengths_B)
     last_BV = jnp.take_along_axis(logits_BLV, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
 
-    def next_word(loop: tuple[Array, Carries], key: Array) -> tuple[tuple[Array, Carries], Array]:
+    def next_word(loop: tuple[Array, PyTree], key: Array) -> tuple[tuple[Array, PyTree], Array]:
         logits_BV, carry = loop
         token_B = sample(logits_BV, key, temperature, top_k, None)
         return model.step(token_B, carry), token_B

@@ -10,7 +10,7 @@ import numpy as np
 from cope_jax.typing import Array
 
 
-class Draws(NamedTuple):
+class SamplingParams(NamedTuple):
     """How rows are drawn, each with a key of its own, so that none depends on those beside it."""
 
     keys_B: Array
@@ -28,7 +28,7 @@ def row_keys(key: Array, rows: Sequence[int]) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, np.array(rows, np.uint32))
 
 
-def draw(draws: Draws, step: Array, logits_BV: Array, top_k: int | None) -> Array:
+def draw(draws: SamplingParams, step: Array, logits_BV: Array, top_k: int | None) -> Array:
     """The token of each row that is drawn at a step."""
 
     def row(logits_V: Array, key: Array) -> Array:

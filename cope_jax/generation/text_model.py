@@ -1,135 +1,48 @@
-"""Models that go on from a text: those of a run, or of a folder with a model and its tokenizer."""
+"""A model that continues texts: it and its tokenizer, from a run or from a folder with a model."""
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from cope_jax import models
 from cope_jax.errors import ConfigError
-from cope_jax.exchange import formats, safetensors_io
-from cope_jax.runs.load import LoadedRun, load_run
-from cope_jax.tasks import Task
-from cope_jax.tasks.difficulty import LevelTask
-from cope_jax.tasks.text import Text
-from cope_jax.tasks.words import Words
-from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.base import Tokenizer
-from cope_jax.tokenizers.vocabulary import UNKNOWN
-from cope_jax.tokenizers.words import Words as WordTokenizer
+from cope_jax.runs.load import load as load_folder
+from cope_jax.tokenizers.base import Codec
 
 
-class Language(NamedTuple):
-    """Text to tokens and back.
-
-    Attributes:
-      encode: the int32 tokens of a text.
-      decode: tokens as text.
-      begin: the tokens that stand before a text.
-    """
-
-    encode: Callable[[str], np.ndarray]
-    decode: Callable[[np.ndarray], str]
-    begin: tuple[int, ...] = ()
-
-    def read(self, prompt: str, name: str) -> np.ndarray:
-        """The tokens of a prompt, without `begin`; ConfigError: there are none, or a word is unknown.
-
-        Args:
-          prompt: a text.
-          name: what an error calls it.
-        """
-        tokens = self.encode(prompt)
-        if not len(tokens):
-            raise ConfigError(f"{name} is empty: write the beginning of a text")
-        for word, read in zip(prompt.split(), self.decode(tokens).split(), strict=False):
-            if read == UNKNOWN != word:
-                raise ConfigError(f"{name} has the unknown word {word!r}: write words of the vocabulary, or {UNKNOWN}")
-        return tokens
-
-
-class Speaker(NamedTuple):
-    """A model with its language.
+class TextGenerator(NamedTuple):
+    """A model with its codec.
 
     Attributes:
       title: what it is, in a line.
       model: has `prefill` and `decode`.
-      language: of its tokens.
+      codec: of its tokens.
       length: of the sequences that it was trained on.
     """
 
     title: str
     model: Any
-    language: Language
+    codec: Codec
     length: int
 
 
-def load(folder: Path, seed: int | None = None) -> Speaker:
-    """The model of a run, or of a folder in a format of `model_files` with a tokenizer beside it.
+def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
+    """The model of a run, or of a folder with a model and its tokenizer.
 
     Args:
-      folder: where it is.
+      folder: as `cope_jax.load` takes it.
       seed: which of a run's; None: the first.
 
     Raises:
       ConfigError: there is none, it cannot generate, or the tokenizer is missing or of another vocabulary.
     """
-    if safetensors_io.holds_model(folder) and not (folder / "checkpoints").exists():
-        if seed is not None:
-            raise ConfigError(f"{folder} holds one model and no run: leave out --model_seed")
-        config, params = formats.load(folder)
-        _check(folder, config.name, "")
-        tokenizer = loading.load("words" if (folder / WordTokenizer.file).exists() else "bpe", folder)
-        # Published tables have rows for no token, which byte-pair encoding leaves out of a text. Words are all there.
-        least = config.vocab_size if isinstance(tokenizer, WordTokenizer) else 1
-        if not least <= len(tokenizer) <= config.vocab_size:
-            raise ConfigError(
-                f"the tokenizer of {folder} has {len(tokenizer)} tokens, and the model {config.vocab_size}: "
-                "put the one there that the model was trained with"
-            )
-        begin = safetensors_io.read_tokens(folder).get("bos_token_id", tokenizer.end)
-        if type(begin) is not int or not 0 <= begin < config.vocab_size:
-            raise ConfigError(
-                f"bos_token_id={begin} of {folder} is none of the model's {config.vocab_size} tokens: put the number "
-                f"of the one there with which its texts begin, or null"
-            )
-        language = _language(tokenizer, begin)
-        title = f"{config.name} of {folder}, {config.encoding.text() or 'none'}"
-        return Speaker(title, formats.build(config, params), language, config.max_length)
-    run = load_run(folder)
-    _check(folder, run.config.model.name, f" on {run.task.name}")
-    number = place_of(run, folder, seed, "--model_seed")
-    title = f"{run.task.name}, {run.config.encoding}, seed {run.seeds[number]}, step {run.step:,}"
-    model = run.learner.rebuild(run.params[number])
-    return Speaker(title, model, language_of(run.task), run.task.length("train"))
-
-
-def place_of(run: LoadedRun, folder: Path, seed: int | None, flag: str = "--seed") -> int:
-    """The place of a seed among those of a run, the first for None; ConfigError: the run has it not."""
-    seeds = list(run.seeds)
-    if seed is None:
-        return 0
-    if seed not in seeds:
-        raise ConfigError(f"{folder} holds no seed {seed}: choose {flag} from {', '.join(map(str, seeds))}")
-    return seeds.index(seed)
-
-
-def language_of(task: Task) -> Language:
-    """How a task writes and reads its tokens. ConfigError: its tokens are no text that goes on."""
-    if isinstance(task, LevelTask):
-        return Language(task.encode, task.decode)
-    if isinstance(task, Text):
-        return _language(task.tokenizer, task.tokenizer.end)
-    if isinstance(task, Words):
-        tokenizer = WordTokenizer(task.vocabulary)
-        return _language(tokenizer, tokenizer.end)
-    raise ConfigError(f"the task {task.name} has no text that goes on: give a run on text, words or a synthetic task")
-
-
-def _language(tokenizer: Tokenizer, begin: int) -> Language:
-    return Language(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (begin,))
-
-
-def _check(folder: Path, name: str, task: str) -> None:
-    if name != "decoder":
-        raise ConfigError(f"{folder} holds a {name}{task}, which cannot generate here: give a run of a decoder")
+    found, able = load_folder(folder), models.able("generate")
+    if found.name not in able:
+        task = "" if found.experiment is None else f" on {found.experiment.task.name}"
+        raise ConfigError(
+            f"{folder} holds a {found.name}{task}, which cannot generate here: give a run of a {' or '.join(able)}"
+        )
+    codec = found.codec
+    if codec is None:
+        raise ConfigError(f"{folder} has no tokenizer: put its tokenizer.json, words.txt, or GPT-2's two files there")
+    length = found.config.max_length if found.task is None else found.task.length("train")
+    return TextGenerator(found.title(seed), found.model(seed), codec, length)

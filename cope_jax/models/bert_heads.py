@@ -12,11 +12,11 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take_places
-from cope_jax.ops.token_measures import token_measures
+from cope_jax.ops.gather import take_tokens
+from cope_jax.ops.losses import token_measures
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array, PyTree
 
@@ -148,6 +148,7 @@ class BertClassifier(_Head):
             positions_BL=batch.get("positions"),
             dropout_key=dropout_key,
         )
+        check_shapes("bert_classifier", {"targets": batch["targets"], "weights": batch["weights"]}, rank=1)
         return token_measures(logits_BC[:, None], batch["targets"][:, None], batch["weights"][:, None]), carry
 
 
@@ -224,7 +225,7 @@ class BertTagger(_Head):
         x = run(tokens_BP, segments_BP, mask_BP, positions_BL=positions_BP, dropout_key=encoder_key)
         x = self._freeze(x).astype(self.encoder.norm.dtype)
         x_BPD = x if self.mix is None else self.mix(x, mask_BP)
-        x_BLD = take_places(x_BPD, starts_BL)
+        x_BLD = take_tokens(x_BPD, starts_BL)
         return self._logits(x_BLD, head_key)
 
     def measures(
@@ -238,6 +239,7 @@ class BertTagger(_Head):
           carry: handed on.
           dropout_key: None outside of training.
         """
+        check_shapes("bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")})
         logits_BLC = self(
             batch["inputs"],
             batch["starts"],

@@ -17,8 +17,9 @@ from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
+from cope_jax.models.base import check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take
+from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least, check_choices, unknown
 from cope_jax.typing import Array
 
@@ -211,6 +212,7 @@ class Encoder(nnx.Module):
         every: bool,
     ) -> tuple[Array, Any]:
         """(the last states, None), or (the embeddings, the states of each block)."""
+        check_shapes(self.config.name or "encoder", {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL})
         if positions_BL is None:  # NumPy, so that a table's length can be checked while tracing
             positions_BL = np.arange(tokens_BL.shape[1], dtype=np.int32)[None]
         # Padding sees padding only, so that its softmax has something to sum over.

@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,13 +14,12 @@ from flax import nnx
 from cope_jax.attention import attend
 from cope_jax.encodings import ENCODINGS, AttentionShape, EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.exchange import formats, safetensors_io
+from cope_jax.exchange import safetensors_io
 from cope_jax.models import MODELS
 from cope_jax.registry import configure
-from cope_jax.runs.load import load_run
+from cope_jax.runs.load import load
 from cope_jax.tasks import Task
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.experiment import Experiment
 from cope_jax.training.learner import Learner
 from cope_jax.typing import PyTree
 
@@ -30,34 +29,10 @@ _PROBED = 8  # tokens by which an encoding is tried
 Place = tuple[Any, ...]  # of a parameter, in nested dicts
 
 
-class _Parameter(NamedTuple):
-    """An array, or its shape, and where it stands."""
-
-    place: Place
-    array: Any
-
-
-def read(folder: Path) -> tuple[Any, dict[Any, Any]]:
-    """The config and all parameters of the first seed of a run, or of a model in a format of `model_files`.
-
-    Raises:
-      ConfigError: there is neither in the folder, or what there is is damaged.
-    """
-    if safetensors_io.holds_model(folder):
-        return formats.load(folder)
-    if not (folder / "checkpoints").exists():
-        raise ConfigError(
-            f"{folder} holds no model: it needs the checkpoints of a run, or config.json and model.safetensors, as "
-            f"experiments.convert writes them, or Hugging Face of a {', '.join(set(formats.FORMATS))}"
-        )
-    run = load_run(folder)
-    return run.learner.model, jax.device_get(run.params[0])
-
-
-def start_of(config: ExperimentConfig, experiment: Experiment) -> PyTree:
+def start_of(config: ExperimentConfig, learner: Learner, task: Task) -> PyTree:
     """What a run of this config starts with: see `start`; nothing where it draws all."""
     folder = config.training.start
-    return {} if folder is None else start(Path(folder), experiment.learner, experiment.task)
+    return {} if folder is None else start(Path(folder), learner, task)
 
 
 def start(folder: Path, learner: Learner, task: Task) -> PyTree:
@@ -70,13 +45,14 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
       ConfigError: they have none in common, their sizes differ, or their vocabularies do.
     """
     model = learner.model
-    config, params = read(folder)
+    found = load(folder)
+    config, params = found.config, jax.device_get(found.params())
     same = task.same_artifacts(folder)
     surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
     if same and surplus > 0:
         config, params = _without_surplus(config, params, model.vocab_size)
-    held = _named(params, config)
-    wanted = _named(nnx.to_pure_dict(learner.variables()), model)
+    held = dict(_leaves(params))
+    wanted = dict(_leaves(nnx.to_pure_dict(learner.variables())))
     shared = {name[0] for name in held} & {name[0] for name in wanted}
     if not shared:
         raise ConfigError(
@@ -87,8 +63,8 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
     taken: dict[Any, Any] = {}
     for name in sorted({*held, *wanted}, key=str):
         theirs, ours = held.get(name), wanted.get(name)
-        if theirs is not None and ours is not None and theirs.array.shape == ours.array.shape:
-            safetensors_io.insert(taken, ours.place, theirs.array)
+        if theirs is not None and ours is not None and theirs.shape == ours.shape:
+            safetensors_io.insert(taken, name, theirs)
         elif name[0] in shared and _part(name) not in changed_parts:
             raise ConfigError(
                 f"{folder} has {'.'.join(map(str, name))} {_text(theirs)}, and this model {_text(ours)}: "
@@ -127,25 +103,6 @@ def _leaves(tree: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
             yield from _leaves(value, (*place, name))
     else:
         yield place, tree
-
-
-def _named(params: Any, config: Any) -> dict[Place, _Parameter]:
-    """The parameters by names, in which parts of an encoding are called by theirs.
-
-    In places they are numbered where there are several, so that a part has another place in another composition.
-    """
-    named = {}
-    for place, array in _leaves(params):
-        name = place
-        if "encoding" in place and hasattr(config, "encoding"):
-            at = place.index("encoding")
-            shared, own = config.encoding.split(config.encoding_sharing)
-            parts = (own if "blocks" in place[:at] else shared).parts
-            module, rest = place[: at + 1], place[at + 1 :]
-            number, rest = (0, rest) if len(parts) == 1 else (int(rest[1]), rest[2:])
-            name = (*module, parts[number][0], *rest)
-        named[name] = _Parameter(place, array)
-    return named
 
 
 def _part(name: Place) -> Any:
@@ -223,13 +180,13 @@ def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -
 
     def outcome(parts: Any) -> PyTree:
         encoding = EncodingConfig(parts).build(shape, rngs=nnx.Rngs(0))
-        features = encoding.key_features(x_BLD, k_BMGK, v_BMGK)
+        features, _ = encoding.features(x_BLD, q_BLHK, k_BMGK, v_BMGK, None)
         embedded_BLD = encoding.embed(x_BLD, jnp.arange(_PROBED, dtype=jnp.int32)[None])
-        return embedded_BLD, attend(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, features=features)
+        return embedded_BLD, attend(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, features=features, embedded=True)
 
     pairs = zip(outcome(((name, dict(options)),)), outcome(()), strict=True)
     return any(bool(jnp.abs(ours - plain).max() > 1e-5) for ours, plain in pairs)
 
 
-def _text(parameter: _Parameter | None) -> str:
-    return "not at all" if parameter is None else "×".join(map(str, parameter.array.shape))
+def _text(array: Any) -> str:
+    return "not at all" if array is None else "×".join(map(str, array.shape))

@@ -13,6 +13,7 @@ import numpy as np
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from cope_jax.tasks.base import Batch, Task
+from cope_jax.tokenizers.base import Codec
 
 
 class LevelTask(Task):
@@ -80,6 +81,9 @@ class LevelTask(Task):
     def decode(self, tokens: Iterable[int]) -> str:
         """Tokens as text, separated by spaces."""
         return " ".join(self.vocabulary[token] for token in tokens)
+
+    def codec(self) -> Codec:
+        return Codec(self.encode, self.decode)
 
     def encode(self, text: str) -> np.ndarray:
         """The int32 tokens of a text as `decode` writes it. ConfigError for a word outside the vocabulary."""

@@ -16,6 +16,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from cope_jax.encodings.earlier import earlier_tree, from_earlier
 from cope_jax.errors import ConfigError, StorageError
 from cope_jax.training import checksum
 from cope_jax.typing import PyTree
@@ -55,8 +56,11 @@ def _read_label(folder: Path) -> dict[str, Any]:
     return content
 
 
-def read(folder: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
+def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
     """The state and the progress of a checkpoint, the state in the shapes, types and shardings of `like`.
+
+    With `partial`, only those arrays of the state are read that `like` names. `model`, its config, also knows the paths
+    of earlier versions; see `cope_jax.encodings.earlier`.
 
     Raises:
       DamagedError: in all processes, if one of them cannot read it.
@@ -67,24 +71,40 @@ def read(folder: Path, like: PyTree) -> tuple[PyTree, dict[str, Any]]:
     alone = ocp.Context()
     alone.multiprocessing.primary_host = here
     alone.multiprocessing.active_processes = {here}
+    alone.pytree.loading.partial_load = partial
     with without_stderr(), jax.transfer_guard("allow"), alone:
         try:
-            label = in_all_processes(lambda: _compare(folder, like))
+            held = in_all_processes(lambda: _held(folder, like, model))
+            label = in_all_processes(lambda: _compare(folder, held, partial))
             loaded = in_all_processes(
-                lambda: ocp.load_checkpointables(folder.resolve(), {"state": like, "progress": None})
+                lambda: ocp.load_checkpointables(folder.resolve(), {"state": held, "progress": None})
             )
             in_all_processes(lambda: _verify(label, loaded))
         except DamagedError:
             time.sleep(2)  # threads still read other arrays; they, and what they leave behind, complain on stderr
             gc.collect()
             raise
-    return loaded["state"], loaded["progress"]
+    state = loaded["state"] if held is like else from_earlier(like, loaded["state"], model)
+    return state, loaded["progress"]
 
 
-def _compare(folder: Path, like: PyTree) -> dict[str, Any]:
-    """The label of a checkpoint; ConfigError unless its arrays have the names, shapes and types of `like`."""
+def _held(folder: Path, like: PyTree, model: Any) -> PyTree:
+    """`like` by the paths that the checkpoint has."""
+    earlier = earlier_tree(like, model)
+    held = _read_label(folder)["arrays"].items()
+    return earlier if not _arrays(like).items() <= held and _arrays(earlier).items() <= held else like
+
+
+def _compare(folder: Path, like: PyTree, partial: bool) -> dict[str, Any]:
+    """The label of a checkpoint; ConfigError unless its arrays have the names, shapes and types of `like`.
+
+    With `partial` it may have others too, beside the groups of `like`: further parameters are of another model still.
+    """
     label = _read_label(folder)
     held, wanted = label["arrays"], _arrays(like)
+    if partial:
+        groups = {name.partition(".")[0] for name in wanted}
+        held = {name: kind for name, kind in held.items() if name.partition(".")[0] in groups}
     for name in [*wanted, *held]:
         if held.get(name) != wanted.get(name):
             raise ConfigError(

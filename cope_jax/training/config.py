@@ -199,6 +199,10 @@ class JobConfig:
 class ExperimentConfig:
     """One experiment: a task, a model, how it is trained and measured.
 
+    >>> import cope_jax as cj
+    >>> cj.ExperimentConfig.from_mapping({"encoding": "rope", "training": {"steps": 200}}).training.steps
+    200
+
     Attributes:
       task: what is learned.
       model: the options of a registered model, whose `name` says which.

@@ -1,6 +1,6 @@
 """The losses and errors of a model on fixed splits."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import jax
@@ -9,6 +9,9 @@ import numpy as np
 from cope_jax.data import pipeline
 from cope_jax.models.base import Measure
 from cope_jax.tasks import Task
+from cope_jax.training.learner import pad_sequences
+from cope_jax.training.program import Program
+from cope_jax.training.sharding import LENGTH
 from cope_jax.typing import PyTree
 
 Errors = dict[str, float]
@@ -25,43 +28,28 @@ class Evaluator:
     batch.
 
     Args:
+      program: the model, and the runs side by side.
       task: where the splits come from.
-      measures: (params, carry, batch) → (measures, carry), as `Learner.measures`.
-      initial_carry: (batch size) → carry.
-      sample_positions: (key, batch, length) → positions_BL; called with each split's own length, but not
-        used where a batch has its own.
-      lift: turns the function of one run into that of several side by side (`Replicas.lift`).
       splits: examples of each split; of a split that has fewer, all.
       batch_size: sequences at a time.
       data_seed: seed of the examples.
       data_dir: where to read the fixed splits from; None draws them.
-      place: puts a batch on the devices.
-      multiple: of which the one length must be.
-      results: the sharding of what is measured; None leaves it to the compiler.
-      width: runs side by side.
-      losses: what the loss is the sum of.
     """
 
     def __init__(
         self,
+        program: Program,
         task: Task,
-        measures: Callable[..., tuple[dict[str, Measure], PyTree]],
-        initial_carry: Callable[[int], PyTree],
-        sample_positions: Callable[..., Any],
-        lift: Callable[..., Any],
         splits: Mapping[str, int],
         *,
         batch_size: int,
         data_seed: int,
         data_dir: str | None = None,
-        place: Callable[[Mapping[str, Any]], Any] = lambda batch: batch,
-        multiple: int = 1,
-        results: Any = None,
-        width: int = 1,
-        losses: Sequence[str] = ("loss",),
     ):
+        learner, runs, multiple = program.learner, program.replicas, program.mesh.shape[LENGTH]
+        self._program, self._task = program, task
         key = jax.random.key(data_seed)
-        carry = jax.tree.map(np.asarray, initial_carry(batch_size))
+        carry = jax.tree.map(np.asarray, learner.initial_carry(batch_size))
         apart = task.side_by_side and not jax.tree.leaves(carry)
         lengths = {split: task.length(split) for split in splits}
         longest = max(lengths.values(), default=0)
@@ -81,17 +69,14 @@ class Evaluator:
             )
             self._batches[split] = []
             for number, batch in enumerate(batches):
-                positions_BL = sample_positions(jax.random.fold_in(key, number), *batch["inputs"].shape[:2])
-                batch = {"positions": np.asarray(positions_BL), **batch}
+                batch = learner.with_positions(jax.random.fold_in(key, number), batch)
+                batch["positions"] = np.asarray(batch["positions"])
                 batch = _join(batch, times) if apart and not task.as_trained(split) else batch
-                self._batches[split].append(_pad(batch, length))
+                self._batches[split].append(pad_sequences(batch, length))
         self._examples = {split: batch_size * times for split, times in times_of.items()}
-        self._carry = jax.tree.map(lambda x: np.broadcast_to(x, (width, *x.shape)), carry) if width > 1 else carry
+        self._carry = runs.stack([carry] * runs.width)
         # What is carried lies as the compiler likes; what is measured must be whole in every process.
-        self._measure = jax.jit(lift(measures, shared=1), out_shardings=None if results is None else (results, None))
-        self._place = place
-        self._task = task
-        self._losses = losses
+        self._measure = jax.jit(runs.lift(learner.measures, shared=1), out_shardings=(program.whole, None))
 
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
@@ -104,7 +89,8 @@ class Evaluator:
           examples: bound on the examples of each split, rounded up to whole batches; None takes all.
         """
         splits = self._batches if splits is None else splits
-        return {split: self._errors(params, split, examples) for split in splits}
+        with jax.set_mesh(self._program.mesh):
+            return {split: self._errors(params, split, examples) for split in splits}
 
     def _errors(self, params: PyTree, split: str, examples: int | None) -> list[Errors]:
         batches = self._batches[split]
@@ -112,17 +98,18 @@ class Evaluator:
             batches = batches[: -(-examples // self._examples[split])]
         carry, measured = self._carry, []
         for batch in batches:
-            sums, carry = self._measure(params, carry, self._place(batch))
+            sums, carry = self._measure(params, carry, self._program.place_whole(batch))
             measured.append(jax.device_get(sums))
-        width = np.size(next(iter(measured[0].values()))[0])
-        runs = [
-            [jax.tree.map(lambda x, run=run: np.atleast_1d(x)[run], sums) for sums in measured] for run in range(width)
-        ]
+        runs = zip(*(self._program.replicas.unstack(sums) for sums in measured), strict=True)
         return [self._task.figures(split, self._with_loss(mean_errors(run))) for run in runs]
 
     def _with_loss(self, errors: Errors) -> Errors:
         """With the loss, where it is a sum of several; what most models measure comes first, for tables."""
-        errors = errors if "loss" in errors else {"loss": sum(errors[name] for name in self._losses), **errors}
+        errors = (
+            errors
+            if "loss" in errors
+            else {"loss": sum(errors[name] for name in self._program.learner.losses), **errors}
+        )
         first = {name: errors[name] for name in ("loss", "token_error", "sequence_error") if name in errors}
         return first | errors
 
@@ -155,21 +142,3 @@ def _join(batch: Mapping[str, np.ndarray], times: int) -> dict[str, np.ndarray]:
     if len(joined["positions"]) == 1:
         joined["positions"] = np.tile(joined["positions"], (times, 1))
     return {name: x.reshape(-1, times * own) for name, x in joined.items()}
-
-
-def _pad(batch: Mapping[str, np.ndarray], length: int) -> dict[str, np.ndarray]:
-    """Tokens 0 of weight 0 behind each row: no earlier token of a causal model sees them.
-
-    Positions repeat the last: behind the end anything in range will do.
-    """
-    own = batch["inputs"].shape[1]
-    return {
-        name: np.pad(
-            x,
-            [(0, 0), (0, length - own), *[(0, 0)] * (x.ndim - 2)],
-            mode="edge" if name == "positions" else "constant",
-        )
-        if x.shape[1:2] == (own,)
-        else x
-        for name, x in batch.items()
-    }

@@ -9,10 +9,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
-
 from cope_jax.errors import clear_storage_errors
 from cope_jax.files import replacing
 
@@ -101,20 +97,27 @@ class _Board:
     """
 
     def __init__(self, directory: Path, first: int):
+        # Here, since it imports PyTorch where that is installed.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
+
+        self._event, self._scalar = Event, scalar
         self._events = EventsWriter(str(directory / "events"), f".{os.getpid()}")
-        self._events.write_event(
-            Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
-        )
+        self._write(first, session_log=SessionLog(status=SessionLog.START))
         self._flush_at = 0.0
 
     def add(self, name: str, value: float, step: int) -> None:
-        self._events.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
+        self._write(step, summary=self._scalar(name, value))
         if time.monotonic() >= self._flush_at:
             self._events.flush()
             self._flush_at = time.monotonic() + 10  # seconds, for it waits for the disk
 
     def close(self) -> None:
         self._events.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._events.write_event(self._event(wall_time=time.time(), step=step, **content))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

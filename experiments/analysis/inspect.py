@@ -11,6 +11,11 @@ Of text: ranks the heads by what their gates follow, says in sentences what is s
 gates of the first heads; writes the ranking, and a PNG of all heads and features. docs/text.md
 """
 
+if __name__ == "inspect":  # a command of this folder was started as a file, and Python takes this for its own module
+    import sys
+
+    raise SystemExit(f"run it as: python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}")
+
 import functools
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +25,12 @@ import numpy as np
 from absl import flags
 from rich.console import Console
 
-from cope_jax import positions
+from cope_jax import models, positions
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text, maps, views
 from cope_jax.evaluation.report.table import console as wide_console
-from cope_jax.generation import text_model
-from cope_jax.runs.load import LoadedRun, check_sources, load_run
+from cope_jax.runs.kept_files import check_sources
+from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.tasks.difficulty import LevelTask
 from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed
@@ -48,15 +53,14 @@ def main() -> None:
     """Prints what is seen, and writes the heat maps."""
     workdir = Path(_MODEL.value)
     run = load_run(workdir)
-    if run.config.model.name != "decoder":
-        raise ConfigError(f"{workdir} holds a {run.config.model.name} on {run.task.name}: this shows decoders")
-    number = text_model.place_of(run, workdir, _SEED.value)
+    if run.name not in models.able("map"):
+        raise ConfigError(f"{workdir} holds a {run.name} on {run.task.name}: this shows decoders")
     out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
     console = wide_console()
     if isinstance(run.task, LevelTask):
-        write = show_maps(console, run, run.task, number)
+        write = show_maps(console, run, run.task)
     else:
-        write = show_text(console, workdir, run, number)
+        write = show_text(console, workdir, run)
     try:
         paths = write(out)
     except OSError as error:
@@ -64,13 +68,13 @@ def main() -> None:
     console.print(*paths, sep="\n", soft_wrap=True)
 
 
-def show_maps(console: Console, run: LoadedRun, task: LevelTask, number: int) -> Callable[[Path], list[Path]]:
+def show_maps(console: Console, run: LoadedRun, task: LevelTask) -> Callable[[Path], list[Path]]:
     """Prints the strips of a synthetic example, and gives what writes its maps."""
     tokens_L = read_input(run, task)
-    sampler = positions.SAMPLERS.get(run.learner.sampler)
-    limit = max(run.learner.model.max_length, len(tokens_L))  # an encoding that has a table checks the length itself
+    sampler = positions.SAMPLERS.get(run.experiment.training.positions)
+    limit = max(run.config.max_length, len(tokens_L))  # an encoding that has a table checks the length itself
     seen = maps.inspect(
-        run.learner.rebuild(run.params[number]),
+        run.model(_SEED.value),
         task.vocabulary,
         tokens_L,
         positions_BL=sampler(jax.random.key(0), 1, len(tokens_L), limit),
@@ -78,27 +82,26 @@ def show_maps(console: Console, run: LoadedRun, task: LevelTask, number: int) ->
         layer=_LAYER.value,
         head=_HEAD.value,
     )
-    console.print(title(run, number), markup=False)
+    console.print(run.title(_SEED.value), markup=False)
     console.print(maps.strips(seen, console.width), soft_wrap=True)
     return functools.partial(maps.write_heat_maps, seen=seen)
 
 
-def show_text(console: Console, workdir: Path, run: LoadedRun, number: int) -> Callable[[Path], list[Path]]:
+def show_text(console: Console, workdir: Path, run: LoadedRun) -> Callable[[Path], list[Path]]:
     """Prints what heads count in a text, and gives what writes the ranking."""
-    language = text_model.language_of(run.task)
     split = _SPLIT.value or run.task.evaluation_splits[0]
     if _INPUT.value is None:
         check_sources(run.task, workdir, [split])
-    tokens_BL = inspect_text.windows(run.task, language, _INPUT.value, split, _WINDOWS.value)
-    shape = run.learner.model.block.attention_shape(None)
+    tokens_BL = inspect_text.windows(run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value)
+    shape = run.config.block.attention_shape(None)
     for name, given, count in (
-        ("layer", _LAYER.value, run.learner.model.num_layers),
+        ("layer", _LAYER.value, run.config.num_layers),
         ("head", _HEAD.value, shape.num_heads),
     ):
         if given is not None and not 0 <= given < count:
             raise ConfigError(f"{name} must lie between 0 and {count - 1}, got {given}")
-    console.print(title(run, number), markup=False)
-    found = inspect_text.score_text(run.learner.rebuild(run.params[number]), language, tokens_BL)
+    console.print(run.title(_SEED.value), markup=False)
+    found = inspect_text.score_text(run.model(_SEED.value), run.task.codec(), tokens_BL)
     console.print(f"{found.count:,} tokens in {len(tokens_BL)} windows of {tokens_BL.shape[1]}\n", markup=False)
     console.print(views.ranking(found.heads, found.bound, found.top_tokens).rich())
     console.print(*views.sentences(found.heads, found.bound), sep="\n", markup=False, soft_wrap=True)
@@ -110,11 +113,6 @@ def show_text(console: Console, workdir: Path, run: LoadedRun, number: int) -> C
     return functools.partial(views.write, heads=found.heads)
 
 
-def title(run: LoadedRun, number: int) -> str:
-    """What is looked at."""
-    return f"{run.task.name}, {run.config.encoding}, seed {run.seeds[number]}, step {run.step:,}"
-
-
 def read_input(run: LoadedRun, task: LevelTask) -> np.ndarray:
     """The tokens of --input, or else of the example, up to the last one whose answer counts."""
     if _INPUT.value is not None:
@@ -122,10 +120,10 @@ def read_input(run: LoadedRun, task: LevelTask) -> np.ndarray:
         if not tokens_L.size:
             raise ConfigError("--input has no token: write tokens separated by spaces")
         return tokens_L
-    example, examples = _EXAMPLE.value, run.config.evaluation.examples
+    example, examples = _EXAMPLE.value, run.experiment.evaluation.examples
     if example >= examples:
         raise ConfigError(f"--example must be below {examples}, the examples that the run was evaluated on")
-    batch = task.dataset(_SPLIT.value or task.evaluation_splits[0], examples, run.config.training.data_seed)
+    batch = task.dataset(_SPLIT.value or task.evaluation_splits[0], examples, run.experiment.training.data_seed)
     return batch["inputs"][example, : int(np.flatnonzero(batch["weights"][example])[-1]) + 1]
 
 

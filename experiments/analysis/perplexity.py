@@ -20,12 +20,13 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.evaluation.text import perplexity_report
-from cope_jax.models.decoder import Decoder
+from cope_jax.models import Model
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.load import LoadedRun, check_sources, load_run
+from cope_jax.runs.kept_files import check_sources
+from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
-from cope_jax.tasks.text import Text
+from cope_jax.tasks.base import TextTask
 from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed
 
@@ -45,13 +46,13 @@ def main() -> None:
     plan = read_lengths()
     run = load_run(workdir)
     task = run.task
-    models = [run.learner.rebuild(params) for params in run.params]
-    if not isinstance(task, Text) or not isinstance(models[0], Decoder):
-        raise ConfigError(f"{workdir} holds a {run.config.model.name} on {task.name}: this measures decoders on text")
+    models = [run.model(seed) for seed in run.seeds]
+    if not isinstance(task, TextTask) or "score" not in models[0].abilities:
+        raise ConfigError(f"{workdir} holds a {run.name} on {task.name}: this measures decoders on text")
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
     check_sources(task, workdir, [_SPLIT.value])
-    first = _LENGTH.value or task.config.length
+    first = _LENGTH.value or task.window_length
     plan = sorted({first, *plan})
     strides = [_STRIDE.value or -(-length // 2) for length in plan]
     if strides[0] > plan[0]:
@@ -62,16 +63,18 @@ def main() -> None:
 
 
 def measure(
-    workdir: Path, run: LoadedRun, task: Text, models: Sequence[Decoder], plan: list[int], strides: list[int]
+    workdir: Path, run: LoadedRun, task: TextTask, models: Sequence[Model], plan: list[int], strides: list[int]
 ) -> list[Record]:
     """Measures and writes what is missing of the windows of a plan, with a stride for each of its lengths."""
     path = workdir / "perplexity.json"
-    rows = max(1, run.config.evaluation.batch_size * task.max_length // plan[-1])  # about as much as fitted in training
+    rows = max(
+        1, run.experiment.evaluation.batch_size * task.max_length // plan[-1]
+    )  # about as much as fitted in training
     shown = []
     for length, stride in zip(plan, strides, strict=True):
         for seed, model in zip(run.seeds, models, strict=True):
             key = {"seed": seed, "split": _SPLIT.value, "length": length, "stride": stride}
-            text = {"step": run.step, **vars(task.counts(_SPLIT.value))}
+            text = {"step": run.restored.step, **vars(task.counts(_SPLIT.value))}
             found = [row for row in workdirs.read_records(path) if workdirs.has(row, key | text)]
             if not found:
                 label = f"seed {seed}, windows of {length}"
@@ -79,7 +82,7 @@ def measure(
                 found = [
                     {
                         "seed": seed,
-                        "step": run.step,
+                        "step": run.restored.step,
                         **perplexity_report.record(task, _SPLIT.value, length, stride, losses),
                     }
                 ]
@@ -96,7 +99,7 @@ def read_lengths() -> list[int]:
     return [int(text) for text in _LENGTHS.value]
 
 
-def show(workdir: Path, task: Text, records: Sequence[Record], first: int) -> None:
+def show(workdir: Path, task: TextTask, records: Sequence[Record], first: int) -> None:
     """Prints tables and draws plots."""
     console = wide_console()
     console.print(perplexity_report.figures_table(records).rich())
@@ -104,7 +107,7 @@ def show(workdir: Path, task: Text, records: Sequence[Record], first: int) -> No
     paths = [workdir / "perplexity.json"]
     paths.append(save(perplexity_report.loss_by_position(records), workdir / "loss_by_position.png"))
     if len(perplexity_report.lengths(records)) > 1:
-        figure = perplexity_report.by_length(records, task.metric, task.config.length)
+        figure = perplexity_report.by_length(records, task.metric, task.window_length)
         paths.append(save(figure, workdir / "perplexity_by_length.png"))
     console.print(*paths, sep="\n", soft_wrap=True)
 

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import jax
-from absl import app, logging
+from absl import app, flags, logging
+from ml_collections import config_flags
 
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
+from cope_jax.training import config_files
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
 
@@ -150,6 +152,35 @@ def _one_line(error: BaseException) -> str:
     if isinstance(error, KeyError) or "\\'" in text:  # the repr of another error's message
         text = text.replace("\\n", " ").replace("\\'", "'").strip("'\"")
     return " ".join(text.split())
+
+
+class _ConfigParser(flags.ArgumentParser[Any]):
+    """Finds a config file by its name, too."""
+
+    def __init__(self, parser: flags.ArgumentParser[Any]):
+        self._parser = parser
+
+    def parse(self, text: str) -> Any:
+        return self._parser.parse(config_files.find(text))
+
+    def flag_type(self) -> str:
+        return self._parser.flag_type()
+
+
+def DEFINE_config(name: str, default: str | None = None, what: str = "") -> flags.FlagHolder[Any]:
+    """A flag for a config, all of whose fields are flags too.
+
+    Args:
+      name: of the flag.
+      default: name of a config.
+      what: it is of.
+    """
+    path = None if default is None else config_files.find(default)
+    holder = config_flags.DEFINE_config_file(
+        name, path, f"{what}A name of experiments/configs, such as quick, or the path of a file."
+    )
+    flags.FLAGS[name].parser = _ConfigParser(flags.FLAGS[name].parser)
+    return holder
 
 
 def read_config(value: Any) -> ExperimentConfig:

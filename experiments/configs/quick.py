@@ -9,7 +9,7 @@ relative 10, 72, 100; absolute 67, 100, 100. Rounding alone has moved CoPE's las
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -11,7 +11,7 @@ The recipe is that of ELMo's paper for named entities (arXiv 1802.05365, A.7), w
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

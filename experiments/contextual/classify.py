@@ -14,10 +14,10 @@ import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from cope_jax import tasks
@@ -28,15 +28,13 @@ from cope_jax.exchange import bert_files
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import environment
-from cope_jax.tasks.spam import Spam
-from cope_jax.training import experiment
 from cope_jax.training.config import ExperimentConfig
 from experiments.cli import entry
+from experiments.cli.flag_values import with_options
 from experiments.cli.renamed_flags import renamed
-from experiments.contextual.flag_values import with_options
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 CLASSICAL = {"majority": "majority", "svm_words": "word SVM", "svm_characters": "character SVM"}
 ENCODERS = {"bert_frozen": True, "bert_fine_tuned": False, "minilm_fine_tuned": False}
 HEADINGS = {
@@ -48,9 +46,7 @@ HEADINGS = {
 }
 SYSTEMS = (*CLASSICAL, *ENCODERS)
 
-_CONFIG = config_flags.DEFINE_config_file(
-    "config", str(CONFIGS / "spam.py"), "Of the classifiers on BERT; its folds are all systems'."
-)
+_CONFIG = entry.DEFINE_config("config", "spam", "Of the classifiers on BERT; its folds are all systems'. ")
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
 _MODEL = flags.DEFINE_string("model", None, "A pretrained BERT.")
 _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Some of {', '.join(SYSTEMS)}.")
@@ -87,15 +83,14 @@ def is_there(system: str) -> bool:
     return True
 
 
-def divide(config: ExperimentConfig) -> list[Spam]:
+def divide(config: ExperimentConfig) -> list[Any]:
     """The task on every fold of every repeat."""
     numbers = itertools.product(range(_REPEATS.value), range(config.task.options["folds"]))
-    made = [tasks.create("spam", **config.task.options | {"repeat": r, "fold": f}) for r, f in numbers]
-    return [task for task in made if isinstance(task, Spam)]
+    return [tasks.create(config.task.name, **config.task.options | {"repeat": r, "fold": f}) for r, f in numbers]
 
 
 def cross_validate(
-    system: str, config: ExperimentConfig, folds: Sequence[Spam], workdir: Path
+    system: str, config: ExperimentConfig, folds: Sequence[Any], workdir: Path
 ) -> classification.CrossValidation:
     """What a system takes every fold's test messages for, trained on the others."""
     if system in CLASSICAL:
@@ -110,7 +105,7 @@ def cross_validate(
             )
             for task in folds
         }
-        experiment.Experiment.check(next(iter(configs.values())))
+        Experiment.check(next(iter(configs.values())))
         planned = grid.plan(list(configs), 1, 1, workdir)
         grid.train_missing(configs, planned, workdir)
         found = [encoder_heads.classify(cell.workdir) for cell in planned]

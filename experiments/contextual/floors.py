@@ -39,12 +39,11 @@ def main() -> None:
     if not (workdir / "config.json").exists():
         raise ConfigError(f"{workdir} holds no training run: give the --workdir of experiments.train")
     config = ExperimentConfig.from_mapping(workdirs.read_settings(workdir)["config"])
-    if config.task.name not in task_baselines.TASKS:
-        known = ", ".join(task_baselines.TASKS)
+    if config.task.name not in task_baselines.known():
+        known = ", ".join(task_baselines.known())
         raise ConfigError(f"{workdir} learns {config.task.name}: baselines are known of {known}")
-    options = config.task.options
-    if config.task.name == "masked_lm" and (workdir / "vocab.txt").exists():
-        options = options | {"vocab": str(workdir / "vocab.txt")}  # what the run has learned need not be learned again
+    # What the run has learned, such as a vocabulary, need not be learned again.
+    options = tasks.TASKS.get(config.task.name).with_artifacts(config.task.options, workdir)
     task = tasks.create(config.task.name, **options)
     run, source = task_baselines.run_figures(workdir)
     found = task_baselines.measure(task, config, run, _EXAMPLES.value)

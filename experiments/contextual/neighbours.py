@@ -25,16 +25,17 @@ from cope_jax.corpora import sentences_by_corpus
 from cope_jax.corpora.word_sense_corpora import Occurrence
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, nearest_words, word_senses
-from cope_jax.evaluation.contextual.embedders import Embedder, Sentence
-from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean, Word2VecConfig, train_word2vec
+from cope_jax.evaluation.contextual.embedders import ContextFree, ContextMean
+from cope_jax.evaluation.contextual.word2vec import Word2VecConfig, train_word2vec
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import MISSING, Table, share
 from cope_jax.files import write_atomically
+from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import environment
 from experiments.cli import entry
+from experiments.cli.flag_values import load_models
 from experiments.cli.renamed_flags import renamed
-from experiments.contextual.flag_values import load_models
 
 _TASK = flags.DEFINE_enum("task", "neighbours", ["neighbours", "senses"], "What to look at.")
 _MODELS = flags.DEFINE_list("models", None, 'Runs, folders of published models, "minilm".', required=True)

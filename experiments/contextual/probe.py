@@ -24,17 +24,18 @@ from cope_jax.corpora import conllu
 from cope_jax.corpora.conllu import TaggedSentence
 from cope_jax.corpora.word_sense_corpora import Occurrence, Split
 from cope_jax.evaluation.contextual import contextual_plots, probe_report, word_senses
-from cope_jax.evaluation.contextual.embedders import Embedder, occurrence_vectors
+from cope_jax.evaluation.contextual.embedders import occurrence_vectors
 from cope_jax.evaluation.contextual.linear_probe import ProbeConfig
 from cope_jax.evaluation.contextual.probe_report import SENSES, TAGS
 from cope_jax.evaluation.contextual.probing import Probing, probe_layers
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.files import write_atomically
+from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import environment
 from experiments.cli import entry
+from experiments.cli.flag_values import load_models
 from experiments.cli.renamed_flags import renamed
-from experiments.contextual.flag_values import load_models
 
 _MODELS = flags.DEFINE_list("models", None, 'Runs, folders of published models, "minilm".', required=True)
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in samples.")

@@ -13,10 +13,10 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from absl import flags
-from ml_collections import config_flags
 from rich.console import Console
 
 from cope_jax import tasks
@@ -27,21 +27,17 @@ from cope_jax.evaluation.report.table import Table, mean_std
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import select
-from cope_jax.tasks.tagging import Tagging
-from cope_jax.training import experiment
 from cope_jax.training.config import ExperimentConfig
 from experiments.cli import entry
+from experiments.cli.flag_values import by_kind, with_options
 from experiments.cli.renamed_flags import renamed
-from experiments.contextual.flag_values import by_kind, with_options
 
-CONFIGS = Path(__file__).parents[1] / "configs"
 SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
 
-_CONFIG = config_flags.DEFINE_config_file("config", str(CONFIGS / "tagger.py"), "Of the BiLSTM taggers.")
-_BERT_CONFIG = config_flags.DEFINE_config_file(
-    "bert_config", str(CONFIGS / "bert_tagger.py"), "Of the taggers on BERT."
-)
+_CONFIG = entry.DEFINE_config("config", "tagger", "Of the BiLSTM taggers. ")
+_BERT_CONFIG = entry.DEFINE_config("bert_config", "bert_tagger", "Of the taggers on BERT. ")
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
 _MODELS = flags.DEFINE_list("models", [], 'A trained ELMo, and a pretrained BERT or "minilm".')
 _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Some of {', '.join(SYSTEMS)}.")
@@ -93,9 +89,9 @@ def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: P
                 config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
             configs[name] = config
     for config in (recurrent, *configs.values()):  # before the vectors, which take long
-        experiment.Experiment.check(config)
+        Experiment.check(config)
     if "words+characters+elmo" in systems:
-        folder = frozen_vectors.make(models["elmo"], recurrent, workdir / "vectors" / "elmo")
+        folder = frozen_vectors.make(models["elmo"], recurrent, workdir / "vectors" / "elmo", "ELMo")
         configs["words+characters+elmo"] = dataclasses.replace(
             with_options(recurrent, vectors=str(folder)), model=dataclasses.replace(characters, vectors=True)
         )
@@ -116,7 +112,7 @@ def show(
     workdir: Path,
     systems: Sequence[str],
     configs: Mapping[str, ExperimentConfig],
-    planned: Sequence[grid.Cell],
+    planned: Sequence[grid.GridRun],
     console: Console,
 ) -> None:
     """Writes and prints the accuracies, and which layers were chosen."""
@@ -124,8 +120,7 @@ def show(
     accuracies: dict[str, dict[str, list[float]]] = {}
     if "majority" in systems:
         config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value)
-        task = tasks.create("tagging", **config.task.options)
-        assert isinstance(task, Tagging)
+        task: Any = tasks.create("tagging", **config.task.options)
         accuracies["majority"] = {split: [task.majority(split)] for split in task.evaluation_splits}
     if planned:
         records, paths = grid.write_results(workdir, planned)

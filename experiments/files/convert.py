@@ -19,14 +19,13 @@ from typing import Any
 import jax
 from absl import flags
 
+from cope_jax import models
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.exchange import formats, safetensors_io
-from cope_jax.models import MODELS
-from cope_jax.models.decoder import Decoder
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.load import load_run
-from cope_jax.tasks.text import Text
+from cope_jax.runs.load import load
+from cope_jax.tasks.base import TextTask
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.words import Words
 from experiments.cli import entry
@@ -63,25 +62,20 @@ def main() -> None:
         raise ConfigError(f"there is something in {target}: choose another --out")
     if not source.is_dir():
         raise ConfigError(f"there is no folder {source}: give --model a run, or a folder with a model")
+    found = load(source)
     texts: dict[str, str] = {}
     tokens: dict[str, Any] = {}
-    on_text = False
-    if (source / "checkpoints").exists():
-        run = load_run(source)
-        seeds = list(run.seeds)
-        seed = seeds[0] if _SEED.value is None else _SEED.value
-        if seed not in seeds:
-            raise ConfigError(f"{source} holds no seed {seed}: choose --seed from {', '.join(map(str, seeds))}")
-        config, params, texts = run.learner.model, jax.device_get(run.params[seeds.index(seed)]), run.task.artifacts()
-        on_text = isinstance(run.task, Text)
-        if "lowercase" in run.config.task.options:  # of the pieces, which no vocabulary says
-            texts = {**texts, "tokenizer_config.json": _json(do_lower_case=run.config.task.options["lowercase"])}
-    elif _SEED.value is not None:
-        raise ConfigError(f"{source} holds one model and no run: leave out --seed")
+    if found.task is not None and found.experiment is not None:
+        texts = dict(found.task.artifacts())
+        on_text = isinstance(found.task, TextTask)
+        options = found.experiment.task.options
+        if "lowercase" in options:  # of the pieces, which no vocabulary says
+            texts["tokenizer_config.json"] = _json(do_lower_case=options["lowercase"])
     else:
-        config, params = warm_start.read(source)
-        tokens = safetensors_io.read_tokens(source)
-        on_text = issubclass(MODELS.get(config.name), Decoder)
+        on_text = found.name in models.able("generate")
+        if safetensors_io.holds_model(source):
+            tokens = safetensors_io.read_tokens(source)
+    config, params = found.config, jax.device_get(found.params(_SEED.value))
     formats.save(target, config, params, _FORMAT.value, tokens)
     workdirs.write_files(target, texts)
     for name in COMPANIONS:
@@ -97,13 +91,13 @@ def main() -> None:
 
 def flags_of(folder: Path) -> Iterator[str]:
     """The flags of experiments.train by which its model becomes that of the folder and starts with it."""
-    config, _ = warm_start.read(folder)  # as it was written: a format may say the same in other words
+    config = load(folder).config  # as it was written: a format may say the same in other words
     yield f"--config.training.start={folder}"
     if hasattr(config, "encoding"):
         yield f"--config.encoding={config.encoding.text() or 'none'}"
         if _shapes(config) != _shapes(dataclasses.replace(config, max_length=config.max_length + 1)):
             yield f"--config.training.max_position={config.max_length}"
-    options = {field.name for field in dataclasses.fields(MODELS.get(config.name).Options)}
+    options = {field.name for field in dataclasses.fields(models.MODELS.get(config.name).Options)}
     for name, value in warm_start.choices(config).items():
         if value is not None and name.partition(".")[0] in options:
             yield f"--config.model.{name}={value}"
@@ -126,7 +120,7 @@ def _json(**values: Any) -> str:
 
 
 def _shapes(config: Any) -> dict[Any, Any]:
-    return {path: leaf.shape for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items()}
+    return {path: leaf.shape for path, leaf in safetensors_io.shapes(models.MODELS.get(config.name), config).items()}
 
 
 if __name__ == "__main__":

@@ -5,10 +5,6 @@ python -m experiments.download --corpora=wikitext-2,tinyshakespeare --out=DATA
 What is there already is left alone, so that the same command goes on after an interruption.
 """
 
-import os
-import sys
-
-import tensorflow_datasets as tfds
 from absl import flags
 
 from cope_jax.data.download import SOURCES, download
@@ -28,16 +24,10 @@ def main() -> None:
     for name in _CORPORA.value:
         if name not in SOURCES:
             raise unknown("corpus to download", name, SOURCES)
-    if not sys.stderr.isatty():
-        tfds.disable_progress_bar()
     for name in _CORPORA.value:
         source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
         try:
             found = download(source, _OUT.value)
-        except KeyboardInterrupt:
-            # An orderly exit would wait for the threads of the download, to the last byte.
-            print("interrupted; the same command goes on with what is missing", file=sys.stderr, flush=True)
-            os._exit(130)
         except OSError as error:
             raise ConfigError(f"cannot write to {_OUT.value} ({error}): choose another --out") from error
         what = f"wrote {', '.join(found)}" if found else "is there already"

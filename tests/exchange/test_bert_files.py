@@ -11,7 +11,7 @@ from safetensors.numpy import load_file, save_file
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.exchange import bert_files
+from cope_jax.exchange import bert_files, formats
 from cope_jax.models.bert import Bert
 from cope_jax.models.encoder import bert_block
 from tests.models.bert_cases import VOCAB, config, named, random_state
@@ -97,7 +97,7 @@ def test_half_precision_becomes_float32(folder, params):
 
 def test_a_model_is_made_of_what_there_is(params):
     """What is absent starts at random."""
-    model = bert_files.create(CHOICES, {"encoder": params["encoder"]}, rngs=nnx.Rngs(0))
+    model = formats.build(CHOICES, {"encoder": params["encoder"]}, nnx.Rngs(0))
     other = nnx.to_pure_dict(nnx.state(model))
     equal(other["encoder"], params["encoder"])
     assert np.abs(other["transform"]["kernel"] - params["transform"]["kernel"]).max() > 0.1

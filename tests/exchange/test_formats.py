@@ -134,7 +134,7 @@ MISTAKES = {
         r"embedding\.embedding is float32\[11, 8\], and by the config float32\[12, 8\]",
     ),
     "another encoding": (reconfigure(encoding="rope"), r"is no parameter of a decoder by config\.json"),
-    "no weights": (lambda f: (f / "model.safetensors").unlink(), r"cannot read .*model\.safetensors"),
+    "no weights": (lambda f: (f / "model.safetensors").unlink(), "holds no model: it needs config.json and model"),
     "damaged weights": (
         lambda f: (f / "model.safetensors").write_bytes(b"x" * 99),
         r"cannot read .*model\.safetensors",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cope_jax.training import config_files
 from cope_jax.training.config import ExperimentConfig
-from experiments.configs import base
 from tests.experiments.commands import CONFIG, Command
 from tests.experiments.pretrained import MODELS, write_run
 
@@ -32,7 +32,7 @@ def trained(tmp_path_factory):
     """A run of each model."""
     folder = tmp_path_factory.mktemp("contextual")
     for name, (task, options, model, encoding) in MODELS.items():
-        settings = base.experiment(
+        settings = config_files.experiment(
             task,
             options,
             model=model,

@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from cope_jax.runs.load import keep_files
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.kept_files import keep_files
 from cope_jax.runs.workdir import open_workdir, write_json
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.experiment import Experiment
 
 BLOCK = {"model_dim": 8, "num_heads": 2, "mlp_dim": 16, "dropout": 0.0}
 MODELS = {
@@ -33,11 +33,11 @@ MODELS = {
     "rnn": ("words", {"length": 8}, {"name": "rnn_lm", "embed_dim": 8, "hidden_dim": 8, "num_layers": 1}, "none"),
 }
 TEXT_CONFIG = """
-from experiments.configs import base
+from cope_jax.training import config_files
 
 
 def get_config():
-    return base.experiment(
+    return config_files.experiment(
         {task!r},
         {options!r},
         model={model!r},

@@ -5,10 +5,11 @@ import math
 import jax
 import pytest
 
-from cope_jax import encodings
+from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
+from cope_jax.runs.experiment import Experiment
 from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
-from cope_jax.training.experiment import Experiment, create_program, tasks
+from cope_jax.training.from_config import create_program
 from cope_jax.training.metrics import read_metrics
 from tests.experiments.shrink import CONFIGS, SYNTHETIC, load, shrink
 
@@ -62,7 +63,7 @@ KINDS = ("quick", "flip_flop_small", "counting_small", "lm_125m")
 def test_every_config_trains_once_shrunk(path, tmp_path):
     config = shrink(load(path))
     experiment = Experiment(config)
-    records = experiment.train([0], tmp_path, "train")
+    records = experiment.train(tmp_path)
     splits = (*experiment.task.evaluation_splits, *(split for _, split in experiment.task.sweep))
     metrics = ("loss", "token_error", "sequence_error")
     assert [(r["split"], r["metric"]) for r in records] == [

@@ -10,7 +10,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import nearest_words, pretrained
 from cope_jax.runs import workdir as workdirs
 from cope_jax.training.config import ExperimentConfig
-from experiments.contextual.flag_values import by_kind, load_models
+from experiments.cli.flag_values import by_kind, load_models
 from tests.experiments.pretrained import MODELS
 
 pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared
@@ -108,7 +108,7 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
     found = {(row["split"], row["name"]): row for row in content["floors"]}
     task = tasks.create("masked_lm", **MODELS["bert"][1])
     for split in ("validation", "test"):
-        assert found[split, "most frequent piece"]["value"] == task.baselines(split)["mlm_accuracy"]
+        assert found[split, "most frequent piece"]["value"] == task.unigram_accuracy(split)
         assert found[split, "most frequent piece"]["run"] == pytest.approx(1 - run[split, "mlm_error"])
         following = task.dataset(split, 40)["next"]
         more = np.bincount(task.dataset("train", 300)["next"]).argmax()
@@ -166,7 +166,7 @@ def test_floors_are_known_of_some_tasks(start, config, tmp_path):
     workdirs.open_workdir(tmp_path, ExperimentConfig.from_mapping({"task": {"name": "flip_flop", "options": {}}}), [0])
     done = start("floors", f"--model={tmp_path}").wait()
     assert done.status == 2, done.err
-    assert "learns flip_flop: baselines are known of words, bilm, masked_lm, tagging" in done.error
+    assert "learns flip_flop: baselines are known of bilm, masked_lm, tagging, words" in done.error
 
 
 def test_perplexity_is_measured_of_decoders_on_text(start, trained):

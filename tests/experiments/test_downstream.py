@@ -12,9 +12,9 @@ from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import encoder_heads, frozen_vectors, pretrained
 from cope_jax.runs import warm_start
+from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load_run
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.experiment import Experiment
 from tests.experiments.shrink import TEXT, load, shrink
 
 pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared
@@ -63,9 +63,9 @@ def test_every_system_tags_and_the_floor_is_that_of_the_task(tagged, trained):
 
 def test_a_frozen_encoder_stays_as_it_was_and_another_does_not(tagged, trained):
     workdir, _, _ = tagged
-    before = load_run(trained / "bert").params[0]["encoder"]
+    before = load_run(trained / "bert").params()["encoder"]
     for system, same in (("bert_frozen", True), ("bert_fine_tuned", False)):
-        after = load_run(workdir / "cells" / system / "seed_0").params[0]["encoder"]
+        after = load_run(workdir / "cells" / system / "seed_0").params()["encoder"]
         assert np.array_equal(before["words"]["embedding"], after["words"]["embedding"]) == same
         assert starting_text(before) == starting_text(after)
 
@@ -84,15 +84,15 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     np.testing.assert_allclose(made, theirs, atol=2e-3)  # float16
     stamp = (folder / "train.npy").stat().st_mtime_ns
     config = text_config("tagger")
-    assert frozen_vectors.make(str(trained / "elmo"), config, folder) == folder
+    assert frozen_vectors.make(str(trained / "elmo"), config, folder, "ELMo") == folder
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
     with pytest.raises(ConfigError, match="holds vectors of "):
         frozen_vectors.make(str(trained / "rnn"), config, folder)
 
 
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
-    with pytest.raises(ConfigError, match="bert holds no ELMo: choose a run of elmo"):
-        frozen_vectors.make(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors")
+    with pytest.raises(ConfigError, match="bert holds no ELMo: choose a run of one"):
+        frozen_vectors.make(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors", "ELMo")
     assert not (tmp_path / "vectors").exists()
 
 
@@ -178,19 +178,19 @@ def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_p
         text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces"
     )
     experiment = Experiment(config)
-    assert list(warm_start.start_of(config, experiment)) == ["encoder"]
+    assert list(warm_start.start_of(config, experiment.learner, experiment.task)) == ["encoder"]
     wider = dataclasses.replace(
         config, model=dataclasses.replace(config.model, block=dataclasses.replace(config.model.block, model_dim=12))
     )
     with pytest.raises(ConfigError, match=r"has encoder\.\S+ \S*8\S*, and this model \S*12\S*: give it the same sizes"):
-        warm_start.start_of(wider, Experiment(wider))
+        Experiment(wider).train(tmp_path / "wider")
     vocabulary = (trained / "bert" / "vocab.txt").read_text().splitlines()
     other = tmp_path / "vocab.txt"
     other.write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
     options = config.task.options | {"pieces": str(other)}
     foreign = dataclasses.replace(config, task=dataclasses.replace(config.task, options=options))
     with pytest.raises(ConfigError, match="has another vocabulary than the task's"):
-        warm_start.start_of(foreign, Experiment(foreign))
+        Experiment(foreign).train(tmp_path / "foreign")
     with pytest.raises(ConfigError, match="of which bert_tagger has nothing"):
         warm_start.start(trained / "rnn", experiment.learner, experiment.task)
     assert isinstance(config, ExperimentConfig)

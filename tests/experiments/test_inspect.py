@@ -54,7 +54,7 @@ def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
     [
         (["--model=nowhere"], "nowhere holds no training run"),
         (["--input=3 x"], "unknown token of selective_copy 'x'"),
-        (["--seed=0"], "choose --seed from 3, 4"),
+        (["--seed=0"], "choose from 3, 4"),
     ],
     ids=["workdir", "token", "seed"],
 )

@@ -10,8 +10,9 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
+from cope_jax.runs.experiment import Experiment
 from cope_jax.training.config import JobConfig, MeshConfig, OptimizerConfig, TaskConfig
-from cope_jax.training.experiment import Experiment, create_iterator, create_learner
+from cope_jax.training.from_config import create_iterator, create_learner
 from cope_jax.training.metrics import read_metrics
 from tests.experiments.shrink import TEXT, load, shrink
 
@@ -38,7 +39,7 @@ def test_every_config_on_text_trains_once_shrunk(path, tmp_path):
     if config.model.name == "bert_tagger":
         config = with_pieces(config, tmp_path)
     experiment = Experiment(config)
-    records = experiment.train([0], tmp_path, "train")
+    records = experiment.train(tmp_path)
     model = config.model.name
     measured = {record["metric"] for record in records}
     assert measured >= {*LOSSES.get(model, ["loss"]), experiment.task.metric}

@@ -14,9 +14,9 @@ from cope_jax.corpora.raw_text import documents
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text
-from cope_jax.generation import text_model
-from cope_jax.runs.load import check_alike, keep_files, load_run
-from cope_jax.training import experiment
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.kept_files import check_alike, keep_files
+from cope_jax.runs.load import load_run
 from cope_jax.training.config import ExperimentConfig
 from tests.experiments.pretrained import TEXT_CONFIG
 
@@ -42,7 +42,7 @@ def trained(start, tmp_path_factory):
     path.write_text(TEXT_CONFIG.format(task="text", options=options, model=model, encoding="cope"))
     done = start("train", f"--config={path}", f"--workdir={folder / 'run'}").wait()
     assert done.status == 0, done.err
-    task = experiment.tasks.create("text", **options)
+    task = tasks.create("text", **options)
     tokens = task.encode("The lamp is bright.")
     assert (folder / "run" / "corpus.json").read_text() == task.sources()["corpus.json"]
     shutil.rmtree(data)
@@ -84,29 +84,27 @@ def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
     mixed, *alone = (
         tasks.create("text", corpus=corpus, **options) for corpus in ("files+wikitext-2", "files", "wikitext-2")
     )
-    language = text_model.language_of(mixed)
-    whole = inspect_text.windows(mixed, language, None, "train", 10**6)
+    codec = mixed.codec()
+    whole = inspect_text.windows(mixed, codec, None, "train", 10**6)
     sizes = [len(task.entries("train")[0].tokens) // 8 for task in alone]
     assert whole.shape == (sum(sizes), 8)
     texts = [" ".join(text.split()) for text in documents("files", None, "train")]
-    of_files = [any(" ".join(language.decode(row).split()) in text for text in texts) for row in whole[:12]]
+    of_files = [any(" ".join(codec.decode(row).split()) in text for text in texts) for row in whole[:12]]
     assert sum(of_files) == pytest.approx(12 * sizes[0] / sum(sizes), abs=1.5) and 1 < sum(of_files) < 11
     for count in (1, 12):
-        np.testing.assert_array_equal(inspect_text.windows(mixed, language, None, "train", count), whole[:count])
+        np.testing.assert_array_equal(inspect_text.windows(mixed, codec, None, "train", count), whole[:count])
 
 
 def test_windows_of_other_texts():
     short = tasks.create("text", tokenizer="bytes", length=10**6)
-    language = text_model.language_of(short)
-    (row,) = inspect_text.windows(short, language, None, "test", 3)
+    codec = short.codec()
+    (row,) = inspect_text.windows(short, codec, None, "test", 3)
     np.testing.assert_array_equal(row, short.entries("test")[0].tokens)
-    (row,) = inspect_text.windows(short, language, "The lamp is bright.", "test", 3)
-    assert (row[0], language.decode(row[1:])) == (short.tokenizer.end, "The lamp is bright.")
+    (row,) = inspect_text.windows(short, codec, "The lamp is bright.", "test", 3)
+    assert (row[0], codec.decode(row[1:])) == (short.tokenizer.end, "The lamp is bright.")
     words = tasks.create("words", length=8)
-    assert (
-        inspect_text.windows(words, language, None, "test", 3).tolist() == words.dataset("test", 3)["inputs"].tolist()
-    )
-    most = inspect_text.windows(words, language, None, "test", 10**6)
+    assert inspect_text.windows(words, codec, None, "test", 3).tolist() == words.dataset("test", 3)["inputs"].tolist()
+    most = inspect_text.windows(words, codec, None, "test", 10**6)
     assert len(most) in (words.size("test"), words.size("test") - 1)
 
 
@@ -138,7 +136,7 @@ def test_a_damaged_tokenizer_of_a_run_is_one_line(trained, tmp_path):
     text = (workdir / "tokenizer.json").read_text()
     (workdir / "tokenizer.json").write_text(text[: len(text) // 2])
     with pytest.raises(ConfigError, match=r"tokenizer.json is no tokenizer.json \(.*\): fetch it again$") as error:
-        load_run(workdir)
+        _ = load_run(workdir).task
     assert "\n" not in str(error.value)
 
 
@@ -191,12 +189,12 @@ def test_a_summary_says_where_the_text_comes_from(options, place, tmp_path, monk
     config = ExperimentConfig.from_mapping(
         {"task": {"name": "text", "options": {"tokenizer": "bytes", "length": 16, **options}}}
     )
-    assert place in " ".join(experiment.Experiment(config).summary().split())
+    assert place in " ".join(Experiment(config).summary().split())
 
 
 def checked(training, **options):
     task = {"name": "text", "options": {"vocab_size": 300, "length": 16, **options}}
-    experiment.Experiment.check(ExperimentConfig.from_mapping({"task": task, "training": training}))
+    Experiment.check(ExperimentConfig.from_mapping({"task": task, "training": training}))
 
 
 def test_positions_are_not_sampled_where_the_batch_has_its_own():

@@ -42,6 +42,7 @@ def contents(folder):
 @pytest.mark.parametrize(
     ("command", "flags", "message"),
     [
+        ("compare", ["--config=quikc"], "unknown config 'quikc': did you mean 'quick'?"),
         ("compare", ["--encodings=cope,ropee"], "unknown encoding 'ropee': did you mean 'rope'? Choices: alibi, "),
         ("compare", ["--encodings="], "cannot read the encoding ''"),
         ("compare", ["--encodings=rope,cope,rope"], "--encodings names 'rope' twice"),
@@ -129,7 +130,8 @@ def test_config_and_workdir_must_be_given(command, start, tmp_path):
         ("x = 1\n", "get_config"),
         ("def get_config():\n    return 3\n", "ConfigDict"),
         (
-            "from experiments.configs import base\n\ndef get_config():\n    return base.experiment('flip_flap')\n",
+            "from cope_jax.training.config_files import experiment\n\n"
+            "def get_config():\n    return experiment('flip_flap')\n",
             "unknown task 'flip_flap'",
         ),
     ],

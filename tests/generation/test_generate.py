@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.generation.generate import generate, stream
+from cope_jax.generation.generate import generate, generate_stream
 from cope_jax.generation.sampling import keep_top_k, keep_top_p, row_keys, sample
 from cope_jax.models.decoder import Decoder
 from tests.models.cases import LENGTH, VOCAB, build, config, jit, model
@@ -100,7 +100,7 @@ def test_a_stream_gives_the_tokens_of_generate(chunk):
     decoder = model(config("cope(npos_max=4)+rope", num_layers=1))
     options = dict(key=KEY, temperature=1.3, top_k=8, top_p=0.95, stop_token=3)
     expected = generate(decoder, PROMPTS, 20, **options)
-    parts = list(stream(decoder, PROMPTS, 20, chunk=chunk, **options))
+    parts = list(generate_stream(decoder, PROMPTS, 20, chunk=chunk, **options))
     for row, new in zip(joined(parts), expected, strict=True):
         np.testing.assert_array_equal(row, new)
     assert [len(row) for row in parts[0]] == [1, 1, 1]
@@ -110,7 +110,7 @@ def test_a_stream_gives_the_tokens_of_generate(chunk):
 
 def test_a_stream_ends_with_the_last_row_and_draws_no_more_than_what_was_looked_at():
     Counter.steps.clear()
-    parts = stream(Counter(), [[1], [4, 3], [0]], 9, key=KEY, temperature=0.0, stop_token=5, chunk=2)
+    parts = generate_stream(Counter(), [[1], [4, 3], [0]], 9, key=KEY, temperature=0.0, stop_token=5, chunk=2)
     assert [row.tolist() for row in next(parts)] == [[2], [4], [1]]
     jax.effects_barrier()
     assert len(Counter.steps) == 0
@@ -122,10 +122,10 @@ def test_a_stream_ends_with_the_last_row_and_draws_no_more_than_what_was_looked_
 
 
 def test_a_streams_mistakes_are_told_at_once():
-    with pytest.raises(ConfigError, match=r"^stream\.chunk must be at least 1, got 0$"):
-        stream(Counter(), [[1]], 3, key=KEY, chunk=0)
+    with pytest.raises(ConfigError, match=r"^generate_stream\.chunk must be at least 1, got 0$"):
+        generate_stream(Counter(), [[1]], 3, key=KEY, chunk=0)
     with pytest.raises(ConfigError, match=r"^a prompt is empty"):
-        stream(Counter(), [[]], 3, key=KEY)
+        generate_stream(Counter(), [[]], 3, key=KEY)
 
 
 class Noted(Decoder):
@@ -147,7 +147,7 @@ def test_what_changes_from_call_to_call_does_not_compile_again():
     generate(decoder, [[1, 2, 3], [3]], 5, key=KEY, top_p=0.5)
     assert Noted.traces == [(2, 2), (2, 3)]
     for chunk in (1, 4):
-        list(stream(decoder, [[1, 2], [3]], 5, key=KEY, chunk=chunk))
+        list(generate_stream(decoder, [[1, 2], [3]], 5, key=KEY, chunk=chunk))
     assert Noted.traces == [(2, 2), (2, 3), (2, 2)]
 
 

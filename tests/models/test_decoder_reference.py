@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 from cope_jax.exchange import decoder_files
 from cope_jax.models.decoder import Decoder
-from cope_jax.ops.cross_entropy import cross_entropy
+from cope_jax.ops.losses import cross_entropy
 from tests.exchange.exchange_cases import CASES, tensors, tokens, write
 from tests.models.cases import jit
 

@@ -45,6 +45,8 @@ def encoder(tmp_path) -> Path:
 
 
 def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")  # one device
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the notebook keeps its run
     shrink(notebook, TINY | {"PRETRAINED": str(encoder)})
     NotebookClient(notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}).execute()
@@ -65,7 +67,7 @@ def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
 
 def test_does_without_a_pretrained_encoder(notebook, tmp_path, capsys):
     names = {
-        "embedders": pretrained,
+        "pretrained": pretrained,
         "ConfigError": ConfigError,
         "models": [1, 2],
         "PRETRAINED": str(tmp_path / "none"),

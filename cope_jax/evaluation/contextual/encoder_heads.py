@@ -14,7 +14,7 @@ from cope_jax.data import pipeline
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.models.encoder import EncoderOptions
 from cope_jax.registry import unknown
-from cope_jax.runs.load import load_run
+from cope_jax.runs.load import load, load_run
 from cope_jax.training.config import ExperimentConfig, TaskConfig
 
 PREDICTED = 64
@@ -37,11 +37,11 @@ def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, voc
       frozen: whether the encoder stays as it is.
       vocabulary: the option of the task that takes the path of a vocabulary.
     """
-    folder, encoder = pretrained.find(model), pretrained.encoder_of(model)
+    found, encoder = load(model), pretrained.encoder_of(model)
     options = config.task.options
     chosen = {
-        vocabulary: str(folder / "vocab.txt"),
-        "lowercase": pretrained.lowercase(folder),
+        vocabulary: str(found.folder / "vocab.txt"),
+        "lowercase": pretrained.lowercase(found),
     }
     same = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(EncoderOptions) if f.name != "name"}
     return dataclasses.replace(
@@ -49,7 +49,7 @@ def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, voc
         task=TaskConfig(config.task.name, {**options, **chosen}),
         model=dataclasses.replace(config.model, **same, frozen=frozen),
         encoding=encoder.encoding.text(),
-        training=dataclasses.replace(config.training, start=str(folder), max_position=encoder.max_length),
+        training=dataclasses.replace(config.training, start=str(found.folder), max_position=encoder.max_length),
     )
 
 
@@ -57,7 +57,7 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
     """The classes that a trained bert_classifier finds most probable for the examples of a split of its task."""
     run = load_run(workdir)
     task = run.task  # with the pieces that the encoder knows
-    graph, state = nnx.split(run.learner.rebuild(run.params[0]))
+    graph, state = nnx.split(run.model())
 
     @jax.jit
     def predict(state: Any, batch: Mapping[str, Any]) -> Any:
@@ -73,7 +73,5 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
 
 def mix_weights(workdir: Path) -> list[float] | None:
     """The weights, summing to 1, by which a trained run mixes layers; None where it mixes none."""
-    run = load_run(workdir)
-    model = run.learner.rebuild(run.params[0])
-    mix = getattr(model, "mix", None)
+    mix = getattr(load_run(workdir).model(), "mix", None)
     return None if mix is None else np.asarray(mix.shares()).tolist()

@@ -11,9 +11,10 @@ from typing import Literal
 import numpy as np
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import Embedder, Sentence, embed, occurrence_vectors
+from cope_jax.evaluation.contextual.embedders import embed, occurrence_vectors
 from cope_jax.evaluation.contextual.word2vec import most_similar, normalise
 from cope_jax.evaluation.report.table import MISSING, Table
+from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.registry import check_at_least
 
 Words = Literal["any", "same", "other"]

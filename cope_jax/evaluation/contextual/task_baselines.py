@@ -4,28 +4,20 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from cope_jax.data import pipeline
-from cope_jax.evaluation.contextual.bag_of_words import BagOfWords
 from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.runs import workdir as workdirs
-from cope_jax.tasks import Task
-from cope_jax.tasks.masked_lm import MaskedLM
-from cope_jax.tasks.tagging import Tagging
+from cope_jax.tasks import TASKS, Task
+from cope_jax.tasks.base import Baseline
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 
-TASKS = ("words", "bilm", "masked_lm", "tagging")
-ROWS = 1024
-"""Of a batch of training text that is counted."""
-
 
 @dataclasses.dataclass(frozen=True)
-class Baseline:
+class MeasuredBaseline:
     """A figure that needs no context.
 
     Attributes:
@@ -70,82 +62,35 @@ def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None
 
 def measure(
     task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int
-) -> list[Baseline]:
+) -> list[MeasuredBaseline]:
     """All baselines of a task on its evaluation splits.
 
     Args:
-      task: one of `TASKS`.
+      task: one of `known()`.
       config: of the run, which says on which examples it is measured.
       own: of the run, from `run_figures`.
-      examples: that the bag of words learns from.
+      examples: that a baseline may learn from.
     """
 
-    def accuracy(split: str, error: str) -> float | None:
-        return None if (split, error) not in own else 1 - own[split, error]
+    def run(baseline: Baseline) -> float | None:
+        value = own.get((baseline.split, baseline.metric))
+        if value is None:
+            return None
+        return float(np.exp(value)) if baseline.measure == "perplexity" else 1 - value
 
-    found = []
-    if isinstance(task, MaskedLM):
-        special = [task.wordpiece.pad, task.wordpiece.cls, task.wordpiece.sep, task.wordpiece.mask]
-        train = task.dataset("train", examples, config.training.data_seed)
-        classifier = BagOfWords(task.vocab_size, special).fit(train)
-        for split in task.evaluation_splits:
-            test = _joined(_batches(task, split, config))
-            mlm, nsp = accuracy(split, "mlm_error"), accuracy(split, "nsp_error")
-            likely = float(np.mean(test["next"] == np.bincount(train["next"]).argmax()))
-            piece = task.baselines(split)["mlm_accuracy"]
-            found.append(Baseline(split, "masked words", "most frequent piece", piece, mlm))
-            found.append(Baseline(split, "next sentences", "more frequent answer", likely, nsp))
-            found.append(Baseline(split, "next sentences", "bag of words", classifier.accuracy(test), nsp))
-    elif isinstance(task, Tagging):
-        tags = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in _batches(task, "train", config)])
-        most = np.bincount(tags).argmax()
-        for split in task.evaluation_splits:
-            batches = _batches(task, split, config)
-            right = np.concatenate([(batch["targets"] == most)[batch["weights"] > 0] for batch in batches])
-            tag = accuracy(split, "token_error")
-            found.append(Baseline(split, "tags", "most frequent tag", float(right.mean()), tag))
-            found.append(Baseline(split, "tags", "most frequent of the word", task.majority(split), tag))
-    else:
-        probabilities = unigrams(task)
-        for split in task.evaluation_splits:
-            loss = own.get((split, "loss"))
-            entropy = cross_entropy(probabilities, _batches(task, split, config))
-            run = None if loss is None else float(np.exp(loss))
-            found.append(Baseline(split, "perplexity", "unigram", float(np.exp(entropy)), run))
-    return found
+    found = task.baselines(lambda split: _batches(task, split, config), examples, config.training.data_seed)
+    return [MeasuredBaseline(one.split, one.measure, one.name, one.value, run(one)) for one in found]
 
 
-def unigrams(task: Task) -> dict[str, np.ndarray]:
-    """How probable each word is where nothing is known, from the training text: prefix of a direction → `[V]`.
-
-    p(w) = (n_w + 1)/(N + V): none of the words of the vocabulary is impossible.
-    """
-    stream = task.stream("train", ROWS)
-    assert stream is not None
-    counts: dict[str, np.ndarray] = {}
-    for place in tqdm(range(len(stream)), desc="words of train", dynamic_ncols=True):
-        batch = stream[place]
-        for prefix in _directions(batch):
-            targets = batch[f"{prefix}targets"][batch[f"{prefix}weights"] > 0]
-            own = np.bincount(targets, minlength=task.vocab_size)
-            counts[prefix] = counts.get(prefix, np.ones(task.vocab_size)) + own
-    return {prefix: own / own.sum() for prefix, own in counts.items()}
+def known() -> list[str]:
+    """The tasks that have baselines."""
+    return [name for name in TASKS if TASKS.get(name).baselines is not Task.baselines]
 
 
-def cross_entropy(probabilities: Mapping[str, np.ndarray], batches: Sequence[Mapping[str, np.ndarray]]) -> float:
-    """−mean log p(w) over the words of all directions, in nats."""
-    total = count = 0.0
-    for batch in batches:
-        for prefix, own in probabilities.items():
-            total -= float(batch[f"{prefix}weights"].ravel() @ np.log(own)[batch[f"{prefix}targets"].ravel()])
-            count += float(batch[f"{prefix}weights"].sum())
-    return total / count
-
-
-def table(baselines: Sequence[Baseline], title: str) -> Table:
+def table(baselines: Sequence[MeasuredBaseline], title: str) -> Table:
     """A row for each split and baseline.
 
-    >>> table([Baseline("test", "perplexity", "unigram", 823.456, None)], "words").rows[0][2:]
+    >>> table([MeasuredBaseline("test", "perplexity", "unigram", 823.456, None)], "words").rows[0][2:]
     ['unigram', '823.46', '–']
     """
     rows = []
@@ -166,14 +111,3 @@ def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str,
     return pipeline.evaluation_batches(
         task, split, examples=examples, batch_size=evaluation.batch_size, seed=config.training.data_seed
     )
-
-
-def _joined(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """All rows but those that only fill up the last batch, which have no piece."""
-    fields = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    real = fields["mask"].any(axis=1)
-    return {name: field[real] for name, field in fields.items()}
-
-
-def _directions(batch: Mapping[str, Any]) -> list[str]:
-    return [prefix for prefix in ("", "backward_") if f"{prefix}targets" in batch]

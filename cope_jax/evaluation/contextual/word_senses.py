@@ -11,8 +11,9 @@ import numpy as np
 
 from cope_jax.corpora.word_sense_corpora import Occurrence, read_coarsewsd, read_semcor
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import Embedder, occurrence_vectors
+from cope_jax.evaluation.contextual.embedders import occurrence_vectors
 from cope_jax.evaluation.contextual.word2vec import normalise
+from cope_jax.models.embedder import Embedder
 from cope_jax.registry import check_at_least
 
 CORPORA = {"coarsewsd20": read_coarsewsd, "semcor-noad": read_semcor}

@@ -8,19 +8,19 @@ import numpy as np
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import head_scores
 from cope_jax.evaluation.gates.text_features import features, pieces
-from cope_jax.generation import text_model
 from cope_jax.tasks import Task
-from cope_jax.tasks.text import Text
+from cope_jax.tasks.base import TextTask
+from cope_jax.tokenizers.base import Codec
 
 _FEWEST = 16  # tokens of which anything can be said
 
 
-def windows(task: Task, language: text_model.Language, text: str | None, split: str, count: int) -> np.ndarray:
+def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) -> np.ndarray:
     """The tokens that are looked at, `[B, L]`: a text of the user's, or the first windows of a split.
 
     Args:
       task: of the run.
-      language: of the task.
+      codec: of the task.
       text: of the user; None: none.
       split: of the task.
       count: how many windows at most.
@@ -29,11 +29,11 @@ def windows(task: Task, language: text_model.Language, text: str | None, split: 
       ConfigError: an empty or too short text, or a split that there is not.
     """
     if text is not None:
-        tokens_L = np.array([*language.begin, *language.read(text, "--input")], np.int32)
+        tokens_L = np.array([*codec.begin, *codec.read(text, "--input")], np.int32)
         if len(tokens_L) < _FEWEST:
             raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it to a split")
         return tokens_L[None]
-    if isinstance(task, Text):  # the whole text, however the run's examples are packed
+    if isinstance(task, TextTask):  # the whole text, however the run's examples are packed
         texts = [entries.tokens for entries in task.entries(split)]
         length = min(task.length(split), max(map(len, texts)))
         parts = [text[: len(text) // length * length].reshape(-1, length) for text in texts]
@@ -67,14 +67,14 @@ class TextGates:
     pieces: list[str]
 
 
-def score_text(model: Any, language: text_model.Language, tokens_BL: np.ndarray) -> TextGates:
+def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
     """Ranks the heads of a decoder by what their gates follow in some windows."""
     gates_LHBL = head_scores.mean_gates(model, tokens_BL)
-    parts_BL = [pieces(language.decode, row_L) for row_L in tokens_BL]
+    parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
     has = [features(parts) for parts in parts_BL]
     words_N, tokens_N = np.array([part for parts in parts_BL for part in parts], object), tokens_BL.reshape(-1)
     # What only says that a text begins is no part of it; the end of a line may be the same token.
-    counted_N = ~np.isin(tokens_N, language.begin) | np.array([word.isspace() for word in words_N])
+    counted_N = ~np.isin(tokens_N, codec.begin) | np.array([word.isspace() for word in words_N])
     gates_LHN = gates_LHBL.reshape(*gates_LHBL.shape[:2], -1)[..., counted_N]
     has_N = {name: np.concatenate([row[name] for row in has])[counted_N] for name in has[0]}
     words_N, tokens_N = words_N[counted_N], tokens_N[counted_N]

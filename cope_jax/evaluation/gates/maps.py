@@ -1,6 +1,6 @@
 """What a trained model looks at: its maps as heat maps and as strips of coloured tokens.
 
-A map is an array `[layers, heads, L, L]` of one input: `attention`, and what the encoding names in its `diagnostics`.
+A map is an array `[layers, heads, L, L]` of one input: `attention`, and what the encoding names in its `maps`.
 Row i belongs to query i, and only columns j ≤ i mean anything.
 """
 
@@ -62,7 +62,17 @@ def inspect(
     layer: int | None = None,
     head: int | None = None,
 ) -> Inspection:
-    """Runs a model on one input.
+    """What a model sees of one input: gates, positions and attention of all layers and heads, and what it predicts.
+
+    >>> import cope_jax as cj
+    >>> from flax import nnx
+    >>> task = cj.tasks.create("flip_flop", length=8)
+    >>> sizes = {"vocab_size": task.vocab_size, "max_length": 8, "num_layers": 1}
+    >>> config = cj.models.decoder.DecoderConfig(**sizes, encoding=cj.encodings.EncodingConfig.parse("cope"))
+    >>> model = cj.models.create("decoder", config, rngs=nnx.Rngs(0))
+    >>> seen = cj.inspect(model, task.vocabulary, task.encode("w 0 i 1"))
+    >>> {name: map.shape for name, map in sorted(seen.maps.items())}
+    {'attention': (1, 2, 4, 4), 'gates': (1, 2, 4, 4), 'positions': (1, 2, 4, 4)}
 
     Args:
       model: a module like `cope_jax.models.decoder.Decoder`.

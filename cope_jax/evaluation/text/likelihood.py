@@ -19,7 +19,7 @@ from cope_jax.corpora.packing import Pieces, cut, fit, lay_out
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions
 from cope_jax.models.base import StaticGraphDef
-from cope_jax.ops.cross_entropy import cross_entropy
+from cope_jax.ops.losses import cross_entropy
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array
 

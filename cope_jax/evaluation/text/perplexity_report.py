@@ -13,13 +13,13 @@ from cope_jax.evaluation.report.table import Table, mean_std, words
 from cope_jax.evaluation.text import likelihood
 from cope_jax.evaluation.text.likelihood import Losses, losses, sliding
 from cope_jax.runs.records import Record, select
-from cope_jax.tasks.text import Text
+from cope_jax.tasks.base import TextTask
 
 FIGURES = ("perplexity", "token_perplexity", "bits_per_byte", "loss")
 
 
 def read(
-    model: Any, task: Text, split: str, length: int, stride: int, width: int, batch_size: int, label: str = "loss"
+    model: Any, task: TextTask, split: str, length: int, stride: int, width: int, batch_size: int, label: str = "loss"
 ) -> Losses:
     """The loss of every token of a split, read in windows that slide over it.
 
@@ -48,18 +48,18 @@ def read(
     return Losses(np.concatenate(nats), np.concatenate(seen))
 
 
-def check_length(model: Any, task: Text, split: str, length: int) -> None:
+def check_length(model: Any, task: TextTask, split: str, length: int) -> None:
     """ConfigError where a table of the encoding ends within windows of this length, or those that its texts allow."""
     longest = max(int(np.diff(_bounds(task, entries)).max()) for entries in task.entries(split))
     likelihood.check_length(model, min(length, longest))
 
 
-def _bounds(task: Text, entries: Entries) -> np.ndarray:
+def _bounds(task: TextTask, entries: Entries) -> np.ndarray:
     """The places that no window crosses."""
-    return entries.bounds if task.config.packing == "documents" else entries.bounds[[0, -1]]
+    return entries.bounds[[0, -1]] if task.crosses_documents else entries.bounds
 
 
-def record(task: Text, split: str, length: int, stride: int, found: Losses) -> Record:
+def record(task: TextTask, split: str, length: int, stride: int, found: Losses) -> Record:
     """What is kept of the losses of a split: its figures, and the mean loss by the number of tokens seen.
 
     `known_tokens`, the mean number that was seen, says how much context the figures stand for.

@@ -4,20 +4,13 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import (
-    BertEmbedder,
-    ElmoEmbedder,
-    ModelEmbedder,
-    RnnEmbedder,
-    embed,
-    occurrence_vectors,
-)
-from cope_jax.evaluation.contextual.windows import overlapping, pool, whole
-from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean
-from cope_jax.models.bert import Bert, BertConfig
-from cope_jax.models.elmo import Elmo, ElmoConfig
+from cope_jax.evaluation.contextual.embedders import ContextFree, ContextMean, embed, occurrence_vectors
+from cope_jax.models.bert import Bert, BertConfig, BertEmbedder
+from cope_jax.models.elmo import Elmo, ElmoConfig, ElmoEmbedder
+from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.models.encoder import bert_block
-from cope_jax.models.rnn_lm import RNNLM, RNNLMConfig
+from cope_jax.models.rnn_lm import RNNLM, RnnEmbedder, RNNLMConfig
+from cope_jax.models.sentence_windows import overlapping, pool, whole
 from cope_jax.tokenizers.characters import batch_sentences
 from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -218,7 +211,7 @@ def test_wrong_input_is_named(bert):
         ContextFree({})
     with pytest.raises(ConfigError, match="unknown pooling 'last'"):
         BertEmbedder(model, tokenizer, pooling="last")
-    with pytest.raises(ConfigError, match=r"bert.max_length must be at least 3, got 2"):
+    with pytest.raises(ConfigError, match=r"BERT.max_length must be at least 3, got 2"):
         BertEmbedder(model, tokenizer, max_length=2)
     with pytest.raises(ConfigError, match=r"no piece '\[PAD\]'"):
         BertEmbedder(model, WordPiece(["[UNK]"]))

@@ -14,10 +14,10 @@ from cope_jax import tasks
 from cope_jax.corpora.raw_text import documents
 from cope_jax.corpora.text_units import Counts
 from cope_jax.evaluation.text import perplexity_report as report
-from cope_jax.ops.token_measures import token_measures
+from cope_jax.ops.losses import token_measures
 from cope_jax.tokenizers.words import EOS
 from cope_jax.training.evaluator import Evaluator
-from cope_jax.training.seed_batch import Replicas
+from tests.training import tiny
 
 pytestmark = pytest.mark.xdist_group("perplexity")
 
@@ -56,11 +56,9 @@ def evaluator(task, splits, carry=lambda rows: (), traced=None, **options):
         logits_BLV = read(batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch.get("segments"))
         return token_measures(logits_BLV, batch["targets"], batch["weights"]), carry
 
-    def consecutive(key, batch, length):
-        return np.arange(length, dtype=np.int32)[None]
-
-    arguments = task, measures, carry, consecutive, Replicas().lift, dict.fromkeys(splits, 10**6)
-    return Evaluator(*arguments, batch_size=3, data_seed=0, **options), state
+    program = tiny.measuring(measures, initial_carry=carry, **options)
+    splits = dict.fromkeys(splits, 10**6)
+    return Evaluator(program, task, splits, batch_size=3, data_seed=0), state
 
 
 def create(**options):
