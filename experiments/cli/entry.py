@@ -17,7 +17,7 @@ from cope_jax.training import config_files
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
 
-TEXT = ("conllu", "gensim", "h5py", "safetensors", "sklearn", "tokenizers")
+TEXT = ("gensim", "h5py", "safetensors", "sklearn", "tokenizers")
 """Libraries of the extra "text", which are imported where they are needed."""
 
 
