@@ -10,7 +10,6 @@ figures of its own from its first evaluation on.
 Writes floors.json and floors.md into the folder of the run.
 """
 
-import dataclasses
 from pathlib import Path
 
 from absl import flags
@@ -47,7 +46,7 @@ def main() -> None:
     task = tasks.create(config.task.name, **options)
     run, source = task_baselines.run_figures(workdir)
     found = task_baselines.measure(task, config, run, _EXAMPLES.value)
-    content = {"floors": [dataclasses.asdict(one) for one in found], "run": source, "environment": environment()}
+    content = {"floors": [one.record() for one in found], "run": source, "environment": environment()}
     table = task_baselines.table(found, f"{config.task.name}, the run's own figures from {source or 'nowhere yet'}")
     paths = [workdir / "floors.json", workdir / "floors.md"]
     workdirs.write_json(paths[0], content)

@@ -25,8 +25,7 @@ from cope_jax.corpora import sentences_by_corpus
 from cope_jax.corpora.word_sense_corpora import Occurrence
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, nearest_words, word_senses
-from cope_jax.evaluation.contextual.embedders import ContextFree, ContextMean
-from cope_jax.evaluation.contextual.word2vec import Word2VecConfig, train_word2vec
+from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean, Word2VecConfig, train_word2vec
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import MISSING, Table, share
 from cope_jax.files import write_atomically

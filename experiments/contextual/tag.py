@@ -119,8 +119,8 @@ def show(
     paths: list[Path] = []
     accuracies: dict[str, dict[str, list[float]]] = {}
     if "majority" in systems:
-        config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value)
-        task: Any = tasks.create("tagging", **config.task.options)
+        config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value).task
+        task: Any = tasks.create(config.name, **config.options)
         accuracies["majority"] = {split: [task.majority(split)] for split in task.evaluation_splits}
     if planned:
         records, paths = grid.write_results(workdir, planned)

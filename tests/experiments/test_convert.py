@@ -182,7 +182,7 @@ def test_wrong_input_is_one_line(start, run, tmp_path):
         ((f"--model={tmp_path}", new), "holds no model: it needs the checkpoints of a run; or config.json and"),
         ((f"--model={run}", new, "--seed=3"), "holds no seed 3: choose from 0"),
         ((f"--model={folder}", new, "--seed=0"), "holds one model and no run: leave the seed out"),
-        ((f"--model={run}", new, "--format=llama"), "the format of llama has no words for encoding learned, block"),
+        ((f"--model={run}", new, "--format=llama"), "the format of llama has no words for encoding learned"),
         ((f"--model={run}", new, "--format=bert"), "the format of bert is that of a bert, and this is a decoder"),
         ((f"--model={run}", new, "--format=onnx"), "--format"),
         ((new,), "missing --model"),

@@ -1,9 +1,9 @@
 """What no context gives for a task: unigrams, majorities, and the words that two texts share."""
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,23 +16,16 @@ from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 
 
-@dataclasses.dataclass(frozen=True)
-class MeasuredBaseline:
-    """A figure that needs no context.
+class BesideRun(NamedTuple):
+    """A baseline, and the same figure of a run: the mean over its seeds, None where it has not been measured."""
 
-    Attributes:
-      split: where it is measured.
-      measure: "perplexity", or what is told right: "masked words", "next sentences" or "tags", a share in [0, 1].
-      name: of what reaches it.
-      value: of the measure.
-      run: the same of the run, the mean over its seeds; None where the run has not been measured.
-    """
-
-    split: str
-    measure: str
-    name: str
-    value: float
+    baseline: Baseline
     run: float | None
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        split, measure, name, value, _ = self.baseline
+        return {"split": split, "measure": measure, "name": name, "value": value, "run": self.run}
 
 
 def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
@@ -62,7 +55,7 @@ def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None
 
 def measure(
     task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int
-) -> list[MeasuredBaseline]:
+) -> list[BesideRun]:
     """All baselines of a task on its evaluation splits.
 
     Args:
@@ -79,24 +72,24 @@ def measure(
         return float(np.exp(value)) if baseline.measure == "perplexity" else 1 - value
 
     found = task.baselines(lambda split: _batches(task, split, config), examples, config.training.data_seed)
-    return [MeasuredBaseline(one.split, one.measure, one.name, one.value, run(one)) for one in found]
+    return [BesideRun(one, run(one)) for one in found]
 
 
 def known() -> list[str]:
-    """The tasks that have baselines."""
+    """The tasks of which there are baselines."""
     return [name for name in TASKS if TASKS.get(name).baselines is not Task.baselines]
 
 
-def table(baselines: Sequence[MeasuredBaseline], title: str) -> Table:
+def table(baselines: Sequence[BesideRun], title: str) -> Table:
     """A row for each split and baseline.
 
-    >>> table([MeasuredBaseline("test", "perplexity", "unigram", 823.456, None)], "words").rows[0][2:]
+    >>> table([BesideRun(Baseline("test", "perplexity", "unigram", 823.456, "loss"), None)], "words").rows[0][2:]
     ['unigram', '823.46', '–']
     """
     rows = []
-    for own in baselines:
+    for own, run in baselines:
         is_share = own.measure != "perplexity"
-        figures = (figure(value, 2, 100 if is_share else 1) for value in (own.value, own.run))
+        figures = (figure(value, 2, 100 if is_share else 1) for value in (own.value, run))
         rows.append([own.split, f"{own.measure} (%)" if is_share else own.measure, own.name, *figures])
     return Table(title, ("split", "measure", "without context", "baseline", "run"), rows, text_columns=3)
 

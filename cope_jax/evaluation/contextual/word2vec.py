@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cope_jax.errors import ConfigError
+from cope_jax.models.embedder import Sentence, check_sentences
 from cope_jax.registry import check_at_least, unknown
 
 

@@ -4,7 +4,8 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import ContextFree, ContextMean, embed, occurrence_vectors
+from cope_jax.evaluation.contextual.embedders import embed, occurrence_vectors
+from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean
 from cope_jax.models.bert import Bert, BertConfig, BertEmbedder
 from cope_jax.models.elmo import Elmo, ElmoConfig, ElmoEmbedder
 from cope_jax.models.embedder import ModelEmbedder

@@ -25,7 +25,7 @@ def create(name, model, options, encoding="none"):
 def test_the_baseline_of_words_is_a_unigram():
     config = create("words", MODELS["rnn"][2], {"length": 8})
     task = tasks.create("words", length=8)
-    (baseline, _) = task_baselines.measure(task, config, {("validation", "loss"): 5.0, ("test", "loss"): 6.0}, 1)
+    ((baseline, run), _) = task_baselines.measure(task, config, {("validation", "loss"): 5.0, ("test", "loss"): 6.0}, 1)
     train, seen = wikitext.words(None, "train"), wikitext.words(None, "validation")[:64]
     counts = {word: 1 + train.count(word) for word in {*train, "<unk>"}}
     total = sum(counts.values())
@@ -35,12 +35,12 @@ def test_the_baseline_of_words_is_a_unigram():
     assert len(read_words) == len(seen)
     expected = np.exp(-np.mean([np.log(counts[word] / total) for word in read_words]))
     assert (baseline.split, baseline.measure) == ("validation", "perplexity")
-    assert baseline.value == pytest.approx(expected) and baseline.run == pytest.approx(np.exp(5.0))
+    assert baseline.value == pytest.approx(expected) and run == pytest.approx(np.exp(5.0))
 
 
 def test_the_baseline_of_both_directions_knows_the_ends_of_sentences():
     task = tasks.create("bilm", length=8, max_characters=12)
-    (baseline, _) = task_baselines.measure(task, create("bilm", MODELS["elmo"][2], {}), {}, 1)
+    ((baseline, run), _) = task_baselines.measure(task, create("bilm", MODELS["elmo"][2], {}), {}, 1)
     words = [
         [w for s in document for w in (*s, "</S>")]
         for document in sentences_by_corpus.documents("wikitext-2", None, "train")
@@ -50,7 +50,7 @@ def test_the_baseline_of_both_directions_knows_the_ends_of_sentences():
     forward = unigrams.probabilities([stream[i] for i in range(len(stream))], task.vocab_size)[""]
     assert forward[task.vocabulary.number("</S>")] == (train.count("</S>") + 1) / (len(train) + task.vocab_size)
     assert forward[task.vocabulary.number("<S>")] == 1 / (len(train) + task.vocab_size)
-    assert baseline.run is None and 20 < baseline.value < task.vocab_size
+    assert run is None and 20 < baseline.value < task.vocab_size
 
 
 def test_the_baseline_of_tags_is_the_words_majority(tmp_path):
@@ -63,9 +63,9 @@ def test_the_baseline_of_tags_is_the_words_majority(tmp_path):
     (tmp_path / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     task = tasks.create("tagging", length=12)
     run, source = task_baselines.run_figures(tmp_path)
-    found = {(one.split, one.name): one for one in task_baselines.measure(task, config, run, 1)}
+    found = {(one.split, one.name): (one.value, figure) for one, figure in task_baselines.measure(task, config, run, 1)}
     word = found["test", "most frequent of the word"]
-    assert (word.value, word.run) == (task.majority("test"), 0.25)  # of the last step that was measured
-    assert 0 < found["test", "most frequent tag"].value < word.value
-    assert found["validation", "most frequent of the word"].run is None
+    assert word == (task.majority("test"), 0.25)  # of the last step that was measured
+    assert 0 < found["test", "most frequent tag"][0] < word[0]
+    assert found["validation", "most frequent of the word"][1] is None
     assert source == "metrics.jsonl"
