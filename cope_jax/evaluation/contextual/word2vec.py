@@ -1,4 +1,4 @@
-"""Vectors of words that know no context: word2vec, and the words nearest to a word."""
+"""Vectors of words that know no context: word2vec, the words nearest to a word, embedders of such vectors."""
 
 import dataclasses
 import zlib
@@ -112,3 +112,55 @@ def normalise(vectors: np.ndarray) -> np.ndarray:
     vectors = np.asarray(vectors, np.float32)
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1)
+
+
+class ContextFree:
+    """A word has the same vector in every sentence: v(w | sentence) = E[w].
+
+    A word without a vector has that of its lower-case form, or else zeros, whose cosine with anything counts as 0.
+
+    >>> ContextFree({"play": np.array([3.0, 4.0])})([["Play", "on"]])[0].tolist()
+    [[[3.0, 4.0], [0.0, 0.0]]]
+    """
+
+    def __init__(self, vectors: Mapping[str, np.ndarray], name: str = "context-free"):
+        if not vectors:
+            raise ConfigError(f"{name} has no vectors: train them on text with more words, or lower the minimum count")
+        self.name = name
+        self.layers: tuple[str, ...] = ("static",)
+        self.vectors = vectors
+        self._zeros = np.zeros_like(next(iter(vectors.values())), np.float32)
+
+    def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
+        check_sentences(sentences)
+        return [np.stack([self._vector(word) for word in sentence]).astype(np.float32)[None] for sentence in sentences]
+
+    def _vector(self, word: str) -> np.ndarray:
+        return self.vectors[word] if word in self.vectors else self.vectors.get(word.lower(), self._zeros)
+
+
+class ContextMean:
+    """A word has the mean of its neighbours' static vectors, without its own: v(w_i) = mean_{j≠i} E[w_j].
+
+    It knows which words are around, and neither their order nor the word. Words without a vector count for nothing.
+
+    >>> vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0]), "c": np.array([0.0, 3.0])}
+    >>> ContextMean(vectors)([["a", "b", "c"]])[0][0, 0].tolist()
+    [0.0, 2.0]
+    """
+
+    def __init__(self, vectors: Mapping[str, np.ndarray], name: str = "mean of the context"):
+        self.name = name
+        self.layers: tuple[str, ...] = ("static",)
+        self._vectors = ContextFree(vectors, name)
+
+    def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
+        check_sentences(sentences)
+        found = []
+        for vectors_1LD in self._vectors(sentences):
+            has_vector_1L1 = vectors_1LD.any(axis=-1, keepdims=True).astype(np.float32)
+            count_1L1 = has_vector_1L1.sum(axis=1, keepdims=True) - has_vector_1L1
+            others_1LD = vectors_1LD.sum(axis=1, keepdims=True) - vectors_1LD
+            # Of a word alone the difference may leave rounding behind, which is no direction.
+            found.append(np.where(count_1L1 > 0, others_1LD / np.maximum(count_1L1, 1), 0).astype(np.float32))
+        return found
