@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cope_jax.ops.suffix_sum import suffix_sum
+from cope_jax.ops.sums import suffix_sum
 from flax import nnx
 
 from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare

@@ -8,7 +8,7 @@ import numpy as np
 import optax
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.models.test_model_files import noise
+from tests.exchange.test_formats import noise
 
 from cope_jax.encodings.earlier import earlier_path, earlier_tree, from_earlier
 from cope_jax.errors import ConfigError
