@@ -144,7 +144,7 @@ def test_the_table_and_the_figures_say_the_same(compiled):
 
 def test_the_notes_say_what_is_not_in_the_estimate(compiled):
     cycles = dataclasses.replace(compiled.program.cycles, without={"gather_fusion": 4.0, "reduce": 2.0})
-    program = dataclasses.replace(compiled.program, cycles=cycles, unknown_loops=3, turns={"near": 1.5})
+    program = dataclasses.replace(compiled.program, cycles=cycles, unknown_loops=3, turns={"diagonal": 1.5})
     chip = dataclasses.replace(CHIP, clock=1.5e9)
     text = "\n".join(report.notes(dataclasses.replace(compiled, topology=devices(chip), program=program)))
     assert "gather_fusion (4 times)" in text
