@@ -68,7 +68,7 @@ def test_checkpoints(spec, tmp_path):
 def test_another_model_is_still_an_error(tmp_path):
     model, state = saved("cope(npos_max=4)")
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(2, jax.tree.map(jax.numpy.asarray, earlier_tree(state, model)), {})
+        checkpoints.save(2, jax.tree.map(jax.numpy.asarray, earlier_tree(state, model)), {"seconds": 1.0})
         other, wanted = saved("cope(npos_max=5)")
         with pytest.raises(ConfigError, match="is of another model"):
             checkpoints.restore(wanted, other)

@@ -39,7 +39,7 @@ def test_larger_blocks_make_fewer_turns():
 
 
 def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
-    near = [count_turns(decoder(f"cope(npos_max={n})"), LENGTH)["near"] for n in (8, 64, 400)]
+    near = [count_turns(decoder(f"cope(npos_max={n})"), LENGTH)["diagonal"] for n in (8, 64, 400)]
     assert near[0] < near[1] < near[2]
     assert near[2] == sum(count_turns(decoder(), LENGTH).values())  # about half of the gates are open: it never settles
 
