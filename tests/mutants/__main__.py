@@ -29,6 +29,8 @@ from tests.mutants.trees import Tree, files
 ROOT = Path(__file__).parents[2]
 PRELOAD = ("jax", "flax.nnx", "optax", "chex", "orbax.checkpoint.v1", "grain", "ml_collections", "rich.table", "gensim")
 PRELOAD += ("matplotlib.pyplot", "sklearn.linear_model", "tensorflow_datasets", "torch", "transformers")
+OUTCOMES = NOT_EXECUTED, SURVIVED, CAUGHT = ("not executed", "survived", "caught")
+ALL = "all"  # tests that are not in the fault's folder
 LONGEST = 900.0  # seconds that a test may take when its lines are noted
 
 
@@ -107,10 +109,10 @@ class Suite:
                 chosen, total = [*chosen, name], total + cost
         return chosen
 
-    def attempt(self, tree: Tree, fault: Fault, near: bool, groups: Sequence[str], seconds: float) -> None:
+    def attempt(self, tree: Tree, fault: Fault, part: str, groups: Sequence[str], seconds: float) -> None:
         """Looks whether a test catches the fault."""
         known = {test: record for group in groups for test, record in self.records[group]["tests"].items()}
-        tests, spent, by = self.choose(fault, groups, seconds), 0.0, None
+        tests, spent, by, how = self.choose(fault, groups, seconds), 0.0, None, ""
 
         def patience(test: str) -> float:
             return 60.0 + 10.0 * known[test]["seconds"]
@@ -123,8 +125,8 @@ class Suite:
             if status in (0, 5):
                 break
             started = [report["started"] for report in reports if "started" in report]
-            by = started[-1] if started else "the import of a test"
-            again = started[-1:]
+            again, how = started[-1:], " (hangs)" if status == -signal.SIGALRM else ""
+            by = "".join(again) or "the import of a test"
             if not any(line.get("sound") == by for line in self.lines()):
                 status, cost, _ = tree.test(_files_of(again or tests), again, patience)
                 spent += cost
@@ -135,18 +137,24 @@ class Suite:
                     tests, by = [test for test in tests if test != by], None
                 else:
                     raise RuntimeError(f"pytest ended with {status}: see {tree.folder / 'output'}")
-        outcome = "caught" if by else "survived" if tests else "not executed"
+        outcome = CAUGHT if by else SURVIVED if tests else NOT_EXECUTED
         self.log(
-            fault=str(fault), near=near, outcome=outcome, by=by, tests=len(tests), budget=seconds, cpu=round(spent, 1)
+            fault=str(fault),
+            part=part,
+            outcome=outcome,
+            by=by and by + how,
+            tests=len(tests),
+            budget=seconds,
+            cpu=round(spent, 1),
         )
-        print(f"{outcome:12} {spent:5.1f} s  {fault}" + (f"  by {by}" if by else ""))
+        print(f"{outcome:12} {spent:5.1f} s  {fault}" + (f"  by {by}{how}" if by else ""))
 
-    def open_faults(self, drawn: Sequence[Fault], near: bool, seconds: float) -> list[Fault]:
+    def open_faults(self, drawn: Sequence[Fault], part: str, seconds: float) -> list[Fault]:
         """Those that are not caught and have not been looked at with as many seconds."""
         done = {
             line["fault"]
             for line in self.lines()
-            if "fault" in line and (line["outcome"] == "caught" or (line["near"] == near and line["budget"] >= seconds))
+            if "fault" in line and (line["outcome"] == CAUGHT or (line["part"] == part and line["budget"] >= seconds))
         }
         return [fault for fault in drawn if str(fault) not in done]
 
@@ -157,6 +165,10 @@ def _files_of(tests: Sequence[str]) -> list[str]:
 
 def _executes(lines: dict[str, list[int]], fault: Fault) -> bool:
     return any(fault.first <= line <= fault.last for line in lines.get(fault.path, ()))
+
+
+def _folder(path: str) -> str:
+    return Path(path.split("::")[0]).parts[1]
 
 
 def _distance(fault: Fault, test: str) -> int:
@@ -171,7 +183,6 @@ def parallel(jobs: int, tree: Callable[[int], Tree], function: Callable[..., Non
     taken = context.Value("i", 0)
 
     def work(job: int) -> None:
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
         own = tree(job)
         while True:
             with taken.get_lock():
@@ -205,17 +216,15 @@ def interval(share: float, count: int) -> tuple[float, float]:
 
 
 def summary(drawn: Sequence[Fault], lines: Sequence[dict[str, Any]]) -> Iterator[str]:
-    outcomes: dict[str, str] = {}
-    for line in lines:
-        if "fault" in line and outcomes.get(line["fault"]) not in ("caught", "survived"):
-            outcomes[line["fault"]] = line["outcome"]
+    tried = [(OUTCOMES.index(line["outcome"]), line["fault"]) for line in lines if "fault" in line]
+    outcomes = {fault: OUTCOMES[best] for best, fault in sorted(tried)}
     looked = [fault for fault in drawn if str(fault) in outcomes]
     for title, key in (("kind", lambda fault: fault.kind), ("folder", lambda fault: fault.path.split("/")[1])):
-        tally = collections.Counter((key(fault), outcomes[str(fault)] == "caught") for fault in looked)
+        tally = collections.Counter((key(fault), outcomes[str(fault)] == CAUGHT) for fault in looked)
         for name in sorted({name for name, _ in tally}):
             yield f"{title:7} {name:14} {tally[name, True]:4} of {tally[name, True] + tally[name, False]:4}"
-    yield from (f"{outcomes[str(fault)]}: {fault}" for fault in looked if outcomes[str(fault)] != "caught")
-    caught = sum(outcomes[str(fault)] == "caught" for fault in looked)
+    yield from (f"{outcomes[str(fault)]}: {fault}" for fault in looked if outcomes[str(fault)] != CAUGHT)
+    caught = sum(outcomes[str(fault)] == CAUGHT for fault in looked)
     low, high = interval(caught / len(looked), len(looked))
     cost = sum(line["cpu"] for line in lines if "fault" in line) / len(looked)
     yield (
@@ -236,6 +245,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants", help="where results are kept")
     args = parser.parse_args()
 
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the tests that run are ended too
     os.environ |= {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "agg"}
     warnings.simplefilter("ignore")
     for module in PRELOAD:
@@ -254,16 +264,19 @@ def main() -> None:
         return Tree(args.root.absolute(), out / "trees" / str(job), out / "compiled")
 
     groups = suite.groups(tree(0))
-    near = [group for group, tests in groups.items() if any(test.split("/")[1] in FOLDERS for test in tests)]
-    for part, is_near in ((near, True), ([group for group in groups if group not in near], False)):
-        new = [group for group in part if not suite.recorded(group)]
+    for folder in (*FOLDERS, ALL):
+        own = [group for group, tests in groups.items() if folder in (ALL, _folder(tests[0]))]
+        new = [group for group in own if not suite.recorded(group)]
         parallel(args.jobs, tree, lambda tree, group: suite.record(tree, group, groups[group]), new)
-        suite.load(part)
+        suite.load(own)
+        faults = [fault for fault in drawn if folder in (ALL, _folder(fault.path))]
 
-        def attempt(tree: Tree, fault: Fault, part: Sequence[str] = part, is_near: bool = is_near) -> None:
-            suite.attempt(tree, fault, is_near, part, args.seconds)
+        def attempt(tree: Tree, fault: Fault, part: str = folder) -> None:
+            home = _folder(fault.path)
+            chosen = [group for group, tests in groups.items() if (_folder(tests[0]) == home) == (part != ALL)]
+            suite.attempt(tree, fault, part, chosen, args.seconds)
 
-        parallel(args.jobs, tree, attempt, suite.open_faults(drawn, is_near, args.seconds))
+        parallel(args.jobs, tree, attempt, suite.open_faults(faults, folder, args.seconds))
     print(*summary(drawn, suite.lines()), sep="\n")
 
 
