@@ -10,6 +10,7 @@ content of the checkout: an interrupted run resumes.
 
 import argparse
 import collections
+import gc
 import hashlib
 import importlib
 import json
@@ -27,8 +28,16 @@ from tests.mutants.faults import FOLDERS, Fault, draw
 from tests.mutants.trees import Tree, files
 
 ROOT = Path(__file__).parents[2]
-PRELOAD = ("jax", "flax.nnx", "optax", "chex", "orbax.checkpoint.v1", "grain", "ml_collections", "rich.table", "gensim")
-PRELOAD += ("matplotlib.pyplot", "sklearn.linear_model", "tensorflow_datasets", "torch", "transformers")
+PRELOAD = ("hypothesis", "jax", "flax.nnx", "optax", "orbax.checkpoint.experimental.v1", "grain", "ml_collections")
+PRELOAD += (
+    "matplotlib.pyplot",
+    "rich.table",
+    "gensim.models",
+    "sklearn.linear_model",
+    "sklearn.svm",
+    "tensorflow_datasets",
+)
+PRELOAD += ("tensorboardX", "torch", "transformers")
 OUTCOMES = NOT_EXECUTED, SURVIVED, CAUGHT = ("not executed", "survived", "caught")
 ALL = "all"  # tests that are not in the fault's folder
 LONGEST = 900.0  # seconds that a test may take when its lines are noted
@@ -253,6 +262,7 @@ def main() -> None:
             importlib.import_module(module)
         except ImportError:
             pass
+    gc.freeze()  # pytest collects garbage before it ends: nothing of these
     content = hashlib.sha256()
     for name in files(args.root):
         if name.endswith(".py") and not name.startswith("tests/mutants/"):
