@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,7 +105,7 @@ def test_words_behind_the_end_are_zeros_in_every_layer():
     other = np.where((np.arange(LENGTH) < lengths[:, None])[..., None], rows, np.int32(98))
     run = jit(lambda rows: model().layers(rows, lengths))
     assert (other != rows).any()
-    jax.tree.map(np.testing.assert_array_equal, run(other), run(rows))
+    chex.assert_trees_all_equal(run(other), run(rows))
 
 
 @pytest.mark.newest

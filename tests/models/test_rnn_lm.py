@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -176,8 +177,8 @@ def test_reset_clears_the_state_of_its_rows():
     fresh, kept, mixed = (
         run("lstm", batch | {"reset": np.array(reset, np.float32)}, carry)[1] for reset in ([1] * 3, [0] * 3, [1, 0, 0])
     )
-    jax.tree.map(np.testing.assert_array_equal, fresh, run("lstm", batch)[1])
-    jax.tree.map(np.testing.assert_array_equal, kept, run("lstm", batch, carry)[1])
+    chex.assert_trees_all_equal(fresh, run("lstm", batch)[1])
+    chex.assert_trees_all_equal(kept, run("lstm", batch, carry)[1])
     for found, new, old in zip(*map(jax.tree.leaves, (mixed, fresh, kept)), strict=True):
         np.testing.assert_array_equal(found[0], new[0])
         np.testing.assert_array_equal(found[1:], old[1:])

@@ -1,3 +1,4 @@
+import chex
 import jax
 import numpy as np
 import pytest
@@ -21,8 +22,7 @@ def test_seeds_side_by_side_equal_single_runs():
         assert int(ours.step) == int(theirs.step) == 2
         np.testing.assert_array_equal(jax.random.key_data(ours.key), jax.random.key_data(theirs.key))
         # vmap sums in another order; Adam turns rounding of a tiny gradient into a share of the rate, 1e-2.
-        for a, b in zip(jax.tree.leaves(ours.params), jax.tree.leaves(theirs.params), strict=True):
-            np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6)
+        chex.assert_trees_all_close(ours.params, theirs.params, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.newest
@@ -32,8 +32,7 @@ def test_unstack_is_the_inverse_of_stack(width, rng):
     replicas = Replicas(width)
     back = replicas.unstack(replicas.stack(trees))
     assert len(back) == width
-    for ours, theirs in zip(back, trees, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
+    chex.assert_trees_all_equal(back, trees)
 
 
 @pytest.mark.newest

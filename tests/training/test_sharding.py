@@ -41,6 +41,7 @@ MESHES = {
     "sequence": {"sequence": 4},
     "all but data": {"fsdp": 2, "tensor": 2, "sequence": 2},
 }
+FAST = ("data", "all but data")
 MORE_MESHES = {
     "sequence, a token each": {"sequence": 8},
     "data and fsdp": {"data": 2, "fsdp": 4},
@@ -111,7 +112,9 @@ def assert_same_gradient(found, exact):
         np.testing.assert_allclose(found[1][name], expected, rtol=0, atol=1e-5 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize(
+    "axes", [axes if name in FAST else pytest.param(axes, marks=pytest.mark.slow) for name, axes in MESHES.items()]
+)
 def test_loss_and_gradients_equal_those_of_one_device(axes):
     assert_same_gradient(gradient(program(mesh_config(axes))), gradient(program(ONE)))
 
@@ -140,7 +143,11 @@ def test_recomputing_on_a_mesh_changes_nothing(remat):
 
 @pytest.mark.parametrize(
     "axes",
-    [{}, {"data": 2, "fsdp": 2}, pytest.param(MESHES["all but data"], marks=pytest.mark.slow)],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"data": 2, "fsdp": 2},
+        pytest.param(MESHES["all but data"], marks=pytest.mark.slow),
+    ],
     ids=["one device", "data and fsdp", "all but data"],
 )
 def test_microbatches_add_up_to_the_batch(axes):
@@ -188,7 +195,7 @@ def start(width=1):
     return made, made.init([3, 4][:width])
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_first_state_lies_as_state_shapes_says(width):
     made, state = start(width)
     shapes = named(made.state_shapes())
