@@ -85,12 +85,11 @@ class KeyBlock:
 
 def along_sequence(change: Callable[[Array, int], Array], block: T) -> T:
     """Changes each array, given its axis of the sequence."""
-    changed = {
-        name: jax.tree.map(lambda x, axis=axis: change(x, axis), getattr(block, name))
-        for name, axis in _AXES.items()
-        if hasattr(block, name)
-    }
-    return dataclasses.replace(block, **changed)
+
+    def along(name: str) -> Any:
+        return jax.tree.map(lambda x: change(x, _AXES[name]), getattr(block, name))
+
+    return dataclasses.replace(block, **{field.name: along(field.name) for field in dataclasses.fields(block)})
 
 
 def _cut(block: T, start: Array | int, size: int) -> T:

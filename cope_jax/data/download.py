@@ -14,12 +14,8 @@ from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
 
-_SECONDS = 30
-"""How long a server may take to answer, or to send more."""
-
-_WORK = ".download-"
-"""What names of folders begin with in which downloads are at work."""
-
+_SECONDS = 30  # that a server may take to answer, or to send more
+_WORK = ".download-"  # what names of folders begin with in which downloads are at work
 _DAY = 24 * 60 * 60
 
 

@@ -69,7 +69,7 @@ def save(
       config: of the model.
       params: nested dicts like `nnx.to_pure_dict` of a `Decoder`.
       architecture: "gpt2" or "llama".
-      tokens: what `tensor_files.read_tokens` gives, to be kept in config.json.
+      tokens: what `safetensors_io.read_tokens` gives, to be kept in config.json.
 
     Raises:
       ConfigError: choices that the format has no words for.

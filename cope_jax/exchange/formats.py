@@ -86,7 +86,7 @@ def save(
       config: of a registered model.
       params: nested dicts like `nnx.to_pure_dict` of the model.
       form: a name of `FORMATS`.
-      tokens: what `tensor_files.read_tokens` gives, to be kept in config.json.
+      tokens: what `safetensors_io.read_tokens` gives, to be kept in config.json.
 
     Raises:
       ConfigError: the format has no words for such a model, or the parameters are not those of the config.

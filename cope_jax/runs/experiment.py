@@ -37,8 +37,8 @@ class Experiment:
 
     >>> import cope_jax as cj
     >>> experiment = cj.Experiment(cj.config("quick", encoding="rope", task={"options": {"num_tokens": 4}}))
-    >>> experiment.task.name, experiment.parameters()
-    ('selective_copy', 102544)
+    >>> experiment.task.name, experiment.label
+    ('selective_copy', 'decoder, rope')
 
     `experiment.train("runs/rope")` then trains it, and `experiment.evaluate("runs/rope")` measures it anew.
 

@@ -17,6 +17,12 @@ from cope_jax.models import MODELS
 from cope_jax.registry import unknown
 from cope_jax.training.config import ExperimentConfig
 
+GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
+"""What optimizers of large language models have in common (arXiv 2005.14165)."""
+
+BERT: Mapping[str, Any] = {"schedule": "linear", "epsilon": 1e-6, "weight_decay": 0.01, "decayed": "weights"}
+"""What BERT's optimizers have in common (arXiv 1810.04805)."""
+
 
 def config(name: str, **changes: Any) -> ExperimentConfig:
     """The config of a file of experiments/configs, with changes.

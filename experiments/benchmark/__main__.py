@@ -9,28 +9,17 @@ PyTorch's contenders take part. Ctrl-C ends it, and what was measured is kept.
 """
 
 import dataclasses
-import os
 import sys
 from pathlib import Path
 
 from absl import flags
 from rich.console import Console
 
-from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record, write_atomically
 from cope_jax.training.preemption import Interrupted, Interruption
-from experiments.benchmark import (
-    benchmark_report,
-    contenders,
-    decoding,
-    devices,
-    memory_use,
-    process,
-    timing,
-    training_steps,
-)
+from experiments.benchmark import benchmark_report, contenders, devices, memory_use, process, timing, training_steps
 from experiments.benchmark.workloads import Problem, Recipe, cores, read_problems
 from experiments.cli import entry
 
@@ -87,13 +76,12 @@ def main() -> None:
         process.restart(["-m", "experiments.benchmark", *sys.argv[1:]], _DEVICES.value or cores())
     shared = devices.choose(_DEVICES.value)
     workdir = Path(_WORKDIR.value)
-    make_folder(workdir)
     facts, results, cases = process.facts(), timing.Results(), []
     if "attention" in _ONLY.value:
         split = [dataclasses.replace(problem, devices=shared) for problem in timed]
         cases += contenders.cases(split, names, reference)
     if "decode" in _ONLY.value:
-        cases += [case for problem in decoded for case in decoding.cases(problem, labels)]
+        cases += [contenders.decoding_case(problem, labels) for problem in decoded]
     if "train" in _ONLY.value:
         cases += training_steps.cases(recipes, labels, shared)
 
@@ -104,7 +92,7 @@ def main() -> None:
         write(workdir, facts, results)
 
     try:
-        with Interruption() as interruption:
+        with workdirs.locked(workdir), Interruption() as interruption:
             timing.run(cases, _ROUNDS.value, results, stop, keep)
             if "memory" in _ONLY.value and not stop():
                 memory_use.run(weighed, names, results, stop, keep)
@@ -122,22 +110,11 @@ def _problems(lengths: "flags.FlagHolder[list[str]]") -> list[Problem]:
     return read_problems(lengths.name, lengths.value, _NPOS_MAX.value, *sizes)
 
 
-def make_folder(workdir: Path) -> None:
-    """Creates the folder of the report; ConfigError if that cannot be."""
-    try:
-        workdir.mkdir(parents=True, exist_ok=True)
-        if not os.access(workdir, os.W_OK):
-            raise PermissionError(13, "Permission denied")
-    except OSError as error:
-        raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
-
-
 def write(workdir: Path, facts: Record, results: timing.Results) -> None:
     """Writes everything that was measured so far."""
-    content = {"environment": facts, "records": results.records, "left_out": results.left_out, "notes": results.noted}
+    content = {"environment": facts, "records": results.records, "left_out": results.left_out, "notes": results.notes}
     workdirs.write_json(workdir / "benchmark.json", content)
-    text = benchmark_report.markdown(results.records, results.reasons(), facts, results.notes())
-    write_atomically(workdir / "benchmark.md", text)
+    write_atomically(workdir / "benchmark.md", benchmark_report.markdown(results.records, *results.lines(), facts))
 
 
 def show(workdir: Path, facts: Record, results: timing.Results) -> None:
@@ -145,8 +122,9 @@ def show(workdir: Path, facts: Record, results: timing.Results) -> None:
     console = Console(highlight=False)
     for table in benchmark_report.tables(results.records):
         console.print(table.rich())
-    lines = [*(f"left out: {reason}" for reason in results.reasons()), *results.notes(), *process.warnings(facts)]
-    for line in [*lines, facts["process"], f"written: {workdir}/benchmark.json, benchmark.md"]:
+    reasons, notes = results.lines()
+    lines = [*(f"left out: {reason}" for reason in reasons), *notes, *process.warnings(facts), facts["process"]]
+    for line in [*lines, f"written: {workdir}/benchmark.json, benchmark.md"]:
         console.print(line, markup=False, soft_wrap=True)
 
 

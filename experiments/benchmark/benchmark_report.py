@@ -16,25 +16,20 @@ FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, where a narrow ter
 
 _SIZES = "B{batch} H{heads} K{head_dim}, {dtype}, npos_max {npos_max}, {devices}"
 _TIMES = "time, and times that of {reference}"
+_BYTES = "of the process beyond its inputs, and XLA's temporaries"
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
     """A table for each section, what was timed in it, and size of CoPE's table."""
     return [
         *_tables(records, "attention", "length", f"Attention, {{what}}, causal, {_SIZES}: {_TIMES}", _time),
-        *_tables(
-            records,
-            "memory",
-            "length",
-            f"Memory of {{what}}, {_SIZES}: of the process beyond its inputs, and XLA's temporaries",
-            _memory,
-        ),
+        *_tables(records, "memory", "length", f"Memory of {{what}}, {_SIZES}: {_BYTES}", _memory),
         *_tables(records, "decode", "context", f"Decoding, {{what}}, {_SIZES}: {_TIMES}", _time),
         *_tables(records, "train", "recipe", f"Training, {{what}}, {{devices}}: {_TIMES}", _time),
     ]
 
 
-def markdown(records: Sequence[Record], reasons: Sequence[str], environment: Record, notes: Sequence[str] = ()) -> str:
+def markdown(records: Sequence[Record], reasons: Sequence[str], notes: Sequence[str], environment: Record) -> str:
     """The whole report."""
     facts = [f"{name.replace('_', ' ')}: {value}" for name, value in environment.items()]
     parts = ["# Benchmark", *(table.markdown() for table in tables(records))]
@@ -77,11 +72,7 @@ def milliseconds(seconds: float) -> str:
 
 
 def times(ratio: float | None) -> str:
-    """A ratio, as text.
-
-    >>> times(2.0)
-    '2.00×'
-    """
+    """A ratio, as text."""
     return MISSING if ratio is None else f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.0f}×"
 
 

@@ -6,6 +6,7 @@ devices, and a ring splits the sequence.
 """
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,7 +16,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax import encodings
-from cope_jax.attention import attend
+from cope_jax.attention import Cache, attend, attend_cached, create_cache
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
@@ -64,6 +65,13 @@ def cases(problems: Sequence[Problem], names: Sequence[str], reference: str) -> 
         )
         for problem in problems
     ]
+
+
+def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:
+    """Attention of one new token to a cache of a context of the problem's length, with each encoding."""
+    fields = {"section": "decode", "context": problem.length, **problem.fields()}
+    builds = {spec: functools.partial(decode, spec, problem) for spec in specs}
+    return Case(fields, builds, specs[0], cost=problem.length * 100)
 
 
 def find(name: str) -> Contender:
@@ -161,6 +169,36 @@ def _tasks(plan: Plan, problem: Problem) -> Mapping[str, Task]:
         BACKWARD: Compiled(forward_and_backward, params, q, k, v, cotangent, plan=plan),
     }
     return WithNote(tasks, plan.note) if plan.note else tasks
+
+
+def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
+    """Enters a token as the last of L and attends to all of them; the cache is updated in place.
+
+    The task returns out_B1HK. Every call enters the same token anew, so the context does not grow.
+    """
+    merge, params = problem.encoding(spec)
+    q, k, v, _ = (jnp.asarray(array, problem.dtype) for array in problem.arrays())
+
+    def enter(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> Cache:
+        positions_BL = cache.filled + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
+        return cache.enter(positions_BL).append(q, k, v, encoding=merge(params))
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def run(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Cache]:
+        cache = enter(params, cache, q, k, v)
+        out = attend_cached(q, cache, encoding=merge(params), embedded=True)
+        return out, dataclasses.replace(cache, filled=cache.filled - 1)
+
+    empty = create_cache(merge(params), batch=problem.batch, capacity=problem.length, dtype=problem.dtype)
+    cache = jax.jit(enter)(params, empty, q[:, :-1], k[:, :-1], v[:, :-1])
+    token = q[:, -1:], k[:, -1:], v[:, -1:]
+
+    def task() -> jax.Array:
+        nonlocal cache
+        out, cache = run(params, cache, *token)
+        return jax.block_until_ready(out)
+
+    return {"attention of one token": task}
 
 
 def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, Task]:

@@ -3,8 +3,8 @@
 python -m experiments.benchmark.memory_use CONTENDER PROBLEM_AS_JSON
 """
 
+import contextlib
 import json
-import resource
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -34,7 +34,7 @@ def run(
                 if stop():
                     return
                 if "reason" in measured:
-                    results.leave_out(fields, name, measured["reason"])
+                    results.left_out.append({**fields, "contender": name, **measured})
                 else:
                     results.records.append({**fields, "contender": name, "what": BACKWARD, **measured})
                 bar.update(problem.length)
@@ -64,23 +64,19 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
         temp_bytes = getattr(task, "temp_bytes", None)  # compiles
     except (LeftOut, ConfigError) as reason:
         return {"reason": str(reason)}
-    try:  # resident memory of now becomes the peak, where the system can: else compilation counts
-        Path("/proc/self/clear_refs").write_text("5")
-    except OSError:
-        pass
-    start_bytes = _peak()
+    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not forget.exists():
+        return {"reason": "the peak of resident memory is known on Linux only"}
+
+    def peak() -> int:
+        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+
+    with contextlib.suppress(OSError):
+        forget.write_text("5")  # the resident memory of now becomes the peak: else compilation counts
+    start_bytes = peak()
     task()
     task()
-    return {"temp_bytes": temp_bytes, "start_bytes": start_bytes, "peak_bytes": _peak()}
-
-
-def _peak() -> int:
-    try:
-        lines = Path("/proc/self/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak if sys.platform == "darwin" else peak * 1024
+    return {"temp_bytes": temp_bytes, "start_bytes": start_bytes, "peak_bytes": peak()}
 
 
 if __name__ == "__main__":

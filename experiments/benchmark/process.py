@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from cope_jax.runs.records import Record, environment
-from experiments.benchmark.workloads import cores, free_memory, gibibytes
+from experiments.benchmark.workloads import cores, free_memory
 
 _ALLOCATOR = {
     "MALLOC_TOP_PAD_": str(256 * 2**20),
@@ -67,12 +67,13 @@ def describe(environment: Mapping[str, str] = os.environ) -> str:
 
 def facts() -> Record:
     """All that the figures depend on beside the code; `load_average` is that of before."""
+    installed = {found.name.lower(): found.version for found in importlib.metadata.distributions()}
     return {
         **environment(),
-        **{name: _version(name) for name in ("torch", "x-transformers")},
+        **{name: installed.get(name) for name in ("torch", "x-transformers")},
         "processor": _processor(),
         "cores": cores(),
-        "free_memory": f"{gibibytes(free_memory())} GiB",
+        "free_memory": f"{free_memory() / 2**30:.1f} GiB",
         "process": describe(),
         "load_average": os.getloadavg()[0],
         "flags": " ".join(sys.argv[1:]),
@@ -82,29 +83,18 @@ def facts() -> Record:
 def warnings(found: Record) -> list[str]:
     """What speaks against the figures.
 
-    >>> warnings({"load_average": 3.21, "cores": 2})
-    ['the machine was busy before (load 3.2 on 2 cores): do not trust these times']
-    >>> warnings({"load_average": 0.5, "cores": 2})
-    []
+    >>> warnings({"load_average": 3.21, "cores": 2}), warnings({"load_average": 0.5, "cores": 2})
+    (['the machine was busy before (load 3.2 on 2 cores): do not trust these times'], [])
     """
     load, own = found["load_average"], found["cores"]
     busy = f"the machine was busy before (load {load:.1f} on {own} cores): do not trust these times"
     return [busy] if load > own / 2 else []
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _processor() -> str:
     """The name of the processor, as far as the system tells."""
-    try:
-        found = re.search(r"^model name\s*: (.*)", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    except OSError:
-        found = None
+    file = Path("/proc/cpuinfo")
+    found = re.search(r"^model name\s*: (.*)", file.read_text() if file.exists() else "", re.MULTILINE)
     return found[1] if found else platform.processor()
 
 

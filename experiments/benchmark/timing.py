@@ -58,19 +58,11 @@ class Results:
 
     records: list[Record] = dataclasses.field(default_factory=list)
     left_out: list[Record] = dataclasses.field(default_factory=list)
-    noted: list[Record] = dataclasses.field(default_factory=list)
+    notes: list[Record] = dataclasses.field(default_factory=list)
 
-    def leave_out(self, fields: Record, contender: str, reason: object) -> None:
-        """Notes that a contender does not take part in the case of these fields."""
-        self.left_out.append({**fields, "contender": contender, "reason": str(reason)})
-
-    def reasons(self) -> list[str]:
-        """A line for each contender that was left out and reason."""
-        return _lines(self.left_out, "reason")
-
-    def notes(self) -> list[str]:
-        """A line for each contender and note."""
-        return _lines(self.noted, "note")
+    def lines(self) -> tuple[list[str], list[str]]:
+        """A line for each contender that was left out and reason, and for each contender and note."""
+        return _lines(self.left_out, "reason"), _lines(self.notes, "note")
 
 
 def _lines(rows: Sequence[Record], field: str) -> list[str]:
@@ -89,14 +81,9 @@ def progress(total: float) -> Any:
 def run(
     cases: Sequence[Case], rounds: int, results: Results, stop: Callable[[], bool], keep: Callable[[], Any]
 ) -> None:
-    """Times all cases, with a progress bar; ends early, with the rounds that are complete, where `stop` says so.
+    """Times all cases, each contender in so many turns or `rounds`, and calls `keep` after each case.
 
-    Args:
-      cases: in the order in which they run.
-      rounds: turns of each contender.
-      results: grow.
-      stop: asked after each round.
-      keep: is called after each case.
+    Ends early, with the rounds that are complete, where `stop`, which is asked after each round, says so.
     """
     if not cases:
         return
@@ -116,14 +103,14 @@ def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], a
         try:
             built = build()
             if isinstance(built, WithNote):
-                results.noted.append({**case.fields, "contender": name, "note": built.note})
+                results.notes.append({**case.fields, "contender": name, "note": built.note})
             for what, task in built.items():
                 task()  # compiles, and fills the caches
                 tasks[name, what] = task
                 if stop():
                     return
         except (LeftOut, ConfigError) as reason:
-            results.leave_out(case.fields, name, reason)
+            results.left_out.append({**case.fields, "contender": name, "reason": str(reason)})
     advance()
     seconds: dict[tuple[str, str], list[float]] = {key: [] for key in tasks}
     for measured in interleave(tasks, rounds):

@@ -22,7 +22,7 @@ def cope_listing(problem: Problem) -> Mapping[str, Task]:
     """
     problem.check_square(OF_COPE)
     table_NK = _table(problem)
-    later_LL = torch.full((problem.length, problem.length), -torch.inf, dtype=_dtype(problem)).triu(1)
+    later_LL = torch.full((problem.length, problem.length), -torch.inf, dtype=getattr(torch, problem.dtype)).triu(1)
 
     def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         logits = q @ k.mT / problem.head_dim**0.5 + later_LL
@@ -54,7 +54,7 @@ def sdpa_with_rope(problem: Problem) -> Mapping[str, Task]:
     half = problem.head_dim // 2
     frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(problem.length, dtype=torch.float64)[:, None] * frequencies
-    cos, sin = (turn.to(_dtype(problem)) for turn in (angles.cos(), angles.sin()))
+    cos, sin = (turn.to(getattr(torch, problem.dtype)) for turn in (angles.cos(), angles.sin()))
 
     def rotate(x: torch.Tensor) -> torch.Tensor:
         first, second = x.chunk(2, dim=-1)
@@ -123,20 +123,17 @@ def use_all_cores() -> None:
     torch.set_num_threads(cores())
 
 
-def _dtype(problem: Problem) -> torch.dtype:
-    return getattr(torch, problem.dtype)
-
-
 def _table(problem: Problem) -> torch.Tensor:
     table_NK = torch.from_numpy(problem.parameter((problem.npos_max, problem.head_dim)))
-    return table_NK.to(_dtype(problem)).requires_grad_()
+    return table_NK.to(getattr(torch, problem.dtype)).requires_grad_()
 
 
 def _tasks(attention: Callable[..., torch.Tensor], problem: Problem, *params: torch.Tensor) -> Mapping[str, Task]:
     """Tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K]; what they return is in ours."""
     use_all_cores()
     q, k, v, cotangent = (
-        torch.from_numpy(array).transpose(1, 2).to(_dtype(problem)).contiguous() for array in problem.arrays()
+        torch.from_numpy(array).transpose(1, 2).to(getattr(torch, problem.dtype)).contiguous()
+        for array in problem.arrays()
     )
     inputs = [q.requires_grad_(), k.requires_grad_(), v.requires_grad_()]
 

@@ -78,12 +78,10 @@ class Problem:
 
     def check_square(self, matrices: int) -> None:
         """Raises LeftOut if that many matrices of all pairs would take more than half of the memory that is free."""
-        needed = 4 * matrices * self.batch * self.heads * self.length**2
-        free = free_memory()
+        needed, free = 4.0 * matrices * self.batch * self.heads * self.length**2, free_memory()
         if needed > free / 2:
-            raise LeftOut(
-                f"holds the pairs of all tokens, about {gibibytes(needed)} GiB, and {gibibytes(free)} GiB are free"
-            )
+            needed, free = needed / 2**30, free / 2**30
+            raise LeftOut(f"holds the pairs of all tokens, about {needed:.1f} GiB, and {free:.1f} GiB are free")
 
     def fields(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -91,12 +89,7 @@ class Problem:
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A file of experiments/configs, and a batch of its task.
-
-    Attributes:
-      name: of the file.
-      config: its content, with the batch size of the benchmark.
-    """
+    """A file of experiments/configs by its name, and its config with the batch size of the benchmark."""
 
     name: str
     config: ExperimentConfig
@@ -173,15 +166,6 @@ def free_memory() -> float:
         except (OSError, StopIteration):
             return math.inf
     return 1024.0 * kibibytes
-
-
-def gibibytes(count: float) -> str:
-    """Bytes in GiB, as text.
-
-    >>> gibibytes(3.25 * 2**30)
-    '3.2'
-    """
-    return f"{count / 2**30:.1f}"
 
 
 def cores() -> int:

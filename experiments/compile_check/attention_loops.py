@@ -1,6 +1,7 @@
 """How often the loops of attention turn whose number of turns the data decide."""
 
 import collections
+import itertools
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -50,7 +51,7 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
     features, _ = encoding.features(jnp.zeros((1, length, block.model_dim)), q_BLHK, k_BMGK, k_BMGK, None)
     options: Any = {"implementation": name, "features": features, "embedded": True, "blocks": block.attention_blocks}
     starts, turns = collections.Counter[int](), collections.Counter[int]()
-    while_loop, numbers = jax.lax.while_loop, iter(range(1000))
+    while_loop, numbers = jax.lax.while_loop, itertools.count()
 
     def counted(condition: Callable[[Any], Any], body: Callable[[Any], Any], state: Any) -> Any:
         number = next(numbers)

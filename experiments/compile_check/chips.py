@@ -8,7 +8,7 @@ import dataclasses
 import importlib.util
 import os
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
@@ -96,14 +96,8 @@ device_description_str: "{name}"
 """
 
 
-@dataclasses.dataclass(frozen=True)
-class Topology:
-    """Devices of one kind.
-
-    Attributes:
-      name: as "v5e:4x4".
-      devices: as a mesh takes them; they can be compiled for, and no more.
-    """
+class Topology(NamedTuple):
+    """Devices of one kind, named as "v5e:4x4", as a mesh takes them; they can be compiled for, and no more."""
 
     name: str
     chip: Chip
@@ -151,12 +145,13 @@ def describe(name: str) -> Topology:
     jax.config.update("jax_platforms", "cpu")
     options: dict[str, Any] = {"topology_name": name, **chip.options}
     if chip.platform == "tpu":
-        _need("libtpu", "compiling for TPUs needs libtpu: pip install 'cope-jax[tpu-compile]'")
+        if importlib.util.find_spec("libtpu") is None:
+            raise ConfigError("compiling for TPUs needs libtpu: pip install 'cope-jax[tpu-compile]'")
         os.environ.update(_TPU_ENVIRONMENT)
     else:
         plugin = f"pip install 'jax-cuda13-plugin[with-cuda]=={jax.__version__}'"
-        _need("jax_plugins", f"compiling for GPUs needs CUDA's compiler: {plugin}")
-        _need("jax_plugins.xla_cuda13", f"compiling for GPUs needs CUDA's compiler: {plugin}")
+        if not all(importlib.util.find_spec(module) for module in ("jax_plugins", "jax_plugins.xla_cuda13")):
+            raise ConfigError(f"compiling for GPUs needs CUDA's compiler: {plugin}")
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
         kind = name.partition(":")[0]
         options = {"topology_name": kind, "topology": f"1x1x{shape}", "target_config": target_config(chip)}
@@ -174,8 +169,3 @@ def target_config(chip: Chip) -> str:
     True
     """
     return _HOPPER.format(name=chip.name, memory=chip.hbm_bytes, bandwidth=chip.hbm_bandwidth)
-
-
-def _need(module: str, message: str) -> None:
-    if importlib.util.find_spec(module) is None:
-        raise ConfigError(message)

@@ -1,12 +1,10 @@
-"""What a compiled program does on one chip: arithmetic, messages between chips, and the compiler's own estimate."""
+"""What a compiled program does on one chip: messages between chips, and the compiler's estimate of its work."""
 
 import collections
 import dataclasses
 import math
 import re
 from collections.abc import Iterable
-
-import numpy as np
 
 from experiments.compile_check.hlo import Computation, Instruction
 from experiments.compile_check.trip_counts import Visit
@@ -96,70 +94,6 @@ def _group(instruction: Instruction, devices: int) -> int:
         parts = [int(size) for size in re.findall(r":\(\d+\)(\d+)", mesh[2])]
         return math.prod([sizes[name] for name in named]) * math.prod(parts)
     return devices
-
-
-def flops(visits: Iterable[Visit]) -> float:
-    """Floating-point operations of all matrix products, two for each multiplication and addition."""
-    products = {"dot": _dot_products, "convolution": _convolution_products}
-    return sum(
-        2.0 * visit.times * products[visit.instruction.opcode](visit.computation, visit.instruction)
-        for visit in visits
-        if visit.instruction.opcode in products
-    )
-
-
-def _dot_products(computation: Computation, instruction: Instruction) -> float:
-    summed = (instruction.attribute(r"lhs_contracting_dims=\{([\d,]*)\}") or "").split(",")
-    left = computation.inputs(instruction)[0]
-    return instruction.shapes[0].size * math.prod(left.sizes[int(axis)] for axis in summed if axis)
-
-
-def _convolution_products(computation: Computation, instruction: Instruction) -> float:
-    """Of a convolution, for as such TPUs write matrix products: batches become windows that pad and dilate.
-
-    Only places of a window count that meet an entry of the input, not padding, nor the gaps of a dilation.
-    """
-    left, right = computation.inputs(instruction)[:2]
-    out, labels = instruction.shapes[0], re.search(r"dim_labels=([\w?]+)_(\w+)->(\w+)", instruction.attributes)
-    assert labels is not None, instruction.attributes
-
-    def window(name: str, default: str) -> list[str]:
-        text = instruction.attribute(rf"window=\{{[^}}]*\b{name}=([\d_x\-]+)")
-        return text.split("x") if text else [default] * (len(out.sizes) - 2)
-
-    groups = int(instruction.attribute(r"batch_group_count=(\d+)") or 1)
-    pairs = out.sizes[labels[3].index("b")] * out.sizes[labels[3].index("f")] * right.sizes[labels[2].index("i")]
-    met = 1
-    axes = zip(
-        sorted(letter for letter in labels[2] if letter.isdigit()),
-        *(window(name, default) for name, default in _WINDOW.items()),
-        strict=True,
-    )
-    for axis, pad, stride, lhs_dilate, rhs_dilate in axes:
-        met *= _meetings(
-            inputs=left.sizes[labels[1].index(axis)],
-            kernel=right.sizes[labels[2].index(axis)],
-            outputs=out.sizes[labels[3].index(axis)],
-            pad=int(pad.split("_")[0]),
-            stride=int(stride),
-            lhs_dilate=int(lhs_dilate),
-            rhs_dilate=int(rhs_dilate),
-        )
-    return pairs / groups * met
-
-
-_WINDOW = {"pad": "0_0", "stride": "1", "lhs_dilate": "1", "rhs_dilate": "1"}
-
-
-def _meetings(inputs: int, kernel: int, outputs: int, pad: int, stride: int, lhs_dilate: int, rhs_dilate: int) -> int:
-    """How many pairs of a place of the output and a place of the kernel meet an entry of the input.
-
-    >>> _meetings(inputs=8, kernel=8, outputs=8, pad=0, stride=7, lhs_dilate=8, rhs_dilate=1)
-    8
-    """
-    starts = np.arange(outputs) * stride - pad
-    found = (divmod(starts + place * rhs_dilate, lhs_dilate) for place in range(kernel))
-    return sum(int(np.sum((gap == 0) & (at >= 0) & (at < inputs))) for at, gap in found)
 
 
 def estimated_cycles(visits: Iterable[Visit]) -> tuple[float, dict[str, float]]:

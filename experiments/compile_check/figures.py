@@ -1,6 +1,5 @@
 """A training step compiled for a topology: what its program tells, as plain figures, and these as text."""
 
-import math
 import re
 import time
 from typing import Any
@@ -83,7 +82,6 @@ def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
     visits = list(trip_counts.walk(Module.parse(text), turns_of(turns)))
     cycles, without = costs.estimated_cycles(visits)
     return {
-        "flops_per_device": costs.flops(visits),
         "collectives": [
             {"kind": c.kind, "group": c.group, "count": c.count, "payload_bytes": c.payload, "sent_bytes": c.sent}
             for c in costs.collectives(visits, devices)
@@ -97,24 +95,22 @@ def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
 def predict(figures: Figures) -> Figures:
     """Figures with times: of computing, of messages, and of the step with all messages hidden or none.
 
-    Computing: the compiler's cycles over the clock; where it states none, the FLOPs at the device's peak. Messages, one
+    Computing: the compiler's cycles over the clock; where it states none, the model's FLOPs at the peak. Messages, one
     after another, at the bandwidth of a ring. MFU is 1 at the peak. Without a clock and a peak no more is known.
     """
     messages = sum(c["sent_bytes"] for c in figures["collectives"]) / figures["ring_bandwidth"]
-    compute, peak = None, figures["peak_flops"]
-    if figures["clock"] and figures["estimated_cycles"]:
-        compute = figures["estimated_cycles"] / figures["clock"]
-    elif peak:
-        compute = figures["flops_per_device"] / peak
+    peak = figures["peak_flops"]
+    at_peak = figures["model_flops"] / (figures["devices"] * peak) if peak else None
+    cycles = figures["clock"] and figures["estimated_cycles"]
+    compute = cycles / figures["clock"] if cycles else at_peak
     figures = figures | {"compute_seconds": compute, "collective_seconds": messages}
     if compute is None:
         return figures
     steps = [max(compute, messages), compute + messages]
-    used = figures["model_flops"] / (figures["devices"] * peak) if peak else None
     return figures | {
         "step_seconds": steps,
         "tokens_per_second": [figures["batch_size"] * figures["length"] / seconds for seconds in steps],
-        "mfu": [used and used / seconds for seconds in steps],
+        "mfu": [at_peak and at_peak / seconds for seconds in steps],
     }
 
 
@@ -162,7 +158,6 @@ def _work(figures: Figures) -> list[tuple[str, str]]:
         ("temporaries", size(memory["temporaries"])),
         ("program", size(memory["program"])),
         ("peak, of the device's memory", f"{size(memory['peak'])}, {memory['peak'] / hbm:.0%} of {size(hbm)}"),
-        ("FLOPs of a device, in the program", number(figures["flops_per_device"])),
         *(
             (f"{c['kind']} among {c['group']}", f"{c['count']:,.0f} times, {size(c['sent_bytes'])} sent")
             for c in figures["collectives"]
@@ -175,7 +170,7 @@ def notes(figures: Figures) -> list[str]:
     if "bytes" not in figures:
         return []
     estimated = f"the compiler's estimated_cycles, times the turns of loops, at {(figures['clock'] or 0) / 1e9:g} GHz"
-    by_peak = "the FLOPs of the matrix products at the device's peak; this compiler estimates no times"
+    by_peak = "the model's FLOPs, by formula, at the device's peak; this compiler estimates no times"
     found = [
         "Sent: bytes that a device sends by the ring algorithm, over all turns of all loops.",
         f"Messages: sent bytes at {figures['ring_bandwidth'] / 1e9:g} GB/s, one after another.",
@@ -210,15 +205,8 @@ def size(count: float) -> str:
 
 
 def number(count: float) -> str:
-    """A large number as text.
-
-    >>> number(1.25e15), number(0)
-    ('1.25e15', '0')
-    """
-    if not count:
-        return "0"
-    power = math.floor(math.log10(count))
-    return f"{count / 10**power:.2f}e{power}"
+    """A large number as text, as "1.25e15"."""
+    return re.sub(r"e\+0?", "e", f"{count:.2e}")
 
 
 def seconds(count: float) -> str:

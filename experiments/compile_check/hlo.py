@@ -77,8 +77,7 @@ class Instruction:
         """The instruction that is written behind `name =`."""
         shape, rest = _split(text) if text.startswith("(") else text.split(" ", 1)
         opcode = _OPCODE.match(rest)
-        if opcode is None:
-            raise ValueError(f"not an HLO instruction: {text[:200]}")
+        assert opcode is not None, text[:200]
         arguments, attributes = _split(rest[opcode.end() - 1 :])
         return cls(name, Shape.all(shape), opcode["opcode"], arguments[1:-1], attributes)
 

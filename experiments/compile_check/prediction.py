@@ -1,14 +1,8 @@
-"""How a training step scales, on paper: from programs that were compiled for some numbers of devices.
+"""How a training step scales, on paper: the calculation of docs/scaling.md.
 
-Every device has the same share of the batch, so the batch grows with the devices. With C the seconds that a device
-computes, C₀ the least C of all programs, S the bytes that it sends and W the bandwidth of a ring,
-
-    M = S / W,    step = C + M where no message hides behind computing,  max(C, M) where all that can do,
-    efficiency = C₀ / step.
-
-For n devices for which nothing was compiled, from the nearest number N for which something was: C of N, on one device
-C₀; S(n) = S(N) · ((n−1)/n) / ((N−1)/N); and the state takes N/n of its memory. docs/scaling.md says why, and what is
-left out.
+With C the seconds that a device computes, C₀ the least C of all programs, S the bytes that it sends and W the bandwidth
+of a ring: M = S / W; a step takes between max(C, M) and C + M; efficiency is C₀ / step. For n devices for which nothing
+was compiled, from the nearest N for which something was: C (on one device C₀), S · ((n−1)/n) / ((N−1)/N), state · N/n.
 """
 
 import dataclasses
@@ -32,63 +26,37 @@ HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tok
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A step on so many devices: compiled, or following from one that was.
+    """A step on so many devices: compiled for them, or following from one that was compiled for others.
 
     Attributes:
       devices: n.
-      figures: of the compiled step, as `experiments.compile_check --json` writes them.
-      least: C₀.
+      compiled: whether the figures are those of a program.
+      memory: bytes of a device.
+      compute, sent, messages: C, S and M.
+      steps, efficiency: with (nothing hidden, everything hidden).
     """
 
     devices: int
+    compiled: bool
+    memory: float
+    compute: float
+    sent: float
+    messages: float
+    steps: tuple[float, float]
+    efficiency: tuple[float, float]
     figures: Figures
-    least: float
 
     @classmethod
-    def of(cls, figures: Figures) -> "Point":
-        """The point of a step that compiled; KeyError where a figure is missing."""
-        return cls(figures["devices"], figures, figures["compute_seconds"])
-
-    @property
-    def compiled(self) -> bool:
-        return self.devices == self.figures["devices"]
-
-    @property
-    def memory(self) -> float:
-        """Bytes of a device."""
-        memory = self.figures["bytes"]
-        return memory["peak"] + memory["arguments"] * (self.figures["devices"] / self.devices - 1)
-
-    @property
-    def sent(self) -> float:
-        """S."""
-        share = (1 - 1 / self.devices) / (1 - 1 / self.figures["devices"])
-        return share * sum(collective["sent_bytes"] for collective in self.figures["collectives"])
-
-    @property
-    def compute(self) -> float:
-        """C."""
-        return self.figures["compute_seconds"] if self.devices > 1 else self.least
-
-    @property
-    def messages(self) -> float:
-        """M."""
-        return self.sent / self.figures["ring_bandwidth"]
-
-    @property
-    def steps(self) -> tuple[float, float]:
-        """Seconds with (nothing hidden, everything hidden)."""
-        return self.compute + self.messages, max(self.compute, self.messages)
-
-    @property
-    def efficiency(self) -> tuple[float, float]:
-        """With (nothing hidden, everything hidden)."""
-        shown, hidden = self.steps
-        return self.least / shown, self.least / hidden
-
-    @property
-    def fits(self) -> bool:
-        return self.memory <= self.figures["hbm_bytes"]
+    def of(cls, figures: Figures, devices: int, least: float) -> "Point":
+        """From the figures of a compiled step and C₀."""
+        compiled = figures["devices"]
+        share = (1 - 1 / devices) / (1 - 1 / compiled)
+        memory = figures["bytes"]["peak"] + figures["bytes"]["arguments"] * (compiled / devices - 1)
+        sent = share * sum(collective["sent_bytes"] for collective in figures["collectives"])
+        compute, messages = figures["compute_seconds"] if devices > 1 else least, sent / figures["ring_bandwidth"]
+        steps = compute + messages, max(compute, messages)
+        efficiency = least / steps[0], least / steps[1]
+        return cls(devices, devices == compiled, memory, compute, sent, messages, steps, efficiency, figures)
 
     def cells(self) -> list[str]:
         """The row of a table; what follows by the formula is rounded to two digits."""
@@ -99,7 +67,7 @@ class Point:
             chip_of(found),
             str(self.devices),
             "compiled" if self.compiled else "formula",
-            shown(size(self.memory)) + ("" if self.fits else ": does not fit"),
+            shown(size(self.memory)) + (": does not fit" if self.memory > found["hbm_bytes"] else ""),
             shown(seconds(self.compute)),
             shown(size(self.sent)),
             shown(seconds(self.messages)),
@@ -114,37 +82,34 @@ def chip_of(figures: Figures) -> str:
     return figures["topology"].partition(":")[0]
 
 
-def read(folder: Path) -> dict[str, list[Point]]:
-    """The points of all files `*.json` in a folder whose steps compiled for several devices, by chip.
+def read(folder: Path) -> dict[str, list[Figures]]:
+    """The figures of all files `*.json` in a folder whose steps compiled for several devices, by chip.
 
     Raises:
       ConfigError: no such file, or one that is something else.
     """
-    found: dict[str, list[Point]] = {}
+    found: dict[str, list[Figures]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             figures = json.loads(path.read_text())
             if "bytes" in figures and figures["devices"] > 1:
-                point = Point.of(figures)
-                point.cells()  # so that what is missing shows now
-                found.setdefault(chip_of(figures), []).append(point)
+                Point.of(figures, figures["devices"], 1.0).cells()  # so that what is missing shows now
+                found.setdefault(chip_of(figures), []).append(figures)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} is not what experiments.compile_check --json writes") from error
     if not found:
         raise ConfigError(f"{folder} holds no step on several devices: write one with experiments.compile_check --json")
-    return {chip: sorted(points, key=lambda point: point.devices) for chip, points in sorted(found.items())}
+    return dict(sorted(found.items()))
 
 
-def fill(points: Sequence[Point], counts: Sequence[int]) -> list[Point]:
+def fill(compiled: Sequence[Figures], counts: Sequence[int]) -> list[Point]:
     """The points of one chip, and those of the numbers of devices between, from the nearest that was compiled."""
-    least = min(point.compute for point in points)
-    known = {point.devices: dataclasses.replace(point, least=least) for point in points}
-
-    def nearest(count: int) -> Point:
-        point = min(known.values(), key=lambda point: abs(math.log(point.devices / count)))
-        return dataclasses.replace(point, devices=count)
-
-    return [known.get(count) or nearest(count) for count in sorted({*counts, *known})]
+    least = min(figures["compute_seconds"] for figures in compiled)
+    points = []
+    for count in sorted({*counts, *(figures["devices"] for figures in compiled)}):
+        nearest = min(compiled, key=lambda figures: (abs(math.log(figures["devices"] / count)), figures["devices"]))
+        points.append(Point.of(nearest, count, least))
+    return points
 
 
 def markdown(points: dict[str, list[Point]]) -> str:

@@ -86,10 +86,7 @@ def trip_count(module: Module, loop: Loop) -> int | None:
 
 
 def _called(instruction: Instruction, part: str) -> str:
-    name = instruction.attribute(rf"\b{part}=%?([\w.\-]+)")
-    if name is None:
-        raise ValueError(f"the loop {instruction.name} has no {part}")
-    return name
+    return instruction.attribute(rf"\b{part}=%?([\w.\-]+)") or ""
 
 
 def _source(computation: Computation, name: str) -> Instruction:

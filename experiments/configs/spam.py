@@ -22,13 +22,7 @@ def get_config() -> config_dict.ConfigDict:
         {"length": 48, "folds": 5},
         model={"name": "bert_classifier"},
         encoding="learned",
-        optimizer={
-            "learning_rate": 5e-4,
-            "schedule": "linear",
-            "warmup_steps": 25,
-            "epsilon": 1e-6,
-            "decayed": "weights",
-        },
+        optimizer={**base.BERT, "learning_rate": 5e-4, "warmup_steps": 25},
         training={"steps": 250, "batch_size": 32, "evaluate_every": 0, "checkpoint_every": 250},
         evaluation={"examples": 100_000, "curve_examples": 512, "sweep_examples": 0, "batch_size": 64},
     )

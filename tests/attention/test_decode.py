@@ -111,7 +111,7 @@ CONTEXT, LAST = 21, 3  # the last three tokens attend to all
 
 
 @pytest.mark.parametrize("block, npos_max, blocks", [(1, 3, 8), (4, 3, 2), (5, 9, 4), (4, 64, 6), (256, 3, 1)], ids=str)
-def test_blocks_are_scored_until_all_rows_are_settled_and_no_further(block, npos_max, blocks, monkeypatch, x64):
+def test_blocks_are_scored_until_all_rows_are_saturated_and_no_further(block, npos_max, blocks, monkeypatch, x64):
     """The capacity is no multiple of the blocks, and neither is the context."""
     monkeypatch.setattr(decode, "BLOCK", block)
     encoding = Counted(CoPEConfig(npos_max=npos_max), SHAPE, rngs=nnx.Rngs(0))
@@ -133,18 +133,18 @@ def test_blocks_are_scored_until_all_rows_are_settled_and_no_further(block, npos
     assert SCORED == [min(block, CONTEXT + 2)] * blocks
     expected = jit(lambda q, k, v: attend(q, k, v, encoding=encoding, implementation="full"))(q, k, v)
     np.testing.assert_allclose(found, expected[:, -LAST:], rtol=0, atol=1e-13)
-    assert blocks == blocks_until_settled(q[:, -LAST:], k, block, npos_max)
+    assert blocks == blocks_until_saturated(q[:, -LAST:], k, block, npos_max)
 
 
-def blocks_until_settled(q, k, block, npos_max):
+def blocks_until_saturated(q, k, block, npos_max):
     """How many blocks of keys, from the last on, it takes until the gates of every row sum up to the last position."""
     k = np.repeat(k, SIZES.heads // SIZES.kv_heads, axis=2)
     gates = 1 / (1 + np.exp(-np.einsum("blhk,bmhk->bhlm", q, k) / SIZES.head_dim**0.5))
     gates *= np.tri(LAST, CONTEXT, CONTEXT - LAST)
     sums = np.cumsum(gates[..., ::-1], axis=-1).min(axis=(0, 1, 2))
     ends = [min(end, CONTEXT) for end in range(block, CONTEXT + block, block)]
-    settled = [number for number, end in enumerate(ends, 1) if sums[end - 1] >= npos_max - 1]
-    return settled[0] if settled else len(ends)
+    saturated = [number for number, end in enumerate(ends, 1) if sums[end - 1] >= npos_max - 1]
+    return saturated[0] if saturated else len(ends)
 
 
 @pytest.fixture

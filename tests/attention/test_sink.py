@@ -1,4 +1,4 @@
-"""A logit after the last block, and rows to which farther keys weigh nothing: stick-breaking in every implementation."""
+"""A logit after the last block, and rows to which farther keys weigh nothing: stick-breaking in each implementation."""
 
 import functools
 
@@ -129,7 +129,7 @@ def test_decoding(value, x64):
 
 @pytest.mark.parametrize("gradient", [False, True])
 def test_blocks_beyond_what_is_done_are_not_read(gradient, x64):
-    """Each key breaks all but e^−40 off, so after two blocks nothing is left: NaN in the keys before changes nothing."""
+    """Each key breaks all but e^−40 off, so after two blocks nothing is left: NaN before them changes nothing."""
     encoding = StickBreaking(done_below=-60.0)
     q, k, v = (jnp.full((1, LENGTH, heads, WIDTH), 10.0) for heads in (HEADS, GROUPS, GROUPS))
     gone = slice(None, 4)

@@ -1,4 +1,4 @@
-"""Which blocks of keys a strip of queries visits, and where it stops counting."""
+"""Which blocks of keys a block of queries visits, and where it stops counting."""
 
 import dataclasses
 
@@ -81,7 +81,7 @@ def random(*shape, seed=0):
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
-    """From the last key of a strip to the first: near blocks of 2 keys and far ones of 5, none without a pair."""
+    """From the last key that queries see to the first: near blocks of 2 keys and far ones of 5, none without a pair."""
     seen = []
     length = len(mask.q_indices_L)
     q, k, v = random(1, length, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
@@ -92,7 +92,7 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
     visits = np.zeros((KEYS, KEYS), int)
     for rows, columns, pairs in seen:
         assert pairs.any(), f"the keys {columns} of the queries {rows} are scored in vain"
-        _, once = np.unique(rows, return_index=True)  # the last query stands in for those that fill up its strip
+        _, once = np.unique(rows, return_index=True)  # the last query stands in for those that fill up its block
         visits[np.ix_(rows[once], columns)] += pairs[once]
     np.testing.assert_array_equal(visits[mask.q_indices_L], dense)
     for start in range(0, length, BLOCKS.queries):
@@ -163,8 +163,8 @@ def open_gates():
 
 
 @pytest.mark.parametrize("npos_max", [2, 4, 9])
-def test_blocks_beyond_the_largest_position_are_settled(npos_max):
-    """A strip counts, two keys at a time, until its first query has seen N−1; all that is farther is settled."""
+def test_blocks_beyond_the_largest_position_are_saturated(npos_max):
+    """Queries count, two keys at a time, until the first of them has seen N−1; all that is farther is the tail."""
     (q, k), v = open_gates(), random(1, KEYS, 2, WIDTH)
     encoding = Marked(CoPEConfig(npos_max=npos_max), SHAPE, rngs=nnx.Rngs(0))
     out, (_, _, dv) = value_and_gradients(encoding, q, k, v, MASKS["causal"])
@@ -182,7 +182,7 @@ def test_blocks_beyond_the_largest_position_are_settled(npos_max):
 
 
 @pytest.mark.parametrize("axis", [0, 2], ids=["example", "head"])
-def test_one_row_that_counts_keeps_its_strip_counting(axis):
+def test_one_row_that_counts_keeps_its_block_counting(axis):
     """All gates of the second example or head are closed: its positions never reach the end of the table."""
     q, k = (jnp.concatenate([x] * 2, axis=0) for x in open_gates())
     k = k.at[(slice(None),) * axis + (1,)].multiply(-1)

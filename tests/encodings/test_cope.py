@@ -86,19 +86,18 @@ def test_the_position_logit_is_not_scaled_unless_asked(x64):
     np.testing.assert_allclose(added_scaled, added / 2, rtol=0, atol=1e-14)
 
 
-def test_diagnostics_are_float32_gates_and_positions():
+def test_maps_are_float32_gates_and_positions():
     """Also for bfloat16 queries and keys; a masked pair has a gate of exactly 0."""
     length, npos_max = 12, 4
     q, k, v, e, _ = (jnp.asarray(a, jnp.bfloat16) for a in one_head(3, length, npos_max))
     encoding = create(npos_max=npos_max, table=e.astype(jnp.float32))
     segments = jnp.asarray([[0] * 5 + [1] * 7])
-    places = np.arange(length, dtype=np.int32)
-    mask = Mask(places, places, segments, segments).dense()
     q, k, v = (a[None, :, None] for a in (q, k, v))
-    logits = content_logits(q, k)
+    pairs = prepare(q, k, v, encoding=encoding, q_segment_ids=segments, k_segment_ids=segments).pairs()
+    logits, mask = pairs.logits, pairs.mask
     assert logits.dtype == jnp.float32
-    assert [leaf.dtype for leaf in jax.tree.leaves(encoding.initial_carry(q))] == [jnp.float32] * 2
-    maps = encoding.diagnostics(q, k, (), logits, mask, places[None], places[None])
+    assert [leaf.dtype for leaf in jax.tree.leaves(encoding.initial_carry(pairs.q, ()))] == [jnp.float32] * 2
+    maps = encoding.maps(pairs)
     assert {name: array.dtype for name, array in maps.items()} == {"gates": jnp.float32, "positions": jnp.float32}
     gates, positions = (np.asarray(maps[name])[0, 0] for name in ("gates", "positions"))
     allowed = np.asarray(mask)[0, 0]
@@ -139,7 +138,7 @@ def test_bfloat16_gradients_survive_a_long_row(gate):
 def test_separate_gate_keys_need_the_layer_input():
     encoding = create("cope(gate=separate_key)")
     q = jnp.ones((1, 3, 1, 4))
-    with pytest.raises(ConfigError, match="features=encoding.features"):
+    with pytest.raises(ConfigError, match=r"features=encoding\.features"):
         attend(q, q, q, encoding=encoding)
     features = encoding.features(jnp.ones((1, 3, 4)), q, q, q, None)[0]
     assert attend(q, q, q, encoding=encoding, features=features).shape == q.shape

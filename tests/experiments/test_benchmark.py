@@ -112,8 +112,7 @@ def test_who_is_left_out_is_named_and_another_is_the_reference_and_notes_are_kep
     results, kept = run([timing.Case({"section": "attention", "length": length}, builds, "a") for length in (8, 16)])
     assert kept == [1, 2]
     assert [(r["contender"], r["reference"], r["ratio"]) for r in results.records] == [("b", "b", 1.0)] * 2
-    assert results.reasons() == ["a (8, 16): no room"]
-    assert results.notes() == ["b (8, 16): alone"]
+    assert results.lines() == (["a (8, 16): no room"], ["b (8, 16): alone"])
 
 
 def test_a_stop_keeps_the_rounds_that_are_complete():
@@ -182,7 +181,7 @@ def test_tables_show_times_ratios_and_gaps():
     ]
     assert backward.rows[1][2] == benchmark_report.MISSING
     assert weighed.rows[0][1].replace(benchmark_report.FIRM, " ") == "3 MiB  1 MiB"
-    text = benchmark_report.markdown(RECORDS, ["a (8): no room"], {"jax": "1.2.3"}, ["b (8): alone"])
+    text = benchmark_report.markdown(RECORDS, ["a (8): no room"], ["b (8): alone"], {"jax": "1.2.3"})
     for line in ("| cope/full | 4.61", "- a (8): no room", "- b (8): alone", "- jax: 1.2.3"):
         assert line in text
 
@@ -241,6 +240,7 @@ def test_a_cpu_is_split_into_devices(set_by_user, devices, flags, monkeypatch, s
     assert [environment["XLA_FLAGS"] for _, _, environment in started] == ([flags] if flags else [])
 
 
+FILES = {".lock", "benchmark.json", "benchmark.md"}
 SMALL = ["--contenders=rope/full,cope/full", "--heads=2", "--head_dim=4", "--npos_max=4,T"]
 
 
@@ -262,7 +262,7 @@ def test_the_command(start, tmp_path):
     content, out = measured(start, workdir, "--notune", "--only=attention", "--contenders=rope/full", "--npos_max=T")
     assert "rope/full" in out and "npos_max 8" in out
     assert [r["what"] for r in content["records"]] == ["forward", "forward+backward"]
-    assert {path.name for path in workdir.iterdir()} == {"benchmark.json", "benchmark.md", "attention_npos_max_8.png"}
+    assert {path.name for path in workdir.iterdir()} == FILES | {"attention_npos_max_8.png"}
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ def test_the_command_starts_again_with_another_environment_and_measures_all(star
     if process._is_glibc():
         assert "MALLOC_MMAP_THRESHOLD_=" in content["environment"]["process"]
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"benchmark.json", "benchmark.md", *(f"attention_npos_max_{n}.png" for n in (4, 8))}
+    assert names == FILES | {f"attention_npos_max_{n}.png" for n in (4, 8)}
 
 
 @pytest.mark.slow

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import contenders, decoding, training_steps, workloads
+from experiments.benchmark import contenders, training_steps, workloads
 from experiments.benchmark.timing import LeftOut
 from experiments.benchmark.workloads import STEP, Problem, Recipe
 from tests.encodings.cases import rule_of
@@ -128,7 +128,7 @@ def test_parameters_are_not_those_of_the_start(x64):
 
 def test_a_decoded_token_is_the_last_row_of_attention():
     encoding, problem = "cope(npos_max=3)+rope", dataclasses.replace(PROBLEM, dtype="float32")
-    task = decoding.step(encoding, problem)[decoding.TOKEN]
+    [task] = contenders.decode(encoding, problem).values()
     whole = contenders.find(f"{encoding}/full")(problem)["forward"]()
     for _ in range(3):  # every call enters the same token; 2e-7 measured, and a wrong token or place gives 0.1
         np.testing.assert_allclose(task(), whole[:, -1:], rtol=0, atol=2e-6)

@@ -44,9 +44,9 @@ def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path
     flags[flags.index("--config.encoding=learned")] = "--config.encoding=learned+cope"
     done = start("train", f"--config={config}", *flags, *SHORT, f"--workdir={tmp_path / 'on'}").wait()
     assert done.status == 0, done.err
-    assert f"start: decoder of {tmp_path / 'gpt2'}; new: blocks.encoding.cope.table_NK; left out: nothing" in done.out
+    assert f"start: decoder of {tmp_path / 'gpt2'}; new: blocks.encoding.cope.table; left out: nothing" in done.out
     assert "it is another function" not in done.err
-    assert load_run(tmp_path / "on").params()["blocks"]["encoding"]["table_NK"].shape == (1, 4, 4)
+    assert load_run(tmp_path / "on").params()["blocks"]["encoding"]["cope"]["table"].shape == (1, 4, 4)
 
 
 def test_a_run_becomes_a_folder_of_ours_with_the_same_parameters(start, run, tmp_path):

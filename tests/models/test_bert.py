@@ -228,7 +228,7 @@ def test_initial_parameters():
             assert not value.any(), path
         elif path.endswith("scale"):
             assert (value == 1).all(), path
-        elif path.endswith("table_ND"):
+        elif path.endswith("encoding/learned/table"):
             assert abs(value.std() / 0.02 - 1) < 0.1, path
         else:
             assert np.abs(value).max() <= 0.04 and abs(value.std() / cut - 1) < 5 / (2 * value.size) ** 0.5, path

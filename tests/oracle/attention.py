@@ -73,7 +73,7 @@ def attention(
 
 
 def stick_breaking(q_LHK: Array, k_MGK: Array, v_MGK: Array, scale_H: Array, own_value: bool) -> Array:
-    """out_i = Σ_{j<i} a_ij v_j (+ what is left of 1, times v_i), a_ij = σ(s_ij) Π_{j<l<i} (1 − σ(s_il)). One example."""
+    """out_i = Σ_{j<i} a_ij v_j (+ the rest of 1, times v_i), a_ij = σ(s_ij) Π_{j<l<i} (1 − σ(s_il)). One example."""
     (length, heads, width), groups = q_LHK.shape, k_MGK.shape[1]
     out_LHK = np.zeros((length, heads, v_MGK.shape[-1]))
     for head in range(heads):

@@ -61,7 +61,7 @@ def folders(tmp_path):
 
 
 def test_a_run_is_known_without_an_array_and_its_parameters_come_without_moments(run, monkeypatch):
-    folder, records = run
+    folder, _ = run
     read, asked = Checkpoints.restore, []
     monkeypatch.setattr(
         Checkpoints, "restore", lambda self, like, **options: asked.append(like) or read(self, like, **options)

@@ -52,7 +52,7 @@ def test_adding_cope_changes_nothing_at_step_0_and_its_table_learns(name, encodi
     start = warm_start.start(folder, here, task)
     told = capsys.readouterr()
     assert told.out == (
-        f"start: decoder of {folder}; new: blocks.encoding.cope.table_NK; left out: nothing; "
+        f"start: decoder of {folder}; new: blocks.encoding.cope.table; left out: nothing; "
         f"encoding: {encoding} there, {encoding}+cope(npos_max=4) here\n"
     )
     assert not told.err
@@ -62,7 +62,7 @@ def test_adding_cope_changes_nothing_at_step_0_and_its_table_learns(name, encodi
     np.testing.assert_allclose(after, before, rtol=0, atol=2e-6 * np.abs(before).max())
     batch = task.sample(np.random.default_rng(0), 2, "train")
     gradient = jit(jax.grad(lambda params: here.loss(params, batch, jax.random.key(0))[0]))(params)
-    tables = [leaf for path, leaf in leaves(gradient) if "table_NK" in path]
+    tables = [leaf for path, leaf in leaves(gradient) if "table" in path]
     assert [np.asarray(table).shape for table in tables] == [(2, 4, here.model.block.attention_shape(None).head_dim)]
     assert (np.abs(np.asarray(tables[0])).max(axis=(1, 2)) > 1e-5).all()
 
@@ -88,18 +88,18 @@ def test_a_part_is_known_by_its_name_in_any_composition(saved, capsys):
     folder, params = saved("cope(npos_max=4)+learned+relative")
     here, task = learner(folder, "rope+relative+learned+cope(npos_max=4)")
     start = warm_start.start(folder, here, task)
-    theirs, ours = params["blocks"]["encoding"]["parts"], start["blocks"]["encoding"]["parts"]
-    np.testing.assert_array_equal(ours[1]["table_NK"], theirs[1]["table_NK"])
-    np.testing.assert_array_equal(ours[2]["table_NK"], theirs[0]["table_NK"])
-    np.testing.assert_array_equal(start["encoding"]["table_ND"], params["encoding"]["table_ND"])
+    theirs, ours = params["blocks"]["encoding"], start["blocks"]["encoding"]
+    np.testing.assert_array_equal(ours["relative"]["table"], theirs["relative"]["table"])
+    np.testing.assert_array_equal(ours["cope"]["table"], theirs["cope"]["table"])
+    np.testing.assert_array_equal(start["encoding"]["learned"]["table"], params["encoding"]["learned"]["table"])
     assert (
         "new: nothing; left out: nothing; encoding: cope(npos_max=4)+learned+relative there" in capsys.readouterr().out
     )
     here, task = learner(folder, "cope(npos_max=4)")
     start = warm_start.start(folder, here, task)
-    np.testing.assert_array_equal(start["blocks"]["encoding"]["table_NK"], theirs[0]["table_NK"])
+    np.testing.assert_array_equal(start["blocks"]["encoding"]["cope"]["table"], theirs["cope"]["table"])
     told = capsys.readouterr()
-    assert "new: nothing; left out: blocks.encoding.relative.table_NK, encoding;" in told.out
+    assert "new: nothing; left out: blocks.encoding.relative.table, encoding;" in told.out
     assert [line.partition("with ")[2] for line in told.err.splitlines()] == [
         "the encoding learned, and this model has cope(npos_max=4): it is another function",
         "the encoding relative, and this model has cope(npos_max=4): it is another function",
@@ -142,8 +142,8 @@ def test_another_function_of_the_same_sizes_is_told(saved, capsys):
 def test_what_does_not_fit_is_one_line(saved):
     folder, _ = saved("cope(npos_max=4)+rope")
     for encoding, message in [
-        ("cope(npos_max=5)+rope", r"has blocks\.encoding\.cope\.table_NK 2×4×4, and this model 2×5×4"),
-        ("cope(npos_max=4,gate=separate_key)", r"has blocks\.encoding\.cope\.gate_key_DGK not at all, and this model"),
+        ("cope(npos_max=5)+rope", r"has blocks\.encoding\.cope\.table 2×4×4, and this model 2×5×4"),
+        ("cope(npos_max=4,gate=separate_key)", r"has blocks\.encoding\.cope\.gate_key not at all, and this model"),
     ]:
         with pytest.raises(ConfigError, match=message):
             warm_start.start(folder, *learner(folder, encoding))

@@ -25,7 +25,7 @@ _LARGE = 50_000  # words of a text from which on rare words are left out
 
 
 def load_models(models: Sequence[str]) -> list[Embedder]:
-    """The embedders of a flag, see `embedders.load`; of two of one kind each has its folder's name beside it.
+    """The embedders of a flag, see `pretrained.load`; of two of one kind each has its folder's name beside it.
 
     Raises:
       ConfigError: there is none, one twice, or no such model.

@@ -105,7 +105,6 @@ class TestWithLibtpu:
         assert (found["chips"], found["fits"]) == (4, True)
         assert found["mesh"]["fsdp"] == 2
         assert found["unknown_loops"] == 0
-        assert found["model_flops"] / found["devices"] < found["flops_per_device"]
         assert found["estimated_cycles"] > 0
         assert "all-reduce" in {c["kind"] for c in found["collectives"]}  # gradients are summed over data
         assert 0 < found["mfu"][0] < 1
