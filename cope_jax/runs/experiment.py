@@ -57,7 +57,7 @@ class Experiment:
         self.program = create_program(config, self.task, width)
         _check(config, self.task)
         self.learner = self.program.learner
-        self.replicas = self.program.replicas
+        self.seed_batch = self.program.seed_batch
         evaluation = config.evaluation
         splits = dict.fromkeys(self.task.evaluation_splits, evaluation.examples)
         if evaluation.sweep_examples:
@@ -121,7 +121,7 @@ class Experiment:
           ConfigError: the folder belongs to other settings or data, or the model to start from does not fit.
           Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved, and the same call resumes from it.
         """
-        if len(seeds) != self.replicas.width:
+        if len(seeds) != self.seed_batch.width:
             whole = Experiment(self.config, len(seeds), self.task)
             return whole.train(
                 workdir,
@@ -163,7 +163,7 @@ class Experiment:
           run: a folder in which such an experiment was trained, or that folder loaded.
         """
         run = run if isinstance(run, LoadedRun) else load_run(run)
-        if len(run.seeds) != self.replicas.width:
+        if len(run.seeds) != self.seed_batch.width:
             return Experiment(self.config, len(run.seeds), self.task).evaluate(run)
         step, params, seconds = run.restored
         return self.records(run.seeds, jax.device_put(params, self.program.state_shardings.params), step, seconds)
@@ -193,7 +193,7 @@ class Experiment:
         job = summary.job_table(
             state,
             self.program.mesh,
-            batch_size=self.config.training.batch_size * self.replicas.width,
+            batch_size=self.config.training.batch_size * self.seed_batch.width,
             length=length,
             flops_per_token=self.learner.model.flops_per_token(length),
         )
@@ -211,7 +211,7 @@ class Experiment:
         training, mesh = self.config.training, self.program.mesh
         length = self.task.length("train")
         return Meter(
-            tokens_per_step=training.batch_size * length * self.replicas.width,
+            tokens_per_step=training.batch_size * length * self.seed_batch.width,
             flops_per_token=self.learner.model.flops_per_token(length),
             devices=mesh.devices.flat,
             peak=self.config.job.peak_flops,

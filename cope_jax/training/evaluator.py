@@ -46,7 +46,7 @@ class Evaluator:
         data_seed: int,
         data_dir: str | None = None,
     ):
-        learner, runs, multiple = program.learner, program.replicas, program.mesh.shape[LENGTH]
+        learner, runs, multiple = program.learner, program.seed_batch, program.mesh.shape[LENGTH]
         self._program, self._task = program, task
         key = jax.random.key(data_seed)
         carry = jax.tree.map(np.asarray, learner.initial_carry(batch_size))
@@ -100,7 +100,7 @@ class Evaluator:
         for batch in batches:
             sums, carry = self._measure(params, carry, self._program.place_whole(batch))
             measured.append(jax.device_get(sums))
-        runs = zip(*(self._program.replicas.unstack(sums) for sums in measured), strict=True)
+        runs = zip(*(self._program.seed_batch.unstack(sums) for sums in measured), strict=True)
         return [self._task.figures(split, self._with_loss(mean_errors(run))) for run in runs]
 
     def _with_loss(self, errors: Errors) -> Errors:

@@ -150,13 +150,13 @@ class Run:
         for iterator in self.iterators:
             drawn = [next(iterator) for _ in range(self.config.steps_per_dispatch)]
             stacked.append({name: np.stack([batch[name] for batch in drawn]) for name in drawn[0]})
-        batches = self.program.place(self.program.replicas.stack(stacked), self.config.batch_size)
+        batches = self.program.place(self.program.seed_batch.stack(stacked), self.config.batch_size)
         return batches, [iterator.get_state() for iterator in self.iterators]
 
     def _rows(self, step: int, measured: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list[float]]:
         """The rows of a dispatch that began at `step`, one for each seed, and their losses."""
         rows, losses = [], []
-        for seed, one in zip(self.seeds, self.program.replicas.unstack(measured), strict=True):
+        for seed, one in zip(self.seeds, self.program.seed_batch.unstack(measured), strict=True):
             finite = one.pop("finite") == 1
             skipped = step + 1 + np.flatnonzero(~finite)
             self._lost[seed] = 0 if finite.any() else self._lost.get(seed, 0) + len(skipped)

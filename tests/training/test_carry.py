@@ -18,7 +18,7 @@ from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import Replicas
+from cope_jax.training.seed_batch import SeedBatch
 from cope_jax.training.sharding import create_mesh, layout_of
 from cope_jax.training.throughput import Meter
 from tests.training import tiny
@@ -65,7 +65,7 @@ def learner(**changes):
 def program(width=1, data=1):
     mesh = create_mesh(MeshConfig(data=data))
     model = dataclasses.replace(MODEL, layout=layout_of(mesh))
-    return Program(learner(model=model), Replicas(width), mesh)
+    return Program(learner(model=model), SeedBatch(width), mesh)
 
 
 def create_run(workdir, seeds=(3,), made=None):
@@ -106,7 +106,7 @@ def test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give(u
 
 def test_evaluation_reads_a_stream_from_its_beginning_and_carries_on(undisturbed):
     quiet = learner()
-    program = Program(quiet, Replicas(), create_mesh(tiny.ONE))
+    program = Program(quiet, SeedBatch(), create_mesh(tiny.ONE))
     evaluator = Evaluator(program, TASK, {"validation": 10**6}, batch_size=ROWS, data_seed=0)
     whole = {"inputs": TASK.inputs, "targets": TASK.targets, "weights": np.ones(TASK.inputs.shape, np.float32)}
     measured, _ = quiet.measures(undisturbed.params, quiet.initial_carry(ROWS), whole)

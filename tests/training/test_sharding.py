@@ -19,7 +19,7 @@ from cope_jax.training.config import MeshConfig, OptimizerConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import Replicas
+from cope_jax.training.seed_batch import SeedBatch
 from cope_jax.training.summary import bytes_a_device
 from tests.training import tiny
 
@@ -71,7 +71,7 @@ def learner(layout=WHOLE, accumulate=1, encoding=None, **changes):
 @functools.cache
 def program(mesh, width=1, accumulate=1, **changes):
     devices = sharding.create_mesh(mesh)
-    return Program(learner(sharding.layout_of(devices), accumulate, **changes), Replicas(width), devices)
+    return Program(learner(sharding.layout_of(devices), accumulate, **changes), SeedBatch(width), devices)
 
 
 def batches(count=2):
@@ -80,7 +80,7 @@ def batches(count=2):
 
 
 def train(program, seeds=(3,), count=2):
-    stacked = program.replicas.stack([batches(count)] * len(seeds))
+    stacked = program.seed_batch.stack([batches(count)] * len(seeds))
     return program.train_steps(program.init(seeds), program.place(stacked, BATCH))
 
 

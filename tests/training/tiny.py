@@ -22,7 +22,7 @@ from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import Replicas
+from cope_jax.training.seed_batch import SeedBatch
 from cope_jax.training.sharding import create_mesh, layout_of
 from cope_jax.training.throughput import Meter
 
@@ -51,7 +51,7 @@ def create_learner(sampler: str = "consecutive", layout: Layout = WHOLE, **chang
 @functools.cache
 def program(width: int = 1, mesh: MeshConfig = ONE) -> Program:
     devices = create_mesh(mesh)
-    return Program(create_learner(layout=layout_of(devices)), Replicas(width), devices)
+    return Program(create_learner(layout=layout_of(devices)), SeedBatch(width), devices)
 
 
 def measuring(
@@ -68,7 +68,7 @@ def measuring(
     stub: Any = SimpleNamespace(**fields)
     stub.with_positions = functools.partial(Learner.with_positions, stub)
     mesh = create_mesh(MeshConfig(data=1, sequence=sequence))
-    return SimpleNamespace(learner=stub, replicas=Replicas(width), mesh=mesh, place_whole=place, whole=None)
+    return SimpleNamespace(learner=stub, seed_batch=SeedBatch(width), mesh=mesh, place_whole=place, whole=None)
 
 
 @functools.cache
