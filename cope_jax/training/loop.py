@@ -18,7 +18,7 @@ from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import JobConfig, TrainingConfig
 from cope_jax.training.learner import TrainState
 from cope_jax.training.metrics import MetricsWriter
-from cope_jax.training.preemption import Interrupted, Interruption
+from cope_jax.training.preemption import GracefulStop, Interrupted
 from cope_jax.training.profiling import Profile
 from cope_jax.training.program import Program
 from cope_jax.training.throughput import Meter, describe
@@ -78,13 +78,13 @@ class Run:
             checkpoints = stack.enter_context(
                 Checkpoints(self.workdir / "checkpoints", self.job.keep, self.job.keep_best)
             )
-            interruption = stack.enter_context(Interruption())
+            stop = stack.enter_context(GracefulStop())
             state, step, seconds = self._start(checkpoints)
             metrics = stack.enter_context(MetricsWriter(self.workdir, step, active=jax.process_index() == 0))
             bar = stack.enter_context(self._progress_bar(step))
             if self.profile is not None:
                 stack.enter_context(self.profile)
-            return self._train(state, step, seconds, checkpoints, metrics, bar, interruption)
+            return self._train(state, step, seconds, checkpoints, metrics, bar, stop)
 
     def _start(self, checkpoints: Checkpoints) -> tuple[TrainState, int, float]:
         restored = checkpoints.restore(self.program.state_shapes(), self.program.learner.model)
@@ -103,7 +103,7 @@ class Run:
         checkpoints: Checkpoints,
         metrics: MetricsWriter,
         bar: Any,
-        interruption: Interruption,
+        stop: GracefulStop,
     ) -> tuple[TrainState, float]:
         config, size, first = self.config, self.config.steps_per_dispatch, step
         started = time.perf_counter() - seconds
@@ -133,7 +133,7 @@ class Run:
                 curve = self.evaluate(state, step)
                 metrics.write(curve)
                 score = float(np.mean([next(row["loss"] for row in curve if row["seed"] == s) for s in self.seeds]))
-            requested = interruption.requested()
+            requested = stop.requested()
             if last or requested or step % config.checkpoint_every == 0:
                 progress = {"data": places, "seconds": time.perf_counter() - started}
                 metrics.sync()
@@ -141,7 +141,7 @@ class Run:
             if requested:
                 checkpoints.wait()
                 message = f"stopped at step {step} of {config.steps}; the same command goes on from there"
-                raise Interrupted(message, interruption.number or 0)
+                raise Interrupted(message, stop.number or 0)
         return state, time.perf_counter() - started
 
     def _draw(self) -> tuple[Any, list[dict[str, Any]]]:
