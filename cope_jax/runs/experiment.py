@@ -28,7 +28,7 @@ from cope_jax.training.from_config import batch_shapes, create_iterator, create_
 from cope_jax.training.learner import TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.profiling import Profile
-from cope_jax.training.throughput import Meter
+from cope_jax.training.throughput import Throughput
 from cope_jax.typing import PyTree
 
 
@@ -206,11 +206,11 @@ class Experiment:
             job.add_row("data", self.task.origin())
         return summary.summarise(state.params, job)
 
-    def meter(self) -> Meter:
+    def throughput(self) -> Throughput:
         """What measures the speed of a run."""
         training, mesh = self.config.training, self.program.mesh
         length = self.task.length("train")
-        return Meter(
+        return Throughput(
             tokens_per_step=training.batch_size * length * self.seed_batch.width,
             flops_per_token=self.learner.model.flops_per_token(length),
             devices=mesh.devices.flat,
@@ -237,7 +237,7 @@ class Experiment:
             workdir,
             [create_iterator(self.config, self.task, seed, rows) for seed in seeds],
             lambda state, step: self._curve(seeds, state, step),
-            self.meter(),
+            self.throughput(),
             self.config.job,
             profile,
             label,

@@ -21,7 +21,7 @@ from cope_jax.training.metrics import MetricsWriter
 from cope_jax.training.preemption import GracefulStop, Interrupted
 from cope_jax.training.profiling import Profile
 from cope_jax.training.program import Program
-from cope_jax.training.throughput import Meter, describe
+from cope_jax.training.throughput import Throughput, describe
 from cope_jax.typing import PyTree
 
 # Steps without a single update after which a run that may skip them stops all the same.
@@ -42,7 +42,7 @@ class Run:
       iterators: training data, one iterator for each seed, of the rows that this process needs.
       evaluate: rows for the learning curves, from a state and its step; the first row of a seed has the loss by which
         checkpoints are the best.
-      meter: speeds.
+      throughput: speeds.
       job: what may change when the run goes on.
       profile: steps to profile.
       label: stands before the progress bar.
@@ -55,7 +55,7 @@ class Run:
     workdir: Path
     iterators: Sequence[grain.DatasetIterator]
     evaluate: Evaluate
-    meter: Meter
+    throughput: Throughput
     job: JobConfig = JobConfig()
     profile: Profile | None = None
     label: str = "train"
@@ -112,12 +112,12 @@ class Run:
             batches, places = drawn
             if self.profile is not None:
                 self.profile.at(step, size)
-            self.meter.start()
+            self.throughput.start()
             with jax.transfer_guard("disallow"):
                 state, measured = self.program.train_steps(state, batches)
             drawn = self._draw() if step + size < config.steps else None  # while the device computes
             rows, losses = self._rows(step, jax.device_get(measured))
-            speeds = self.meter.dispatched(size)
+            speeds = self.throughput.dispatched(size)
             step += size
             metrics.write(rows)
             metrics.board(step, speeds)

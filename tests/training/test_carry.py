@@ -20,7 +20,7 @@ from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
 from cope_jax.training.seed_batch import SeedBatch
 from cope_jax.training.sharding import create_mesh, layout_of
-from cope_jax.training.throughput import Meter
+from cope_jax.training.throughput import Throughput
 from tests.training import tiny
 from tests.training.test_loop import Disturbed, Killed, kill
 
@@ -77,8 +77,8 @@ def create_run(workdir, seeds=(3,), made=None):
     def evaluate(state, step):
         return [{"step": step, "seed": seed, "split": "validation", "loss": 0.0} for seed in seeds]
 
-    meter = Meter(ROWS * LENGTH, 1.0, jax.devices()[:1])
-    return Run(made or program(len(seeds)), list(seeds), config, workdir, iterators, evaluate, meter)
+    throughput = Throughput(ROWS * LENGTH, 1.0, jax.devices()[:1])
+    return Run(made or program(len(seeds)), list(seeds), config, workdir, iterators, evaluate, throughput)
 
 
 @pytest.fixture(scope="module")

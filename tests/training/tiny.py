@@ -24,7 +24,7 @@ from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
 from cope_jax.training.seed_batch import SeedBatch
 from cope_jax.training.sharding import create_mesh, layout_of
-from cope_jax.training.throughput import Meter
+from cope_jax.training.throughput import Throughput
 
 TASK = tasks.create("flip_flop", length=8)
 BATCH, LENGTH = 4, TASK.max_length
@@ -100,8 +100,13 @@ def create_run(workdir: Path, seeds: list[int], examples: int | None = None, **c
         sums = np.atleast_1d(jax.device_get(state.params["embedding"]["embedding"].sum(axis=(-2, -1))))
         return [{"step": step, "seed": s, "split": "dense", "loss": float(v)} for s, v in zip(seeds, sums, strict=True)]
 
-    meter = Meter(BATCH * LENGTH, 1.0, jax.devices()[:1])
-    fields = {"program": program(len(seeds)), "config": config, "evaluate": evaluate, "meter": meter} | changes
+    throughput = Throughput(BATCH * LENGTH, 1.0, jax.devices()[:1])
+    fields = {
+        "program": program(len(seeds)),
+        "config": config,
+        "evaluate": evaluate,
+        "throughput": throughput,
+    } | changes
     return Run(seeds=seeds, workdir=workdir, iterators=iterators(seeds, examples), **fields)
 
 
