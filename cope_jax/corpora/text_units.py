@@ -21,18 +21,18 @@ class Counts:
     bytes: int
     unknown: int = 0
 
-    def quoted(self, nats: float) -> dict[str, float]:
+    def per_unit(self, nats: float) -> dict[str, float]:
         """`quoted` of the sum of the losses of all these tokens.
 
         Where some are unknown, only what is by token, and so of this vocabulary alone: a model that predicts `<unk>`
         has not predicted the word, and the fewer words it knows, the better its figures by word and by byte.
         """
-        found = quoted(nats, tokens=self.tokens, words=self.words, num_bytes=self.bytes)
+        found = per_unit(nats, tokens=self.tokens, words=self.words, num_bytes=self.bytes)
         by_token = ("loss", "token_perplexity")
         return {name: value for name, value in found.items() if not self.unknown or name in by_token}
 
 
-def quoted(nats: float, *, tokens: int, words: int, num_bytes: int) -> dict[str, float]:
+def per_unit(nats: float, *, tokens: int, words: int, num_bytes: int) -> dict[str, float]:
     """A sum of losses in the units that papers quote.
 
         loss = nats/tokens, perplexity = exp(nats/words), bits_per_byte = nats/(num_bytes · ln 2).

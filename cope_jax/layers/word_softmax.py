@@ -87,7 +87,7 @@ def check_directions(batch: Mapping[str, Any], directions: int, what: str) -> No
 
 
 def join_directions(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, tuple[Array, Array]]:
-    """The measures of one or both directions from each one's (sums, weight): those of all tokens, and each one's loss.
+    """The metrics of one or both directions from each one's (sums, weight): those of all tokens, and each one's loss.
 
     >>> join_directions([({"loss": 1}, 2), ({"loss": 5}, 2)])
     {'loss': (6, 4), 'forward_loss': (1, 2), 'backward_loss': (5, 2)}

@@ -16,7 +16,7 @@ from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.mlp import ACTIVATIONS
 from cope_jax.layers.norm import Norm
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Measure, Model, check_shapes
+from cope_jax.models.base import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, jitted, numbered
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.models.encoder import bert_block as bert_block
@@ -137,9 +137,9 @@ class Bert(Model):
         """The vector of each sequence, pooled_BD."""
         return self.encoder.pool(self.encoder(tokens_BL, segments_BL, mask_BL))
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], PyTree]:
+    ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`mlm_loss` and `mlm_error` of the predicted tokens, `nsp_loss` and `nsp_error` of the sequences.
 
         Args:
@@ -182,7 +182,7 @@ class Bert(Model):
         return layout.constrain(logits_BPV + self.bias_V[...].astype(wide)[None, None], "batch", None, "width")
 
 
-def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array) -> dict[str, Measure]:
+def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array) -> dict[str, SumAndWeight]:
     """The loss, in nats, and the share of wrong ones."""
     total = jnp.sum(weights_BP)
     wrong_BP = (jax.lax.argmax(logits_BPV, 2, targets_BP.dtype) != targets_BP).astype(weights_BP.dtype)

@@ -14,7 +14,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.recurrent import Carry, Cell, CellName, Recurrent, clear
 from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions, join_directions
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model, check_shapes
+from cope_jax.models.base import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
 from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
@@ -180,9 +180,9 @@ class RNNLM(Model):
             layers[0] = jnp.where(real_BL1, layers[0], jnp.zeros((), layers[0].dtype))
         return jnp.stack(layers)
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: Any = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], Carries]:
+    ) -> tuple[dict[str, SumAndWeight], Carries]:
         """`loss`, where no words are sampled `token_error`, and of both directions `forward_loss`, `backward_loss`.
 
         Both directions count alike: loss and error are those of all their tokens. Fields of the batch: `inputs`,

@@ -276,7 +276,7 @@ def _check(config: ExperimentConfig, task: Task) -> None:
     positions_BL = learner.with_positions(jax.random.key(0), batch)["positions"]
     try:
         jax.eval_shape(
-            lambda params, batch: learner.measures(params, carry, {"positions": positions_BL, **batch}),
+            lambda params, batch: learner.metrics(params, carry, {"positions": positions_BL, **batch}),
             params,
             batch,
         )

@@ -60,7 +60,7 @@ class Task(Persistent, abc.ABC):
     - examples in files: `size`, `take` where all are too many to be held at once, `mixture`, and what a run keeps of
       them, see `Persistent`;
     - batches whose order means something: `stream`;
-    - what is shown: `metric`, `figures`, `sweep`;
+    - what is shown: `metric`, `reported_metrics`, `sweep`;
     - for models that generate, `codec`; and what is known without a model, `baselines`.
 
     Its `__init__` hands on:
@@ -95,7 +95,7 @@ class Task(Persistent, abc.ABC):
 
     @property
     def metric(self) -> str:
-        """The headline figure of the task, among what `figures` gives.
+        """The headline figure of the task, among what `reported_metrics` gives.
 
         Shares such as "token_error" (of weighted tokens mispredicted) and "sequence_error" (of sequences with any
         weighted token mispredicted) are shown in per cent.
@@ -173,10 +173,10 @@ class Task(Persistent, abc.ABC):
         assert size is not None
         return {name: field[places] for name, field in self.dataset(split, size).items()}
 
-    def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
-        """What is shown of the means of a model's measures on `split`, or on some of its examples; here the same."""
+    def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What is shown of the means of a model's metrics on `split`, or on some of its examples; here the same."""
         del split
-        return dict(measures)
+        return dict(metrics)
 
     def codec(self) -> Codec:
         """How the task reads and writes its tokens, for a model that generates.

@@ -150,11 +150,11 @@ class Text(TextTask):
     def take(self, split: str, places: np.ndarray) -> Batch:
         return self._examples(split).take(places)
 
-    def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
+    def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """With perplexities and bits per byte; without `sequence_error`, for a window is no sequence of its own."""
         counts = self.counts(split)
-        own = {name: value for name, value in measures.items() if name != "sequence_error"}
-        return own | counts.quoted(measures["loss"] * counts.tokens)
+        own = {name: value for name, value in metrics.items() if name != "sequence_error"}
+        return own | counts.per_unit(metrics["loss"] * counts.tokens)
 
     def counts(self, split: str) -> Counts:
         """What the text of a split has. The ends between documents, which training predicts too, are not of it."""

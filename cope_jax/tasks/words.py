@@ -89,10 +89,10 @@ class Words(Task):
         places = first(n, self.size(split), f"the split {split!r} of words")
         return windows(self._fields[split], places * self.length(split), self.length(split))
 
-    def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
+    def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         self.length(split)
         with np.errstate(over="ignore"):
-            return {**measures, "perplexity": float(np.exp(measures["loss"]))}
+            return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
 
     def codec(self) -> Codec:
         return Codec.of(tokenizer.Words(self.vocabulary))

@@ -50,14 +50,14 @@ def test_heads_read_the_encoder(cls, options, frozen):
     @jit
     def run(state):
         def loss(state):
-            total, weight = nnx.merge(graphdef, state).measures(fields)[0]["loss"]
+            total, weight = nnx.merge(graphdef, state).metrics(fields)[0]["loss"]
             return total / weight
 
         model = nnx.merge(graphdef, state)
         inputs = fields["inputs"], fields["segments"], fields["mask"]
-        return model.encoder.layers(*inputs), model.measures(fields)[0], jax.grad(loss)(state)
+        return model.encoder.layers(*inputs), model.metrics(fields)[0], jax.grad(loss)(state)
 
-    states_JBLD, measures, gradient = run(state)
+    states_JBLD, metrics, gradient = run(state)
     params, states = named(state), np.asarray(states_JBLD, np.float64)
     if cls is BertClassifier:
         dense = params["encoder/pooler/kernel"], params["encoder/pooler/bias"]
@@ -75,8 +75,8 @@ def test_heads_read_the_encoder(cls, options, frozen):
     chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     wrong = (logits.argmax(-1) != targets) * weights
     loss = -np.log(np.take_along_axis(chances, targets[..., None], -1)[..., 0])
-    np.testing.assert_allclose(measures["loss"], ((loss * weights).sum(), weights.sum()), rtol=1e-5)
-    np.testing.assert_allclose(measures["token_error"], (wrong.sum(), weights.sum()))
+    np.testing.assert_allclose(metrics["loss"], ((loss * weights).sum(), weights.sum()), rtol=1e-5)
+    np.testing.assert_allclose(metrics["token_error"], (wrong.sum(), weights.sum()))
     for path, value in named(gradient).items():
         unused = path.startswith("encoder/pooler") and cls is BertTagger
         unused |= path in ("encoder/blocks/attention/key/bias",)  # adds the same to all keys' logits

@@ -105,8 +105,8 @@ def test_bert_equals_that_of_transformers(activation, dtype, tmp_path):
         @jit
         def run(state):
             def losses(state):
-                measures = nnx.merge(graphdef, state).measures(fields)[0]
-                each = [measures[name][0] / measures[name][1] for name in Bert.losses]
+                metrics = nnx.merge(graphdef, state).metrics(fields)[0]
+                each = [metrics[name][0] / metrics[name][1] for name in Bert.losses]
                 return sum(each), each
 
             model = nnx.merge(graphdef, state)

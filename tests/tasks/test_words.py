@@ -154,5 +154,5 @@ def test_a_model_of_both_directions_trains_on_both():
     task = tasks.create("words", length=7, backward=True)
     options = RNNLMOptions(embed_dim=4, hidden_dim=4, bidirectional=True)
     model = models.create("rnn_lm", options.complete(task, None, 7, WHOLE), rngs=nnx.Rngs(0))
-    measured, _ = model.measures(task.stream("train", 2)[0], model.initial_carry(2))
+    measured, _ = model.metrics(task.stream("train", 2)[0], model.initial_carry(2))
     assert measured.keys() >= {"loss", "forward_loss", "backward_loss"}

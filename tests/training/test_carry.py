@@ -93,14 +93,14 @@ def test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give(u
     params, carry = undisturbed.params, quiet.initial_carry(ROWS)
     losses = []
     for batch in TASK.stream("train", ROWS):
-        measured, carry = quiet.measures(params, carry, batch)
+        measured, carry = quiet.metrics(params, carry, batch)
         losses.append(float(measured["loss"][0]))
     whole = {"inputs": TASK.inputs, "targets": TASK.targets, "weights": np.ones(TASK.inputs.shape, np.float32)}
-    measured, end = quiet.measures(params, quiet.initial_carry(ROWS), whole)
+    measured, end = quiet.metrics(params, quiet.initial_carry(ROWS), whole)
     np.testing.assert_allclose(sum(losses), measured["loss"][0], rtol=1e-5)
     chex.assert_trees_all_close(carry, end, rtol=1e-7, atol=1e-5)
     # Without what is carried the text is another one.
-    fresh = [quiet.measures(params, quiet.initial_carry(ROWS), batch)[0] for batch in TASK.stream("train", ROWS)]
+    fresh = [quiet.metrics(params, quiet.initial_carry(ROWS), batch)[0] for batch in TASK.stream("train", ROWS)]
     assert abs(sum(float(measured["loss"][0]) for measured in fresh) - sum(losses)) > 1e-4
 
 
@@ -109,7 +109,7 @@ def test_evaluation_reads_a_stream_from_its_beginning_and_carries_on(undisturbed
     program = Program(quiet, SeedBatch(), create_mesh(tiny.ONE))
     evaluator = Evaluator(program, TASK, {"validation": 10**6}, batch_size=ROWS, data_seed=0)
     whole = {"inputs": TASK.inputs, "targets": TASK.targets, "weights": np.ones(TASK.inputs.shape, np.float32)}
-    measured, _ = quiet.measures(undisturbed.params, quiet.initial_carry(ROWS), whole)
+    measured, _ = quiet.metrics(undisturbed.params, quiet.initial_carry(ROWS), whole)
     for _ in range(2):  # the second time from the beginning too
         (errors,) = evaluator(undisturbed.params)["validation"]
         np.testing.assert_allclose(errors["loss"], measured["loss"][0] / measured["loss"][1], rtol=1e-5)

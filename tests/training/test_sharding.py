@@ -164,7 +164,7 @@ def test_weights_count_by_tokens_not_by_microbatches():
     class Weighed(Learner):
         """Whose loss is a number for each token, so that nothing need be compiled."""
 
-        def measures(self, params, carry, batch, dropout_key=None):
+        def metrics(self, params, carry, batch, dropout_key=None):
             weights = batch["weights"]
             total = params["scale"] * jnp.sum(weights * batch["targets"].astype(jnp.float32))
             return {"loss": (total, jnp.sum(weights))}, carry

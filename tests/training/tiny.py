@@ -55,7 +55,7 @@ def program(width: int = 1, mesh: MeshConfig = ONE) -> Program:
 
 
 def measuring(
-    measures: Callable[..., Any],
+    metrics: Callable[..., Any],
     *,
     initial_carry: Callable[[int], Any] = lambda rows: (),
     sampler: Callable[..., Any] = lambda key, batch, length: np.arange(length, dtype=np.int32)[None],
@@ -64,7 +64,7 @@ def measuring(
     sequence: int = 1,
 ) -> Any:
     """What an evaluator needs of a program: one that measures by a function of (params, carry, batch)."""
-    fields = {"measures": measures, "initial_carry": initial_carry, "sample_positions": sampler, "losses": ("loss",)}
+    fields = {"metrics": metrics, "initial_carry": initial_carry, "sample_positions": sampler, "losses": ("loss",)}
     stub: Any = SimpleNamespace(**fields)
     stub.with_positions = functools.partial(Learner.with_positions, stub)
     mesh = create_mesh(MeshConfig(data=1, sequence=sequence))

@@ -73,7 +73,7 @@ def record(task: TextTask, split: str, length: int, stride: int, found: Losses) 
         "stride": stride,
         **vars(counts),
         "known_tokens": float(found.seen.mean()),
-        **counts.quoted(float(found.nats.sum())),
+        **counts.per_unit(float(found.nats.sum())),
         "by_seen": {"seen": seen.tolist(), "loss": loss.tolist()},
     }
 
