@@ -55,7 +55,7 @@ class Task(Persistent, abc.ABC):
     """Base class of what can be learned.
 
     A subclass names its options in a frozen dataclass, `Config`, takes `(config)`, and says how to `sample`. That is
-    all of a task whose examples are drawn, such as a `LevelTask`. What others override:
+    all of a task whose examples are drawn, such as a `SyntheticTask`. What others override:
 
     - examples in files: `size`, `take` where all are too many to be held at once, `mixture`, and what a run keeps of
       them, see `Persistent`;

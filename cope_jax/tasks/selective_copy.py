@@ -8,13 +8,13 @@ import dataclasses
 import numpy as np
 
 from cope_jax.tasks.base import TASKS, Batch, check, next_token_batch
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.difficulty import SyntheticTask
 
 BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 
 
 @TASKS.register("selective_copy")
-class SelectiveCopy(LevelTask):
+class SelectiveCopy(SyntheticTask):
     """`num_tokens` symbols in random places among blanks, a separator, then the symbols again, in order.
 
     Loss and metric count on the copy only. The paper's vocabulary of 16 tokens is read as 14 symbols, the blank and the

@@ -31,7 +31,7 @@ from cope_jax.evaluation.gates import inspect_text, maps
 from cope_jax.evaluation.report import errors_table
 from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import LoadedRun, load_run
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.difficulty import SyntheticTask
 from experiments.cli import entry
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
@@ -55,7 +55,7 @@ def main() -> None:
         raise ConfigError(f"{workdir} holds a {run.name} on {run.task.name}: this shows decoders")
     out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
     console = errors_table.console()
-    if isinstance(run.task, LevelTask):
+    if isinstance(run.task, SyntheticTask):
         write = show_maps(console, run, run.task)
     else:
         write = show_text(console, workdir, run)
@@ -66,7 +66,7 @@ def main() -> None:
     console.print(*paths, sep="\n", soft_wrap=True)
 
 
-def show_maps(console: Console, run: LoadedRun, task: LevelTask) -> Callable[[Path], list[Path]]:
+def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable[[Path], list[Path]]:
     """Prints the strips of a synthetic example, and gives what writes its maps."""
     tokens_L = read_input(run, task)
     sampler = positions.SAMPLERS.get(run.experiment.training.positions)
@@ -103,7 +103,7 @@ def show_text(console: Console, workdir: Path, run: LoadedRun) -> Callable[[Path
     return functools.partial(inspect_text.write, heads=heads)
 
 
-def read_input(run: LoadedRun, task: LevelTask) -> np.ndarray:
+def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:
     """The tokens of --input, or else of the example, up to the last one whose answer counts."""
     if _INPUT.value is not None:
         tokens_L = task.encode(_INPUT.value)

@@ -11,7 +11,7 @@ from cope_jax.corpora.corpus_files import SAMPLES
 from cope_jax.data import pipeline, tfds_builder
 from cope_jax.errors import ConfigError
 from cope_jax.tasks import text as text_task
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.difficulty import SyntheticTask
 from experiments import export
 from experiments.cli import entry
 
@@ -44,7 +44,7 @@ def test_reads_back_the_fixed_split_in_order(written, split, size):
 
 
 def test_any_task_that_draws_can_be_written(tmp_path):
-    for name in (name for name in tasks.names() if issubclass(tasks.TASKS.get(name), LevelTask)):
+    for name in (name for name in tasks.names() if issubclass(tasks.TASKS.get(name), SyntheticTask)):
         task = tasks.create(name)
         tfds_builder.write(task, tmp_path, {split: 2 for split in task.splits})
         for split in task.splits:
