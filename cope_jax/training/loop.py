@@ -25,7 +25,7 @@ from cope_jax.training.throughput import Throughput, describe
 from cope_jax.typing import PyTree
 
 # Steps without a single update after which a run that may skip them stops all the same.
-HOPELESS = 100
+MAX_CONSECUTIVE_SKIPS = 100
 
 Evaluate = Callable[[TrainState, int], list[dict[str, Any]]]
 
@@ -160,14 +160,14 @@ class Run:
             finite = one.pop("finite") == 1
             skipped = step + 1 + np.flatnonzero(~finite)
             self._lost[seed] = 0 if finite.any() else self._lost.get(seed, 0) + len(skipped)
-            hopeless = self._lost[seed] >= HOPELESS
-            if skipped.size and (self.job.on_non_finite == "stop" or hopeless):
+            stuck = self._lost[seed] >= MAX_CONSECUTIVE_SKIPS
+            if skipped.size and (self.job.on_non_finite == "stop" or stuck):
                 at = skipped[0] - step - 1
-                others = "" if hopeless else "go on without such updates by --config.job.on_non_finite=skip, or "
+                others = "" if stuck else "go on without such updates by --config.job.on_non_finite=skip, or "
                 raise NonFiniteError(
                     f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {one['loss'][at]:g}, "
                     f"gradient norm {one['grad_norm'][at]:g} and update norm {one['update_norm'][at]:g}"
-                    f"{f', as {self._lost[seed]} steps in a row' if hopeless else ''}: checkpoints that were saved are "
+                    f"{f', as {self._lost[seed]} steps in a row' if stuck else ''}: checkpoints that were saved are "
                     f"whole; {others}lower optimizer.learning_rate in a new workdir"
                 )
             if skipped.size and jax.process_index() == 0:

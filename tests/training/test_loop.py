@@ -251,7 +251,7 @@ def test_updates_that_are_not_finite_can_be_skipped(straight, tmp_path):
 
 
 def test_a_run_that_skips_everything_stops_in_the_end(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(loop, "HOPELESS", 4)
+    monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 4)
     # The other seed, which is well, does not hide the one that is lost.
     with pytest.raises(NonFiniteError, match=r"^step 7 \(seed 8.* 4 steps in a row: .*; lower") as error:
         poisoned(tmp_path, 2, 5, 6, 7, 8, on_non_finite="skip", seeds=(3, 8)).train()
