@@ -70,7 +70,7 @@ class Task(Persistent, abc.ABC):
 
     Attributes:
       other_metrics: what has a table below that of the headline figure, where it differs.
-      side_by_side: whether rows may stand one behind the other in a longer one, where `segments` keep them apart: then
+      packable: whether rows may stand one behind the other in a longer one, where `segments` keep them apart: then
         all lengths but that of training take one program without padding. A model must know segments for documents,
         and what it measures of whole sequences is of longer ones.
       sweep: (value to plot, split), growing: the splits of the plot of error by length; here none.
@@ -80,7 +80,7 @@ class Task(Persistent, abc.ABC):
     Config: ClassVar[type] = NoOptions
     other_metrics: ClassVar[tuple[str, ...]] = ("sequence_error", "token_error")
     sweep_label: ClassVar[str] = ""
-    side_by_side: ClassVar[bool] = False
+    packable: ClassVar[bool] = False
 
     def __init__(self, config: Any, *, vocab_size: int, lengths: Mapping[str, int]):
         self.config = config

@@ -97,7 +97,7 @@ class Text(TextTask):
 
     sweep_label = "length of the context"
     other_metrics = ("token_perplexity", "bits_per_byte")
-    side_by_side = True
+    packable = True
 
     def __init__(self, config: Config):
         self._corpora = Mixture(config.corpus, config.data_dir, config.globs)

@@ -50,7 +50,7 @@ class Evaluator:
         self._program, self._task = program, task
         key = jax.random.key(data_seed)
         carry = jax.tree.map(np.asarray, learner.initial_carry(batch_size))
-        apart = task.side_by_side and not jax.tree.leaves(carry)
+        apart = task.packable and not jax.tree.leaves(carry)
         lengths = {split: task.length(split) for split in splits}
         longest = max(lengths.values(), default=0)
         rows = {split: own if apart and task.as_trained(split) else longest for split, own in lengths.items()}
