@@ -1,7 +1,7 @@
 """Tasks on disk, as TensorFlow Datasets in the array_record format; TensorFlow itself is not needed.
 
 A directory holds one dataset of each task, in the order of `Task.dataset`, with the task's options, the data seed,
-digests of its artifacts and sources, such as a tokenizer, and these beside it. What else reading needs, such as the
+its saved files and digests of its data, such as a tokenizer, and these beside it. What else reading needs, such as the
 parts of a mixture, is kept too, so that examples that were made from files are not made again. Any program reads it
 with `tfds.data_source("counting", data_dir=..., split="train")`.
 """
@@ -156,7 +156,7 @@ def _path(task: Task, data_dir: epath.PathLike) -> epath.Path:
 
 
 def _files(task: Task) -> dict[str, str]:
-    return task.artifacts() | task.sources()
+    return task.saved_files() | task.data_digest()
 
 
 def _identity(task: Task, seed: int) -> dict[str, Any]:

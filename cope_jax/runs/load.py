@@ -115,7 +115,7 @@ class LoadedRun(Loaded):
     def task(self) -> Task:
         """The task, with what it learned from its data when the run began."""
         chosen = self.experiment.task
-        return tasks.create(chosen.name, **tasks.TASKS.get(chosen.name).with_artifacts(chosen.options, self.folder))
+        return tasks.create(chosen.name, **tasks.TASKS.get(chosen.name).with_saved_files(chosen.options, self.folder))
 
     @functools.cached_property
     def config(self) -> Any:

@@ -47,7 +47,7 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
     model = learner.model
     found = load(folder)
     config, params = found.config, jax.device_get(found.params())
-    same = task.same_artifacts(folder)
+    same = task.same_saved_files(folder)
     surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
     if same and surplus > 0:
         config, params = _without_surplus(config, params, model.vocab_size)
@@ -79,7 +79,7 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
         )
         if same and surplus > 0:
             print(f"start: the last {surplus} of {folder}'s tokens, which its vocabulary has not, are left out")
-        if same is None and task.artifacts():
+        if same is None and task.saved_files():
             print(f"warning: no vocabulary in {folder} to compare with", file=sys.stderr)
         for line in _differences(config, model):
             print(f"warning: {folder} was trained with {line}", file=sys.stderr)

@@ -98,7 +98,7 @@ class BiLM(Task):
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
         return unigram_baselines(self, batches)
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {"words.txt": self.vocabulary.text}
 
 

@@ -147,11 +147,11 @@ class MaskedLM(Task):
         train, test = (self._splits[name].pieces for name in ("train", split))
         return unigram_accuracy(train, test, self.wordpiece.unknown)
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {"vocab.txt": self.wordpiece.text}
 
     @classmethod
-    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
+    def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
         file = epath.Path(folder) / "vocab.txt"
         return {**options, "vocab": str(file)} if file.exists() else dict(options)
 

@@ -107,7 +107,7 @@ class Spam(Task):
         places = first(n, self.size(split), f"the split {split!r} of spam")
         return {name: field[places] for name, field in self._fields[split].items()}
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {"vocab.txt": self.wordpiece.text}
 
     def _encoded(self, split: str) -> Batch:

@@ -142,7 +142,7 @@ class Tagging(Task):
         guesses = majority.of_words(self._words("train"), self._targets["train"].tolist(), self._words(split))
         return float(np.mean(self._targets[split] == guesses))
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {"vocab.txt": self._pieces.text} if self._pieces else {"words.txt": self.vocabulary.text}
 
     def _words(self, split: str) -> list[str]:

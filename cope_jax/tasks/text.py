@@ -185,18 +185,18 @@ class Text(TextTask):
         size = f"{found['documents']:,} documents of {found['bytes']:,} bytes to train on"
         return f"{self.config.corpus} from {self._corpora.place}: {size}"
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {self.tokenizer.file: self.tokenizer.text}
 
-    def same_artifacts(self, folder: epath.PathLike) -> bool | None:
+    def same_saved_files(self, folder: epath.PathLike) -> bool | None:
         found = loading.find(folder)
         return None if found is None else loading.same(found, self.tokenizer)
 
-    def sources(self) -> dict[str, str]:
+    def data_digest(self) -> dict[str, str]:
         found = {split: self._corpora.fingerprint(split) for split in SPLITS}
         return {_SOURCES: json.dumps(found, indent=1) + "\n"}
 
-    def same_sources(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
+    def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
         file = epath.Path(folder) / _SOURCES
         if not file.exists():
             return None
@@ -212,7 +212,7 @@ class Text(TextTask):
         return {name: value for name, value in super().example_options().items() if name not in carried}
 
     @classmethod
-    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
+    def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
         kind = options.get("tokenizer", cls.Config.tokenizer)
         file = epath.Path(folder) / loading.FILES.get(kind, "")
         if kind not in loading.FILES or not file.exists():

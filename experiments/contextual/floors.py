@@ -39,7 +39,7 @@ def main() -> None:
     if config.task.name not in baselines.known():
         raise ConfigError(f"{workdir} learns {config.task.name}: floors are known of {', '.join(baselines.known())}")
     # What the run has learned, such as a vocabulary, need not be learned again.
-    options = tasks.TASKS.get(config.task.name).with_artifacts(config.task.options, workdir)
+    options = tasks.TASKS.get(config.task.name).with_saved_files(config.task.options, workdir)
     task = tasks.create(config.task.name, **options)
     own, source = baselines.measured(workdir)
     found = baselines.find(task, config, own, _EXAMPLES.value)

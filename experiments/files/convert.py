@@ -63,7 +63,7 @@ def main() -> None:
     texts: dict[str, str] = {}
     tokens: dict[str, Any] = {}
     if found.task is not None and found.experiment is not None:
-        texts = dict(found.task.artifacts())
+        texts = dict(found.task.saved_files())
         on_text = isinstance(found.task, TextTask)
         options = found.experiment.task.options
         if "lowercase" in options:  # of the pieces, which no vocabulary says

@@ -115,7 +115,7 @@ def test_text_is_written_whole_and_trains_from_there(tmp_path, packing, monkeypa
     options = {"corpus": "3*wikitext-2+files", "vocab_size": 300, "length": 16, "packing": packing}
     task = tasks.create("text", **options)
     folder = tfds_builder.write(task, tmp_path, {})
-    assert (folder / "tokenizer.json").read_text() == task.artifacts()["tokenizer.json"]
+    assert (folder / "tokenizer.json").read_text() == task.saved_files()["tokenizer.json"]
     for split in task.splits:
         assert_holds(tfds_builder.read(task, tmp_path, split), task.dataset(split, task.size(split)))
     seeds = {"examples": None, "data_seed": 0, "shuffle_seed": 1}

@@ -44,7 +44,7 @@ def trained(start, tmp_path_factory):
     assert done.status == 0, done.err
     task = tasks.create("text", **options)
     tokens = task.encode("The lamp is bright.")
-    assert (folder / "run" / "corpus.json").read_text() == task.sources()["corpus.json"]
+    assert (folder / "run" / "corpus.json").read_text() == task.data_digest()["corpus.json"]
     shutil.rmtree(data)
     return folder / "run", tokens
 
@@ -54,7 +54,7 @@ def test_a_run_is_read_back_without_its_corpora(trained):
     run = load_run(workdir)
     assert run.step > 0
     np.testing.assert_array_equal(run.task.encode("The lamp is bright."), tokens)
-    assert (workdir / "tokenizer.json").read_text() == run.task.artifacts()["tokenizer.json"]
+    assert (workdir / "tokenizer.json").read_text() == run.task.saved_files()["tokenizer.json"]
     with pytest.raises(ConfigError, match=r"^no wikitext-2/wiki.test.tokens in .*: put the corpus there"):
         pipeline.evaluation_batches(run.task, "test", examples=2, batch_size=2, seed=0)
 

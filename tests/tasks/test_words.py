@@ -46,7 +46,7 @@ def test_the_vocabulary_is_that_of_training_by_falling_count(task):
     assert task.vocab_size == len(counts) + 1  # the sample has no <unk> of its own
     order = [counts[word] for word in task.vocabulary.words[1:]]
     assert order == sorted(order, reverse=True)
-    assert task.artifacts() == {"words.txt": "\n".join(task.vocabulary.words) + "\n"}
+    assert task.saved_files() == {"words.txt": "\n".join(task.vocabulary.words) + "\n"}
 
 
 def test_a_small_vocabulary_leaves_the_rest_unknown():
