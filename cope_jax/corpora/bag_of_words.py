@@ -31,8 +31,8 @@ def bags(batch: Mapping[str, np.ndarray], vocab_size: int, special: Sequence[int
     found = []
     for side in (0, 1):
         counts_BV = np.zeros((len(inputs_BL), vocab_size), np.float32)
-        rows, places = np.nonzero(counted_BL & (segments_BL == side))
-        np.add.at(counts_BV, (rows, inputs_BL[rows, places]), 1)
+        rows, indices = np.nonzero(counted_BL & (segments_BL == side))
+        np.add.at(counts_BV, (rows, inputs_BL[rows, indices]), 1)
         found.append(counts_BV)
     return found[0], found[1]
 

@@ -89,15 +89,15 @@ class Packed:
     def __len__(self) -> int:
         return len(self._rows) - 1
 
-    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The examples at some places: `inputs`, `targets`, `weights`; of documents `segments`, `positions` too.
 
         All are `[n, L]`. Segments count from 1 in each example; 0, and everywhere else 0, fills it up.
         """
-        shape, tokens = (len(places), self._length), self._entries.tokens
+        shape, tokens = (len(indices), self._length), self._entries.tokens
         inputs_BL, targets_BL, segments_BL, positions_BL = (np.zeros(shape, np.int32) for _ in range(4))
         weights_BL = np.zeros(shape, np.float32)
-        for row, place in enumerate(np.asarray(places).tolist()):
+        for row, place in enumerate(np.asarray(indices).tolist()):
             first, begin = int(self._rows[place]), 0
             for piece in range(first, int(self._rows[place + 1])):
                 start, size = int(self._starts[piece]), int(self._sizes[piece])
@@ -145,16 +145,16 @@ class Mixed:
         """The places of each text, where they are not spread."""
         return [range(*self._ends[part : part + 2].tolist()) for part in range(len(self._parts))]
 
-    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The examples at some places, as `Packed.take` gives them. ConfigError: there is none at one of them."""
-        for place in places[(places < 0) | (places >= len(self))]:
+        for place in indices[(indices < 0) | (indices >= len(self))]:
             raise ConfigError(f"no example at {place}: there are {len(self)}, at places from 0 on")
         if self._order is not None:
-            places = self._order[places]
-        if len(self._parts) == 1 or not len(places):
-            return self._parts[0].take(places)
-        which = np.searchsorted(self._ends, places, side="right") - 1
-        own = places - self._ends[which]
+            indices = self._order[indices]
+        if len(self._parts) == 1 or not len(indices):
+            return self._parts[0].take(indices)
+        which = np.searchsorted(self._ends, indices, side="right") - 1
+        own = indices - self._ends[which]
         rows = [self._parts[part].take(place[None]) for part, place in zip(which, own, strict=True)]
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 

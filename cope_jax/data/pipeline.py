@@ -144,8 +144,8 @@ def _shuffled(source: Any, mixture: Sequence[tuple[float, range]], seed: int) ->
     if not mixture:
         return whole.shuffle(seeds[0]).repeat()
     parts = [
-        whole.slice(slice(places.start, places.stop)).shuffle(seed).repeat()
-        for seed, (_, places) in zip(seeds, mixture, strict=True)
+        whole.slice(slice(indices.start, indices.stop)).shuffle(seed).repeat()
+        for seed, (_, indices) in zip(seeds, mixture, strict=True)
     ]
     return grain.MapDataset.mix(parts, [weight for weight, _ in mixture])
 

@@ -171,7 +171,7 @@ def _whole(task: Task) -> dict[str, Any]:
     return {
         split: {
             "size": task.size(split),
-            "mixture": [[weight, [places.start, places.stop]] for weight, places in task.mixture(split)],
+            "mixture": [[weight, [indices.start, indices.stop]] for weight, indices in task.mixture(split)],
         }
         for split in task.splits
         if task.size(split) is not None

@@ -49,9 +49,9 @@ class CharCNNConfig:
 
     def flops_per_word(self, max_characters: int) -> float:
         """FLOPs of the products of one word, forward: the filters stand at every place of the word."""
-        places = (max(max_characters - width + 1, 0) * width * number for width, number in self.filters)
+        indices = (max(max_characters - width + 1, 0) * width * number for width, number in self.filters)
         dense = 2 * self.num_highways * self.num_filters**2 + self.num_filters * (self.projection or 0)
-        return 2.0 * (self.embed_dim * sum(places) + dense)
+        return 2.0 * (self.embed_dim * sum(indices) + dense)
 
 
 class Highway(nnx.Module):
@@ -147,7 +147,7 @@ def _maxima(e_NCE: Array, w_WEF: Array, b_F: Array) -> Array:
     As products of windows: on a CPU the gradient of a convolution takes up to half as long again.
     """
     width, _, filters = w_WEF.shape
-    places = e_NCE.shape[1] - width + 1
-    windows_NPW = jnp.concatenate([e_NCE[:, start : start + places] for start in range(width)], axis=-1)
+    indices = e_NCE.shape[1] - width + 1
+    windows_NPW = jnp.concatenate([e_NCE[:, start : start + indices] for start in range(width)], axis=-1)
     maximum_NF = jnp.max(linear(windows_NPW, w_WEF.reshape(-1, filters)), axis=1)
     return jax.nn.relu(maximum_NF + b_F[None])

@@ -107,7 +107,7 @@ class Bert(Model):
         segments_BL: Array | None = None,
         mask_BL: Array | None = None,
         *,
-        places_BP: Array | None = None,
+        indices_BP: Array | None = None,
         positions_BL: Any = None,
         dropout_key: Array | None = None,
     ) -> tuple[Array, Array]:
@@ -117,7 +117,7 @@ class Bert(Model):
           tokens_BL: int32 pieces.
           segments_BL: int32, the kind of segment of each; None: 0.
           mask_BL: 1 for real tokens, 0 for padding; None: all are real.
-          places_BP: int32, where in each sequence to predict; None: everywhere. A place outside of it gives NaN.
+          indices_BP: int32, where in each sequence to predict; None: everywhere. A place outside of it gives NaN.
           positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
           dropout_key: None means no dropout.
 
@@ -126,7 +126,7 @@ class Bert(Model):
           places.
         """
         x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key)
-        chosen_BPD = x_BLD if places_BP is None else take_tokens(x_BLD, places_BP)
+        chosen_BPD = x_BLD if indices_BP is None else take_tokens(x_BLD, indices_BP)
         return self._predict(chosen_BPD), logits(self.next_sentence, self.encoder.pool(x_BLD))
 
     def layers(self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None) -> Array:
@@ -150,19 +150,19 @@ class Bert(Model):
         """
         next_B = batch["next"]
         check_shapes("bert", {name: batch[name] for name in ("inputs", "targets", "weights")})
-        weights_BP, targets_BP, places_BP = batch["weights"], batch["targets"], None
+        weights_BP, targets_BP, indices_BP = batch["weights"], batch["targets"], None
         predictions = self.config.predictions
         if predictions is not None and predictions < weights_BP.shape[1]:
             count_B = jnp.sum(weights_BP > 0, axis=1)
-            weights_BP, places_BP = jax.lax.top_k(weights_BP, predictions)
-            targets_BP = jnp.take_along_axis(targets_BP, places_BP, axis=1)
+            weights_BP, indices_BP = jax.lax.top_k(weights_BP, predictions)
+            targets_BP = jnp.take_along_axis(targets_BP, indices_BP, axis=1)
             too_many = jnp.any(count_B > predictions)
             weights_BP = jnp.where(too_many, jnp.full((), jnp.nan, weights_BP.dtype), weights_BP)
         mlm_BPV, nsp_B2 = self(
             batch["inputs"],
             batch["segments"],
             batch["mask"],
-            places_BP=places_BP,
+            indices_BP=indices_BP,
             positions_BL=batch.get("positions"),
             dropout_key=dropout_key,
         )
@@ -240,8 +240,8 @@ class BertEmbedder(ModelEmbedder):
             row, _ = self._tokenizer.frame([piece for word in words for piece in of_words[word]])
             ends = 1 + np.cumsum([0, *(len(of_words[word]) for word in words)])
             spans = np.stack([ends[:-1], ends[:-1] + 1 if self._pooling == "first" else ends[1:]], axis=1)
-            places = np.array(owned, np.int64)
-            windows.append(Window(np.array(row, np.int32), places, spans[places - words.start]))
+            indices = np.array(owned, np.int64)
+            windows.append(Window(np.array(row, np.int32), indices, spans[indices - words.start]))
         return windows
 
     def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:

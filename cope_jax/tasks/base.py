@@ -167,11 +167,11 @@ class Task(Persistent, abc.ABC):
             raise ConfigError(f"a data seed must be at least 0, got {seed}")
         return self.sample(np.random.default_rng([seed, zlib.crc32(split.encode())]), n, split)
 
-    def take(self, split: str, places: np.ndarray) -> Batch:
-        """The examples of a split with a `size` at `places` in its file; here cut out of all of them."""
+    def take(self, split: str, indices: np.ndarray) -> Batch:
+        """The examples of a split with a `size` at `indices` in its file; here cut out of all of them."""
         size = self.size(split)
         assert size is not None
-        return {name: field[places] for name, field in self.dataset(split, size).items()}
+        return {name: field[indices] for name, field in self.dataset(split, size).items()}
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """What is shown of the means of a model's metrics on `split`, or on some of its examples; here the same."""

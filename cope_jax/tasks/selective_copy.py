@@ -84,9 +84,9 @@ class SelectiveCopy(SyntheticTask):
         k, read_length = self.config.num_tokens, self.config.num_tokens + int(level)
         symbols = rng.integers(FIRST_SYMBOL, FIRST_SYMBOL + self.config.num_symbols, size=(n, k))
         # The k smallest of independent uniforms are a uniform choice of k places.
-        places = np.sort(np.argsort(rng.random((n, read_length)), axis=1)[:, :k], axis=1)
+        indices = np.sort(np.argsort(rng.random((n, read_length)), axis=1)[:, :k], axis=1)
         tokens = np.full((n, read_length + 1 + k), BLANK)
-        np.put_along_axis(tokens, places, symbols, axis=1)
+        np.put_along_axis(tokens, indices, symbols, axis=1)
         tokens[:, read_length] = SEPARATOR
         tokens[:, read_length + 1 :] = symbols
         weights = np.broadcast_to(np.arange(read_length + k) >= read_length, (n, read_length + k))

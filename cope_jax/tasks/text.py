@@ -147,8 +147,8 @@ class Text(TextTask):
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         return self.take(split, first(n, self.size(split), f"the split {split!r} of text"))
 
-    def take(self, split: str, places: np.ndarray) -> Batch:
-        return self._examples(split).take(places)
+    def take(self, split: str, indices: np.ndarray) -> Batch:
+        return self._examples(split).take(indices)
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """With perplexities and bits per byte; without `sequence_error`, for a window is no sequence of its own."""

@@ -86,8 +86,8 @@ class Words(Task):
         return windows(self._fields[split], drawn(rng, n, max(1, words - length + 1)), length)
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        places = first(n, self.size(split), f"the split {split!r} of words")
-        return windows(self._fields[split], places * self.length(split), self.length(split))
+        indices = first(n, self.size(split), f"the split {split!r} of words")
+        return windows(self._fields[split], indices * self.length(split), self.length(split))
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         self.length(split)

@@ -109,7 +109,7 @@ class Run:
         started = time.perf_counter() - seconds
         drawn = self._draw() if step < config.steps else None
         while drawn is not None:
-            batches, places = drawn
+            batches, indices = drawn
             if self.profile is not None:
                 self.profile.at(step, size)
             self.throughput.start()
@@ -135,7 +135,7 @@ class Run:
                 score = float(np.mean([next(row["loss"] for row in curve if row["seed"] == s) for s in self.seeds]))
             requested = stop.requested()
             if last or requested or step % config.checkpoint_every == 0:
-                progress = {"data": places, "seconds": time.perf_counter() - started}
+                progress = {"data": indices, "seconds": time.perf_counter() - started}
                 metrics.sync()
                 checkpoints.save(step, state, progress, score)
             if requested:

@@ -50,8 +50,8 @@ def batch(seed: int = 0, dtype: Any = np.float32) -> dict[str, np.ndarray]:
     shape = (len(LENGTHS), LENGTH)
     real = np.arange(LENGTH)[None] < np.array(LENGTHS)[:, None]
     weights = np.zeros(shape, dtype)
-    for row, places in enumerate([(1, 4, 6), (2,), (3, 6)]):
-        weights[row, list(places)] = 1
+    for row, indices in enumerate([(1, 4, 6), (2,), (3, 6)]):
+        weights[row, list(indices)] = 1
     return {
         # Not 0: PyTorch gives no gradient to the padding's row of a table.
         "inputs": rng.integers(1, VOCAB, shape, dtype=np.int32),

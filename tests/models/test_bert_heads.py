@@ -88,14 +88,14 @@ def test_heads_read_the_encoder(cls, options, frozen):
 def test_a_place_outside_of_the_sequence_is_loud(wrong):
     """Of a prediction, and of a word's first piece."""
     graphdef, state = build(config(), dtype=np.float32)
-    fields, places = batch(), np.array([[1, wrong], [2, 0], [0, 1]], np.int32)
+    fields, indices = batch(), np.array([[1, wrong], [2, 0], [0, 1]], np.int32)
     inputs = fields["segments"], fields["mask"]
-    predict = jit(lambda state: nnx.merge(graphdef, state)(fields["inputs"], *inputs, places_BP=places)[0])
+    predict = jit(lambda state: nnx.merge(graphdef, state)(fields["inputs"], *inputs, indices_BP=indices)[0])
     tagger, state_of_tagger = head(BertTagger)[1:]
-    tag = jit(lambda state: nnx.merge(tagger, state)(fields["inputs"], places, *inputs))
+    tag = jit(lambda state: nnx.merge(tagger, state)(fields["inputs"], indices, *inputs))
     for found in (predict(state), tag(state_of_tagger)):
-        np.testing.assert_array_equal(np.isnan(found).all(axis=-1), places == wrong)
-        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), places == wrong)
+        np.testing.assert_array_equal(np.isnan(found).all(axis=-1), indices == wrong)
+        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), indices == wrong)
 
 
 def test_logits_of_bfloat16_states_are_float32():

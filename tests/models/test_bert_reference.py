@@ -206,8 +206,8 @@ def compare(ours, theirs, module, under_torch_names, state, dtype):
     real = fields["mask"] == 1
     x = rng.normal(size=(*real.shape, 8)).astype(dtype)
     weights = rng.normal(size=x.shape) * real[..., None]
-    places = np.arange(real.shape[1], dtype=np.int32)[None]
-    context = Context(places, fields["mask"], causal=False)
+    indices = np.arange(real.shape[1], dtype=np.int32)[None]
+    context = Context(indices, fields["mask"], causal=False)
 
     @jit
     def run(state, x):

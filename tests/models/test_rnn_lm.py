@@ -95,10 +95,10 @@ def test_measures_are_the_oracles(name, x64):
     for direction, prefix in enumerate(("", "backward_")[: 2 if config.bidirectional else 1]):
         whole = np.full(BATCH, LENGTH)
         _, logits = by_oracle(config, params, batch[f"{prefix}inputs"], whole, direction)
-        places = list(np.ndindex(BATCH, LENGTH))
+        indices = list(np.ndindex(BATCH, LENGTH))
         targets, weights = batch[f"{prefix}targets"], batch[f"{prefix}weights"].astype(np.float64)
-        losses.append(sum(weights[at] * oracle.cross_entropy(logits[at], targets[at]) for at in places))
-        wrong.append(sum(weights[at] * (logits[at].argmax() != targets[at]) for at in places))
+        losses.append(sum(weights[at] * oracle.cross_entropy(logits[at], targets[at]) for at in indices))
+        wrong.append(sum(weights[at] * (logits[at].argmax() != targets[at]) for at in indices))
         weight.append(weights.sum())
     close(found["loss"], (sum(losses), sum(weight)), 1e-12)
     close(found["token_error"], (sum(wrong), sum(weight)), 1e-12)

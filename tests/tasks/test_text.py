@@ -197,9 +197,9 @@ def test_a_published_tokenizer_is_the_same_by_its_meaning(kind, form, tmp_path):
 def test_a_mixture_is_of_all_its_corpora():
     task = tasks.create("text", corpus="3*wikitext-2+files", vocab_size=400, length=16)
     alone = {name: tasks.create("text", corpus=name, vocab_size=400, length=16) for name in ("wikitext-2", "files")}
-    (first, places), (second, others) = task.mixture("train")
+    (first, indices), (second, others) = task.mixture("train")
     assert (first, second) == (3, 1)
-    assert (places.start, places.stop, others.stop) == (0, others.start, task.size("train"))
+    assert (indices.start, indices.stop, others.stop) == (0, others.start, task.size("train"))
     assert task.counts("test").bytes == sum(one.counts("test").bytes for one in alone.values())
     assert alone["files"].mixture("train") == ()
 
@@ -223,8 +223,8 @@ def test_the_first_examples_of_a_mixture_are_of_each_corpus_by_its_size(packing,
 
 def test_drawn_examples_of_a_mixture_have_its_shares(rng):
     task = tasks.create("text", corpus="3*wikitext-2+files", vocab_size=400, length=16)
-    places = task.mixture("train")[1][1]
-    rows = {row.tobytes() for row in task.take("train", np.array(places))["inputs"]}
+    indices = task.mixture("train")[1][1]
+    rows = {row.tobytes() for row in task.take("train", np.array(indices))["inputs"]}
     drawn = task.sample(rng, 400)["inputs"]
     assert np.mean([row.tobytes() in rows for row in drawn]) == pytest.approx(0.25, abs=0.07)
 
