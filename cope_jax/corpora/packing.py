@@ -17,7 +17,7 @@ Packing = Literal["stream", "documents"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Entries:
+class TokenStream:
     """Documents one after the other: entry i reads `tokens[i]`, and `tokens[i + 1]` is to be said.
 
     Attributes:
@@ -34,7 +34,7 @@ class Entries:
         return len(self.counted)
 
 
-def join(documents: Iterable[np.ndarray], end: int) -> Entries:
+def join(documents: Iterable[np.ndarray], end: int) -> TokenStream:
     """Documents with `end` before the first, and behind each that does not end so itself; empty ones are left out.
 
     >>> entries = join([np.array([5, 6]), np.array([7, 0])], end=0)
@@ -52,11 +52,11 @@ def join(documents: Iterable[np.ndarray], end: int) -> Entries:
     bounds = np.cumsum([0, *sizes])
     counted = np.ones(bounds[-1], bool)
     counted[bounds[1:][np.array(added, bool)] - 1] = False
-    return Entries(np.concatenate(parts).astype(np.int32), bounds, counted)
+    return TokenStream(np.concatenate(parts).astype(np.int32), bounds, counted)
 
 
 class Packed:
-    """Entries as examples of length L.
+    """TokenStream as examples of length L.
 
     "stream": windows one after the other, whatever document they are in. "documents": of each document the windows that
     it fills, and rests of several, by their lengths, in one example, so that attention and positions know them apart.
@@ -76,7 +76,7 @@ class Packed:
     [[0, 1, 2], [0, 1, 0], [0, 1, 0], [0, 1, 2]]
     """
 
-    def __init__(self, entries: Entries, length: int, packing: Packing, *, every: bool):
+    def __init__(self, entries: TokenStream, length: int, packing: Packing, *, every: bool):
         check_at_least(1, "packing", length=length)
         self._entries, self._length, self._packing, self._every = entries, length, packing, every
         bounds = entries.bounds if packing == "documents" else np.array([0, len(entries)])

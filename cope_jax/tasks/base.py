@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cope_jax.corpora import unigrams
-from cope_jax.corpora.packing import Entries
+from cope_jax.corpora.packing import TokenStream
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
@@ -212,7 +212,7 @@ class TextTask(Task):
     crosses_documents: bool
 
     @abc.abstractmethod
-    def entries(self, split: str) -> list[Entries]:
+    def token_streams(self, split: str) -> list[TokenStream]:
         """The whole text of a split, one of each corpus."""
 
     @abc.abstractmethod

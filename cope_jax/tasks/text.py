@@ -14,7 +14,7 @@ from etils import epath
 
 from cope_jax.corpora.documents import Texts
 from cope_jax.corpora.mixtures import Mixture
-from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
+from cope_jax.corpora.packing import Mixed, Packed, Packing, TokenStream, join
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.corpora.text_units import Counts
@@ -102,7 +102,7 @@ class Text(TextTask):
     def __init__(self, config: Config):
         self._corpora = Mixture(config.corpus, config.data_dir, config.globs)
         self.tokenizer = _tokenizer(config, self._corpora)
-        self._texts: dict[str, tuple[list[Entries], Counts]] = {}
+        self._texts: dict[str, tuple[list[TokenStream], Counts]] = {}
         self._packed: dict[str, Mixed] = {}
         self.window_length = config.length
         self.crosses_documents = config.packing == "stream"
@@ -160,7 +160,7 @@ class Text(TextTask):
         """What the text of a split has. The ends between documents, which training predicts too, are not of it."""
         return self._text(self._parse(split)[0])[1]
 
-    def entries(self, split: str) -> list[Entries]:
+    def token_streams(self, split: str) -> list[TokenStream]:
         """The whole text of a split, one of each corpus, for windows of any other kind, such as overlapping ones."""
         return self._text(self._parse(split)[0])[0]
 
@@ -235,11 +235,11 @@ class Text(TextTask):
         if split not in self._packed:
             text, length = self._parse(split)
             options = {"packing": self.config.packing, "every": text == "train"}
-            parts = [Packed(entries, length, **options) for entries in self.entries(split)]
+            parts = [Packed(entries, length, **options) for entries in self.token_streams(split)]
             self._packed[split] = Mixed(parts, spread=text != "train")  # training draws from each part
         return self._packed[split]
 
-    def _text(self, split: str) -> tuple[list[Entries], Counts]:
+    def _text(self, split: str) -> tuple[list[TokenStream], Counts]:
         if split not in self._texts:
             corpora = self._corpora.texts(split)
             parts = [join(self.tokenizer.encode(texts), self.tokenizer.end) for texts in corpora]

@@ -86,7 +86,7 @@ def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
     )
     codec = mixed.codec()
     whole = inspect_text.windows(mixed, codec, None, "train", 10**6)
-    sizes = [len(task.entries("train")[0].tokens) // 8 for task in alone]
+    sizes = [len(task.token_streams("train")[0].tokens) // 8 for task in alone]
     assert whole.shape == (sum(sizes), 8)
     texts = [" ".join(text.split()) for text in documents("files", None, "train")]
     of_files = [any(" ".join(codec.decode(row).split()) in text for text in texts) for row in whole[:12]]

@@ -62,7 +62,7 @@ def test_sums_stand_for_words_and_bytes_whatever_the_tokens(kind):
 
 
 def test_the_whole_text_is_there_for_windows_of_other_kinds(task):
-    (entries,) = task.entries("test")
+    (entries,) = task.token_streams("test")
     assert task.decode(entries.tokens[1:][entries.counted]) == "".join(documents("wikitext-2", None, "test"))
     ends = entries.tokens[entries.bounds]
     assert ends.tolist() == [task.tokenizer.end] * (len(documents("wikitext-2", None, "test")) + 1)

@@ -36,7 +36,7 @@ def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) 
             raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it to a split")
         return tokens_L[None]
     if isinstance(task, TextTask):  # the whole text, however the run's examples are packed
-        texts = [entries.tokens for entries in task.entries(split)]
+        texts = [entries.tokens for entries in task.token_streams(split)]
         length = min(task.length(split), max(map(len, texts)))
         parts = [text[: len(text) // length * length].reshape(-1, length) for text in texts]
         # Of a mixture windows of each corpus, by its size.
