@@ -13,7 +13,7 @@ import numpy as np
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.base import Batch, Task
+from cope_jax.tasks.task import Batch, Task
 
 _AHEAD = 4  # batches that each reader may be ahead
 _ENDLESS = sys.maxsize

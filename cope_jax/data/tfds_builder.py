@@ -17,7 +17,7 @@ from etils import epath
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.tasks.base import Batch, Task
+from cope_jax.tasks.task import Batch, Task
 
 VERSION = "1.0.0"
 _CHUNK = 1024  # examples at a time of a split that is made from files

@@ -15,7 +15,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
-from cope_jax.models.base import overlay
+from cope_jax.models.model import overlay
 from cope_jax.registry import configure
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

@@ -7,7 +7,7 @@ from flax import nnx
 
 from cope_jax.attention import Cache
 from cope_jax.encodings import AttentionShape, Composed, EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.mlp import MLP
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context, SelfAttention

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.typing import Array, accumulator_dtype
 
 NORMS = {"layer": nnx.LayerNorm, "rms": nnx.RMSNorm}

@@ -16,10 +16,10 @@ from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.mlp import ACTIVATIONS
 from cope_jax.layers.norm import Norm
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, jitted, numbered
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.models.encoder import bert_block as bert_block
+from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.models.sentence_windows import Window, overlapping
 from cope_jax.ops.gather import take_tokens
 from cope_jax.ops.losses import cross_entropy

@@ -12,8 +12,8 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
+from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take_tokens
 from cope_jax.ops.losses import token_measures

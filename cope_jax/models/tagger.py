@@ -14,7 +14,7 @@ from cope_jax.layers.char_cnn import CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Bidirectional, Cell
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Model, SumAndWeight, check_shapes
+from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.ops.losses import token_measures

@@ -13,7 +13,7 @@ import numpy as np
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.models.base import attends
+from cope_jax.models.model import attends
 from cope_jax.runs import records as recording
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs

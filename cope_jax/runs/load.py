@@ -14,8 +14,8 @@ from cope_jax.exchange import bert_files, formats, safetensors_io
 from cope_jax.runs.workdir import read_settings
 from cope_jax.tasks import Task
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.base import Codec
-from cope_jax.tokenizers.words import Words as WordTokenizer
+from cope_jax.tokenizers.tokenizer import Codec
+from cope_jax.tokenizers.word_level import Words as WordTokenizer
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
 from cope_jax.training.from_config import create_learner

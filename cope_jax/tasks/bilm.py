@@ -12,7 +12,7 @@ import numpy as np
 from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import Stream, drawn, first, windows
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, unigram_baselines
+from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, unigram_baselines
 from cope_jax.tokenizers import characters as chars
 from cope_jax.tokenizers.vocabulary import UNKNOWN, Vocabulary
 

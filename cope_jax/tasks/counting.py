@@ -8,8 +8,8 @@ import string
 
 import numpy as np
 
-from cope_jax.tasks.base import TASKS, Batch, check
-from cope_jax.tasks.difficulty import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import TASKS, Batch, check
 
 MAX_ROWS = 1024  # programs generated at a time: bounds memory at tens of MB, whatever the size of the batch
 ABSENT = -1

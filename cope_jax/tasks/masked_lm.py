@@ -19,7 +19,7 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import drawn
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, check
+from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 _SHORT = 0.1

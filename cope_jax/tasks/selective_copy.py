@@ -7,8 +7,8 @@ import dataclasses
 
 import numpy as np
 
-from cope_jax.tasks.base import TASKS, Batch, check, next_token_batch
-from cope_jax.tasks.difficulty import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import TASKS, Batch, check, next_token_batch
 
 BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 

@@ -10,7 +10,7 @@ import numpy as np
 from cope_jax.corpora import sms
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tasks.task import TASKS, Batch, Task, check
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 

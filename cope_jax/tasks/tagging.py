@@ -14,7 +14,7 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, check
+from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
 from cope_jax.tokenizers.characters import characters
 from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece

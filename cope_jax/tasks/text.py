@@ -21,9 +21,9 @@ from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 from cope_jax.registry import check_at_least, check_choices, unknown
-from cope_jax.tasks.base import TASKS, Batch, TextTask, check
+from cope_jax.tasks.task import TASKS, Batch, TextTask, check
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.base import Codec, Tokenizer
+from cope_jax.tokenizers.tokenizer import Codec, Tokenizer
 
 _SOURCES = "corpus.json"
 

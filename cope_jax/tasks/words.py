@@ -14,9 +14,9 @@ from cope_jax.corpora import conllu, wikitext
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import Stream, drawn, first, windows
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, unigram_baselines
-from cope_jax.tokenizers import words as tokenizer
-from cope_jax.tokenizers.base import Codec
+from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, unigram_baselines
+from cope_jax.tokenizers import word_level as tokenizer
+from cope_jax.tokenizers.tokenizer import Codec
 from cope_jax.tokenizers.vocabulary import Vocabulary
 
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from cope_jax.data import pipeline
-from cope_jax.models.base import SumAndWeight
+from cope_jax.models.model import SumAndWeight
 from cope_jax.tasks import Task
 from cope_jax.training.learner import pad_sequences
 from cope_jax.training.program import Program

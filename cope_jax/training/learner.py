@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from cope_jax import models, positions
-from cope_jax.models.base import Model, SumAndWeight, overlay
+from cope_jax.models.model import Model, SumAndWeight, overlay
 from cope_jax.training.optimizer import applied_rate
 from cope_jax.typing import Array, PyTree
 

@@ -31,7 +31,7 @@ from cope_jax.evaluation.gates import inspect_text, maps
 from cope_jax.evaluation.report import errors_table
 from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import LoadedRun, load_run
-from cope_jax.tasks.difficulty import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticTask
 from experiments.cli import entry
 
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)

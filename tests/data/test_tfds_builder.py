@@ -11,7 +11,7 @@ from cope_jax.corpora.corpus_files import SAMPLES
 from cope_jax.data import pipeline, tfds_builder
 from cope_jax.errors import ConfigError
 from cope_jax.tasks import text as text_task
-from cope_jax.tasks.difficulty import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticTask
 from experiments import export
 from experiments.cli import entry
 

@@ -5,8 +5,8 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-from cope_jax.tasks.base import TASKS
-from cope_jax.tasks.difficulty import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import TASKS
 from cope_jax.training.config import ExperimentConfig, MeshConfig
 
 SMALL_TASK: dict[str, Any] = {

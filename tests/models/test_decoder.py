@@ -10,7 +10,7 @@ from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import POLICIES
 from cope_jax.models.decoder import Decoder, DecoderConfig

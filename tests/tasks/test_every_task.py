@@ -12,7 +12,7 @@ import pytest
 import cope_jax.tasks
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.tasks.difficulty import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticTask
 
 pytestmark = pytest.mark.newest
 

@@ -11,7 +11,7 @@ import pytest
 
 from cope_jax.data import pipeline
 from cope_jax.models.rnn_lm import RNNLMConfig
-from cope_jax.tasks.base import Task
+from cope_jax.tasks.task import Task
 from cope_jax.training.config import MeshConfig, TrainingConfig
 from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.learner import Learner

@@ -11,7 +11,7 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import WHOLE
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.training import from_config, sharding

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from cope_jax import encodings
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import Layout
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.training.config import MeshConfig, OptimizerConfig

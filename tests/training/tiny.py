@@ -14,7 +14,7 @@ import numpy as np
 from cope_jax import tasks
 from cope_jax.data import pipeline
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.training.config import MeshConfig, OptimizerConfig, TrainingConfig

@@ -11,8 +11,8 @@ from cope_jax.evaluation.gates import head_scores, views
 from cope_jax.evaluation.gates.text_features import features, pieces
 from cope_jax.runs.load import LoadedRun
 from cope_jax.tasks import Task
-from cope_jax.tasks.base import TextTask
-from cope_jax.tokenizers.base import Codec
+from cope_jax.tasks.task import TextTask
+from cope_jax.tokenizers.tokenizer import Codec
 
 _FEWEST = 16  # tokens of which anything can be said
 

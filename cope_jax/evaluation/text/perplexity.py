@@ -14,7 +14,7 @@ from cope_jax.evaluation.report.plots import COLOURS, COLUMN_WIDTH, MARKERS, STY
 from cope_jax.evaluation.text import likelihood
 from cope_jax.evaluation.text.likelihood import Losses, losses, sliding
 from cope_jax.runs.records import Record, select, summarise
-from cope_jax.tasks.base import TextTask
+from cope_jax.tasks.task import TextTask
 
 FIGURES = ("perplexity", "token_perplexity", "bits_per_byte", "loss")
 

@@ -15,7 +15,7 @@ from cope_jax.corpora.documents import documents
 from cope_jax.corpora.text_units import quoted
 from cope_jax.evaluation.text import perplexity
 from cope_jax.ops.losses import token_measures
-from cope_jax.tokenizers.words import EOS
+from cope_jax.tokenizers.word_level import EOS
 from cope_jax.training.evaluator import Evaluator
 from tests.training import tiny
 

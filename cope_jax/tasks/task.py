@@ -14,7 +14,7 @@ from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
 from cope_jax.tasks.persistence import Persistent
-from cope_jax.tokenizers.base import Codec
+from cope_jax.tokenizers.tokenizer import Codec
 
 Batch = dict[str, np.ndarray]
 """n sequences of length L. For predicting each next token:

@@ -12,8 +12,8 @@ import numpy as np
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.tasks.base import Batch, Task
-from cope_jax.tokenizers.base import Codec
+from cope_jax.tasks.task import Batch, Task
+from cope_jax.tokenizers.tokenizer import Codec
 
 
 class SyntheticTask(Task):
