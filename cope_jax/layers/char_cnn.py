@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import take
 from cope_jax.ops.linear import linear
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
-from cope_jax.typing import Array
 
 ORIGINAL_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 

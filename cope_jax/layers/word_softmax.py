@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.ops.losses import cross_entropy, sampled_cross_entropy
-from cope_jax.typing import Array
 
 PREFIXES = ("", "backward_")
 """Of the fields of batches with which the forward and the backward model are trained."""

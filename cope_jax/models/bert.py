@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.mlp import ACTIVATIONS
@@ -25,7 +26,6 @@ from cope_jax.ops.gather import take_tokens
 from cope_jax.ops.losses import cross_entropy
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.tokenizers.wordpiece import WordPiece
-from cope_jax.typing import Array, PyTree
 
 Pooling = Literal["first", "mean"]
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 import jax
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.layers.linear import create_linear, logits
@@ -18,7 +19,6 @@ from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take_tokens
 from cope_jax.ops.losses import token_measures
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

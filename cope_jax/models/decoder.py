@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import Cache, create_cache
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
@@ -23,7 +24,6 @@ from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.ops.losses import sampled_cross_entropy, token_measures
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.typing import Array, PyTree, accumulator_dtype
 
 PADDING = -1  # the segment of the tokens that stand before a shorter prompt
 

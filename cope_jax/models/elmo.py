@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.layers.char_cnn import ORIGINAL_FILTERS, CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Carry, Cell, Recurrent, clear
@@ -21,7 +22,6 @@ from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
 from cope_jax.registry import check_at_least, check_choices, unknown
 from cope_jax.tokenizers.characters import batch_sentences
-from cope_jax.typing import Array
 
 Carries = tuple[tuple[Carry, ...], tuple[Carry, ...]]
 """The state of every layer, forward and backward."""

@@ -8,10 +8,10 @@ import chex
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.registry import Registry
-from cope_jax.typing import Array, PyTree
 
 SumAndWeight = tuple[Array, Array]
 """(sum, weight), float32 scalars: over any number of batches the mean is the sum of sums over the sum of weights."""

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.layers.recurrent import Carry, Cell, CellName, Recurrent, clear
 from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions, join_directions
@@ -21,7 +22,6 @@ from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tokenizers.vocabulary import Vocabulary
-from cope_jax.typing import Array
 
 Carries = tuple[tuple[Carry, ...], ...]
 """The state of every layer of every direction."""

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.layers.char_cnn import CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Bidirectional, Cell
@@ -19,7 +20,6 @@ from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.ops.losses import token_measures
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.typing import Array, PyTree
 
 CHARACTER_DIM, CHARACTER_WIDTH = 16, 3
 

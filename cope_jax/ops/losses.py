@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cope_jax.array_types import Array, accumulator_dtype
 from cope_jax.ops.gather import take
-from cope_jax.typing import Array, accumulator_dtype
 
 
 def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from cope_jax import tasks
+from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.models.model import attends
 from cope_jax.runs import records as recording
@@ -29,7 +30,6 @@ from cope_jax.training.learner import TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.profiling import Profile
 from cope_jax.training.throughput import Throughput
-from cope_jax.typing import PyTree
 
 
 class Experiment:

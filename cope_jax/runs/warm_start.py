@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import PyTree
 from cope_jax.attention import attend
 from cope_jax.encodings import ENCODINGS, AttentionShape, EncodingConfig
 from cope_jax.errors import ConfigError
@@ -21,7 +22,6 @@ from cope_jax.runs.load import load
 from cope_jax.tasks import Task
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.learner import Learner
-from cope_jax.typing import PyTree
 
 OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
 """Options of models that decide how they are trained and run, and not what they compute."""

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cope_jax.typing import Array, PyTree
+from cope_jax.array_types import Array, PyTree
 
 
 def of_arrays(tree: PyTree) -> dict[str, int]:

@@ -6,13 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
+from cope_jax.array_types import PyTree
 from cope_jax.data import pipeline
 from cope_jax.models.model import SumAndWeight
 from cope_jax.tasks import Task
 from cope_jax.training.learner import pad_sequences
 from cope_jax.training.program import Program
 from cope_jax.training.sharding import LENGTH
-from cope_jax.typing import PyTree
 
 Errors = dict[str, float]
 """What a task shows of the means of a model's metrics on one split: `loss`, in nats, `token_error`, a share in [0, 1],

@@ -11,9 +11,9 @@ import optax
 from flax import nnx
 
 from cope_jax import models, positions
+from cope_jax.array_types import Array, PyTree
 from cope_jax.models.model import Model, SumAndWeight, overlay
 from cope_jax.training.optimizer import applied_rate
-from cope_jax.typing import Array, PyTree
 
 
 @jax.tree_util.register_dataclass

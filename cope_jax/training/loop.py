@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from cope_jax.array_types import PyTree
 from cope_jax.errors import NonFiniteError
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import JobConfig, TrainingConfig
@@ -22,7 +23,6 @@ from cope_jax.training.preemption import GracefulStop, Interrupted
 from cope_jax.training.profiling import Profile
 from cope_jax.training.program import Program
 from cope_jax.training.throughput import Throughput, describe
-from cope_jax.typing import PyTree
 
 # Steps without a single update after which a run that may skip them stops all the same.
 MAX_CONSECUTIVE_SKIPS = 100

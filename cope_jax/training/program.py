@@ -8,10 +8,10 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cope_jax.array_types import PyTree
 from cope_jax.training import sharding
 from cope_jax.training.learner import Learner, TrainState
 from cope_jax.training.seed_batch import SeedBatch
-from cope_jax.typing import PyTree
 
 
 class Program:

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from cope_jax.typing import PyTree
+from cope_jax.array_types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)

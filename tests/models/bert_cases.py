@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.encodings import EncodingConfig
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
-from cope_jax.typing import Array
 from tests.encodings.cases import FAST_COMPILE, rule_of
 from tests.oracle import bert as oracle
 from tests.oracle.encodings import Rule, Sizes
