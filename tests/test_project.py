@@ -34,6 +34,7 @@ HOMES = {name: registry.get(name).__module__ for registry in (ENCODINGS, TASKS, 
 ORDINARY_WORDS = {"none", "spam", "text", "words"}
 """Names that mean other things too: they count only where the name of something is looked up or compared."""
 MAY_NAME = {
+    "cope_jax/encodings/earlier.py": "files of earlier versions have the encodings there were, under other names",
     "cope_jax/exchange/": "a published format is that of one model and of its encoding",
     "cope_jax/models/encoder.py": "the encoder is BERT's, and has its encoding by default",
     "cope_jax/training/config.py": "the experiment by default; what has no attention has the encoding `none`",
@@ -42,7 +43,6 @@ MAY_NAME = {
     "experiments/contextual/classify.py": "the systems of one comparison",
     "experiments/contextual/language_models.py": "a perplexity by words is that of one task",
     "experiments/contextual/tag.py": "the systems of one comparison",
-    "experiments/tortures/config.py": "a config of an experiment",
 }
 """Files, or how their paths begin, that name an encoding, task or model, with the reason."""
 SAME_NAME = {

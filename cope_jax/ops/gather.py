@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from cope_jax.typing import Array
+from cope_jax.array_types import Array
 
 
 def take(table_ND: Array, indices: Array) -> Array:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from cope_jax import tasks
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from experiments.benchmark.timing import LeftOut, Task
 from experiments.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe, cores
 

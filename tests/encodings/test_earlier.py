@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.exchange.test_formats import noise
 
 from cope_jax.encodings.earlier import earlier_path, earlier_tree, from_earlier
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import formats
 from cope_jax.training.checkpoints import Checkpoints
+from tests.exchange.test_formats import noise
 from tests.models.cases import config
 
 SPECS = ["cope(npos_max=4)", "rope+relative+cope(npos_max=12,gate=separate_key)+learned", "kerple+t5"]

@@ -12,12 +12,12 @@ import pytest
 import cope_jax.tasks
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.synthetic import SyntheticTask
 
 pytestmark = pytest.mark.newest
 
 
-@pytest.fixture(params=[name for name in tasks.names() if issubclass(tasks.TASKS.get(name), LevelTask)])
+@pytest.fixture(params=[name for name in tasks.names() if issubclass(tasks.TASKS.get(name), SyntheticTask)])
 def task(request):
     return tasks.create(request.param)
 

@@ -7,7 +7,7 @@ from flax import nnx
 from cope_jax import encodings
 from cope_jax.attention import attend
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import Layout
 from cope_jax.models.decoder import DecoderConfig
 from experiments.compile_check.attention_loops import LOOPS, count_turns, turns_of
