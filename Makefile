@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-main test-newest test-slow compare clean
+.PHONY: help setup check test test-main test-newest test-slow torture compare clean
 
 # The Python that .venv is made with.
 PYTHON ?= python3
@@ -12,6 +12,9 @@ ACCELERATOR ?=
 NEWEST_PYTHON ?= $(shell .ci/newest-python)
 # Worker processes of pytest.
 WORKERS ?= auto
+# Of `make torture`: how often it kills, and its new folder.
+KILLS ?= 50
+TORTURED ?= runs/torture
 # What `make compare` compares.
 CONFIG ?= experiments/configs/quick.py
 ENCODINGS ?= cope,rope,relative,learned
@@ -76,6 +79,9 @@ test-newest: $(READY)
 
 test-slow: $(REFERENCE) ## the slow tests
 	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST) -m slow
+
+torture: $(READY) ## kill a small training run KILLS times, and compare every bit with one left alone
+	$(TESTS_ON_CPU) $(BIN)/python -m tests.torture --kills=$(KILLS) --seed=0 --workdir=$(TORTURED)
 
 compare: $(READY) ## train CoPE and its rivals on a small task: a table and plots in WORKDIR
 	$(BIN)/python -m experiments.compare --config=$(CONFIG) --encodings=$(ENCODINGS) --seeds=$(SEEDS) --workdir=$(WORKDIR)

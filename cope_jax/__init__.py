@@ -1,3 +1,55 @@
-"""A laboratory for position encodings in JAX: Contextual Position Encoding (CoPE) against its rivals."""
+"""A laboratory for position encodings in JAX: Contextual Position Encoding (CoPE) against its rivals.
+
+`import cope_jax as cj` has what most people need, ten names. They are imported when they are first used, so that the
+import itself costs nothing, and starts no JAX.
+
+>>> import cope_jax as cj
+>>> cj.encodings.names()[:3]
+('alibi', 'cope', 'cope_two_sided')
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from cope_jax import encodings as encodings
+    from cope_jax import models as models
+    from cope_jax import tasks as tasks
+    from cope_jax.attention import attend as attend
+    from cope_jax.evaluation.gates.maps import inspect as inspect
+    from cope_jax.generation.generate import generate as generate
+    from cope_jax.runs.experiment import Experiment as Experiment
+    from cope_jax.runs.load import load as load
+    from cope_jax.training.config import ExperimentConfig as ExperimentConfig
+    from cope_jax.training.config_files import config as config
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    "attend": "cope_jax.attention",
+    "encodings": "cope_jax.encodings",
+    "tasks": "cope_jax.tasks",
+    "models": "cope_jax.models",
+    "config": "cope_jax.training.config_files",
+    "ExperimentConfig": "cope_jax.training.config",
+    "Experiment": "cope_jax.runs.experiment",
+    "load": "cope_jax.runs.load",
+    "generate": "cope_jax.generation.generate",
+    "inspect": "cope_jax.evaluation.gates.maps",
+}
+"""The module in which each name of the face is found, or which it is."""
+
+__all__ = [*_PLACES]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(_PLACES[name])
+    found = module if module.__name__ == f"{__name__}.{name}" else getattr(module, name)
+    globals()[name] = found
+    return found
+
+
+def __dir__() -> list[str]:
+    return [*_PLACES, "__version__"]

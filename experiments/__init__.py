@@ -1,26 +1,11 @@
-"""The commands: the only place with flags."""
+"""The commands: the only place with flags. `python -m experiments.NAME` finds a command in any group below."""
 
-import os
 import sys
-import types
-from typing import Any
 
+GROUPS = ("analysis", "contextual", "files")
+__path__ += [f"{__path__[0]}/{group}" for group in GROUPS]
 
-def _without_traceback(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
-    """Ctrl-C before a command has begun, as while it imports, is no defect: one line, and exit status 130."""
-    if issubclass(kind, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr, flush=True)
-        os._exit(130)
-    sys.__excepthook__(kind, error, trace)
+if sys.argv[:1] == ["-m"]:  # Python is starting a command, and has yet to import it, which takes seconds.
+    from experiments.cli import interrupts
 
-
-def _not_ignored(unraisable: Any) -> None:
-    """The same where Ctrl-C came in a callback whose exceptions Python drops, as in one of JAX at each collection."""
-    if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        print("interrupted", file=sys.stderr, flush=True)
-        os._exit(130)
-    _dropped(unraisable)
-
-
-sys.excepthook = _without_traceback
-_dropped, sys.unraisablehook = sys.unraisablehook, _not_ignored
+    interrupts.install()

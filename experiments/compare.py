@@ -25,22 +25,26 @@ from rich.console import Console
 
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation import plots, records, tables
+from cope_jax.evaluation.report import comparison, plots
+from cope_jax.files import write_atomically
+from cope_jax.runs import grid
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.grid import GridRun
 from cope_jax.tasks import Task
+from cope_jax.training import distributed as processes
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
-from experiments import cells, common, entry, processes
-from experiments import workdir as workdirs
-from experiments.cells import Cell
+from experiments.cli import distributed, entry
 
-_CONFIG = config_flags.DEFINE_config_file("config", None, "A file of experiments/configs.")
+_CONFIG = entry.DEFINE_config("config")
 _ENCODINGS = flags.DEFINE_string(
     "encodings", "cope,rope,relative,learned", 'Encodings, such as "cope,rope" or "cope(gate=value),cope+rope".'
 )
 _SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds 0 … N−1 of each encoding.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
 flags.mark_flag_as_required("config")
-flags.adopt_module_key_flags(processes)
+flags.adopt_module_key_flags(distributed)
 
 SAME_RECIPE = r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)|training\.readers"
 """Fields that leave a recipe what it is: where its files are, how it is executed and how much is measured."""
@@ -51,11 +55,11 @@ def main() -> None:
     config = entry.read_config(_CONFIG.value)
     workdir = Path(_WORKDIR.value)
     labels = read_encodings(_ENCODINGS.value, config)
-    processes.join()
+    distributed.join()
     experiment = {label: dataclasses.replace(config, encoding=label) for label in labels}
     task = tasks.create(config.task.name, **config.task.options)
     for label in labels:  # all mistakes in the config show before the first hour of training
-        common.Experiment.check(experiment[label], task)
+        Experiment.check(experiment[label], task)
     with contextlib.ExitStack() as stack:
         with processes.first_goes_ahead() as first:
             if first:
@@ -63,8 +67,8 @@ def main() -> None:
                 workdirs.open_workdir(workdir, config)
                 if task.origin():
                     print(f"{task.name}: {task.origin()}")
-        planned = cells.plan(labels, _SEEDS.value, side_by_side(config), workdir)
-        cells.train_missing(experiment, planned, workdir)
+        planned = grid.plan(labels, _SEEDS.value, side_by_side(config), workdir)
+        grid.train_missing(experiment, planned, workdir)
         if first:
             show(workdir, config, task, labels, planned, Console())
 
@@ -91,15 +95,15 @@ def show(
     config: ExperimentConfig,
     task: Task,
     labels: Sequence[str],
-    planned: Sequence[Cell],
+    planned: Sequence[GridRun],
     console: Console,
 ) -> None:
     """Writes results, table and plots of all cells, and prints the table."""
-    finished, paths = cells.write_results(workdir, planned)
+    finished, paths = grid.write_results(workdir, planned)
     paper = {} if is_changed() else config.paper
-    paths.append(records.write_atomically(workdir / "table.md", tables.markdown(task, finished, labels, paper)))
+    paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels)
-    console.print(tables.rich_table(task, finished, labels, paper=paper))
+    console.print(comparison.table(task, finished, labels, paper=paper).rich())
     console.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
 
 
@@ -109,7 +113,7 @@ def is_changed() -> bool:
     return not all(re.fullmatch(SAME_RECIPE, name) for name in changed)
 
 
-def read_curves(planned: Sequence[Cell]) -> list[dict[str, Any]]:
+def read_curves(planned: Sequence[GridRun]) -> list[dict[str, Any]]:
     """The learning curves of all cells."""
     return [
         {"encoding": cell.label, **row}

@@ -1,6 +1,6 @@
 """Measures a trained model anew, on as many examples as asked for.
 
-python -m experiments.evaluate --workdir=runs/cope --examples=10000
+python -m experiments.evaluate --model=runs/cope --examples=10000
 """
 
 import dataclasses
@@ -8,28 +8,34 @@ from pathlib import Path
 
 from absl import flags
 
-from experiments import common, entry, runs
-from experiments import workdir as workdirs
+from cope_jax.evaluation.report.comparison import print_errors
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.kept_files import check_sources
+from cope_jax.runs.load import load_run
+from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _EXAMPLES = flags.DEFINE_integer(
     "examples", None, "Of each split; without it, as many as in the run's config.", lower_bound=1
 )
+renamed("workdir", "model")
 
 
 def main() -> None:
-    """Prints the errors on all splits and writes evaluation.json into the workdir."""
-    workdir = Path(_WORKDIR.value)
-    run = runs.load_run(workdir)
-    runs.check_sources(run.task, workdir, run.task.evaluation_splits)
-    config = run.config
+    """Prints the errors on all splits and writes evaluation.json into the folder of the run."""
+    workdir = Path(_MODEL.value)
+    run = load_run(workdir)
+    check_sources(run.task, workdir, run.task.evaluation_splits)
+    config = run.experiment
     if _EXAMPLES.value is not None:
         evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)
         config = dataclasses.replace(config, evaluation=evaluation)
-    experiment = common.Experiment(config, len(run.seeds), run.task)
+    experiment = Experiment(config, len(run.seeds), run.task)
     with workdirs.locked(workdir, workdirs.MEASURING):
-        records = experiment.records(run.seeds, run.state, run.step, run.seconds)
-        common.print_errors(run.task, records)
+        records = experiment.evaluate(run)
+        print_errors(run.task, records)
         workdirs.write_json(workdir / "evaluation.json", {"records": records})
 
 

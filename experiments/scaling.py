@@ -4,7 +4,7 @@ python -m experiments.compile_check --config=experiments/configs/lm_1b.py --topo
     --config.training.batch_size=32 --config.evaluation.batch_size=16 --json=runs/scaling/v5e-4x4.json
 python -m experiments.scaling --figures=runs/scaling --plot=docs/scaling.png
 
-Prints a table in Markdown. The calculation is documented in `experiments.compilation.scaling`.
+Prints a table in Markdown. The calculation is documented in `experiments.compile_check.prediction`.
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ from pathlib import Path
 from absl import flags
 
 from cope_jax.errors import ConfigError
-from experiments import entry
-from experiments.compilation import scaling
+from experiments.cli import entry
+from experiments.compile_check import prediction
 
 _FIGURES = flags.DEFINE_string("figures", None, "Folder with the files of compile_check --json.", required=True)
 _PLOT = flags.DEFINE_string("plot", None, "A file for the plot of efficiency against devices.")
@@ -27,11 +27,11 @@ def main() -> None:
     if not all(count.isdecimal() and int(count) for count in _DEVICES.value):
         raise ConfigError(f"--devices={','.join(_DEVICES.value)} must be whole numbers from 1 on")
     counts = [int(count) for count in _DEVICES.value]
-    points = {chip: scaling.fill(own, counts) for chip, own in scaling.read(Path(_FIGURES.value)).items()}
-    print(scaling.markdown(points), end="")
+    points = {chip: prediction.fill(own, counts) for chip, own in prediction.read(Path(_FIGURES.value)).items()}
+    print(prediction.markdown(points), end="")
     if _PLOT.value is not None:
         try:
-            scaling.plot(points).savefig(_PLOT.value, dpi=200)
+            prediction.plot(points).savefig(_PLOT.value, dpi=200)
         except (OSError, ValueError) as error:
             raise ConfigError(f"cannot write --plot={_PLOT.value} ({error})") from error
 

@@ -95,7 +95,7 @@ def test_a_learned_table_of_the_limit_knows_every_position(sampler):
         return places, whole.embed(x, places), short.embed(x, places)
 
     places, embedded, beyond = embed(jax.random.key(0))
-    np.testing.assert_array_equal(embedded, whole.table_ND[...][places])
+    np.testing.assert_array_equal(embedded, whole.table[...][places])
     np.testing.assert_array_equal(np.isnan(beyond).all(axis=-1), places >= 5)
     assert (places >= 5).any()
 

@@ -1,10 +1,12 @@
 """What holds for the project as a whole."""
 
 import ast
+import collections
 import importlib
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 import warnings
 from pathlib import Path
@@ -17,14 +19,45 @@ from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 import cope_jax
+from cope_jax.encodings import ENCODINGS
+from cope_jax.models import MODELS
+from cope_jax.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 CONFIGS = sorted((ROOT / "experiments" / "configs").glob("[!_]*.py"))
-COMMANDS = sorted((ROOT / "experiments").glob("[!_]*.py"))
+COMMANDS = sorted(set((ROOT / "experiments").rglob("*.py")) - set(CONFIGS))
 MODULES = sorted((ROOT / "cope_jax").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LONGEST_MODULE = 400
+HOMES = {name: registry.get(name).__module__ for registry in (ENCODINGS, TASKS, MODELS) for name in registry}
+ORDINARY_WORDS = {"none", "spam", "text", "words"}
+"""Names that mean other things too: they count only where the name of something is looked up or compared."""
+MAY_NAME = {
+    "cope_jax/exchange/": "a published format is that of one model and of its encoding",
+    "cope_jax/models/encoder.py": "the encoder is BERT's, and has its encoding by default",
+    "cope_jax/training/config.py": "the experiment by default; what has no attention has the encoding `none`",
+    "experiments/benchmark": "what is measured is named, and compared with other programs' implementation of it",
+    "experiments/compil": "the loops of attention are counted in a decoder",
+    "experiments/contextual/classify.py": "the systems of one comparison",
+    "experiments/contextual/language_models.py": "a perplexity by words is that of one task",
+    "experiments/contextual/tag.py": "the systems of one comparison",
+    "experiments/tortures/config.py": "a config of an experiment",
+}
+"""Files, or how their paths begin, that name an encoding, task or model, with the reason."""
+SAME_NAME = {
+    "__init__.py",
+    "__main__.py",
+    "config.py",
+    "distributed.py",
+    "download.py",
+    "generate.py",
+    "linear.py",
+    "perplexity.py",
+    "report.py",
+    "scaling.py",
+}
+STANDARD_NAME = {"inspect.py"}
 
 
 def constraints() -> list[Requirement]:
@@ -108,3 +141,66 @@ def test_no_path_of_a_machine():
         lines = enumerate(text.splitlines(), start=1)
         found += [f"{path.relative_to(ROOT)}:{number}" for number, line in lines if path_of_a_machine.search(line)]
     assert not found
+
+
+def test_files_have_names_of_their_own():
+    """Configs are left out: they are named after what they train, and chosen by path."""
+    counts = collections.Counter(path.name for path in [*MODULES, *COMMANDS])
+    assert {name for name, count in counts.items() if count > 1} <= SAME_NAME
+    standard = {f"{name}.py" for name in sys.stdlib_module_names}
+    assert set(counts) & standard <= STANDARD_NAME, "beside a script it would hide the standard library's"
+
+
+def test_nothing_else_names_an_encoding_a_task_or_a_model():
+    """So that adding one changes its own file and the line that imports it, and no ladder of cases elsewhere."""
+    found, excused = {}, set()
+    for path in [*MODULES, *COMMANDS]:
+        name = str(path.relative_to(ROOT))
+        own = ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        spoken = set() if path.name == "__init__.py" else names_in(ast.parse(path.read_text()), own)
+        reasons = {start for start in MAY_NAME if name.startswith(start)}
+        excused |= reasons if spoken else set()
+        if spoken and not reasons:
+            found[name] = sorted(spoken)
+    assert not found
+    assert excused == set(MAY_NAME), "these name nothing any more"
+
+
+def names_in(tree: ast.Module, own: str) -> set[str]:
+    """The registered names that a module writes, and the modules of registered classes that it imports from."""
+    nodes = list(ast.walk(tree))
+    silent = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+    asked = {id(child) for node in nodes if looks_up(node) for child in ast.walk(node)}
+    spoken = set()
+    for node in nodes:
+        if isinstance(node, ast.ImportFrom):
+            modules = {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
+            spoken |= modules & set(HOMES.values()) - {own}
+        elif isinstance(node, ast.Constant) and node.value in HOMES and id(node) not in silent:
+            if HOMES[node.value] != own and (id(node) in asked or node.value not in ORDINARY_WORDS):
+                spoken.add(node.value)
+    return spoken
+
+
+def looks_up(node: ast.AST) -> bool:
+    """Whether it compares the name of something, or asks a registry for one."""
+    if isinstance(node, ast.Compare):
+        return any(isinstance(side, (ast.Attribute, ast.Subscript)) for side in [node.left, *node.comparators])
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in ("create", "get")
+
+
+@pytest.mark.parametrize(
+    "code, spoken",
+    [
+        ("from cope_jax.models.bert import Bert", {"cope_jax.models.bert"}),
+        ("from cope_jax.models import elmo", {"cope_jax.models.elmo"}),
+        ("if name != 'decoder': pass", {"decoder"}),
+        ("if task.name == 'words': pass", {"words"}),
+        ("if task.name in ('words', 'other'): pass", {"words"}),
+        ("tasks.create('text')", {"text"}),
+        ("'cope'\nkind = 'words'\nprint('copes')", set()),
+        ("def f():\n  'cope'\n  return kind == 'none'", set()),
+    ],
+)
+def test_a_name_is_seen_where_it_is_spoken(code, spoken):
+    assert names_in(ast.parse(code), "elsewhere") == spoken

@@ -2,6 +2,7 @@
 
 import ast
 import dataclasses
+import importlib.util
 import re
 import runpy
 import shlex
@@ -11,7 +12,9 @@ from typing import Any
 
 import pytest
 
+import experiments
 from cope_jax import encodings, models, positions, tasks
+from cope_jax.training import config_files
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -21,7 +24,8 @@ TEXT = (ROOT / "docs" / "text.md").read_text()
 ENCODINGS = (ROOT / "docs" / "encodings.md").read_text()
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/encodings.md")]
 PAGES += [
-    ROOT / "docs" / f"{name}.md" for name in ("attention", "contextual", "exchange", "text", "training", "tpu", "gpu")
+    ROOT / "docs" / f"{name}.md"
+    for name in ("attention", "contextual", "exchange", "models", "tasks", "text", "training", "tpu", "gpu")
 ]
 CONFIGS = {
     "tag": {"config": "tagger.py", "bert_config": "bert_tagger.py"},
@@ -43,9 +47,13 @@ def commands() -> list[list[str]]:
     return [words for line in shell.splitlines() if (words := shlex.split(line, comments=True))]
 
 
-def flags(module: str) -> set[str]:
+def flags(command: str) -> set[str]:
     """The flags that a command defines."""
-    calls = [node for node in ast.walk(ast.parse((ROOT / "experiments" / module).read_text())) if is_flag(node)]
+    spec = importlib.util.find_spec(f"experiments.{command}")
+    assert spec is not None and spec.origin is not None, f"there is no experiments.{command}"
+    path = Path(spec.origin)
+    path = path.with_name("__main__.py") if spec.submodule_search_locations else path
+    calls = [node for node in ast.walk(ast.parse(path.read_text())) if is_flag(node)]
     return {ast.literal_eval(call.args[0]) for call in calls}
 
 
@@ -55,7 +63,7 @@ def is_flag(node: ast.AST) -> bool:
 
 def config_of(flags: dict[str, str], flag: str = "config", command: str = "") -> Any:
     path = flags.get(flag) or f"experiments/configs/{CONFIGS[command][flag]}"
-    return runpy.run_path(str(ROOT / path))["get_config"]()
+    return config_files.named(str(ROOT / path))
 
 
 def field(config: Any, path: str) -> Any:
@@ -84,7 +92,7 @@ def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch
 def test_command_has_its_flags_and_values(words):
     given = dict(word.removeprefix("--").split("=", 1) for word in words[3:])
     command = words[2].removeprefix("experiments.")
-    known = flags(f"{command}.py")
+    known = flags(command)
     assert {name.split(".")[0] for name in given} <= known
     for name, value in given.items():
         if "." in name:
@@ -123,17 +131,31 @@ def test_extras_exist():
 
 
 def test_nothing_is_left_out():
-    sections = {
-        name: README.split(f"\n## {name}\n")[1].split("\n## ")[0]
-        for name in ("Encodings", "Models", "Tasks", "Commands")
+    commands, chosen = (README.split(f"\n## {name}\n")[1].split("\n## ")[0] for name in ("Commands", "Encodings"))
+    assert all(f"`{name}`" in chosen for name in positions.SAMPLERS)
+    files = {path.name for path in (ROOT / "experiments" / "configs").glob("[!_]*.py")}
+    assert set(re.findall(r"`(\w+\.py)`", commands)) == files
+
+
+@pytest.mark.parametrize("package", [models, tasks], ids=["models", "tasks"])
+def test_every_model_and_task_has_its_row(package):
+    page = (ROOT / "docs" / f"{package.__name__.rpartition('.')[2]}.md").read_text()
+    rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(package.names())
+
+
+def test_the_picture_of_the_package_shows_every_room_and_command():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = dict(re.findall(r"^\| `((?:cope_jax|experiments)[\w.]*)` \| (.*?) \|$", page, re.MULTILINE))
+    packages = {
+        ".".join(path.parent.relative_to(ROOT).parts): {other.stem for other in path.parent.glob("[!_]*.py")}
+        for package in ("cope_jax", "experiments")
+        for path in (ROOT / package).rglob("__init__.py")
     }
-    assert sorted(re.findall(r"^\| `(\w+)` \|", sections["Encodings"], re.MULTILINE)) == list(encodings.names())
-    assert sorted(re.findall(r"^\| `(\w+)` \|", sections["Tasks"], re.MULTILINE)) == list(tasks.names())
-    rows = re.findall(r"^\| (`.*?`) \|", sections["Models"], re.MULTILINE)
-    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(models.names())
-    assert all(f"`{name}`" in sections["Encodings"] for name in positions.SAMPLERS)
-    files = {path.name for path in (ROOT / "experiments" / "configs").glob("[!_]*.py")} - {"base.py"}
-    assert set(re.findall(r"`(\w+\.py)`", sections["Commands"])) == files
+    rooms = {name for name, modules in packages.items() if modules}
+    assert set(rows) | {"cope_jax"} == rooms - {name for name in rooms if ".samples" in name}
+    for folder in ("experiments", *(f"experiments.{group}" for group in experiments.GROUPS)):
+        assert sorted(re.findall(r"`(\w+)`", rows[folder])) == sorted(packages[folder]), folder
 
 
 def test_every_encoding_has_its_page_with_every_option_and_default():

@@ -1,140 +1,15 @@
-"""Attention: one entry point, several ways to execute it, and no word of any encoding's name.
+"""Attention: one entry point, several implementations, and a cache for decoding, independent of the encoding."""
 
->>> import jax
->>> from flax import nnx
->>> from cope_jax import encodings
->>> encoding = encodings.create("cope", num_heads=2, head_dim=8, npos_max=16, rngs=nnx.Rngs(0))
->>> q = k = v = jax.random.normal(jax.random.key(0), (1, 5, 2, 8))
->>> attend(q, k, v, encoding=encoding).shape
-(1, 5, 2, 8)
-"""
-
-import functools
-from collections.abc import Callable, Sequence
-from typing import Any
-
-from cope_jax.attention.blockwise import blockwise_attention
-from cope_jax.attention.decode import Cache as Cache
+from cope_jax.attention.attend import IMPLEMENTATIONS as IMPLEMENTATIONS
+from cope_jax.attention.attend import attend as attend
+from cope_jax.attention.attend import choose as choose
+from cope_jax.attention.blockwise import blockwise_attention as blockwise_attention
+from cope_jax.attention.cache import Cache as Cache
+from cope_jax.attention.cache import create_cache as create_cache
 from cope_jax.attention.decode import attend_cached as attend_cached
-from cope_jax.attention.decode import create_cache as create_cache
-from cope_jax.attention.examples import over_examples
 from cope_jax.attention.full import attention_weights as attention_weights
-from cope_jax.attention.full import full_attention
+from cope_jax.attention.full import full_attention as full_attention
 from cope_jax.attention.inputs import Inputs as Inputs
 from cope_jax.attention.inputs import prepare as prepare
 from cope_jax.attention.mask import Mask as Mask
-from cope_jax.attention.ring import ring_attention
-from cope_jax.attention.strips import Blocks
-from cope_jax.encodings import Encoding
-from cope_jax.errors import ConfigError
-from cope_jax.registry import unknown
-from cope_jax.typing import Array, PyTree
-
-IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
-    "full": full_attention,
-    "blockwise": blockwise_attention,
-}
-RING = "ring"
-
-
-# Where fewer queries or pairs than this are, all pairs at once take no longer: see docs/attention.md.
-FEW_QUERIES, FEW_PAIRS = 16, 64 * 64
-
-
-def choose(q_BLHK: Array, k_BMGK: Array, sequence_axis: str | None = None) -> str:
-    """What `implementation="auto"` takes.
-
-    >>> import jax
-    >>> short, long = (jax.ShapeDtypeStruct((1, length, 8, 64), "float32") for length in (1, 4096))
-    >>> choose(short, long), choose(long, long), choose(long, long, "sequence")
-    ('full', 'blockwise', 'ring')
-    """
-    if sequence_axis is not None:
-        return RING
-    length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
-    return "full" if length <= FEW_QUERIES or length * keys < FEW_PAIRS else "blockwise"
-
-
-def attend(
-    q_BLHK: Array,
-    k_BMGK: Array,
-    v_BMGK: Array,
-    *,
-    encoding: Encoding,
-    features: PyTree | None = None,
-    q_positions: Any = None,
-    k_positions: Any = None,
-    q_segment_ids: Array | None = None,
-    k_segment_ids: Array | None = None,
-    causal: bool = True,
-    window: int | None = None,
-    implementation: str = "auto",
-    dropout_rate: float = 0.0,
-    dropout_key: Array | None = None,
-    sequence_axis: str | None = None,
-    batch_axes: Sequence[str] = (),
-    blocks: Sequence[int] | None = None,
-) -> Array:
-    """Multi-head attention with a position encoding, in the layout of `jax.nn.dot_product_attention`.
-
-    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)).
-
-    The encoding's hooks are called in the order that `cope_jax.encodings.base` documents: `key_features` (unless
-    `features` are given), `rotate`, `initial_carry`, `score`. Logits, positions and softmax are float32 whatever the
-    inputs' type.
-
-    Args:
-      q_BLHK: queries.
-      k_BMGK: keys; G divides H (grouped-query attention).
-      v_BMGK: values.
-      encoding: the position encoding.
-      features: the encoding's key features; None calls `encoding.key_features(None, k, v)`.
-      q_positions: int32 `[B, L]` or `[1, L]`; None: consecutive, the last query at the last key.
-      k_positions: int32 `[B, M]` or `[1, M]`; None: 0 … M−1.
-      q_segment_ids: `[B, L]`: tokens meet only within one segment.
-      k_segment_ids: `[B, M]`.
-      causal: hide the keys after each query. "After" is meant in places of the sequence, not in positions; the last
-        query stands at the last key.
-      window: hide the keys that are `window` or more places away.
-      implementation: "full", "blockwise" (memory linear in the length), "ring" (that, over several devices), or "auto",
-        which chooses among them.
-      dropout_rate: share of attention weights that is dropped, where a key is given.
-      dropout_key: random key; None means no dropout.
-      sequence_axis: for "ring": the axis, of the mesh of `jax.set_mesh`, over which the sequence is split.
-      batch_axes: axes of that mesh over which the batch is split: each device attends for its own examples.
-      blocks: for "blockwise" and "ring": queries of a strip, keys of a near block, and of a far one; None takes what is
-        fast on a CPU.
-
-    Returns:
-      out_BLHK, in the type of the values; 0 for a query that sees no key.
-
-    Raises:
-      ConfigError: shapes that do not fit, an unknown implementation, or a ring without its mesh.
-    """
-    name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
-    if name not in (*IMPLEMENTATIONS, RING):
-        raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
-    if (sequence_axis is None) == (name == RING):
-        raise ConfigError(f"implementation={name!r}, sequence_axis={sequence_axis!r}: give the axis with 'ring' alone")
-    inputs = prepare(
-        q_BLHK,
-        k_BMGK,
-        v_BMGK,
-        encoding=encoding,
-        features=features,
-        q_positions=q_positions,
-        k_positions=k_positions,
-        q_segment_ids=q_segment_ids,
-        k_segment_ids=k_segment_ids,
-        causal=causal,
-        window=window,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
-    )
-    if blocks is not None and (len(blocks) != 3 or min(blocks) < 1):
-        raise ConfigError(f"blocks must be three sizes of at least 1, got {tuple(blocks)}")
-    options: dict[str, Any] = {} if blocks is None or name == "full" else {"blocks": Blocks(*blocks)}
-    if sequence_axis is not None:
-        options["axis"] = sequence_axis
-    attention = functools.partial(ring_attention if name == RING else IMPLEMENTATIONS[name], **options)
-    return over_examples(attention, encoding, inputs, batch_axes) if batch_axes else attention(encoding, inputs)
+from cope_jax.attention.tiles import BlockSizes as BlockSizes

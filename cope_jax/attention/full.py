@@ -3,50 +3,54 @@
 import jax
 import jax.numpy as jnp
 
-from cope_jax.attention.inputs import Inputs
+from cope_jax.attention.inputs import Inputs, head_major
 from cope_jax.encodings import Encoding
-from cope_jax.ops.logits import content_logits
+from cope_jax.ops.grouped_matmul import group, ungroup
 from cope_jax.typing import Array
 
 
 def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
     """Materialises all L·M pairs as one single block of keys.
 
-    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)) over the pairs of the mask; 0 for a query without any
-    key.
+    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)) over the pairs of the mask, and the sink where the
+    encoding has one; 0 for a query without any key.
 
     Returns:
       out_BLHK, in the type of the values.
     """
-    weights_BHLM = attention_weights(encoding, inputs)
-    batch, heads, length, keys = weights_BHLM.shape
+    weights_BHLM, sink_BHL = _weights(encoding, inputs)
     if inputs.drop is not None:
-        weights_BHLM = weights_BHLM * inputs.drop(inputs.mask.q_places_L, inputs.mask.k_places_M, weights_BHLM.dtype)
-    groups = inputs.v.shape[2]
-    weights_BGRLM = weights_BHLM.astype(inputs.v.dtype).reshape(batch, groups, heads // groups, length, keys)
-    out_BLGRK = jnp.einsum("BGRLM,BMGK->BLGRK", weights_BGRLM, inputs.v)
-    return out_BLGRK.reshape(batch, length, heads, inputs.v.shape[-1])
+        mask = inputs.mask
+        weights_BHLM = weights_BHLM * inputs.drop(mask.q_indices_L, mask.k_indices_M, weights_BHLM.dtype)
+    return head_major(weigh(weights_BHLM, sink_BHL, inputs.v, inputs.q_v))
 
 
 def attention_weights(encoding: Encoding, inputs: Inputs) -> Array:
     """The attention a_BHLM of each query over all keys, in float32 (float64 under float64 inputs)."""
-    mask_B1LM = inputs.mask.dense()
-    logits_BHLM, _ = encoding.score(
-        inputs.q,
-        inputs.rotated_k,
-        inputs.features,
-        content_logits(inputs.rotated_q, inputs.rotated_k),
-        mask_B1LM,
-        inputs.q_positions,
-        inputs.k_positions,
-        encoding.initial_carry(inputs.q),
-    )
-    return softmax_over(logits_BHLM, mask_B1LM)
+    return _weights(encoding, inputs)[0]
 
 
-def softmax_over(logits_BHLM: Array, mask_B1LM: Array) -> Array:
-    """The softmax over the pairs of the mask; 0 for the others, and in a row without any."""
+def _weights(encoding: Encoding, inputs: Inputs) -> tuple[Array, Array | None]:
+    pairs = inputs.pairs()
+    logits_BHLM, carry = encoding.score(pairs, encoding.initial_carry(inputs.q, inputs.q_features))
+    return softmax_over(logits_BHLM, pairs.mask, encoding.sink(carry))
+
+
+def softmax_over(logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None) -> tuple[Array, Array | None]:
+    """The softmax over the pairs of the mask, 0 for all others and in a row without any; and its weight on the sink."""
     # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather than NaN.
-    lowest = jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype)
-    weights_BHLM = jax.nn.softmax(jnp.where(mask_B1LM, logits_BHLM, lowest), axis=-1)
-    return jnp.where(mask_B1LM, weights_BHLM, jnp.zeros((), weights_BHLM.dtype))
+    lowest, zero = jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype), jnp.zeros((), logits_BHLM.dtype)
+    logits_BHLM = jnp.where(mask_B1LM, logits_BHLM, lowest)
+    if sink_BHL is None:
+        return jnp.where(mask_B1LM, jax.nn.softmax(logits_BHLM, axis=-1), zero), None
+    weights = jax.nn.softmax(jnp.concatenate([logits_BHLM, sink_BHL[..., None]], axis=-1), axis=-1)
+    return jnp.where(mask_B1LM, weights[..., :-1], zero), weights[..., -1]
+
+
+def weigh(weights_BHLM: Array, sink_BHL: Array | None, v_BGMK: Array, q_v_BGLK: Array | None) -> Array:
+    """Σ_m weights v, and what the sink weighs, out_BHLK in the type of the values."""
+    groups, dtype = v_BGMK.shape[1], v_BGMK.dtype
+    out_BGRLK = jnp.einsum("BGRLM,BGMK->BGRLK", group(weights_BHLM.astype(dtype), groups), v_BGMK)
+    if sink_BHL is not None and q_v_BGLK is not None:
+        out_BGRLK += group(sink_BHL.astype(dtype), groups)[..., None] * q_v_BGLK[:, :, None]
+    return ungroup(out_BGRLK)

@@ -1,27 +1,32 @@
-"""What every implementation of attention starts from: checked, rotated, with positions and a mask."""
+"""What every implementation of attention starts from: checked, rotated, head-major, with positions and a mask."""
 
 import dataclasses
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.attention.mask import Mask
-from cope_jax.encodings import Encoding
+from cope_jax.encodings import Encoding, Pairs
 from cope_jax.errors import ConfigError
 from cope_jax.ops.dropout import Dropout
+from cope_jax.ops.grouped_matmul import content_logits
 from cope_jax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """The arguments of `attend`, complete: positions filled in, queries and keys rotated.
+    """The arguments of `attend`, complete: positions filled in, queries and keys rotated; arrays are head-major.
 
     Attributes:
-      q: q_BLHK before rotation.
-      rotated_q: q_BLHK after it.
-      rotated_k: k_BMGK after it.
-      v: v_BMGK.
-      features: the encoding's key features.
+      q: q_BHLK before rotation.
+      rotated_q: q_BHLK after it.
+      rotated_k: k_BGMK after it.
+      v: v_BGMK.
+      q_v: v_BGLK of the queries' own tokens, where the encoding's sink has that value; else None.
+      q_features: the encoding's features of the queries' tokens, `[B, heads, L, ...]`.
+      k_features: of the keys' tokens, `[B, heads, M, ...]`.
       q_positions, k_positions: `[B, L]` and `[B, M]`, or 1 for B.
       mask: which queries and keys may meet.
       drop: dropout on the attention weights; None: there is none.
@@ -31,11 +36,27 @@ class Inputs:
     rotated_q: Array
     rotated_k: Array
     v: Array
-    features: PyTree
+    q_v: Array | None
+    q_features: PyTree
+    k_features: PyTree
     q_positions: Array
     k_positions: Array
     mask: Mask
     drop: Dropout | None
+
+    def pairs(self) -> Pairs:
+        """All pairs as one block."""
+        return Pairs(
+            q=self.q,
+            k=self.rotated_k,
+            v=self.v,
+            q_features=self.q_features,
+            k_features=self.k_features,
+            logits=content_logits(self.rotated_q, self.rotated_k),
+            mask=self.mask.dense(),
+            q_positions=self.q_positions,
+            k_positions=self.k_positions,
+        )
 
 
 def prepare(
@@ -45,6 +66,7 @@ def prepare(
     *,
     encoding: Encoding,
     features: PyTree | None = None,
+    embedded: bool = False,
     q_positions: Any = None,
     k_positions: Any = None,
     q_segment_ids: Array | None = None,
@@ -54,13 +76,14 @@ def prepare(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Inputs:
-    """Checks the arguments of `attend`, calls `key_features` where none are given, and `rotate`."""
+    """Checks the arguments of `attend`, calls `features` where none are given, and `rotate`."""
     _check_shapes(q_BLHK, k_BMGK, v_BMGK)
     _check_encoding(encoding, q_BLHK, k_BMGK)
+    check_embedded(encoding, embedded)
     length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
-    q_places, k_places = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
-    q_positions = q_places[None] if q_positions is None else q_positions
-    k_positions = k_places[None] if k_positions is None else k_positions
+    q_indices, k_indices = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
+    q_positions = q_indices[None] if q_positions is None else q_positions
+    k_positions = k_indices[None] if k_positions is None else k_positions
     if (q_segment_ids is None) != (k_segment_ids is None):
         raise ConfigError("give both q_segment_ids and k_segment_ids, or neither")
     for name, array, size in [
@@ -76,11 +99,31 @@ def prepare(
     if window is not None and window < 1:
         raise ConfigError(f"window must be at least 1, got {window}")
     if features is None:
-        features = encoding.key_features(None, k_BMGK, v_BMGK)
-    rotated_q, rotated_k = encoding.rotate(q_BLHK, k_BMGK, q_positions, k_positions)
-    mask = Mask(q_places, k_places, q_segment_ids, k_segment_ids, causal, window)
+        features = encoding.features(None, q_BLHK, k_BMGK, v_BMGK, None)[0]
+    if length > keys and (jax.tree.leaves(features) or encoding.sink_value == "own"):
+        raise ConfigError(f"{length} queries and {keys} keys: this encoding needs the keys of the queries' own tokens")
+    q_features = jax.tree.map(lambda feature: feature[:, keys - length :], features)
+    rotated_q, rotated_k = encoding.rotate(q_BLHK, k_BMGK, q_features, features, q_positions, k_positions)
+    q, rotated_q, rotated_k, v = map(head_major, (q_BLHK, rotated_q, rotated_k, v_BMGK))
+    q_v = v[:, :, keys - length :] if encoding.sink_value == "own" else None
+    mask = Mask(q_indices, k_indices, q_segment_ids, k_segment_ids, causal, window)
     drop = Dropout.create(dropout_key, dropout_rate, q_BLHK.shape[0], q_BLHK.shape[2])
-    return Inputs(q_BLHK, rotated_q, rotated_k, v_BMGK, features, q_positions, k_positions, mask, drop)
+    q_features, k_features = jax.tree.map(head_major, (q_features, features))
+    return Inputs(q, rotated_q, rotated_k, v, q_v, q_features, k_features, q_positions, k_positions, mask, drop)
+
+
+def head_major(x: Array) -> Array:
+    """[B, M, heads, ...] as [B, heads, M, ...], and back."""
+    return jnp.swapaxes(x, 1, 2)
+
+
+def check_embedded(encoding: Encoding, embedded: bool) -> None:
+    """Raises ConfigError for an encoding that adds to the input, unless the caller says that it has."""
+    if encoding.embeds_input and not embedded:
+        raise ConfigError(
+            "this encoding acts on the input embeddings, which attention does not see: call encoding.embed(x, "
+            "positions) below the first layer, and say so with embedded=True"
+        )
 
 
 def _check_shapes(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:

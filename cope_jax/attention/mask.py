@@ -12,32 +12,32 @@ from cope_jax.typing import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Mask:
-    """A query and a key meet if causality, window and segments allow it: by their places, never by their positions.
+    """A query and a key meet if causality, window and segments allow it: by index in the sequence, never by position.
 
     Attributes:
-      q_places_L: int32, the place of each query in the sequence.
-      k_places_M: of each key; a negative place is empty: no query sees it.
+      q_indices_L: int32, the index of each query in the sequence.
+      k_indices_M: of each key; a negative index is empty: no query sees it.
       q_segment_ids_BL: tokens meet only within one segment; None: one segment.
       k_segment_ids_BM: of the keys.
-      causal: whether keys at later places are hidden.
-      window: keys that are `window` or more places away are hidden; None: none is.
+      causal: whether keys at later indices are hidden.
+      window: keys that are `window` or more indices away are hidden; None: none are.
 
     >>> mask = Mask(np.array([1, 2]), np.array([0, 1, 2]), window=2)
     >>> mask.dense()[0, 0].astype(int).tolist()
     [[1, 1, 0], [0, 1, 1]]
     """
 
-    q_places_L: Array | np.ndarray
-    k_places_M: Array | np.ndarray
+    q_indices_L: Array | np.ndarray
+    k_indices_M: Array | np.ndarray
     q_segment_ids_BL: Array | None = None
     k_segment_ids_BM: Array | None = None
     causal: bool = dataclasses.field(default=True, metadata={"static": True})
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     def allowed(self) -> Array | np.ndarray:
-        """What causality, window and empty places allow, allowed_LM: in NumPy where the places are."""
-        distance_LM = self.q_places_L[:, None] - self.k_places_M[None, :]
-        allowed_LM = (self.k_places_M >= 0)[None, :]
+        """What causality, window and empty keys allow, allowed_LM: in NumPy where the indices are."""
+        distance_LM = self.q_indices_L[:, None] - self.k_indices_M[None, :]
+        allowed_LM = (self.k_indices_M >= 0)[None, :]
         if self.causal:
             allowed_LM = allowed_LM & (distance_LM >= 0)
         if self.window is not None:
@@ -46,7 +46,7 @@ class Mask:
 
     def dense(self) -> Array:
         """The pairs as one array, mask_B1LM, with 1 for B where there are no segments."""
-        shape = (len(self.q_places_L), len(self.k_places_M))
+        shape = (len(self.q_indices_L), len(self.k_indices_M))
         mask_B1LM = jnp.broadcast_to(jnp.asarray(self.allowed()), shape)[None, None]
         if self.q_segment_ids_BL is not None and self.k_segment_ids_BM is not None:
             mask_B1LM &= (self.q_segment_ids_BL[:, :, None] == self.k_segment_ids_BM[:, None, :])[:, None]
@@ -56,15 +56,15 @@ class Mask:
         """The range of keys that holds all pairs, and a range within which all are pairs: (first, end, full, full_end).
 
         Keys outside of the first need not be computed, and blocks within the second need no mask. Both are safe for any
-        order of places and segments, and tight where they ascend.
+        order of indices and segments, and tight where they ascend.
         """
-        place_M, low, high = self.k_places_M, self.q_places_L.min(), self.q_places_L.max()
-        some_M = all_M = jnp.asarray(place_M >= 0)
+        index_M, low, high = self.k_indices_M, self.q_indices_L.min(), self.q_indices_L.max()
+        some_M = all_M = jnp.asarray(index_M >= 0)
         if self.causal:
-            some_M, all_M = some_M & (place_M <= high), all_M & (place_M <= low)
+            some_M, all_M = some_M & (index_M <= high), all_M & (index_M <= low)
         if self.window is not None:
-            some_M = some_M & (low - place_M < self.window) & (place_M - high < self.window)
-            all_M = all_M & (high - place_M < self.window) & (place_M - low < self.window)
+            some_M = some_M & (low - index_M < self.window) & (index_M - high < self.window)
+            all_M = all_M & (high - index_M < self.window) & (index_M - low < self.window)
         if self.q_segment_ids_BL is not None and self.k_segment_ids_BM is not None:
             low_B1, high_B1 = (f(self.q_segment_ids_BL, axis=1, keepdims=True) for f in (jnp.min, jnp.max))
             ids_BM = self.k_segment_ids_BM

@@ -5,7 +5,7 @@ Almeida, Gómez Hidalgo and Yamakami, "Contributions to the study of SMS spam fi
 
 import dataclasses
 
-from cope_jax.corpora.files import find, read_lines
+from cope_jax.corpora.corpus_files import find, read_lines
 from cope_jax.errors import ConfigError
 
 LABELS = ("ham", "spam")

@@ -7,7 +7,7 @@ import re
 
 from etils import epath
 
-from cope_jax.corpora.files import find, first, read_lines
+from cope_jax.corpora.corpus_files import find, first, read_lines
 from cope_jax.corpora.sentences import Document, natural, split_sentences
 from cope_jax.registry import unknown
 

@@ -1,25 +1,22 @@
 """Published corpora from the network, to where the readers in `cope_jax.corpora` look for them."""
 
-import contextlib
 import dataclasses
-import fcntl
+import hashlib
 import os
 import pathlib
 import shutil
 import tempfile
+import time
 import zipfile
-from collections.abc import Iterator
 
 import requests
-import tensorflow_datasets as tfds
+from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
 
-_SECONDS = 30
-"""How long a server may take to answer at all."""
-
-_WORK = ".download-"
-"""What names of folders begin with in which downloads are at work."""
+_SECONDS = 30  # that a server may take to answer, or to send more
+_WORK = ".download-"  # what names of folders begin with in which downloads are at work
+_DAY = 24 * 60 * 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,7 +82,7 @@ SOURCES = {
         files=("tinyshakespeare/input.txt",),
     ),
 }
-"""Corpora by the names that `cope_jax.corpora.documents` has for them."""
+"""Corpora by the names that `cope_jax.corpora.raw_text` has for them."""
 
 
 def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
@@ -99,10 +96,11 @@ def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
-    """Downloads a corpus with TFDS's download manager, checks it and puts its missing files into a data directory.
+    """Downloads a corpus, checks it and puts its missing files into a data directory.
 
     Every file appears there whole or not at all; until then all is in a folder `.download-…` of this call's own, which
-    is removed at the end; one that a killed process has left, by the next call. What is there already is left as it is.
+    is removed at the end; one that a killed process has left, by a call on a later day. What is there already is left
+    as it is.
 
     Returns:
       The files that were missing and are there now, by their paths below `data_dir`.
@@ -116,64 +114,41 @@ def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
         return []
     root = pathlib.Path(data_dir).absolute()
     root.mkdir(parents=True, exist_ok=True)
-    with _workplace(root) as work:
-        archive = _fetch(source, work, by_hand=f"put {', '.join(names)} into {data_dir} by hand")
-        whole = _unzip(archive, names, work) if source.url.endswith(".zip") else [archive]
+    for other in root.glob(f"{_WORK}*"):
+        if time.time() - other.stat().st_mtime > _DAY:
+            shutil.rmtree(other, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_WORK, dir=root) as folder:
+        archive = pathlib.Path(folder, "archive")
+        _fetch(source, archive, by_hand=f"put {', '.join(names)} into {data_dir} by hand")
+        whole = _unzip(archive, names) if source.url.endswith(".zip") else [archive]
         for name, path in zip(names, whole, strict=True):
             (root / name).parent.mkdir(exist_ok=True)
             path.replace(root / name)
     return names
 
 
-@contextlib.contextmanager
-def _workplace(root: pathlib.Path) -> Iterator[pathlib.Path]:
-    """A folder in `root` that is removed at the end; those whose processes are gone are removed now."""
-    with contextlib.ExitStack() as stack:
-        with _lock(root, wait=True):  # between a folder's birth and its own lock nobody is to take it for a dead one
-            for other in root.glob(f"{_WORK}*"):
-                with contextlib.suppress(FileNotFoundError), _lock(other) as free:
-                    if free:
-                        shutil.rmtree(other, ignore_errors=True)
-            work = pathlib.Path(tempfile.mkdtemp(prefix=_WORK, dir=root))
-            stack.callback(shutil.rmtree, work, ignore_errors=True)
-            stack.enter_context(_lock(work))
-        yield work
-
-
-@contextlib.contextmanager
-def _lock(folder: pathlib.Path, *, wait: bool = False) -> Iterator[bool]:
-    """Locks a folder until the end, or that of the process; False: another has it, or the file system has no locks."""
-    place = os.open(folder, os.O_RDONLY)
+def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
+    """Writes what is at the URL, which must be of the right size and digest."""
+    digest = hashlib.sha256()
     try:
-        try:
-            fcntl.flock(place, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-            held = True
-        except OSError:
-            held = False
-        yield held
-    finally:
-        os.close(place)
-
-
-def _fetch(source: Source, folder: pathlib.Path, by_hand: str) -> pathlib.Path:
-    """What is at the URL, of the right size and digest."""
-    known = tfds.download.checksums.UrlInfo(tfds.core.utils.Size(source.size), source.sha256, None)
-    manager = tfds.download.DownloadManager(download_dir=folder, url_infos={source.url: known})
-    try:
-        # The manager tries for minutes to reach what cannot be reached.
-        requests.head(source.url, timeout=_SECONDS)
-        return pathlib.Path(manager.download(source.url))
-    except tfds.download.download_manager.NonMatchingChecksumError as error:
+        with requests.get(source.url, stream=True, timeout=_SECONDS) as answer, path.open("wb") as file:
+            answer.raise_for_status()
+            with tqdm(total=source.size, unit="B", unit_scale=True, disable=None) as bar:
+                for chunk in answer.iter_content(2**16):
+                    file.write(chunk)
+                    digest.update(chunk)
+                    bar.update(len(chunk))
+    except requests.RequestException as error:
+        raise ConfigError(f"cannot download {source.url} ({_reason(error)}): try again, or {by_hand}") from error
+    if (path.stat().st_size, digest.hexdigest()) != (source.size, source.sha256):
         raise ConfigError(
             f"{source.url} has not sent what it should, {source.size:,} bytes with the SHA-256 {source.sha256}: "
             f"try again, or {by_hand}"
-        ) from error
-    except (requests.RequestException, tfds.download.DownloadError) as error:
-        raise ConfigError(f"cannot download {source.url} ({_reason(error)}): try again, or {by_hand}") from error
+        )
 
 
-def _unzip(archive: pathlib.Path, names: list[str], folder: pathlib.Path) -> list[pathlib.Path]:
-    found = [folder / str(number) for number in range(len(names))]
+def _unzip(archive: pathlib.Path, names: list[str]) -> list[pathlib.Path]:
+    found = [archive.with_name(str(number)) for number in range(len(names))]
     with zipfile.ZipFile(archive) as members:
         for name, path in zip(names, found, strict=True):
             with members.open(name) as packed, path.open("wb") as plain:

@@ -1,9 +1,9 @@
 """Position encodings: one file each, one line each below.
 
 >>> encoding = create("cope", num_heads=4, head_dim=16, npos_max=64, rngs=nnx.Rngs(0))
->>> encoding.table_NK.shape
+>>> encoding.table.shape
 (64, 16)
->>> create("cope+rope", num_heads=4, head_dim=16, cope={"npos_max": 32}, rngs=nnx.Rngs(0)).parts[0].table_NK.shape
+>>> create("cope+rope", num_heads=4, head_dim=16, cope={"npos_max": 32}, rngs=nnx.Rngs(0)).cope.table.shape
 (32, 16)
 """
 
@@ -15,6 +15,7 @@ from cope_jax.encodings import alibi as alibi
 from cope_jax.encodings import cope as cope
 from cope_jax.encodings import cope_two_sided as cope_two_sided
 from cope_jax.encodings import fire as fire
+from cope_jax.encodings import fox as fox
 from cope_jax.encodings import kerple as kerple
 from cope_jax.encodings import learned as learned
 from cope_jax.encodings import none as none
@@ -24,7 +25,9 @@ from cope_jax.encodings import sinusoidal as sinusoidal
 from cope_jax.encodings import t5 as t5
 from cope_jax.encodings.base import ENCODINGS as ENCODINGS
 from cope_jax.encodings.base import AttentionShape as AttentionShape
+from cope_jax.encodings.base import Carry as Carry
 from cope_jax.encodings.base import Encoding as Encoding
+from cope_jax.encodings.base import Pairs as Pairs
 from cope_jax.encodings.compose import Composed as Composed
 from cope_jax.encodings.config import EncodingConfig as EncodingConfig
 from cope_jax.encodings.config import Sharing as Sharing
@@ -48,7 +51,7 @@ def create(
     rngs: nnx.Rngs,
     **options: Any,
 ) -> Encoding:
-    """Creates an encoding, or several composed, by name.
+    """Creates an encoding, or several as one `Composed`, by name.
 
     Args:
       name: a name, `name(option=value)`, or several joined by `+` ("cope+rope").
@@ -70,4 +73,5 @@ def create(
         if part not in names_of_parts:
             raise unknown(f"part of {name}", part, names_of_parts)
     shape = AttentionShape(num_heads, head_dim, num_kv_heads, model_dim, max_length)
-    return EncodingConfig.parse(name, options).build(shape, rngs=rngs)
+    composed = EncodingConfig.parse(name, options).build(shape, rngs=rngs)
+    return composed.parts[names_of_parts[0]] if len(names_of_parts) == 1 else composed

@@ -6,9 +6,9 @@ import math
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
-from cope_jax.typing import Array, PyTree
+from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,21 +34,16 @@ class ALiBi(Encoding):
         if config.slopes is not None and len(config.slopes) != shape.num_heads:
             raise ConfigError(f"alibi.slopes has {len(config.slopes)} entries for {shape.num_heads} heads")
 
-    def score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> tuple[Array, PyTree]:
-        slopes = default_slopes(self.shape.num_heads) if self.config.slopes is None else self.config.slopes
-        slopes_1H11 = jnp.asarray(slopes, logits_BHLM.dtype)[None, :, None, None]
-        distance_B1LM = jnp.abs(q_positions_BL[:, :, None] - k_positions_BM[:, None, :])[:, None]
-        return logits_BHLM - slopes_1H11 * distance_B1LM.astype(logits_BHLM.dtype), carry
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        dtype = pairs.logits.dtype
+        slopes_1H11 = jnp.asarray(self._slopes(), dtype)[None, :, None, None]
+        return pairs.logits - slopes_1H11 * jnp.abs(pairs.distance).astype(dtype), carry
+
+    def of_head(self, head: int) -> "ALiBi":
+        return self._one_head(config=ALiBiConfig((self._slopes()[head],)))
+
+    def _slopes(self) -> tuple[float, ...]:
+        return default_slopes(self.shape.num_heads) if self.config.slopes is None else self.config.slopes
 
 
 def default_slopes(num_heads: int) -> tuple[float, ...]:

@@ -1,130 +1,133 @@
 """Several encodings at once, such as CoPE with RoPE, by composing their hooks."""
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Iterable, Mapping
 
 import jax
 from flax import nnx
 
-from cope_jax.encodings.base import AttentionShape, Encoding, NoOptions
+from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs
+from cope_jax.errors import ConfigError
 from cope_jax.typing import Array, PyTree
 
 
 class Composed(Encoding):
-    """Applies several encodings to the same attention.
+    """Applies several encodings, or one, or none, to the same attention; each part is an attribute of its name.
 
     `embed` and `rotate` are chained in order. What the parts' `score` add to the content logits is summed:
     logits + Σ_e (score_e(logits) − logits). So every part sees the content logits, CoPE's gates are σ(q·k) whatever
-    stands beside it, and the order of the parts does not matter to `score`.
+    it is composed with, and the order of the parts does not matter to `score`.
+
+    Raises:
+      ConfigError: two parts have a sink.
     """
 
-    def __init__(self, parts: Sequence[Encoding], shape: AttentionShape):
+    def __init__(self, parts: Mapping[str, Encoding], shape: AttentionShape):
         super().__init__(NoOptions(), shape, rngs=nnx.Rngs(0))
-        self.parts = nnx.List(parts)
+        self.names = tuple(parts)
+        for name, part in parts.items():
+            setattr(self, name, part)
+        self.embeds_input = any(part.embeds_input for part in parts.values())
+        self.splits_keys = all(part.splits_keys for part in parts.values())
+        self.splits_queries = all(part.splits_queries for part in parts.values())
+        with_sink = [name for name, part in parts.items() if type(part).sink is not Encoding.sink]
+        if len(with_sink) > 1:
+            raise ConfigError(f"{' and '.join(with_sink)} each have a sink for the softmax: compose one of them")
+        self.sink_value = parts[with_sink[0]].sink_value if with_sink else "zero"
+
+    @property
+    def parts(self) -> dict[str, Encoding]:
+        """The parts by name, in order."""
+        return {name: getattr(self, name) for name in self.names}
 
     def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
-        for part in self.parts:
+        for part in self.parts.values():
             x_BLD = part.embed(x_BLD, positions_BL)
         return x_BLD
 
-    def rotate(self, q_BLHK: Array, k_BMGK: Array, q_positions_BL: Array, k_positions_BM: Array) -> tuple[Array, Array]:
-        for part in self.parts:
-            q_BLHK, k_BMGK = part.rotate(q_BLHK, k_BMGK, q_positions_BL, k_positions_BM)
+    def features(
+        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        found = {
+            name: part.features(x_BMD, q_BMHK, k_BMGK, v_BMGK, None if state is None else state[name])
+            for name, part in self.parts.items()
+        }
+        return {name: one for name, (one, _) in found.items()}, {name: one for name, (_, one) in found.items()}
+
+    def rotate(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        q_features: PyTree,
+        k_features: PyTree,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+    ) -> tuple[Array, Array]:
+        for name, part in self.parts.items():
+            q_BLHK, k_BMGK = part.rotate(
+                q_BLHK, k_BMGK, q_features[name], k_features[name], q_positions_BL, k_positions_BM
+            )
         return q_BLHK, k_BMGK
 
-    def key_features(self, x_BMD: Array | None, k_BMGK: Array, v_BMGK: Array) -> PyTree:
-        return tuple(part.key_features(x_BMD, k_BMGK, v_BMGK) for part in self.parts)
+    def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
+        return _join({name: part.initial_carry(q_BHLK, q_features[name]) for name, part in self.parts.items()})
 
-    def initial_carry(self, q_BLHK: Array) -> PyTree:
-        return tuple(part.initial_carry(q_BLHK) for part in self.parts)
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        scored = {name: part.score(_of(name, pairs), _part(name, carry)) for name, part in self.parts.items()}
+        logits_BHLM = _sum_of_increments(pairs.logits, (logits for logits, _ in scored.values()))
+        return logits_BHLM, _join({name: one for name, (_, one) in scored.items()})
 
-    def score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> tuple[Array, PyTree]:
-        scored, carries = [], []
-        for part, part_features, part_carry in zip(self.parts, features, carry, strict=True):
-            part_scored, part_carry = part.score(
-                q_BLHK, k_BMGK, part_features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, part_carry
-            )
-            scored.append(part_scored)
-            carries.append(part_carry)
-        return _sum_of_increments(logits_BHLM, scored), tuple(carries)
-
-    def settled(self, carry: PyTree) -> Array | None:
-        settled = None
-        for part, part_carry in zip(self.parts, carry, strict=True):
-            if not jax.tree.leaves(part_carry):  # a part without a carry has nothing to settle
+    def saturated(self, carry: Carry) -> Array | None:
+        saturated = None
+        for name, part in self.parts.items():
+            if not jax.tree.leaves(_part(name, carry)):  # a part without a carry has nothing that saturates
                 continue
-            own = part.settled(part_carry)
+            own = part.saturated(_part(name, carry))
             if own is None:
                 return None
-            settled = own if settled is None else settled & own
-        return settled
+            saturated = own if saturated is None else saturated & own
+        return saturated
 
-    def settled_score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> Array:
-        scored = [
-            part.settled_score(
-                q_BLHK, k_BMGK, part_features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, part_carry
-            )
-            for part, part_features, part_carry in zip(self.parts, features, carry, strict=True)
-        ]
-        return _sum_of_increments(logits_BHLM, scored)
+    def tail(self, pairs: Pairs, carry: Carry) -> Array:
+        scored = (part.tail(_of(name, pairs), _part(name, carry)) for name, part in self.parts.items())
+        return _sum_of_increments(pairs.logits, scored)
 
-    def slopes(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> PyTree | None:
-        slopes = [
-            part.slopes(
-                q_BLHK, k_BMGK, part_features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, part_carry
-            )
-            for part, part_features, part_carry in zip(self.parts, features, carry, strict=True)
-        ]
-        return None if any(slope is None for slope in slopes) else tuple(slopes)
+    def sink(self, carry: Carry) -> Array | None:
+        sinks = (part.sink(_part(name, carry)) for name, part in self.parts.items())
+        return next((logit for logit in sinks if logit is not None), None)
 
-    def diagnostics(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-    ) -> dict[str, Array]:
-        maps: dict[str, Array] = {}
-        for part, part_features in zip(self.parts, features, strict=True):
-            maps |= part.diagnostics(
-                q_BLHK, k_BMGK, part_features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM
-            )
-        return maps
+    def done(self, carry: Carry) -> Array | None:
+        done = None
+        for name, part in self.parts.items():
+            if type(part).score is Encoding.score:  # it cannot raise what another part has made nothing
+                continue
+            own = part.done(_part(name, carry))
+            if own is None:
+                return None
+            done = own if done is None else done & own
+        return done
+
+    def maps(self, pairs: Pairs) -> dict[str, Array]:
+        return {key: one for name, part in self.parts.items() for key, one in part.maps(_of(name, pairs)).items()}
+
+    def of_head(self, head: int) -> "Composed":
+        return self._one_head(**{name: part.of_head(head) for name, part in self.parts.items()})
 
 
-def _sum_of_increments(logits_BHLM: Array, scored: Sequence[Array]) -> Array:
+def _of(name: str, pairs: Pairs) -> Pairs:
+    return dataclasses.replace(pairs, q_features=pairs.q_features[name], k_features=pairs.k_features[name])
+
+
+def _part(name: str, carry: Carry) -> Carry:
+    return Carry(*(kind[name] for kind in carry))
+
+
+def _join(carries: dict[str, Carry]) -> Carry:
+    """The carries of the parts, by kind and then by name."""
+    return Carry(*({name: carry[kind] for name, carry in carries.items()} for kind in range(len(Carry._fields))))
+
+
+def _sum_of_increments(logits_BHLM: Array, scored: Iterable[Array]) -> Array:
     total = logits_BHLM
     for one in scored:
         if one is not logits_BHLM:  # a part that leaves the logits alone costs nothing

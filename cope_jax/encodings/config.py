@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape
 from cope_jax.encodings.compose import Composed
 from cope_jax.errors import ConfigError
 from cope_jax.registry import configure
@@ -36,7 +36,7 @@ position, scale_position_logits, slope
         names = [name for name, _ in self.parts]
         for name, options in self.parts:
             if names.count(name) > 1:
-                raise ConfigError(f"encoding {name!r} stands twice in {'+'.join(names)!r}: compose different ones")
+                raise ConfigError(f"encoding {name!r} appears twice in {'+'.join(names)!r}: compose different ones")
             configure(ENCODINGS.get(name).Config, options, name)
 
     @classmethod
@@ -67,20 +67,20 @@ position, scale_position_logits, slope
             for name, options in self.parts
         )
 
-    def build(self, shape: AttentionShape, *, rngs: nnx.Rngs) -> Encoding:
-        """Creates the encoding. Errors name the option that is wrong."""
-        built = []
+    def build(self, shape: AttentionShape, *, rngs: nnx.Rngs) -> Composed:
+        """Creates the encoding, its parts by name. Errors name the option that is wrong."""
+        built = {}
         for name, options in self.parts:
             encoding = ENCODINGS.get(name)
-            built.append(encoding(configure(encoding.Config, options, name), shape, rngs=rngs))
-        return built[0] if len(built) == 1 else Composed(built, shape)
+            built[name] = encoding(configure(encoding.Config, options, name), shape, rngs=rngs)
+        return Composed(built, shape)
 
     def split(self, sharing: Sharing) -> tuple["EncodingConfig", "EncodingConfig"]:
         """(the parts that the whole model has once, the parts that each layer has for itself).
 
         Parts that act on the input embeddings belong to the model whatever `sharing` says.
         """
-        shared = [sharing == "model" or ENCODINGS.get(name).embeds_input() for name, _ in self.parts]
+        shared = [sharing == "model" or ENCODINGS.get(name).embeds_input for name, _ in self.parts]
         return (
             EncodingConfig(tuple(part for part, one in zip(self.parts, shared, strict=True) if one)),
             EncodingConfig(tuple(part for part, one in zip(self.parts, shared, strict=True) if not one)),

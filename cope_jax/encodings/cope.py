@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
-from cope_jax.ops.interpolate import interpolate, interpolation_slope
-from cope_jax.ops.linear import linear
-from cope_jax.ops.logits import content_logits
-from cope_jax.ops.suffix_sum import suffix_sum
+from cope_jax.ops.grouped_matmul import content_logits
+from cope_jax.ops.interpolate import interpolate, table_logits
+from cope_jax.ops.sums import suffix_sum
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array, PyTree, accumulator_dtype
 
@@ -47,7 +46,7 @@ class CoPE(Encoding):
     at 0; the gates are each head's own. With all gates 1 this is the learned relative encoding (p_ij = i−j+1).
 
     The carry is P_i, the sum of the gates of all nearer keys, and z_i. Once P_i ≥ N−1 every farther key is at the last
-    position: the row is settled, and needs no more gates. It is for causal attention: a key after the query that the
+    position: the row is saturated, and needs no more gates. It is for causal attention: a key after the query that the
     mask lets through would count as well. For attention to both sides there is `cope_two_sided`.
     """
 
@@ -57,126 +56,84 @@ class CoPE(Encoding):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(2, "cope", npos_max=config.npos_max)
         if config.position == "table":
-            self.table_NK = nnx.Param(jnp.zeros((config.npos_max, shape.head_dim)))
+            self.table = nnx.Param(jnp.zeros((config.npos_max, shape.head_dim)))
         elif config.position == "learned_slope":
-            self.slopes_H = nnx.Param(jnp.zeros((shape.num_heads,)))
+            self.slopes = nnx.Param(jnp.zeros((shape.num_heads,)))
         if config.gate == "separate_key":
-            self.gate_key_DGK = nnx.Param(
+            self.gate_key = nnx.Param(
                 jax.nn.initializers.lecun_normal(in_axis=0, out_axis=(1, 2))(
                     rngs.params(), (shape.width, shape.kv_heads, shape.head_dim)
                 ),
                 axes=("embed", "kv_heads", None),
             )
 
-    def key_features(self, x_BMD: Array | None, k_BMGK: Array, v_BMGK: Array) -> PyTree:
-        if self.config.gate == "query_key":
-            return ()
-        if self.config.gate == "value":
-            return v_BMGK
+    def features(
+        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        if self.config.gate != "separate_key":
+            return (), ()
         if x_BMD is None:
-            raise ConfigError("cope(gate=separate_key) needs features=encoding.key_features(x_BMD, k_BMGK, v_BMGK)")
-        return jnp.einsum("BMD,DGK->BMGK", x_BMD, self.gate_key_DGK[...].astype(x_BMD.dtype))
+            raise ConfigError("cope(gate=separate_key) needs features=encoding.features(x, q, k, v, None)[0]")
+        return jnp.einsum("BMD,DGK->BMGK", x_BMD, self.gate_key[...].astype(x_BMD.dtype)), ()
 
-    def initial_carry(self, q_BLHK: Array) -> PyTree:
-        dtype = accumulator_dtype(q_BLHK.dtype)
-        batch, length, heads, _ = q_BLHK.shape
-        counts_BHL = jnp.zeros((batch, heads, length), dtype)
+    def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
+        dtype = accumulator_dtype(q_BHLK.dtype)
+        counts_BHL = jnp.zeros(q_BHLK.shape[:3], dtype)
         if self.config.position != "table":
-            return counts_BHL, None
-        table_KN = self.table_NK[...].astype(dtype).T
+            return Carry(sums=counts_BHL)
+        table_NK = self.table[...].astype(dtype)
         if self.config.scale_position_logits:
-            table_KN = table_KN / self.shape.head_dim**0.5
-        z_BHLN = linear(jnp.swapaxes(q_BLHK.astype(dtype), 1, 2), table_KN)
-        # Left alone, XLA gathers from a transposed z, which is slow.
-        return counts_BHL, jax.lax.optimization_barrier(z_BHLN)
+            table_NK = table_NK / self.shape.head_dim**0.5
+        return Carry(sums=counts_BHL, constants=table_logits(q_BHLK.astype(dtype), table_NK))
 
-    def score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> tuple[Array, PyTree]:
-        nearer_BHL, z_BHLN = carry
-        counts_BHLM = self._counts(q_BLHK, features, logits_BHLM, mask_B1LM, nearer_BHL)
-        if z_BHLN is None:
-            added_BHLM = self._slopes_1H11(counts_BHLM.dtype) * counts_BHLM
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        counts_BHLM = carry.sums[..., None] + suffix_sum(self._gates(pairs))
+        if self.config.position == "table":
+            added_BHLM = interpolate(carry.constants, self._clip(counts_BHLM))
         else:
-            added_BHLM = interpolate(z_BHLN, self._clip(counts_BHLM))
-        return logits_BHLM + added_BHLM, (counts_BHLM[..., 0], z_BHLN)
+            added_BHLM = self._slopes_1H11(counts_BHLM.dtype) * counts_BHLM
+        return pairs.logits + added_BHLM, carry._replace(sums=counts_BHLM[..., 0])
 
-    def settled(self, carry: PyTree) -> Array | None:
-        counts_BHL, z_BHLN = carry
-        return None if z_BHLN is None else counts_BHL >= self.config.npos_max - 1
+    def saturated(self, carry: Carry) -> Array | None:
+        return carry.sums >= self.config.npos_max - 1 if self.config.position == "table" else None
 
-    def settled_score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> Array:
-        return logits_BHLM + carry[1][..., -1:]
+    def tail(self, pairs: Pairs, carry: Carry) -> Array:
+        return pairs.logits + carry.constants[..., -1:]
 
-    def slopes(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> PyTree | None:
-        nearer_BHL, z_BHLN = carry
-        if z_BHLN is None:
-            return jnp.broadcast_to(self._slopes_1H11(logits_BHLM.dtype), logits_BHLM.shape), None
-        counts_BHLM = self._counts(q_BLHK, features, logits_BHLM, mask_B1LM, nearer_BHL)
-        return interpolation_slope(z_BHLN, self._clip(counts_BHLM)), None
-
-    def diagnostics(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-    ) -> dict[str, Array]:
+    def maps(self, pairs: Pairs) -> dict[str, Array]:
         """`gates` g_ij in [0, 1] and `positions` p_ij, clipped where there is a table."""
-        gates_BHLM = self._gates(q_BLHK, features, logits_BHLM, mask_B1LM)
+        gates_BHLM = self._gates(pairs)
         return {"gates": gates_BHLM, "positions": self._clip(suffix_sum(gates_BHLM))}
 
-    def _gates(self, q_BLHK: Array, features: PyTree, logits_BHLM: Array, mask_B1LM: Array) -> Array:
-        if self.config.gate == "query_key":
-            gate_logits_BHLM = logits_BHLM
-        else:
-            gate_logits_BHLM = content_logits(q_BLHK, features)
-        return jnp.where(mask_B1LM, jax.nn.sigmoid(gate_logits_BHLM), jnp.zeros((), gate_logits_BHLM.dtype))
+    def of_head(self, head: int) -> "CoPE":
+        own: dict[str, Any] = {}
+        if self.config.position == "slope":
+            own["config"] = dataclasses.replace(self.config, slope=-self._slopes()[head])
+        elif self.config.position == "learned_slope":
+            own["slopes"] = nnx.Param(self.slopes[...][head : head + 1])
+        if self.config.gate == "separate_key":
+            group = head * self.shape.kv_heads // self.shape.num_heads
+            own["gate_key"] = nnx.Param(self.gate_key[...][:, group : group + 1])
+        return self._one_head(**own)
 
-    def _counts(
-        self, q_BLHK: Array, features: PyTree, logits_BHLM: Array, mask_B1LM: Array, nearer_BHL: Array
-    ) -> Array:
-        return nearer_BHL[..., None] + suffix_sum(self._gates(q_BLHK, features, logits_BHLM, mask_B1LM))
+    def _gates(self, pairs: Pairs) -> Array:
+        if self.config.gate == "query_key":
+            gate_logits_BHLM = pairs.logits
+        else:
+            gate_keys_BGMK = pairs.v if self.config.gate == "value" else pairs.k_features
+            gate_logits_BHLM = content_logits(pairs.q, gate_keys_BGMK)
+        return jnp.where(pairs.mask, jax.nn.sigmoid(gate_logits_BHLM), jnp.zeros((), gate_logits_BHLM.dtype))
 
     def _clip(self, counts_BHLM: Array) -> Array:
         if self.config.position != "table":
             return counts_BHLM
         return jnp.minimum(counts_BHLM, jnp.asarray(self.config.npos_max - 1, counts_BHLM.dtype))
 
-    def _slopes_1H11(self, dtype: Any) -> Array:
-        if self.config.position == "learned_slope":
-            return self.slopes_H[...].astype(dtype)[None, :, None, None]
+    def _slopes(self) -> list[float]:
         heads = self.shape.num_heads
-        slopes = [-self.config.slope * 2.0 ** (-8.0 * h / heads) for h in range(heads)]
-        return jnp.asarray(slopes, dtype)[None, :, None, None]
+        return [-self.config.slope * 2.0 ** (-8.0 * h / heads) for h in range(heads)]
+
+    def _slopes_1H11(self, dtype: Any) -> Array:
+        learned = self.config.position == "learned_slope"
+        slopes_H = self.slopes[...].astype(dtype) if learned else jnp.asarray(self._slopes(), dtype)
+        return slopes_H[None, :, None, None]

@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
-from cope_jax.ops.interpolate import interpolate
-from cope_jax.ops.linear import linear
-from cope_jax.ops.suffix_sum import suffix_sum
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.ops.interpolate import interpolate, table_logits
+from cope_jax.ops.sums import prefix_sum, suffix_sum
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array, PyTree, accumulator_dtype
 
@@ -36,78 +35,48 @@ class CoPETwoSided(Encoding):
         p_ij = min(Σ_{j'=i..j} g_ij', N−1) and e = e_right  for keys after it,
         a_ij = softmax_j(q_i·k_j/√K + (1−w) q_i·e[⌊p_ij⌋] + w q_i·e[⌈p_ij⌉]),   w = p_ij − ⌊p_ij⌋.
 
-    No paper defines this: it is Golovneva et al. (arXiv 2405.18719) with the count begun anew on the right. The query's
-    own gate counts on both sides, so that with all gates 1 both count |i−j|+1. Sides go by positions, which must not
+    No paper defines this: it is Golovneva et al. (arXiv 2405.18719) with a second count on the right. The query's own
+    gate counts on both sides, so that with all gates 1 both count |i−j|+1. Sides go by positions, which must not
     fall along the sequence within what a query sees. The tables `[2, N, K]` (`[1, N, K]` if shared) start at 0, as no
     encoding at all. Under a causal mask this is `cope`.
 
-    Counts on the right begin at the query while blocks of keys are visited from the far right on, so the block law
-    cannot hold: `slopes` stays None, and streaming attention takes all keys of a strip as one block.
+    Counts on the right begin at the query while blocks of keys are visited from the far right on, so the law of blocks
+    cannot hold: attention takes all keys as one block.
     """
 
     Config = CoPETwoSidedConfig
+    splits_keys = False
 
     def __init__(self, config: CoPETwoSidedConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(2, "cope_two_sided", npos_max=config.npos_max)
         tables = 1 if config.share_table else 2
-        self.tables_2NK = nnx.Param(jnp.zeros((tables, config.npos_max, shape.head_dim)))
+        self.tables = nnx.Param(jnp.zeros((tables, config.npos_max, shape.head_dim)))
 
-    def initial_carry(self, q_BLHK: Array) -> PyTree:
-        dtype = accumulator_dtype(q_BLHK.dtype)
+    def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
+        dtype = accumulator_dtype(q_BHLK.dtype)
         scale = self.shape.head_dim**-0.5 if self.config.scale_position_logits else 1.0
-        q_BHLK = jnp.swapaxes(q_BLHK.astype(dtype), 1, 2)
-        # Left alone, XLA gathers from a transposed z, which is slow.
-        return tuple(
-            jax.lax.optimization_barrier(linear(q_BHLK, scale * table_NK.T))
-            for table_NK in self.tables_2NK[...].astype(dtype)
-        )
+        tables_2NK = scale * self.tables[...].astype(dtype)
+        return Carry(constants=tuple(table_logits(q_BHLK.astype(dtype), table_NK) for table_NK in tables_2NK))
 
-    def score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> tuple[Array, PyTree]:
-        gates_BHLM = _gates(logits_BHLM, mask_B1LM)
-        after_B1LM = _after(q_positions_BL, k_positions_BM)
-        positions_BHLM = self._positions(gates_BHLM, q_positions_BL, k_positions_BM)
-        if self.config.share_table:
-            return logits_BHLM + interpolate(carry[0], positions_BHLM), carry
-        left_BHLM, right_BHLM = (interpolate(z_BHLN, positions_BHLM) for z_BHLN in carry)
-        return logits_BHLM + jnp.where(after_B1LM, right_BHLM, left_BHLM), carry
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        positions_BHLM = self._positions(_gates(pairs), pairs)
+        added = [interpolate(z_BHLN, positions_BHLM) for z_BHLN in carry.constants]
+        added_BHLM = added[0] if self.config.share_table else jnp.where(pairs.distance < 0, added[1], added[0])
+        return pairs.logits + added_BHLM, carry
 
-    def diagnostics(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-    ) -> dict[str, Array]:
+    def maps(self, pairs: Pairs) -> dict[str, Array]:
         """`gates` g_ij in [0, 1] and `positions` p_ij, on the right as on the left."""
-        gates_BHLM = _gates(logits_BHLM, mask_B1LM)
-        return {"gates": gates_BHLM, "positions": self._positions(gates_BHLM, q_positions_BL, k_positions_BM)}
+        gates_BHLM = _gates(pairs)
+        return {"gates": gates_BHLM, "positions": self._positions(gates_BHLM, pairs)}
 
-    def _positions(self, gates_BHLM: Array, q_positions_BL: Array, k_positions_BM: Array) -> Array:
-        after_B1LM, zero = _after(q_positions_BL, k_positions_BM), jnp.zeros((), gates_BHLM.dtype)
-        before_B1LM = (k_positions_BM[:, None, :] < q_positions_BL[:, :, None])[:, None]
-        left_BHLM = suffix_sum(jnp.where(after_B1LM, zero, gates_BHLM))
-        right_BHLM = jnp.flip(suffix_sum(jnp.flip(jnp.where(before_B1LM, zero, gates_BHLM), -1)), -1)
-        counts_BHLM = jnp.where(after_B1LM, right_BHLM, left_BHLM)
+    def _positions(self, gates_BHLM: Array, pairs: Pairs) -> Array:
+        distance_B1LM, zero = pairs.distance, jnp.zeros((), gates_BHLM.dtype)
+        left_BHLM = suffix_sum(jnp.where(distance_B1LM < 0, zero, gates_BHLM))
+        right_BHLM = prefix_sum(jnp.where(distance_B1LM > 0, zero, gates_BHLM))
+        counts_BHLM = jnp.where(distance_B1LM < 0, right_BHLM, left_BHLM)
         return jnp.minimum(counts_BHLM, jnp.asarray(self.config.npos_max - 1, counts_BHLM.dtype))
 
 
-def _gates(logits_BHLM: Array, mask_B1LM: Array) -> Array:
-    return jnp.where(mask_B1LM, jax.nn.sigmoid(logits_BHLM), jnp.zeros((), logits_BHLM.dtype))
-
-
-def _after(q_positions_BL: Array, k_positions_BM: Array) -> Array:
-    return (k_positions_BM[:, None, :] > q_positions_BL[:, :, None])[:, None]
+def _gates(pairs: Pairs) -> Array:
+    return jnp.where(pairs.mask, jax.nn.sigmoid(pairs.logits), jnp.zeros((), pairs.logits.dtype))

@@ -6,10 +6,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array, PyTree
+from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,24 +49,14 @@ class FIRE(Encoding):
         self.c = nnx.Param(jnp.full((), config.c))
         self.threshold_scale = nnx.Param(jnp.ones(()))
 
-    def score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> tuple[Array, PyTree]:
-        dtype = logits_BHLM.dtype
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        dtype = pairs.logits.dtype
         c, scale = (jnp.abs(p[...].astype(dtype)) for p in (self.c, self.threshold_scale))
-        distance_BLM = jnp.abs(q_positions_BL[:, :, None] - k_positions_BM[:, None, :]).astype(dtype)
+        distance_BLM = jnp.abs(pairs.distance[:, 0]).astype(dtype)
         # Logarithms of rows and columns, and the larger of them: one of each pair would cost as much as the numerator.
         q_BL1, k_B1M = (
-            jnp.log1p(c * jnp.maximum(scale * self.config.threshold, places.astype(dtype)))
-            for places in (q_positions_BL[:, :, None], k_positions_BM[:, None, :])
+            jnp.log1p(c * jnp.maximum(scale * self.config.threshold, positions.astype(dtype)))
+            for positions in (pairs.q_positions[:, :, None], pairs.k_positions[:, None, :])
         )
         progress_BLM = jnp.log1p(c * distance_BLM) / jnp.maximum(q_BL1, k_B1M)
         hidden_BLMF = jax.nn.relu(
@@ -74,4 +64,8 @@ class FIRE(Encoding):
             + self.hidden_bias[...].astype(dtype)[None, None, None]
         )
         bias_BHLM = jnp.einsum("BLMF,FH->BHLM", hidden_BLMF, self.out_kernel[...].astype(dtype))
-        return logits_BHLM + bias_BHLM + self.out_bias[...].astype(dtype)[None, :, None, None], carry
+        return pairs.logits + bias_BHLM + self.out_bias[...].astype(dtype)[None, :, None, None], carry
+
+    def of_head(self, head: int) -> "FIRE":
+        kernel, bias = self.out_kernel[...][:, head : head + 1], self.out_bias[...][head : head + 1]
+        return self._one_head(out_kernel=nnx.Param(kernel), out_bias=nnx.Param(bias))

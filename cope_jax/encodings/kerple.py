@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding, NoOptions
-from cope_jax.typing import Array, PyTree
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, NoOptions, Pairs
+from cope_jax.typing import Array
 
 
 @ENCODINGS.register("kerple")
@@ -18,24 +18,18 @@ class Kerple(Encoding):
 
     def __init__(self, config: NoOptions, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        self.r1_H = nnx.Param(_inverse_softplus(2 * _unit(rngs.params(), shape.num_heads)))
-        self.r2_H = nnx.Param(_inverse_softplus(_unit(rngs.params(), shape.num_heads)))
+        self.r1 = nnx.Param(_inverse_softplus(2 * _unit(rngs.params(), shape.num_heads)))
+        self.r2 = nnx.Param(_inverse_softplus(_unit(rngs.params(), shape.num_heads)))
 
-    def score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> tuple[Array, PyTree]:
-        dtype = logits_BHLM.dtype
-        r1, r2 = (jax.nn.softplus(r[...].astype(dtype))[None, :, None, None] for r in (self.r1_H, self.r2_H))
-        distance_B1LM = jnp.abs(q_positions_BL[:, :, None] - k_positions_BM[:, None, :])[:, None].astype(dtype)
-        return logits_BHLM - r1 * jnp.log1p(r2 * distance_B1LM), carry
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        dtype = pairs.logits.dtype
+        r1_1H11, r2_1H11 = (jax.nn.softplus(r[...].astype(dtype))[None, :, None, None] for r in (self.r1, self.r2))
+        distance_B1LM = jnp.abs(pairs.distance).astype(dtype)
+        return pairs.logits - r1_1H11 * jnp.log1p(r2_1H11 * distance_B1LM), carry
+
+    def of_head(self, head: int) -> "Kerple":
+        r1, r2 = (nnx.Param(r[...][head : head + 1]) for r in (self.r1, self.r2))
+        return self._one_head(r1=r1, r2=r2)
 
 
 def _unit(key: Array, num_heads: int) -> Array:

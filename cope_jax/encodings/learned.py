@@ -3,11 +3,11 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
+from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array
 
@@ -34,6 +34,7 @@ class Learned(Encoding):
     """
 
     Config = LearnedConfig
+    embeds_input = True
 
     def __init__(self, config: LearnedConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -41,10 +42,10 @@ class Learned(Encoding):
         rows = shape.max_length if config.max_length is None else config.max_length
         if rows is None:
             raise ConfigError("encoding 'learned' has a table of fixed length: give max_length")
-        self.table_ND = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows, shape.width)))
+        self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows, shape.width)))
 
     def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
-        rows = self.table_ND.shape[0]
+        rows = self.table.shape[0]
         if not isinstance(positions_BL, jax.core.Tracer) and positions_BL.size:
             low, high = int(positions_BL.min()), int(positions_BL.max())
             if low < 0 or high >= rows:
@@ -52,5 +53,4 @@ class Learned(Encoding):
                     f"position {high if high >= rows else low} is outside of the learned table of {rows} rows: "
                     f"give a larger max_length"
                 )
-        known = jnp.where(positions_BL < 0, rows, positions_BL)  # jnp.take would wrap a negative index
-        return x_BLD + jnp.take(self.table_ND[...], known, axis=0, mode="fill").astype(x_BLD.dtype)
+        return x_BLD + take(self.table[...], positions_BL).astype(x_BLD.dtype)

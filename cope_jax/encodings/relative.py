@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
-from cope_jax.ops.take_rows import take_rows
+from cope_jax.ops.gather import take_rows
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array, PyTree
+from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,29 +54,18 @@ class Relative(Encoding):
         self.first = 1 - rows if config.signed else 0
         self.end = rows
         total = self.end - self.first
-        self.table_NK = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (total, shape.head_dim)))
+        self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (total, shape.head_dim)))
 
-    def score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> tuple[Array, PyTree]:
-        first, end, dtype = self.first, self.end, logits_BHLM.dtype
-        q_BLHK = q_BLHK.astype(dtype)
-        z_BHLN = jnp.einsum("BLHK,NK->BHLN", q_BLHK, self.table_NK[...].astype(dtype))
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        first, end, dtype = self.first, self.end, pairs.logits.dtype
+        z_BHLN = jnp.einsum("BHLK,NK->BHLN", pairs.q.astype(dtype), self.table[...].astype(dtype))
         if self.config.scale_position_logits:
             z_BHLN = z_BHLN / self.shape.head_dim**0.5
-        distance_B1LM = (q_positions_BL[:, :, None] - k_positions_BM[:, None, :])[:, None]
+        distance_B1LM = pairs.distance
         row_B1LM = jnp.clip(distance_B1LM, first, end - 1) - first
-        bias_BHLM = take_rows(z_BHLN, jnp.broadcast_to(row_B1LM, logits_BHLM.shape))
+        bias_BHLM = take_rows(z_BHLN, jnp.broadcast_to(row_B1LM, pairs.logits.shape))
         if self.config.beyond == "nothing":
             bias_BHLM = jnp.where(jnp.abs(distance_B1LM) < end, bias_BHLM, jnp.zeros((), dtype))
         if not self.config.signed:
-            bias_BHLM = jnp.where(mask_B1LM & (distance_B1LM < 0), jnp.full((), jnp.nan, dtype), bias_BHLM)
-        return logits_BHLM + bias_BHLM, carry
+            bias_BHLM = jnp.where(pairs.mask & (distance_B1LM < 0), jnp.full((), jnp.nan, dtype), bias_BHLM)
+        return pairs.logits + bias_BHLM, carry

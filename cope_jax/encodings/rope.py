@@ -8,7 +8,7 @@ from flax import nnx
 
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
-from cope_jax.typing import Array, accumulator_dtype
+from cope_jax.typing import Array, PyTree, accumulator_dtype
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,15 @@ class RoPE(Encoding):
     def _rotated(self) -> int:
         return 2 * int(self.config.fraction * self.shape.head_dim / 2)
 
-    def rotate(self, q_BLHK: Array, k_BMGK: Array, q_positions_BL: Array, k_positions_BM: Array) -> tuple[Array, Array]:
+    def rotate(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        q_features: PyTree,
+        k_features: PyTree,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+    ) -> tuple[Array, Array]:
         return self._turn(q_BLHK, q_positions_BL), self._turn(k_BMGK, k_positions_BM)
 
     def _turn(self, x_BLHK: Array, positions_BL: Array) -> Array:

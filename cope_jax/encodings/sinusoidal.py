@@ -29,6 +29,7 @@ class Sinusoidal(Encoding):
     """
 
     Config = SinusoidalConfig
+    embeds_input = True
 
     def __init__(self, config: SinusoidalConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

@@ -7,9 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
-from cope_jax.typing import Array, PyTree
+from cope_jax.ops.gather import take_from_table
+from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,31 +47,24 @@ class T5(Encoding):
             raise ConfigError(
                 "t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2; bidirectional, so does each half of them"
             )
-        self.table_NH = nnx.Param(
-            config.stddev * jax.random.normal(rngs.params(), (config.num_buckets, shape.num_heads))
-        )
+        self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (config.num_buckets, shape.num_heads)))
 
-    def score(
-        self,
-        q_BLHK: Array,
-        k_BMGK: Array,
-        features: PyTree,
-        logits_BHLM: Array,
-        mask_B1LM: Array,
-        q_positions_BL: Array,
-        k_positions_BM: Array,
-        carry: PyTree,
-    ) -> tuple[Array, PyTree]:
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         # The buckets are computed in float64 beforehand: a float32 logarithm misplaces distances on a boundary.
         of_distance = jnp.asarray(buckets(self.side, self.config.max_distance))
-        distance_BLM = q_positions_BL[:, :, None] - k_positions_BM[:, None, :]
+        distance_BLM = pairs.distance[:, 0]
         if self.config.bidirectional:
             after_BLM = self.side * (distance_BLM < 0).astype(jnp.int32)
-            bucket_BLM = after_BLM + of_distance[jnp.clip(jnp.abs(distance_BLM), 0, self.config.max_distance)]
+            bucket_BLM = after_BLM + take_from_table(
+                of_distance, jnp.clip(jnp.abs(distance_BLM), 0, self.config.max_distance)
+            )
         else:
-            bucket_BLM = of_distance[jnp.clip(distance_BLM, 0, self.config.max_distance)]
-        bias_BHLM = jnp.moveaxis(self.table_NH[...][bucket_BLM], -1, 1)
-        return logits_BHLM + bias_BHLM.astype(logits_BHLM.dtype), carry
+            bucket_BLM = take_from_table(of_distance, jnp.clip(distance_BLM, 0, self.config.max_distance))
+        bias_BHLM = jnp.moveaxis(take_from_table(self.table[...], bucket_BLM), -1, 1)
+        return pairs.logits + bias_BHLM.astype(pairs.logits.dtype), carry
+
+    def of_head(self, head: int) -> "T5":
+        return self._one_head(table=nnx.Param(self.table[...][:, head : head + 1]))
 
 
 def buckets(num_buckets: int, max_distance: int) -> np.ndarray:

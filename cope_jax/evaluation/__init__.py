@@ -1,1 +1,1 @@
-"""Evaluation: errors on splits and lengths, tables, plots, and maps of attention."""
+"""What a trained model knows: reports, perplexity of text, gates, contextual vectors."""

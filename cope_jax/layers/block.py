@@ -5,8 +5,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from cope_jax.attention.decode import Cache
-from cope_jax.encodings import AttentionShape, Composed, Encoding, EncodingConfig
+from cope_jax.attention import Cache
+from cope_jax.encodings import AttentionShape, Composed, EncodingConfig
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.mlp import MLP
 from cope_jax.layers.norm import Norm
@@ -46,7 +46,7 @@ class Block(nnx.Module):
         self.mlp = MLP(config, residual_scale, rngs=rngs)
         self.mlp_norm = Norm(config, rngs=rngs)
 
-    def __call__(self, x_BLD: Array, shared: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
+    def __call__(self, x_BLD: Array, shared: Composed, context: Context, dropout_key: Array | None = None) -> Array:
         """One block.
 
         Args:
@@ -63,7 +63,7 @@ class Block(nnx.Module):
         return self._add(x_BLD, attended_BLD, context.layout, keys[1], keys[2])
 
     def extend(
-        self, x_BLD: Array, shared: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
+        self, x_BLD: Array, shared: Composed, context: Context, cache: Cache, layer: Any, *, first: bool
     ) -> tuple[Array, Cache]:
         """The same for tokens that follow those in a cache: see `SelfAttention.extend`."""
         attended_BLD, cache = self.attention.extend(
@@ -71,13 +71,13 @@ class Block(nnx.Module):
         )
         return self._add(x_BLD, attended_BLD, context.layout), cache
 
-    def maps(self, x_BLD: Array, shared: Encoding, context: Context) -> dict[str, Array]:
+    def maps(self, x_BLD: Array, shared: Composed, context: Context) -> dict[str, Array]:
         """What the attention of this block looks like: see `SelfAttention.maps`."""
         return self.attention.maps(self._attention_input(x_BLD), self.compose(shared), context)
 
-    def compose(self, shared: Encoding) -> Encoding:
+    def compose(self, shared: Composed) -> Composed:
         """The encoding of this layer's attention: the parts of the model and its own."""
-        return Composed((shared, self.encoding), self.shape)
+        return Composed(shared.parts | self.encoding.parts, self.shape)
 
     def _attention_input(self, x_BLD: Array) -> Array:
         return self.attention_norm(x_BLD) if self.config.norm_position == "pre" else x_BLD

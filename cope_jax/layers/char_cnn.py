@@ -7,8 +7,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.errors import ConfigError
+from cope_jax.ops.gather import take
 from cope_jax.ops.linear import linear
-from cope_jax.ops.lookup import take
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
 from cope_jax.typing import Array

@@ -5,13 +5,11 @@ from typing import Any
 
 from flax import nnx
 
-from cope_jax.attention import attend, attention_weights, prepare
-from cope_jax.attention.decode import Cache, attend_cached
+from cope_jax.attention import Cache, attend, attend_cached, attention_weights, prepare
 from cope_jax.encodings import Encoding
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.linear import create_linear
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.ops.logits import content_logits
 from cope_jax.typing import Array
 
 
@@ -23,7 +21,7 @@ class Context:
       positions: `[B, L]` or `[1, L]`, int32.
       segment_ids: `[B, L]`; None: one document in each row.
       causal: whether later tokens are hidden.
-      layout: where activations lie.
+      layout: how activations are sharded.
     """
 
     positions: Any
@@ -72,28 +70,18 @@ class SelfAttention(nnx.Module):
           first: the cache held nothing before these tokens, so they attend among themselves alone.
         """
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
-        cache = cache.append(k, v, encoding=encoding, features=options["features"], layer=layer)
+        cache = cache.append(q, k, v, encoding=encoding, x_BLD=x_BLD, layer=layer)
         if first:
             out_BLHK = attend(q, k, v, **self._execution(context), **options)
         else:
-            out_BLHK = attend_cached(q, cache, encoding=encoding, layer=layer)
+            out_BLHK = attend_cached(q, cache, encoding=encoding, embedded=True, layer=layer)
         return self._merge_heads(out_BLHK), cache
 
     def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
-        """The layer's `attention` weights and the encoding's diagnostics, each `[B, H, L, L]`."""
+        """The layer's `attention` weights and the encoding's maps, each `[B, H, L, L]`."""
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
         inputs = prepare(q, k, v, **options)
-        logits_BHLM = content_logits(inputs.rotated_q, inputs.rotated_k)
-        diagnostics = encoding.diagnostics(
-            q,
-            inputs.rotated_k,
-            inputs.features,
-            logits_BHLM,
-            inputs.mask.dense(),
-            inputs.q_positions,
-            inputs.k_positions,
-        )
-        return {"attention": attention_weights(encoding, inputs), **diagnostics}
+        return {"attention": attention_weights(encoding, inputs), **encoding.maps(inputs.pairs())}
 
     def _execution(self, context: Context) -> dict[str, Any]:
         return {
@@ -116,7 +104,8 @@ class SelfAttention(nnx.Module):
         )
         options = {
             "encoding": encoding,
-            "features": encoding.key_features(x_BLD, k_BMGK, v_BMGK),
+            "features": encoding.features(x_BLD, q_BLHK, k_BMGK, v_BMGK, None)[0],
+            "embedded": True,
             "q_positions": context.positions,
             "k_positions": context.positions,
             "q_segment_ids": context.segment_ids,

@@ -6,7 +6,7 @@ from typing import Any, Literal, TypeVar
 import jax
 from flax import nnx
 
-from cope_jax.attention.blockwise import OUTCOME
+from cope_jax.attention.blockwise import RESIDUALS
 from cope_jax.ops.linear import PRODUCT
 
 L = TypeVar("L", bound=nnx.Module)
@@ -14,11 +14,11 @@ L = TypeVar("L", bound=nnx.Module)
 Remat = Literal["none", "full", "attention", "dots"]
 POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
-    "attention": jax.checkpoint_policies.save_only_these_names(OUTCOME),
+    "attention": jax.checkpoint_policies.save_only_these_names(RESIDUALS),
     # By name: policies do not see products in functions with gradients of their own, and CoPE's sums are products too.
-    "dots": jax.checkpoint_policies.save_only_these_names(OUTCOME, PRODUCT),
+    "dots": jax.checkpoint_policies.save_only_these_names(RESIDUALS, PRODUCT),
 }
-"""What the backward pass keeps of a layer, besides its input, rather than compute it anew."""
+"""What the backward pass keeps of a layer, besides its input, rather than recompute it."""
 
 
 def create_stack(create: Callable[[nnx.Rngs], L], num_layers: int, *, rngs: nnx.Rngs) -> L:

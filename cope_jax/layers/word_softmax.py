@@ -9,8 +9,7 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.ops.cross_entropy import cross_entropy
-from cope_jax.ops.sampled_softmax import sampled_cross_entropy
+from cope_jax.ops.losses import cross_entropy, sampled_cross_entropy
 from cope_jax.typing import Array
 
 PREFIXES = ("", "backward_")

@@ -1,4 +1,9 @@
-"""Models: one file each, one line each below."""
+"""Models: one file each, one line each below.
+
+>>> config = MODELS.get("rnn_lm").Config(vocab_size=8, embed_dim=4, hidden_dim=4)
+>>> type(create("rnn_lm", config, rngs=nnx.Rngs(0))).__name__
+'RNNLM'
+"""
 
 from typing import Any
 
@@ -11,16 +16,18 @@ from cope_jax.models import elmo as elmo
 from cope_jax.models import rnn_lm as rnn_lm
 from cope_jax.models import tagger as tagger
 from cope_jax.models.base import MODELS as MODELS
+from cope_jax.models.base import Ability as Ability
 from cope_jax.models.base import Model as Model
 
 
 def names() -> tuple[str, ...]:
-    """The names of all models.
-
-    >>> names()
-    ('bert', 'bert_classifier', 'bert_tagger', 'decoder', 'elmo', 'rnn_lm', 'tagger')
-    """
+    """The names of all models, sorted."""
     return MODELS.names()
+
+
+def able(ability: Ability) -> tuple[str, ...]:
+    """The names of the models that have an ability, see `Model`."""
+    return tuple(name for name in MODELS if ability in MODELS.get(name).abilities)
 
 
 def create(name: str, config: Any, *, rngs: nnx.Rngs) -> Any:

@@ -1,15 +1,30 @@
-"""What the training loop needs of a model, and the registry of all models."""
+"""What training, generation and evaluation need of a model, and the registry of all models."""
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from pathlib import Path
+from typing import Any, ClassVar, Literal
 
+import chex
+import numpy as np
 from flax import nnx
 
+from cope_jax.errors import ConfigError
+from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.registry import Registry
 from cope_jax.typing import Array, PyTree
 
 Measure = tuple[Array, Array]
 """(sum, weight), float32 scalars: over any number of batches the mean is the sum of sums over the sum of weights."""
+
+
+Ability = Literal["generate", "score", "map"]
+"""What a model offers beside training:
+
+- "generate": goes on from prompts by `prefill` and `decode`, see `Decoder`;
+- "score": tells how probable each token of a text is from those before it, in packed segments, by a call;
+- "map": shows what each layer and head looks at, by `maps`.
+"""
 
 
 class Model(nnx.Module):
@@ -22,11 +37,16 @@ class Model(nnx.Module):
 
     Attributes:
       losses: names of the measures whose means are added up to what training minimises.
+      abilities: what it offers beside training.
+      config: what it was made from.
     """
+
+    config: Any
 
     Options: ClassVar[type]
     Config: ClassVar[type]
     losses: ClassVar[tuple[str, ...]] = ("loss",)
+    abilities: ClassVar[frozenset[Ability]] = frozenset()
 
     def initial_carry(self, batch_size: int) -> PyTree:
         """What is carried from one batch to the next in the beginning: a pytree of `[B, ...]`. Default: nothing."""
@@ -44,6 +64,62 @@ class Model(nnx.Module):
           dropout_key: None outside of training.
         """
         raise NotImplementedError
+
+    def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> ModelEmbedder:
+        """Vectors of words in their sentences.
+
+        Args:
+          folder: has the vocabulary that the model was trained with.
+          lowercase: whether that is of small letters.
+          name: of the embedder; None: of this kind of model.
+
+        Raises:
+          ConfigError: the model gives words no vectors, or the vocabulary is missing.
+        """
+        del lowercase, name
+        others = [name for name in MODELS if MODELS.get(name).embedder is not Model.embedder]
+        raise ConfigError(
+            f"{folder} holds {self.config.name}, which gives words no vectors: choose a run of {', '.join(others)}"
+        )
+
+
+def overlay(params: Any, part: Any) -> Any:
+    """`params` with the leaves of `part`, which has some of their nested dicts, in place of their own.
+
+    >>> overlay({"encoder": {"a": 1, "b": 2}, "head": 3}, {"encoder": {"b": 4}})
+    {'encoder': {'a': 1, 'b': 4}, 'head': 3}
+    """
+    if not isinstance(part, Mapping):
+        return part
+    return {name: overlay(value, part[name]) if name in part else value for name, value in params.items()}
+
+
+def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
+    """Raises ConfigError unless all fields, but those that are None, have one shape of this rank; free under jit.
+
+    >>> check_shapes("decoder", {"inputs": np.zeros((1, 3)), "weights": np.zeros((1, 2)), "segments": None})
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: decoder: inputs (1, 3), weights (1, 2) must have the same 2 axes
+    """
+    given = {name: x for name, x in fields.items() if x is not None}
+    try:
+        chex.assert_rank(list(given.values()), rank)
+        chex.assert_equal_shape(list(given.values()))
+    except AssertionError as error:
+        shapes = ", ".join(f"{name} {np.shape(x)}" for name, x in given.items())
+        axes = f"the same {rank} axes" if len(given) > 1 else f"{rank} axes"
+        raise ConfigError(f"{model}: {shapes} must have {axes}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticGraphDef:
+    """A model without its arrays, as a static argument of a jitted function; its config may hold what has no hash."""
+
+    graph: nnx.GraphDef[Any]
+
+    def __hash__(self) -> int:
+        return hash(type(self.graph))
 
 
 def attends(options: Any) -> bool:

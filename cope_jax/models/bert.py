@@ -1,25 +1,33 @@
 """BERT and its pretraining: masked tokens and next sentences."""
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import Any, ClassVar, Literal, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.encoder import Encoder, EncoderConfig, EncoderOptions
-from cope_jax.layers.encoder import bert_block as bert_block
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.mlp import ACTIVATIONS
 from cope_jax.layers.norm import Norm
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Measure, Model
-from cope_jax.ops.cross_entropy import cross_entropy
-from cope_jax.ops.lookup import take_places
-from cope_jax.registry import check_at_least
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
+from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, jitted, numbered
+from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
+from cope_jax.models.encoder import bert_block as bert_block
+from cope_jax.models.sentence_windows import Window, overlapping
+from cope_jax.ops.gather import take_tokens
+from cope_jax.ops.losses import cross_entropy
+from cope_jax.registry import check_at_least, unknown
+from cope_jax.tokenizers.wordpiece import WordPiece
 from cope_jax.typing import Array, PyTree
+
+Pooling = Literal["first", "mean"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -118,7 +126,7 @@ class Bert(Model):
           places.
         """
         x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key)
-        chosen_BPD = x_BLD if places_BP is None else take_places(x_BLD, places_BP)
+        chosen_BPD = x_BLD if places_BP is None else take_tokens(x_BLD, places_BP)
         return self._predict(chosen_BPD), logits(self.next_sentence, self.encoder.pool(x_BLD))
 
     def layers(self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None) -> Array:
@@ -140,6 +148,8 @@ class Bert(Model):
           carry: handed on.
           dropout_key: None outside of training.
         """
+        next_B = batch["next"]
+        check_shapes("bert", {name: batch[name] for name in ("inputs", "targets", "weights")})
         weights_BP, targets_BP, places_BP = batch["weights"], batch["targets"], None
         predictions = self.config.predictions
         if predictions is not None and predictions < weights_BP.shape[1]:
@@ -158,7 +168,10 @@ class Bert(Model):
         )
         weights_B = batch["mask"][:, 0].astype(weights_BP.dtype)
         mlm = _measure("mlm", mlm_BPV, targets_BP, weights_BP)
-        return mlm | _measure("nsp", nsp_B2[:, None], batch["next"][:, None], weights_B[:, None]), carry
+        return mlm | _measure("nsp", nsp_B2[:, None], next_B[:, None], weights_B[:, None]), carry
+
+    def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> "BertEmbedder":
+        return BertEmbedder(self, WordPiece.load(folder / "vocab.txt", lowercase=lowercase), name=name)
 
     def _predict(self, x_BPD: Array) -> Array:
         block, layout = self.config.block, self.config.layout
@@ -175,3 +188,61 @@ def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array)
     wrong_BP = (jax.lax.argmax(logits_BPV, 2, targets_BP.dtype) != targets_BP).astype(weights_BP.dtype)
     loss_BP = weights_BP.astype(logits_BPV.dtype) * cross_entropy(logits_BPV, targets_BP)
     return {f"{name}_loss": (jnp.sum(loss_BP), total), f"{name}_error": (jnp.sum(weights_BP * wrong_BP), total)}
+
+
+class BertEmbedder(ModelEmbedder):
+    """All layers of a BERT: a word has the vector of its first piece, or the mean over its pieces.
+
+    [CLS] and [SEP] enclose the sentence. One that is too long is cut into windows that overlap by half, and a word
+    takes its vector from where it is farthest from a cut. Devlin et al. (arXiv 1810.04805), section 5.3.
+
+    Args:
+      model: has `layers(tokens_BL, segments_BL, mask_BL)`, which gives `[J, B, L, D]`, embeddings first, and `config`.
+      tokenizer: words to pieces.
+      pooling: "first" or "mean".
+      max_length: places of a window, [CLS] and [SEP] included; None is what the model was made for.
+      name: see `Embedder`.
+      options: see `ModelEmbedder`.
+    """
+
+    title = "BERT"
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: WordPiece,
+        *,
+        pooling: Pooling = "first",
+        max_length: int | None = None,
+        name: str | None = None,
+        **options: Any,
+    ):
+        if pooling not in get_args(Pooling):
+            raise unknown("pooling", pooling, get_args(Pooling))
+        tokenizer.check_specials()
+        longest = model.config.max_length if max_length is None else min(max_length, model.config.max_length)
+        check_at_least(3, name or self.title, max_length=longest)
+        lengths = [*(length for length in options.pop("lengths", LENGTHS) if length < longest), longest]
+        super().__init__(name, ("embeddings", *numbered(model.config.num_layers)), lengths=lengths, **options)
+        self._tokenizer, self._pooling, self._room = tokenizer, pooling, longest - 2
+
+        def layers(model: Any, tokens_BL: Array, lengths_B: Array) -> Array:
+            mask_BL = jnp.arange(tokens_BL.shape[1], dtype=jnp.int32)[None] < lengths_B[:, None]
+            return model.layers(tokens_BL, jnp.zeros_like(tokens_BL), mask_BL.astype(jnp.int32))
+
+        self._layers = jitted(model, layers)
+
+    def windows(self, sentence: Sentence) -> list[Window]:
+        pieces, starts = self._tokenizer.encode_words(sentence)
+        of_words = [pieces[i:j][: self._room] for i, j in itertools.pairwise([*starts, len(pieces)])]
+        windows = []
+        for words, owned in overlapping([len(own) for own in of_words], self._room):
+            row, _ = self._tokenizer.frame([piece for word in words for piece in of_words[word]])
+            ends = 1 + np.cumsum([0, *(len(of_words[word]) for word in words)])
+            spans = np.stack([ends[:-1], ends[:-1] + 1 if self._pooling == "first" else ends[1:]], axis=1)
+            places = np.array(owned, np.int64)
+            windows.append(Window(np.array(row, np.int32), places, spans[places - words.start]))
+        return windows
+
+    def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:
+        return self._layers(rows_BL, lengths_B)

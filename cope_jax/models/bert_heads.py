@@ -9,14 +9,14 @@ from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.layers.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
+from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take_places
-from cope_jax.ops.token_measures import token_measures
+from cope_jax.ops.gather import take_tokens
+from cope_jax.ops.losses import token_measures
 from cope_jax.registry import check_at_least
 from cope_jax.typing import Array, PyTree
 
@@ -107,7 +107,7 @@ class BertClassifier(_Head):
     """Sorts sequences into classes by BERT's first token: logits = W dropout(pooled) + b. Devlin et al. (1810.04805).
 
     >>> import jax.numpy as jnp
-    >>> from cope_jax.layers.encoder import bert_block
+    >>> from cope_jax.models.encoder import bert_block
     >>> config = BertClassifierConfig(vocab_size=16, max_length=8, num_classes=3, num_layers=2, block=bert_block(8, 2))
     >>> BertClassifier(config, rngs=nnx.Rngs(0))(jnp.zeros((1, 8), jnp.int32)).shape
     (1, 3)
@@ -148,6 +148,7 @@ class BertClassifier(_Head):
             positions_BL=batch.get("positions"),
             dropout_key=dropout_key,
         )
+        check_shapes("bert_classifier", {"targets": batch["targets"], "weights": batch["weights"]}, rank=1)
         return token_measures(logits_BC[:, None], batch["targets"][:, None], batch["weights"][:, None]), carry
 
 
@@ -181,7 +182,7 @@ class BertTagger(_Head):
     x is the last layer, or the mix γ Σ_j softmax(w)_j xʲ of all (`ScalarMix`).
 
     >>> import jax.numpy as jnp
-    >>> from cope_jax.layers.encoder import bert_block
+    >>> from cope_jax.models.encoder import bert_block
     >>> config = BertTaggerConfig(vocab_size=16, max_length=8, num_classes=3, num_layers=2, block=bert_block(8, 2))
     >>> pieces_BP, starts_BL = jnp.zeros((1, 8), jnp.int32), jnp.array([[1, 3, 4]])
     >>> BertTagger(config, rngs=nnx.Rngs(0))(pieces_BP, starts_BL).shape
@@ -224,7 +225,7 @@ class BertTagger(_Head):
         x = run(tokens_BP, segments_BP, mask_BP, positions_BL=positions_BP, dropout_key=encoder_key)
         x = self._freeze(x).astype(self.encoder.norm.dtype)
         x_BPD = x if self.mix is None else self.mix(x, mask_BP)
-        x_BLD = take_places(x_BPD, starts_BL)
+        x_BLD = take_tokens(x_BPD, starts_BL)
         return self._logits(x_BLD, head_key)
 
     def measures(
@@ -238,6 +239,7 @@ class BertTagger(_Head):
           carry: handed on.
           dropout_key: None outside of training.
         """
+        check_shapes("bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")})
         logits_BLC = self(
             batch["inputs"],
             batch["starts"],

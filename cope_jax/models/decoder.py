@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.attention.decode import Cache, create_cache
+from cope_jax.attention import Cache, create_cache
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
 from cope_jax.layers.block import Block
@@ -18,11 +18,10 @@ from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take
-from cope_jax.ops.sampled_softmax import sampled_cross_entropy
-from cope_jax.ops.token_measures import token_measures
+from cope_jax.ops.gather import take
+from cope_jax.ops.losses import sampled_cross_entropy, token_measures
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.typing import Array, PyTree, accumulator_dtype
 
@@ -139,6 +138,7 @@ class Decoder(Model):
 
     Options = DecoderOptions
     Config = DecoderConfig
+    abilities = frozenset({"generate", "score", "map"})
 
     def __init__(self, config: DecoderConfig, *, rngs: nnx.Rngs):
         shape = config.block.attention_shape(config.max_length)
@@ -195,12 +195,15 @@ class Decoder(Model):
         Raises:
           ConfigError: a sequence longer than a table of the encoding.
         """
+        check_shapes("decoder", {"tokens": tokens_BL, "segment_ids": segment_ids_BL})
         context = self._context(tokens_BL, positions_BL, segment_ids_BL)
         return self._logits(self._read(tokens_BL, context, dropout_key))
 
     def measures(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, Measure], PyTree]:
+        fields = {name: batch[name] for name in ("inputs", "targets", "weights")}
+        check_shapes("decoder", {**fields, "segments": batch.get("segments")})
         sample_key = None
         if dropout_key is not None and self.config.num_sampled:
             dropout_key, sample_key = jax.random.split(dropout_key)
@@ -230,6 +233,7 @@ class Decoder(Model):
           ConfigError: a prompt longer than the cache or than a table of the encoding, or lengths that are no integers
             from 1 to L. A compiled program, which cannot know the lengths, takes them as they are.
         """
+        check_shapes("decoder", {"tokens": tokens_BL})
         batch, length = tokens_BL.shape
         if lengths_B is None:
             context = self._context(tokens_BL, None, None)
@@ -255,6 +259,7 @@ class Decoder(Model):
         Returns:
           (logits_BV of the token after them, the cache with them); NaN where the cache is too small.
         """
+        check_shapes("decoder", {"tokens": tokens_BL})
         position_B1, segment_id_B1 = cache.latest(1)
         step_1L = jnp.arange(1, tokens_BL.shape[1] + 1, dtype=jnp.int32)[None]
         context = Context(position_B1 + step_1L, jnp.broadcast_to(segment_id_B1, tokens_BL.shape))
@@ -264,7 +269,7 @@ class Decoder(Model):
         """What every layer and head looks at.
 
         Returns:
-          `attention` and the encoding's diagnostics (CoPE: `gates`, `positions`), each `[layers, B, H, L, L]`.
+          `attention` and the encoding's maps (CoPE: `gates`, `positions`), each `[layers, B, H, L, L]`.
         """
         context = self._context(tokens_BL, positions_BL, None)
 

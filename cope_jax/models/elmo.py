@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -14,9 +15,12 @@ from cope_jax.layers.char_cnn import ORIGINAL_FILTERS, CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Carry, Cell, Recurrent, clear
 from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions, join_directions
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
+from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
+from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
 from cope_jax.registry import check_at_least, check_choices, unknown
+from cope_jax.tokenizers.characters import batch_sentences
 from cope_jax.typing import Array
 
 Carries = tuple[tuple[Carry, ...], tuple[Carry, ...]]
@@ -178,6 +182,7 @@ class Elmo(Model):
         Returns:
           (layers_JBLD with J = 1 + num_layers and D = 2 P, the states that follow).
         """
+        check_shapes("elmo", {"characters": characters_BLC}, rank=3)
         x_BLP = self.characters(characters_BLC)
         if lengths_B is not None:
             real_BL1 = (np.arange(x_BLP.shape[1], dtype=np.int32)[None] < lengths_B[:, None])[..., None]
@@ -202,6 +207,7 @@ class Elmo(Model):
         if self.softmax is None:
             raise ConfigError("elmo: this model has no output layer (vocab_size=0): it encodes, and cannot be trained")
         check_directions(batch, 2, "elmo")
+        check_shapes("elmo", {"inputs": batch["inputs"]}, rank=3)
         batch_size = len(batch["inputs"])
         carry = carry if len(carry) else self.initial_carry(batch_size)
         carry = clear(jax.lax.stop_gradient(carry), batch.get("reset"))
@@ -211,6 +217,7 @@ class Elmo(Model):
         keys = [None, None] if dropout_key is None else list(jax.random.split(dropout_key))
         parts, last = [], []
         for number, (prefix, key) in enumerate(zip(PREFIXES, keys, strict=True)):
+            check_shapes("elmo", {"targets": batch[f"{prefix}targets"], "weights": batch[f"{prefix}weights"]})
             sample_key, key = (None, None) if key is None else jax.random.split(key)
             x_BLD = x_BLP[number * batch_size : (number + 1) * batch_size]
             tops, end = self._read(number, x_BLD, carry[number], key=key)
@@ -225,6 +232,12 @@ class Elmo(Model):
             parts.append((losses, jnp.sum(batch[f"{prefix}weights"])))
             last.append(end)
         return join_directions(parts), jax.lax.stop_gradient((last[0], last[1]))
+
+    def embedder(
+        self, folder: Path | None = None, *, lowercase: bool = True, name: str | None = None
+    ) -> "ElmoEmbedder":
+        del folder, lowercase  # characters need no vocabulary
+        return ElmoEmbedder(self, name=name)
 
     def _read(
         self,
@@ -247,3 +260,30 @@ class Elmo(Model):
             outputs.append(y_BLP + x_BLP if self.config.residual and len(outputs) > 1 else y_BLP)
             last.append(end)
         return [*outputs[1:-1], dropout(outputs[-1], rate, keys[-1])], tuple(last)
+
+
+class ElmoEmbedder(ModelEmbedder):
+    """All layers of a bidirectional LSTM over characters: (x; x), then (forward; backward) of each layer.
+
+    A sentence stands between its two marks, whose vectors are left out, and starts with empty states. Peters et al.
+    2018 (arXiv 1802.05365).
+
+    Args:
+      model: the language model.
+      name: see `Embedder`.
+      options: see `ModelEmbedder`.
+    """
+
+    title = "ELMo"
+
+    def __init__(self, model: Elmo, *, name: str | None = None, **options: Any):
+        super().__init__(name, ("words", *numbered(model.config.num_layers)), **options)
+        self._max_characters = model.config.max_characters
+        self._layers = jitted(model, lambda model, characters, lengths: model.layers(characters, lengths)[0])
+
+    def windows(self, sentence: Sentence) -> list[Window]:
+        rows_1LC, _ = batch_sentences([sentence], self._max_characters)
+        return [whole(rows_1LC[0], begin=1, end=1)]
+
+    def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:
+        return self._layers(rows_BL, lengths_B)

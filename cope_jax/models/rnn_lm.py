@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import jax
@@ -13,10 +14,13 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.recurrent import Carry, Cell, CellName, Recurrent, clear
 from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions, join_directions
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
+from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
+from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take
+from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.typing import Array
 
 Carries = tuple[tuple[Carry, ...], ...]
@@ -141,6 +145,7 @@ class RNNLM(Model):
         self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None
     ) -> tuple[Array, Carries]:
         """(the forward model's logits_BLV of each next word, the state after the first `lengths_B` words or all)."""
+        check_shapes("rnn_lm", {"tokens": tokens_BL})
         carry = self.initial_carry(len(tokens_BL)) if carry is None else carry
         states, last = self._read(0, tokens_BL, carry[0], lengths_B=lengths_B)
         return self.softmax(states[-1], self._tied(), self.config.layout), (last, *carry[1:])
@@ -161,6 +166,7 @@ class RNNLM(Model):
         Returns:
           states_JBLD, layer 0 being the embedding, with zeros behind the narrower ones.
         """
+        check_shapes("rnn_lm", {"tokens": tokens_BL})
         carry = self.initial_carry(len(tokens_BL)) if carry is None else carry
         runs = [
             self._read(number, tokens_BL, carry[number], lengths_B=lengths_B, reverse=number == 1)[0]
@@ -192,6 +198,8 @@ class RNNLM(Model):
         keys = [None, None] if dropout_key is None else list(jax.random.split(dropout_key))
         sums, last = [], []
         for number, (prefix, key) in enumerate(zip(PREFIXES[: len(self.directions)], keys, strict=False)):
+            fields = (f"{prefix}{name}" for name in ("inputs", "targets", "weights"))
+            check_shapes("rnn_lm", {name: batch[name] for name in fields})
             sample_key, key = (None, None) if key is None else jax.random.split(key)
             states, end = self._read(number, batch[f"{prefix}inputs"], carry[number], key=key)
             losses = self.softmax.losses(
@@ -206,6 +214,10 @@ class RNNLM(Model):
             sums.append((losses, jnp.sum(batch[f"{prefix}weights"])))
             last.append(end)
         return join_directions(sums), jax.lax.stop_gradient(tuple(last))
+
+    def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> "RnnEmbedder":
+        del lowercase
+        return RnnEmbedder(self, Vocabulary.load(folder / "words.txt"), name=name)
 
     def _read(
         self,
@@ -230,3 +242,30 @@ class RNNLM(Model):
 
     def _tied(self) -> Array | None:
         return self.embedding_VD[...] if self.config.tie_embeddings else None
+
+
+class RnnEmbedder(ModelEmbedder):
+    """The states of a recurrent language model: v_l(w_i) = h_i^l, in one direction or in both.
+
+    Forward states know the words up to i and backward ones those from i on; layer 0 is the embedding. A sentence starts
+    with empty states. Peters et al. 2017 (arXiv 1705.00108).
+
+    Args:
+      model: the language model.
+      vocabulary: gives words their numbers.
+      name: see `Embedder`.
+      options: see `ModelEmbedder`.
+    """
+
+    title = "RNN"
+
+    def __init__(self, model: RNNLM, vocabulary: Vocabulary, *, name: str | None = None, **options: Any):
+        super().__init__(name, ("embeddings", *numbered(model.config.num_layers)), **options)
+        self._vocabulary = vocabulary
+        self._states = jitted(model, lambda model, tokens, lengths: model.states(tokens, lengths_B=lengths))
+
+    def windows(self, sentence: Sentence) -> list[Window]:
+        return [whole(self._vocabulary.encode(sentence))]
+
+    def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:
+        return self._states(rows_BL, lengths_B)

@@ -14,10 +14,10 @@ from cope_jax.layers.char_cnn import CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Bidirectional, Cell
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model
+from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.lookup import take
-from cope_jax.ops.token_measures import token_measures
+from cope_jax.ops.gather import take
+from cope_jax.ops.losses import token_measures
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.typing import Array, PyTree
 
@@ -185,6 +185,7 @@ class Tagger(Model):
 
         The penalty weighs as much as the batch's words: the parts of a batch that is split add up to its mean.
         """
+        check_shapes("tagger", {"targets": batch["targets"], "weights": batch["weights"]})
         found = token_measures(self(batch, dropout_key), batch["targets"], batch["weights"])
         tag_loss = found.pop("loss")
         count = tag_loss[1]

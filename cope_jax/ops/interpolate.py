@@ -1,17 +1,30 @@
 """Linear interpolation between the integer entries of a row of numbers, with a fast gradient."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 
-from cope_jax.ops.take_rows import add_to_rows
+from cope_jax.ops.gather import take_flat
+from cope_jax.ops.linear import linear
 from cope_jax.typing import Array
 
 
-@jax.custom_vjp
+def table_logits(q_BHLK: Array, table_NK: Array) -> Array:
+    """What each row of a table says to each query, z_i[n] = q_i·e[n], for `interpolate` to read: z_BHLN.
+
+    >>> table_logits(jnp.ones((1, 1, 1, 2)), jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
+    [[[[3.0, 7.0]]]]
+    """
+    # Left alone, XLA gathers from a transposed z, which is slow.
+    return jax.lax.optimization_barrier(linear(q_BHLK, table_NK.T))
+
+
+@jax.custom_jvp
 def interpolate(z: Array, p: Array) -> Array:
-    """Values of each row of `z` at the fractional places `p` of that row, y = (1 − w) z[⌊p⌋] + w z[⌈p⌉], w = p − ⌊p⌋.
+    """Values of each row of `z` at the fractional indices `p` of that row, y = (1 − w) z[⌊p⌋] + w z[⌈p⌉], w = p − ⌊p⌋.
 
     Golovneva et al. (arXiv 2405.18719), Eq 5 and 9. As in the paper's listing the gradient reaches `p` through w alone,
     so it is z[⌈p⌉] − z[⌊p⌋], which is 0 at integers. It is written by hand because the transpose of the gathers that
@@ -21,7 +34,7 @@ def interpolate(z: Array, p: Array) -> Array:
 
     Args:
       z: `[..., N]`, values at the integers 0 … N−1.
-      p: `[..., M]` with the same leading axes, places within [0, N−1]; the caller clips.
+      p: `[..., M]` with the same leading axes, within [0, N−1]; the caller clips.
 
     Returns:
       `[..., M]`.
@@ -30,15 +43,6 @@ def interpolate(z: Array, p: Array) -> Array:
     [0.0, 5.0, 32.5]
     """
     return _interpolate(z, p)[0]
-
-
-def interpolation_slope(z: Array, p: Array) -> Array:
-    """The derivative of `interpolate` by p as its gradient has it: z[⌈p⌉] − z[⌊p⌋], 0 at integers.
-
-    >>> interpolation_slope(jnp.array([0.0, 10.0, 40.0]), jnp.array([0.5, 1.0, 1.75])).tolist()
-    [10.0, 0.0, 30.0]
-    """
-    return _interpolate(z, p)[1]
 
 
 def _interpolate(z: Array, p: Array) -> tuple[Array, Array]:
@@ -55,7 +59,7 @@ def _look_up(z: Array, p: Array) -> tuple[Array, Array]:
 
 
 def _sum_over_row(z: Array, p: Array) -> tuple[Array, Array]:
-    # Fused into the sums: the distances of all places to all entries are never held.
+    # Fused into the sums: the distances of all indices to all entries are never held.
     d = _distances(p, z.shape[-1])
     sign = jnp.where((d > -1) & (d < 0), 1, 0) - jnp.where((d > 0) & (d < 1), 1, 0)
     return jnp.sum(z[..., None] * _hat(d), axis=-2), jnp.sum(z[..., None] * sign.astype(z.dtype), axis=-2)
@@ -73,22 +77,24 @@ def _cells(p: Array) -> tuple[Array, Array, Array]:
     return jnp.floor(p).astype(jnp.int32), jnp.ceil(p).astype(jnp.int32), p - jnp.floor(p)
 
 
-def _forward(z: Array, p: Array) -> tuple[Array, tuple[int, Array, Array]]:
-    y, slope = _interpolate(z, p)
-    return y, (z.shape[-1], p, slope)
+def _spread(p: Array, dz: Array) -> Array:
+    """The part of the derivative that is linear in dz; its transpose is the gradient of z."""
 
-
-def _backward(residuals: tuple[int, Array, Array], dy: Array) -> tuple[Array, Array]:
-    size, p, slope = residuals
-
-    def add_up(p: Array, dy: Array) -> Array:
+    def look_up(p: Array, dz: Array) -> Array:
         floor, ceil, w = _cells(p)
-        return add_to_rows(size, (floor, dy * (1 - w)), (ceil, dy * w))
+        return (1 - w) * take_flat(dz, floor) + w * take_flat(dz, ceil)
 
-    def sum_over_places(p: Array, dy: Array) -> Array:
-        return jnp.sum(dy[..., None, :] * _hat(_distances(p, size)), axis=-1)
+    def sum_over_row(p: Array, dz: Array) -> Array:
+        return jnp.sum(dz[..., None] * _hat(_distances(p, dz.shape[-1])), axis=-2)
 
-    return jax.lax.platform_dependent(p, dy, tpu=sum_over_places, default=add_up), dy * slope
+    return jax.lax.platform_dependent(p, dz, tpu=sum_over_row, default=look_up)
 
 
-interpolate.defvjp(_forward, _backward)
+@functools.partial(interpolate.defjvp, symbolic_zeros=True)
+def _derivative(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+    (z, p), (dz, dp) = primals, tangents
+    y, slope = _interpolate(z, p)
+    # A tangent that is known to be 0 costs nothing: streaming attention asks for the slope alone.
+    if isinstance(dz, SymbolicZero):
+        return y, slope * dp
+    return y, _spread(p, dz) if isinstance(dp, SymbolicZero) else _spread(p, dz) + slope * dp

@@ -11,17 +11,32 @@ from cope_jax.typing import Array
 PRODUCT = "product"  # the name of what `dot_general` returns, for rematerialisation
 
 
-@jax.custom_vjp
+@jax.custom_jvp
 def linear(x: Array, w_DF: Array) -> Array:
     """The product over the last axis of x, y = x W.
 
-    The gradient of W is written by hand, so that the narrower of x and dy is the one that is transposed: on a CPU what
-    autodiff makes takes up to three times as long.
+    On a CPU the gradient of W is a product of dy and x in this order, where what autodiff makes takes up to three times
+    as long.
 
     >>> linear(jnp.ones((1, 2, 3)), jnp.ones((3, 4))).shape
     (1, 2, 4)
     """
+    return _product(x, w_DF)
+
+
+def _product(x: Array, w_DF: Array) -> Array:
     return jnp.einsum("...D,DF->...F", x, w_DF)
+
+
+def _transposed_product(x: Array, w_DF: Array) -> Array:
+    # The barrier keeps XLA from turning the product round that is made of this one for the gradient of W.
+    return jnp.einsum("...D,FD->...F", x, jax.lax.optimization_barrier(w_DF.T))
+
+
+linear.defjvps(
+    lambda dx, y, x, w_DF: _product(dx, w_DF),
+    lambda dw_DF, y, x, w_DF: jax.lax.platform_dependent(x, dw_DF, cpu=_transposed_product, default=_product),
+)
 
 
 def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -> Array:
@@ -35,20 +50,3 @@ def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -
         raise ValueError(f"linear has no such options: {asked}")
     del dimension_numbers
     return checkpoint_name(linear(x, w_DF), PRODUCT)
-
-
-def _forward(x: Array, w_DF: Array) -> tuple[Array, tuple[Array, Array]]:
-    return linear(x, w_DF), (x, w_DF)
-
-
-def _backward(residuals: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, w_DF = residuals
-    dx = jnp.einsum("...F,DF->...D", dy, w_DF)
-    if w_DF.shape[0] <= w_DF.shape[1]:
-        dw_DF = jax.lax.optimization_barrier(jnp.einsum("...D,...F->DF", x, dy))
-    else:
-        dw_DF = jax.lax.optimization_barrier(jnp.einsum("...F,...D->FD", dy, x)).T
-    return dx, dw_DF  # the barriers keep XLA from turning the products round
-
-
-linear.defvjp(_forward, _backward)

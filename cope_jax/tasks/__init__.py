@@ -1,8 +1,6 @@
 """Tasks: what to learn. One file a task; `names()` lists them and `create(name, **options)` makes one.
 
 >>> import numpy as np
->>> names()
-('bilm', 'counting', 'flip_flop', 'masked_lm', 'selective_copy', 'spam', 'tagging', 'text', 'words', 'zipf')
 >>> create("counting", num_variables=3).sample(np.random.default_rng(0), 64)["inputs"].shape
 (64, 512)
 """

@@ -3,15 +3,18 @@
 import abc
 import dataclasses
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from etils import epath
 
+from cope_jax.corpora import unigrams
+from cope_jax.corpora.packing import Entries
+from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_text
 from cope_jax.registry import Registry, unknown
+from cope_jax.tasks.persistence import Persistent
+from cope_jax.tokenizers.base import Codec
 
 Batch = dict[str, np.ndarray]
 """n sequences of length L. For predicting each next token:
@@ -25,15 +28,42 @@ every field, and rows of zeros count for nothing.
 """
 
 
+class Baseline(NamedTuple):
+    """A figure that needs no context.
+
+    Attributes:
+      split: where it is measured.
+      measure: "perplexity", or what is told right, such as "tags": a share in [0, 1].
+      name: of what reaches it.
+      value: of the measure.
+      metric: the metric of a model to compare with: of "perplexity" a loss, of a share the error that is left.
+    """
+
+    split: str
+    measure: str
+    name: str
+    value: float
+    metric: str
+
+
 @dataclasses.dataclass(frozen=True)
 class NoOptions:
     """The config of a task without options."""
 
 
-class Task(abc.ABC):
+class Task(Persistent, abc.ABC):
     """Base class of what can be learned.
 
-    A subclass names its options in a frozen dataclass, `Config`, and takes `(config)`. Its `__init__` hands on:
+    A subclass names its options in a frozen dataclass, `Config`, takes `(config)`, and says how to `sample`. That is
+    all of a task whose examples are drawn, such as a `LevelTask`. What others override:
+
+    - examples in files: `size`, `take` where all are too many to be held at once, `mixture`, and what a run keeps of
+      them, see `Persistent`;
+    - batches whose order means something: `stream`;
+    - what is shown: `metric`, `figures`, `sweep`;
+    - for models that generate, `codec`; and what is known without a model, `baselines`.
+
+    Its `__init__` hands on:
 
       vocab_size: the number of tokens that there are to predict.
       lengths: split -> L, the padded number of inputs of a sequence; "train" first.
@@ -148,44 +178,46 @@ class Task(abc.ABC):
         del split
         return dict(measures)
 
-    def origin(self) -> str:
-        """Where the data come from, in a few words for the log; "": they are drawn."""
-        data_dir = getattr(self.config, "data_dir", "")
-        return "the small built-in sample, since data_dir is not set" if data_dir is None else str(data_dir)
+    def codec(self) -> Codec:
+        """How the task reads and writes its tokens, for a model that generates.
 
-    def artifacts(self) -> dict[str, str]:
-        """Files that a run must keep to be of use, such as a vocabulary: content by name. Default: none."""
-        return {}
-
-    def same_artifacts(self, folder: epath.PathLike) -> bool | None:
-        """Whether the artifacts in a folder, such as a vocabulary, mean what the task's do; None: it has none."""
-        there = {name: file for name in self.artifacts() if (file := epath.Path(folder) / name).exists()}
-        if not there:
-            return None
-        return all(read_text(file).splitlines() == self.artifacts()[name].splitlines() for name, file in there.items())
-
-    def sources(self) -> dict[str, str]:
-        """Files that tell the data of the task from others: content by name. Default: none.
-
-        A run keeps them and goes on with the same data only. To read it back, the data need not be there.
+        Raises:
+          ConfigError: its tokens are no text that goes on.
         """
-        return {}
+        raise ConfigError(
+            f"the task {self.name} has no text that goes on: give a run on text, words or a synthetic task"
+        )
 
-    def same_sources(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
-        """Whether the data of some splits are those of which the sources in a folder tell; None: it has none."""
-        del splits
-        there = {name: file for name in self.sources() if (file := epath.Path(folder) / name).exists()}
-        return all(read_text(file) == self.sources()[name] for name, file in there.items()) if there else None
+    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+        """What is reached on the evaluation splits without any context. Default: nothing is known.
 
-    def example_options(self) -> dict[str, Any]:
-        """The options that examples depend on beside the content of `artifacts` and `sources`. Default: all."""
-        return dataclasses.asdict(self.config)
+        Args:
+          batches: the examples of an evaluation split that a run is measured on; of "train", all there are.
+          examples: training examples that a baseline may draw to learn from.
+          seed: of these.
+        """
+        del batches, examples, seed
+        return []
 
-    @classmethod
-    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
-        """The options by which the task takes the artifacts of a run from its folder, instead of learning them anew."""
-        del folder
-        return dict(options)
+
+class TextTask(Task):
+    """Base class of tasks of running text, whose whole text can be read in windows of any kind.
+
+    Attributes:
+      window_length: L, the tokens of a training window.
+      crosses_documents: whether a window may go from one document into the next.
+    """
+
+    window_length: int
+    crosses_documents: bool
+
+    @abc.abstractmethod
+    def entries(self, split: str) -> list[Entries]:
+        """The whole text of a split, one of each corpus."""
+
+    @abc.abstractmethod
+    def counts(self, split: str) -> Counts:
+        """How many tokens, words and bytes the text of a split has."""
 
 
 def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
@@ -196,6 +228,17 @@ def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
     """
     tokens = tokens.astype(np.int32)
     return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights.astype(np.float32)}
+
+
+def unigram_baselines(task: Task, batches: Callable[[str], Sequence[Batch]]) -> list[Baseline]:
+    """The perplexity of words by their frequency in the training text, of a task with a stream."""
+    stream = task.stream("train", batch_size=1024)
+    assert stream is not None
+    known = unigrams.probabilities((stream[place] for place in range(len(stream))), task.vocab_size)
+    return [
+        Baseline(split, "perplexity", "unigram", float(np.exp(unigrams.cross_entropy(known, batches(split)))), "loss")
+        for split in task.evaluation_splits
+    ]
 
 
 def check(condition: bool, message: str) -> None:

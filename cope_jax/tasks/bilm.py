@@ -4,15 +4,15 @@ Peters et al., "Deep contextualized word representations", NAACL 2018.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import Stream, drawn, first, windows
-from cope_jax.corpora.texts import SPLITS, Corpus, documents
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.base import TASKS, Batch, Task
+from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, unigram_baselines
 from cope_jax.tokenizers import characters as chars
 from cope_jax.tokenizers.vocabulary import UNKNOWN, Vocabulary
 
@@ -94,6 +94,9 @@ class BiLM(Task):
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         places, text = first(n, self.size(split), f"the split {split!r} of bilm"), self._splits[split]
         return text.spell(windows(text.fields, places * self.length(split), self.length(split)))
+
+    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+        return unigram_baselines(self, batches)
 
     def artifacts(self) -> dict[str, str]:
         return {"words.txt": self.vocabulary.text}

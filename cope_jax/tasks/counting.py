@@ -9,7 +9,7 @@ import string
 import numpy as np
 
 from cope_jax.tasks.base import TASKS, Batch, check
-from cope_jax.tasks.levels import LevelTask
+from cope_jax.tasks.difficulty import LevelTask
 
 MAX_ROWS = 1024  # programs generated at a time: bounds memory at tens of MB, whatever the size of the batch
 ABSENT = -1

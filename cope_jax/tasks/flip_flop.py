@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from cope_jax.tasks.base import TASKS, Batch, check, next_token_batch
-from cope_jax.tasks.levels import LevelTask
+from cope_jax.tasks.difficulty import LevelTask
 
 WRITE, READ, IGNORE, ZERO = range(4)
 

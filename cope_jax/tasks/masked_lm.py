@@ -6,15 +6,20 @@ details are those of its released program.
 
 import dataclasses
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from etils import epath
 
+from cope_jax.corpora.bag_of_words import BagOfWords
+from cope_jax.corpora.raw_text import Texts, fingerprint
+from cope_jax.corpora.sentences import Document
+from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import drawn
-from cope_jax.corpora.texts import SPLITS, Corpus, documents
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, check
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 _SHORT = 0.1
@@ -79,13 +84,15 @@ class MaskedLM(Task):
     metric = "mlm_error"
 
     def __init__(self, config: Config):
-        source = (config.corpus, config.data_dir)
+        text = {split: documents(config.corpus, config.data_dir, split) for split in SPLITS}
         if config.vocab is None:
-            self.wordpiece = _trained(*source, config.vocab_size, config.lowercase)
+            digest = fingerprint(_sentences(text["train"]))["sha256"]
+            texts = Texts(digest, lambda: _sentences(documents(config.corpus, config.data_dir, "train")))
+            self.wordpiece = _trained(texts, config.vocab_size, config.lowercase)
         else:
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
             self.wordpiece.check_specials()
-        self._splits = {split: _Text(documents(*source, split), self.wordpiece) for split in SPLITS}
+        self._splits = {split: _Text(text[split], self.wordpiece) for split in SPLITS}
         super().__init__(config, vocab_size=len(self.wordpiece), lengths=dict.fromkeys(SPLITS, config.length))
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
@@ -117,14 +124,36 @@ class MaskedLM(Task):
         inputs_BL = np.where(chosen_BL, read_BL, targets_BL).astype(np.int32)
         return {"inputs": inputs_BL, "weights": chosen_BL.astype(np.float32)}
 
-    def floors(self, split: str = "validation") -> dict[str, float]:
-        """What a model without a context reaches on `split`: the accuracy of always the same piece, and of a coin."""
+    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+        """The most frequent piece; the more frequent answer, and a bag of words, to whether B follows A."""
+        special = self.wordpiece
+        train = self.dataset("train", examples, seed)
+        most = np.bincount(train["next"]).argmax()
+        classifier = BagOfWords(self.vocab_size, [special.pad, special.cls, special.sep, special.mask]).fit(train)
+        found = []
+        for split in self.evaluation_splits:
+            test = _joined(batches(split))
+            likely, overlap = float(np.mean(test["next"] == most)), classifier.accuracy(test)
+            found += [
+                Baseline(split, "masked words", "most frequent piece", self.unigram_accuracy(split), "mlm_error"),
+                Baseline(split, "next sentences", "more frequent answer", likely, "nsp_error"),
+                Baseline(split, "next sentences", "bag of words", overlap, "nsp_error"),
+            ]
+        return found
+
+    def unigram_accuracy(self, split: str) -> float:
+        """The share of pieces of `split` that are the most frequent one of training: one always guesses the same."""
         self.length(split)
         train, test = (self._splits[name].pieces for name in ("train", split))
-        return {"mlm_accuracy": unigram_accuracy(train, test, self.wordpiece.unknown), "nsp_accuracy": 0.5}
+        return unigram_accuracy(train, test, self.wordpiece.unknown)
 
     def artifacts(self) -> dict[str, str]:
         return {"vocab.txt": self.wordpiece.text}
+
+    @classmethod
+    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
+        file = epath.Path(folder) / "vocab.txt"
+        return {**options, "vocab": str(file)} if file.exists() else dict(options)
 
 
 def unigram_accuracy(train: np.ndarray, test: np.ndarray, unknown: int) -> float:
@@ -135,6 +164,13 @@ def unigram_accuracy(train: np.ndarray, test: np.ndarray, unknown: int) -> float
     """
     most = np.bincount(train[train != unknown]).argmax()
     return float(np.mean(test[test != unknown] == most))
+
+
+def _joined(batches: Sequence[Batch]) -> Batch:
+    """All rows but those that only fill up the last batch, which have no piece."""
+    fields = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+    real = fields["mask"].any(axis=1)
+    return {name: field[real] for name, field in fields.items()}
 
 
 class _Text:
@@ -203,11 +239,12 @@ def _trimmed(rng: np.random.Generator, pieces: np.ndarray, kept: int) -> np.ndar
     return pieces[front : front + kept]
 
 
-@functools.lru_cache(maxsize=2)
-def _trained(corpus: Corpus, data_dir: str | None, vocab_size: int, lowercase: bool) -> WordPiece:
-    def texts() -> Iterator[str]:
-        for document in documents(corpus, data_dir, "train"):
-            for sentence in document:
-                yield " ".join(word for word in sentence if word != _UNKNOWN_WORD)
+def _sentences(text: Iterable[Document]) -> Iterator[str]:
+    for document in text:
+        for sentence in document:
+            yield " ".join(word for word in sentence if word != _UNKNOWN_WORD)
 
-    return WordPiece.train(texts(), vocab_size, lowercase=lowercase)
+
+@functools.lru_cache(maxsize=2)  # a command makes the task of each of its configs, and learning takes minutes
+def _trained(texts: Texts, vocab_size: int, lowercase: bool) -> WordPiece:
+    return WordPiece.train(texts.read(), vocab_size, lowercase=lowercase)

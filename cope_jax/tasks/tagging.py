@@ -4,17 +4,17 @@ Nivre et al., "Universal Dependencies v2", LREC 2020.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from etils import epath
 
-from cope_jax.corpora import conllu, majority
+from cope_jax.corpora import baselines, conllu
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
-from cope_jax.corpora.texts import SPLITS
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, check
 from cope_jax.tokenizers.characters import characters
 from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -123,12 +123,23 @@ class Tagging(Task):
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         return self.take(split, first(n, self.size(split), f"the split {split!r} of tagging"))
 
+    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+        tags = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in batches("train")])
+        most, found = np.bincount(tags).argmax(), []
+        for split in self.evaluation_splits:
+            right = np.concatenate([(b["targets"] == most)[b["weights"] > 0] for b in batches(split)])
+            found += [
+                Baseline(split, "tags", "most frequent tag", float(right.mean()), "token_error"),
+                Baseline(split, "tags", "most frequent of the word", self.majority(split), "token_error"),
+            ]
+        return found
+
     def majority(self, split: str) -> float:
         """The accuracy on `split` of each word's most frequent tag in training, and the most frequent of all tags for
         words that it has not: what is reached without any context. Equal counts go by the alphabet.
         """
         self.length(split)
-        guesses = majority.of_words(self._words("train"), self._targets["train"].tolist(), self._words(split))
+        guesses = baselines.majority_by_word(self._words("train"), self._targets["train"].tolist(), self._words(split))
         return float(np.mean(self._targets[split] == guesses))
 
     def artifacts(self) -> dict[str, str]:

@@ -12,23 +12,24 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from cope_jax.corpora.counts import Counts
 from cope_jax.corpora.mixtures import Mixture
 from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
+from cope_jax.corpora.raw_text import Texts
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
-from cope_jax.corpora.texts import SPLITS
+from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 from cope_jax.registry import check_at_least, check_choices, unknown
-from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tasks.base import TASKS, Batch, TextTask, check
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.base import Tokenizer
+from cope_jax.tokenizers.base import Codec, Tokenizer
 
 _SOURCES = "corpus.json"
 
 
 @TASKS.register("text")
-class Text(Task):
+class Text(TextTask):
     r"""Every token of a split is predicted once; before the first of a document stands the tokenizer's `end`.
 
     The fields are `inputs`, `targets` and `weights` `[B, L]`. "stream": an example is a window of the whole text.
@@ -64,7 +65,7 @@ class Text(Task):
           data_dir: has a folder for each corpus; None: the built-in sample, and for "code" the standard library of the
             running Python.
           corpus: "wikitext-2", "wikitext-103", "wikitext-2-raw", "wikitext-103-raw", "tinyshakespeare", "files",
-            "code", or a mixture with weights, such as "3*wikitext-2+code"; see `cope_jax.corpora.documents`.
+            "code", or a mixture with weights, such as "3*wikitext-2+code"; see `cope_jax.corpora.raw_text`.
           globs: which files of "files" or "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
           tokenizer: "bpe", of bytes; "words", between spaces; "bytes".
           vocab_size: the most tokens of a vocabulary that is learned here; None: 8,192 of "bpe", and all words.
@@ -100,9 +101,11 @@ class Text(Task):
 
     def __init__(self, config: Config):
         self._corpora = Mixture(config.corpus, config.data_dir, config.globs)
-        self.tokenizer = _tokenizer(config)
+        self.tokenizer = _tokenizer(config, self._corpora)
         self._texts: dict[str, tuple[list[Entries], Counts]] = {}
         self._packed: dict[str, Mixed] = {}
+        self.window_length = config.length
+        self.crosses_documents = config.packing == "stream"
         super().__init__(config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length))
         self.sweep = tuple((length, f"length={length}") for length in sorted(set(config.sweep)))
 
@@ -151,7 +154,7 @@ class Text(Task):
         """With perplexities and bits per byte; without `sequence_error`, for a window is no sequence of its own."""
         counts = self.counts(split)
         own = {name: value for name, value in measures.items() if name != "sequence_error"}
-        return own | counts.quoted(measures["loss"] * counts.tokens)
+        return own | counts.per_unit(measures["loss"] * counts.tokens)
 
     def counts(self, split: str) -> Counts:
         """What the text of a split has. The ends between documents, which training predicts too, are not of it."""
@@ -160,6 +163,9 @@ class Text(Task):
     def entries(self, split: str) -> list[Entries]:
         """The whole text of a split, one of each corpus, for windows of any other kind, such as overlapping ones."""
         return self._text(self._parse(split)[0])[0]
+
+    def codec(self) -> Codec:
+        return Codec.of(self.tokenizer)
 
     def encode(self, text: str) -> np.ndarray:
         """The int32 tokens of a text, with nothing before or after it."""
@@ -250,14 +256,15 @@ class Text(Task):
         return self._texts[split]
 
 
-def _tokenizer(config: Text.Config) -> Tokenizer:
-    if config.vocab is None:
-        return _trained(config.corpus, config.data_dir, config.globs, config.tokenizer, config.vocab_size)
-    return loading.load(config.tokenizer, config.vocab)
+def _tokenizer(config: Text.Config, corpora: Mixture) -> Tokenizer:
+    if config.vocab is not None:
+        return loading.load(config.tokenizer, config.vocab)
+    if config.tokenizer not in loading.FILES:
+        return loading.train(config.tokenizer, ())
+    texts = Texts(corpora.fingerprint("train")["sha256"], functools.partial(corpora.documents, "train"))
+    return _trained(texts, config.tokenizer, config.vocab_size)
 
 
 @functools.lru_cache(maxsize=2)  # a command makes the task of each of its configs, and learning takes minutes
-def _trained(
-    corpus: str, data_dir: str | None, globs: tuple[str, ...], kind: loading.Kind, size: int | None
-) -> Tokenizer:
-    return loading.train(kind, Mixture(corpus, data_dir, globs).documents("train"), size)
+def _trained(texts: Texts, kind: loading.Kind, size: int | None) -> Tokenizer:
+    return loading.train(kind, texts.read(), size)

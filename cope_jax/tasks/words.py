@@ -5,16 +5,18 @@ mixture models", ICLR 2017, for WikiText-2.
 """
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import numpy as np
 
 from cope_jax.corpora import conllu, wikitext
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import Stream, drawn, first, windows
-from cope_jax.corpora.texts import SPLITS
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.base import TASKS, Batch, Task
+from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, unigram_baselines
+from cope_jax.tokenizers import words as tokenizer
+from cope_jax.tokenizers.base import Codec
 from cope_jax.tokenizers.vocabulary import Vocabulary
 
 
@@ -91,6 +93,12 @@ class Words(Task):
         self.length(split)
         with np.errstate(over="ignore"):
             return {**measures, "perplexity": float(np.exp(measures["loss"]))}
+
+    def codec(self) -> Codec:
+        return Codec.of(tokenizer.Words(self.vocabulary))
+
+    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+        return unigram_baselines(self, batches)
 
     def artifacts(self) -> dict[str, str]:
         return {"words.txt": self.vocabulary.text}

@@ -1,8 +1,12 @@
-"""What a tokenizer of running text is."""
+"""What a tokenizer of running text is, and what a model that generates needs of one."""
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
 
 import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.tokenizers.vocabulary import UNKNOWN
 
 
 class Tokenizer(Protocol):
@@ -31,3 +35,41 @@ class Tokenizer(Protocol):
     @property
     def text(self) -> str:
         """The content of a file from which `load` makes the tokenizer again."""
+
+
+class Codec(NamedTuple):
+    """Text to tokens and back, as a model that generates needs it.
+
+    Attributes:
+      encode: the int32 tokens of a text.
+      decode: tokens as text.
+      begin: the tokens that stand before a text.
+    """
+
+    encode: Callable[[str], np.ndarray]
+    decode: Callable[[np.ndarray], str]
+    begin: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, begin: int | None = None) -> "Codec":
+        """The codec of a tokenizer; `begin` stands before a text, by default the tokenizer's `end`."""
+        start = tokenizer.end if begin is None else begin
+        return cls(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (start,))
+
+    def read(self, prompt: str, name: str) -> np.ndarray:
+        """The tokens of a prompt, without `begin`.
+
+        Args:
+          prompt: a text.
+          name: what an error calls it.
+
+        Raises:
+          ConfigError: the prompt is empty, or has a word that the vocabulary does not have.
+        """
+        tokens = self.encode(prompt)
+        if not len(tokens):
+            raise ConfigError(f"{name} is empty: write the beginning of a text")
+        for word, read in zip(prompt.split(), self.decode(tokens).split(), strict=False):
+            if read == UNKNOWN != word:
+                raise ConfigError(f"{name} has the unknown word {word!r}: write words of the vocabulary, or {UNKNOWN}")
+        return tokens

@@ -1,10 +1,9 @@
 """Checkpoints that hold everything needed to go on exactly."""
 
-import contextlib
-import dataclasses
 import math
+import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,11 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from cope_jax.errors import ConfigError, clear_storage_errors
-from cope_jax.training import restoring
+from cope_jax.training import checkpoint_io
 from cope_jax.typing import PyTree
+
+_UNFINISHED = ".orbax-checkpoint-tmp"
+"""What Orbax puts into the name of a folder until all of it is written."""
 
 
 class Checkpoints:
@@ -37,26 +39,23 @@ class Checkpoints:
     def __init__(self, directory: Path, keep: int = 2, keep_best: int = 0, read_only: bool = False):
         self.directory = directory
         self._read_only = read_only
-        self._retention = _Retention(keep, keep_best, {})
+        self._keep, self._keep_best = keep, keep_best
         self._writing: Any = None
-        context = ocp.Context()
+        self._context = ocp.Context()
         # Where a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
-        context.asynchronous.create_directories_asynchronously = False
-        with clear_storage_errors(directory), restoring.without_stderr():
-            self._checkpointer = ocp.training.Checkpointer(
-                directory.resolve(),
-                context=context,
-                preservation_policy=self._retention,
-                cleanup_tmp_directories=not read_only,
-            )
-        # Orbax would ask JAX whether it is time to leave, with numbers of its own, in a thread of its own; the loop
-        # counts its questions, and would miss the answer.
-        self._checkpointer._manager.reached_preemption = lambda step: False
-        # And a process whose write has failed would wait here for the others, who wait for its part of the write.
-        self._checkpointer._manager._save_progress_tracker.set = lambda value: None
+        self._context.asynchronous.create_directories_asynchronously = False
+        with clear_storage_errors(directory):
+            directory.mkdir(parents=True, exist_ok=True)
+            if not read_only and jax.process_index() == 0:
+                for half_written in directory.glob(f"*{_UNFINISHED}*"):
+                    shutil.rmtree(half_written)
+            # What is there is asked once, since every process must see the same.
+            found = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
+        self._steps = set(checkpoint_io.of_first_process(found))
+        self._scores: dict[int, float] = {}
         if keep_best:
-            scores = {step: restoring.read_score(directory / str(step)) for step in self.steps()}
-            self._retention.scores.update({step: score for step, score in scores.items() if score is not None})
+            scores = {step: checkpoint_io.read_score(directory / str(step)) for step in self._steps}
+            self._scores.update({step: score for step, score in scores.items() if score is not None})
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -80,12 +79,14 @@ class Checkpoints:
         if step in self.steps():
             return
         if score is not None and math.isfinite(score):
-            self._retention.scores[step] = score
-        with clear_storage_errors(self.directory / str(step)), jax.transfer_guard("allow"):
-            label = restoring.create_label(state, progress, self._retention.scores.get(step))
-            self._writing = self._checkpointer.save_checkpointables_async(
-                step, {"state": state, "progress": progress}, force=True, custom_metadata=label
+            self._scores[step] = score
+        folder = self.directory / str(step)
+        with clear_storage_errors(folder), jax.transfer_guard("allow"), self._context:
+            label = checkpoint_io.create_label(state, progress, self._scores.get(step))
+            self._writing = ocp.save_checkpointables_async(
+                folder.resolve(), {"state": state, "progress": progress}, custom_metadata=label
             )
+        self._steps.add(step)
 
     def wait(self) -> None:
         """Returns when nothing is being written any more; raises the error of a write that failed."""
@@ -93,25 +94,23 @@ class Checkpoints:
         if writing is not None:
             with clear_storage_errors(self.directory):
                 writing.result()
+                self._remove(self._steps - kept(self._steps, self._scores, self._keep, self._keep_best))
 
     def close(self) -> None:
-        """Waits as `wait` does, and ends the threads."""
-        try:
-            self.wait()
-        finally:
-            # That thread has raised its error once, above; here it would take the place of the first.
-            with contextlib.suppress(Exception):
-                self._checkpointer.close()
+        """Waits as `wait` does."""
+        self.wait()
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints, ascending; the last may still be being written."""
-        return [checkpoint.step for checkpoint in self._checkpointer.checkpoints]
+        return sorted(self._steps)
 
     def latest(self) -> int | None:
         """The step of the newest checkpoint; None if there is none."""
         return max(self.steps(), default=None)
 
-    def restore(self, like: PyTree) -> tuple[int, PyTree, dict[str, Any]] | None:
+    def restore(
+        self, like: PyTree, model: Any = None, *, partial: bool = False
+    ) -> tuple[int, PyTree, dict[str, Any]] | None:
         """The newest checkpoint that can be read.
 
         A damaged one is reported in one line on stderr and put aside, into the folder `DIRECTORY-damaged`, where one
@@ -121,6 +120,8 @@ class Checkpoints:
           like: a pytree with the structure, shapes and types of the state, such as of jax.ShapeDtypeStruct. Where a
             leaf has a `sharding`, the array is read into it, whatever it was saved from; else onto this process's
             first device.
+          partial: `like` names a part of the state, such as {"params": ...}: nothing else is read.
+          model: the config of the model, by which checkpoints of earlier versions are read too.
 
         Returns:
           Step, state and progress; None if there is no checkpoint.
@@ -131,10 +132,10 @@ class Checkpoints:
         self.wait()
         like = jax.tree.map(_placed, like)
         unreadable: dict[int, str] = {}
-        for step in restoring.of_first_process(self.steps()[::-1]):
+        for step in checkpoint_io.of_first_process(self.steps()[::-1]):
             try:
-                state, progress = restoring.read(self.directory / str(step), like)
-            except restoring.DamagedError as error:
+                state, progress = checkpoint_io.read(self.directory / str(step), like, model, partial=partial)
+            except checkpoint_io.DamagedError as error:
                 unreadable[step] = str(error)
             else:
                 self._put_aside(unreadable, step)
@@ -150,9 +151,16 @@ class Checkpoints:
     def _put_aside(self, unreadable: dict[int, str], used: int) -> None:
         if not unreadable:
             return
-        restoring.in_all_processes(lambda: self._move(unreadable, used) if jax.process_index() == 0 else None)
+        checkpoint_io.in_all_processes(lambda: self._move(unreadable, used) if jax.process_index() == 0 else None)
         if not self._read_only:
-            self._checkpointer.reload()
+            self._steps -= set(unreadable)
+
+    def _remove(self, steps: set[int]) -> None:
+        self._steps -= steps
+        if jax.process_index() == 0:
+            for step in steps:  # under another name first, so that no checkpoint is ever half there
+                folder = self.directory / str(step)
+                shutil.rmtree(folder.rename(folder.with_name(f"{step}{_UNFINISHED}-removed")))
 
     def _move(self, unreadable: dict[int, str], used: int) -> None:
         for step, reason in unreadable.items():
@@ -169,25 +177,14 @@ class Checkpoints:
             )
 
 
-@dataclasses.dataclass
-class _Retention:
-    """Keeps the newest and the best: an Orbax preservation policy.
+def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: int) -> set[int]:
+    """The newest checkpoints, and the best of all by their scores, of which lower is better.
 
-    >>> from types import SimpleNamespace as Checkpoint
-    >>> policy = _Retention(1, 1, scores={2: 0.5, 4: 0.25})
-    >>> policy.should_preserve([Checkpoint(step=step) for step in (2, 4, 6, 8)], context=None)
-    [False, True, False, True]
+    >>> sorted(kept([2, 4, 6, 8], {2: 0.5, 4: 0.25}, newest=1, best=1))
+    [4, 8]
     """
-
-    keep: int
-    keep_best: int
-    scores: dict[int, float]
-
-    def should_preserve(self, checkpoints: Sequence[Any], *, context: Any) -> list[bool]:
-        steps = [checkpoint.step for checkpoint in checkpoints]
-        scored = sorted((step for step in steps if step in self.scores), key=lambda step: (self.scores[step], -step))
-        kept = {*sorted(steps)[-self.keep :], *scored[: self.keep_best]}
-        return [step in kept for step in steps]
+    scored = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], -step))
+    return {*sorted(steps)[-newest:], *scored[:best]}
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:

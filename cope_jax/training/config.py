@@ -78,7 +78,7 @@ class TrainingConfig:
       examples: size of the fixed training split; None means fresh examples without end.
       data_dir: a directory that `experiments.export` wrote, to read examples from; None means to draw them.
       start: a trained model to start from: the workdir of a run, or a folder in a format of
-        `cope_jax.models.model_files`. What both models have is taken from it; None draws all parameters.
+        `cope_jax.exchange.formats`. What both models have is taken from it; None draws all parameters.
       readers: threads that read batches ahead: more than one pay where reading waits for a disk or a network. They
         decide no number, so that a run goes on with any other.
       data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout.
@@ -198,6 +198,10 @@ class JobConfig:
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
     """One experiment: a task, a model, how it is trained and measured.
+
+    >>> import cope_jax as cj
+    >>> cj.ExperimentConfig.from_mapping({"encoding": "rope", "training": {"steps": 200}}).training.steps
+    200
 
     Attributes:
       task: what is learned.

@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 
 from cope_jax import models, positions
-from cope_jax.models.base import Measure, Model
+from cope_jax.models.base import Measure, Model, overlay
 from cope_jax.training.optimizer import applied_rate
 from cope_jax.typing import Array, PyTree
 
@@ -68,13 +68,19 @@ class Learner:
         key = jax.random.key(seed)
         model_key, run_key = jax.random.split(key)
         model = self._create(nnx.Rngs(model_key))
-        params = _overlaid(nnx.to_pure_dict(nnx.state(model, nnx.Param)), start or {})
+        params = overlay(nnx.to_pure_dict(nnx.state(model, nnx.Param)), start or {})
         carry = model.initial_carry(self.batch_size)
         return TrainState(jnp.zeros((), jnp.int32), params, self.optimizer.init(params), run_key, carry)
 
     def sample_positions(self, key: Array, batch: int, length: int) -> Any:
         """Positions of `batch` sequences, `[B, L]` or `[1, L]`, from the sampler."""
         return positions.SAMPLERS.get(self.sampler)(key, batch, length, self.max_position)
+
+    def with_positions(self, key: Array, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """The batch with positions from the sampler, unless it has its own."""
+        if "positions" in batch:
+            return dict(batch)
+        return {"positions": self.sample_positions(key, *batch["inputs"].shape[:2]), **batch}
 
     def initial_carry(self, batch_size: int) -> PyTree:
         """What a model carries before the first batch."""
@@ -114,9 +120,7 @@ class Learner:
           (loss, (all measures, what is carried on)).
         """
         positions_key, dropout_key = jax.random.split(key)
-        batch_size, length = batch["inputs"].shape[:2]
-        positions_BL = self.sample_positions(positions_key, batch_size, length)
-        batch = {"positions": self._pad_positions(positions_BL)} | self._pad(batch)
+        batch = self._pad(self.with_positions(positions_key, batch))
         measured, carry = self.measures(params, carry, batch, dropout_key if self.model.stochastic else None)
         totals = {name: weight for name, (_, weight) in measured.items()} if totals is None else totals
         means = [measured[name][0] / jnp.maximum(totals[name], 1.0) for name in self.losses]
@@ -216,25 +220,12 @@ class Learner:
     def _kind(self) -> type[Model]:
         return models.MODELS.get(self.model.name)
 
-    def _pad(self, batch: Mapping[str, Array]) -> dict[str, Array]:
-        """Lengthens sequences by tokens of weight 0, which no earlier one sees, until the devices divide them."""
-        length = batch["inputs"].shape[1]
-        more = self._padding(length)
-        if not more:
-            return dict(batch)
-        return {
-            name: jnp.pad(x, [(0, 0), (0, more), *[(0, 0)] * (x.ndim - 2)]) if x.shape[1:2] == (length,) else x
-            for name, x in batch.items()
-        }
-
-    def _pad_positions(self, positions_BL: Any) -> Any:
-        more = self._padding(positions_BL.shape[1])
-        pad = np.pad if isinstance(positions_BL, np.ndarray) else jnp.pad
-        return pad(positions_BL, ((0, 0), (0, more)), "edge") if more else positions_BL
-
-    def _padding(self, length: int) -> int:
-        axis = self.model.layout.length
-        return 0 if axis is None else -length % jax.sharding.get_abstract_mesh().shape[axis]
+    def _pad(self, batch: dict[str, Any]) -> dict[str, Any]:
+        """Lengthens the sequences until the devices divide them."""
+        axis, length = self.model.layout.length, batch["inputs"].shape[1]
+        if axis is None:
+            return batch
+        return pad_sequences(batch, length + -length % jax.sharding.get_abstract_mesh().shape[axis])
 
     def _create(self, rngs: nnx.Rngs) -> Any:
         return models.create(self.model.name, self.model, rngs=rngs)
@@ -243,8 +234,22 @@ class Learner:
         return nnx.eval_shape(lambda: self._create(nnx.Rngs(0)))
 
 
-def _overlaid(params: Any, start: Any) -> Any:
-    """`params` with the leaves of `start`, which has part of their nested dicts, in place of their own."""
-    if not isinstance(start, Mapping):
-        return start
-    return {name: _overlaid(value, start[name]) if name in start else value for name, value in params.items()}
+def pad_sequences(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """The batch with rows of this length: tokens 0 of weight 0, which no earlier token of a causal model sees.
+
+    Positions repeat the last: behind the end anything in range will do.
+
+    >>> batch = {"inputs": np.array([[5, 6]]), "positions": np.array([[0, 1]])}
+    >>> {name: x.tolist() for name, x in pad_sequences(batch, 4).items()}
+    {'inputs': [[5, 6, 0, 0]], 'positions': [[0, 1, 1, 1]]}
+    """
+    old = batch["inputs"].shape[1]
+
+    def pad(name: str, x: Any) -> Any:
+        if x.shape[1:2] != (old,) or length == old:
+            return x
+        mode: Any = "edge" if name == "positions" else "constant"
+        by: Any = np.pad if isinstance(x, np.ndarray) else jnp.pad
+        return by(x, [(0, 0), (0, length - old), *[(0, 0)] * (x.ndim - 2)], mode=mode)
+
+    return {name: pad(name, x) for name, x in batch.items()}

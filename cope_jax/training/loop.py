@@ -16,12 +16,12 @@ from tqdm import tqdm
 from cope_jax.errors import NonFiniteError
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import JobConfig, TrainingConfig
-from cope_jax.training.interruption import Interrupted, Interruption
 from cope_jax.training.learner import TrainState
 from cope_jax.training.metrics import MetricsWriter
-from cope_jax.training.profile import Profile
+from cope_jax.training.preemption import Interrupted, Interruption
+from cope_jax.training.profiling import Profile
 from cope_jax.training.program import Program
-from cope_jax.training.speed import Meter, describe
+from cope_jax.training.throughput import Meter, describe
 from cope_jax.typing import PyTree
 
 # Steps without a single update after which a run that may skip them stops all the same.
@@ -87,7 +87,7 @@ class Run:
             return self._train(state, step, seconds, checkpoints, metrics, bar, interruption)
 
     def _start(self, checkpoints: Checkpoints) -> tuple[TrainState, int, float]:
-        restored = checkpoints.restore(self.program.state_shapes())
+        restored = checkpoints.restore(self.program.state_shapes(), self.program.learner.model)
         if restored is None:
             return self.program.init(self.seeds, self.start()), 0, 0.0
         step, state, progress = restored

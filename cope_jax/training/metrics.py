@@ -9,11 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tensorboardX.event_file_writer import EventsWriter
-from tensorboardX.proto.event_pb2 import Event, SessionLog
-from tensorboardX.summary import scalar
-
 from cope_jax.errors import clear_storage_errors
+from cope_jax.files import replacing
 
 
 class MetricsWriter:
@@ -36,14 +33,11 @@ class MetricsWriter:
         if not active:
             return
         with clear_storage_errors(self.path):
-            directory.mkdir(parents=True, exist_ok=True)
             rows = [row for row in read_metrics(self.path) if row["step"] <= step]
-            partial = self.path.with_suffix(".partial")
-            with partial.open("w", encoding="utf-8") as file:
+            with replacing(self.path) as partial, partial.open("w", encoding="utf-8") as file:
                 file.write("".join(json.dumps(row) + "\n" for row in rows))
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(self.path)
             self._file = self.path.open("a", encoding="utf-8")
             self._board = _Board(directory, step + 1)
 
@@ -103,20 +97,27 @@ class _Board:
     """
 
     def __init__(self, directory: Path, first: int):
+        # Here, since it imports PyTorch where that is installed.
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto.event_pb2 import Event, SessionLog
+        from tensorboardX.summary import scalar
+
+        self._event, self._scalar = Event, scalar
         self._events = EventsWriter(str(directory / "events"), f".{os.getpid()}")
-        self._events.write_event(
-            Event(wall_time=time.time(), step=first, session_log=SessionLog(status=SessionLog.START))
-        )
+        self._write(first, session_log=SessionLog(status=SessionLog.START))
         self._flush_at = 0.0
 
     def add(self, name: str, value: float, step: int) -> None:
-        self._events.write_event(Event(wall_time=time.time(), step=step, summary=scalar(name, value)))
+        self._write(step, summary=self._scalar(name, value))
         if time.monotonic() >= self._flush_at:
             self._events.flush()
             self._flush_at = time.monotonic() + 10  # seconds, for it waits for the disk
 
     def close(self) -> None:
         self._events.close()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._events.write_event(self._event(wall_time=time.time(), step=step, **content))
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

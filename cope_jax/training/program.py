@@ -10,7 +10,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from cope_jax.training import sharding
 from cope_jax.training.learner import Learner, TrainState
-from cope_jax.training.replicas import Replicas
+from cope_jax.training.seed_batch import Replicas
 from cope_jax.typing import PyTree
 
 

@@ -15,7 +15,7 @@ has no bias correction; ours, as everyone's after it, has.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -30,14 +30,7 @@ def get_config() -> config_dict.ConfigDict:
             "block": {"model_dim": 768, "num_heads": 12, "compute_dtype": "bfloat16"},
         },
         encoding="learned",
-        optimizer={
-            "learning_rate": 1e-4,
-            "schedule": "linear",
-            "warmup_steps": 10_000,
-            "epsilon": 1e-6,
-            "weight_decay": 0.01,
-            "decayed": "weights",
-        },
+        optimizer={**base.BERT, "learning_rate": 1e-4, "warmup_steps": 10_000},
         training={"steps": 1_000_000, "batch_size": 256, "evaluate_every": 10_000, "checkpoint_every": 1000},
         evaluation={"examples": 4096, "curve_examples": 1024, "sweep_examples": 0, "batch_size": 256},
     )

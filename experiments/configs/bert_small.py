@@ -14,7 +14,7 @@ BERT's own, `--config.encoding=learned`, do not begin to matter: experiments/RES
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -29,14 +29,7 @@ def get_config() -> config_dict.ConfigDict:
             "block": {"model_dim": 128, "num_heads": 2, "dropout": 0.0, "initial_stddev": 0.06},
         },
         encoding="rope",
-        optimizer={
-            "learning_rate": 2e-3,
-            "schedule": "linear",
-            "warmup_steps": 300,
-            "epsilon": 1e-6,
-            "weight_decay": 0.01,
-            "decayed": "weights",
-        },
+        optimizer={**base.BERT, "learning_rate": 2e-3, "warmup_steps": 300},
         training={"steps": 8000, "batch_size": 32, "evaluate_every": 1000, "checkpoint_every": 500},
         evaluation={"examples": 2048, "curve_examples": 512, "sweep_examples": 0, "batch_size": 64},
     )

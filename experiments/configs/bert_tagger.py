@@ -6,7 +6,7 @@ et al. (arXiv 1810.04805) fine-tune for 2 to 4 epochs at 2e-5 to 5e-5; a model a
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -16,14 +16,7 @@ def get_config() -> config_dict.ConfigDict:
         {"length": 48, "max_pieces": 64},
         model={"name": "bert_tagger"},
         encoding="learned",
-        optimizer={
-            "learning_rate": 5e-4,
-            "schedule": "linear",
-            "warmup_steps": 60,
-            "epsilon": 1e-6,
-            "weight_decay": 0.01,
-            "decayed": "weights",
-        },
+        optimizer={**base.BERT, "learning_rate": 5e-4, "warmup_steps": 60},
         training={"steps": 600, "batch_size": 32, "evaluate_every": 200, "checkpoint_every": 200},
         evaluation={"examples": 100_000, "curve_examples": 512, "sweep_examples": 0, "batch_size": 64},
     )

@@ -19,7 +19,7 @@ million tokens a step, a vocabulary learned from the training files, files packe
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -41,14 +41,7 @@ def get_config() -> config_dict.ConfigDict:
             },
         },
         encodings={"cope": {"npos_max": 64}},
-        optimizer={
-            "learning_rate": 5e-4,
-            "warmup_steps": 2000,
-            "final_fraction": 0.1,
-            "weight_decay": 0.1,
-            "beta2": 0.95,
-            "epsilon": 1e-5,
-        },
+        optimizer={**base.GPT3, "learning_rate": 5e-4, "warmup_steps": 2000, "epsilon": 1e-5},
         training={
             "steps": 190_000,
             "batch_size": 128,

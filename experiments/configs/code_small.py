@@ -12,27 +12,11 @@ another file.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
     """The config."""
-    return base.experiment(
-        "text",
-        {
-            "corpus": "code",
-            "vocab_size": 2048,
-            "length": 128,
-            "packing": "documents",
-            "sweep": (128, 256, 512, 1024),
-        },
-        model={
-            "num_layers": 3,
-            "tie_embeddings": True,
-            "block": {"model_dim": 64, "num_heads": 4},
-        },
-        encodings={"cope": {"npos_max": 64}, "relative": {"max_distance": 128}},
-        optimizer={"learning_rate": 3e-3, "warmup_steps": 100, "final_fraction": 0.05, "weight_decay": 0.1},
-        training={"steps": 1000, "batch_size": 16, "evaluate_every": 200, "checkpoint_every": 200},
-        evaluation={"examples": 100_000, "curve_examples": 256, "sweep_examples": 128, "batch_size": 16},
-    )
+    config = base.named("wikitext2_small")
+    config.task.options.update(corpus="code", packing="documents")
+    return config

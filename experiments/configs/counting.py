@@ -13,7 +13,7 @@ positions, position logits divided by √K. Our choice: initialisation and no gr
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -24,25 +24,13 @@ def get_config() -> config_dict.ConfigDict:
         model={
             "num_layers": 4,
             "tie_embeddings": True,
-            "block": {
-                "model_dim": 256,
-                "num_heads": 4,
-                "norm_position": "post",
-                "activation": "relu",
-                "dropout": 0.1,
-            },
+            "block": {"model_dim": 256, "num_heads": 4, "norm_position": "post", "activation": "relu", "dropout": 0.1},
         },
         encodings={
             "cope": {"npos_max": 513, "scale_position_logits": True},
             "relative": {"scale_position_logits": True},
         },
-        optimizer={
-            "name": "adam",
-            "learning_rate": 7e-5,
-            "schedule": "constant",
-            "warmup_steps": 0,
-            "clip_norm": None,
-        },
+        optimizer={"name": "adam", "learning_rate": 7e-5, "schedule": "constant", "warmup_steps": 0, "clip_norm": None},
         training={
             "steps": 15_625,
             "examples": 10_000,

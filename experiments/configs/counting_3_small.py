@@ -8,11 +8,11 @@ Expected: CoPE's error is the lowest; none is trained to the end.
 
 from ml_collections import config_dict
 
-from experiments.configs import counting_small
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
     """The config."""
-    config = counting_small.get_config()
+    config = base.named("counting_small")
     config.task.options.num_variables = 3
     return config

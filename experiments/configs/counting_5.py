@@ -9,12 +9,12 @@ Expected: the figures of the paper stand beside ours in the table.
 
 from ml_collections import config_dict
 
-from experiments.configs import counting
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
     """The config."""
-    config = counting.get_config()
+    config = base.named("counting")
     config.task.options.num_variables = 5
     config.paper = {
         "learned": {"in_distribution": "71.5 (1.5)"},

@@ -9,7 +9,7 @@ the lowest, about 10 %, and absolute's the highest, about 40 %.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

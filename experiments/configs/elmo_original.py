@@ -13,7 +13,7 @@ this package does not offer; Adam at 1e-3 is our choice.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -11,7 +11,7 @@ Adam on about one epoch of 2 million words, where the original reads ten epochs 
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -13,7 +13,7 @@ without end (Liu et al. have 1.6 million sequences, of which this run would see 
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

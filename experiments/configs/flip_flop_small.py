@@ -10,7 +10,7 @@ the error swings by an order of magnitude between seeds and within a run: look a
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -15,7 +15,7 @@ Every device has the parameters whole and its share of the batch, 4 sequences on
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -36,13 +36,7 @@ def get_config() -> config_dict.ConfigDict:
             },
         },
         encodings={"cope": {"npos_max": 64}},
-        optimizer={
-            "learning_rate": 6e-4,
-            "warmup_steps": 2000,
-            "final_fraction": 0.1,
-            "weight_decay": 0.1,
-            "beta2": 0.95,
-        },
+        optimizer={**base.GPT3, "learning_rate": 6e-4, "warmup_steps": 2000},
         training={
             "steps": 180_000,
             "batch_size": 64,

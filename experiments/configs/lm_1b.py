@@ -16,7 +16,7 @@ anew in the backward pass.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -38,13 +38,7 @@ def get_config() -> config_dict.ConfigDict:
             },
         },
         encodings={"cope": {"npos_max": 64}},
-        optimizer={
-            "learning_rate": 2e-4,
-            "warmup_steps": 500,
-            "final_fraction": 0.1,
-            "weight_decay": 0.1,
-            "beta2": 0.95,
-        },
+        optimizer={**base.GPT3, "learning_rate": 2e-4, "warmup_steps": 500},
         training={
             "steps": 25_000,
             "batch_size": 512,

@@ -16,7 +16,7 @@ outcome of attention.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -41,13 +41,7 @@ def get_config() -> config_dict.ConfigDict:
             },
         },
         encodings={"cope": {"npos_max": 64}},
-        optimizer={
-            "learning_rate": 3e-4,
-            "warmup_steps": 2000,
-            "final_fraction": 0.1,
-            "weight_decay": 0.1,
-            "beta2": 0.95,
-        },
+        optimizer={**base.GPT3, "learning_rate": 3e-4, "warmup_steps": 2000},
         training={
             "steps": 153_000,
             "batch_size": 256,

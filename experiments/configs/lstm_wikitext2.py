@@ -12,24 +12,11 @@ this reads the text about once, and trains with 1,024 sampled words.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
     """The config."""
-    return base.experiment(
-        "words",
-        {"length": 35},
-        model={
-            "name": "rnn_lm",
-            "cell": "lstm",
-            "embed_dim": 256,
-            "hidden_dim": 256,
-            "tie_embeddings": True,
-            "num_sampled": 1024,
-        },
-        encoding="none",
-        optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05, "weight_decay": 0.0},
-        training={"steps": 1200, "batch_size": 32, "evaluate_every": 300, "checkpoint_every": 300},
-        evaluation={"examples": 1_000_000, "curve_examples": 1024, "sweep_examples": 0, "batch_size": 32},
-    )
+    config = base.named("rnn_wikitext2")
+    config.model.update(cell="lstm", embed_dim=256, hidden_dim=256)
+    return config

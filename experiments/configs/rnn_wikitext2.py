@@ -12,7 +12,7 @@ this reads the text about once, and trains with 1,024 sampled words.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -10,7 +10,7 @@ Expected: CoPE makes no error on any split; RoPE and relative have learned the t
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -1,7 +1,7 @@
 r"""A classifier of spam on a pretrained BERT, CPU-sized.
 
 Command:
-    python -m experiments.classify --data_dir=DATA --bert=runs/bert_small --workdir=runs/classify
+    python -m experiments.classify --corpora_dir=DATA --model=runs/bert_small --workdir=runs/classify
 Hardware: 2 CPU cores. Wall time and scores: see experiments/RESULTS.md.
 Expected: TF-IDF with a linear SVM is right for about 99 % of the 5,171 different messages, and a small BERT is not
 better.
@@ -12,7 +12,7 @@ once on each fold.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -22,13 +22,7 @@ def get_config() -> config_dict.ConfigDict:
         {"length": 48, "folds": 5},
         model={"name": "bert_classifier"},
         encoding="learned",
-        optimizer={
-            "learning_rate": 5e-4,
-            "schedule": "linear",
-            "warmup_steps": 25,
-            "epsilon": 1e-6,
-            "decayed": "weights",
-        },
+        optimizer={**base.BERT, "learning_rate": 5e-4, "warmup_steps": 25},
         training={"steps": 250, "batch_size": 32, "evaluate_every": 0, "checkpoint_every": 250},
         evaluation={"examples": 100_000, "curve_examples": 512, "sweep_examples": 0, "batch_size": 64},
     )

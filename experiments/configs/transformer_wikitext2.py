@@ -11,7 +11,7 @@ the 35 words of a window; this model sees the window alone.
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:

@@ -12,7 +12,7 @@ Byte-pair encoding of 2,048 tokens, learned from the training text of 3.5 M of t
 
 from ml_collections import config_dict
 
-from experiments.configs import base
+from cope_jax.training import config_files as base
 
 
 def get_config() -> config_dict.ConfigDict:
@@ -20,11 +20,7 @@ def get_config() -> config_dict.ConfigDict:
     return base.experiment(
         "text",
         {"corpus": "wikitext-2", "vocab_size": 2048, "length": 128, "sweep": (128, 256, 512, 1024)},
-        model={
-            "num_layers": 3,
-            "tie_embeddings": True,
-            "block": {"model_dim": 64, "num_heads": 4},
-        },
+        model={"num_layers": 3, "tie_embeddings": True, "block": {"model_dim": 64, "num_heads": 4}},
         encodings={"cope": {"npos_max": 64}, "relative": {"max_distance": 128}},
         optimizer={"learning_rate": 3e-3, "warmup_steps": 100, "final_fraction": 0.05, "weight_decay": 0.1},
         training={"steps": 1000, "batch_size": 16, "evaluate_every": 200, "checkpoint_every": 200},

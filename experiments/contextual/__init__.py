@@ -1,1 +1,1 @@
-"""What the commands on contextual representations share."""
+"""Commands on contextual representations: tag, classify, neighbours, probe, floors, language_models."""

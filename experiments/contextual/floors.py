@@ -1,192 +1,60 @@
-"""What no context gives for a task: unigrams, majorities, and the words that two texts share."""
+"""What no context gives for the task of a run, on its evaluation splits, beside its own figures.
 
-import dataclasses
-import statistics
-from collections.abc import Mapping, Sequence
+python -m experiments.floors --model=runs/bert_small
+
+Words, in one direction or both: the perplexity of a unigram, p(w) = (count of w in training + 1)/(words + kinds).
+Masked words: the accuracy of always the most frequent piece; next sentences: of a bag of words, which knows what A and
+B share, on the run's own examples. Parts of speech: of each word's most frequent tag. A run need not have ended; it has
+figures of its own from its first evaluation on.
+
+Writes floors.json and floors.md into the folder of the run.
+"""
+
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from rich.table import Table
-from tqdm import tqdm
+from absl import flags
+from rich.console import Console
 
-from cope_jax.data import pipeline
-from cope_jax.evaluation.next_sentence import BagOfWords
-from cope_jax.tasks import Task
-from cope_jax.tasks.masked_lm import MaskedLM
-from cope_jax.tasks.tagging import Tagging
+from cope_jax import tasks
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual import task_baselines
+from cope_jax.files import write_atomically
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.records import environment
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.metrics import read_metrics
-from experiments import workdir as workdirs
+from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-TASKS = ("words", "bilm", "masked_lm", "tagging")
-ROWS = 1024
-"""Of a batch of training text that is counted."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Floor:
-    """A figure that needs no context.
-
-    Attributes:
-      split: where it is measured.
-      measure: "perplexity", or what is told right: "masked words", "next sentences" or "tags", a share in [0, 1].
-      name: of what reaches it.
-      value: of the measure.
-      run: the same of the run, the mean over its seeds; None where the run has not been measured.
-    """
-
-    split: str
-    measure: str
-    name: str
-    value: float
-    run: float | None
+_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
+_EXAMPLES = flags.DEFINE_integer(
+    "examples", 20_000, "Training examples that the bag of words learns from.", lower_bound=2
+)
+renamed("workdir", "model")
 
 
-def measured(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
-    """What is known of the run itself: (split, measure) → mean over seeds, and the name of the file.
-
-    That is result.json or, of a run that has not ended, the last evaluation in metrics.jsonl.
-    """
-    if (workdir / "result.json").exists():
-        records, source = workdirs.read_json(workdir / "result.json", "records")["records"], "result.json"
-        triples = [(r["split"], r["metric"], r["value"]) for r in records]
-    else:
-        rows, source = [row for row in read_metrics(workdir / "metrics.jsonl") if "split" in row], "metrics.jsonl"
-        last = max((row["step"] for row in rows), default=0)
-        triples = [
-            (row["split"], name, value)
-            for row in rows
-            if row["step"] == last
-            for name, value in row.items()
-            if name.endswith(("loss", "error"))
-        ]
-    values: dict[tuple[str, str], list[float]] = {}
-    for split, metric, value in triples:
-        if value is not None:
-            values.setdefault((split, metric), []).append(value)
-    return {key: statistics.mean(own) for key, own in values.items()}, source if values else None
-
-
-def find(task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int) -> list[Floor]:
-    """All floors of a task on its evaluation splits.
-
-    Args:
-      task: one of `TASKS`.
-      config: of the run, which says on which examples it is measured.
-      own: of the run, from `measured`.
-      examples: that the bag of words learns from.
-    """
-
-    def accuracy(split: str, error: str) -> float | None:
-        return None if (split, error) not in own else 1 - own[split, error]
-
-    floors = []
-    if isinstance(task, MaskedLM):
-        special = [task.wordpiece.pad, task.wordpiece.cls, task.wordpiece.sep, task.wordpiece.mask]
-        train = task.dataset("train", examples, config.training.data_seed)
-        classifier = BagOfWords(task.vocab_size, special).fit(train)
-        for split in task.evaluation_splits:
-            test = _joined(_batches(task, split, config))
-            mlm, nsp = accuracy(split, "mlm_error"), accuracy(split, "nsp_error")
-            likely = float(np.mean(test["next"] == np.bincount(train["next"]).argmax()))
-            piece = task.floors(split)["mlm_accuracy"]
-            floors.append(Floor(split, "masked words", "most frequent piece", piece, mlm))
-            floors.append(Floor(split, "next sentences", "more frequent answer", likely, nsp))
-            floors.append(Floor(split, "next sentences", "bag of words", classifier.accuracy(test), nsp))
-    elif isinstance(task, Tagging):
-        tags = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in _batches(task, "train", config)])
-        most = np.bincount(tags).argmax()
-        for split in task.evaluation_splits:
-            batches = _batches(task, split, config)
-            right = np.concatenate([(batch["targets"] == most)[batch["weights"] > 0] for batch in batches])
-            tag = accuracy(split, "token_error")
-            floors.append(Floor(split, "tags", "most frequent tag", float(right.mean()), tag))
-            floors.append(Floor(split, "tags", "most frequent of the word", task.majority(split), tag))
-    else:
-        probabilities = unigrams(task)
-        for split in task.evaluation_splits:
-            loss = own.get((split, "loss"))
-            entropy = cross_entropy(probabilities, _batches(task, split, config))
-            run = None if loss is None else float(np.exp(loss))
-            floors.append(Floor(split, "perplexity", "unigram", float(np.exp(entropy)), run))
-    return floors
+def main() -> None:
+    """Measures, writes and prints the baselines."""
+    workdir = Path(_MODEL.value)
+    if not (workdir / "config.json").exists():
+        raise ConfigError(f"{workdir} holds no training run: give the --workdir of experiments.train")
+    config = ExperimentConfig.from_mapping(workdirs.read_settings(workdir)["config"])
+    if config.task.name not in task_baselines.known():
+        known = ", ".join(task_baselines.known())
+        raise ConfigError(f"{workdir} learns {config.task.name}: baselines are known of {known}")
+    # What the run has learned, such as a vocabulary, need not be learned again.
+    options = tasks.TASKS.get(config.task.name).with_artifacts(config.task.options, workdir)
+    task = tasks.create(config.task.name, **options)
+    run, source = task_baselines.run_figures(workdir)
+    found = task_baselines.measure(task, config, run, _EXAMPLES.value)
+    content = {"floors": [one.record() for one in found], "run": source, "environment": environment()}
+    table = task_baselines.table(found, f"{config.task.name}, the run's own figures from {source or 'nowhere yet'}")
+    paths = [workdir / "floors.json", workdir / "floors.md"]
+    workdirs.write_json(paths[0], content)
+    write_atomically(paths[1], f"{table.markdown()}\n")
+    console = Console()
+    console.print(table.rich())
+    console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
 
 
-def unigrams(task: Task) -> dict[str, np.ndarray]:
-    """How probable each word is where nothing is known, from the training text: prefix of a direction → `[V]`.
-
-    p(w) = (n_w + 1)/(N + V): none of the words of the vocabulary is impossible.
-    """
-    stream = task.stream("train", ROWS)
-    assert stream is not None
-    counts: dict[str, np.ndarray] = {}
-    for place in tqdm(range(len(stream)), desc="words of train", dynamic_ncols=True):
-        batch = stream[place]
-        for prefix in _directions(batch):
-            targets = batch[f"{prefix}targets"][batch[f"{prefix}weights"] > 0]
-            own = np.bincount(targets, minlength=task.vocab_size)
-            counts[prefix] = counts.get(prefix, np.ones(task.vocab_size)) + own
-    return {prefix: own / own.sum() for prefix, own in counts.items()}
-
-
-def cross_entropy(probabilities: Mapping[str, np.ndarray], batches: Sequence[Mapping[str, np.ndarray]]) -> float:
-    """−mean log p(w) over the words of all directions, in nats."""
-    total = count = 0.0
-    for batch in batches:
-        for prefix, own in probabilities.items():
-            total -= float(batch[f"{prefix}weights"].ravel() @ np.log(own)[batch[f"{prefix}targets"].ravel()])
-            count += float(batch[f"{prefix}weights"].sum())
-    return total / count
-
-
-def rich_table(floors: Sequence[Floor], title: str) -> Table:
-    """The floors for a terminal."""
-    table = Table(*_HEADINGS[:3], title=title, title_justify="left")
-    for heading in _HEADINGS[3:]:
-        table.add_column(heading, justify="right")
-    for floor in floors:
-        table.add_row(*_cells(floor))
-    return table
-
-
-def markdown(floors: Sequence[Floor]) -> str:
-    """The same for a document.
-
-    >>> print(markdown([Floor("test", "perplexity", "unigram", 823.456, None)]).splitlines()[-1])
-    | test | perplexity | unigram | 823.46 | – |
-    """
-    rows = [_HEADINGS, ("---", "---", "---", "---:", "---:"), *map(_cells, floors)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
-
-
-_HEADINGS = ("split", "measure", "without context", "floor", "run")
-
-
-def _cells(floor: Floor) -> tuple[str, ...]:
-    shares = floor.measure != "perplexity"
-    values = ("–" if value is None else f"{100 * value if shares else value:.2f}" for value in (floor.value, floor.run))
-    return (floor.split, f"{floor.measure} (%)" if shares else floor.measure, floor.name, *values)
-
-
-def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:
-    """The examples that the run is measured on; of training, for which it has none, all."""
-    evaluation, size = config.evaluation, task.size(split)
-    examples = evaluation.examples
-    if split == "train":
-        assert size is not None
-        examples = size
-    return pipeline.evaluation_batches(
-        task, split, examples=examples, batch_size=evaluation.batch_size, seed=config.training.data_seed
-    )
-
-
-def _joined(batches: Sequence[Mapping[str, np.ndarray]]) -> dict[str, np.ndarray]:
-    """All rows but those that only fill up the last batch, which have no piece."""
-    fields = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
-    real = fields["mask"].any(axis=1)
-    return {name: field[real] for name, field in fields.items()}
-
-
-def _directions(batch: Mapping[str, Any]) -> list[str]:
-    return [prefix for prefix in ("", "backward_") if f"{prefix}targets" in batch]
+if __name__ == "__main__":
+    entry.run(main)

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# What the launch scripts share; to be sourced, not run.
+# What the launch scripts share; to be sourced, not run. Sourcing it answers --help.
 
 # Prints an error and leaves with status 2, as the commands do for wrong input.
 die() {
@@ -11,15 +11,13 @@ say() {
   echo "[$(basename "$0")] $*" >&2
 }
 
-# Prints the comment at the head of a script, and leaves, if the first of the script's own arguments asks for it.
-help_if_asked() {
-  case "${2:-}" in
-    -h | --help)
-      awk 'NR > 1 && !/^#/ {exit} NR > 1 && !/^#SBATCH/ {sub(/^# ?/, ""); print}' "$1"
-      exit 0
-      ;;
-  esac
-}
+# Prints the comment at the head of the script, and leaves, if its first argument asks for it.
+case "${1:-}" in
+  -h | --help)
+    awk 'NR > 1 && !/^#/ {exit} NR > 1 && !/^#SBATCH/ {sub(/^# ?/, ""); print}' "${script:-$0}"
+    exit 0
+    ;;
+esac
 
 # Dies unless every variable named is set and not empty.
 need() {
@@ -65,4 +63,14 @@ verdict() {
     130 | 143) echo "again" ;;
     *) echo "failed" ;;
   esac
+}
+
+# Takes the action, the first argument of the script, or dies; to be followed by `shift`.
+take_action() {
+  action="${1:-}"
+  [ -n "$action" ] || die "say what to do: see $(basename "$0") --help"
+}
+
+unknown_action() {
+  die "unknown action '$action': see $(basename "$0") --help"
 }

@@ -9,7 +9,6 @@
 # The output and the state are kept in ${XDG_STATE_HOME:-~/.local/state}/cope_jax/NAME.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-help_if_asked "$0" "$@"
 
 action="${1:-}" name="${2:-}"
 [ -n "$name" ] || die "say what to do: see detached.sh --help"
@@ -57,5 +56,5 @@ case "$action" in
     at_work || die "nothing named $name is at work"
     kill -TERM "$(cat "$state/pid")"
     ;;
-  *) die "unknown action '$action': see detached.sh --help" ;;
+  *) unknown_action ;;
 esac

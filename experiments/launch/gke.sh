@@ -24,7 +24,6 @@
 set -euo pipefail
 folder="$(dirname "${BASH_SOURCE[0]}")"
 . "$folder/common.sh"
-help_if_asked "$0" "$@"
 
 render() {
   need IMAGE TPU TOPOLOGY HOSTS CHIPS_PER_HOST CLAIM MOUNT CONFIG WORKDIR
@@ -41,8 +40,7 @@ print(string.Template(open(template).read()).substitute(os.environ, COMMAND=json
 ' "$folder/gke.yaml" python -m experiments.train --config="$CONFIG" --workdir="$WORKDIR" --distributed=on "$@"
 }
 
-action="${1:-}"
-[ -n "$action" ] || die "say what to do: see gke.sh --help"
+take_action "$@"
 shift
 need NAME
 case "$action" in
@@ -56,5 +54,5 @@ case "$action" in
     need_program kubectl
     kubectl delete jobset "$NAME"
     ;;
-  *) die "unknown action '$action': see gke.sh --help" ;;
+  *) unknown_action ;;
 esac

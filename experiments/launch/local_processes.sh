@@ -16,7 +16,6 @@
 # May be set: PYTHON (.venv/bin/python where there is one, else python3), PORT (one that is free).
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-help_if_asked "$0" "$@"
 
 processes="${1:-}"
 case "$processes" in

@@ -7,7 +7,6 @@
 # those of tasks that died since this one left. SIGTERM is passed on.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-help_if_asked "$0" "$@"
 [ $# -ge 1 ] || die "task.sh takes a command: see task.sh --help"
 
 "$@" &

@@ -8,14 +8,16 @@ gcloud_tpu() {
   gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"
 }
 
-# The software version that Cloud TPU documents for JAX on each kind; RUNTIME_VERSION overrides it.
-runtime_version() {
+# Sets version to the software that Cloud TPU documents for JAX on each kind; RUNTIME_VERSION overrides it.
+# shellcheck disable=SC2034 # the scripts use it
+choose_version() {
   case "${RUNTIME_VERSION:+given}$ACCELERATOR_TYPE" in
-    v4-*) echo tpu-ubuntu2204-base ;;
-    v5litepod-*) echo v2-alpha-tpuv5-lite ;;
-    v5p-*) echo v2-alpha-tpuv5 ;;
-    v6e-*) echo v2-alpha-tpuv6e ;;
-    given*) echo "$RUNTIME_VERSION" ;;
+    v4-*) version=tpu-ubuntu2204-base ;;
+    v5litepod-*) version=v2-alpha-tpuv5-lite ;;
+    v5p-*) version=v2-alpha-tpuv5 ;;
+    v6e-*) version=v2-alpha-tpuv6e ;;
+    given*) version="$RUNTIME_VERSION" ;;
+    *) die "no version is known for ACCELERATOR_TYPE=$ACCELERATOR_TYPE: set RUNTIME_VERSION" ;;
   esac
 }
 

@@ -25,7 +25,6 @@
 # LIBTPU_INIT_ARGS, POLL_SECONDS (30), MAX_FAILURES (3).
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
-help_if_asked "$0" "$@"
 
 # The state of the queued resource, such as ACTIVE; empty where there is none.
 slice_state() {
@@ -90,8 +89,7 @@ run() {
   done
 }
 
-action="${1:-}"
-[ -n "$action" ] || die "say what to do: see tpu_slice.sh --help"
+take_action "$@"
 shift
 need PROJECT ZONE NAME
 need_program gcloud
@@ -99,11 +97,10 @@ case "$action" in
   run)
     need ACCELERATOR_TYPE REPOSITORY CONFIG WORKDIR
     check_workdir
-    version="$(runtime_version)"
-    [ -n "$version" ] || die "no version is known for ACCELERATOR_TYPE=$ACCELERATOR_TYPE: set RUNTIME_VERSION"
+    choose_version
     run "$@"
     ;;
   stop) stop_on_hosts ;;
   delete) gcloud_tpu queued-resources delete "$NAME" --force ;;
-  *) die "unknown action '$action': see tpu_slice.sh --help" ;;
+  *) unknown_action ;;
 esac

@@ -24,13 +24,11 @@
 # to clone: main), PREPARE (shell to run on the VM before setup, such as a mount), LIBTPU_INIT_ARGS.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
-help_if_asked "$0" "$@"
 
 create() {
   need ACCELERATOR_TYPE
-  local version spot=()
-  version="$(runtime_version)"
-  [ -n "$version" ] || die "no version is known for ACCELERATOR_TYPE=$ACCELERATOR_TYPE: set RUNTIME_VERSION"
+  local spot=()
+  choose_version
   [ "${SPOT:-no}" != yes ] || spot=(--spot)
   gcloud_tpu tpu-vm create "$NAME" --accelerator-type="$ACCELERATOR_TYPE" --version="$version" ${spot[@]+"${spot[@]}"}
 }
@@ -41,8 +39,7 @@ train() {
   train_on_hosts --distributed=off "$@"
 }
 
-action="${1:-}"
-[ -n "$action" ] || die "say what to do: see tpu_vm.sh --help"
+take_action "$@"
 shift
 need PROJECT ZONE NAME
 need_program gcloud
@@ -64,5 +61,5 @@ case "$action" in
     setup_hosts
     train "$@"
     ;;
-  *) die "unknown action '$action': see tpu_vm.sh --help" ;;
+  *) unknown_action ;;
 esac

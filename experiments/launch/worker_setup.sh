@@ -7,7 +7,6 @@
 # Done again, it takes a second.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-help_if_asked "$0" "$@"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 python=""

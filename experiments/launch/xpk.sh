@@ -18,7 +18,6 @@
 # May be set: MAX_RESTARTS (1000).
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-help_if_asked "$0" "$@"
 need PROJECT ZONE CLUSTER NAME TPU_TYPE IMAGE STORAGE CONFIG WORKDIR
 check_workdir
 need_program xpk

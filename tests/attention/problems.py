@@ -5,28 +5,28 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.attention import blockwise_attention, full_attention, prepare
-from cope_jax.attention.blockwise import Blocks
+from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
 from tests.encodings.cases import BATCH, SIZES, build, parameters, parts, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import Sizes
 
 
 class Data(NamedTuple):
-    """What may change without compiling anew: positions and segments `[B, L]`, places `[L]`, the key of dropout.
+    """What may change without compiling anew: positions and segments `[B, L]`, indices `[L]`, the key of dropout.
 
-    None for places: those of `prepare`, known while tracing.
+    None for indices: those of `prepare`, known while tracing.
     """
 
     q_positions: Any
     k_positions: Any
     q_segments: Any
     k_segments: Any
-    q_places: Any
-    k_places: Any
+    q_indices: Any
+    k_indices: Any
     dropout_key: Any = None
 
 
@@ -38,15 +38,15 @@ def arrays_of(length: int, keys: int, seed: int = 0, batch: int = BATCH, sizes: 
 
 def plain(length: int, keys: int, batch: int = BATCH) -> Data:
     """Consecutive positions, the last query at the last key, one segment."""
-    q_places, k_places = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
-    positions = np.broadcast_to(k_places, (batch, keys))
+    q_indices, k_indices = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
+    positions = np.broadcast_to(k_indices, (batch, keys))
     return Data(
-        positions[:, np.maximum(q_places, 0)],
+        positions[:, np.maximum(q_indices, 0)],
         positions,
         np.zeros((batch, length), np.int32),
         np.zeros((batch, keys), np.int32),
-        q_places,
-        k_places,
+        q_indices,
+        k_indices,
     )
 
 
@@ -56,14 +56,15 @@ def is_causal_only(spec: str) -> bool:
 
 
 def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
-    """`prepare`, and the places of the data."""
+    """`prepare`, and the indices of the data."""
     embedded = encoding.embed(arrays["x"], data.k_positions)
     inputs = prepare(
         arrays["q"],
         arrays["k"],
         arrays["v"],
         encoding=encoding,
-        features=encoding.key_features(embedded, arrays["k"], arrays["v"]),
+        features=encoding.features(embedded, _queries_of_keys(arrays), arrays["k"], arrays["v"], None)[0],
+        embedded=True,
         q_positions=data.q_positions,
         k_positions=data.k_positions,
         q_segment_ids=data.q_segments,
@@ -71,10 +72,16 @@ def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
         dropout_key=data.dropout_key,
         **static,
     )
-    if data.q_places is None:
+    if data.q_indices is None:
         return inputs
-    mask = dataclasses.replace(inputs.mask, q_places_L=data.q_places, k_places_M=data.k_places)
+    mask = dataclasses.replace(inputs.mask, q_indices_L=data.q_indices, k_indices_M=data.k_indices)
     return dataclasses.replace(inputs, mask=mask)
+
+
+def _queries_of_keys(arrays: Any) -> Any:
+    """The queries of the tokens that the keys are of: of earlier ones, which attend to nothing here, zeros."""
+    q, earlier = arrays["q"], arrays["k"].shape[1] - arrays["q"].shape[1]
+    return jnp.pad(q, ((0, 0), (max(earlier, 0), 0), (0, 0), (0, 0)))
 
 
 def value_and_gradients(attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any) -> Any:
@@ -88,7 +95,7 @@ def value_and_gradients(attention: Any, graphdef: Any, state: Any, arrays: Any, 
     return value, pull(arrays["dout"])
 
 
-def full_and_blockwise(graphdef: Any, state: Any, arrays: Any, data: Data, *, blocks: Blocks, **static: Any) -> Any:
+def full_and_blockwise(graphdef: Any, state: Any, arrays: Any, data: Data, *, blocks: BlockSizes, **static: Any) -> Any:
     """Both implementations' `value_and_gradients`."""
     blockwise = functools.partial(blockwise_attention, blocks=blocks)
     return tuple(
@@ -114,7 +121,7 @@ def assert_equal(found: Any, exact: Any, atol: float = 1e-12) -> None:
 
 
 def oracle(spec: str, state: Any, arrays: Any, data: Data, example: int, sizes: Sizes = SIZES, **mask: Any) -> Any:
-    """The output of one example by loops; the places are those of `plain`."""
+    """The output of one example by loops; the indices are those of `plain`."""
     rule = rule_of(spec, parameters(state), sizes)
     q, k, v, x = (np.asarray(arrays[name][example]) for name in "qkvx")
     positions = data.k_positions[example]

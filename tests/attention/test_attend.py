@@ -105,7 +105,7 @@ def test_gradients_under_masks(mask, x64):
     rng = np.random.default_rng(0)
     q, k, v, dout = (rng.normal(size=(5, 4)) for _ in range(4))
     encoding = encodings.create("cope", num_heads=1, head_dim=4, npos_max=3, rngs=nnx.Rngs(0))
-    encoding.table_NK[...] = table = jnp.asarray(rng.normal(size=(3, 4)))
+    encoding.table[...] = table = jnp.asarray(rng.normal(size=(3, 4)))
     _, pull = jax.vjp(
         lambda *qkv: attend(*(a[None, :, None] for a in qkv), encoding=encoding, **mask)[0, :, 0],
         *(jnp.asarray(a) for a in (q, k, v)),

@@ -11,13 +11,13 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from cope_jax import encodings
-from cope_jax.attention import attend
-from cope_jax.attention.blockwise import Blocks
-from cope_jax.encodings import AttentionShape, Encoding
+from cope_jax.attention import BlockSizes, attend
+from cope_jax.encodings import AttentionShape, Carry, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.compose import Composed
 from cope_jax.encodings.cope import CoPE, CoPEConfig
-from cope_jax.ops.logits import content_logits
+from cope_jax.ops.grouped_matmul import content_logits
+from cope_jax.ops.sums import suffix_sum
 from tests.attention.problems import (
     Data,
     arrays_of,
@@ -56,14 +56,14 @@ def random_data(seed, length, keys, batch=BATCH, ordered=True):
     rng = np.random.default_rng(seed)
     data = plain(length, keys, batch)
     gapped = np.stack([np.sort(rng.choice(12, keys, replace=False)) for _ in range(batch)]).astype(np.int32)
-    queries = np.maximum(data.q_places, 0)
+    queries = np.maximum(data.q_indices, 0)
     k_segments = rng.integers(0, rng.integers(1, 4), (batch, keys), dtype=np.int32)
     q_segments = np.where(rng.random((batch, length)) < 0.1, 9, k_segments[:, queries]).astype(np.int32)
-    data = Data(gapped[:, queries], gapped, q_segments, k_segments, data.q_places, data.k_places)
+    data = Data(gapped[:, queries], gapped, q_segments, k_segments, data.q_indices, data.k_indices)
     if not ordered:
         data = data._replace(
-            q_places=rng.integers(0, keys, length, dtype=np.int32),
-            k_places=rng.integers(-2, keys, keys, dtype=np.int32),
+            q_indices=rng.integers(0, keys, length, dtype=np.int32),
+            k_indices=rng.integers(-2, keys, keys, dtype=np.int32),
         )
     return data
 
@@ -71,7 +71,7 @@ def random_data(seed, length, keys, batch=BATCH, ordered=True):
 @every(few=FEW)
 def test_every_encoding(spec, x64):
     """Strips and blocks that do not divide; several near and far blocks; masks of all kinds."""
-    run = compiled(spec, Blocks(3, 2, 3))
+    run = compiled(spec, BlockSizes(3, 2, 3))
     _, state = build(spec)
     arrays = arrays_of(LENGTH, KEYS)
     data = plain(LENGTH, KEYS)
@@ -97,14 +97,14 @@ def test_every_encoding(spec, x64):
 
 def known(data):
     """The same with the places of `prepare`."""
-    return data._replace(q_places=None, k_places=None)
+    return data._replace(q_indices=None, k_indices=None)
 
 
 @pytest.mark.parametrize("keys", [5, KEYS])
 @pytest.mark.parametrize("spec", ["relative", "cope(position=slope,gate=separate_key)+fire", "cope(npos_max=4)"])
 def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
     """Each strip of two then sees a span of its own; the first queries of more than there are keys see none."""
-    run = compiled(spec, Blocks(2, KEYS, KEYS), window=4)
+    run = compiled(spec, BlockSizes(2, KEYS, KEYS), window=4)
     _, state = build(spec)
     for seed in range(4):
         arrays, data = arrays_of(LENGTH, keys, seed), known(random_data(seed, LENGTH, keys))
@@ -118,71 +118,89 @@ SHAPE = AttentionShape(SIZES.heads, SIZES.head_dim, SIZES.kv_heads)
 
 
 class Silent(CoPE):
-    """CoPE that says nothing of its carry."""
+    """CoPE of which attention is not told that it keeps the law of blocks."""
 
-    def settled(self, carry):
-        return None
-
-    def slopes(self, *arguments):
-        return None
+    splits_keys = False
 
 
 class Curious(Encoding):
     """Reads all that `score` is given, keys too, and bends the logits."""
 
-    def key_features(self, x_BMD, k_BMGK, v_BMGK):
-        return {"v": v_BMGK, "x": x_BMD}
+    def features(self, x_BMD, q_BMHK, k_BMGK, v_BMGK, state):
+        return {"q": q_BMHK, "x": x_BMD[:, :, None], "number": jnp.arange(x_BMD.shape[1])[None, :, None]}, ()
 
-    def score(self, q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, carry):
-        added_BHLM = content_logits(q_BLHK**2, k_BMGK) + content_logits(q_BLHK, features["v"])
-        distance_BLM = (q_positions_BL[:, :, None] - k_positions_BM[:, None]).astype(logits_BHLM.dtype)
-        of_key_BM = features["x"].sum(axis=-1)
-        return jnp.sin(logits_BHLM) + added_BHLM + (distance_BLM * of_key_BM[:, None])[:, None] / 9, carry
+    def score(self, pairs, carry):
+        added_BHLM = content_logits(pairs.q**2, pairs.k) + content_logits(pairs.q, pairs.v)
+        distance_B1LM = pairs.distance.astype(pairs.logits.dtype) + pairs.k_features["number"][:, :, None] % 3
+        of_pair_B1LM = pairs.k_features["x"].sum(axis=-1)[:, :, None] * pairs.q_features["x"].prod(axis=-1)[..., None]
+        of_query_BHL1 = pairs.q_features["q"].sum(axis=-1, keepdims=True)
+        return jnp.sin(pairs.logits) * of_query_BHL1 + added_BHLM + distance_B1LM * of_pair_B1LM / 9, carry
 
 
 def cope_of(npos_max, kind=CoPE, gate="value"):
     encoding = kind(CoPEConfig(npos_max=npos_max, gate=gate), SHAPE, rngs=nnx.Rngs(0))
-    encoding.table_NK[...] = np.random.default_rng(0).normal(size=(npos_max, SIZES.head_dim))
+    encoding.table[...] = np.random.default_rng(0).normal(size=(npos_max, SIZES.head_dim))
     return encoding
 
 
 class Counting(Encoding):
-    """Has integers where others have numbers that are learned or summed."""
+    """Has integers where others have numbers that are learned or constant."""
 
     def __init__(self, config, shape, *, rngs):
         super().__init__(config, shape, rngs=rngs)
         self.order = nnx.Variable(np.arange(shape.num_heads, dtype=np.int32))
         self.scale_H = nnx.Param(np.linspace(0.5, 1.5, shape.num_heads))
 
-    def initial_carry(self, q_BLHK):
-        return jnp.zeros((q_BLHK.shape[0], q_BLHK.shape[2], q_BLHK.shape[1]), jnp.int32)
+    def initial_carry(self, q_BHLK, q_features):
+        return Carry(sums=jnp.zeros(q_BHLK.shape[:3]), constants=jnp.full(q_BHLK.shape[:3], 2, jnp.int32))
 
-    def score(self, q, k, features, logits_BHLM, mask_B1LM, q_positions, k_positions, carry):
-        counts_BHLM = carry[..., None] + jnp.flip(jnp.cumsum(jnp.flip(mask_B1LM, -1), -1, dtype=jnp.int32), -1)
+    def score(self, pairs, carry):
+        counts_BHLM = carry.sums[..., None] + suffix_sum(pairs.mask.astype(pairs.logits.dtype))
         scale_1H11 = jnp.take(self.scale_H[...], self.order[...])[None, :, None, None]
-        return logits_BHLM * scale_1H11 - 0.1 * counts_BHLM.astype(logits_BHLM.dtype), counts_BHLM[..., 0]
+        logits_BHLM = pairs.logits * scale_1H11 - 0.1 * carry.constants[..., None] * counts_BHLM
+        return logits_BHLM, carry._replace(sums=counts_BHLM[..., 0])
+
+
+class Turning(Encoding):
+    """A carry that is neither sum nor constant: nearest first, each key turns the query a little towards itself."""
+
+    def initial_carry(self, q_BHLK, q_features):
+        return Carry(state=q_BHLK)
+
+    def score(self, pairs, carry):
+        repeats = pairs.q.shape[1] // pairs.k.shape[1]
+
+        def see(q_BHLK, key):
+            k_BHK, mask_B1L = key
+            q_BHLK = q_BHLK + 0.1 * mask_B1L[..., None] * jnp.sin(k_BHK)[:, :, None]
+            return q_BHLK, jnp.sum(q_BHLK * k_BHK[:, :, None], axis=-1)
+
+        keys = jnp.moveaxis(jnp.repeat(pairs.k, repeats, axis=1), 2, 0), jnp.moveaxis(pairs.mask, 3, 0)
+        state, logits = jax.lax.scan(see, carry.state, keys, reverse=True)
+        return jnp.moveaxis(logits, 0, -1), carry._replace(state=state)
 
 
 OTHERS = {
-    "says nothing of its carry": lambda: cope_of(4, Silent),
+    "does not split keys": lambda: cope_of(4, Silent),
     "reads everything": lambda: Curious(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
+    "state": lambda: Turning(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
     "integers": lambda: Counting(NoOptions(), SHAPE, rngs=nnx.Rngs(0)),
-    "the second settles first": lambda: Composed([cope_of(6), cope_of(2, gate="query_key")], SHAPE),
-    "the first settles first": lambda: Composed([cope_of(2, gate="query_key"), cope_of(6)], SHAPE),
+    "the second settles first": lambda: Composed({"six": cope_of(6), "two": cope_of(2, gate="query_key")}, SHAPE),
+    "the first settles first": lambda: Composed({"two": cope_of(2, gate="query_key"), "six": cope_of(6)}, SHAPE),
 }
 
 
-@pytest.mark.parametrize("name, places", [*((name, "any") for name in OTHERS), ("says nothing of its carry", "known")])
+@pytest.mark.parametrize("name, places", [*((name, "any") for name in OTHERS), ("does not split keys", "known")])
 def test_encodings_of_other_kinds(name, places, x64):
     graphdef, state = nnx.split(OTHERS[name]())
-    run = jit(functools.partial(full_and_blockwise, graphdef, blocks=Blocks(3, 2, 3)))
+    run = jit(functools.partial(full_and_blockwise, graphdef, blocks=BlockSizes(3, 2, 3)))
     data = random_data(0, LENGTH, KEYS)._replace(q_segments=np.zeros((BATCH, LENGTH), np.int32))
     data = data._replace(k_segments=np.zeros((BATCH, KEYS), np.int32))
     full, blockwise = run(state, arrays_of(LENGTH, KEYS), known(data) if places == "known" else data)
     assert_equal(blockwise, full)
 
 
-@pytest.mark.parametrize("blocks", [Blocks(3, 2, 3), Blocks(3, KEYS, KEYS)], ids=["blocks", "one block"])
+@pytest.mark.parametrize("blocks", [BlockSizes(3, 2, 3), BlockSizes(3, KEYS, KEYS)], ids=["blocks", "one block"])
 def test_seeds_side_by_side(blocks, x64):
     """vmap, also where the strips of one seed settle earlier than those of the other."""
     spec = "cope(npos_max=3)"
@@ -209,7 +227,7 @@ def problems(draw):
     heads, kv_heads = (4, 2) if "slopes=(" in spec else draw(st.sampled_from([(4, 2), (4, 1), (2, 2), (1, 1)]))
     sizes = Sizes(heads, kv_heads, draw(st.sampled_from([4, 6])), SIZES.model_dim, SIZES.max_length)
     length, keys = draw(st.integers(1, 12)), draw(st.integers(1, 12))
-    blocks = Blocks(draw(st.integers(1, 13)), draw(st.integers(1, 13)), draw(st.integers(1, 13)))
+    blocks = BlockSizes(draw(st.integers(1, 13)), draw(st.integers(1, 13)), draw(st.integers(1, 13)))
     causal = is_causal_only(spec) or draw(st.booleans())
     window = draw(st.none() | st.integers(1, 6))
     rate = draw(st.sampled_from([0.0, 0.25]))
@@ -251,7 +269,7 @@ def test_many_problems(x64, problem):
 def test_the_sizes_taken_by_default(length, rng, x64):
     q, k, v, dout = (jnp.asarray(rng.normal(size=(1, length, 2, 4))) for _ in range(4))
     encoding = encodings.create("cope", num_heads=2, head_dim=4, npos_max=20, rngs=nnx.Rngs(0))
-    encoding.table_NK[...] = jnp.asarray(rng.normal(size=(20, 4)))
+    encoding.table[...] = jnp.asarray(rng.normal(size=(20, 4)))
 
     def gradients(how):
         return jit(jax.grad(lambda *qkv: (dout * attend(*qkv, encoding=encoding, implementation=how)).sum(), (0, 1, 2)))

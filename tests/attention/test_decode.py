@@ -1,6 +1,8 @@
 """Attention over a cache says what attention over the whole says, for every encoding and way of reading."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +10,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax.attention import attend, nearest_first
-from cope_jax.attention.decode import attend_cached, create_cache
+from cope_jax.attention import attend, attend_cached, create_cache, decode
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.cope import CoPE, CoPEConfig
@@ -24,29 +25,30 @@ SHAPE = AttentionShape(SIZES.heads, SIZES.head_dim, SIZES.kv_heads, SIZES.model_
 
 
 def arguments(encoding, arrays):
-    """(q, k, v, features), `[B, L, ...]`, as a layer makes them."""
+    """(q, k, v, x), `[B, L, ...]`, as a layer has them."""
     embedded = encoding.embed(arrays["x"], POSITIONS)
     k, v = arrays["k"], arrays["v"]
-    return arrays["q"], k, v, encoding.key_features(embedded, k, v)
+    return arrays["q"], k, v, embedded
 
 
 def read(encoding, inputs, cache, start, end, positions=POSITIONS, segments=SEGMENTS, **options):
     """Enters the tokens `start` … `end` − 1 and attends from them: (out, cache)."""
     now = slice(start, end)
-    q, k, v, features = jax.tree.map(lambda leaf: leaf[:, now], inputs)
+    q, k, v, x = jax.tree.map(lambda leaf: leaf[:, now], inputs)
     cache = cache.enter(positions[:, now], segments[:, now])
-    cache = cache.append(k, v, encoding=encoding, features=features, **options)
-    return attend_cached(q, cache, encoding=encoding, **options), cache
+    cache = cache.append(q, k, v, encoding=encoding, x_BLD=x, **options)
+    return attend_cached(q, cache, encoding=encoding, embedded=True, **options), cache
 
 
 def whole(encoding, inputs, **options):
-    q, k, v, features = inputs
+    q, k, v, x = inputs
     return attend(
         q,
         k,
         v,
         encoding=encoding,
-        features=features,
+        features=encoding.features(x, q, k, v, None)[0],
+        embedded=True,
         q_positions=POSITIONS,
         k_positions=POSITIONS,
         q_segment_ids=SEGMENTS,
@@ -60,15 +62,13 @@ def whole(encoding, inputs, **options):
 SMALL_BLOCKS = [("cope(npos_max=3)", 2), ("cope", 3), ("cope(npos_max=4)+relative(max_distance=5)", 3)]
 
 
-WHOLE = [
-    pytest.param(spec, nearest_first.BLOCK, marks=() if spec in FEW else pytest.mark.slow, id=spec) for spec in CASES
-]
+WHOLE = [pytest.param(spec, decode.BLOCK, marks=() if spec in FEW else pytest.mark.slow, id=spec) for spec in CASES]
 
 
 @pytest.mark.parametrize("spec, block", WHOLE + SMALL_BLOCKS)
 def test_chunks_and_single_tokens_equal_the_whole(spec, block, monkeypatch, x64):
     """With left padding, packed documents and grouped heads; read in chunks of 1, 3, 1 and 1."""
-    monkeypatch.setattr(nearest_first, "BLOCK", block)
+    monkeypatch.setattr(decode, "BLOCK", block)
     graphdef, state = build(spec)
 
     @jit
@@ -83,10 +83,10 @@ def test_chunks_and_single_tokens_equal_the_whole(spec, block, monkeypatch, x64)
 
         def step(cache, token):
             one = functools.partial(jax.lax.dynamic_slice_in_dim, start_index=token, slice_size=1, axis=1)
-            q, k, v, features = jax.tree.map(one, inputs)
+            q, k, v, x = jax.tree.map(one, inputs)
             cache = cache.enter(one(jnp.asarray(POSITIONS)), one(jnp.asarray(SEGMENTS)))
-            cache = cache.append(k, v, encoding=encoding, features=features)
-            return cache, attend_cached(q, cache, encoding=encoding)
+            cache = cache.append(q, k, v, encoding=encoding, x_BLD=x)
+            return cache, attend_cached(q, cache, encoding=encoding, embedded=True)
 
         cache, last = jax.lax.scan(step, cache, jnp.arange(4, LENGTH, dtype=jnp.int32))
         return jnp.concatenate([*outs, jnp.moveaxis(last[:, :, 0], 0, 1)], axis=1), whole(encoding, inputs), cache
@@ -100,10 +100,10 @@ def test_chunks_and_single_tokens_equal_the_whole(spec, block, monkeypatch, x64)
 class Counted(CoPE):
     """Notes each block that is scored, by the number of its keys."""
 
-    def score(self, *arguments):
-        keys = arguments[1].shape[1]
+    def score(self, pairs, carry):
+        keys = pairs.k.shape[2]
         jax.debug.callback(lambda: SCORED.append(keys))
-        return super().score(*arguments)
+        return super().score(pairs, carry)
 
 
 SCORED: list[int] = []
@@ -111,18 +111,20 @@ CONTEXT, LAST = 21, 3  # the last three tokens attend to all
 
 
 @pytest.mark.parametrize("block, npos_max, blocks", [(1, 3, 8), (4, 3, 2), (5, 9, 4), (4, 64, 6), (256, 3, 1)], ids=str)
-def test_blocks_are_scored_until_all_rows_are_settled_and_no_further(block, npos_max, blocks, monkeypatch, x64):
+def test_blocks_are_scored_until_all_rows_are_saturated_and_no_further(block, npos_max, blocks, monkeypatch, x64):
     """The capacity is no multiple of the blocks, and neither is the context."""
-    monkeypatch.setattr(nearest_first, "BLOCK", block)
+    monkeypatch.setattr(decode, "BLOCK", block)
     encoding = Counted(CoPEConfig(npos_max=npos_max), SHAPE, rngs=nnx.Rngs(0))
-    encoding.table_NK[...] = jax.random.normal(jax.random.key(0), encoding.table_NK.shape)
+    encoding.table[...] = jax.random.normal(jax.random.key(0), encoding.table.shape)
     arrays = problem(length=CONTEXT)
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
 
     @jit
     def run(q, k, v):
         cache = create_cache(encoding, batch=2, capacity=CONTEXT + 2, dtype=jnp.float64)
-        cache = cache.enter(np.arange(CONTEXT, dtype=np.int32)[None]).append(k, v, encoding=encoding)
+        cache = cache.enter(np.arange(CONTEXT, dtype=np.int32)[None]).append(
+            jnp.zeros_like(jnp.repeat(k, 2, axis=2)), k, v, encoding=encoding
+        )
         return attend_cached(q, cache, encoding=encoding)
 
     SCORED.clear()
@@ -131,18 +133,18 @@ def test_blocks_are_scored_until_all_rows_are_settled_and_no_further(block, npos
     assert SCORED == [min(block, CONTEXT + 2)] * blocks
     expected = jit(lambda q, k, v: attend(q, k, v, encoding=encoding, implementation="full"))(q, k, v)
     np.testing.assert_allclose(found, expected[:, -LAST:], rtol=0, atol=1e-13)
-    assert blocks == blocks_until_settled(q[:, -LAST:], k, block, npos_max)
+    assert blocks == blocks_until_saturated(q[:, -LAST:], k, block, npos_max)
 
 
-def blocks_until_settled(q, k, block, npos_max):
+def blocks_until_saturated(q, k, block, npos_max):
     """How many blocks of keys, from the last on, it takes until the gates of every row sum up to the last position."""
     k = np.repeat(k, SIZES.heads // SIZES.kv_heads, axis=2)
     gates = 1 / (1 + np.exp(-np.einsum("blhk,bmhk->bhlm", q, k) / SIZES.head_dim**0.5))
     gates *= np.tri(LAST, CONTEXT, CONTEXT - LAST)
     sums = np.cumsum(gates[..., ::-1], axis=-1).min(axis=(0, 1, 2))
     ends = [min(end, CONTEXT) for end in range(block, CONTEXT + block, block)]
-    settled = [number for number, end in enumerate(ends, 1) if sums[end - 1] >= npos_max - 1]
-    return settled[0] if settled else len(ends)
+    saturated = [number for number, end in enumerate(ends, 1) if sums[end - 1] >= npos_max - 1]
+    return saturated[0] if saturated else len(ends)
 
 
 @pytest.fixture
@@ -189,8 +191,8 @@ def test_a_window(cope, inputs, window):
     def run(inputs):
         _, cache = read(cope, inputs, create_cache(cope, batch=2, capacity=LENGTH), 0, 3)
         cache = cache.enter(POSITIONS[:, 3:], SEGMENTS[:, 3:])
-        q, k, v, features = jax.tree.map(lambda leaf: leaf[:, 3:], inputs)
-        cache = cache.append(k, v, encoding=cope, features=features)
+        q, k, v, x = jax.tree.map(lambda leaf: leaf[:, 3:], inputs)
+        cache = cache.append(q, k, v, encoding=cope, x_BLD=x)
         return attend_cached(q, cache, encoding=cope, window=window), whole(cope, inputs, window=window)[:, 3:]
 
     np.testing.assert_allclose(*run(inputs), rtol=0, atol=1e-6)
@@ -204,8 +206,8 @@ def test_layers_keep_apart(cope, inputs):
     def run(inputs, other):
         cache = create_cache(cope, batch=2, capacity=LENGTH, num_layers=3)
         cache = cache.enter(POSITIONS, SEGMENTS)
-        for layer, (_, k, v, features) in [(0, other), (2, inputs), (1, other)]:
-            cache = cache.append(k, v, encoding=cope, features=features, layer=layer)
+        for layer, (q, k, v, x) in [(0, other), (2, inputs), (1, other)]:
+            cache = cache.append(q, k, v, encoding=cope, x_BLD=x, layer=layer)
         return [attend_cached(inputs[0], cache, encoding=cope, layer=jnp.int32(layer)) for layer in (0, 2)]
 
     first, last = run(inputs, other)
@@ -214,24 +216,26 @@ def test_layers_keep_apart(cope, inputs):
 
 
 class Biased(Encoding):
-    """Features of several shapes: a number for each key, a row for each, and what no head has for itself."""
+    """Features of one head, of the key heads, of the query heads; one is the sum of the values so far."""
 
-    def key_features(self, x_BMD, k_BMGK, v_BMGK):
-        return {
-            "number": v_BMGK[:, :, 0, 0],
-            "row": v_BMGK[:, :, :, 1],
-            "more": v_BMGK[:, :, None] + k_BMGK[:, :, None],
+    def features(self, x_BMD, q_BMHK, k_BMGK, v_BMGK, state):
+        start = 0.0 if state is None else state["sum"][:, None, None]
+        sums_BM1 = start + jnp.cumsum(v_BMGK[:, :, 0, :1], axis=1)
+        return {"sum": sums_BM1, "row": k_BMGK[..., 1], "more": q_BMHK[..., None] * v_BMGK[:, :, :1, :, None]}, {
+            "sum": sums_BM1[:, -1, 0]
         }
 
-    def score(self, q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, carry):
-        bias_BM = features["number"] + features["row"].prod(axis=2) + features["more"][:, :, 0, 1, 2]
-        return logits_BHLM + bias_BM[:, None, None], carry
+    def rotate(self, q, k, q_features, k_features, q_positions, k_positions):
+        return q * q_features["sum"][..., None], k * jnp.cos(k_features["row"])[..., None]
+
+    def score(self, pairs, carry):
+        own, of_key = pairs.q_features, pairs.k_features
+        bias = (own["sum"][..., None] - of_key["sum"][:, :, None]) + of_key["row"].prod(axis=1)[:, None, None]
+        return pairs.logits + bias + own["more"][:, :, :, 1, 0, None] * of_key["more"][:, :, None, :, 2, 0], carry
 
 
-def test_features_have_any_shape(inputs):
+def test_features_have_any_shape_and_a_state(inputs):
     encoding = Biased(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
-    q, k, v, _ = inputs
-    inputs = (q, k, v, encoding.key_features(None, k, v))
     found = cached(encoding, inputs, LENGTH)
     np.testing.assert_allclose(found, jit(functools.partial(whole, encoding))(inputs), rtol=0, atol=1e-6)
 
@@ -239,18 +243,19 @@ def test_features_have_any_shape(inputs):
 class Spy(CoPE):
     """Notes the types that `score` gets."""
 
-    def score(self, *arguments):
-        TYPES.append([{leaf.dtype.name for leaf in jax.tree.leaves(argument)} for argument in arguments])
-        return super().score(*arguments)
+    def score(self, pairs, carry):
+        TYPES.append({field.name: getattr(pairs, field.name) for field in dataclasses.fields(pairs)} | {"carry": carry})
+        return super().score(pairs, carry)
 
 
-TYPES: list[list[set[str]]] = []
+TYPES: list[dict[str, Any]] = []
 
 
 def test_bfloat16_is_for_what_is_kept_only():
     """Logits, gates and their sums are float32."""
-    encoding = Spy(CoPEConfig(gate="value"), SHAPE, rngs=nnx.Rngs(0))
-    low = [jax.ShapeDtypeStruct((2, LENGTH, heads, SIZES.head_dim), jnp.bfloat16) for heads in (4, 2, 2, 2)]
+    encoding = Spy(CoPEConfig(gate="separate_key"), SHAPE, rngs=nnx.Rngs(0))
+    low = [jax.ShapeDtypeStruct((2, LENGTH, heads, SIZES.head_dim), jnp.bfloat16) for heads in (4, 2, 2)]
+    low.append(jax.ShapeDtypeStruct((2, LENGTH, SIZES.model_dim), jnp.bfloat16))
 
     def run(inputs):
         return read(encoding, inputs, create_cache(encoding, batch=2, capacity=9, dtype=jnp.bfloat16), 0, 2)
@@ -258,9 +263,11 @@ def test_bfloat16_is_for_what_is_kept_only():
     out, cache = jax.eval_shape(run, low)
     assert out.dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves(cache.entries)} == {jnp.dtype("bfloat16")}
-    ((q, k, features, logits, mask, q_positions, k_positions, carry),) = TYPES
-    assert q == k == features == {"bfloat16"} and logits == carry == {"float32"}
-    assert mask == {"bool"} and q_positions == k_positions == {"int32"}
+    (given,) = TYPES
+    types = {name: {leaf.dtype.name for leaf in jax.tree.leaves(leaves)} for name, leaves in given.items()}
+    assert types["q"] == types["k"] == types["v"] == types["k_features"] == {"bfloat16"}
+    assert types["logits"] == types["carry"] == {"float32"} and types["mask"] == {"bool"}
+    assert types["q_positions"] == types["k_positions"] == {"int32"}
 
 
 def test_an_overflow_is_an_error_where_it_can_be_known(cope, inputs):
@@ -279,8 +286,8 @@ def test_an_overflow_inside_a_program_is_never_silent(cope, inputs, window):
 
     @jit
     def step(cache, token):
-        q, k, v, features = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, token, 1, axis=1), inputs)
-        cache = cache.enter(jnp.zeros((1, 1), jnp.int32)).append(k, v, encoding=cope, features=features)
+        q, k, v, x = jax.tree.map(lambda leaf: jax.lax.dynamic_slice_in_dim(leaf, token, 1, axis=1), inputs)
+        cache = cache.enter(jnp.zeros((1, 1), jnp.int32)).append(q, k, v, encoding=cope, x_BLD=x)
         return attend_cached(q, cache, encoding=cope, window=window), cache
 
     cache = create_cache(cope, batch=2, capacity=4)
@@ -301,6 +308,8 @@ def test_a_fresh_cache_can_be_donated(cope):
     assert entered.filled == 3 and cache.positions_BC.is_deleted()
 
 
+QUERIES = (2, 1, SIZES.heads, SIZES.head_dim)
+X = np.zeros((2, 1, SIZES.model_dim), np.float32)
 ENTERED = (2, 1, SIZES.kv_heads, SIZES.head_dim)
 KEYS = "float32[2, 1, 2, 4]"
 MISFITS = {
@@ -308,7 +317,6 @@ MISFITS = {
     "width": (dict(v=np.zeros((2, 1, 2, 3), np.float32)), f"values must be {KEYS} to fit the cache, got float32[2, 1"),
     "batch": (dict(k=np.zeros((1, 1, 2, 4), np.float32)), f"keys must be {KEYS} to fit the cache, got float32[1, 1, 2"),
     "type": (dict(k=jnp.zeros(ENTERED, jnp.bfloat16)), f"keys must be {KEYS} to fit the cache, got bfloat16"),
-    "features": (dict(features=()), "features must be (float32[2, 1, 2, 4], ()) to fit the cache, got ()"),
     "layer": (dict(layer=0), "layer=0 of a cache of one layer: leave it out"),
     "no layer": (dict(num_layers=3), "layer=None of a cache of 3 layers: give one from 0 to 2"),
     "another layer": (dict(num_layers=3, layer=3), "layer=3 of a cache of 3 layers: give one from 0 to 2"),
@@ -324,7 +332,7 @@ def test_what_does_not_fit_the_cache_is_one_clear_line(cope, change, message):
     if options.pop("enter", 1):
         cache = cache.enter(POSITIONS[:, :1])
     with pytest.raises(ConfigError) as error:
-        cache.append(options.pop("k"), options.pop("v"), **options)
+        cache.append(np.zeros(QUERIES, np.float32), options.pop("k"), options.pop("v"), x_BLD=X, **options)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -341,8 +349,8 @@ def test_queries_that_do_not_fit_the_cache_are_an_error(cope):
 def test_tokens_that_were_not_entered_are_never_silent_inside_a_program(cope, inputs):
     @jit
     def run(cache):
-        q, k, v, features = jax.tree.map(lambda leaf: leaf[:, :2], inputs)
-        cache = cache.append(k, v, encoding=cope, features=features).enter(POSITIONS[:, :2])
+        q, k, v, x = jax.tree.map(lambda leaf: leaf[:, :2], inputs)
+        cache = cache.append(q, k, v, encoding=cope, x_BLD=x).enter(POSITIONS[:, :2])
         return attend_cached(q, cache, encoding=cope)
 
     assert np.isnan(run(create_cache(cope, batch=2, capacity=4))).all()

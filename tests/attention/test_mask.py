@@ -42,7 +42,7 @@ def by_loops(mask):
     """The pairs, from the definition; places stand for themselves."""
     allowed = np.zeros((BATCH, LENGTH, KEYS), bool)
     for b, i, j in np.ndindex(allowed.shape):
-        q, k = int(mask.q_places_L[i]), int(mask.k_places_M[j])
+        q, k = int(mask.q_indices_L[i]), int(mask.k_indices_M[j])
         segments = {"q_segments": {q: mask.q_segment_ids_BL[b, i]}, "k_segments": {k: mask.k_segment_ids_BM[b, j]}}
         # With as many queries as keys a number is a place.
         allowed[b, i, j] = k >= 0 and visible(q, k, 0, 0, mask.causal, mask.window, **segments)
@@ -65,9 +65,9 @@ def check(mask):
 @kinds
 @settings_
 @given(ids(LENGTH, -2, KEYS), ids(KEYS, -2, KEYS), segments())
-def test_any_places_and_segments(kind, q_places, k_places, segments):
+def test_any_places_and_segments(kind, q_indices, k_indices, segments):
     """`dense` is exact, `span` is safe; negative places of keys are empty."""
-    check(Mask(int32(*q_places), int32(*k_places), int32(*segments[:2]), int32(*segments[2:]), **kind))
+    check(Mask(int32(*q_indices), int32(*k_indices), int32(*segments[:2]), int32(*segments[2:]), **kind))
 
 
 @kinds
@@ -75,10 +75,10 @@ def test_any_places_and_segments(kind, q_places, k_places, segments):
 @given(st.integers(-3, KEYS + 1), st.integers(0, 3), st.integers(0, 3), segments())
 def test_ascending_places_give_tight_ranges(kind, q_start, k_start, empty, segments):
     """Tight in each row of one segment; the last places of keys may be empty, as in a cache."""
-    k_places = np.where(np.arange(KEYS) < KEYS - empty, np.arange(KEYS) + k_start, -1)
-    q_places = np.arange(LENGTH) + q_start
+    k_indices = np.where(np.arange(KEYS) < KEYS - empty, np.arange(KEYS) + k_start, -1)
+    q_indices = np.arange(LENGTH) + q_start
     one = [np.zeros((BATCH, length), np.int32) for length in (LENGTH, KEYS)]
-    pairs, first, end, full, full_end = check(Mask(int32(*q_places), int32(*k_places), *one, **kind))
+    pairs, first, end, full, full_end = check(Mask(int32(*q_indices), int32(*k_indices), *one, **kind))
     some, every = pairs.any(axis=(0, 1)), pairs.all(axis=(0, 1))
     if some.any():
         assert (first, end) == (some.argmax(), KEYS - some[::-1].argmax())
@@ -87,10 +87,10 @@ def test_ascending_places_give_tight_ranges(kind, q_start, k_start, empty, segme
     assert max(full_end - full, 0) == every.sum()
 
     ascending = [np.sort(int32(*rows), axis=1) for rows in (segments[:2], segments[2:])]
-    mask = Mask(int32(*q_places), int32(*k_places), *ascending, **kind)
+    mask = Mask(int32(*q_indices), int32(*k_indices), *ascending, **kind)
     pairs, first, end, full, full_end = check(mask)
     if first < end:  # places and segments, each alone, allow the keys at the ends of the range
-        loose, *_ = check(Mask(mask.q_places_L, mask.k_places_M, *one, **kind))
+        loose, *_ = check(Mask(mask.q_indices_L, mask.k_indices_M, *one, **kind))
         queries, keys = ascending
         for at in (first, end - 1):
             assert loose[..., at].any()

@@ -5,8 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.attention import blockwise_attention, full_attention
-from cope_jax.attention.blockwise import Blocks
+from cope_jax.attention import BlockSizes, blockwise_attention, full_attention
 from tests.attention.problems import arrays_of, plain, value_and_gradients
 from tests.encodings.cases import CASES, build, jit
 from tests.ops.jaxprs import equations
@@ -33,7 +32,7 @@ def quadratic(attention, spec, **static):
 
 def in_blocks(encoding, inputs):
     # Small, for what a TPU fuses has an axis of the table beside those of a block.
-    return blockwise_attention(encoding, inputs, Blocks(16, 32, 64))
+    return blockwise_attention(encoding, inputs, BlockSizes(16, 32, 64))
 
 
 @pytest.mark.parametrize("spec", CASES)

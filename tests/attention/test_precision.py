@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from cope_jax.ops.sums import suffix_sum
 from flax import nnx
 
-from cope_jax.attention import blockwise_attention, full_attention, prepare
-from cope_jax.attention.blockwise import Blocks
+from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
 from cope_jax.encodings import AttentionShape
 from cope_jax.encodings.cope import CoPE, CoPEConfig
-from cope_jax.ops.interpolate import interpolate, interpolation_slope
-from cope_jax.ops.suffix_sum import suffix_sum
+from cope_jax.ops.interpolate import interpolate
 from tests.encodings.cases import jit
 
 NAMES = ("out", "dq", "dk", "dv", "dtable")
@@ -32,7 +31,7 @@ def value_and_gradients(attention, kind, q, k, v, dout, table):
 
     def out(q, k, v, table):
         encoding = kind(CoPEConfig(npos_max=len(table)), AttentionShape(1, q.shape[-1]), rngs=nnx.Rngs(0))
-        encoding.table_NK[...] = table
+        encoding.table[...] = table
         inputs = prepare(*(a[None, :, None] for a in (q, k, v)), encoding=encoding)
         return attention(encoding, inputs)[0, :, 0]
 
@@ -41,7 +40,7 @@ def value_and_gradients(attention, kind, q, k, v, dout, table):
 
 
 def in_blocks(encoding, inputs):
-    return blockwise_attention(encoding, inputs, Blocks(64, 64, 128))
+    return blockwise_attention(encoding, inputs, BlockSizes(64, 64, 128))
 
 
 def in_float64(arrays):
@@ -73,20 +72,13 @@ def test_float32_is_exact_to_its_last_digits_away_from_the_integers():
 class ShortCoPE(CoPE):
     """CoPE that counts in bfloat16: what `accumulator_dtype` is there to prevent."""
 
-    def _short(self, logits_BHLM, mask_B1LM, carry):
-        nearer_BHL, z_BHLN = (leaf.astype(jnp.bfloat16) for leaf in carry)
-        gates_BHLM = jnp.where(mask_B1LM, jax.nn.sigmoid(logits_BHLM.astype(jnp.bfloat16)), jnp.bfloat16(0))
+    def score(self, pairs, carry):
+        nearer_BHL, z_BHLN = (leaf.astype(jnp.bfloat16) for leaf in (carry.sums, carry.constants))
+        gates_BHLM = jnp.where(pairs.mask, jax.nn.sigmoid(pairs.logits.astype(jnp.bfloat16)), jnp.bfloat16(0))
         counts_BHLM = nearer_BHL[..., None] + suffix_sum(gates_BHLM)
-        return z_BHLN, counts_BHLM, jnp.minimum(counts_BHLM, jnp.bfloat16(self.config.npos_max - 1))
-
-    def score(self, q, k, features, logits_BHLM, mask_B1LM, q_positions, k_positions, carry):
-        z_BHLN, counts_BHLM, p_BHLM = self._short(logits_BHLM, mask_B1LM, carry)
-        nearer_BHL = counts_BHLM[..., 0].astype(jnp.float32)
-        return logits_BHLM + interpolate(z_BHLN, p_BHLM).astype(jnp.float32), (nearer_BHL, carry[1])
-
-    def slopes(self, q, k, features, logits_BHLM, mask_B1LM, q_positions, k_positions, carry):
-        z_BHLN, _, p_BHLM = self._short(logits_BHLM, mask_B1LM, carry)
-        return interpolation_slope(z_BHLN, p_BHLM).astype(jnp.float32), None
+        added_BHLM = interpolate(z_BHLN, jnp.minimum(counts_BHLM, jnp.bfloat16(self.config.npos_max - 1)))
+        counted = carry._replace(sums=counts_BHLM[..., 0].astype(jnp.float32))
+        return pairs.logits + added_BHLM.astype(jnp.float32), counted
 
 
 @pytest.mark.newest

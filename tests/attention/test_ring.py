@@ -16,9 +16,9 @@ from cope_jax import encodings
 from cope_jax.attention import attend, full_attention, prepare
 from cope_jax.attention.blockwise import blockwise_attention
 from cope_jax.attention.ring import ring_attention
-from cope_jax.attention.seats import Ring
-from cope_jax.attention.strips import Blocks
-from cope_jax.encodings import AttentionShape, Encoding
+from cope_jax.attention.ring_schedule import Ring
+from cope_jax.attention.tiles import BlockSizes
+from cope_jax.encodings import AttentionShape, Carry, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
@@ -36,7 +36,7 @@ def mesh_of(devices, data=1, types=(AxisType.Auto, AxisType.Auto)):
 
 
 def ring(*blocks):
-    return functools.partial(ring_attention, axis=AXIS, blocks=Blocks(*blocks))
+    return functools.partial(ring_attention, axis=AXIS, blocks=BlockSizes(*blocks))
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_keys_move_between_neighbours_and_are_never_gathered():
     moved = re.findall(r"= f32\[([\d,]*)\].* collective-permute(?:-start)?\(", text)
     sizes = {math.prod(map(int, shape.split(","))) for shape in moved}
     chunk = 4 * SIZES.head_dim  # of one head
-    assert sizes == {SIZES.kv_heads * chunk, SIZES.heads * chunk}, "chunks of keys, and of queries to their seats"
+    assert sizes == {SIZES.kv_heads * chunk, SIZES.heads * chunk}, "chunks of keys, and of queries to their devices"
     gathered = [line for line in text.splitlines() if re.search(r" (all-gather|all-to-all)(-start)?\(", line)]
     # XLA gathers what CoPE scatters over the shares of the batch: groups of 2 devices, and no axis of the ring.
     assert all("replica_groups=[4,2]<=[2,4]T(1,0)" in line for line in gathered), gathered
@@ -107,8 +107,8 @@ def test_keys_move_between_neighbours_and_are_never_gathered():
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4, 8])
-def test_seats(devices):
-    """Every chunk is in its seat, sees the chunks from its own to the first, and comes home; the work is even."""
+def test_schedule(devices):
+    """Every chunk is on its device, sees the chunks from its own to the first, and comes home; the work is even."""
     chunks = 2 * devices
 
     @jit
@@ -116,9 +116,9 @@ def test_seats(devices):
         ring = Ring.of(AXIS)
 
         def on_device(natural):
-            own = ring.seated(natural)
+            own = ring.placed(natural)
             home, seen = jax.lax.scan(lambda keys, _: (ring.moved(keys), keys), own, length=chunks)
-            return own, seen[None], ring.unseated(home)
+            return own, seen[None], ring.unplaced(home)
 
         return ring.sharded(on_device, (True,), (True, True, True))(chunk)
 
@@ -138,9 +138,9 @@ def test_seats(devices):
 class Probe(Encoding):
     """Tells which blocks are scored."""
 
-    def score(self, q, k, features, logits, mask, q_positions, k_positions, carry):
-        jax.debug.callback(self.seen, q_positions[0, 0], k_positions[0, -1])
-        return logits, carry
+    def score(self, pairs, carry):
+        jax.debug.callback(self.seen, pairs.q_positions[0, 0], pairs.k_positions[0, -1])
+        return pairs.logits, carry
 
     @staticmethod
     def seen(query, key):
@@ -231,11 +231,11 @@ def test_types_are_kept():
 class Product(Encoding):
     """A carry that is no sum: its logits are multiplied by it."""
 
-    def initial_carry(self, q_BLHK):
-        return jnp.ones(q_BLHK.shape[:1] + q_BLHK.shape[2:0:-1], q_BLHK.dtype)
+    def initial_carry(self, q_BHLK, q_features):
+        return Carry(state=jnp.ones(q_BHLK.shape[:3], q_BHLK.dtype))
 
-    def score(self, q, k, features, logits, mask, q_positions, k_positions, carry):
-        return logits * carry[..., None], carry * 0.5
+    def score(self, pairs, carry):
+        return pairs.logits * carry.state[..., None], Carry(state=carry.state * 0.5)
 
 
 MISTAKES = {
@@ -243,7 +243,7 @@ MISTAKES = {
     "another implementation": ({"implementation": "full", "sequence_axis": AXIS}, "give the axis with 'ring' alone"),
     "axis": ({"sequence_axis": "sequences"}, "unknown axis of the mesh 'sequences': did you mean 'sequence'"),
     "not causal": ({"sequence_axis": AXIS, "causal": False}, "must be causal"),
-    "carry": ({"sequence_axis": AXIS, "encoding": Product}, "Encoding.slopes"),
+    "carry": ({"sequence_axis": AXIS, "encoding": Product}, "which this encoding does not"),
     "lengths": ({"sequence_axis": AXIS, "q": jnp.ones((2, 3, 4, 4))}, "as many queries as keys, got 3 and 6"),
     "type of axis": ({"sequence_axis": AXIS, "types": (AxisType.Explicit,) * 2}, "must be of type Auto"),
     "no mesh": ({"sequence_axis": AXIS, "types": None}, "call under jax.set_mesh(mesh)"),

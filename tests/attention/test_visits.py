@@ -1,4 +1,4 @@
-"""Which blocks of keys a strip of queries visits, and where it stops counting."""
+"""Which blocks of keys a block of queries visits, and where it stops counting."""
 
 import dataclasses
 
@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax.attention import Inputs, Mask, blockwise_attention
-from cope_jax.attention.blockwise import Blocks
+from cope_jax.attention import BlockSizes, Inputs, Mask, blockwise_attention
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.encodings.base import NoOptions
 from cope_jax.encodings.cope import CoPE, CoPEConfig
@@ -18,12 +17,13 @@ from tests.encodings.cases import jit
 WIDTH = 4
 SHAPE = AttentionShape(num_heads=2, head_dim=WIDTH)
 LENGTH = KEYS = 24
-BLOCKS = Blocks(4, 2, 5)
+BLOCKS = BlockSizes(4, 2, 5)
 
 
 def inputs_of(encoding, q, k, v, mask):
-    places = [jnp.asarray(places)[None] for places in (mask.q_places_L, mask.k_places_M)]
-    return Inputs(q, q, k, v, encoding.key_features(None, k, v), *places, mask, None)
+    places = [jnp.asarray(places)[None] for places in (mask.q_indices_L, mask.k_indices_M)]
+    q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
+    return Inputs(q, q, k, v, None, (), (), *places, mask, None)
 
 
 def value_and_gradients(encoding, q, k, v, mask, blocks=BLOCKS):
@@ -46,32 +46,32 @@ class Recorder(Encoding):
         super().__init__(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
         self.note = seen.append
 
-    def score(self, q_BLHK, k_BMGK, features, logits_BHLM, mask_B1LM, q_positions_BL, k_positions_BM, carry):
+    def score(self, pairs, carry):
         jax.debug.callback(
             lambda *block: self.note(tuple(map(np.asarray, block))),
-            q_positions_BL[0],
-            k_positions_BM[0],
-            mask_B1LM[0, 0],
+            pairs.q_positions[0],
+            pairs.k_positions[0],
+            pairs.mask[0, 0],
         )
-        return logits_BHLM, carry
+        return pairs.logits, carry
 
 
 def segments_of(*lengths):
     return np.repeat(np.arange(len(lengths), dtype=np.int32), lengths)[None]
 
 
-PLACES = np.arange(KEYS, dtype=np.int32)
+INDICES = np.arange(KEYS, dtype=np.int32)
 DOCUMENTS = segments_of(3, 8, 1, 12)
 MASKS = {
-    "causal": Mask(PLACES, PLACES),
-    "window": Mask(PLACES, PLACES, window=6),
-    "bidirectional": Mask(PLACES, PLACES, causal=False),
-    "bidirectional window": Mask(PLACES, PLACES, causal=False, window=3),
-    "documents": Mask(PLACES, PLACES, DOCUMENTS, DOCUMENTS),
-    "documents both ways": Mask(PLACES, PLACES, DOCUMENTS, DOCUMENTS, causal=False),
-    "last queries": Mask(PLACES[-6:], PLACES),
-    "first queries of a cache": Mask(PLACES[:6], np.where(PLACES < 9, PLACES, -1)),
-    "no key at all": Mask(PLACES, 0 * PLACES - 1),
+    "causal": Mask(INDICES, INDICES),
+    "window": Mask(INDICES, INDICES, window=6),
+    "bidirectional": Mask(INDICES, INDICES, causal=False),
+    "bidirectional window": Mask(INDICES, INDICES, causal=False, window=3),
+    "documents": Mask(INDICES, INDICES, DOCUMENTS, DOCUMENTS),
+    "documents both ways": Mask(INDICES, INDICES, DOCUMENTS, DOCUMENTS, causal=False),
+    "last queries": Mask(INDICES[-6:], INDICES),
+    "first queries of a cache": Mask(INDICES[:6], np.where(INDICES < 9, INDICES, -1)),
+    "no key at all": Mask(INDICES, 0 * INDICES - 1),
 }
 
 
@@ -81,9 +81,9 @@ def random(*shape, seed=0):
 
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
-    """From the last key of a strip to the first: near blocks of 2 keys and far ones of 5, none without a pair."""
+    """From the last key that queries see to the first: near blocks of 2 keys and far ones of 5, none without a pair."""
     seen = []
-    length = len(mask.q_places_L)
+    length = len(mask.q_indices_L)
     q, k, v = random(1, length, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
     encoding = Recorder(seen)
     jax.block_until_ready(blockwise_attention(encoding, inputs_of(encoding, q, k, v, mask), BLOCKS))
@@ -92,11 +92,11 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
     visits = np.zeros((KEYS, KEYS), int)
     for rows, columns, pairs in seen:
         assert pairs.any(), f"the keys {columns} of the queries {rows} are scored in vain"
-        _, once = np.unique(rows, return_index=True)  # the last query stands in for those that fill up its strip
+        _, once = np.unique(rows, return_index=True)  # the last query stands in for those that fill up its block
         visits[np.ix_(rows[once], columns)] += pairs[once]
-    np.testing.assert_array_equal(visits[mask.q_places_L], dense)
+    np.testing.assert_array_equal(visits[mask.q_indices_L], dense)
     for start in range(0, length, BLOCKS.queries):
-        rows = mask.q_places_L[start : start + BLOCKS.queries]
+        rows = mask.q_indices_L[start : start + BLOCKS.queries]
         reach = dense[start : start + BLOCKS.queries].any(axis=0)
         span = KEYS - reach[::-1].argmax() - reach.argmax() if reach.any() else 0
         sizes = [len(columns) for others, columns, _ in seen if others[0] == rows[0]]
@@ -108,10 +108,12 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
 def test_far_blocks_are_wide(gradient):
     """Four last queries: two near blocks need a mask, the other 20 keys are 4 blocks of 5; in the gradient too."""
     seen = []
-    encoding, mask = Recorder(seen), Mask(PLACES[-4:], PLACES)
+    encoding, mask = Recorder(seen), Mask(INDICES[-4:], INDICES)
     q, k, v = random(1, 4, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
     inputs = inputs_of(encoding, q, k, v, mask)
-    out, pull = jax.vjp(lambda v: blockwise_attention(encoding, dataclasses.replace(inputs, v=v), BLOCKS), v)
+    out, pull = jax.vjp(
+        lambda v: blockwise_attention(encoding, dataclasses.replace(inputs, v=jnp.swapaxes(v, 1, 2)), BLOCKS), v
+    )
     if gradient:
         jax.effects_barrier()
         seen.clear()
@@ -123,10 +125,10 @@ def test_far_blocks_are_wide(gradient):
 
 
 RULED_OUT = {  # the mask, and the keys that no query sees
-    "causality": (Mask(PLACES[:4], PLACES), slice(4, None)),
-    "window": (Mask(PLACES[-4:], PLACES, window=3), slice(None, 14)),
-    "documents": (Mask(PLACES[12:], PLACES, DOCUMENTS[:, 12:], DOCUMENTS), slice(None, 12)),
-    "empty places": (Mask(PLACES[-4:], np.where(PLACES < 9, -1, PLACES)), slice(None, 4)),
+    "causality": (Mask(INDICES[:4], INDICES), slice(4, None)),
+    "window": (Mask(INDICES[-4:], INDICES, window=3), slice(None, 14)),
+    "documents": (Mask(INDICES[12:], INDICES, DOCUMENTS[:, 12:], DOCUMENTS), slice(None, 12)),
+    "empty keys": (Mask(INDICES[-4:], np.where(INDICES < 9, -1, INDICES)), slice(None, 4)),
 }
 
 
@@ -134,11 +136,11 @@ RULED_OUT = {  # the mask, and the keys that no query sees
 def test_blocks_that_are_ruled_out_are_not_read(mask, gone):
     """NaN in their keys and values reaches nothing."""
     encoding = CoPE(CoPEConfig(npos_max=4), SHAPE, rngs=nnx.Rngs(0))
-    encoding.table_NK[...] = random(4, WIDTH, seed=3)
-    q, k, v = random(1, len(mask.q_places_L), 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
-    clean, gradients = value_and_gradients(encoding, q, k, v, mask, Blocks(4, 2, 2))
+    encoding.table[...] = random(4, WIDTH, seed=3)
+    q, k, v = random(1, len(mask.q_indices_L), 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
+    clean, gradients = value_and_gradients(encoding, q, k, v, mask, BlockSizes(4, 2, 2))
     spoilt, others = value_and_gradients(
-        encoding, q, k.at[:, gone].set(jnp.nan), v.at[:, gone].set(jnp.nan), mask, Blocks(4, 2, 2)
+        encoding, q, k.at[:, gone].set(jnp.nan), v.at[:, gone].set(jnp.nan), mask, BlockSizes(4, 2, 2)
     )
     assert np.isfinite(clean).all() and np.abs(clean).max() > 0.1
     np.testing.assert_array_equal(spoilt, clean)
@@ -148,10 +150,10 @@ def test_blocks_that_are_ruled_out_are_not_read(mask, gone):
 
 
 class Marked(CoPE):
-    """Settled keys get no weight, so that the result shows which they were."""
+    """Keys beyond saturation get no weight, so that the result shows which they were."""
 
-    def settled_score(self, *arguments):
-        return super().settled_score(*arguments) - 1e30
+    def tail(self, pairs, carry):
+        return super().tail(pairs, carry) - 1e30
 
 
 def open_gates():
@@ -161,8 +163,8 @@ def open_gates():
 
 
 @pytest.mark.parametrize("npos_max", [2, 4, 9])
-def test_blocks_beyond_the_largest_position_are_settled(npos_max):
-    """A strip counts, two keys at a time, until its first query has seen N−1; all that is farther is settled."""
+def test_blocks_beyond_the_largest_position_are_saturated(npos_max):
+    """Queries count, two keys at a time, until the first of them has seen N−1; all that is farther is the tail."""
     (q, k), v = open_gates(), random(1, KEYS, 2, WIDTH)
     encoding = Marked(CoPEConfig(npos_max=npos_max), SHAPE, rngs=nnx.Rngs(0))
     out, (_, _, dv) = value_and_gradients(encoding, q, k, v, MASKS["causal"])
@@ -180,7 +182,7 @@ def test_blocks_beyond_the_largest_position_are_settled(npos_max):
 
 
 @pytest.mark.parametrize("axis", [0, 2], ids=["example", "head"])
-def test_one_row_that_counts_keeps_its_strip_counting(axis):
+def test_one_row_that_counts_keeps_its_block_counting(axis):
     """All gates of the second example or head are closed: its positions never reach the end of the table."""
     q, k = (jnp.concatenate([x] * 2, axis=0) for x in open_gates())
     k = k.at[(slice(None),) * axis + (1,)].multiply(-1)

@@ -2,7 +2,7 @@ import itertools
 
 import pytest
 
-from cope_jax.corpora import texts, wikitext
+from cope_jax.corpora import sentences_by_corpus, wikitext
 from cope_jax.corpora.sentences import natural, split_sentences
 from cope_jax.errors import ConfigError
 from tests.corpora.data import real, write
@@ -60,13 +60,13 @@ def test_texts_are_raw_in_all_splits_or_in_none(tmp_path):
     folder = write(tmp_path, "wikitext-2/wiki.train.tokens", "a <unk>\n")
     write(tmp_path, "wikitext-2/wiki.test.tokens", "c <unk>\n")
     write(tmp_path, "wikitext-2/wiki.test.raw", "c d\n")
-    assert texts.documents("wikitext-2", folder, "test") == [[("c", "<unk>")]]
+    assert sentences_by_corpus.documents("wikitext-2", folder, "test") == [[("c", "<unk>")]]
     write(tmp_path, "wikitext-2/wiki.train.raw", "a b\n")
-    assert texts.documents("wikitext-2", folder, "test") == [[("c", "d")]]
+    assert sentences_by_corpus.documents("wikitext-2", folder, "test") == [[("c", "d")]]
 
 
 def test_both_corpora_are_one_after_the_other():
-    both, *parts = (texts.documents(name, None, "train") for name in ("both", "wikitext-2", "ud-ewt"))
+    both, *parts = (sentences_by_corpus.documents(name, None, "train") for name in ("both", "wikitext-2", "ud-ewt"))
     assert both == [*parts[0], *parts[1]]
 
 

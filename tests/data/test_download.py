@@ -1,21 +1,19 @@
 """Corpora from a server on this machine: a zip of the built-in sample, whole, cut off, damaged and absent."""
 
-import errno
-import fcntl
 import hashlib
 import io
+import os
 import time
 import zipfile
 from concurrent import futures
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.corpora.documents import documents
-from cope_jax.corpora.files import SAMPLES
-from cope_jax.corpora.texts import SPLITS
+from cope_jax.corpora.corpus_files import SAMPLES
+from cope_jax.corpora.raw_text import documents
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.data.download import SOURCES, Source, download
 from cope_jax.errors import ConfigError
 from tests.corpora.data import write
@@ -113,7 +111,6 @@ def test_downloads_side_by_side_leave_each_other_alone(server, wikitext, tmp_pat
             time.sleep(0.01)
         (own,) = tmp_path.iterdir()
         server.cut, server.holds = None, False
-        (tmp_path / ".download-of-the-dead").mkdir()
         assert download(wikitext, tmp_path) == list(FILES)
         assert held(tmp_path) > set(FILES) and own.exists() and list(own.iterdir())
         server.released.set()
@@ -122,11 +119,13 @@ def test_downloads_side_by_side_leave_each_other_alone(server, wikitext, tmp_pat
     assert held(tmp_path) == set(FILES)
 
 
-def test_a_file_system_without_locks_has_downloads_too(wikitext, tmp_path, monkeypatch):
-    monkeypatch.setattr(fcntl, "flock", mock.Mock(side_effect=OSError(errno.ENOLCK, "No locks available")))
-    (tmp_path / ".download-of-another").mkdir()
+def test_what_a_killed_process_left_is_removed_on_a_later_day(wikitext, tmp_path):
+    for name, hours in (("old", 25), ("new", 1)):
+        folder = tmp_path / f".download-{name}"
+        folder.mkdir()
+        os.utime(folder, 2 * (time.time() - 3600 * hours,))
     assert download(wikitext, tmp_path) == list(FILES)
-    assert held(tmp_path) == {*FILES, ".download-of-another"}
+    assert held(tmp_path) == {*FILES, ".download-new"}
 
 
 @pytest.mark.parametrize("damage", [lambda body: body[:-1] + b"x", lambda body: body[:-1]], ids=["byte", "size"])
@@ -160,7 +159,7 @@ def test_what_cannot_be_reached_is_one_line_that_says_what_to_do(server, archive
 
 @pytest.mark.parametrize("corpus", SOURCES)
 def test_readers_find_the_files_and_name_the_command(corpus, tmp_path):
-    command = f"`python -m experiments.download --corpora={corpus} --data_dir={tmp_path}` does it"
+    command = f"`python -m experiments.download --corpora={corpus} --out={tmp_path}` does it"
     with pytest.raises(ConfigError, match=rf"put the corpus there \(plain or .gz; {command}\), name") as error:
         documents(corpus, str(tmp_path), "train")
     assert "\n" not in str(error.value)

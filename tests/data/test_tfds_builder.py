@@ -7,12 +7,13 @@ import tensorflow_datasets as tfds
 from absl.testing import flagsaver
 
 from cope_jax import tasks
-from cope_jax.corpora.files import SAMPLES
+from cope_jax.corpora.corpus_files import SAMPLES
 from cope_jax.data import pipeline, tfds_builder
 from cope_jax.errors import ConfigError
 from cope_jax.tasks import text as text_task
-from cope_jax.tasks.levels import LevelTask
-from experiments import entry, export
+from cope_jax.tasks.difficulty import LevelTask
+from experiments import export
+from experiments.cli import entry
 
 pytestmark = pytest.mark.newest
 

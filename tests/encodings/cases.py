@@ -1,7 +1,6 @@
 """The cases of the common suite: an encoding's text, its random parameters, and its oracle."""
 
 import functools
-import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -39,6 +38,8 @@ CASES = [
     "kerple",
     "fire",
     "fire(hidden=4,threshold=12.0)",
+    "fox",
+    "fox(bias=5.0,stddev=0.1)",
     "cope",
     "cope(npos_max=3)",
     "cope(npos_max=4,gate=separate_key)",
@@ -122,23 +123,17 @@ def parts(spec: str) -> tuple[tuple[str, dict[str, Any]], ...]:
 
 
 def parameters(state: nnx.State) -> dict[str, np.ndarray]:
-    """The parameters by path, such as "table" or "parts/0/table": names without the letters of their shape."""
-    named = {}
-    for path, leaf in nnx.to_flat_state(state):
-        named["/".join(str(step) for step in path[:-1]) + "/" * (len(path) > 1) + _plain(path[-1])] = leaf
+    """The parameters by path, such as "table", or "cope/table" in a composition."""
+    named = {"/".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
     learned = {name: leaf[...] for name, leaf in named.items() if leaf.dtype != jax.dtypes.float0}
     return {name: np.asarray(array, np.float64) for name, array in learned.items()}
-
-
-def _plain(name: str) -> str:
-    return re.sub(r"_[0-9A-Z]+$", "", name)
 
 
 def rule_of(spec: str, named: Mapping[str, np.ndarray], sizes: Sizes = SIZES) -> Rule:
     """The oracle of an encoding with these parameters."""
     rules = []
     for index, (name, options) in enumerate(parts(spec)):
-        prefix = f"parts/{index}/" if len(parts(spec)) > 1 else ""
+        prefix = f"{name}/" if len(parts(spec)) > 1 else ""
         own = {path.removeprefix(prefix): value for path, value in named.items() if path.startswith(prefix)}
         options = {option: value for option, value in options.items() if (name, option) not in SIZE_OPTIONS}
         rows = dict(parts(spec)[index][1]).get("max_length") if name == "learned" else None
@@ -167,7 +162,7 @@ def problem(
 
 
 def forward(graphdef, state, arrays, positions, segments, **options) -> tuple[Any, Any]:
-    """What a model does with an encoding: embeds x, takes key features of it, and attends."""
+    """What a model does with an encoding: embeds x, takes features of it, and attends."""
     encoding = nnx.merge(graphdef, state)
     embedded = encoding.embed(arrays["x"], positions)
     q, k, v = arrays["q"], arrays["k"], arrays["v"]
@@ -176,7 +171,8 @@ def forward(graphdef, state, arrays, positions, segments, **options) -> tuple[An
         k,
         v,
         encoding=encoding,
-        features=encoding.key_features(embedded, k, v),
+        features=encoding.features(embedded, q, k, v, None)[0],
+        embedded=True,
         q_positions=positions,
         k_positions=positions,
         q_segment_ids=segments,

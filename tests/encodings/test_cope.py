@@ -7,9 +7,8 @@ import pytest
 from flax import nnx
 
 from cope_jax import encodings
-from cope_jax.attention import Mask, attend
+from cope_jax.attention import attend, prepare
 from cope_jax.errors import ConfigError
-from cope_jax.ops.logits import content_logits
 from tests.encodings.cases import jit, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.attention import cope_backward
@@ -22,7 +21,7 @@ SIZES_ONE = Sizes(heads=1, kv_heads=1, head_dim=4, model_dim=4, max_length=12)
 def create(spec="cope", heads=1, width=4, table=None, **options):
     encoding = encodings.create(spec, num_heads=heads, head_dim=width, rngs=nnx.Rngs(0), **options)
     if table is not None:
-        encoding.table_NK[...] = jnp.asarray(table)
+        encoding.table[...] = jnp.asarray(table)
     return encoding
 
 
@@ -55,7 +54,7 @@ def test_gradients_equal_the_backward_formulae(npos_max, x64):
 
     def out(q, k, v, e):
         encoding = create(npos_max=npos_max)
-        encoding.table_NK[...] = e
+        encoding.table[...] = e
         return attend(*(a[None, :, None] for a in (q, k, v)), encoding=encoding, implementation="full")[0, :, 0]
 
     _, pull = jax.vjp(jax.jit(out), q, k, v, e)
@@ -87,19 +86,18 @@ def test_the_position_logit_is_not_scaled_unless_asked(x64):
     np.testing.assert_allclose(added_scaled, added / 2, rtol=0, atol=1e-14)
 
 
-def test_diagnostics_are_float32_gates_and_positions():
+def test_maps_are_float32_gates_and_positions():
     """Also for bfloat16 queries and keys; a masked pair has a gate of exactly 0."""
     length, npos_max = 12, 4
     q, k, v, e, _ = (jnp.asarray(a, jnp.bfloat16) for a in one_head(3, length, npos_max))
     encoding = create(npos_max=npos_max, table=e.astype(jnp.float32))
     segments = jnp.asarray([[0] * 5 + [1] * 7])
-    places = np.arange(length, dtype=np.int32)
-    mask = Mask(places, places, segments, segments).dense()
     q, k, v = (a[None, :, None] for a in (q, k, v))
-    logits = content_logits(q, k)
+    pairs = prepare(q, k, v, encoding=encoding, q_segment_ids=segments, k_segment_ids=segments).pairs()
+    logits, mask = pairs.logits, pairs.mask
     assert logits.dtype == jnp.float32
-    assert [leaf.dtype for leaf in jax.tree.leaves(encoding.initial_carry(q))] == [jnp.float32] * 2
-    maps = encoding.diagnostics(q, k, (), logits, mask, places[None], places[None])
+    assert [leaf.dtype for leaf in jax.tree.leaves(encoding.initial_carry(pairs.q, ()))] == [jnp.float32] * 2
+    maps = encoding.maps(pairs)
     assert {name: array.dtype for name, array in maps.items()} == {"gates": jnp.float32, "positions": jnp.float32}
     gates, positions = (np.asarray(maps[name])[0, 0] for name in ("gates", "positions"))
     allowed = np.asarray(mask)[0, 0]
@@ -140,9 +138,9 @@ def test_bfloat16_gradients_survive_a_long_row(gate):
 def test_separate_gate_keys_need_the_layer_input():
     encoding = create("cope(gate=separate_key)")
     q = jnp.ones((1, 3, 1, 4))
-    with pytest.raises(ConfigError, match="key_features"):
+    with pytest.raises(ConfigError, match=r"features=encoding\.features"):
         attend(q, q, q, encoding=encoding)
-    features = encoding.key_features(jnp.ones((1, 3, 4)), q, q)
+    features = encoding.features(jnp.ones((1, 3, 4)), q, q, q, None)[0]
     assert attend(q, q, q, encoding=encoding, features=features).shape == q.shape
 
 
@@ -155,8 +153,9 @@ def test_gates_of_a_composition_do_not_see_the_other_part(x64):
     alone = {name: added_logits(part, q, k) for name, part in parts.items()}
     for spec in ("cope+relative", "relative+cope"):
         both = create(spec, cope={"npos_max": 4}, relative={"max_distance": 6})
-        for part, name in zip(both.parts, spec.split("+"), strict=True):
-            part.table_NK[...] = parts[name].table_NK[...]
+        assert list(both.parts) == spec.split("+")
+        for name, part in both.parts.items():
+            part.table[...] = parts[name].table[...]
         np.testing.assert_allclose(added_logits(both, q, k), alone["cope"] + alone["relative"], rtol=0, atol=1e-14)
 
 
@@ -175,11 +174,7 @@ def test_nan_inputs_stay_nan():
 def added_logits(encoding, q_LK, k_MK):
     """score − content logits of one head at all causal pairs; 0 elsewhere."""
     q, k = (jnp.asarray(a)[None, :, None] for a in (q_LK, k_MK))
-    places = np.arange(len(k_MK), dtype=np.int32)
-    mask = Mask(places, places).dense()
-    positions = places[None]
-    logits = content_logits(q, k)
-    score, _ = encoding.score(
-        q, k, encoding.key_features(None, k, k), logits, mask, positions, positions, encoding.initial_carry(q)
-    )
-    return np.where(np.asarray(mask)[0, 0], np.asarray(score - logits)[0, 0], 0)
+    inputs = prepare(q, k, k, encoding=encoding)
+    pairs = inputs.pairs()
+    score, _ = encoding.score(pairs, encoding.initial_carry(inputs.q, inputs.q_features))
+    return np.where(np.asarray(pairs.mask)[0, 0], np.asarray(score - pairs.logits)[0, 0], 0)

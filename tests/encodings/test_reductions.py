@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from cope_jax import encodings
-from cope_jax.attention import Mask, attend
+from cope_jax import attention, encodings
+from cope_jax.attention import attend
+from cope_jax.encodings import Carry, Pairs
 from cope_jax.encodings.t5 import buckets
-from cope_jax.ops.logits import content_logits
 from tests.encodings.cases import CASES, SIZES, build, parts, rule_of
 from tests.oracle.encodings import alibi_slopes, t5_bucket
 
@@ -33,7 +33,7 @@ def inputs(seed=0, heads=HEADS, length=LENGTH):
 
 
 def out(encoding, q, k, v, **options):
-    return np.asarray(attend(q, k, v, encoding=encoding, implementation="full", **options))
+    return np.asarray(attend(q, k, v, encoding=encoding, embedded=True, implementation="full", **options))
 
 
 def equal(left, right, atol=1e-12):
@@ -58,7 +58,7 @@ def test_cope_with_open_gates_is_relative(gate, npos_max):
     q, k, v = all_gates_open(gate)
     cope, relative = create("cope", npos_max=npos_max, gate=gate), create("relative", max_distance=npos_max - 1)
     table = np.random.default_rng(1).normal(size=(npos_max, WIDTH))
-    cope.table_NK[...], relative.table_NK[...] = jnp.asarray(table), jnp.asarray(table[1:])
+    cope.table[...], relative.table[...] = jnp.asarray(table), jnp.asarray(table[1:])
     equal(out(cope, q, k, v), out(relative, q, k, v))
     assert np.abs(out(cope, q, k, v) - out(create("none"), q, k, v)).max() > 0.01
 
@@ -76,11 +76,10 @@ def test_saturated_cope_is_a_constant():
     """Where every position is clipped, all keys get q·e[N−1], and CoPE is no encoding at all."""
     q, k, v = all_gates_open("query_key")
     cope = create("cope", npos_max=2)
-    cope.table_NK[...] = jnp.asarray(np.random.default_rng(1).normal(size=(2, WIDTH)))
-    places = np.arange(LENGTH, dtype=np.int32)
-    logits, mask, positions = content_logits(q, k), Mask(places, places).dense(), places[None]
-    score, _ = cope.score(q, k, (), logits, mask, positions, positions, cope.initial_carry(q))
-    constant = np.einsum("BLHK,K->BHL", np.asarray(q), np.asarray(cope.table_NK[...])[1])[..., None]
+    cope.table[...] = jnp.asarray(np.random.default_rng(1).normal(size=(2, WIDTH)))
+    pairs = attention.prepare(q, k, v, encoding=cope).pairs()
+    score, logits = cope.score(pairs, cope.initial_carry(pairs.q, ()))[0], pairs.logits
+    constant = np.einsum("BLHK,K->BHL", np.asarray(q), np.asarray(cope.table[...])[1])[..., None]
     causal = np.tril(np.ones((LENGTH, LENGTH)))[None, None]
     equal(np.asarray(score - logits) * causal, constant * causal)
     equal(out(cope, q, k, v), out(create("none"), q, k, v))
@@ -119,7 +118,7 @@ def test_only_distances_matter(spec):
     rng = np.random.default_rng(0)
     shapes = [(1, 6, SIZES.heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.kv_heads, 4), (1, 6, SIZES.model_dim)]
     q, k, v, x = (jnp.asarray(rng.normal(size=shape)) for shape in shapes)
-    features = encoding.key_features(x, k, v)
+    features = encoding.features(x, q, k, v, None)[0]
     places = np.array([[0, 1, 2, 5, 7, 11]], np.int32)
     near, far = (
         out(encoding, q, k, v, features=features, q_positions=p, k_positions=p) for p in (places, places + 1000)
@@ -132,12 +131,12 @@ def test_rope_turns_pairs_by_the_distance():
     rope = create("rope")
     q, k, _ = inputs()
     i, j = np.full((1, LENGTH), 7, np.int32), np.full((1, LENGTH), 3, np.int32)
-    rotated_q, rotated_k = rope.rotate(q, k, i, j)
-    _, turned_back = rope.rotate(q, k, i, j - i)
+    rotated_q, rotated_k = rope.rotate(q, k, (), (), i, j)
+    _, turned_back = rope.rotate(q, k, (), (), i, j - i)
     equal(jnp.sum(rotated_q * rotated_k, axis=-1), jnp.sum(q * turned_back, axis=-1))
     equal(jnp.linalg.norm(rotated_q, axis=-1), jnp.linalg.norm(q, axis=-1))
     assert np.abs(rotated_q - q).max() > 0.1
-    same_q, same_k = rope.rotate(q, k, 0 * i, 0 * j)
+    same_q, same_k = rope.rotate(q, k, (), (), 0 * i, 0 * j)
     equal(same_q, q, atol=0)
     equal(same_k, k, atol=0)
 
@@ -146,7 +145,7 @@ def test_rope_turns_pairs_by_the_distance():
 def test_rope_leaves_the_rest_of_the_head_alone(fraction, still):
     q, k, _ = inputs()
     places = np.arange(1, LENGTH + 1, dtype=np.int32)[None]
-    rotated, _ = create("rope", fraction=fraction).rotate(q, k, places, places)
+    rotated, _ = create("rope", fraction=fraction).rotate(q, k, (), (), places, places)
     moved = np.abs(np.asarray(rotated - q)).max(axis=(0, 1, 2)) > 1e-9
     np.testing.assert_array_equal(moved, np.arange(WIDTH) < WIDTH - still)
 
@@ -158,20 +157,23 @@ def test_rope_frequencies_span_the_rotated_features(options):
     rule = rule_of(f"rope({options})", {}, SIZES._replace(head_dim=16))
     q = np.random.default_rng(0).normal(size=(1, 3, 1, 16))
     places = np.array([[1, 50, 4000]], np.int32)
-    rotated, _ = rope.rotate(jnp.asarray(q), jnp.asarray(q), places, places)
+    rotated, _ = rope.rotate(jnp.asarray(q), jnp.asarray(q), (), (), places, places)
     for at, place in enumerate(places[0]):
         equal(rotated[0, at, 0], rule.rotate(q[0, at, 0], int(place)), atol=1e-11)
+
+
+def zero_pairs(heads, distances):
+    """One query and one key for each distance, both 0."""
+    q = k = jnp.zeros((len(distances), heads, 1, WIDTH))
+    mask = jnp.ones((1, 1, 1, 1), bool)
+    return Pairs(q, k, k, (), (), jnp.zeros((len(distances), heads, 1, 1)), mask, distances, 0 * distances)
 
 
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 7, 8, 12])
 def test_alibi_slopes_are_the_published_ones(heads):
     """Read off the score of a key one place away."""
     alibi = create("alibi", heads=heads)
-    zero = jnp.zeros((1, 1, heads, WIDTH))
-    places = np.ones((1, 1), np.int32)
-    score, _ = alibi.score(
-        zero, zero, (), jnp.zeros((1, heads, 1, 1)), jnp.ones((1, 1, 1, 1), bool), places, 0 * places, ()
-    )
+    score, _ = alibi.score(zero_pairs(heads, np.ones((1, 1), np.int32)), Carry())
     equal(-score[0, :, 0, 0], alibi_slopes(heads), atol=0)
 
 
@@ -183,11 +185,9 @@ def test_t5_buckets_are_exact(num_buckets, max_distance):
     exact = [t5_bucket(distance, num_buckets, max_distance) for distance in range(max_distance + 1)]
     assert buckets(num_buckets, max_distance).tolist() == exact
     t5 = create("t5", heads=1, num_buckets=num_buckets, max_distance=max_distance)
-    t5.table_NH[...] = jnp.arange(num_buckets, dtype=jnp.float64)[:, None]
+    t5.table[...] = jnp.arange(num_buckets, dtype=jnp.float64)[:, None]
     distances = np.array([0, 1, max_distance - 1, max_distance, max_distance + 1, 10**6], np.int32)[:, None]
-    zero = jnp.zeros((len(distances), 1, 1, WIDTH))
-    mask = jnp.ones((1, 1, 1, 1), bool)
-    score, _ = t5.score(zero, zero, (), jnp.zeros((len(distances), 1, 1, 1)), mask, distances, 0 * distances, ())
+    score, _ = t5.score(zero_pairs(1, distances), Carry())
     assert score[:, 0, 0, 0].tolist() == [t5_bucket(int(d), num_buckets, max_distance) for d in distances[:, 0]]
 
 
@@ -196,8 +196,8 @@ def test_initial_parameters():
     fire, kerple = create("fire"), create("kerple")
     assert float(fire.c[...]) == pytest.approx(0.1) and float(fire.threshold_scale[...]) == 1
     assert float(create("fire(c=2)").c[...]) == 2
-    assert np.all(np.asarray(jax.nn.softplus(kerple.r1_H[...])) < 2)
-    assert np.all(np.asarray(jax.nn.softplus(kerple.r2_H[...])) < 1)
+    assert np.all(np.asarray(jax.nn.softplus(kerple.r1[...])) < 2)
+    assert np.all(np.asarray(jax.nn.softplus(kerple.r2[...])) < 1)
     for spec in ("learned(max_length=1000,stddev=0.5)", "relative(max_distance=1000,stddev=0.5)"):
         (table,) = jax.tree.leaves(nnx.state(create(spec)))
         assert table.shape == (1000, WIDTH) and float(jnp.std(table)) == pytest.approx(0.5, rel=0.1)

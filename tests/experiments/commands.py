@@ -14,14 +14,16 @@ import jax
 
 ROOT = Path(__file__).parents[2]
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["experiments.common", "cope_jax.evaluation.plots", "cope_jax.evaluation.maps"])
+_FORKS.set_forkserver_preload(
+    ["cope_jax.runs.experiment", "cope_jax.evaluation.report.plots", "cope_jax.evaluation.gates.maps"]
+)
 
 CONFIG = """
-from experiments.configs import base
+from cope_jax.training import config_files
 
 
 def get_config():
-    return base.experiment(
+    return config_files.experiment(
         "selective_copy",
         {"num_symbols": 4, "num_tokens": 2, "num_blanks": 2},
         model={"num_layers": 1, "block": {"model_dim": 8, "dropout": 0.1}},

@@ -35,7 +35,7 @@ VARIABLES = {
 
 # Stands for a program: notes its words and answers with the status and the output of the first answer whose pattern
 # they match; each answer is given once, but for the last one of its pattern.
-STAND_IN = """#!{python}
+STAND_IN = """#!{python} -SE
 import json, re, sys
 from pathlib import Path
 folder = Path({folder!r})

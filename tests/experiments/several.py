@@ -5,7 +5,7 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tests.experiments.commands import _FORKS, Done, _child
@@ -19,9 +19,10 @@ class Processes:
       count: of processes.
       devices: of each.
       flags: of the command.
+      own: flags of each process that the others do not have.
     """
 
-    def __init__(self, cache: Path, count: int, devices: int, *flags: object):
+    def __init__(self, cache: Path, count: int, devices: int, *flags: object, own: Sequence[Sequence[object]] = ()):
         self._folder = tempfile.TemporaryDirectory()
         self._logs = [[f"{self._folder.name}/{name}{i}" for name in ("out", "err")] for i in range(count)]
         environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
@@ -30,7 +31,7 @@ class Processes:
             port = free.getsockname()[1]
         self.processes = []
         for i, logs in enumerate(self._logs):
-            given = [str(flag) for flag in flags]
+            given = [str(flag) for flag in (*flags, *(own[i] if own else ()))]
             if count > 1:
                 given += [f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={i}"]
             process = _FORKS.Process(target=_forked, args=(environment, str(cache), "train", given, *logs))

@@ -6,36 +6,35 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.tasks.base import TASKS
-from cope_jax.tasks.levels import LevelTask
+from cope_jax.tasks.difficulty import LevelTask
 from cope_jax.training.config import ExperimentConfig, MeshConfig
 
-TASK_OPTIONS: dict[str, dict[str, Any]] = {
-    "selective_copy": {"num_tokens": 2, "num_blanks": 2},
-    "flip_flop": {"length": 8},
-    "counting": {"max_operations": 4, "block_length": 12},
-    "zipf": {"vocab_size": 16, "length": 8},
-    "words": {"length": 8},
-    "text": {"corpus": "wikitext-2", "vocab_size": 300, "length": 8, "sweep": (8, 16)},
-    "bilm": {"length": 8, "max_characters": 8},
-    "masked_lm": {"length": 24, "vocab_size": 200, "max_predictions": 4},
-    "tagging": {"length": 12, "max_pieces": 24},
-    "spam": {"length": 12, "vocab_size": 200},
+SMALL_TASK: dict[str, Any] = {
+    "block_length": 12,
+    "length": 24,
+    "max_characters": 8,
+    "max_operations": 4,
+    "max_pieces": 24,
+    "max_predictions": 4,
+    "num_blanks": 2,
+    "num_tokens": 2,
+    "sweep": (8, 24),
+    "vocab_size": 300,
 }
-MODEL_OPTIONS: dict[str, dict[str, Any]] = {
-    "decoder": {"num_sampled": 0},
-    "rnn_lm": {"embed_dim": 8, "hidden_dim": 8, "num_sampled": 4},
-    "elmo": {
-        "filters": ((1, 2), (2, 2)),
-        "max_characters": 8,
-        "cell_dim": 6,
-        "projection_dim": 4,
-        "num_sampled": 4,
-    },
-    "bert": {"predictions": 4},
-    "tagger": {"word_dim": 4, "recurrent": (3,)},
-    "bert_tagger": {},
-    "bert_classifier": {},
+"""Sizes by the name of the option, for every task that has it."""
+SMALL_MODEL: dict[str, Any] = {
+    "cell_dim": 6,
+    "embed_dim": 8,
+    "filters": ((1, 2), (2, 2)),
+    "hidden_dim": 8,
+    "max_characters": 8,
+    "predictions": 4,
+    "projection_dim": 4,
+    "recurrent": (3,),
+    "word_dim": 4,
 }
+"""The same of every model."""
+LARGE_CORPORA = ("code", "wikitext-103")
 
 
 def load(path: Path) -> ExperimentConfig:
@@ -44,21 +43,26 @@ def load(path: Path) -> ExperimentConfig:
 
 
 CONFIGS = sorted((Path(__file__).parents[2] / "experiments" / "configs").glob("[!_]*.py"))
-CONFIGS = [path for path in CONFIGS if path.stem != "base"]
 SYNTHETIC = [path for path in CONFIGS if issubclass(TASKS.get(load(path).task.name), LevelTask)]
 TEXT = [path for path in CONFIGS if path not in SYNTHETIC]
 
 
 def shrink(config: ExperimentConfig, steps: int = 2) -> ExperimentConfig:
     """`config` with all sizes tiny, on one device, and every other choice as it is."""
-    name, options = config.task.name, config.task.options | TASK_OPTIONS[config.task.name]
-    model = dataclasses.replace(config.model, **MODEL_OPTIONS[config.model.name])
+    has = {field.name for field in dataclasses.fields(TASKS.get(config.task.name).Config)}
+    options = config.task.options | {name: size for name, size in SMALL_TASK.items() if name in has}
+    if options.get("corpus") in LARGE_CORPORA:
+        options["corpus"] = "wikitext-2"
+    has = {field.name for field in dataclasses.fields(config.model)}
+    model = dataclasses.replace(config.model, **{name: size for name, size in SMALL_MODEL.items() if name in has})
+    if getattr(model, "num_sampled", 0):
+        model = dataclasses.replace(model, num_sampled=4)
     if hasattr(model, "block"):
         block = dataclasses.replace(model.block, model_dim=4 * model.block.num_heads, mlp_dim=None)
         model = dataclasses.replace(model, num_layers=min(model.num_layers, 2), block=block)
     return dataclasses.replace(
         config,
-        task=dataclasses.replace(config.task, name=name, options=options),
+        task=dataclasses.replace(config.task, options=options),
         model=model,
         optimizer=dataclasses.replace(config.optimizer, warmup_steps=min(config.optimizer.warmup_steps, 1)),
         training=dataclasses.replace(

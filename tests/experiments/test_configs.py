@@ -5,11 +5,12 @@ import math
 import jax
 import pytest
 
-from cope_jax import encodings
+from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
+from cope_jax.runs.experiment import Experiment
 from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
+from cope_jax.training.from_config import create_program
 from cope_jax.training.metrics import read_metrics
-from experiments import common
 from tests.experiments.shrink import CONFIGS, SYNTHETIC, load, shrink
 
 PAPER = {path.stem: path for path in CONFIGS if path.stem in ("selective_copy", "flip_flop", "counting")}
@@ -26,7 +27,7 @@ def fast_compile():
 def test_every_config_is_sound_with_every_encoding_of_the_comparison(path):
     config = load(path)
     for encoding in ("cope", "rope", "relative", "learned"):
-        common.Experiment.check(dataclasses.replace(config, encoding=encoding))
+        Experiment.check(dataclasses.replace(config, encoding=encoding))
 
 
 @pytest.mark.parametrize("path", SYNTHETIC, ids=lambda path: path.stem)
@@ -34,7 +35,7 @@ def test_every_config_fits_a_mesh_of_all_axes(path):
     """Its sizes divide, and every device has a part of every matrix."""
     job = JobConfig(MeshConfig(data=1, fsdp=2, tensor=2, sequence=2))
     config = dataclasses.replace(load(path), job=job)
-    program = common.create_program(config, common.tasks.create(config.task.name, **config.task.options))
+    program = create_program(config, tasks.create(config.task.name, **config.task.options))
     for place, leaf in jax.tree_util.tree_leaves_with_path(program.state_shapes().params):
         name, share = jax.tree_util.keystr(place), math.prod(leaf.sharding.shard_shape(leaf.shape))
         if name.endswith("['kernel']") and "out" not in name.split("['")[1]:
@@ -44,7 +45,7 @@ def test_every_config_fits_a_mesh_of_all_axes(path):
 def test_speeds_count_the_tokens_of_training():
     """Whose sequences are shorter than those of a split or of the sweep."""
     config = shrink(load(PAPER["selective_copy"]))
-    experiment = common.Experiment(config)
+    experiment = Experiment(config)
     length, batch = experiment.task.length("train"), config.training.batch_size
     assert length < experiment.task.max_length
     assert f"{batch} sequences of {length} tokens, {batch * length} tokens a step" in experiment.summary()
@@ -61,8 +62,8 @@ KINDS = ("quick", "flip_flop_small", "counting_small", "lm_125m")
 )
 def test_every_config_trains_once_shrunk(path, tmp_path):
     config = shrink(load(path))
-    experiment = common.Experiment(config)
-    records = experiment.train([0], tmp_path, "train")
+    experiment = Experiment(config)
+    records = experiment.train(tmp_path)
     splits = (*experiment.task.evaluation_splits, *(split for _, split in experiment.task.sweep))
     metrics = ("loss", "token_error", "sequence_error")
     assert [(r["split"], r["metric"]) for r in records] == [
@@ -106,13 +107,13 @@ def parameters(config):
         evaluation=dataclasses.replace(config.evaluation, examples=1, sweep_examples=0, batch_size=1),
         job=JobConfig(MeshConfig(data=1)),
     )
-    return common.Experiment(config).parameters()
+    return Experiment(config).parameters()
 
 
 def test_papers_figures_are_of_splits_and_encodings_that_exist():
     for name, path in PAPER.items():
         config = load(path)
-        splits = common.tasks.create(config.task.name, **config.task.options).evaluation_splits
+        splits = tasks.create(config.task.name, **config.task.options).evaluation_splits
         assert config.paper, name
         for encoding, figures in config.paper.items():
             assert encoding in encodings.names()
@@ -213,5 +214,5 @@ def test_a_wrong_config_says_what_is_wrong(mapping, message):
 def test_mistakes_show_before_anything_is_compiled(changes, message):
     mapping = {"task": {"name": "flip_flop", "options": {"length": 8}}} | changes
     with pytest.raises(ConfigError, match=message) as caught:
-        common.Experiment.check(ExperimentConfig.from_mapping(mapping))
+        Experiment.check(ExperimentConfig.from_mapping(mapping))
     assert "\n" not in str(caught.value)

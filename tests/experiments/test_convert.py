@@ -8,13 +8,17 @@ import jax
 import numpy as np
 import pytest
 
+from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.models import model_files
+from cope_jax.exchange import formats
+from cope_jax.generation.text_model import load
+from cope_jax.runs import warm_start
+from cope_jax.runs.load import load_run
 from cope_jax.tokenizers import loading
+from cope_jax.training import from_config
 from cope_jax.training.config import ExperimentConfig
-from experiments import common, runs, speakers, starting
+from tests.exchange.exchange_cases import LLAMA, VOCAB, tensors, write
 from tests.experiments.pretrained import TEXT_CONFIG
-from tests.models.exchange_cases import LLAMA, VOCAB, tensors, write
 
 pytestmark = pytest.mark.xdist_group("convert")
 SHORT = ("--config.training.steps=4", "--config.training.evaluate_every=4")
@@ -30,7 +34,7 @@ def run(start, config, tmp_path_factory):
 
 
 def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path):
-    done = start("convert", f"--from={run}", f"--to={tmp_path / 'gpt2'}", "--format=gpt2").wait()
+    done = start("convert", f"--model={run}", f"--out={tmp_path / 'gpt2'}", "--format=gpt2").wait()
     assert done.status == 0, done.err
     lines = done.out.splitlines()
     assert lines[0] == f"{tmp_path / 'gpt2'}: decoder, 1,048 parameters, in the format gpt2"
@@ -40,23 +44,23 @@ def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path
     flags[flags.index("--config.encoding=learned")] = "--config.encoding=learned+cope"
     done = start("train", f"--config={config}", *flags, *SHORT, f"--workdir={tmp_path / 'on'}").wait()
     assert done.status == 0, done.err
-    assert f"start: decoder of {tmp_path / 'gpt2'}; new: blocks.encoding.cope.table_NK; left out: nothing" in done.out
+    assert f"start: decoder of {tmp_path / 'gpt2'}; new: blocks.encoding.cope.table; left out: nothing" in done.out
     assert "it is another function" not in done.err
-    assert runs.load_run(tmp_path / "on").params[0]["blocks"]["encoding"]["table_NK"].shape == (1, 4, 4)
+    assert load_run(tmp_path / "on").params()["blocks"]["encoding"]["cope"]["table"].shape == (1, 4, 4)
 
 
 def test_a_run_becomes_a_folder_of_ours_with_the_same_parameters(start, run, tmp_path):
-    done = start("convert", f"--from={run}", f"--to={tmp_path / 'own'}", "--seed=0").wait()
+    done = start("convert", f"--model={run}", f"--out={tmp_path / 'own'}", "--seed=0").wait()
     assert done.status == 0, done.err
-    choices, params = model_files.load(tmp_path / "own")
-    held = runs.load_run(run)
-    assert choices.block == held.learner.model.block and choices.encoding == held.learner.model.encoding
-    jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(held.params[0]))
+    choices, params = formats.load(tmp_path / "own")
+    held = load_run(run)
+    assert choices.block == held.config.block and choices.encoding == held.config.encoding
+    jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(held.params()))
 
 
 def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from(start, tmp_path, capsys):
     options = {"vocab_size": 300, "length": 8}
-    text = common.tasks.create("text", **options)
+    text = tasks.create("text", **options)
     arrays = {
         name: np.zeros((300, 8), np.float32) if len(array) == VOCAB else array
         for name, array in tensors(LLAMA, np.float32).items()
@@ -66,32 +70,32 @@ def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from
     for name in ("encoder.json", "vocab.bpe"):
         (folder / name).write_text("")
     own = tmp_path / "own"
-    done = start("convert", f"--from={folder}", f"--to={own}").wait()
+    done = start("convert", f"--model={folder}", f"--out={own}").wait()
     assert done.status == 0, done.err
     assert "--config.task.options.tokenizer=bpe" in done.out and f"--config.task.options.vocab={own}" in done.out
     names = sorted(path.name for path in own.iterdir())
     assert names == ["config.json", "encoder.json", "model.safetensors", "tokenizer.json", "vocab.bpe"]
     # RoPE has no table: whatever the length of what follows, the parameters are the same.
     assert "max_position" not in done.out and "'--config.encoding=rope(base=100.0)'" in done.out
-    task = common.tasks.create("text", vocab=str(own), length=8)
+    task = tasks.create("text", vocab=str(own), length=8)
     learner = dataclasses.replace(
-        common.create_learner(ExperimentConfig.from_mapping({"task": {"name": "text", "options": options}}), task),
-        model=model_files.load(own)[0],
+        from_config.create_learner(ExperimentConfig.from_mapping({"task": {"name": "text", "options": options}}), task),
+        model=formats.load(own)[0],
     )
-    assert starting.start(own, learner, task)
-    other = common.tasks.create("text", **options, corpus="files")
+    assert warm_start.start(own, learner, task)
+    other = tasks.create("text", **options, corpus="files")
     with pytest.raises(ConfigError, match=r"own has another vocabulary than the task's: give the task that of"):
-        starting.start(own, learner, other)
+        warm_start.start(own, learner, other)
     assert not capsys.readouterr().err
     for name in ("encoder.json", "tokenizer.json", "vocab.bpe"):
         (own / name).unlink()
-    starting.start(own, learner, other)
+    warm_start.start(own, learner, other)
     assert capsys.readouterr().err == f"warning: no vocabulary in {own} to compare with\n"
 
 
 def text_model(folder, vocab_size=300, surplus=0, **values):
     """A Llama with byte-pair encoding beside it, whose tables have `surplus` rows more."""
-    text = common.tasks.create("text", vocab_size=vocab_size, length=8)
+    text = tasks.create("text", vocab_size=vocab_size, length=8)
     size = vocab_size + surplus
     rng = np.random.default_rng(0)
     arrays = {
@@ -111,31 +115,31 @@ def test_the_token_that_begins_a_text_goes_along(form, beside, start, tmp_path):
     folder = text_model(tmp_path / "theirs", **dict.fromkeys(ids) if beside else ids)
     if beside:
         (folder / "generation_config.json").write_text(json.dumps(ids))
-    done = start("convert", f"--from={folder}", f"--to={tmp_path / 'new'}", f"--format={form}").wait()
+    done = start("convert", f"--model={folder}", f"--out={tmp_path / 'new'}", f"--format={form}").wait()
     assert done.status == 0, done.err
-    assert speakers.load(folder).language.begin == speakers.load(tmp_path / "new").language.begin == (7,)
+    assert load(folder).codec.begin == load(tmp_path / "new").codec.begin == (7,)
     written = json.loads((tmp_path / "new" / "config.json").read_text())
     assert {name: written[name] for name in ids} == ids
 
 
 def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
     folder = text_model(tmp_path / "padded", surplus=4, bos_token_id=None)
-    language = speakers.load(folder).language
-    assert language.begin == (loading.find(folder).end,)
-    assert language.decode(np.array([65, 303, 66])) == language.decode(np.array([65, 66]))
+    codec = load(folder).codec
+    assert codec.begin == (loading.find(folder).end,)
+    assert codec.decode(np.array([65, 303, 66])) == codec.decode(np.array([65, 66]))
     (folder / "words.txt").write_text("<unk>\n<eos>\nlamp\n")
     with pytest.raises(ConfigError, match=r"the tokenizer of \S+ has 3 tokens, and the model 304: put the one there"):
-        speakers.load(folder)
+        load(folder)
     for begin in (304, -1, [3]):
         folder = text_model(tmp_path / "begin", bos_token_id=begin)
         with pytest.raises(ConfigError, match=r"bos_token_id=\S+ of \S+ is none of the model's 300 tokens: put"):
-            speakers.load(folder)
+            load(folder)
 
 
 def test_a_converted_model_of_text_trains_further_by_the_flags_as_they_stand(start, tmp_path):
     """With a config of other text, whose own vocabulary is another; rows for no token are left out."""
     folder = text_model(tmp_path / "padded", surplus=4)
-    done = start("convert", f"--from={folder}", f"--to={tmp_path / 'own'}").wait()
+    done = start("convert", f"--model={folder}", f"--out={tmp_path / 'own'}").wait()
     assert done.status == 0, done.err
     lines = done.out.splitlines()
     assert lines[1] == "to train it further, with a config of the model decoder on text:"
@@ -148,38 +152,40 @@ def test_a_converted_model_of_text_trains_further_by_the_flags_as_they_stand(sta
     assert done.status == 0, done.err
     assert f"start: the last 4 of {tmp_path / 'own'}'s tokens, which its vocabulary has not, are left out" in done.out
     assert "another function" not in done.err and "no vocabulary" not in done.err
-    assert runs.load_run(tmp_path / "on").params[0]["embedding"]["embedding"].shape == (300, 8)
+    assert load_run(tmp_path / "on").params()["embedding"]["embedding"].shape == (300, 8)
 
 
 def test_rows_for_no_token_are_left_out_where_the_vocabulary_shows_them(tmp_path, capsys):
     folder = text_model(tmp_path / "padded", surplus=4)
-    config, params = model_files.load(folder)
+    config, params = formats.load(folder)
     options = {"vocab": str(folder), "length": 8}
-    task = common.tasks.create("text", **options)
-    learner = common.create_learner(ExperimentConfig.from_mapping({"task": {"name": "text", "options": options}}), task)
+    task = tasks.create("text", **options)
+    learner = from_config.create_learner(
+        ExperimentConfig.from_mapping({"task": {"name": "text", "options": options}}), task
+    )
     learner = dataclasses.replace(learner, model=dataclasses.replace(config, vocab_size=300))
-    start = starting.start(folder, learner, task)
+    start = warm_start.start(folder, learner, task)
     assert "the last 4 of" in capsys.readouterr().out
     np.testing.assert_array_equal(start["embedding"]["embedding"], params["embedding"]["embedding"][:300])
     np.testing.assert_array_equal(start["out"]["kernel"], params["out"]["kernel"][:, :300])
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ConfigError, match=r"has embedding\.embedding 304×8, and this model 300×8: give it the same"):
-        starting.start(folder, learner, task)
+        warm_start.start(folder, learner, task)
 
 
 def test_wrong_input_is_one_line(start, run, tmp_path):
     folder = write(tmp_path / "llama", LLAMA, tensors(LLAMA, np.float32))
-    new = f"--to={tmp_path / 'new'}"
+    new = f"--out={tmp_path / 'new'}"
     cases = [
-        ((f"--from={run}", f"--to={folder}"), f"there is something in {folder}: choose another --to"),
-        (("--from=nowhere", new), "there is no folder nowhere"),
-        ((f"--from={tmp_path}", new), "holds no model: it needs the checkpoints of a run, or config.json and"),
-        ((f"--from={run}", new, "--seed=3"), "holds no seed 3: choose --seed from 0"),
-        ((f"--from={folder}", new, "--seed=0"), "holds one model and no run: leave out --seed"),
-        ((f"--from={run}", new, "--format=llama"), "the format of llama has no words for encoding learned, block.norm"),
-        ((f"--from={run}", new, "--format=bert"), "the format of bert is that of a bert, and this is a decoder"),
-        ((f"--from={run}", new, "--format=onnx"), "--format"),
-        ((new,), "missing --from"),
+        ((f"--model={run}", f"--out={folder}"), f"there is something in {folder}: choose another --out"),
+        (("--model=nowhere", new), "there is no folder nowhere"),
+        ((f"--model={tmp_path}", new), "holds no model: it needs the checkpoints of a run; or config.json and"),
+        ((f"--model={run}", new, "--seed=3"), "holds no seed 3: choose from 0"),
+        ((f"--model={folder}", new, "--seed=0"), "holds one model and no run: leave the seed out"),
+        ((f"--model={run}", new, "--format=llama"), "the format of llama has no words for encoding learned"),
+        ((f"--model={run}", new, "--format=bert"), "the format of bert is that of a bert, and this is a decoder"),
+        ((f"--model={run}", new, "--format=onnx"), "--format"),
+        ((new,), "missing --model"),
     ]
     running = [(start("convert", *flags), message) for flags, message in cases]
     for command, message in running:

@@ -18,18 +18,18 @@ SCRIPTS = sorted([*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])
 RUNNABLE = [path for path in SCRIPTS if path.name not in ("common.sh", "tpu.sh")]
 SHELLCHECK = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
 
-# The variables that an action of a script needs.
+# The variables that an action of a script asks for, together or one group after another.
 NEEDED = [
-    ("tpu_vm.sh run", "PROJECT ZONE NAME ACCELERATOR_TYPE REPOSITORY CONFIG WORKDIR"),
-    ("tpu_vm.sh create", "ACCELERATOR_TYPE"),
-    ("tpu_vm.sh setup", "REPOSITORY"),
-    ("tpu_vm.sh train", "CONFIG WORKDIR"),
-    ("tpu_vm.sh fetch here", "WORKDIR"),
-    ("tpu_slice.sh run", "PROJECT ZONE NAME ACCELERATOR_TYPE REPOSITORY CONFIG WORKDIR"),
-    ("gke.sh apply", "NAME IMAGE TPU TOPOLOGY HOSTS CHIPS_PER_HOST CLAIM MOUNT CONFIG WORKDIR"),
-    ("xpk.sh", "PROJECT ZONE CLUSTER NAME TPU_TYPE IMAGE STORAGE CONFIG WORKDIR"),
-    ("local_processes.sh 2", "CONFIG WORKDIR"),
-    ("slurm.sbatch", "CONFIG WORKDIR"),
+    ("tpu_vm.sh run", ["PROJECT ZONE NAME", "ACCELERATOR_TYPE REPOSITORY CONFIG WORKDIR"]),
+    ("tpu_vm.sh create", ["ACCELERATOR_TYPE"]),
+    ("tpu_vm.sh setup", ["REPOSITORY"]),
+    ("tpu_vm.sh train", ["CONFIG WORKDIR"]),
+    ("tpu_vm.sh fetch here", ["WORKDIR"]),
+    ("tpu_slice.sh run", ["PROJECT ZONE NAME", "ACCELERATOR_TYPE REPOSITORY CONFIG WORKDIR"]),
+    ("gke.sh apply", ["NAME", "IMAGE TPU TOPOLOGY HOSTS CHIPS_PER_HOST CLAIM MOUNT CONFIG WORKDIR"]),
+    ("xpk.sh", ["PROJECT ZONE CLUSTER NAME TPU_TYPE IMAGE STORAGE CONFIG WORKDIR"]),
+    ("local_processes.sh 2", ["CONFIG WORKDIR"]),
+    ("slurm.sbatch", ["CONFIG WORKDIR"]),
 ]
 
 
@@ -38,9 +38,9 @@ def stage(tmp_path):
     return Stage(tmp_path)
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.name)
-def test_script_is_bash(path):
-    assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == ""
+def test_scripts_are_bash():
+    for path in SCRIPTS:
+        assert subprocess.run(["bash", "-n", path], capture_output=True, text=True).stderr == "", path.name
 
 
 @pytest.mark.skipif(SHELLCHECK is None, reason="shellcheck is not installed")
@@ -61,33 +61,30 @@ def test_help_is_the_comment_at_the_head(path, stage):
     assert not stage.calls
 
 
-@pytest.mark.parametrize(
-    ("command", "missing"), [(command, name) for command, names in NEEDED for name in names.split()]
-)
-def test_missing_variable_is_named_in_one_line(command, missing, stage):
-    done = stage.run(command, **{missing: None})
-    assert done.returncode == 2
-    assert re.fullmatch(rf"error: set {missing} in the environment: see \S+ --help\n", done.stderr)
+@pytest.mark.parametrize(("command", "groups"), NEEDED)
+def test_missing_variables_are_named_in_one_line(command, groups, stage):
+    for names in groups:
+        done = stage.run(command, **dict.fromkeys(names.split()))
+        assert done.returncode == 2
+        assert re.fullmatch(rf"error: set {names} in the environment: see \S+ --help\n", done.stderr)
     assert not stage.calls, "nothing may be asked for before all is known"
 
 
-@pytest.mark.parametrize("command", [command for command, names in NEEDED if "CONFIG" in names])
-@pytest.mark.parametrize(
-    ("workdir", "fault"), [("gs://bucket/run", "is no folder"), ("runs/here", "must be an absolute path")]
-)
-def test_workdir_must_be_a_path_on_every_host(command, workdir, fault, stage):
-    done = stage.run(command, WORKDIR=workdir)
-    assert done.returncode == 2
-    assert re.fullmatch(rf"error: WORKDIR={workdir} {fault}.*\n", done.stderr)
+@pytest.mark.parametrize("command", [command for command, groups in NEEDED if "CONFIG" in groups[-1]])
+def test_workdir_must_be_a_path_on_every_host(command, stage):
+    for workdir, fault in (("gs://bucket/run", "is no folder"), ("runs/here", "must be an absolute path")):
+        done = stage.run(command, WORKDIR=workdir)
+        assert done.returncode == 2
+        assert re.fullmatch(rf"error: WORKDIR={workdir} {fault}.*\n", done.stderr)
     assert not stage.calls
 
 
 @pytest.mark.parametrize("name", ["tpu_vm.sh", "tpu_slice.sh", "gke.sh", "detached.sh", "local_processes.sh"])
-@pytest.mark.parametrize("words", [[], ["dance", "now"]])
-def test_unknown_action_is_refused(name, words, stage):
-    done = stage.run([name, *words])
-    assert done.returncode == 2
-    assert re.fullmatch(r"error: .* --help\n", done.stderr)
+def test_unknown_action_is_refused(name, stage):
+    for words in ([], ["dance", "now"]):
+        done = stage.run([name, *words])
+        assert done.returncode == 2
+        assert re.fullmatch(rf"error: .* {name} --help\n", done.stderr)
 
 
 @pytest.mark.parametrize("command", ["tpu_vm.sh create", "gke.sh apply", "xpk.sh"])
@@ -106,15 +103,14 @@ def test_missing_program_is_named(command, stage, tmp_path):
     assert re.fullmatch(r"error: (gcloud|kubectl|xpk) is not installed, or not on PATH\n", done.stderr)
 
 
-def test_flags_given_to_the_training_command_exist():
-    code = "import experiments.train; from absl import flags; print(*flags.FLAGS)"
-    known = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+def test_flags_given_to_the_training_command_exist(start):
+    known = set(re.findall(r"--(?:\[no\])?(\w+)", start("train", "--helpfull").wait().out))
     given = {"distributed", "config", "workdir"}
     for path in SCRIPTS:
         for command in re.findall(r"experiments\.train ((?:.*\\\n)*.*)", path.read_text()):
             given |= set(re.findall(r"(?<=--)[a-z_]+(?==)", command))
     assert {"coordinator", "num_processes", "process_id"} <= given
-    assert given <= set(known.split())
+    assert given <= known
 
 
 def test_docs_name_scripts_and_fields_that_exist():
@@ -135,19 +131,17 @@ def test_docs_name_scripts_and_fields_that_exist():
 # One TPU VM
 
 
-@pytest.mark.parametrize(
-    ("kind", "version"),
-    [
-        ("v4-8", "tpu-ubuntu2204-base"),
-        ("v5litepod-8", "v2-alpha-tpuv5-lite"),
-        ("v5p-8", "v2-alpha-tpuv5"),
-        ("v6e-8", "v2-alpha-tpuv6e"),
-    ],
-)
-def test_vm_is_created_with_the_version_of_its_kind(kind, version, stage):
-    assert stage.run("tpu_vm.sh create", ACCELERATOR_TYPE=kind).returncode == 0
-    words = f"gcloud compute tpus tpu-vm create cope --accelerator-type={kind} --version={version}"
-    assert stage.calls == [[*words.split(), "--project=lab", "--zone=us-west4-a"]]
+def test_vm_is_created_with_the_version_of_its_kind(stage):
+    versions = {
+        "v4-8": "tpu-ubuntu2204-base",
+        "v5litepod-8": "v2-alpha-tpuv5-lite",
+        "v5p-8": "v2-alpha-tpuv5",
+        "v6e-8": "v2-alpha-tpuv6e",
+    }
+    for kind, version in versions.items():
+        assert stage.run("tpu_vm.sh create", ACCELERATOR_TYPE=kind).returncode == 0
+        words = f"gcloud compute tpus tpu-vm create cope --accelerator-type={kind} --version={version}"
+        assert stage.calls[-1] == [*words.split(), "--project=lab", "--zone=us-west4-a"]
 
 
 def test_vm_of_an_unknown_kind_needs_a_version(stage):
@@ -181,10 +175,10 @@ def test_setup_clones_and_prepares_on_every_host(stage):
     assert "[ -d cope-jax ] || git clone --quiet --branch v0.1 https://example.org/cope-jax cope-jax\n" in script
 
 
-@pytest.mark.parametrize("status", [2, 3, 4, 143])
-def test_vm_train_leaves_with_the_status_of_the_training(status, stage):
-    stage.answer({r"experiments\.train": [[status, ""]]})
-    assert stage.run("tpu_vm.sh train").returncode == status
+def test_vm_train_leaves_with_the_status_of_the_training(stage):
+    for status in (2, 3, 4, 143):
+        stage.answer({r"experiments\.train": [[status, ""]]})
+        assert stage.run("tpu_vm.sh train").returncode == status
 
 
 def test_only_delete_deletes(stage):
@@ -221,11 +215,11 @@ def test_slice_goes_on_after_preemptions_until_the_training_is_done(stage):
     assert all(words[-2:] == ["--distributed=on", "--seed=1"] for words in trained)
 
 
-@pytest.mark.parametrize("status", [2, 3, 4])
-def test_slice_stops_where_a_person_is_needed(status, stage):
-    stage.answer({r"queued-resources list": [[0, "ACTIVE"]], r"experiments\.train": [[status, ""]]})
-    assert stage.run("tpu_slice.sh run").returncode == status
-    assert verbs(stage.calls).count("experiments.train") == 1
+def test_slice_stops_where_a_person_is_needed(stage):
+    for number, status in enumerate((2, 3, 4), start=1):
+        stage.answer({r"queued-resources list": [[0, "ACTIVE"]], r"experiments\.train": [[status, ""]]})
+        assert stage.run("tpu_slice.sh run").returncode == status
+        assert verbs(stage.calls).count("experiments.train") == number
 
 
 def test_slice_that_is_there_and_fails_again_and_again_is_given_up(stage):
@@ -252,10 +246,6 @@ def test_slice_whose_state_cannot_be_told_is_not_asked_for_again(stage):
 
 
 # GKE and XPK
-
-
-def test_template_of_gke_is_yaml():
-    assert yaml.safe_load((LAUNCH / "gke.yaml").read_text())["kind"] == "JobSet"
 
 
 def test_gke_applies_one_pod_a_host_that_stops_where_a_person_is_needed(stage):

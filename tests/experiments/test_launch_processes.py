@@ -67,9 +67,9 @@ def test_detached_tells_of_a_command_that_was_killed_with_its_shell(tmp_path):
 # One task of several: task.sh
 
 
-@pytest.mark.parametrize(("status", "reported"), [(0, 0), (2, 252), (3, 253), (4, 254), (143, 143), (134, 134)])
-def test_status_that_needs_a_person_is_the_highest_of_tasks(status, reported):
-    assert subprocess.run([LAUNCH / "task.sh", "bash", "-c", f"exit {status}"]).returncode == reported
+def test_status_that_needs_a_person_is_the_highest_of_tasks():
+    for status, reported in {0: 0, 2: 252, 3: 253, 4: 254, 143: 143, 134: 134}.items():
+        assert subprocess.run([LAUNCH / "task.sh", "bash", "-c", f"exit {status}"]).returncode == reported
 
 
 def test_task_passes_sigterm_on_and_waits(tmp_path):

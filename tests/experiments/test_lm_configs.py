@@ -4,7 +4,7 @@ import runpy
 import pytest
 
 from cope_jax import tasks
-from experiments.common import Experiment
+from cope_jax.runs.experiment import Experiment
 from tests.experiments.shrink import CONFIGS, load
 
 PATHS = {path.stem: path for path in CONFIGS if path.stem.startswith("lm_")}
@@ -19,7 +19,7 @@ PUBLISHED = {
 
 def experiment(name, monkeypatch):
     """The experiment without its data."""
-    monkeypatch.setattr("experiments.common.Evaluator", lambda *arguments, **options: None)
+    monkeypatch.setattr("cope_jax.runs.experiment.Evaluator", lambda *arguments, **options: None)
     return Experiment(load(PATHS[name]))
 
 

@@ -118,6 +118,20 @@ def test_sigterm_to_one_stops_both_and_one_process_goes_on(launch, tmp_path):
     assert_same_numbers(workdir, straight)
 
 
+def test_processes_with_other_data_end_at_once_with_one_line(tmp_path):
+    data = [tmp_path / "one", tmp_path / "other"]
+    for number, folder in enumerate(data):
+        (folder / "files").mkdir(parents=True)
+        (folder / "files" / "a.txt").write_text(f"It was {number} o'clock .\n" * 20)
+    flags = ["--config=experiments/configs/wikitext2_small.py", f"--workdir={tmp_path / 'run'}"]
+    flags += [f"--config.task.options.{option}" for option in ("corpus=files", "tokenizer=bytes", "length=8")]
+    own = [[f"--config.task.options.data_dir={folder}"] for folder in data]
+    ended = Processes(tmp_path / "compiled", 2, 1, *flags, own=own).wait(60)
+    assert [done.status for done in ended] == [2, 2], ended
+    assert all("process 1 has other data than process 0: give all of them the same" in done.err for done in ended)
+    assert not (tmp_path / "run").exists()
+
+
 def test_wrong_input_ends_both_at_once_with_one_line(launch, tmp_path):
     ended = launch(tmp_path / "run", MESHES["data"], 2, 2, "--config.training.batch_size=3").wait(60)
     assert [done.status for done in ended] == [2, 2], ended

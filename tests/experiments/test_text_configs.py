@@ -10,9 +10,10 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
+from cope_jax.runs.experiment import Experiment
 from cope_jax.training.config import JobConfig, MeshConfig, OptimizerConfig, TaskConfig
+from cope_jax.training.from_config import create_iterator, create_learner
 from cope_jax.training.metrics import read_metrics
-from experiments import common
 from tests.experiments.shrink import TEXT, load, shrink
 
 QUICK = {"bert_small", "bert_tagger", "code_small", "elmo_small", "lstm_wikitext2", "spam", "tagger"}
@@ -37,8 +38,8 @@ def test_every_config_on_text_trains_once_shrunk(path, tmp_path):
     config = shrink(load(path))
     if config.model.name == "bert_tagger":
         config = with_pieces(config, tmp_path)
-    experiment = common.Experiment(config)
-    records = experiment.train([0], tmp_path, "train")
+    experiment = Experiment(config)
+    records = experiment.train(tmp_path)
     model = config.model.name
     measured = {record["metric"] for record in records}
     assert measured >= {*LOSSES.get(model, ["loss"]), experiment.task.metric}
@@ -76,8 +77,8 @@ def test_a_batch_that_is_split_over_devices_gives_the_same_loss(name):
     losses = []
     parts = MeshConfig(data=2, sequence=2) if name == "code_small" else MeshConfig(data=2, fsdp=2)
     for mesh in (MeshConfig(data=1), parts):
-        experiment = common.Experiment(dataclasses.replace(config, job=JobConfig(mesh)))
-        iterator = common.create_iterator(config, experiment.task, 0)
+        experiment = Experiment(dataclasses.replace(config, job=JobConfig(mesh)))
+        iterator = create_iterator(config, experiment.task, 0)
         batches = [next(iterator) for _ in range(2)]
         stacked = {field: np.stack([batch[field] for batch in batches]) for field in batches[0]}
         program = experiment.program
@@ -90,7 +91,7 @@ def test_what_reads_word_after_word_refuses_a_sequence_over_devices():
     config = shrink(load(next(path for path in TEXT if path.stem == "elmo_small")))
     config = dataclasses.replace(config, job=JobConfig(MeshConfig(data=1, sequence=2)))
     with pytest.raises(ConfigError, match=r"^elmo reads word after word: leave job.mesh.sequence at 1$"):
-        common.Experiment.check(config)
+        Experiment.check(config)
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -100,7 +101,7 @@ def test_weight_decay_leaves_biases_norms_and_mixes_alone(path, tmp_path):
         config = with_pieces(config, tmp_path)
         config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
     optimizer = OptimizerConfig(weight_decay=0.1, decayed="weights", warmup_steps=0, schedule="constant")
-    learner = common.create_learner(dataclasses.replace(config, optimizer=optimizer), experiment_task(config))
+    learner = create_learner(dataclasses.replace(config, optimizer=optimizer), experiment_task(config))
     shapes = jax.eval_shape(learner.init, np.int32(0)).params
     params = jax.tree.map(lambda leaf: np.ones(leaf.shape, leaf.dtype), shapes)
 
@@ -124,7 +125,7 @@ def experiment_task(config):
 def test_models_without_attention_refuse_an_encoding():
     config = shrink(load(next(path for path in TEXT if path.stem == "lstm_wikitext2")))
     with pytest.raises(ConfigError, match=r"^rnn_lm has no attention, and so no position encoding: set encoding=none$"):
-        common.Experiment.check(dataclasses.replace(config, encoding="rope"))
+        Experiment.check(dataclasses.replace(config, encoding="rope"))
 
 
 @pytest.mark.parametrize(
@@ -145,14 +146,14 @@ def test_a_model_on_a_task_that_it_does_not_fit_is_one_line(name, task, message)
     if task is not None:
         config = dataclasses.replace(config, task=TaskConfig(task, {}))
     with pytest.raises(ConfigError, match=f"^{message}"):
-        common.Experiment.check(config)
+        Experiment.check(config)
 
 
 def test_a_bert_reads_with_any_encoding_that_makes_sense_without_a_mask():
     config = shrink(load(next(path for path in TEXT if path.stem == "bert_small")))
     names = ("none", "sinusoidal", "rope", "alibi", "t5(bidirectional=True)", "relative(signed=True)", "cope_two_sided")
     for encoding in names:
-        common.Experiment.check(dataclasses.replace(config, encoding=encoding))
+        Experiment.check(dataclasses.replace(config, encoding=encoding))
 
 
 def test_the_equal_models_have_equally_many_parameters():
@@ -162,7 +163,7 @@ def test_the_equal_models_have_equally_many_parameters():
         config = load(next(path for path in TEXT if path.stem == name))
         task = tasks.create("words", length=35)
         task.vocab_size = 33278
-        learner = common.create_learner(config, task)
+        learner = create_learner(config, task)
         shapes = jax.eval_shape(learner.init, np.int32(0)).params
         numbers.append(sum(leaf.size for leaf in jax.tree.leaves(shapes)))
     assert max(numbers) / min(numbers) < 1.01
@@ -180,6 +181,6 @@ def test_the_papers_language_models_have_its_numbers_of_parameters(name, vocabul
     task = tasks.create("text", **config.task.options | {"corpus": "wikitext-2", "vocab_size": 300})
     task.vocab_size = vocabulary
     for encoding, published in millions.items():
-        learner = common.create_learner(dataclasses.replace(config, encoding=encoding), task)
+        learner = create_learner(dataclasses.replace(config, encoding=encoding), task)
         shapes = jax.eval_shape(learner.init, np.int32(0)).params
         assert round(sum(leaf.size for leaf in jax.tree.leaves(shapes)) / 1e6, 1) == published, encoding

@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.corpora import code
-from cope_jax.corpora.documents import documents
-from cope_jax.corpora.files import SAMPLES
+from cope_jax.corpora import source_code
+from cope_jax.corpora.corpus_files import SAMPLES
+from cope_jax.corpora.raw_text import documents
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.gates import inspect_text
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.kept_files import check_alike, keep_files
+from cope_jax.runs.load import load_run
 from cope_jax.training.config import ExperimentConfig
-from experiments import common, runs, speakers, text_gates
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("text")
@@ -39,7 +42,7 @@ def trained(start, tmp_path_factory):
     path.write_text(TEXT_CONFIG.format(task="text", options=options, model=model, encoding="cope"))
     done = start("train", f"--config={path}", f"--workdir={folder / 'run'}").wait()
     assert done.status == 0, done.err
-    task = common.tasks.create("text", **options)
+    task = tasks.create("text", **options)
     tokens = task.encode("The lamp is bright.")
     assert (folder / "run" / "corpus.json").read_text() == task.sources()["corpus.json"]
     shutil.rmtree(data)
@@ -48,7 +51,7 @@ def trained(start, tmp_path_factory):
 
 def test_a_run_is_read_back_without_its_corpora(trained):
     workdir, tokens = trained
-    run = runs.load_run(workdir)
+    run = load_run(workdir)
     assert run.step > 0
     np.testing.assert_array_equal(run.task.encode("The lamp is bright."), tokens)
     assert (workdir / "tokenizer.json").read_text() == run.task.artifacts()["tokenizer.json"]
@@ -66,7 +69,7 @@ def test_a_run_is_measured_with_its_own_tokenizer_though_the_training_text_has_c
             text = file.read_text()
             end = len(text) * 8 // 10  # of "files" the rest holds validation and test
             file.write_text(text[:end][::-1] + text[end:])
-        done = start("evaluate", f"--workdir={workdir}").wait()
+        done = start("evaluate", f"--model={workdir}").wait()
     finally:
         shutil.rmtree(data)
     assert done.status == 0, done.err
@@ -81,27 +84,27 @@ def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
     mixed, *alone = (
         tasks.create("text", corpus=corpus, **options) for corpus in ("files+wikitext-2", "files", "wikitext-2")
     )
-    language = speakers.language_of(mixed)
-    whole = text_gates.windows(mixed, language, None, "train", 10**6)
+    codec = mixed.codec()
+    whole = inspect_text.windows(mixed, codec, None, "train", 10**6)
     sizes = [len(task.entries("train")[0].tokens) // 8 for task in alone]
     assert whole.shape == (sum(sizes), 8)
     texts = [" ".join(text.split()) for text in documents("files", None, "train")]
-    of_files = [any(" ".join(language.decode(row).split()) in text for text in texts) for row in whole[:12]]
+    of_files = [any(" ".join(codec.decode(row).split()) in text for text in texts) for row in whole[:12]]
     assert sum(of_files) == pytest.approx(12 * sizes[0] / sum(sizes), abs=1.5) and 1 < sum(of_files) < 11
     for count in (1, 12):
-        np.testing.assert_array_equal(text_gates.windows(mixed, language, None, "train", count), whole[:count])
+        np.testing.assert_array_equal(inspect_text.windows(mixed, codec, None, "train", count), whole[:count])
 
 
 def test_windows_of_other_texts():
     short = tasks.create("text", tokenizer="bytes", length=10**6)
-    language = speakers.language_of(short)
-    (row,) = text_gates.windows(short, language, None, "test", 3)
+    codec = short.codec()
+    (row,) = inspect_text.windows(short, codec, None, "test", 3)
     np.testing.assert_array_equal(row, short.entries("test")[0].tokens)
-    (row,) = text_gates.windows(short, language, "The lamp is bright.", "test", 3)
-    assert (row[0], language.decode(row[1:])) == (short.tokenizer.end, "The lamp is bright.")
+    (row,) = inspect_text.windows(short, codec, "The lamp is bright.", "test", 3)
+    assert (row[0], codec.decode(row[1:])) == (short.tokenizer.end, "The lamp is bright.")
     words = tasks.create("words", length=8)
-    assert text_gates.windows(words, language, None, "test", 3).tolist() == words.dataset("test", 3)["inputs"].tolist()
-    most = text_gates.windows(words, language, None, "test", 10**6)
+    assert inspect_text.windows(words, codec, None, "test", 3).tolist() == words.dataset("test", 3)["inputs"].tolist()
+    most = inspect_text.windows(words, codec, None, "test", 10**6)
     assert len(most) in (words.size("test"), words.size("test") - 1)
 
 
@@ -115,7 +118,7 @@ def test_a_run_is_not_measured_on_another_text(trained, start, command, flags):
             shutil.copytree(SAMPLES / name, data / name)
         test = data / "wikitext-2" / "wiki.test.tokens"
         test.write_text(test.read_text()[::-1])
-        done = start(command, f"--workdir={workdir}", *flags).wait()
+        done = start(command, f"--model={workdir}", *flags).wait()
     finally:
         shutil.rmtree(data)
     assert done.error == f"corpus.json in {workdir} tells of other data than there are now, which the run goes by: " + (
@@ -133,38 +136,38 @@ def test_a_damaged_tokenizer_of_a_run_is_one_line(trained, tmp_path):
     text = (workdir / "tokenizer.json").read_text()
     (workdir / "tokenizer.json").write_text(text[: len(text) // 2])
     with pytest.raises(ConfigError, match=r"tokenizer.json is no tokenizer.json \(.*\): fetch it again$") as error:
-        runs.load_run(workdir)
+        _ = load_run(workdir).task
     assert "\n" not in str(error.value)
 
 
 def test_a_tokenizer_of_a_run_that_is_only_written_otherwise_is_the_same(tmp_path):
     task = tasks.create("text", vocab_size=300, length=16)
-    runs.keep_files(task, tmp_path)
+    keep_files(task, tmp_path)
     file = tmp_path / "tokenizer.json"
     kept = json.dumps(json.loads(file.read_text()))  # as another version of the library may write it
     assert kept != file.read_text()
     file.write_text(kept)
     (tmp_path / "corpus.json").unlink()  # as after an interruption
-    runs.keep_files(task, tmp_path)
+    keep_files(task, tmp_path)
     assert file.read_text() == kept and (tmp_path / "corpus.json").exists()
     other = tasks.create("text", vocab_size=301, length=16)
     with pytest.raises(ConfigError, match=r"^tokenizer\.json in .* is another than the data give now"):
-        runs.keep_files(other, tmp_path)
+        keep_files(other, tmp_path)
 
 
 def test_processes_with_other_data_are_refused(monkeypatch):
     task = tasks.create("text", vocab_size=300, length=16)
-    runs.check_alike(task)  # alone
+    check_alike(task)  # alone
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     others = [task, task, tasks.create("text", vocab_size=300, length=16, corpus="files")]
     digests = []
     gather = "jax.experimental.multihost_utils.process_allgather"
     monkeypatch.setattr(gather, lambda own: digests.append(own) or np.stack([own] * 3))
     for one in others:
-        runs.check_alike(one)
+        check_alike(one)
     monkeypatch.setattr(gather, lambda own: np.stack(digests))
     with pytest.raises(ConfigError, match=r"^process 2 has other data than process 0: give all of them the same"):
-        runs.check_alike(task)
+        check_alike(task)
 
 
 @pytest.mark.parametrize(
@@ -179,19 +182,19 @@ def test_a_summary_says_where_the_text_comes_from(options, place, tmp_path, monk
     monkeypatch.chdir(tmp_path)
     shutil.copytree(SAMPLES / "wikitext-2", tmp_path / "DATA" / "wikitext-2")
     if "code" in options.get("corpus", ""):
-        monkeypatch.setattr(code, "standard_library", lambda: tmp_path / "library")
+        monkeypatch.setattr(source_code, "standard_library", lambda: tmp_path / "library")
         (tmp_path / "library").mkdir()
         for number in range(60):
             (tmp_path / "library" / f"m{number}.py").write_text(f"value_{number} = {number} + {number**3}\n")
     config = ExperimentConfig.from_mapping(
         {"task": {"name": "text", "options": {"tokenizer": "bytes", "length": 16, **options}}}
     )
-    assert place in " ".join(common.Experiment(config).summary().split())
+    assert place in " ".join(Experiment(config).summary().split())
 
 
 def checked(training, **options):
     task = {"name": "text", "options": {"vocab_size": 300, "length": 16, **options}}
-    common.Experiment.check(ExperimentConfig.from_mapping({"task": task, "training": training}))
+    Experiment.check(ExperimentConfig.from_mapping({"task": task, "training": training}))
 
 
 def test_positions_are_not_sampled_where_the_batch_has_its_own():

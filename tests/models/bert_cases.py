@@ -8,8 +8,8 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.encoder import bert_block
 from cope_jax.models.bert import Bert, BertConfig
+from cope_jax.models.encoder import bert_block
 from cope_jax.typing import Array
 from tests.encodings.cases import FAST_COMPILE, rule_of
 from tests.oracle import bert as oracle

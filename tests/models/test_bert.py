@@ -10,11 +10,11 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError
 from cope_jax.layers.config import BlockConfig
-from cope_jax.layers.encoder import SIZES
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.models.bert import Bert, BertConfig, BertOptions, bert_block
 from cope_jax.models.bert_heads import BertClassifierConfig, BertTaggerConfig
+from cope_jax.models.encoder import SIZES
 from tests.models.bert_cases import (
     LAYERS,
     LENGTH,
@@ -228,7 +228,7 @@ def test_initial_parameters():
             assert not value.any(), path
         elif path.endswith("scale"):
             assert (value == 1).all(), path
-        elif path.endswith("table_ND"):
+        elif path.endswith("encoding/learned/table"):
             assert abs(value.std() / 0.02 - 1) < 0.1, path
         else:
             assert np.abs(value).max() <= 0.04 and abs(value.std() / cut - 1) < 5 / (2 * value.size) ** 0.5, path

@@ -9,10 +9,10 @@ from flax import nnx
 
 from cope_jax import encodings
 from cope_jax.encodings import EncodingConfig
+from cope_jax.exchange import bert_files
 from cope_jax.layers.block import Block
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layers.self_attention import Context, SelfAttention
-from cope_jax.models import bert_files
 from cope_jax.models.bert import Bert
 from tests.models.bert_cases import batch, config, jit, named, random_state
 

@@ -254,16 +254,16 @@ def test_the_encoding_of_the_model_is_one():
             values[name] = {k: v for k, v in leaf.items() if k != "encoding"} if name == "blocks" else leaf
         table = np.random.default_rng(3).normal(size=(4, 4)).astype(np.float32)
         if sharing == "model":
-            values["encoding"] = {"table_NK": table}
+            values["encoding"] = {"cope": {"table": table}}
         else:
-            values["blocks"]["encoding"] = {"table_NK": np.stack([table] * LAYERS)}
+            values["blocks"]["encoding"] = {"cope": {"table": np.stack([table] * LAYERS)}}
         nnx.replace_by_pure_dict(state, values)
 
         def loss(state):
             return jnp.sum(forward(graphdef, state, tokens()) * WEIGHTS)  # noqa: B023  # traced within this turn
 
         gradients[sharing] = named(jit(jax.grad(loss))(state))
-    each, shared = gradients["layer"]["blocks/encoding/table_NK"], gradients["model"]["encoding/table_NK"]
+    each, shared = gradients["layer"]["blocks/encoding/cope/table"], gradients["model"]["encoding/cope/table"]
     assert each.shape == (LAYERS, 4, 4) and shared.shape == (4, 4)
     assert not any("blocks/encoding" in path for path in gradients["model"])
     assert not any(path.startswith("encoding") for path in gradients["layer"])
@@ -283,7 +283,7 @@ def test_initial_parameters(num_layers):
     )
     params = named(jit(lambda: nnx.state(Decoder(choices, rngs=nnx.Rngs(0))))())
     for path, value in params.items():
-        if path.endswith(("/bias", "table_NK")):
+        if path.endswith(("/bias", "table")):
             assert not value.any(), path
         elif path.endswith("norm/scale"):
             assert (value == 1).all(), path
@@ -364,3 +364,24 @@ def test_an_unknown_attention_implementation_is_an_error():
     decoder = model(config(block={"attention": "ful"}))
     with pytest.raises(ConfigError, match="unknown attention implementation 'ful': did you mean 'full'"):
         jax.eval_shape(lambda: decoder(tokens()))
+
+
+@pytest.mark.parametrize("encoding", ["cope(npos_max=4)+rope", "relative(max_distance=5)"])
+def test_forward_mode_and_hessian_vector_products(encoding, x64):
+    """Of full attention: the directional derivative is the gradient's, and the Hessian is symmetric."""
+    choices = config(encoding, {"attention": "full", "compute_dtype": "float64"})
+    graphdef, state = build(choices)
+    state = jax.tree.map(lambda x: jnp.asarray(x, jnp.float64), state)
+    rng = np.random.default_rng(0)
+    one, other = (jax.tree.map(lambda x: jnp.asarray(rng.normal(size=x.shape)), state) for _ in range(2))
+
+    def loss(state):
+        return jnp.sum(jnp.tanh(nnx.merge(graphdef, state)(tokens()))) / 10
+
+    def dot(a, b):
+        return sum(float(jnp.sum(x * y)) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True))
+
+    slope = jit(lambda state: jax.jvp(loss, (state,), (one,))[1])(state)
+    product = jit(lambda state, v: jax.jvp(jax.grad(loss), (state,), (v,))[1])
+    assert dot(jit(jax.grad(loss))(state), one) == pytest.approx(float(slope), rel=1e-9)
+    assert dot(product(state, one), other) == pytest.approx(dot(product(state, other), one), rel=1e-8)

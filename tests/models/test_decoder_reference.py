@@ -9,11 +9,11 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from cope_jax.models import decoder_files
+from cope_jax.exchange import decoder_files
 from cope_jax.models.decoder import Decoder
-from cope_jax.ops.cross_entropy import cross_entropy
+from cope_jax.ops.losses import cross_entropy
+from tests.exchange.exchange_cases import CASES, tensors, tokens, write
 from tests.models.cases import jit
-from tests.models.exchange_cases import CASES, tensors, tokens, write
 
 torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
 transformers = pytest.importorskip("transformers", reason="transformers is an extra of the tests")

@@ -7,7 +7,7 @@ from flax import nnx
 
 from cope_jax import tasks
 from cope_jax.corpora.packing import Packed, join
-from cope_jax.evaluation.errors import Evaluator
+from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.learner import Learner
 from tests.models import cases
 from tests.training import tiny
@@ -88,16 +88,8 @@ def test_training_takes_the_positions_of_the_batch_before_any_sampled_ones(docum
 
 def test_evaluation_does_too():
     task = tasks.create("text", vocab_size=300, length=8, packing="documents", sweep=(64,))
-    evaluator = Evaluator(
-        task,
-        mean_position,
-        lambda rows: (),
-        lambda key, batch, length: np.full((1, length), 99, np.int32),
-        lambda function, **options: function,
-        {"test": 1000, "length=64": 1000},
-        batch_size=4,
-        data_seed=0,
-    )
+    program = tiny.measuring(mean_position, sampler=lambda key, batch, length: np.full((1, length), 99, np.int32))
+    evaluator = Evaluator(program, task, {"test": 1000, "length=64": 1000}, batch_size=4, data_seed=0)
     for split, (errors,) in evaluator({}).items():
         batch = task.dataset(split, task.size(split))
         expected = (batch["weights"] * batch["positions"]).sum() / batch["weights"].sum()

@@ -12,7 +12,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.rnn_generation import generate
+from cope_jax.generation.rnn_generate import generate
 from cope_jax.layout import WHOLE
 from cope_jax.models.rnn_lm import RNNLM, RNNLMConfig, RNNLMOptions
 from tests.encodings.cases import jit

@@ -8,13 +8,13 @@ import jax
 import pytest
 from flax import nnx
 
-from cope_jax.corpora import texts
+from cope_jax.corpora import sentences_by_corpus
 from cope_jax.errors import ConfigError
-from cope_jax.layers.encoder import bert_block
-from cope_jax.models import bert_files
+from cope_jax.evaluation.contextual import pretrained
+from cope_jax.exchange import bert_files
 from cope_jax.models.bert import Bert, BertConfig
+from cope_jax.models.encoder import bert_block
 from cope_jax.tokenizers.wordpiece import WordPiece
-from experiments.contextual import embedders
 
 pytest.importorskip("nbclient", reason="the extra `notebooks` is not installed")
 
@@ -34,7 +34,9 @@ def notebook() -> Any:
 @pytest.fixture
 def encoder(tmp_path) -> Path:
     """A BERT that has learned nothing, in the files of a published one."""
-    sentences = [" ".join(sentence) for document in texts.documents("both", None, "train") for sentence in document]
+    sentences = [
+        " ".join(sentence) for document in sentences_by_corpus.documents("both", None, "train") for sentence in document
+    ]
     pieces = WordPiece.train(sentences, 512).pieces
     config = BertConfig(vocab_size=len(pieces), max_length=32, num_layers=1, block=bert_block(16, 2))
     params = jax.jit(lambda: nnx.to_pure_dict(nnx.state(Bert(config, rngs=nnx.Rngs(0)))))()
@@ -43,6 +45,8 @@ def encoder(tmp_path) -> Path:
 
 
 def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", "")  # one device
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the notebook keeps its run
     shrink(notebook, TINY | {"PRETRAINED": str(encoder)})
     NotebookClient(notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}).execute()
@@ -62,7 +66,12 @@ def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
 
 
 def test_does_without_a_pretrained_encoder(notebook, tmp_path, capsys):
-    names = {"embedders": embedders, "ConfigError": ConfigError, "models": [1, 2], "PRETRAINED": str(tmp_path / "none")}
+    names = {
+        "pretrained": pretrained,
+        "ConfigError": ConfigError,
+        "models": [1, 2],
+        "PRETRAINED": str(tmp_path / "none"),
+    }
     for name in ("pretrained", "pretrained-neighbours"):
         exec(cell_of(notebook, name).source, names)
     assert "there is no folder" in capsys.readouterr().out

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.ops.cross_entropy import cross_entropy
+from cope_jax.ops.losses import cross_entropy
 
 
 def problem(rng):

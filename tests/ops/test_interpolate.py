@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.ops.interpolate import _look_up, _sum_over_row, interpolate, interpolation_slope
+from cope_jax.ops.interpolate import _look_up, _sum_over_row, interpolate
 from tests.encodings.cases import jit
 from tests.oracle.differences import gradients as differences
 
@@ -67,11 +67,11 @@ def test_whole_places_read_one_entry():
     np.testing.assert_array_equal(dp, np.zeros(p.shape))
 
 
-def test_the_slope_is_what_the_gradient_has():
-    """Between the integers and at them, where it is 0."""
+def test_the_slope_is_what_forward_mode_has():
+    """Between the integers and at them, where it is 0; to the last bit what the gradient has."""
     z, p, _ = problem()
     p[..., ::3] = np.round(p[..., ::3])
-    slope = jit(interpolation_slope)(z, p)
+    slope = jit(lambda p: jax.jvp(lambda p: interpolate(z, p), (p,), (jnp.ones_like(p),))[1])(p)
     np.testing.assert_array_equal(slope, compiled(z, p, np.ones(p.shape))[2])
     for at in np.ndindex(p.shape):
         row, place = z[at[:-1]], p[at]
@@ -190,3 +190,18 @@ def test_a_tpu_has_the_same_values_and_gradients(dtype, request):
 def test_a_tpu_reads_a_table_of_one_entry(on_tpu):
     y, dz, dp = jit(lambda *arrays: value_and_pull(*arrays))(np.array([[2.5]]), np.zeros((1, 3)), np.ones((1, 3)))
     assert (y.tolist(), dz.tolist(), dp.tolist()) == ([[2.5] * 3], [[3.0]], [[0.0] * 3])
+
+
+def test_second_derivatives_are_those_of_the_formula():
+    """Hessian-vector products, forward over reverse, against differences of the gradient."""
+    z, p, dy = problem()
+
+    def gradient(z, p):
+        return jax.grad(lambda z, p: jnp.sum(dy * interpolate(z, p) ** 2), argnums=(0, 1))(z, p)
+
+    tangents = tuple(np.random.default_rng(2).normal(size=a.shape) for a in (z, p))
+    exact = jit(lambda z, p: jax.jvp(gradient, (z, p), tangents)[1])(z, p)
+    step = 1e-6
+    more, less = (gradient(*(a + sign * step * t for a, t in zip((z, p), tangents, strict=True))) for sign in (1, -1))
+    for found, above, below in zip(exact, more, less, strict=True):
+        equal(found, (above - below) / (2 * step), atol=1e-7)

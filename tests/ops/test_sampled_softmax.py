@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.ops.cross_entropy import cross_entropy
-from cope_jax.ops.sampled_softmax import expected_count, sample_classes, sampled_cross_entropy
+from cope_jax.ops.losses import cross_entropy, expected_count, sample_classes, sampled_cross_entropy
 from tests.encodings.cases import jit
 
 VOCAB, WIDTH = 12, 4

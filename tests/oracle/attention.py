@@ -72,6 +72,24 @@ def attention(
     return out_LHK
 
 
+def stick_breaking(q_LHK: Array, k_MGK: Array, v_MGK: Array, scale_H: Array, own_value: bool) -> Array:
+    """out_i = Σ_{j<i} a_ij v_j (+ the rest of 1, times v_i), a_ij = σ(s_ij) Π_{j<l<i} (1 − σ(s_il)). One example."""
+    (length, heads, width), groups = q_LHK.shape, k_MGK.shape[1]
+    out_LHK = np.zeros((length, heads, v_MGK.shape[-1]))
+    for head in range(heads):
+        group = head // (heads // groups)
+        for i in range(length):
+            left = 1.0
+            for j in reversed(range(i)):
+                s = scale_H[head] * float(q_LHK[i, head] @ k_MGK[j, group]) / math.sqrt(width)
+                broken = left / (1 + math.exp(-s))
+                out_LHK[i, head] += broken * v_MGK[j, group]
+                left -= broken
+            if own_value:
+                out_LHK[i, head] += left * v_MGK[i, group]
+    return out_LHK
+
+
 def softmax(logits: Sequence[float]) -> list[float]:
     """exp(logit) over their sum, shifted by the largest."""
     powers = [math.exp(logit - max(logits)) for logit in logits]

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.corpora import texts
+from cope_jax.corpora import sentences_by_corpus
 from cope_jax.errors import ConfigError
 from cope_jax.tokenizers.characters import characters, sentence_mark
 from tests.corpora.data import write
@@ -35,7 +35,7 @@ def spelled(words):
 @pytest.mark.parametrize("split", ["train", "test"])
 def test_both_streams_read_and_predict_what_they_should(task, split, batch_size):
     read, predicted, backward_read, backward_predicted = [], [], [], []
-    for document in texts.documents("both", None, split):
+    for document in sentences_by_corpus.documents("both", None, split):
         for sentence in document:
             read += ["<S>", *sentence]
             predicted += [*sentence, "</S>"]
@@ -72,7 +72,7 @@ def test_fields_and_what_fills_them_up(task):
 def test_words_outside_the_vocabulary_are_read_and_not_predicted():
     task = tasks.create("bilm", vocab_size=10, max_characters=CHARACTERS)
     batch = task.stream("train", 1)[0]
-    words = texts.documents("wikitext-2", None, "train")[0][0]
+    words = sentences_by_corpus.documents("wikitext-2", None, "train")[0][0]
     np.testing.assert_array_equal(batch["inputs"][0, 1 : len(words) + 1], characters(words, CHARACTERS))
     assert task.vocab_size == 10
     assert task.vocabulary.words[:3] == ("<unk>", "<S>", "</S>")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.corpora.documents import documents
-from cope_jax.corpora.files import SAMPLES
-from cope_jax.corpora.texts import SPLITS
+from cope_jax.corpora.corpus_files import SAMPLES
+from cope_jax.corpora.raw_text import documents
+from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
 from tests.corpora.data import real, write
 
@@ -114,6 +114,17 @@ def test_the_tokenizer_of_a_run_is_taken_from_its_folder(kind, tmp_path):
     with pytest.raises(ConfigError, match=r"no wikitext-2/wiki.test.tokens in nowhere"):
         again.size("test")
     assert tasks.TASKS.get("text").with_artifacts(options, tmp_path / "none") == options
+
+
+def test_a_text_that_has_changed_is_learned_anew(tmp_path):
+    def words():
+        task = tasks.create("text", data_dir=str(tmp_path), corpus="files", tokenizer="words")
+        return task.tokenizer.vocabulary.words
+
+    (tmp_path / "files").mkdir()
+    for word in ("lantern", "harbour"):
+        (tmp_path / "files" / "a.txt").write_text(f"the {word} is old\n" * 50)
+        assert word in words()
 
 
 def test_a_corpus_is_known_by_its_texts_and_not_by_its_place(tmp_path):

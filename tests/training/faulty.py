@@ -13,7 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cope_jax.errors import StorageError
-from cope_jax.training import fingerprint
+from cope_jax.training import checksum
 from cope_jax.training.checkpoints import Checkpoints
 
 PROGRESS = {"data": [{"next_index": 7}], "seconds": 0.5}
@@ -54,7 +54,7 @@ def fill(folder):
         message = str(error)
     with Checkpoints(folder / "checkpoints", read_only=True) as checkpoints:
         step, state, _ = checkpoints.restore(like())
-        whole = fingerprint.of_arrays(state) == fingerprint.of_arrays(create(step))
+        whole = checksum.of_arrays(state) == checksum.of_arrays(create(step))
         print(json.dumps({"message": message, "steps": checkpoints.steps(), "restored": step, "whole": whole}))
 
 
@@ -102,7 +102,7 @@ def restore_together(folder, *join_arguments):
     join(*join_arguments)
     with Checkpoints(Path(folder)) as checkpoints:
         step, state, progress = checkpoints.restore(like(mesh()))
-        print(json.dumps({"step": step, "fingerprint": fingerprint.of_arrays(state), "progress": progress}))
+        print(json.dumps({"step": step, "fingerprint": checksum.of_arrays(state), "progress": progress}))
         checkpoints.save(4, sharded(4), PROGRESS)
         checkpoints.save(6, sharded(6), PROGRESS)
 
@@ -111,23 +111,23 @@ def fail_in_second(folder, *join_arguments):
     """The second process cannot read the newest checkpoint, which the first can."""
     join(*join_arguments)
     if jax.process_index() == 1:
-        from cope_jax.training import restoring
+        from cope_jax.training import checkpoint_io
 
-        loads = restoring.ocp.load_checkpointables
+        loads = checkpoint_io.ocp.load_checkpointables
 
         def load(path, like):
             if path.name == "4":
                 raise OSError("stale file handle")
             return loads(path, like)
 
-        restoring.ocp.load_checkpointables = load
+        checkpoint_io.ocp.load_checkpointables = load
     with Checkpoints(Path(folder)) as checkpoints:
         step, state, _ = checkpoints.restore(like(mesh()))
-        print(json.dumps({"step": step, "fingerprint": fingerprint.of_arrays(state), "left": checkpoints.steps()}))
+        print(json.dumps({"step": step, "fingerprint": checksum.of_arrays(state), "left": checkpoints.steps()}))
 
 
 def fill_together(folder, *join_arguments):
-    from experiments import entry
+    from experiments.cli import entry
 
     join(*join_arguments)
     with entry.no_late_words(), entry.clear_errors(), Checkpoints(Path(folder) / "checkpoints", keep=99) as checkpoints:

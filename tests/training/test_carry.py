@@ -9,17 +9,17 @@ import numpy as np
 import pytest
 
 from cope_jax.data import pipeline
-from cope_jax.evaluation.errors import Evaluator
 from cope_jax.models.rnn_lm import RNNLMConfig
 from cope_jax.tasks.base import Task
 from cope_jax.training.config import MeshConfig, TrainingConfig
+from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.replicas import Replicas
+from cope_jax.training.seed_batch import Replicas
 from cope_jax.training.sharding import create_mesh, layout_of
-from cope_jax.training.speed import Meter
+from cope_jax.training.throughput import Meter
 from tests.training import tiny
 from tests.training.test_loop import Disturbed, Killed, kill
 
@@ -106,8 +106,8 @@ def test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give(u
 
 def test_evaluation_reads_a_stream_from_its_beginning_and_carries_on(undisturbed):
     quiet = learner()
-    functions = quiet.measures, quiet.initial_carry, quiet.sample_positions, Replicas().lift
-    evaluator = Evaluator(TASK, *functions, {"validation": 10**6}, batch_size=ROWS, data_seed=0)
+    program = Program(quiet, Replicas(), create_mesh(tiny.ONE))
+    evaluator = Evaluator(program, TASK, {"validation": 10**6}, batch_size=ROWS, data_seed=0)
     whole = {"inputs": TASK.inputs, "targets": TASK.targets, "weights": np.ones(TASK.inputs.shape, np.float32)}
     measured, _ = quiet.measures(undisturbed.params, quiet.initial_carry(ROWS), whole)
     for _ in range(2):  # the second time from the beginning too

@@ -4,9 +4,8 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.data import pipeline
-from cope_jax.evaluation.errors import Evaluator
-from cope_jax.ops.token_measures import token_measures
-from cope_jax.training.replicas import Replicas
+from cope_jax.ops.losses import token_measures
+from cope_jax.training.evaluator import Evaluator
 from tests.training import tiny
 
 # Splits of three lengths: 4 + 4, 4 + 2 and 4 + 8 tokens.
@@ -19,10 +18,6 @@ def bigram(params, inputs_BL, positions_BL):
     """Logits that depend on the token alone."""
     del positions_BL
     return params[inputs_BL]
-
-
-def consecutive(key, batch, length):
-    return np.arange(length, dtype=np.int32)[None]
 
 
 @pytest.fixture
@@ -40,10 +35,9 @@ def measures_of(logits):
     return measures
 
 
-def create(logits=bigram, width=1, splits=SPLITS, sampler=consecutive, **options):
-    options = {"batch_size": 4, "data_seed": 11} | options
-    lift = Replicas(width).lift
-    return Evaluator(TASK, measures_of(logits), lambda rows: (), sampler, lift, splits, width=width, **options)
+def create(logits=bigram, splits=SPLITS, batch_size=4, data_dir=None, **program):
+    options = {"batch_size": batch_size, "data_seed": 11, "data_dir": data_dir}
+    return Evaluator(tiny.measuring(measures_of(logits), **program), TASK, splits, **options)
 
 
 def count(table, split, examples):
@@ -112,8 +106,8 @@ def test_all_splits_and_bounds_share_one_program(table):
 
 
 def test_padding_to_the_longest_split_changes_nothing_for_a_causal_model():
-    learner = tiny.create_learner()
-    params = tiny.program().init([0]).params
+    program = tiny.program()
+    params = program.init([0]).params
     splits = {"dense": 6, "sparse": 6}
     options = {"batch_size": 4, "data_seed": 0}
 
@@ -121,9 +115,7 @@ def test_padding_to_the_longest_split_changes_nothing_for_a_causal_model():
         # Symbols and lengths of the tiny model's vocabulary and table.
         task = tasks.create("selective_copy", num_symbols=3, num_tokens=2, num_blanks=3)
         assert (task.vocab_size, task.length("dense"), task.length("sparse")) == (5, 5, 10)
-        functions = learner.measures, learner.initial_carry, learner.sample_positions
-        arguments = task, *functions, Replicas().lift, splits
-        return Evaluator(*arguments, **options)(params)["dense"][0]
+        return Evaluator(program, task, splits, **options)(params)["dense"][0]
 
     # Longer rows are summed in another order.
     assert_close(errors(splits), errors({"dense": 6}), rtol=1e-5)
@@ -177,7 +169,7 @@ def test_the_one_length_is_a_multiple_of_what_is_asked_and_nothing_else_changes(
         traced.append((inputs_BL.shape, positions_BL.shape))
         return bigram(params, inputs_BL, positions_BL)
 
-    measured = create(counting, multiple=multiple)(table)
+    measured = create(counting, sequence=multiple)(table)
     assert traced == [((4, length), (1, length))]
     for split, examples in SPLITS.items():
         assert_close(measured[split][0], count(table, split, examples))

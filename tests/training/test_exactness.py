@@ -9,8 +9,8 @@ import pytest
 
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import MeshConfig
-from cope_jax.training.interruption import Interrupted
 from cope_jax.training.metrics import read_metrics
+from cope_jax.training.preemption import Interrupted
 from tests.training import tiny
 
 pytestmark = pytest.mark.xdist_group("exactness")

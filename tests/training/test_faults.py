@@ -13,7 +13,7 @@ import jax
 import pytest
 
 from cope_jax.errors import StorageError, clear_storage_errors, storage_reason
-from cope_jax.training import fingerprint
+from cope_jax.training import checksum
 from cope_jax.training.checkpoints import Checkpoints
 from tests.training import faulty
 
@@ -148,7 +148,7 @@ def checkpoints(saved, tmp_path):
 
 
 def expected(step):
-    return fingerprint.of_arrays(faulty.create(step))
+    return checksum.of_arrays(faulty.create(step))
 
 
 @pytest.mark.slow
@@ -164,7 +164,7 @@ def test_one_process_restores_what_two_saved(devices, checkpoints):
     mesh = jax.make_mesh((devices,), ("data",), devices=jax.devices()[:devices])
     with Checkpoints(checkpoints) as held:
         step, state, _ = held.restore(faulty.like(mesh))
-    assert (step, fingerprint.of_arrays(state)) == (4, expected(4))
+    assert (step, checksum.of_arrays(state)) == (4, expected(4))
     assert len(state["params"]["kernel"].sharding.device_set) == devices
 
 

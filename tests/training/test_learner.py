@@ -147,8 +147,8 @@ def test_positions_come_from_the_sampler_below_the_models_length(start, monkeypa
     assert asked == [(tiny.BATCH, tiny.LENGTH, tiny.MODEL.max_length)]
     assert losses[0] != losses[1]
     # The same again, with the rows of the table moved to where the positions are.
-    table = start.params["encoding"]["table_ND"]
-    moved = start.params | {"encoding": {"table_ND": jnp.roll(table, 3, axis=0)}}
+    table = start.params["encoding"]["learned"]["table"]
+    moved = start.params | {"encoding": {"learned": {"table": jnp.roll(table, 3, axis=0)}}}
     loss = float(jax.jit(learner.train_step)(dataclasses.replace(start, params=moved), tiny.batch())[1]["loss"])
     assert loss == pytest.approx(losses[0], rel=1e-6)
 

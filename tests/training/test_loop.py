@@ -13,9 +13,9 @@ from cope_jax.errors import NonFiniteError
 from cope_jax.training import loop
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import JobConfig
-from cope_jax.training.interruption import Interrupted
 from cope_jax.training.metrics import read_metrics
-from cope_jax.training.profile import Profile
+from cope_jax.training.preemption import Interrupted
+from cope_jax.training.profiling import Profile
 from tests.training import tiny
 
 pytestmark = pytest.mark.xdist_group("loop")  # what its fixtures train is shared

@@ -14,14 +14,13 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.config import BlockConfig
 from cope_jax.layout import WHOLE
 from cope_jax.models.decoder import DecoderConfig
-from cope_jax.training import sharding
+from cope_jax.training import from_config, sharding
 from cope_jax.training.config import MeshConfig, OptimizerConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.replicas import Replicas
+from cope_jax.training.seed_batch import Replicas
 from cope_jax.training.summary import bytes_a_device
-from experiments import common
 from tests.training import tiny
 
 pytestmark = pytest.mark.xdist_group("sharding")
@@ -232,7 +231,7 @@ def test_initial_parameters_do_not_depend_on_the_mesh():
 def test_products_in_bfloat16_leave_the_state_in_float32():
     block = dataclasses.replace(MODEL.block, compute_dtype="bfloat16")
     made = program(mesh_config(MESHES["all but data"]), block=block)
-    lowered = made.lower(common.batch_shapes(TASK, BATCH))
+    lowered = made.lower(from_config.batch_shapes(TASK, BATCH))
     assert "xbf16>" in lowered.as_text()
     (before, _), _ = lowered.args_info
     after, metrics = lowered.out_info

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -21,9 +22,9 @@ from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.replicas import Replicas
+from cope_jax.training.seed_batch import Replicas
 from cope_jax.training.sharding import create_mesh, layout_of
-from cope_jax.training.speed import Meter
+from cope_jax.training.throughput import Meter
 
 TASK = tasks.create("flip_flop", length=8)
 BATCH, LENGTH = 4, TASK.max_length
@@ -51,6 +52,23 @@ def create_learner(sampler: str = "consecutive", layout: Layout = WHOLE, **chang
 def program(width: int = 1, mesh: MeshConfig = ONE) -> Program:
     devices = create_mesh(mesh)
     return Program(create_learner(layout=layout_of(devices)), Replicas(width), devices)
+
+
+def measuring(
+    measures: Callable[..., Any],
+    *,
+    initial_carry: Callable[[int], Any] = lambda rows: (),
+    sampler: Callable[..., Any] = lambda key, batch, length: np.arange(length, dtype=np.int32)[None],
+    place: Callable[[Any], Any] = lambda batch: batch,
+    width: int = 1,
+    sequence: int = 1,
+) -> Any:
+    """What an evaluator needs of a program: one that measures by a function of (params, carry, batch)."""
+    fields = {"measures": measures, "initial_carry": initial_carry, "sample_positions": sampler, "losses": ("loss",)}
+    stub: Any = SimpleNamespace(**fields)
+    stub.with_positions = functools.partial(Learner.with_positions, stub)
+    mesh = create_mesh(MeshConfig(data=1, sequence=sequence))
+    return SimpleNamespace(learner=stub, replicas=Replicas(width), mesh=mesh, place_whole=place, whole=None)
 
 
 @functools.cache

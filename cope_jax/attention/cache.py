@@ -1,0 +1,235 @@
+"""The keys, values and features of the tokens read so far, for generation, which reads one token after the other."""
+
+import dataclasses
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.attention.inputs import head_major
+from cope_jax.encodings import Encoding
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
+from cope_jax.typing import Array, PyTree
+
+
+class CacheEntry(NamedTuple):
+    """What is kept of tokens: keys after rotation, values, and features, head-major: `[B, heads, M, ...]`, or rows."""
+
+    k: Any
+    v: Any
+    features: PyTree
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Cache:
+    """The tokens read so far, in a fixed number C of slots, as one attention layer or all N of a model keep them.
+
+    Slots are filled in order, so a token's slot is its index in the sequence, and causality hides the empty ones. The
+    number of filled slots is data: one compiled step serves every length of the context.
+
+    Attributes:
+      entries: `CacheEntry` as rows, each array `[B·G, C, K]` or `[N, B·G, C, K]`, for these are read without a copy and
+        written in place.
+      state: what `Encoding.features` returned for the tokens entered last, each array `[B, ...]` or `[N, B, ...]`.
+      positions_BC: int32.
+      segment_ids_BC: int32; tokens meet only within one segment. Padding is a segment of its own.
+      filled: int32 scalar, how many slots are in use.
+    """
+
+    entries: CacheEntry
+    state: PyTree
+    positions_BC: Array
+    segment_ids_BC: Array
+    filled: Array
+
+    @property
+    def capacity(self) -> int:
+        return self.positions_BC.shape[1]
+
+    def enter(self, positions_BL: Any, segment_ids_BL: Any = None) -> "Cache":
+        """Takes the next L slots for new tokens, whose keys each layer has to `append`.
+
+        Args:
+          positions_BL: int32, `[B, L]` or `[1, L]`.
+          segment_ids_BL: the same; None: segment 0.
+
+        Raises:
+          ConfigError: more tokens than slots. A compiled program, which cannot know, turns what it attends to into NaN
+            instead.
+        """
+        length = positions_BL.shape[1]
+        start = 0 if isinstance(self.filled, jax.core.Tracer) else int(self.filled)
+        if start + length > self.capacity:
+            raise ConfigError(f"a cache of capacity {self.capacity} cannot hold {start + length} tokens: enlarge it")
+
+        def write(slots_BC: Array, new_BL: Any) -> Array:
+            new_BL = jnp.broadcast_to(jnp.asarray(new_BL, jnp.int32), (slots_BC.shape[0], length))
+            return jax.lax.dynamic_update_slice_in_dim(slots_BC, new_BL, self.filled, axis=1)
+
+        return dataclasses.replace(
+            self,
+            positions_BC=write(self.positions_BC, positions_BL),
+            segment_ids_BC=write(
+                self.segment_ids_BC, np.zeros((1, length)) if segment_ids_BL is None else segment_ids_BL
+            ),
+            filled=self.filled + length,
+        )
+
+    def append(
+        self,
+        q_BLHK: Array,
+        k_BLGK: Array,
+        v_BLGK: Array,
+        *,
+        encoding: Encoding,
+        x_BLD: Array | None = None,
+        layer: int | Array | None = None,
+    ) -> "Cache":
+        """Writes one layer's keys and values of the L tokens that were entered last, and the encoding's features.
+
+        Args:
+          q_BLHK: queries before rotation.
+          k_BLGK: keys before rotation.
+          v_BLGK: values.
+          encoding: the position encoding.
+          x_BLD: the layer's input, for an encoding whose features need it.
+          layer: which of the N; None: the cache is of one layer.
+
+        Raises:
+          ConfigError: arrays, an encoding or a layer that do not fit the cache, or tokens that were not entered. A
+            compiled program, which cannot know the latter, turns what is attended to into NaN instead.
+        """
+        check_layer(self, encoding, layer)
+        length = jnp.shape(k_BLGK)[1]
+        shapes, _ = entry_shapes(encoding, len(self.positions_BC), length, self.entries.k.dtype)
+        check_fit("keys", k_BLGK, jax.eval_shape(head_major, shapes.k))
+        check_fit("values", v_BLGK, jax.eval_shape(head_major, shapes.v))
+        features, state = encoding.features(x_BLD, q_BLHK, k_BLGK, v_BLGK, self._of_layer(self.state, layer))
+        positions_BL, _ = self.latest(length)
+        _, rotated_BLGK = encoding.rotate(q_BLHK, k_BLGK, features, features, positions_BL, positions_BL)
+        # Without slots of its own the write would silently hit the last ones: NaN there reaches every query.
+        out_of_bounds = (self.filled > self.capacity) | (self.filled < length)
+        v_BLGK = jnp.where(out_of_bounds, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
+
+        def write(slots: Array, new: Array) -> Array:
+            start = (jnp.zeros((), jnp.int32), self.filled - length, jnp.zeros((), jnp.int32))
+            if layer is None:
+                return jax.lax.dynamic_update_slice(slots, new, start)
+            return jax.lax.dynamic_update_slice(slots, new[None], (jnp.asarray(layer, jnp.int32), *start))
+
+        def keep(kept: Array, new: Array) -> Array:
+            new = new.astype(kept.dtype)
+            return new if layer is None else jax.lax.dynamic_update_index_in_dim(kept, new, layer, 0)
+
+        new = jax.tree.map(lambda x: rows_of(head_major(x)), CacheEntry(rotated_BLGK, v_BLGK, features))
+        entries = jax.tree.map(write, self.entries, new)
+        return dataclasses.replace(self, entries=entries, state=jax.tree.map(keep, self.state, state))
+
+    def entries_of(
+        self, encoding: Encoding, layer: int | Array | None, length: int
+    ) -> tuple["CacheEntry", "CacheEntry"]:
+        """One layer's entries of all slots and of the `length` tokens entered last, head-major."""
+        rows, batch = self._of_layer(self.entries, layer), len(self.positions_BC)
+        last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, self.filled - length, length, axis=1), rows)
+
+        def shaped(rows: CacheEntry, tokens: int) -> CacheEntry:
+            shapes, _ = entry_shapes(encoding, batch, tokens, rows.k.dtype)
+            return jax.tree.map(lambda x, like: x.reshape(like.shape), rows, shapes)
+
+        return shaped(rows, self.capacity), shaped(last, length)
+
+    def _of_layer(self, tree: PyTree, layer: int | Array | None) -> PyTree:
+        if layer is None:
+            return tree
+        return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, layer, keepdims=False), tree)
+
+    def latest(self, length: int) -> tuple[Array, Array]:
+        """(positions_BL, segment_ids_BL) of the L tokens that were entered last; ConfigError: fewer were."""
+        if not isinstance(self.filled, jax.core.Tracer) and self.filled < length:
+            raise ConfigError(f"{length} tokens are used of a cache with {self.filled}: enter them first")
+        start = self.filled - length
+        return (
+            jax.lax.dynamic_slice_in_dim(self.positions_BC, start, length, axis=1),
+            jax.lax.dynamic_slice_in_dim(self.segment_ids_BC, start, length, axis=1),
+        )
+
+
+def create_cache(
+    encoding: Encoding, *, batch: int, capacity: int, num_layers: int | None = None, dtype: Any = jnp.float32
+) -> Cache:
+    """An empty cache for keys and values of type `dtype`, and the features that `encoding` makes of them.
+
+    Args:
+      encoding: the position encoding, which also says how many heads there are.
+      batch: B.
+      capacity: C, the most tokens that a sequence may have.
+      num_layers: N; None: one layer, without an axis for it.
+      dtype: the compute type.
+
+    Raises:
+      ConfigError: a size below 1.
+    """
+    check_at_least(1, "cache", batch=batch, capacity=capacity, num_layers=num_layers)
+
+    def empty(x: Any) -> Array:
+        return jnp.zeros((*(() if num_layers is None else (num_layers,)), *x.shape), x.dtype)
+
+    shapes, state = entry_shapes(encoding, batch, capacity, dtype)
+    rows = jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes)
+    entries, state = jax.tree.map(empty, (rows, state))
+    # Two arrays, for a buffer that is there twice cannot be donated.
+    positions_BC, segment_ids_BC = (jnp.zeros((batch, capacity), jnp.int32) for _ in range(2))
+    return Cache(entries, state, positions_BC, segment_ids_BC, jnp.zeros((), jnp.int32))
+
+
+def entry_shapes(encoding: Encoding, batch: int, length: int, dtype: Any) -> tuple[CacheEntry, PyTree]:
+    """The shapes and types of the entries of L tokens, head-major, and those of the state after them."""
+    shape = encoding.shape
+    x_BLD = jax.ShapeDtypeStruct((batch, length, shape.width), dtype)
+    q_BLHK = jax.ShapeDtypeStruct((batch, length, shape.num_heads, shape.head_dim), dtype)
+    k_BLGK = jax.ShapeDtypeStruct((batch, length, shape.kv_heads, shape.head_dim), dtype)
+
+    def entries(x_BLD: Array, q_BLHK: Array, k_BLGK: Array) -> tuple[CacheEntry, PyTree]:
+        features, state = encoding.features(x_BLD, q_BLHK, k_BLGK, k_BLGK, None)
+        return jax.tree.map(head_major, CacheEntry(k_BLGK, k_BLGK, features)), state
+
+    found: tuple[CacheEntry, PyTree] = jax.eval_shape(entries, x_BLD, q_BLHK, k_BLGK)
+    return found
+
+
+def rows_of(x: Array) -> Array:
+    """`[B, heads, M, ...]` as `[B·heads, M, …]`."""
+    return x.reshape(x.shape[0] * x.shape[1], x.shape[2], math.prod(x.shape[3:]))
+
+
+def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> None:
+    """Raises ConfigError if the layer or the encoding is none of this cache."""
+    num_layers = len(cache.entries.k) if cache.entries.k.ndim == 4 else None
+    if num_layers is None and layer is not None:
+        raise ConfigError(f"layer={layer} of a cache of one layer: leave it out, or create the cache with num_layers")
+    if num_layers is not None and (layer is None or (isinstance(layer, int) and not 0 <= layer < num_layers)):
+        raise ConfigError(f"layer={layer} of a cache of {num_layers} layers: give one from 0 to {num_layers - 1}")
+    shapes, _ = entry_shapes(encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype)
+    slots = jax.tree.map(lambda slots: jax.ShapeDtypeStruct(slots.shape[-3:], slots.dtype), cache.entries)
+    check_fit("what this encoding keeps", jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes), slots)
+
+
+def check_fit(what: str, new: PyTree, slots: PyTree) -> None:
+    """Raises ConfigError unless two trees of arrays have one structure, and each pair of leaves one shape and type.
+
+    >>> check_fit("keys", jnp.zeros((1, 2)), jax.ShapeDtypeStruct((1, 3), jnp.float32))
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: keys must be float32[1, 3] to fit the cache, got float32[1, 2]
+    """
+
+    def described(tree: PyTree) -> PyTree:
+        return jax.tree.map(lambda leaf: f"{jnp.result_type(leaf)}{list(jnp.shape(leaf))}", tree)
+
+    found, wanted = described(new), described(slots)
+    if found != wanted:
+        raise ConfigError(f"{what} must be {wanted} to fit the cache, got {found}".replace("'", ""))

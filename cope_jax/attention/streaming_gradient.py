@@ -1,0 +1,270 @@
+"""The gradient of a block of queries: one more pass over the keys, near to far, that recomputes the logits."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cope_jax.attention.streaming_softmax import over_blocks, own_values
+from cope_jax.attention.tiles import KeyBlock, QueryBlock, StreamSpec, add_cotangent, cotangent
+from cope_jax.encodings import Carry, Pairs
+from cope_jax.ops.dropout import Dropout
+from cope_jax.ops.grouped_matmul import content_logits, group, q_times_weights, weights_times_v
+from cope_jax.typing import Array, PyTree, accumulator_dtype
+
+NONE: Any = None  # the cotangent of integers
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Residuals:
+    """What the forward pass left of some queries, with the cotangent of their output.
+
+    Attributes:
+      dout: BHLK.
+      delta: Σ dout·out, D_BHL.
+      logsumexp: BHL.
+      dcarry: Σ dout·∂out/∂carry, R_BHL for each running sum: the gradient of the carry before the first block; empty
+        where all keys are one block.
+    """
+
+    dout: Array
+    delta: Array
+    logsumexp: Array
+    dcarry: tuple[Array, ...]
+
+    @classmethod
+    def of(cls, dout: Array, out: Array, logsumexp: Array, dout_dcarry: tuple[Array, ...]) -> "Residuals":
+        """From what `streaming_softmax.finish` returned."""
+        wide = dout.astype(logsumexp.dtype)
+        dcarry = tuple((wide * one).sum(axis=-1) for one in dout_dcarry)
+        return cls(dout, (wide * out.astype(wide.dtype)).sum(axis=-1), logsumexp, dcarry)
+
+    def block(self, number: Array, size: int) -> "Residuals":
+        """The part of the block of queries with this number."""
+        return jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, number * size, size, axis=2), self)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class QueryGradients:
+    """Gradients of a `QueryBlock`, in the accumulator type."""
+
+    q: Array
+    rotated_q: Array
+    v: Array | None
+    features: PyTree
+
+    @classmethod
+    def zeros(cls, queries: QueryBlock) -> "QueryGradients":
+        return jax.tree.map(_zeros, cls(queries.q, queries.rotated_q, queries.v, queries.features))
+
+    def of(self, queries: QueryBlock) -> Any:
+        """As the cotangent of `queries`, in its types."""
+        like = QueryGradients(queries.q, queries.rotated_q, queries.v, queries.features)
+        cast = jax.tree.map(lambda x, y: x.astype(y.dtype), self, like)
+        features = cotangent(cast.features)
+        own = {"q": cast.q, "rotated_q": cast.rotated_q, "v": cast.v, "features": features}
+        return dataclasses.replace(queries, **own, positions=NONE, indices=NONE, segment_ids=NONE)
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KeyGradients:
+    """Gradients of a `KeyBlock`, in the accumulator type; those of k and v with the keys last, `[B, G, K, M]`."""
+
+    k: Array
+    v: Array
+    features: PyTree
+
+    @classmethod
+    def zeros(cls, keys: KeyBlock) -> "KeyGradients":
+        return jax.tree.map(_zeros, cls(jnp.swapaxes(keys.k, 2, 3), jnp.swapaxes(keys.v, 2, 3), keys.features))
+
+    def of(self, keys: KeyBlock) -> Any:
+        """As the cotangent of `keys`, in its types."""
+        k, v = (jnp.swapaxes(x, 2, 3).astype(keys.k.dtype) for x in (self.k, self.v))
+        features = cotangent(jax.tree.map(lambda x, y: x.astype(y.dtype), self.features, keys.features))
+        return dataclasses.replace(
+            keys, k=k, v=v.astype(keys.v.dtype), features=features, positions=NONE, indices=NONE, segment_ids=NONE
+        )
+
+    def add(self, end: Array | int, k: Array, v: Array, features: PyTree) -> "KeyGradients":
+        """Adds to the block of keys before `end`: see `KeyBlock.block`."""
+        start = jnp.maximum(end - k.shape[-1], 0)
+
+        def add(axis: int, whole: Array, part: Array) -> Array:
+            if part.dtype == jax.dtypes.float0:
+                return whole
+            old = jax.lax.dynamic_slice_in_dim(whole, start, part.shape[axis], axis)
+            return jax.lax.dynamic_update_slice_in_dim(whole, old + part.astype(whole.dtype), start, axis)
+
+        own = jax.tree.map(lambda whole, part: add(2, whole, part), self.features, features)
+        return KeyGradients(add(3, self.k, k), add(3, self.v, v), own)
+
+
+def _zeros(x: Array) -> Array:
+    return jnp.zeros(x.shape, accumulator_dtype(x.dtype))
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Gradients:
+    """What the pass has gathered so far.
+
+    Attributes:
+      carry: the encoding's, as in the forward pass.
+      dsums: of each running sum, the gradient from the keys that are still to come.
+      drest: gradient of the carry's constants and state.
+      queries: of this block of queries.
+      params: of the encoding.
+      keys: of all keys.
+    """
+
+    carry: Carry
+    dsums: tuple[Array, ...]
+    drest: Carry
+    queries: QueryGradients
+    params: PyTree
+    keys: KeyGradients
+
+
+def start(spec: StreamSpec, params: PyTree, queries: QueryBlock, residuals: Residuals, keys: KeyGradients) -> Gradients:
+    """The state before the first block; `keys` is what other blocks of queries have gathered."""
+    carry = spec.initial_carry(params, queries)
+    drest = jax.tree.map(jnp.zeros_like, carry if spec.one_block else carry._replace(sums=()))
+    zeros = jax.tree.map(jnp.zeros_like, params)
+    return Gradients(carry, residuals.dcarry, drest, QueryGradients.zeros(queries), zeros, keys)
+
+
+def backward(
+    spec: StreamSpec,
+    params: PyTree,
+    queries: QueryBlock,
+    keys: KeyBlock,
+    residuals: Residuals,
+    state: Gradients,
+    drop: Dropout | None,
+) -> Gradients:
+    """The gradient of `streaming_softmax.accumulate`, over the same blocks in the same order.
+
+    With A the attention and S the logits: dS = A (dout·v − D). A running sum that leaves a block has yet to feed the
+    blocks that follow; its gradient is R − Σ dS·∂S/∂carry, summed over what has been seen. So `score`'s own VJP of one
+    block gets (dS, that), and nothing has to be known of farther blocks.
+    """
+
+    def step(end: Array, state: Gradients, *, size: int, masked: bool, saturated: bool) -> Gradients:
+        block = keys.block(end, size)
+        pairs = spec.pairs(queries, block, masked)
+        scored_BHLM, carry, vjp = _score(spec, params, pairs, state.carry, saturated)
+        weights_BHLM = jnp.where(pairs.mask, jnp.exp(scored_BHLM - residuals.logsumexp[..., None]), 0)
+        dweights_BHLM = content_logits(residuals.dout.astype(block.v.dtype), block.v, scale=1.0)
+        kept_BHLM = weights_BHLM
+        if drop is not None:
+            scale_BHLM = drop(queries.indices, block.indices, weights_BHLM.dtype)
+            kept_BHLM, dweights_BHLM = weights_BHLM * scale_BHLM, dweights_BHLM * scale_BHLM
+        dscored_BHLM = weights_BHLM * (dweights_BHLM - residuals.delta[..., None])
+        dsums, dq_v = state.dsums, None
+        if saturated:
+            dparams, dpairs, dcarry = vjp(dscored_BHLM)
+        elif spec.one_block:
+            sink_BHL = carry  # what `_score` returns in its place
+            dsink_BHL, dq_v = _sink_gradients(queries, residuals, sink_BHL)
+            dparams, dpairs, dcarry = vjp((dscored_BHLM, dsink_BHL))
+            carry = state.carry
+        else:
+            none = jax.tree.map(jnp.zeros_like, carry)
+            if dsums:
+                own = jax.tree.leaves(vjp((dscored_BHLM, cotangent(none)))[-1].sums)
+                dsums = tuple(rest - one for rest, one in zip(dsums, own, strict=True))
+            farther = jax.tree.unflatten(jax.tree.structure(carry.sums), dsums)
+            dparams, dpairs, dcarry = vjp((dscored_BHLM, cotangent(none._replace(sums=farther))))
+        dlogits = (dpairs.logits / queries.q.shape[-1] ** 0.5).astype(block.k.dtype)
+        dcarry = dcarry if spec.one_block else dcarry._replace(sums=())
+        dqueries = QueryGradients(dpairs.q, weights_times_v(dlogits, block.k), dq_v, dpairs.q_features)
+        groups = block.k.shape[1]
+        dk = q_times_weights(queries.rotated_q, dlogits, groups)
+        dv = q_times_weights(residuals.dout.astype(block.v.dtype), kept_BHLM.astype(block.v.dtype), groups)
+        return Gradients(
+            carry,
+            dsums,
+            jax.tree.map(add_cotangent, state.drest, dcarry),
+            _add(state.queries, dqueries),
+            jax.tree.map(add_cotangent, state.params, dparams),
+            state.keys.add(
+                end,
+                jnp.swapaxes(dpairs.k, 2, 3).astype(dk.dtype) + dk,
+                jnp.swapaxes(dpairs.v, 2, 3).astype(dv.dtype) + dv,
+                dpairs.k_features,
+            ),
+        )
+
+    return over_blocks(spec, params, queries, keys, state, step)
+
+
+def finish(
+    spec: StreamSpec, params: PyTree, queries: QueryBlock, residuals: Residuals, state: Gradients
+) -> tuple[PyTree, QueryGradients]:
+    """(gradient of the parameters, those of the queries): with what went through the sink and the initial carry."""
+    dparams, dqueries, dcarry = state.params, state.queries, state.drest
+    if not spec.one_block:
+        dsums = [before - after for before, after in zip(residuals.dcarry, state.dsums, strict=True)]
+        dcarry = dcarry._replace(sums=jax.tree.unflatten(jax.tree.structure(state.carry.sums), dsums))
+        sink_BHL, vjp = jax.vjp(lambda params, carry: spec.encoding(params).sink(carry), params, state.carry)
+        if sink_BHL is not None:
+            dsink_BHL, dq_v = _sink_gradients(queries, residuals, sink_BHL)
+            more, own = vjp(dsink_BHL)
+            dparams, dcarry = jax.tree.map(add_cotangent, (dparams, dcarry), (more, own))
+            dqueries = _add(dqueries, dataclasses.replace(jax.tree.map(jnp.zeros_like, dqueries), v=dq_v))
+
+    def initial_carry(params: PyTree, q: Array, features: PyTree) -> Carry:
+        return spec.encoding(params).initial_carry(q, features)
+
+    vjp = jax.vjp(initial_carry, params, queries.q, queries.features)[1]
+    more, dq, dfeatures = vjp(cotangent(dcarry))
+    none = jnp.zeros_like(dqueries.rotated_q)
+    return (
+        jax.tree.map(add_cotangent, dparams, more),
+        _add(dqueries, QueryGradients(dq, none, None, dfeatures)),
+    )
+
+
+def _score(spec: StreamSpec, params: PyTree, pairs: Pairs, carry: Carry, saturated: bool) -> tuple[Array, Any, Any]:
+    """The logits of a block, the carry after it, or, where there is one block, the sink; and their VJP."""
+
+    def tail(params: PyTree, pairs: Pairs, carry: Carry) -> Array:
+        return spec.encoding(params).tail(pairs, carry)
+
+    def score(params: PyTree, pairs: Pairs, carry: Carry) -> Any:
+        encoding = spec.encoding(params)
+        logits_BHLM, carry = encoding.score(pairs, carry)
+        return logits_BHLM, encoding.sink(carry) if spec.one_block else carry
+
+    if saturated:
+        logits_BHLM, vjp = jax.vjp(tail, params, pairs, carry)
+        return logits_BHLM, carry, vjp
+    (logits_BHLM, after), vjp = jax.vjp(score, params, pairs, carry)
+    return logits_BHLM, after, vjp
+
+
+def _sink_gradients(
+    queries: QueryBlock, residuals: Residuals, sink_BHL: Array | None
+) -> tuple[Array | None, Array | None]:
+    """The gradients of the sink's logit, and of the queries' own values; None where there are none."""
+    if sink_BHL is None:
+        return None, None
+    weight_BHL, v_BHLK = jnp.exp(sink_BHL - residuals.logsumexp), own_values(queries)
+    if v_BHLK is None or queries.v is None:
+        return -weight_BHL * residuals.delta, None
+    dout = residuals.dout.astype(weight_BHL.dtype)
+    dweight_BHL = (dout * v_BHLK.astype(dout.dtype)).sum(axis=-1)
+    dv_BGLK = group(weight_BHL[..., None] * dout, queries.v.shape[1]).sum(axis=2)
+    return weight_BHL * (dweight_BHL - residuals.delta), dv_BGLK
+
+
+def _add(gradients: QueryGradients, more: QueryGradients) -> QueryGradients:
+    """The sum; what is None in `more` stays."""
+    v = gradients.v if more.v is None or gradients.v is None else gradients.v + more.v
+    rest = jax.tree.map(add_cotangent, dataclasses.replace(gradients, v=None), dataclasses.replace(more, v=None))
+    return dataclasses.replace(rest, v=v)

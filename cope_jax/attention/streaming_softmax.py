@@ -1,0 +1,224 @@
+"""Streaming softmax: one block of queries over the keys, block by block from the nearest to the farthest.
+
+The one algorithm under blockwise and ring attention, forward here and its gradient in `streaming_gradient`. Nothing
+larger than a block of queries by a block of keys is ever held. Rabe & Staats (arXiv 2112.05682), Dao et al.
+(arXiv 2205.14135); the carry of an encoding goes along with the softmax.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from cope_jax.attention.tiles import KeyBlock, QueryBlock, StreamSpec
+from cope_jax.encodings import Carry
+from cope_jax.ops.dropout import Dropout
+from cope_jax.ops.grouped_matmul import weights_times_v
+from cope_jax.typing import Array, PyTree, accumulator_dtype
+
+T = TypeVar("T", bound="HasCarry")
+Slopes = Sequence[Array | None]
+
+
+class HasCarry(Protocol):
+    """A state of the pass over the keys."""
+
+    @property
+    def carry(self) -> Carry: ...
+
+
+class Step(Protocol[T]):
+    """One block of the pass."""
+
+    def __call__(self, end: Array, state: T, *, size: int, masked: bool, saturated: bool) -> T: ...
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class State:
+    """The softmax of a block of queries over the keys seen so far.
+
+    Attributes:
+      carry: the encoding's.
+      row_max: the largest logit, m_BHL.
+      total: Σ exp(logit − m), l_BHL.
+      weighted: Σ exp(logit − m) v, BHLK.
+      slope_total, slope_weighted: the same two sums with each term times its ∂logit/∂carry, one for each running sum in
+        the carry; empty where no gradient is wanted.
+    """
+
+    carry: Carry
+    row_max: Array
+    total: Array
+    weighted: Array
+    slope_total: tuple[Array, ...]
+    slope_weighted: tuple[Array, ...]
+
+    def add(self, carry: Carry, logits_BHLM: Array, slopes: Slopes, times_v: Callable[[Array, bool], Array]) -> "State":
+        """Adds keys of these logits and ∂logit/∂carry; `times_v` sums terms times values, wide or in their type."""
+        lowest = jnp.finfo(logits_BHLM.dtype).min
+        row_max_BHL = jnp.maximum(self.row_max, logits_BHLM.max(axis=-1))
+        # While a row has seen no key, its exponentials must be 0, not exp(lowest − lowest) = 1.
+        shift_BHL = jnp.where(row_max_BHL == lowest, 0, row_max_BHL)
+        correction_BHL = jnp.exp(self.row_max - shift_BHL)
+        exp_logits_BHLM = jnp.exp(logits_BHLM - shift_BHL[..., None])
+
+        def add(total: Array, weighted: Array, slope: Array | None = None) -> tuple[Array, Array]:
+            terms = exp_logits_BHLM if slope is None else exp_logits_BHLM * slope
+            # What carries gradients of sums stays wide: its error would reach every farther gate.
+            product_BHLK = times_v(terms, slope is not None)
+            return total * correction_BHL + terms.sum(axis=-1), weighted * correction_BHL[..., None] + product_BHLK
+
+        def add_slope(total: Array, weighted: Array, slope: Array | None) -> tuple[Array, Array]:
+            corrected = total * correction_BHL, weighted * correction_BHL[..., None]
+            return corrected if slope is None else add(total, weighted, slope)
+
+        followed = [add_slope(*sums) for sums in zip(self.slope_total, self.slope_weighted, slopes, strict=True)]
+        slope_total, slope_weighted = zip(*followed, strict=True) if followed else ((), ())
+        return State(carry, row_max_BHL, *add(self.total, self.weighted), slope_total, slope_weighted)
+
+
+def start(spec: StreamSpec, params: PyTree, queries: QueryBlock, v_width: int, gradient: bool) -> State:
+    """The state before the first block; for a `gradient` the slopes of the running sums are followed."""
+    dtype = accumulator_dtype(queries.q.dtype)
+    rows = queries.q.shape[:3]
+    zeros, wide = jnp.zeros(rows, dtype), jnp.zeros((*rows, v_width), dtype)
+    lowest = jnp.full(rows, jnp.finfo(dtype).min, dtype)
+    carry = spec.initial_carry(params, queries)
+    sums = len(jax.tree.leaves(carry.sums)) if gradient and not spec.one_block else 0
+    return State(carry, lowest, zeros, wide, (zeros,) * sums, (wide,) * sums)
+
+
+def over_blocks(spec: StreamSpec, params: PyTree, queries: QueryBlock, keys: KeyBlock, state: T, step: Step[T]) -> T:
+    """Goes over the blocks that hold pairs, from near to far, with a state that has the carry.
+
+    The blocks are aligned with the last key that the queries see. Near blocks need a mask and the carry. Once all rows
+    are saturated, or all keys of a block are seen by all, blocks are wider and their steps cheaper; once all are done,
+    there are no more.
+    """
+    if spec.one_block:
+        size = spec.sizes.near
+        return step(jnp.asarray(size, jnp.int32), state, size=size, masked=True, saturated=False)
+    first, end, full, full_end = spec.mask(queries, keys).span()
+    encoding = spec.encoding(params)
+    saturates = encoding.saturated(state.carry) is not None
+
+    def interior(end: Array) -> Array:
+        return (end <= full_end) & (end - spec.sizes.far >= full)
+
+    def more(loop: tuple[Array, T]) -> Array:
+        return (loop[0] > first) & ~all_rows(encoding.done(loop[1].carry))
+
+    def near(loop: tuple[Array, T]) -> Array:
+        end, state = loop
+        return more(loop) & ~(all_rows(encoding.saturated(state.carry)) if saturates else interior(end))
+
+    def body(size: int, masked: bool, saturated: bool) -> Callable[[tuple[Array, T]], tuple[Array, T]]:
+        return lambda loop: (loop[0] - size, step(*loop, size=size, masked=masked, saturated=saturated))
+
+    # Named, for their turns depend on the data: whoever reads the compiled program must know which is which.
+    with jax.named_scope("diagonal"):
+        loop = jax.lax.while_loop(near, body(spec.sizes.near, True, False), (end, state))
+    with jax.named_scope("interior"):
+        inside = body(spec.sizes.far, False, saturates)
+        loop = jax.lax.while_loop(lambda loop: interior(loop[0]) & more(loop), inside, loop)
+    with jax.named_scope("boundary"):
+        return jax.lax.while_loop(more, body(spec.sizes.far, True, saturates), loop)[1]
+
+
+def all_rows(rows_BHL: Array | None) -> Array:
+    """Whether something is so for all rows; False where it never is."""
+    return jnp.asarray(False) if rows_BHL is None else rows_BHL.all()
+
+
+def accumulate(
+    spec: StreamSpec, params: PyTree, queries: QueryBlock, keys: KeyBlock, state: State, drop: Dropout | None
+) -> State:
+    """Lets a block of queries see the keys, all of which are farther than those it has seen."""
+    encoding = spec.encoding(params)
+
+    def step(end: Array, state: State, *, size: int, masked: bool, saturated: bool) -> State:
+        block = keys.block(end, size)
+        pairs, carry = spec.pairs(queries, block, masked), state.carry
+        slopes: Slopes = [None] * len(state.slope_total)
+        if saturated:
+            logits_BHLM = encoding.tail(pairs, carry)
+        elif slopes:
+            logits_BHLM, slopes, carry = _with_slopes(lambda carry: encoding.score(pairs, carry), carry)
+        else:
+            logits_BHLM, carry = encoding.score(pairs, carry)
+        logits_BHLM = jnp.where(pairs.mask, logits_BHLM, jnp.finfo(logits_BHLM.dtype).min)
+        scale_BHLM = None if drop is None else drop(queries.indices, block.indices, logits_BHLM.dtype)
+
+        def times_v(terms_BHLM: Array, wide: bool) -> Array:
+            kept = terms_BHLM if scale_BHLM is None else terms_BHLM * scale_BHLM
+            dtype = kept.dtype if wide else block.v.dtype
+            return weights_times_v(kept.astype(dtype), block.v.astype(dtype))
+
+        return state.add(carry, logits_BHLM, slopes, times_v)
+
+    return over_blocks(spec, params, queries, keys, state, step)
+
+
+def finish(
+    spec: StreamSpec, params: PyTree, queries: QueryBlock, state: State, dtype: Any
+) -> tuple[Array, Array, tuple[Array, ...]]:
+    """What the softmax comes to with the encoding's sink, the output in its type `dtype`.
+
+    Returns:
+      out_BHLK; logsumexp_BHL of the logits; and ∂out/∂carry, `[B, H, L, K]` for each running sum: U/l − (w/l)·out, with
+      out as rounded, as its gradient will know it. All are 0 for a row that has seen no key.
+    """
+    state = _add_sink(spec, params, queries, state)
+    some_BHL = state.total > 0
+    total_BHL = jnp.where(some_BHL, state.total, 1)
+    out_BHLK = (state.weighted / total_BHL[..., None]).astype(dtype)
+    logsumexp_BHL = jnp.where(some_BHL, state.row_max + jnp.log(total_BHL), 0)
+    dout_dcarry = tuple(
+        (weighted - total[..., None] * out_BHLK.astype(total.dtype)) / total_BHL[..., None]
+        for total, weighted in zip(state.slope_total, state.slope_weighted, strict=True)
+    )
+    return out_BHLK, logsumexp_BHL, dout_dcarry
+
+
+def _add_sink(spec: StreamSpec, params: PyTree, queries: QueryBlock, state: State) -> State:
+    encoding = spec.encoding(params)
+    if encoding.sink(state.carry) is None:
+        return state
+    slopes: Slopes = []
+    logit: Any = encoding.sink(state.carry)
+    if state.slope_total:
+        logit, slopes, _ = _with_slopes(lambda carry: (encoding.sink(carry), ()), state.carry)
+
+    def times_v(terms_BHL1: Array, wide: bool) -> Array:
+        v_BHLK = own_values(queries)
+        return jnp.zeros_like(state.weighted) if v_BHLK is None else terms_BHL1 * v_BHLK.astype(terms_BHL1.dtype)
+
+    return state.add(state.carry, logit[..., None], [None if s is None else s[..., None] for s in slopes], times_v)
+
+
+def own_values(queries: QueryBlock) -> Array | None:
+    """The value that a sink weighs for each query head, v_BHLK; None where it is 0."""
+    if queries.v is None:
+        return None
+    return jnp.repeat(queries.v, queries.q.shape[1] // queries.v.shape[1], axis=1)
+
+
+def _with_slopes(function: Callable[[Carry], tuple[Any, Any]], carry: Carry) -> tuple[Array, list[Array], Any]:
+    """(logits, ∂logits/∂carry for each running sum, what else the function returns), by forward mode.
+
+    A row of the carry is read by that row's logits alone, so one derivative in the direction of ones has all of it.
+    """
+    leaves, tree = jax.tree.flatten(carry.sums)
+    slopes = []
+    for number, leaf in enumerate(leaves):
+
+        def by_leaf(leaf: Array, number: int = number) -> tuple[Any, Any]:
+            sums = [*leaves[:number], leaf, *leaves[number + 1 :]]
+            return function(carry._replace(sums=jax.tree.unflatten(tree, sums)))
+
+        logits, slope, rest = jax.jvp(by_leaf, (leaf,), (jnp.ones_like(leaf),), has_aux=True)
+        slopes.append(slope)
+    return logits, slopes, rest

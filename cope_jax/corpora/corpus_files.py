@@ -1,0 +1,129 @@
+"""Files of a data directory, as text."""
+
+import pathlib
+from collections.abc import Collection, Sequence
+
+from etils import epath
+
+from cope_jax.errors import ConfigError
+from cope_jax.files import read_text
+
+SAMPLES = epath.Path(__file__).parent / "samples"
+"""The built-in data directory."""
+
+
+def find(data_dir: str | None, folder: str, names: Sequence[str], download: str | None = None) -> epath.Path:
+    """The first of `names` (which may have `*`), plain or with `.gz`, in a folder of the data directory.
+
+    Args:
+      data_dir: None: the built-in sample.
+      folder: of the corpus.
+      names: of the file, the best first.
+      download: the corpus that `experiments.download` has it in.
+
+    Raises:
+      ConfigError: none of them is there; the line says what to put where.
+
+    >>> find(None, "sms-spam", ["SMSSpamCollection.tsv"]).name
+    'SMSSpamCollection.tsv'
+    """
+    found = first(data_dir, folder, names)
+    if found is not None:
+        return found
+    root = _root(data_dir)
+    command = f"; `python -m experiments.download --corpora={download} --out={root}` does it" if download else ""
+    wanted = " or ".join(f"{folder}/{name}" for name in names if "*" not in name)
+    where = root if root.exists() else f"{root}, which does not exist"
+    raise ConfigError(
+        f"no {wanted} in {where}: put the corpus there (plain or .gz{command}), name another data_dir, "
+        "or leave data_dir out for the built-in sample"
+    )
+
+
+def first(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path | None:
+    """What `find` finds; None: nothing."""
+    root = _root(data_dir)
+    for name in names:
+        for pattern in (name, f"{name}.gz"):
+            if "*" in pattern:
+                found = sorted((root / folder).glob(pattern)) if (root / folder).exists() else []
+            else:
+                found = [root / folder / pattern] if (root / folder / pattern).exists() else []
+            if found:
+                return found[0]
+    return None
+
+
+def _root(data_dir: str | None) -> epath.Path:
+    return epath.Path(data_dir) if data_dir is not None else SAMPLES
+
+
+def read_prose(path: epath.PathLike) -> str:
+    """A UTF-8 file that holds text.
+
+    Raises:
+      ConfigError: as `read_text`, or it has a zero byte, which no text has.
+    """
+    text = read_text(path)
+    place = text.find("\0")
+    if place >= 0:
+        line = text.count("\n", 0, place) + 1
+        raise ConfigError(f"{path}, line {line}: a zero byte, so this is no text; take the file out, or the byte")
+    return text
+
+
+def read_lines(path: epath.Path) -> list[str]:
+    """The lines of a UTF-8 file, without their ends; a last one that is empty is none.
+
+    Raises:
+      ConfigError: as `read_prose`.
+    """
+    # Not splitlines: a text may hold line separators of other kinds, which end no line of these formats.
+    lines = [line.removesuffix("\r") for line in read_prose(path).split("\n")]
+    return lines[:-1] if not lines[-1] else lines
+
+
+def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str] = ()) -> dict[str, pathlib.Path]:
+    """The files below a folder that match any of some globs, each once, by their names below it, sorted.
+
+    A glob with a full path looks elsewhere, and its files are named by what is below the parent of where it begins, the
+    last folder without a star; or by their full paths, where the name is taken.
+
+    Args:
+      folder: where other globs begin.
+      globs: as `pathlib` has them; `**` is any number of folders.
+      without: folders and files of these names are left out, wherever they are below the beginning.
+
+    Raises:
+      ConfigError: a pattern that is no glob.
+
+    >>> list(matching(pathlib.Path(SAMPLES), ["files/r*.txt"]))
+    ['files/recipe.txt']
+    """
+    found: dict[str, pathlib.Path] = {}
+    seen: set[pathlib.Path] = set()
+    for pattern in globs:
+        root, below = _rooted(folder, pattern)
+        try:
+            if not pathlib.PurePath(below).parts:
+                raise ValueError("it names no file")
+            paths = sorted(root.glob(below))
+        except ValueError as error:
+            raise ConfigError(f"{pattern!r} is no glob ({error}): write one such as '**/*.txt'") from error
+        for path in paths:
+            parts = path.relative_to(root).parts
+            if not path.is_file() or not set(without).isdisjoint(parts) or path.resolve() in seen:
+                continue
+            seen.add(path.resolve())
+            name = "/".join(parts if root == folder else (root.name, *parts))
+            found[path.as_posix() if name in found else name] = path
+    return dict(sorted(found.items()))
+
+
+def _rooted(folder: pathlib.Path, pattern: str) -> tuple[pathlib.Path, str]:
+    """Where a glob begins, and what is left of it."""
+    path = pathlib.PurePath(pattern)
+    if not path.is_absolute():
+        return folder, pattern
+    fixed = next(place for place, part in enumerate([*path.parts[1:-1], "*"], start=1) if set(part) & set("*?["))
+    return pathlib.Path(*path.parts[:fixed]), "/".join(path.parts[fixed:])

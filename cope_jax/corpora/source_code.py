@@ -1,0 +1,158 @@
+"""A tree of source code, split by file, without files that are nearly the same.
+
+Near-duplicates are found as by Broder, "On the resemblance and containment of documents", 1997, and left out as by Lee
+et al., "Deduplicating training data makes language models better", ACL 2022.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import pathlib
+import re
+import sysconfig
+import zlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from cope_jax.corpora.corpus_files import matching
+from cope_jax.errors import ConfigError
+from cope_jax.files import read_bytes
+
+PYTHON = ("**/*.py",)
+_FOREIGN = frozenset(("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"))
+_SHARES = (("train", 90), ("validation", 95), ("test", 100))
+"""A file is of the first split whose number exceeds its hash modulo 100."""
+
+SHINGLE = 5
+SIMILAR = 0.7
+_BANDS, _ROWS = 16, 4
+_WORD = re.compile(r"\w+|[^\w\s]")
+
+
+@dataclasses.dataclass(frozen=True)
+class Tree:
+    """Files of source code by their paths below the root, sorted.
+
+    Attributes:
+      files: path -> text.
+      skipped: paths of files that are no UTF-8 text.
+      duplicates: path of a file that was left out -> the path of one of `files` that is nearly the same.
+    """
+
+    files: dict[str, str]
+    skipped: tuple[str, ...]
+    duplicates: dict[str, str]
+
+    def documents(self, split: str) -> list[str]:
+        """The files of a split."""
+        return [text for path, text in self.files.items() if split_of(path) == split]
+
+
+def standard_library() -> pathlib.Path:
+    """The folder of the standard library of the running Python."""
+    return pathlib.Path(sysconfig.get_path("stdlib"))
+
+
+def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[tuple[str, int, int]]:
+    """Name, size and time of change of each file that `read` would read, by which a change is seen without reading."""
+    found = ((name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items())
+    return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in found)
+
+
+def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
+    """The files below a folder that match any of `globs`, each once, unpacked where their names end in `.gz`.
+
+    Empty files, and folders of installed packages, tests and caches, are left out.
+
+    Args:
+      root: the folder.
+      globs: see `cope_jax.corpora.corpus_files.matching`.
+
+    Raises:
+      ConfigError: there is no text, or a file cannot be read.
+    """
+    folder = pathlib.Path(root)
+    texts: dict[str, str] = {}
+    skipped = []
+    for name, path in matching(folder, globs, _FOREIGN).items():
+        data = read_bytes(path)
+        try:
+            text = data.decode("utf-8-sig")
+        except UnicodeDecodeError:
+            text = "\0"
+        if "\0" in text:
+            skipped.append(name)
+        elif text.strip():
+            texts[name] = text.replace("\r\n", "\n")
+    if not texts:
+        raise ConfigError(f"no text in {root} matches {', '.join(globs)}: put it there, or give globs with a full path")
+    duplicates = _near_duplicates(tuple(texts.items()))
+    kept = {name: text for name, text in texts.items() if name not in duplicates}
+    return Tree(kept, tuple(skipped), duplicates)
+
+
+def split_of(path: str) -> str:
+    """The split of a file, by a hash of its path: 90 in 100 are of "train", 5 of "validation", 5 of "test".
+
+    >>> split_of("ast.py"), split_of("csv.py")
+    ('train', 'train')
+    """
+    place = int(hashlib.sha256(path.encode("utf-8", "surrogateescape")).hexdigest()[:8], 16) % 100
+    return next(split for split, end in _SHARES if place < end)
+
+
+def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
+    """Names of texts that share with an earlier one more than 0.7 of the runs of five words and signs of both.
+
+    J(A, B) = |A ∩ B|/|A ∪ B|, of all pairs that a hash by the least of 4 permutations puts together in any of 16 ways.
+
+    Returns:
+      Name of the later -> name of the earlier, which is no duplicate itself.
+
+    >>> near_duplicates({"a": "x = f(1, 2) + 3", "b": "x = f(1, 2) + 3 ", "c": "print(x)"})
+    {'b': 'a'}
+    """
+    rng = np.random.default_rng(0)
+    odd, shift = (rng.integers(0, 2**63, _BANDS * _ROWS, np.uint64) * np.uint64(2) + np.uint64(bit) for bit in (1, 0))
+    hashes: dict[str, int] = {}
+    seen: dict[tuple[int, bytes], list[str]] = {}
+    shingles: dict[str, np.ndarray] = {}
+    duplicates: dict[str, str] = {}
+    for name, text in texts.items():
+        own = _shingles(text, hashes)
+        least = np.array([(own * a + b).min() for a, b in zip(odd, shift, strict=True)])
+        keys = [(band, least[band * _ROWS : (band + 1) * _ROWS].tobytes()) for band in range(_BANDS)]
+        others = dict.fromkeys(other for key in keys for other in seen.get(key, ()))
+        twin = next((other for other in others if _resemblance(own, shingles[other]) > SIMILAR), None)
+        if twin is not None:
+            duplicates[name] = twin
+            continue
+        shingles[name] = own
+        for key in keys:
+            seen.setdefault(key, []).append(name)
+    return duplicates
+
+
+@functools.lru_cache(maxsize=1)  # by the texts themselves: all splits are of one tree, for which this takes seconds
+def _near_duplicates(texts: tuple[tuple[str, str], ...]) -> dict[str, str]:
+    return near_duplicates(dict(texts))
+
+
+def _shingles(text: str, hashes: dict[str, int]) -> np.ndarray:
+    """The different runs of five words and signs, as numbers; of a shorter text, all of it."""
+    words = _WORD.findall(text)
+    for word in words:
+        if word not in hashes:
+            hashes[word] = zlib.crc32(word.encode()) * 0x9E3779B97F4A7C15 % 2**64
+    numbers = np.array([hashes[word] for word in words], np.uint64)
+    size = min(SHINGLE, len(numbers))
+    mixed = np.zeros(len(numbers) - size + 1, np.uint64)
+    for place in range(size):
+        mixed = mixed * np.uint64(0x100000001B3) + numbers[place : place + len(mixed)]
+    return np.unique(mixed)
+
+
+def _resemblance(first: np.ndarray, second: np.ndarray) -> float:
+    shared = len(np.intersect1d(first, second, assume_unique=True))
+    return shared / (len(first) + len(second) - shared)

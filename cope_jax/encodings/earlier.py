@@ -1,0 +1,90 @@
+"""Where parameters of encodings were before the parts of a composition had names, so that older files can be read.
+
+Until version 0.1 the path of a part was `encoding.table_NK` where it was alone, and `encoding.parts.1.table_NK` among
+several; today it is `encoding.cope.table` in both cases.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import jax
+
+from cope_jax.typing import PyTree
+
+Path = tuple[Any, ...]
+_LEAVES = {
+    "cope": {"table": "table_NK", "slopes": "slopes_H", "gate_key": "gate_key_DGK"},
+    "cope_two_sided": {"tables": "tables_2NK"},
+    "kerple": {"r1": "r1_H", "r2": "r2_H"},
+    "learned": {"table": "table_ND"},
+    "relative": {"table": "table_NK"},
+    "t5": {"table": "table_NH"},
+}
+
+
+def earlier_path(path: Path, model: Any) -> Path:
+    """The earlier path of a parameter of a model with this config.
+
+    >>> from types import SimpleNamespace as Model
+    >>> from cope_jax.encodings import EncodingConfig
+    >>> model = Model(encoding=EncodingConfig.parse("rope+cope"), encoding_sharing="layer")
+    >>> earlier_path(("blocks", "encoding", "cope", "table"), model)
+    ('blocks', 'encoding', 'parts', 1, 'table_NK')
+    """
+    if "encoding" not in path or not hasattr(model, "encoding"):
+        return path
+    at = path.index("encoding")
+    name, leaf = path[at + 1 :]
+    shared, own = model.encoding.split(model.encoding_sharing)
+    names = [part for part, _ in (own if "blocks" in path[:at] else shared).parts]
+    number = () if len(names) == 1 else ("parts", names.index(name))
+    return (*path[: at + 1], *number, _LEAVES.get(name, {}).get(leaf, leaf))
+
+
+def earlier_tree(tree: PyTree, model: Any) -> PyTree:
+    """A training state with the parameters, in each of its nested dicts, at their earlier paths."""
+
+    def rename(params: Any) -> Any:
+        if not _is_dict(params):
+            return params
+        renamed: dict[Any, Any] = {}
+        for path, leaf in _leaves(params):
+            _insert(renamed, earlier_path(path, model), leaf)
+        return renamed
+
+    return jax.tree.map(rename, tree, is_leaf=_is_dict)
+
+
+def from_earlier(like: PyTree, earlier: PyTree, model: Any) -> PyTree:
+    """The inverse of `earlier_tree`, for a tree like `like`."""
+
+    def rename(params: Any, held: Any) -> Any:
+        if not _is_dict(params):
+            return held
+        renamed: dict[Any, Any] = {}
+        for path, _ in _leaves(params):
+            leaf = held
+            for name in earlier_path(path, model):
+                leaf = leaf[name]
+            _insert(renamed, path, leaf)
+        return renamed
+
+    return jax.tree.map(rename, like, earlier, is_leaf=_is_dict)
+
+
+def _is_dict(tree: Any) -> bool:
+    return isinstance(tree, Mapping)
+
+
+def _leaves(params: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
+    if not _is_dict(params):
+        yield path, params
+        return
+    for name, value in params.items():
+        yield from _leaves(value, (*path, name))
+
+
+def _insert(params: dict[Any, Any], path: Path, leaf: Any) -> None:
+    for name in path[:-1]:
+        params = params.setdefault(name, {})
+    params[path[-1]] = leaf

@@ -1,0 +1,1 @@
+"""Contextual vectors of words: embedders, neighbours, senses, probes, baselines."""

@@ -1,0 +1,185 @@
+"""Plots of contextual representations: figures by layer, mix weights, and learning curves against steps and time."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from cope_jax.evaluation.report.plot_style import (
+    CHARACTER,
+    COLUMN_WIDTH,
+    STYLE,
+    TEXT_WIDTH,
+    NothingToPlot,
+    colour,
+    legend,
+    marker,
+    plain_log,
+)
+from cope_jax.runs.records import Record, summarise
+
+Values = Sequence[float | None]
+
+
+@rc_context(STYLE)
+def scores_by_layer(
+    layers: Sequence[str],
+    scores: Mapping[str, Sequence[Values]],
+    baselines: Mapping[str, float] | None = None,
+    *,
+    label: str = "accuracy (%)",
+    title: str = "",
+) -> Figure:
+    """Lines over the layers with one marker for each, and baselines as level lines with their names at the right.
+
+    Args:
+      layers: names, the lowest first.
+      scores: for each line its runs (seeds), and of each run a share in [0, 1] for each layer, None where there is
+        none. Mean and standard deviation over runs are shown.
+      baselines: name → a share in [0, 1].
+      label: of the upright axis.
+      title: above all.
+    """
+    if not scores or not layers:
+        raise NothingToPlot("there are no scores by layer")
+    figure = Figure(figsize=(COLUMN_WIDTH + 0.25 * max(0, len(layers) - 5), 2.6), layout="constrained")
+    axes = figure.subplots()
+    places = np.arange(len(layers))
+    for number, (name, runs) in enumerate(scores.items()):
+        means, stds = _moments(runs)
+        axes.plot(places, means, label=name, color=colour(number), marker=marker(number), zorder=3)
+        if np.nansum(stds):
+            axes.errorbar(places, means, yerr=stds, fmt="none", color=colour(number), elinewidth=0.9, capsize=2)
+    axes.set_xlim(-0.3, len(layers) - 0.7)
+    _baselines(axes, baselines or {})
+    _layer_axis(axes, layers, figure.get_size_inches()[0] - 1.2)
+    axes.set_ylabel(label)
+    legend(figure, axes, title)
+    return figure
+
+
+@rc_context(STYLE)
+def mix_weights(layers: Sequence[str], weights: Mapping[str, Sequence[Values]], *, title: str = "") -> Figure:
+    """What share of the mix each layer has, by task: mean over seeds, its deviation, and the level of equal shares.
+
+    Each bar has its figure above, where there is room.
+
+    Args:
+      layers: names, the lowest first.
+      weights: for each task its runs, and of each the softmax weights of the layers.
+      title: above all.
+    """
+    if not weights:
+        raise NothingToPlot("no task has weights of layers; a model without a mix has none")
+    # A figure above a bar takes 0.3 inches; beside the bars stand the axis and the name of the level.
+    needed = 0.3 * len(layers) * len(weights) + 0.7 + CHARACTER * len("equal")
+    figure = Figure(figsize=(min(max(COLUMN_WIDTH, needed), TEXT_WIDTH), 2.6), layout="constrained")
+    axes = figure.subplots()
+    width = 0.84 / len(weights)
+    for number, (name, runs) in enumerate(weights.items()):
+        places = np.arange(len(layers)) + (number - (len(weights) - 1) / 2) * width
+        means, stds = _moments(runs)
+        bars = axes.bar(places, means, 0.9 * width, label=name, color=colour(number), alpha=0.75)
+        if stds.any():
+            ends = [np.minimum(stds, means), stds]
+            axes.errorbar(places, means, yerr=ends, fmt="none", color="0.25", elinewidth=0.9, capsize=2)
+        if needed <= TEXT_WIDTH:
+            axes.bar_label(bars, [f"{mean:.1f}" for mean in means], padding=2, fontsize=6)
+    axes.set_ylim(0, None)
+    axes.margins(y=0.1)
+    _baselines(axes, {"equal": 1 / len(layers)})
+    _layer_axis(axes, layers, figure.get_size_inches()[0] - 1.2)
+    axes.tick_params(axis="x", length=0)
+    axes.set_ylabel("share of the mix (%)")
+    legend(figure, axes, title)
+    return figure
+
+
+@rc_context(STYLE)
+def language_model_curves(
+    curves: Sequence[Record], *, measure: str = "perplexity", models: Sequence[str] | None = None, title: str = ""
+) -> Figure:
+    """A measure of language models against steps, and against seconds of training, side by side; both axes log.
+
+    Args:
+      curves: rows with `model`, `seed`, `step`, `seconds` and the measure. The band reaches from the best seed to the
+        worst; against time, steps stand at their mean seconds.
+      measure: the field to show.
+      models: which, in the order that decides their colours; None takes all.
+      title: above all.
+    """
+    rows = [row for row in curves if row.get(measure) is not None]
+    shown = list(dict.fromkeys(row["model"] for row in rows)) if models is None else list(models)
+    rows = [row for row in rows if row["model"] in shown]
+    if not rows:
+        raise NothingToPlot(f"there are no learning curves with {measure!r}")
+    figure = Figure(figsize=(TEXT_WIDTH, 2.6), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for number, model in enumerate(shown):
+        by_step: dict[int, list[Record]] = {}
+        for row in rows:
+            if row["model"] == model:
+                by_step.setdefault(row["step"], []).append(row)
+        steps = sorted(step for step in by_step if step > 0)  # a log axis has no 0
+        values = [[row[measure] for row in by_step[step]] for step in steps]
+        seconds = [float(np.mean([row["seconds"] for row in by_step[step]])) for step in steps]
+        for axes, x in ((panels[0], [float(step) for step in steps]), (panels[1], seconds)):
+            means, lowest, highest = ([float(f(own)) for own in values] for f in (np.mean, np.min, np.max))
+            line = {"color": colour(number), "marker": marker(number), "markevery": max(1, len(x) // 8)}
+            axes.plot(x, means, label=model, **line)
+            axes.fill_between(x, lowest, highest, color=colour(number), alpha=0.2, linewidth=0)
+    for axes, name in zip(panels, ("steps", "seconds of training"), strict=True):
+        axes.set_xscale("log")
+        axes.set_xlabel(name)
+    plain_log(panels[0], [row[measure] for row in rows])
+    panels[0].set_ylabel(measure.replace("_", " "))
+    legend(figure, panels[0], title)
+    return figure
+
+
+def plot_path(folder: Path, kind: str, model: str) -> Path:
+    """Where a plot of a model goes.
+
+    >>> plot_path(Path("runs"), "mix", "BERT runs/a b").name
+    'mix_BERT_runs_a_b.png'
+    """
+    return folder / f"{kind}_{re.sub(r'[^a-zA-Z0-9.-]+', '_', model)}.png"
+
+
+def _moments(runs: Sequence[Values]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and standard deviation over runs in per cent for each layer; NaN and 0 where nothing was measured."""
+    means, stds = [], []
+    for values in zip(*runs, strict=True):
+        summary = summarise(100 * value for value in values if value is not None)
+        means.append(summary.mean if summary else np.nan)
+        stds.append((summary.std if summary else None) or 0.0)
+    return np.array(means), np.array(stds)
+
+
+def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
+    """Level lines, whose names stand at the right, apart from each other."""
+    axes.margins(y=0.12)
+    lowest, highest = axes.get_ylim()
+    if baselines:
+        lowest = min(lowest, *(100 * value - 3 for value in baselines.values())) if lowest else 0.0
+        highest = max(highest, *(103 * value for value in baselines.values()))
+        axes.set_ylim(lowest, highest)
+    nearest = 0.075 * (highest - lowest)
+    last = -np.inf
+    for name, value in sorted(baselines.items(), key=lambda item: item[1]):
+        axes.axhline(100 * value, color="0.55", linestyle="--", linewidth=0.9, zorder=1)
+        last = max(100 * value, last + nearest)
+        beside = axes.get_yaxis_transform()
+        axes.text(1.01, last, name, fontsize=6.5, color="0.35", ha="left", va="center", transform=beside)
+
+
+def _layer_axis(axes: Axes, layers: Sequence[str], room: float) -> None:
+    """The names of layers, aslant where they do not fit side by side into some inches."""
+    if 1.2 * CHARACTER * len(layers) * max(map(len, layers)) > room:
+        axes.set_xticks(range(len(layers)), list(layers), rotation=35, ha="right", rotation_mode="anchor")
+    else:
+        axes.set_xticks(range(len(layers)), list(layers))

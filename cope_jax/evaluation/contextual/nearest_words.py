@@ -1,0 +1,206 @@
+"""The nearest neighbours of a word in its sentence, by layer, beside those of its context-free vector.
+
+"play" in two sentences: a static vector has one list of neighbours for both; contextual vectors have one for each.
+Peters et al. (arXiv 1802.05365), table 4.
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual.embedders import embed, occurrence_vectors
+from cope_jax.evaluation.contextual.word2vec import most_similar, normalise
+from cope_jax.evaluation.report.table import MISSING, Table
+from cope_jax.models.embedder import Embedder, Sentence
+from cope_jax.registry import check_at_least
+
+Words = Literal["any", "same", "other"]
+BLOCK = 16384  # rows that are float32 at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Neighbour:
+    """An occurrence of a word near to another.
+
+    Attributes:
+      sentence: its words.
+      place: which of them.
+      cosine: with the vector asked for.
+    """
+
+    sentence: tuple[str, ...]
+    place: int
+    cosine: float
+
+    @property
+    def word(self) -> str:
+        return self.sentence[self.place]
+
+    def context(self, words: int = 5, mark: str = "*") -> str:
+        """The word, marked, with up to some words on each side.
+
+        >>> Neighbour(("he", "saw", "a", "play", "again"), 3, 1.0).context(1)
+        '… a *play* again'
+        """
+        start, stop = max(0, self.place - words), self.place + 1 + words
+        before, after = self.sentence[start : self.place], self.sentence[self.place + 1 : stop]
+        parts = ["…"] * (start > 0) + [*before, f"{mark}{self.word}{mark}", *after]
+        return " ".join(parts + ["…"] * (stop < len(self.sentence)))
+
+
+class OccurrenceIndex:
+    """The words of a corpus as unit vectors in every layer, N × J × D half floats: 200,000 × 3 × 256 take 300 MB.
+
+    Args:
+      embedder: gives the vectors.
+      sentences: the corpus.
+      max_words: words from here on are left out; a sentence is kept whole or not at all.
+      label: stands before a progress bar; None: there is none.
+    """
+
+    def __init__(
+        self, embedder: Embedder, sentences: Sequence[Sentence], *, max_words: int = 200_000, label: str | None = None
+    ):
+        check_at_least(1, "neighbours", max_words=max_words)
+        ends = np.cumsum([len(sentence) for sentence in sentences])
+        kept = int(np.searchsorted(ends, max_words, side="right"))
+        if not kept:
+            raise ConfigError("neighbours: the corpus has no sentence of at most max_words words: give it text")
+        self.embedder = embedder
+        self.sentences = [tuple(sentence) for sentence in sentences[:kept]]
+        self._rows = np.array([(s, i) for s, words in enumerate(self.sentences) for i in range(len(words))], np.int32)
+        self._words = np.array([self.sentences[s][i].lower() for s, i in self._rows])
+        self._units_JND: np.ndarray | None = None
+        row = 0
+        for layers_JLD in embed(embedder, self.sentences, label=label):
+            if self._units_JND is None:
+                self._units_JND = np.zeros((len(layers_JLD), len(self._rows), layers_JLD.shape[-1]), np.float16)
+            self._units_JND[:, row : row + layers_JLD.shape[1]] = normalise(layers_JLD)
+            row += layers_JLD.shape[1]
+
+    def __len__(self) -> int:
+        """Words in the index."""
+        return len(self._rows)
+
+    def nearest(
+        self, sentence: Sentence, place: int, *, count: int = 10, words: Words = "any", per_word: int | None = None
+    ) -> dict[str, list[Neighbour]]:
+        """The occurrences of highest cosine with a word in a sentence, by layer, the nearest first.
+
+        Args:
+          sentence: need not be in the corpus; where it is, the word itself does not count.
+          place: which of its words.
+          count: how many.
+          words: "same": only occurrences of the same word; "other": only of others; case does not matter.
+          per_word: at most so many occurrences of one word; None sets no bound.
+        """
+        check_at_least(1, "neighbours", count=count, per_word=per_word)
+        if words not in ("any", "same", "other"):
+            raise ConfigError(f"neighbours.words must be 'any', 'same' or 'other', got {words!r}")
+        (query_JD,) = occurrence_vectors(self.embedder, [sentence], [place])
+        is_same = self._words == sentence[place].lower()
+        allowed = {"any": np.ones_like(is_same), "same": is_same, "other": ~is_same}[words]
+        own = [number for number, other in enumerate(self.sentences) if other == tuple(sentence)]
+        allowed = allowed & ~(np.isin(self._rows[:, 0], own) & (self._rows[:, 1] == place))
+        return {
+            layer: self._best(self._cosines(number, unit_D), allowed, count, per_word)
+            for number, (layer, unit_D) in enumerate(zip(self.embedder.layers, normalise(query_JD), strict=True))
+        }
+
+    def _cosines(self, layer: int, unit_D: np.ndarray) -> np.ndarray:
+        assert self._units_JND is not None
+        rows = self._units_JND[layer]
+        return np.concatenate([rows[i : i + BLOCK].astype(np.float32) @ unit_D for i in range(0, len(rows), BLOCK)])
+
+    def _best(self, cosines: np.ndarray, allowed: np.ndarray, count: int, per_word: int | None) -> list[Neighbour]:
+        best: list[Neighbour] = []
+        seen: dict[str, int] = {}
+        for row in np.argsort(-cosines, kind="stable"):
+            word = str(self._words[row])
+            if len(best) == count:
+                break
+            if allowed[row] and (per_word is None or seen.get(word, 0) < per_word):
+                seen[word] = seen.get(word, 0) + 1
+                number, place = map(int, self._rows[row])
+                best.append(Neighbour(self.sentences[number], place, float(cosines[row])))
+        return best
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """A word in several sentences: what is near to it.
+
+    Attributes:
+      word: as it was asked for.
+      queries: the sentences and the word's place in each, as neighbours of themselves.
+      static: the words near to its context-free vector, and their cosines; empty where it has none.
+      contextual: for each query, neighbours by layer.
+      embedder: name of what gave the contextual vectors.
+    """
+
+    word: str
+    queries: tuple[Neighbour, ...]
+    static: list[tuple[str, float]]
+    contextual: list[dict[str, list[Neighbour]]]
+    embedder: str
+
+
+def compare(
+    index: OccurrenceIndex,
+    vectors: Mapping[str, np.ndarray],
+    queries: Sequence[tuple[Sentence, int]],
+    *,
+    count: int = 5,
+    words: Words = "any",
+    per_word: int | None = 1,
+) -> Comparison:
+    """The neighbours of one word in several sentences beside its static ones.
+
+    Args:
+      index: the corpus.
+      vectors: context-free, trained on the same text.
+      queries: (sentence, place), all of the same word, whose case does not matter.
+      count: see `OccurrenceIndex.nearest`.
+      words: the same.
+      per_word: the same.
+    """
+    found = {sentence[place].lower() for sentence, place in queries}
+    if len(found) != 1:
+        raise ConfigError(f"neighbours are compared for one word, got {', '.join(sorted(found)) or 'none'}")
+    (word,) = found
+    return Comparison(
+        word,
+        tuple(Neighbour(tuple(sentence), place, 1.0) for sentence, place in queries),
+        most_similar(vectors, word, count) if word in vectors else [],
+        [index.nearest(s, place, count=count, words=words, per_word=per_word) for s, place in queries],
+        index.embedder.name,
+    )
+
+
+def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int = 0) -> list[Sentence]:
+    """At most so many sentences: half of them, if there are, with the word, the others drawn at random.
+
+    Raises:
+      ConfigError: no sentence has the word.
+    """
+    having = [place for place, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
+    if not having:
+        raise ConfigError(f"the corpus has no word {word!r}: choose a word that occurs in it")
+    rng = np.random.default_rng(seed)
+    first = rng.permutation(having)[: max(1, most // 2)]
+    rest = rng.permutation(np.setdiff1d(np.arange(len(text)), having))[: most - len(first)]
+    return [text[place] for place in sorted([*first, *rest])]
+
+
+def table(comparison: Comparison) -> Table:
+    """A row for the static vector, then one for each sentence and layer."""
+    rows = [("any sentence", "static", [f"{word} {cosine:.2f}" for word, cosine in comparison.static])]
+    for query, layers in zip(comparison.queries, comparison.contextual, strict=True):
+        for layer, neighbours in layers.items():
+            rows.append((query.context(), layer, [f"{n.cosine:.2f} {n.context()}" for n in neighbours]))
+    cells = [[source, layer, "\n".join(near) or MISSING] for source, layer, near in rows]
+    title = f"nearest neighbours of {comparison.word!r}: static, and in context by {comparison.embedder}"
+    return Table(title, ("source", "layer", "nearest, with the cosine"), cells, text_columns=3)

@@ -1,0 +1,106 @@
+"""What no context gives for a task: unigrams, majorities, and the words that two texts share."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cope_jax.data import pipeline
+from cope_jax.evaluation.report.table import Table, figure
+from cope_jax.runs import workdir as workdirs
+from cope_jax.tasks import TASKS, Task
+from cope_jax.tasks.base import Baseline
+from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.metrics import read_metrics
+
+
+class BesideRun(NamedTuple):
+    """A baseline, and the same figure of a run: the mean over its seeds, None where it has not been measured."""
+
+    baseline: Baseline
+    run: float | None
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        split, measure, name, value, _ = self.baseline
+        return {"split": split, "measure": measure, "name": name, "value": value, "run": self.run}
+
+
+def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
+    """What is known of the run itself: (split, measure) → mean over seeds, and the name of the file.
+
+    That is result.json or, of a run that has not ended, the last evaluation in metrics.jsonl.
+    """
+    if (workdir / "result.json").exists():
+        records, source = workdirs.read_json(workdir / "result.json", "records")["records"], "result.json"
+        triples = [(r["split"], r["metric"], r["value"]) for r in records]
+    else:
+        rows, source = [row for row in read_metrics(workdir / "metrics.jsonl") if "split" in row], "metrics.jsonl"
+        last = max((row["step"] for row in rows), default=0)
+        triples = [
+            (row["split"], name, value)
+            for row in rows
+            if row["step"] == last
+            for name, value in row.items()
+            if name.endswith(("loss", "error"))
+        ]
+    values: dict[tuple[str, str], list[float]] = {}
+    for split, metric, value in triples:
+        if value is not None:
+            values.setdefault((split, metric), []).append(value)
+    return {key: statistics.mean(own) for key, own in values.items()}, source if values else None
+
+
+def measure(
+    task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int
+) -> list[BesideRun]:
+    """All baselines of a task on its evaluation splits.
+
+    Args:
+      task: one of `known()`.
+      config: of the run, which says on which examples it is measured.
+      own: of the run, from `run_figures`.
+      examples: that a baseline may learn from.
+    """
+
+    def run(baseline: Baseline) -> float | None:
+        value = own.get((baseline.split, baseline.metric))
+        if value is None:
+            return None
+        return float(np.exp(value)) if baseline.measure == "perplexity" else 1 - value
+
+    found = task.baselines(lambda split: _batches(task, split, config), examples, config.training.data_seed)
+    return [BesideRun(one, run(one)) for one in found]
+
+
+def known() -> list[str]:
+    """The tasks of which there are baselines."""
+    return [name for name in TASKS if TASKS.get(name).baselines is not Task.baselines]
+
+
+def table(baselines: Sequence[BesideRun], title: str) -> Table:
+    """A row for each split and baseline.
+
+    >>> table([BesideRun(Baseline("test", "perplexity", "unigram", 823.456, "loss"), None)], "words").rows[0][2:]
+    ['unigram', '823.46', '–']
+    """
+    rows = []
+    for own, run in baselines:
+        is_share = own.measure != "perplexity"
+        figures = (figure(value, 2, 100 if is_share else 1) for value in (own.value, run))
+        rows.append([own.split, f"{own.measure} (%)" if is_share else own.measure, own.name, *figures])
+    return Table(title, ("split", "measure", "without context", "baseline", "run"), rows, text_columns=3)
+
+
+def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:
+    """The examples that the run is measured on; of training, for which it has none, all."""
+    evaluation, size = config.evaluation, task.size(split)
+    examples = evaluation.examples
+    if split == "train":
+        assert size is not None
+        examples = size
+    return pipeline.evaluation_batches(
+        task, split, examples=examples, batch_size=evaluation.batch_size, seed=config.training.data_seed
+    )

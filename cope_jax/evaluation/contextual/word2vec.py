@@ -1,0 +1,166 @@
+"""Vectors of words that know no context: word2vec, the words nearest to a word, embedders of such vectors."""
+
+import dataclasses
+import zlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.models.embedder import Sentence, check_sentences
+from cope_jax.registry import check_at_least, unknown
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Word2VecConfig:
+    """Skip-gram with negative sampling.
+
+    Attributes:
+      width: D.
+      window: the farthest word that counts as context.
+      min_count: rarer words have no vector.
+      negative: noise words for each true one.
+      epochs: passes over the text.
+      sample: threshold from which on frequent words are left out at random.
+      lowercase: whether "Play" and "play" are one word.
+      seed: of the initial vectors and all draws.
+    """
+
+    width: int = 100
+    window: int = 5
+    min_count: int = 5
+    negative: int = 5
+    epochs: int = 5
+    sample: float = 1e-3
+    lowercase: bool = True
+    seed: int = 0
+
+    def __post_init__(self):
+        sizes = {"width": self.width, "window": self.window, "min_count": self.min_count, "epochs": self.epochs}
+        check_at_least(1, "word2vec", **sizes, negative=self.negative)
+        check_at_least(0, "word2vec", sample=self.sample, seed=self.seed)
+
+
+def train_word2vec(
+    sentences: Sequence[Sequence[str]], config: Word2VecConfig = Word2VecConfig()
+) -> dict[str, np.ndarray]:
+    """Trains skip-gram vectors; the most frequent word comes first.
+
+    Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w and their contexts c. Mikolov et al. (arXiv
+    1310.4546). One thread and a hash of our own: the same text gives the same vectors in every process.
+
+    Args:
+      sentences: words of each.
+      config: see `Word2VecConfig`.
+
+    Returns:
+      Word → float32 `[D]`.
+
+    Raises:
+      ConfigError: no word occurs `min_count` times, or gensim is missing.
+    """
+    try:
+        from gensim.models import Word2Vec
+    except ImportError as error:
+        raise ConfigError("word2vec needs gensim: run pip install 'cope-jax[text]'") from error
+    text = [[word.lower() for word in sentence] if config.lowercase else list(sentence) for sentence in sentences]
+    model = Word2Vec(
+        vector_size=config.width,
+        window=config.window,
+        min_count=config.min_count,
+        negative=config.negative,
+        epochs=config.epochs,
+        sample=config.sample,
+        seed=config.seed,
+        sg=1,
+        workers=1,
+        hashfxn=lambda word: zlib.crc32(str(word).encode()),  # Python's own hash differs from process to process
+    )
+    model.build_vocab(text)
+    if not len(model.wv):
+        raise ConfigError(f"no word occurs {config.min_count} times: give more text, or lower word2vec.min_count")
+    model.train(text, total_examples=model.corpus_count, epochs=model.epochs)
+    return dict(zip(model.wv.index_to_key, np.asarray(model.wv.vectors, np.float32), strict=True))
+
+
+def most_similar(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) -> list[tuple[str, float]]:
+    """The words whose vectors have the highest cosine with that of `word`, itself left out, and these cosines.
+
+    cos(u, v) = u·v / (|u| |v|), and 0 where a vector is 0. A word that is absent is looked up in lower case.
+
+    >>> most_similar({"a": np.array([1.0, 0.0]), "b": np.array([2.0, 0.0]), "c": np.array([0.0, 1.0])}, "a", 1)
+    [('b', 1.0)]
+    """
+    check_at_least(1, "most_similar", count=count)
+    word = word if word in vectors else word.lower()
+    if word not in vectors:
+        raise unknown("word", word, list(vectors)[:10])
+    words = [other for other in vectors if other != word]
+    if not words:
+        return []
+    cosines = normalise(np.stack([vectors[other] for other in words])) @ normalise(vectors[word])
+    best = np.argsort(-cosines, kind="stable")[:count]
+    return [(words[place], float(cosines[place])) for place in best]
+
+
+def normalise(vectors: np.ndarray) -> np.ndarray:
+    """Vectors `[..., D]` divided by their lengths, in float32; a zero vector stays zero.
+
+    >>> normalise(np.array([[3.0, 4.0], [0.0, 0.0]])).round(6).tolist()
+    [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
+    """
+    vectors = np.asarray(vectors, np.float32)
+    lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    return vectors / np.where(lengths > 0, lengths, 1)
+
+
+class ContextFree:
+    """A word has the same vector in every sentence: v(w | sentence) = E[w].
+
+    A word without a vector has that of its lower-case form, or else zeros, whose cosine with anything counts as 0.
+
+    >>> ContextFree({"play": np.array([3.0, 4.0])})([["Play", "on"]])[0].tolist()
+    [[[3.0, 4.0], [0.0, 0.0]]]
+    """
+
+    def __init__(self, vectors: Mapping[str, np.ndarray], name: str = "context-free"):
+        if not vectors:
+            raise ConfigError(f"{name} has no vectors: train them on text with more words, or lower the minimum count")
+        self.name = name
+        self.layers: tuple[str, ...] = ("static",)
+        self.vectors = vectors
+        self._zeros = np.zeros_like(next(iter(vectors.values())), np.float32)
+
+    def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
+        check_sentences(sentences)
+        return [np.stack([self._vector(word) for word in sentence]).astype(np.float32)[None] for sentence in sentences]
+
+    def _vector(self, word: str) -> np.ndarray:
+        return self.vectors[word] if word in self.vectors else self.vectors.get(word.lower(), self._zeros)
+
+
+class ContextMean:
+    """A word has the mean of its neighbours' static vectors, without its own: v(w_i) = mean_{j≠i} E[w_j].
+
+    It knows which words are around, and neither their order nor the word. Words without a vector count for nothing.
+
+    >>> vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0]), "c": np.array([0.0, 3.0])}
+    >>> ContextMean(vectors)([["a", "b", "c"]])[0][0, 0].tolist()
+    [0.0, 2.0]
+    """
+
+    def __init__(self, vectors: Mapping[str, np.ndarray], name: str = "mean of the context"):
+        self.name = name
+        self.layers: tuple[str, ...] = ("static",)
+        self._vectors = ContextFree(vectors, name)
+
+    def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
+        check_sentences(sentences)
+        found = []
+        for vectors_1LD in self._vectors(sentences):
+            has_vector_1L1 = vectors_1LD.any(axis=-1, keepdims=True).astype(np.float32)
+            count_1L1 = has_vector_1L1.sum(axis=1, keepdims=True) - has_vector_1L1
+            others_1LD = vectors_1LD.sum(axis=1, keepdims=True) - vectors_1LD
+            # Of a word alone the difference may leave rounding behind, which is no direction.
+            found.append(np.where(count_1L1 > 0, others_1LD / np.maximum(count_1L1, 1), 0).astype(np.float32))
+        return found

@@ -1,0 +1,218 @@
+"""Telling the senses of words apart by the nearest neighbour of their vectors, without any training.
+
+Everything is measured for each layer on its own, beside the baseline: the most frequent sense of each lemma.
+"""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from cope_jax.corpora.word_sense_corpora import Occurrence, read_coarsewsd, read_semcor
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual.embedders import occurrence_vectors
+from cope_jax.evaluation.contextual.word2vec import normalise
+from cope_jax.models.embedder import Embedder
+from cope_jax.registry import check_at_least
+
+CORPORA = {"coarsewsd20": read_coarsewsd, "semcor-noad": read_semcor}
+TIE = 1e-5  # cosines this near to each other are the same: sums of equal vectors differ by rounding
+
+
+@dataclasses.dataclass(frozen=True)
+class SenseScore:
+    """How often the sense was right.
+
+    Attributes:
+      method: "most frequent", "nearest mean" or "k nearest".
+      layer: name of the layer; empty for the baseline.
+      right: lemma → how many of its test occurrences.
+      total: lemma → the number of its test occurrences.
+    """
+
+    method: str
+    layer: str
+    right: dict[str, int]
+    total: dict[str, int]
+
+    @property
+    def by_word(self) -> dict[str, float]:
+        """Accuracy for each lemma."""
+        return {lemma: self.right[lemma] / self.total[lemma] for lemma in self.total}
+
+    @property
+    def micro(self) -> float:
+        """Accuracy over all occurrences."""
+        return sum(self.right.values()) / sum(self.total.values())
+
+    @property
+    def macro(self) -> float:
+        """Mean over lemmas of their accuracies."""
+        return float(np.mean(list(self.by_word.values())))
+
+    def interval(
+        self, *, macro: bool = False, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
+    ) -> tuple[float, float]:
+        """Percentile bootstrap interval over test occurrences, lemmas fixed.
+
+        To draw n of n occurrences with replacement, of which a share p is right, gives Binomial(n, p) right ones; so
+        these are drawn at once. Efron and Tibshirani 1993, chapter 13.
+        """
+        rng = np.random.default_rng(seed)
+        total = np.array(list(self.total.values()))
+        share = np.array([self.right[lemma] for lemma in self.total]) / total
+        right = rng.binomial(total, share, size=(draws, len(total)))
+        values = (right / total).mean(axis=1) if macro else right.sum(axis=1) / total.sum()
+        low, high = np.quantile(values, [(1 - confidence) / 2, (1 + confidence) / 2])
+        return float(low), float(high)
+
+
+def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[Occurrence]:
+    """At most so many occurrences of each lemma, drawn at random, in their order."""
+    check_at_least(1, "senses", cap=most)
+    places: dict[str, list[int]] = {}
+    for place, occurrence in enumerate(occurrences):
+        places.setdefault(occurrence.lemma, []).append(place)
+    rng = np.random.default_rng(seed)
+    kept = [own if len(own) <= most else rng.choice(own, most, replace=False) for _, own in sorted(places.items())]
+    return [occurrences[place] for place in sorted(int(place) for own in kept for place in own)]
+
+
+def read_occurrences(
+    corpus: str, data_dir: str | None, train: int, test: int
+) -> tuple[list[Occurrence], list[Occurrence]]:
+    """The occurrences of a corpus to learn from and to be tested on, at most so many of each lemma.
+
+    Lemmas with one sense in training are left out, for there is nothing to be told apart.
+    """
+    occurrences = CORPORA[corpus](data_dir)
+    senses = senses_by_frequency([occurrence for occurrence in occurrences if occurrence.split == "train"])
+    ambiguous = [occurrence for occurrence in occurrences if len(senses.get(occurrence.lemma, ())) > 1]
+    found = [
+        cap([occurrence for occurrence in ambiguous if occurrence.split == split], most)
+        for split, most in (("train", train), ("test", test))
+    ]
+    if not all(found):
+        raise ConfigError(f"{corpus} has no word with two senses in training and in the test: give the whole corpus")
+    return found[0], found[1]
+
+
+def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
+    """Lemma → its senses, the most frequent first; of equally frequent ones the first in the text."""
+    counts: dict[str, Counter[str]] = {}
+    for occurrence in train:
+        counts.setdefault(occurrence.lemma, Counter())[occurrence.sense] += 1
+    return {lemma: [sense for sense, _ in own.most_common()] for lemma, own in counts.items()}
+
+
+def most_frequent(train: Sequence[Occurrence], test: Sequence[Occurrence]) -> list[str | None]:
+    """The baseline: each lemma's most frequent sense in training; None, always wrong, where it was never seen."""
+    senses = senses_by_frequency(train)
+    return [senses[occurrence.lemma][0] if occurrence.lemma in senses else None for occurrence in test]
+
+
+def nearest_mean(
+    train: Sequence[Occurrence], train_ND: np.ndarray, test: Sequence[Occurrence], test_MD: np.ndarray
+) -> list[str | None]:
+    """The sense whose mean vector over the training occurrences has the highest cosine.
+
+    ŝ(x) = argmax_s cos(x, mean_{i: s_i = s} x_i). Where senses are equally near, as all are to a context-free vector,
+    the more frequent one is taken. Peters et al. (arXiv 1802.05365), section 5.3; Melamud et al. 2016.
+    """
+
+    def predict(own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray) -> np.ndarray:
+        means = np.stack([own_ND[labels == sense].astype(np.float64).mean(axis=0) for sense in range(senses)])
+        cosines = normalise(queries_MD) @ normalise(means).T
+        return _first_best(cosines)
+
+    return _by_lemma(train, train_ND, test, test_MD, predict)
+
+
+def k_nearest(
+    train: Sequence[Occurrence], train_ND: np.ndarray, test: Sequence[Occurrence], test_MD: np.ndarray, k: int = 5
+) -> list[str | None]:
+    """The sense that most of the k nearest training occurrences of the lemma have, by cosine.
+
+    All that are as near as the k-th vote. Of senses with as many votes the more frequent one is taken.
+    """
+    check_at_least(1, "senses", k=k)
+
+    def predict(own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray) -> np.ndarray:
+        cosines = normalise(queries_MD) @ normalise(own_ND).T
+        last = min(k, len(labels))
+        bound = np.partition(cosines, -last, axis=1)[:, -last, None]
+        votes = (cosines >= bound - TIE).astype(np.float32) @ np.eye(senses, dtype=np.float32)[labels]
+        return _first_best(votes)
+
+    return _by_lemma(train, train_ND, test, test_MD, predict)
+
+
+def disambiguate(
+    embedder: Embedder,
+    train: Sequence[Occurrence],
+    test: Sequence[Occurrence],
+    *,
+    k: int = 5,
+    label: str | None = None,
+) -> list[SenseScore]:
+    """The baseline, then both methods for each layer of an embedder.
+
+    Args:
+      embedder: gives the vectors.
+      train: occurrences whose senses are known.
+      test: occurrences whose senses are asked for.
+      k: neighbours that vote.
+      label: stands before a progress bar; None: there is none.
+    """
+    if not train or not test:
+        raise ConfigError("senses need occurrences to train and to test on: give a corpus that has both")
+    train_NJD, test_MJD = (
+        occurrence_vectors(embedder, [o.words for o in own], [o.index for o in own], label=label)
+        for own in (train, test)
+    )
+    scores = [score("most frequent", "", test, most_frequent(train, test))]
+    for number, layer in enumerate(embedder.layers):
+        vectors = train_NJD[:, number], test_MJD[:, number]
+        scores.append(score("nearest mean", layer, test, nearest_mean(train, vectors[0], test, vectors[1])))
+        scores.append(score("k nearest", layer, test, k_nearest(train, vectors[0], test, vectors[1], k)))
+    return scores
+
+
+def score(method: str, layer: str, test: Sequence[Occurrence], senses: Sequence[str | None]) -> SenseScore:
+    """Counts what is right, lemma by lemma in alphabetic order."""
+    lemmas = sorted({occurrence.lemma for occurrence in test})
+    right, total = dict.fromkeys(lemmas, 0), dict.fromkeys(lemmas, 0)
+    for occurrence, sense in zip(test, senses, strict=True):
+        total[occurrence.lemma] += 1
+        right[occurrence.lemma] += sense == occurrence.sense
+    return SenseScore(method, layer, right, total)
+
+
+def _first_best(values_MS: np.ndarray) -> np.ndarray:
+    """In each row the first entry that is as high as the highest."""
+    return np.argmax(values_MS >= values_MS.max(axis=1, keepdims=True) - TIE, axis=1)
+
+
+def _by_lemma(
+    train: Sequence[Occurrence],
+    train_ND: np.ndarray,
+    test: Sequence[Occurrence],
+    test_MD: np.ndarray,
+    predict: Callable[[np.ndarray, np.ndarray, int, np.ndarray], np.ndarray],
+) -> list[str | None]:
+    """Predicts for each lemma among its own senses, which are numbered by falling frequency."""
+    rows: dict[str, list[int]] = {}
+    for row, occurrence in enumerate(train):
+        rows.setdefault(occurrence.lemma, []).append(row)
+    queries: dict[str, list[int]] = {}
+    for row, occurrence in enumerate(test):
+        queries.setdefault(occurrence.lemma, []).append(row)
+    found: list[str | None] = [None] * len(test)
+    for lemma, senses in senses_by_frequency(train).items():
+        if lemma in queries:
+            labels = np.array([senses.index(train[row].sense) for row in rows[lemma]])
+            best = predict(train_ND[rows[lemma]], labels, len(senses), test_MD[queries[lemma]])
+            for row, sense in zip(queries[lemma], best, strict=True):
+                found[row] = senses[sense]
+    return found

@@ -1,0 +1,1 @@
+"""What the gates of a model count."""

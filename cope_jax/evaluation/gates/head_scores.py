@@ -1,0 +1,198 @@
+"""What the gates of each head follow: a ranking of heads by features of the tokens that they open for.
+
+A key's gate is the mean over the queries that see it. The AUC of a feature is the chance that a key which has it opens
+wider than one which has not, ties counted half (the statistic of Mann and Whitney): 1/2 where gates know nothing of it.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.errors import ConfigError
+from cope_jax.models.base import StaticGraphDef
+from cope_jax.typing import Array
+
+BLOCK = 32
+"""Neighbouring tokens that are drawn together, since they are not independent."""
+
+
+@dataclasses.dataclass(frozen=True)
+class HeadScore:
+    """What the gates of one head follow.
+
+    Attributes:
+      layer: from 0.
+      head: from 0.
+      aucs: by feature; NaN where all tokens have it, or none.
+      best: the feature of the highest AUC; "" where there is none.
+      interval: of that AUC, 95 %, by a bootstrap of blocks of tokens.
+      mean_with: the mean gate of the keys that have the best feature.
+      mean_without: of those that do not.
+      identity: the share of the gates' variance that the token itself explains, adjusted R² of a mean for each token; 0
+        if it explains nothing, NaN if no token comes twice or no gate differs.
+    """
+
+    layer: int
+    head: int
+    aucs: dict[str, float]
+    best: str
+    interval: tuple[float, float]
+    mean_with: float
+    mean_without: float
+    identity: float
+
+
+def mean_gates(model: Any, tokens_BL: np.ndarray, positions_1L: Any = None) -> np.ndarray:
+    """The mean gate of each key over the queries that see it, float64 `[layers, H, B, L]`.
+
+    Args:
+      model: a module like `cope_jax.models.decoder.Decoder`.
+      tokens_BL: int32 tokens.
+      positions_1L: None: 0 … L−1.
+
+    Raises:
+      ConfigError: the model's encoding has no gates.
+    """
+    graph, state = nnx.split(model)
+    rows = [_means(StaticGraphDef(graph), state, row_L[None], positions_1L) for row_L in tokens_BL]
+    return np.stack([np.asarray(row, np.float64) for row in rows], axis=2)
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef",))
+def _means(graphdef: StaticGraphDef, state: Any, tokens_1L: Array, positions_1L: Any) -> Array:
+    maps = nnx.merge(graphdef.graph, state).maps(tokens_1L, positions_BL=positions_1L)
+    if "gates" not in maps:
+        raise ConfigError("the encoding of this model has no gates that could count: give a model with cope")
+    gates_NHLM = maps["gates"][:, 0].astype(jnp.float32)
+    length = tokens_1L.shape[1]
+    seen_LM = jnp.tril(jnp.ones((length, length), bool))
+    sums_NHM = jnp.where(seen_LM[None, None], gates_NHLM, 0.0).sum(axis=-2)
+    return sums_NHM / jnp.arange(length, 0, -1, dtype=jnp.float32)[None, None]
+
+
+def auc(gates_N: np.ndarray, has_N: np.ndarray) -> float:
+    """The chance that a gate with a feature exceeds one without, ties counted half; NaN where there are not both.
+
+    >>> auc(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
+    0.875
+    """
+    return float(_aucs(gates_N, has_N, np.ones((1, len(gates_N))))[0])
+
+
+def bootstrap(
+    gates_N: np.ndarray, has_N: np.ndarray, rng: np.random.Generator, draws: int = 200
+) -> tuple[float, float]:
+    """The 95 % interval of an AUC, from blocks of neighbouring tokens drawn with replacement.
+
+    Draws without a token of either kind are left out; NaN where all are.
+    """
+    blocks_N = np.arange(len(gates_N)) // BLOCK
+    count = int(blocks_N[-1]) + 1
+    times_SN = rng.multinomial(count, np.full(count, 1 / count), size=draws)[:, blocks_N]
+    found_S = _aucs(gates_N, has_N, times_SN.astype(np.float64))
+    found_S = found_S[np.isfinite(found_S)]
+    low, high = np.quantile(found_S, (0.025, 0.975)) if len(found_S) else (np.nan, np.nan)
+    return float(low), float(high)
+
+
+def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.Generator, draws: int = 200) -> float:
+    """The AUC that the best head reaches with its best feature in 5 of 100 texts whose tokens mean nothing to it.
+
+    The null: features are shifted against gates by a random number of tokens, around the end, so that both keep their
+    own dependence on neighbours. One bound for all heads and features together holds however many are looked at.
+
+    Raises:
+      ConfigError: there is no feature that some tokens have and others have not.
+    """
+    ranks_HN = np.stack([_ranks(gates_N) for gates_N in gates_HN])
+    mixed = [row for row in has.values() if 0 < row.sum() < len(row)]
+    if not mixed:
+        raise ConfigError("the tokens of this text are all of a kind: give a longer one")
+    has_FN = np.stack(mixed).astype(np.float64)
+    with_F, number = has_FN.sum(axis=1), has_FN.shape[1]
+    best_S = np.empty(draws)
+    for draw in range(draws):
+        sums_HF = ranks_HN @ np.roll(has_FN, int(rng.integers(number)), axis=1).T
+        best_S[draw] = ((sums_HF - with_F * (with_F + 1) / 2) / (with_F * (number - with_F))).max()
+    return float(np.quantile(best_S, 0.95))
+
+
+def identity(gates_N: np.ndarray, tokens_N: np.ndarray) -> float:
+    """The share of variance that the token explains: 1 − (SS_within/(n−k)) / (SS_total/(n−1)), k different tokens.
+
+    >>> identity(np.array([0.0, 0.0, 1.0, 1.0]), np.array([7, 7, 8, 8]))
+    1.0
+    """
+    _, kind_N = np.unique(tokens_N, return_inverse=True)
+    number, kinds = len(gates_N), int(kind_N.max()) + 1
+    total = float(((gates_N - gates_N.mean()) ** 2).sum())
+    if kinds == number or total == 0:
+        return float("nan")
+    means_K = np.bincount(kind_N, gates_N) / np.bincount(kind_N)
+    within = float(((gates_N - means_K[kind_N]) ** 2).sum())
+    return 1 - (within / (number - kinds)) / (total / (number - 1))
+
+
+def rank(
+    gates_LHN: np.ndarray, has: Mapping[str, np.ndarray], tokens_N: np.ndarray, rng: np.random.Generator
+) -> list[HeadScore]:
+    """All heads, first the one whose gates follow a feature best.
+
+    Args:
+      gates_LHN: of each key, `[layers, H, N]`, in the order of the text.
+      has: bool `[N]` by feature.
+      tokens_N: the keys.
+      rng: of the bootstrap.
+    """
+    heads = []
+    for layer, gates_HN in enumerate(gates_LHN):
+        for head, gates_N in enumerate(gates_HN):
+            aucs = {name: auc(gates_N, has_N) for name, has_N in has.items()}
+            defined = {name: value for name, value in aucs.items() if np.isfinite(value)}
+            best = max(defined, key=defined.__getitem__, default="")
+            mean_with = mean_without = low = high = float("nan")
+            if best:
+                mean_with, mean_without = float(gates_N[has[best]].mean()), float(gates_N[~has[best]].mean())
+                low, high = bootstrap(gates_N, has[best], rng)
+            heads.append(
+                HeadScore(layer, head, aucs, best, (low, high), mean_with, mean_without, identity(gates_N, tokens_N))
+            )
+    return sorted(heads, key=lambda found: -found.aucs.get(found.best, 0.0))
+
+
+def top_tokens(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least: int = 3) -> list[tuple[str, float]]:
+    """(text of a token, its mean gate) of those that open widest among the ones that come at least so often.
+
+    >>> top_tokens(np.array([0.5, 1.0, 0.0, 1.0]), ["a", "b", "a", "b"], least=2)
+    [('b', 1.0), ('a', 0.25)]
+    """
+    places: dict[str, list[float]] = {}
+    for word, gate in zip(words, gates_N, strict=True):
+        places.setdefault(word, []).append(float(gate))
+    means = [(word, float(np.mean(found))) for word, found in places.items() if len(found) >= least]
+    return sorted(means, key=lambda pair: -pair[1])[:count]
+
+
+def _ranks(values_N: np.ndarray) -> np.ndarray:
+    """From 1; equals have the mean of theirs."""
+    _, kind_N, counts_K = np.unique(values_N, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts_K) - (counts_K - 1) / 2)[kind_N]
+
+
+def _aucs(values_N: np.ndarray, has_N: np.ndarray, times_SN: np.ndarray) -> np.ndarray:
+    """The AUC with each token taken so many times, `[S]`."""
+    order_N = np.argsort(values_N, kind="stable")
+    starts_K = np.unique(values_N[order_N], return_index=True)[1]
+    times_SN = times_SN[:, order_N]
+    with_SK = np.add.reduceat(times_SN * has_N[order_N], starts_K, axis=1)
+    without_SK = np.add.reduceat(times_SN * ~has_N[order_N], starts_K, axis=1)
+    below_SK = np.cumsum(without_SK, axis=1) - without_SK / 2
+    pairs_S = with_SK.sum(axis=1) * without_SK.sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(pairs_S > 0, (with_SK * below_SK).sum(axis=1) / pairs_S, np.nan)

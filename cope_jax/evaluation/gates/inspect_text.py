@@ -1,0 +1,86 @@
+"""What the gates of a model count in a text: windows of it, and the heads ranked by what they follow."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.gates import head_scores
+from cope_jax.evaluation.gates.text_features import features, pieces
+from cope_jax.tasks import Task
+from cope_jax.tasks.base import TextTask
+from cope_jax.tokenizers.base import Codec
+
+_FEWEST = 16  # tokens of which anything can be said
+
+
+def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) -> np.ndarray:
+    """The tokens that are looked at, `[B, L]`: a text of the user's, or the first windows of a split.
+
+    Args:
+      task: of the run.
+      codec: of the task.
+      text: of the user; None: none.
+      split: of the task.
+      count: how many windows at most.
+
+    Raises:
+      ConfigError: an empty or too short text, or a split that there is not.
+    """
+    if text is not None:
+        tokens_L = np.array([*codec.begin, *codec.read(text, "--input")], np.int32)
+        if len(tokens_L) < _FEWEST:
+            raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it to a split")
+        return tokens_L[None]
+    if isinstance(task, TextTask):  # the whole text, however the run's examples are packed
+        texts = [entries.tokens for entries in task.entries(split)]
+        length = min(task.length(split), max(map(len, texts)))
+        parts = [text[: len(text) // length * length].reshape(-1, length) for text in texts]
+        # Of a mixture windows of each corpus, by its size.
+        places = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in parts])
+        return np.concatenate(parts)[np.argsort(places, kind="stable")[:count]]
+    size = task.size(split)
+    batch = task.dataset(split, count if size is None else min(count, size))
+    whole = batch["weights"].all(axis=1)  # the last window may be filled up
+    return batch["inputs"][whole] if whole.any() else batch["inputs"]
+
+
+@dataclasses.dataclass(frozen=True)
+class TextGates:
+    """What the gates of a model follow in windows of a text.
+
+    Attributes:
+      heads: ranked, see `head_scores.rank`.
+      bound: of `head_scores.chance`.
+      top_tokens: for each head, the tokens that it opens widest for, as text.
+      count: the tokens that were looked at.
+      gates_LHBL: the mean gate of each key, by layer and head.
+      pieces: the text of each key of the first window.
+    """
+
+    heads: list[head_scores.HeadScore]
+    bound: float
+    top_tokens: list[str]
+    count: int
+    gates_LHBL: np.ndarray
+    pieces: list[str]
+
+
+def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
+    """Ranks the heads of a decoder by what their gates follow in some windows."""
+    gates_LHBL = head_scores.mean_gates(model, tokens_BL)
+    parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
+    has = [features(parts) for parts in parts_BL]
+    words_N, tokens_N = np.array([part for parts in parts_BL for part in parts], object), tokens_BL.reshape(-1)
+    # What only says that a text begins is no part of it; the end of a line may be the same token.
+    counted_N = ~np.isin(tokens_N, codec.begin) | np.array([word.isspace() for word in words_N])
+    gates_LHN = gates_LHBL.reshape(*gates_LHBL.shape[:2], -1)[..., counted_N]
+    has_N = {name: np.concatenate([row[name] for row in has])[counted_N] for name in has[0]}
+    words_N, tokens_N = words_N[counted_N], tokens_N[counted_N]
+    rng = np.random.default_rng(0)
+    bound = head_scores.chance(gates_LHN.reshape(-1, gates_LHN.shape[-1]), has_N, rng)
+    heads = head_scores.rank(gates_LHN, has_N, tokens_N, rng)
+    top = [head_scores.top_tokens(gates_LHN[head.layer, head.head], words_N.tolist(), 3) for head in heads]
+    top_tokens = [" ".join(f"{word!r} {gate:.2f}" for word, gate in own) for own in top]
+    return TextGates(heads, bound, top_tokens, len(tokens_N), gates_LHBL, parts_BL[0])

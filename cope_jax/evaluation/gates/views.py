@@ -1,0 +1,127 @@
+"""What heads count in a text, to be looked at: sentences, a table, a heat map, coloured text."""
+
+import csv
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from rich.style import Style
+from rich.text import Text
+
+from cope_jax.evaluation.gates.head_scores import HeadScore
+from cope_jax.evaluation.gates.maps import shade_style
+from cope_jax.evaluation.report.plot_style import STYLE, save
+from cope_jax.evaluation.report.table import Table, figure
+
+_NAMES = {
+    "word start": "beginnings of words",
+    "whitespace": "whitespace",
+    "newline": "ends of lines",
+    "punctuation": "punctuation",
+    "sentence end": "ends of sentences",
+    "digit": "digits",
+    "bracket": "brackets",
+}
+
+
+def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[str]:
+    """What is seen, in plain sentences: how many heads follow what, and what the first of them do.
+
+    Args:
+      heads: as `rank` gives them.
+      bound: of `chance`; heads that do not exceed it follow nothing that can be told from noise.
+      most: heads that have a sentence of their own.
+    """
+    clear = [head for head in heads if head.best and head.aucs[head.best] > bound]
+    lines = [
+        f"{len(clear)} of {len(heads)} heads open their gates for a feature of the text more than chance explains "
+        f"(an AUC above {bound:.2f})."
+    ]
+    if clear:
+        counts = Counter(head.best for head in clear).most_common()
+        lines.append(f"Most of all for: {', '.join(f'{_named(name)} ({count})' for name, count in counts)}.")
+    unseen = [_named(name) for name in (heads[0].aucs if heads else ()) if all(head.best != name for head in clear)]
+    if clear and unseen:
+        lines.append(f"No head opens most of all for {' or '.join(unseen)}.")
+    lines += [
+        f"Layer {head.layer}, head {head.head} opens for {_named(head.best)}: wider than for other tokens in "
+        f"{100 * head.aucs[head.best]:.0f} of 100 pairs; its mean gate is {head.mean_with:.2f} there and "
+        f"{head.mean_without:.2f} elsewhere."
+        for head in clear[:most]
+    ]
+    counting = sum(head.mean_with > 0.5 and head.mean_without < 0.1 for head in clear)
+    lines.append(
+        f"{counting} of them come near to counting it, with a mean gate above 0.5 there and below 0.1 elsewhere."
+        if clear
+        else "Nothing that is looked for here is counted."
+    )
+    return lines
+
+
+def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> Table:
+    """A row for each head, the best first.
+
+    Args:
+      heads: as `rank` gives them.
+      bound: of `chance`; what exceeds it is bold.
+      tokens: for each head, the tokens that it opens widest for.
+    """
+    headings = ["opens for", "widest for", "layer", "head", "AUC", "95 %", "gate there", "elsewhere", "by token"]
+    rows, bold = [], []
+    for place, (head, widest) in enumerate(zip(heads, tokens, strict=True)):
+        value, (low, high) = head.aucs.get(head.best, float("nan")), head.interval
+        means = [figure(mean) for mean in (head.mean_with, head.mean_without, head.identity)]
+        interval = f"{figure(low, 3)}–{figure(high, 3)}"
+        rows.append([head.best, widest, str(head.layer), str(head.head), figure(value, 3), interval, *means])
+        bold += [(place, column) for column in range(len(headings)) if value > bound]
+    return Table("", headings, rows, text_columns=2, bold=bold)
+
+
+def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
+    """A text, each piece on a background as strong as its gate; the end of a line is shown as ↵ too."""
+    text = Text()
+    for part, gate in zip(parts, gates_L, strict=True):
+        text.append(part.replace("\n", "↵"), style=shade_style(float(gate)))
+        text.append("\n" * part.count("\n"), style=Style())
+    return text
+
+
+@rc_context(STYLE)
+def feature_map(heads: Sequence[HeadScore]) -> Figure:
+    """A heat map of AUCs, heads downwards by layer and features to the right; what is not known stays blank."""
+    ordered = sorted(heads, key=lambda head: (head.layer, head.head))
+    names = [*ordered[0].aucs, "token"]
+    values = np.array([[*head.aucs.values(), np.nan] for head in ordered])
+    explained = np.array([[*(np.nan for _ in head.aucs), head.identity] for head in ordered])
+    figure = Figure(figsize=(0.5 * len(names) + 2.4, 0.2 * len(ordered) + 1.5), layout="constrained")
+    axes = figure.subplots()
+    shown = axes.imshow(values, cmap="RdBu_r", vmin=0, vmax=1, aspect="auto")
+    share = axes.imshow(explained, cmap="Greens", vmin=0, vmax=1, aspect="auto")
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_yticks(range(len(ordered)), [f"layer {head.layer}, head {head.head}" for head in ordered], fontsize=6)
+    axes.tick_params(length=0)
+    figure.colorbar(shown, ax=axes, label="AUC", shrink=0.8)
+    figure.colorbar(share, ax=axes, label="variance by token", shrink=0.8)
+    return figure
+
+
+def write(folder: Path, heads: Sequence[HeadScore]) -> list[Path]:
+    """Writes the ranking as `heads.csv`, and the heat map of heads and features as `features.png`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "heads.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        numbers = ("auc", "low", "high", "gate_there", "gate_elsewhere", "identity")
+        writer.writerow(["layer", "head", "best", *numbers, *(f"auc {name}" for name in heads[0].aucs)])
+        for head in heads:
+            best = head.aucs.get(head.best, float("nan"))
+            means = (head.mean_with, head.mean_without, head.identity)
+            values = (best, *head.interval, *means, *head.aucs.values())
+            writer.writerow([head.layer, head.head, head.best, *(f"{value:.6g}" for value in values)])
+    return [folder / "heads.csv", save(feature_map(heads), folder / "features.png")]
+
+
+def _named(feature: str) -> str:
+    return _NAMES.get(feature, feature)

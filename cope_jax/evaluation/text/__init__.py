@@ -1,0 +1,1 @@
+"""How probable a model finds a text."""

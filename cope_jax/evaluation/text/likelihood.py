@@ -1,0 +1,165 @@
+"""How probable a language model finds a text: the loss of every token, read in windows that slide over the text.
+
+A window of L tokens moves on by a stride S. The first window counts whole, and each later one the S tokens that none
+before it had; so every token counts once, and all but those of the first window see at least L − S tokens. S = L is the
+fastest, and the worst for tokens at the beginning of a window; S = 1 gives every token all of its context.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from tqdm import tqdm
+
+from cope_jax.corpora.packing import Pieces, cut, fit, lay_out
+from cope_jax.errors import ConfigError
+from cope_jax.generation.prompts import check_positions
+from cope_jax.models.base import StaticGraphDef
+from cope_jax.ops.losses import cross_entropy
+from cope_jax.registry import check_at_least
+from cope_jax.typing import Array
+
+
+@dataclasses.dataclass(frozen=True)
+class Windows:
+    """A text of N + 1 tokens as windows in rows of W places; the first token is only read.
+
+    Attributes:
+      tokens: int `[N + 1]`.
+      pieces: the windows, of the N entries that are predicted.
+      rows: the windows that stand in each row.
+      width: W.
+    """
+
+    tokens: np.ndarray
+    pieces: Pieces
+    rows: list[list[int]]
+    width: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
+        """Some rows, as `lay_out` gives them: `entries` says which of the N losses stands where."""
+        return lay_out(self.tokens, self.pieces, [self.rows[row] for row in rows], self.width)
+
+    def batches(self, size: int) -> Iterator[dict[str, np.ndarray]]:
+        """Rows in batches of one size, the last filled up with rows in which nothing counts."""
+        blank = {"entries": -1, "segments": -1}
+        for start in range(0, len(self), size):
+            batch = self.take(range(start, min(start + size, len(self))))
+            missing = ((0, size - len(batch["inputs"])), (0, 0))
+            yield {name: np.pad(x, missing, constant_values=blank.get(name, 0)) for name, x in batch.items()}
+
+
+def sliding(
+    tokens: np.ndarray,
+    length: int,
+    stride: int | None = None,
+    width: int | None = None,
+    bounds: np.ndarray | None = None,
+) -> Windows:
+    """Windows of `length` tokens, each `stride` further on.
+
+    Args:
+      tokens: int `[N + 1]`.
+      length: L.
+      stride: S, at most L; None: L.
+      width: W; None: L. Several windows in a row do not see each other, so that windows of many lengths take one
+        compiled program, and hardly any is padded.
+      bounds: the places at which documents begin, and N; windows do not cross them, and each document has a first one.
+        None: one document.
+
+    Raises:
+      ConfigError: a text without two tokens, or numbers that do not fit each other.
+
+    >>> windows = sliding(np.arange(7), 4, 2).take([0, 1])
+    >>> windows["inputs"].tolist(), windows["entries"].tolist()
+    ([[0, 1, 2, 3], [2, 3, 4, 5]], [[0, 1, 2, 3], [-1, -1, 4, 5]])
+    """
+    stride, width = stride or length, width or length
+    check_at_least(1, "windows", length=length, stride=stride, width=width)
+    count = len(tokens) - 1
+    if count < 1:
+        raise ConfigError("a text needs at least 2 tokens: one to read, and one to predict")
+    if stride > length:
+        raise ConfigError(f"a stride of {stride} leaves tokens out between windows of {length}: lower it")
+    bounds = np.array([0, count]) if bounds is None else bounds
+    if width < min(length, np.diff(bounds).max()):
+        raise ConfigError(f"rows of {width} tokens have no room for a window of {length}: raise their width")
+    pieces = cut(bounds, length, stride)
+    return Windows(tokens, pieces, fit(pieces.sizes.tolist(), width), width)
+
+
+@dataclasses.dataclass(frozen=True)
+class Losses:
+    """The loss of every token of a text.
+
+    Attributes:
+      nats: float64 `[N]`, −log p(token | those before it in its window).
+      seen: int `[N]`, how many tokens the window had before it.
+    """
+
+    nats: np.ndarray
+    seen: np.ndarray
+
+    def by_seen(self, most: int, bins: int = 16) -> tuple[np.ndarray, np.ndarray]:
+        """(number of tokens seen, mean loss) of tokens that saw about equally many, in `bins` equal parts of 1 … most.
+
+        >>> losses = Losses(np.array([4.0, 2.0, 1.0, 1.0]), np.array([1, 2, 3, 4]))
+        >>> [x.tolist() for x in losses.by_seen(4, bins=2)]
+        [[1.5, 3.5], [3.0, 1.0]]
+        """
+        edges = np.unique(np.linspace(0, most, bins + 1).round().astype(int))
+        number = np.searchsorted(edges, self.seen, side="left") - 1
+        sizes = np.bincount(number, minlength=len(edges) - 1)
+        sums = np.bincount(number, self.nats, len(edges) - 1)
+        there = sizes > 0
+        return ((edges[1:] + edges[:-1] + 1) / 2)[there], (sums / np.maximum(sizes, 1))[there]
+
+
+def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "loss") -> Losses:
+    """The loss of every token of a text under a decoder.
+
+    Args:
+      model: like `cope_jax.models.decoder.Decoder`: (tokens_BL, positions_BL, segment_ids_BL) → logits_BLV, with its
+        `config` and `encoding`.
+      windows: from `sliding`.
+      batch_size: rows at a time.
+      label: stands before the progress bar.
+
+    Raises:
+      ConfigError: windows are longer than a table of the encoding, or a loss is no number.
+    """
+    check_length(model, int(windows.pieces.sizes.max()))
+    graph, state = nnx.split(model)
+    graphdef = StaticGraphDef(graph)
+    count = len(windows.tokens) - 1
+    nats, seen = np.full(count, np.nan), np.zeros(count, int)
+    options = {"unit": "token", "unit_scale": True, "leave": False, "dynamic_ncols": True}
+    with tqdm(total=count, desc=label, **options) as bar:
+        for batch in windows.batches(batch_size):
+            counts = batch["entries"] >= 0
+            nats[batch["entries"][counts]] = np.asarray(_losses(graphdef, state, batch), np.float64)[counts]
+            seen[batch["entries"][counts]] = batch["positions"][counts] + 1
+            bar.update(int(counts.sum()))
+    if not np.isfinite(nats).all():
+        place = int(np.argmin(np.isfinite(nats)))
+        raise ConfigError(f"the loss of token {place} is no number: the model has diverged, take an earlier one")
+    return Losses(nats, seen)
+
+
+def check_length(model: Any, length: int) -> None:
+    """ConfigError where a table of the encoding ends within windows of this length."""
+    check_positions(model, length, f"windows of {length} tokens are too long", "ask for shorter ones")
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _losses(graphdef: StaticGraphDef, state: Any, batch: dict[str, Array]) -> Array:
+    model = nnx.merge(graphdef.graph, state)
+    logits_BLV = model(batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"])
+    return cross_entropy(logits_BLV, batch["targets"])

@@ -1,0 +1,196 @@
+"""Any of our models in a folder: in a format of our own, or in a published one.
+
+Our own is config.json, with the model's name and config, and model.safetensors, with its parameters by their paths,
+"blocks.attention.query.kernel": every registered model has it. What reads tensors needs the package safetensors, that
+of an ELMo h5py.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.encodings.earlier import earlier_path
+from cope_jax.errors import ConfigError
+from cope_jax.exchange import bert_files, decoder_files, elmo_files, safetensors_io
+from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
+from cope_jax.models.base import MODELS
+from cope_jax.registry import configure, unknown
+
+OWN, ELMO = "cope_jax", "elmo"
+_VERSION = 1
+
+
+def kind_of(folder: Path) -> str | None:
+    """The format of the model in a folder: a name of `FORMATS`, or `ELMO`; None: there is no model.
+
+    Raises:
+      ConfigError: config.json is damaged, or of a model that is not known.
+    """
+    if (folder / elmo_files.OPTIONS).exists():
+        return ELMO
+    if not safetensors_io.holds_model(folder):
+        return None
+    values = safetensors_io.read_json(folder / CONFIG)
+    kind = values.get("model_type", "bert") if isinstance(values, dict) else type(values).__name__
+    if kind not in tuple(FORMATS):  # it may be a list, which no dict takes
+        raise ConfigError(f"{folder / CONFIG} is of {unknown('model_type', kind, FORMATS)}")
+    return str(kind)
+
+
+def read_config(folder: str | Path) -> Any:
+    """The config of the model in a folder, whose `name` is the model's in the registry; no tensor is read.
+
+    Raises:
+      ConfigError: there is no model, it is not known, or its config is damaged.
+    """
+    folder, kind = Path(folder), _kind(folder)
+    return elmo_files.read_config(folder) if kind == ELMO else FORMATS[kind].config(folder)
+
+
+def load(folder: str | Path) -> tuple[Any, Params]:
+    """Reads a model in whatever format a folder has it.
+
+    Returns:
+      (the config, as from `read_config`; the parameters as nested dicts).
+
+    Raises:
+      ConfigError: a file is missing or damaged, of a model that is not known, or does not fit the config.
+    """
+    folder, kind = Path(folder), _kind(folder)
+    return elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
+
+
+def _kind(folder: str | Path) -> str:
+    kind = kind_of(Path(folder))
+    if kind is None:
+        raise ConfigError(f"{folder} holds no model: it needs {CONFIG} and {WEIGHTS}, or {elmo_files.OPTIONS}")
+    return kind
+
+
+def save(
+    folder: str | Path,
+    config: Any,
+    params: Mapping[Any, Any],
+    form: str = OWN,
+    tokens: Mapping[str, Any] | None = None,
+) -> None:
+    """Writes a model that `load` reads.
+
+    Args:
+      folder: made where there is none; files of these names are overwritten.
+      config: of a registered model.
+      params: nested dicts like `nnx.to_pure_dict` of the model.
+      form: a name of `FORMATS`.
+      tokens: what `safetensors_io.read_tokens` gives, to be kept in config.json.
+
+    Raises:
+      ConfigError: the format has no words for such a model, or the parameters are not those of the config.
+    """
+    if form not in FORMATS:
+        raise unknown("format", form, FORMATS)
+    model = FORMATS[form].model
+    if model not in (None, config.name):
+        raise ConfigError(f"the format of {form} is that of a {model}, and this is a {config.name}: choose {OWN}")
+    FORMATS[form].save(folder, config, params, tokens=tokens)
+
+
+def build(config: Any, params: Mapping[Any, Any]) -> Any:
+    """The model with these parameters; those that are absent, as heads of a published BERT, are drawn with seed 0."""
+    return safetensors_io.create(MODELS.get(config.name), config, params, seed=0)
+
+
+def _load(folder: Path) -> tuple[Any, Params]:
+    config = _read_config(folder)
+    tensors = safetensors_io.read_tensors(folder)
+    params: Params = {}
+    for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
+        name = _name(path)
+        array = tensors.pop(name if name in tensors else _name(earlier_path(path, config)), None)
+        _check(array, path, leaf, f"{folder / WEIGHTS}: ")
+        safetensors_io.insert(params, path, array)
+    if tensors:
+        raise ConfigError(
+            f"{folder / WEIGHTS}: {min(tensors)!r} is no parameter of a {config.name} by {CONFIG} ({len(tensors)} "
+            f"such names)"
+        )
+    return config, params
+
+
+def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Mapping[str, Any] | None = None) -> None:
+    tensors = {}
+    for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
+        array = safetensors_io.look_up(params, path)
+        _check(array, path, leaf, "the parameters: ")
+        tensors[_name(path)] = np.asarray(array)
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "layout"}
+    for name, value in values.items():
+        if isinstance(value, EncodingConfig):
+            values[name] = value.text()
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+            values[name] = dataclasses.asdict(value)
+    about = {"model_type": OWN, "version": _VERSION, "model": values, **(tokens or {})}
+    safetensors_io.write(Path(folder), about, tensors)
+
+
+def _read_config(folder: Path) -> Any:
+    path = folder / CONFIG
+    values = safetensors_io.read_json(path)
+    model = values.get("model")
+    if values.get("version") != _VERSION or not isinstance(model, dict):
+        raise ConfigError(f"{path} is not of version {_VERSION} of the format {OWN}: it is damaged, or newer than this")
+    name = model.get("name", "")
+    if name not in tuple(MODELS):
+        raise unknown("model", name, MODELS)
+    if "encoding" in model:
+        if not isinstance(model["encoding"], str):
+            raise ConfigError(f"{path}.encoding must be text, such as 'cope+rope', got {model['encoding']!r}")
+        model = {**model, "encoding": EncodingConfig.parse(model["encoding"])}
+    try:
+        return configure(MODELS.get(name).Config, model, str(path))
+    except TypeError as error:  # a field without a default is missing
+        raise ConfigError(f"{path} has no whole config: {safetensors_io.first_line(error)}") from error
+
+
+def _check(array: Any, path: tuple[Any, ...], leaf: Any, where: str) -> None:
+    """Raises ConfigError unless the array has shape and type of the parameter; float64 may stand for float32."""
+    if array is None:
+        raise ConfigError(f"{where}{_name(path)} is missing")
+    if array.shape != leaf.shape or array.dtype not in (leaf.dtype, np.float64):
+        raise ConfigError(
+            f"{where}{_name(path)} is {array.dtype.name}{list(array.shape)}, and by the config "
+            f"{leaf.dtype.name}{list(leaf.shape)}"
+        )
+
+
+def _name(path: tuple[Any, ...]) -> str:
+    return ".".join(map(str, path))
+
+
+class Format(NamedTuple):
+    """How a folder is read and written, and which model it is of; None: of any."""
+
+    config: Callable[[Path], Any]
+    load: Callable[[Path], tuple[Any, Params]]
+    save: Callable[..., None]
+    model: str | None = None
+
+
+FORMATS = {
+    OWN: Format(_read_config, _load, _save),
+    "bert": Format(bert_files.read_config, bert_files.load, bert_files.save, "bert"),
+    **{
+        name: Format(
+            decoder_files.read_config,
+            decoder_files.load,
+            functools.partial(decoder_files.save, architecture=name),
+            "decoder",
+        )
+        for name in decoder_files.FORMATS
+    },
+}
+"""By the `model_type` of config.json."""

@@ -1,0 +1,100 @@
+"""GPT-2 in the files of Hugging Face's transformers: a decoder with learned positions and LayerNorm."""
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, require, typed
+from cope_jax.exchange.tensor_map import (
+    LM_HEAD,
+    Entry,
+    Format,
+    common_values,
+    linear_entries,
+    norm_entries,
+    strange_choices,
+)
+from cope_jax.layers.config import BlockConfig
+from cope_jax.models.decoder import DecoderConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class _Values:
+    """What is read of config.json, with the defaults of transformers."""
+
+    vocab_size: int
+    n_positions: int
+    n_embd: int
+    n_layer: int
+    n_head: int
+    n_inner: int | None = None
+    activation_function: str = "gelu_new"
+    layer_norm_epsilon: float = 1e-5
+    resid_pdrop: float = 0.1  # one rate for all: those of embeddings and attention are not read
+    tie_word_embeddings: bool = True
+
+
+def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
+    require(
+        values,
+        path,
+        activation_function=("gelu_new", *(name for name in ACTIVATIONS if name != "gelu_new")),
+        scale_attn_weights=(True,),
+        scale_attn_by_inverse_layer_idx=(False,),
+        add_cross_attention=(False,),
+        quantization_config=(None,),
+    )
+    held = typed(_Values, values, path)
+    return DecoderConfig(
+        vocab_size=held.vocab_size,
+        max_length=held.n_positions,
+        num_layers=held.n_layer,
+        encoding=EncodingConfig((("learned", {}),)),
+        tie_embeddings=held.tie_word_embeddings,
+        logit_scale=1.0,
+        block=BlockConfig(
+            model_dim=held.n_embd,
+            num_heads=held.n_head,
+            mlp_dim=held.n_inner,
+            activation=ACTIVATIONS[held.activation_function],  # type: ignore[arg-type]  # a name
+            norm_epsilon=held.layer_norm_epsilon,
+            dropout=held.resid_pdrop,
+        ),
+    )
+
+
+def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
+    block, shape = config.block, config.block.attention_shape(None)
+    told = {"norm": ("layer",), "activation": tuple(ACTIVATIONS.values()), "use_bias": (True,)}
+    told |= {"num_kv_heads": (None, block.num_heads), "head_dim": (None, block.model_dim / block.num_heads)}
+    strange = strange_choices(config, "learned", **told)
+    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    return strange, common_values(config) | {
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "n_positions": dict(config.encoding.parts).get("learned", {}).get("max_length") or config.max_length,
+        "n_embd": block.model_dim,
+        "n_layer": config.num_layers,
+        "n_head": shape.num_heads,
+        "n_inner": block.mlp_dim,
+        "activation_function": names.get(block.activation),
+        "layer_norm_epsilon": block.norm_epsilon,
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), block.dropout),
+    }
+
+
+_QUERY_KEY_VALUE = tuple(f"blocks/attention/{name}" for name in ("query", "key", "value"))
+_ENTRIES = (
+    Entry("transformer.wte.weight", ("embedding/embedding",)),
+    Entry("transformer.wpe.weight", ("encoding/learned/table",)),
+    *norm_entries("transformer.h.{}.ln_1", "blocks/attention_norm"),
+    *linear_entries("transformer.h.{}.attn.c_attn", *_QUERY_KEY_VALUE),
+    *linear_entries("transformer.h.{}.attn.c_proj", "blocks/attention/out"),
+    *norm_entries("transformer.h.{}.ln_2", "blocks/mlp_norm"),
+    *linear_entries("transformer.h.{}.mlp.c_fc", "blocks/mlp/inner"),
+    *linear_entries("transformer.h.{}.mlp.c_proj", "blocks/mlp/outer"),
+    *norm_entries("transformer.ln_f", "norm"),
+    Entry(LM_HEAD, ("out/kernel",), transposed=True),
+)
+GPT2 = Format(_ENTRIES, "transformer.", r".*\.attn\.(bias|masked_bias)", _read, _write)

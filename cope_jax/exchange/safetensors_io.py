@@ -1,0 +1,220 @@
+"""What formats of models share: a folder with config.json, and tensors in model.safetensors or in several such files.
+
+Everything that reads or writes tensors needs the package safetensors.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.errors import ConfigError, StorageError
+from cope_jax.files import replacing, write_atomically
+from cope_jax.models.base import overlay
+from cope_jax.registry import configure
+
+CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+GENERATION = "generation_config.json"
+TOKENS = ("bos_token_id", "eos_token_id")
+"""What published configs call the numbers of the tokens that begin and end a text."""
+ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+"""Names of Hugging Face → ours."""
+Params = dict[Any, Any]
+T = TypeVar("T")
+
+
+def holds_model(folder: Path) -> bool:
+    """Whether the folder has tensors in safetensors."""
+    return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
+
+
+def read_json(path: Path) -> Any:
+    """What a JSON file holds; ConfigError where it cannot be read."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The values of a JSON file by their names; ConfigError where it cannot be read, or holds anything else."""
+    values = read_json(path)
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path} must hold names with values, and is a {type(values).__name__}: fetch it again")
+    return values
+
+
+def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
+    """A dataclass of those values that it has fields for, which must be of their types; others are left alone.
+
+    Raises:
+      ConfigError: a value is of another type, or one without a default is missing.
+
+    >>> Size = dataclasses.make_dataclass("Size", [("n_layer", int)])
+    >>> typed(Size, {"n_layer": 2, "use_cache": True}, "config.json")
+    Size(n_layer=2)
+    >>> typed(Size, {"n_layer": 1.5}, "config.json")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: config.json.n_layer must be int, got 1.5 of type float
+    """
+    fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # T is always a dataclass
+    for field in fields:
+        if field.default is dataclasses.MISSING and field.name not in values:
+            raise ConfigError(f"{path} lacks {field.name!r}")
+    return configure(kind, {field.name: values[field.name] for field in fields if field.name in values}, path)
+
+
+def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> None:
+    """Raises ConfigError for a choice that is there and none of the known ones, of which the first is the default."""
+    for name, choices in known.items():
+        if values.get(name, choices[0]) not in choices:
+            raise ConfigError(f"{path}: {name}={values[name]!r} is not known, only {' and '.join(map(repr, choices))}")
+
+
+def read_tokens(folder: Path) -> dict[str, Any]:
+    """Those `TOKENS` that config.json has, or else generation_config.json, each a number or several.
+
+    Raises:
+      ConfigError: a file cannot be read, or what it has is no number.
+    """
+    found: dict[str, Any] = {}
+    for file in (folder / CONFIG, folder / GENERATION):
+        values = read_object(file) if file.exists() else {}
+        for name in TOKENS:
+            value = values.get(name)
+            if value is None or name in found:
+                continue
+            if not all(type(number) is int for number in (value if isinstance(value, list) else [value])):
+                raise ConfigError(f"{file}: {name} must be the number of a token, got {value!r}")
+            found[name] = value
+    return found
+
+
+def read_tensors(folder: Path) -> dict[str, np.ndarray]:
+    """All tensors of a folder, by name: of one file, or of those that an index lists.
+
+    Raises:
+      ConfigError: a file is missing or damaged, or lacks what the index says of it.
+    """
+    if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
+        return _read_file(folder / WEIGHTS)
+    places = read_json(folder / INDEX)
+    places = places.get("weight_map") if isinstance(places, dict) else None
+    if not isinstance(places, dict) or not all(isinstance(f, str) and Path(f).name == f for f in places.values()):
+        raise ConfigError(f"{folder / INDEX} has no weight_map from tensors to files beside it")
+    tensors: dict[str, np.ndarray] = {}
+    for file in sorted(set(places.values())):
+        held = _read_file(folder / file)
+        for name in (name for name, place in places.items() if place == file):
+            if name not in held:
+                raise ConfigError(f"{folder / file} lacks {name}, which {INDEX} says it has")
+            tensors[name] = held[name]
+    return tensors
+
+
+def _read_file(path: Path) -> dict[str, np.ndarray]:
+    from safetensors import SafetensorError
+    from safetensors.numpy import load_file
+
+    try:
+        tensors: dict[str, np.ndarray] = load_file(path)
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
+    return tensors
+
+
+def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
+    """The tensor in float32, or in float64 if it is of that; ConfigError if it holds no real numbers.
+
+    >>> as_float(np.ones(2, jnp.bfloat16), "norm.weight", Path("gpt2")).dtype.name
+    'float32'
+    """
+    if array.dtype in (np.float32, np.float64):
+        return array
+    if not jnp.issubdtype(array.dtype, jnp.floating):
+        raise ConfigError(f"{folder}: {name} is of type {array.dtype.name}: quantised weights are not known")
+    return array.astype(np.float32)
+
+
+def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
+    """Writes config.json and model.safetensors, each whole or not at all; the folder is made where there is none.
+
+    Raises:
+      ConfigError: the folder cannot be written to.
+      StorageError: the disk is full or read-only.
+    """
+    from safetensors.numpy import save_file
+
+    try:
+        with replacing(folder / WEIGHTS) as partial:
+            contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+            save_file(contiguous, partial, metadata={"format": "pt"})
+        # The config last: without it there is no model.
+        write_atomically(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
+    except StorageError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror or first_line(error)}") from error
+
+
+def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
+    """The shape and type of each parameter of a model, by path."""
+    state = nnx.state(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))), nnx.Param)
+    return {path: leaf for path, leaf in nnx.to_flat_state(state)}
+
+
+def create(kind: Any, config: Any, params: Mapping[Any, Any], *, seed: Any) -> Any:
+    """A model with these parameters.
+
+    Args:
+      kind: the class of the model.
+      config: of the model.
+      params: nested dicts like `nnx.to_pure_dict` of it.
+      seed: for those that are absent, which are drawn as usual: a number, or a key.
+    """
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
+    if any(look_up(params, path) is None for path, _ in nnx.to_flat_state(state)):
+        # Under jit: one by one, the operations of an initialisation take many times as long.
+        drawn = jax.jit(lambda seed: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(seed)))))(seed)
+        params = overlay(drawn, params)
+    nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))
+    return nnx.merge(graphdef, state)
+
+
+def insert(params: Params, path: tuple[Any, ...], array: Any) -> None:
+    """Puts an array into nested dicts.
+
+    >>> params = {}
+    >>> insert(params, ("blocks", "encoding", "cope", "table"), 3.0)
+    >>> params
+    {'blocks': {'encoding': {'cope': {'table': 3.0}}}}
+    """
+    *modules, leaf = path
+    for module in modules:
+        params = params.setdefault(module, {})
+    params[leaf] = array
+
+
+def look_up(params: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
+    """The array of nested dicts; None where there is none.
+
+    >>> look_up({"norm": {"scale": 1.0}}, ("norm", "scale")), look_up({"norm": {}}, ("norm", "bias"))
+    (1.0, None)
+    """
+    for name in path:
+        if not isinstance(params, Mapping) or name not in params:
+            return None
+        params = params[name]
+    return params
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return next(iter(str(error).splitlines() or [type(error).__name__]))

@@ -1,0 +1,1 @@
+"""Text and tokens from a trained model."""

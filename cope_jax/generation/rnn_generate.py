@@ -1,0 +1,89 @@
+"""Text from a recurrent language model: prompts are read once, then one word follows the other, with the state.
+
+>>> from cope_jax.models.rnn_lm import RNNLM, RNNLMConfig
+>>> model = RNNLM(RNNLMConfig(vocab_size=16, embed_dim=4, hidden_dim=4), rngs=nnx.Rngs(0))
+>>> generate(model, [[1, 2, 3], [4]], 5, key=jax.random.key(0)).shape
+(2, 5)
+"""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.generation.prompts import pad_left
+from cope_jax.generation.sampling import sample
+from cope_jax.registry import check_at_least
+from cope_jax.typing import Array, PyTree
+
+
+def generate(
+    model: Any,
+    prompts: Sequence[Sequence[int]],
+    max_new_tokens: int,
+    *,
+    key: Array,
+    temperature: float = 1.0,
+    top_k: int | None = None,
+) -> np.ndarray:
+    """Continues each prompt, a word at a time, each drawn from softmax(logits/temperature) of the words before it.
+
+    Args:
+      model: a recurrent language model like `RNNLM`, whose forward direction speaks.
+      prompts: words of each prompt; they may differ in length.
+      max_new_tokens: how many words follow each.
+      key: the random key; the words depend on nothing else.
+      temperature: 0 takes the most probable word.
+      top_k: only the so many most probable words are drawn from.
+
+    Returns:
+      The new words, int32 `[B, max_new_tokens]`.
+
+    Raises:
+      ConfigError: a prompt that is empty or not of the vocabulary, or an argument out of range.
+    """
+    check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
+    check_at_least(0, "generate", temperature=temperature)
+    vocab_size = model.config.vocab_size
+    padded_BL, lengths_B = pad_left(prompts, vocab_size)
+    # Padding stands behind the prompts here, where the state does not see it.
+    tokens_BL = np.stack([np.roll(row, length - len(row)) for row, length in zip(padded_BL, lengths_B, strict=True)])
+    graphdef, state = nnx.split(model)
+    return np.asarray(
+        _generate(
+            graphdef,
+            state,
+            tokens_BL,
+            lengths_B,
+            jax.random.split(key, max_new_tokens),
+            np.float32(temperature),
+            top_k=None if top_k is None else min(top_k, vocab_size),
+        )
+    )
+
+
+@functools.partial(jax.jit, static_argnames=("graphdef", "top_k"))
+def _generate(
+    graphdef: nnx.GraphDef[Any],
+    state: nnx.State[Any, Any],
+    tokens_BL: Array,
+    lengths_B: Array,
+    keys_T: Array,
+    temperature: Array,
+    *,
+    top_k: int | None,
+) -> Array:
+    model = nnx.merge(graphdef, state)
+    logits_BLV, carry = model(tokens_BL, lengths_B=lengths_B)
+    last_BV = jnp.take_along_axis(logits_BLV, (lengths_B - 1)[:, None, None], axis=1)[:, 0]
+
+    def next_word(loop: tuple[Array, PyTree], key: Array) -> tuple[tuple[Array, PyTree], Array]:
+        logits_BV, carry = loop
+        token_B = sample(logits_BV, key, temperature, top_k, None)
+        return model.step(token_B, carry), token_B
+
+    return jnp.swapaxes(jax.lax.scan(next_word, (last_BV, carry), keys_T)[1], 0, 1)

@@ -1,0 +1,84 @@
+"""The next token of each row, drawn from logits."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.typing import Array
+
+
+class SamplingParams(NamedTuple):
+    """How rows are drawn, each with a key of its own, so that none depends on those beside it."""
+
+    keys_B: Array
+    temperature: Any
+    top_p: Any
+    stop_token: Any
+
+
+def row_keys(key: Array, rows: Sequence[int]) -> Array:
+    """A key for each of some rows, `[B]`, by their numbers.
+
+    >>> bool(row_keys(jax.random.key(0), [3, 4])[1] == row_keys(jax.random.key(0), [4])[0])
+    True
+    """
+    return jax.vmap(jax.random.fold_in, (None, 0))(key, np.array(rows, np.uint32))
+
+
+def draw(draws: SamplingParams, step: Array, logits_BV: Array, top_k: int | None) -> Array:
+    """The token of each row that is drawn at a step."""
+
+    def row(logits_V: Array, key: Array) -> Array:
+        key = jax.random.fold_in(key, step)
+        return sample(logits_V[None], key, draws.temperature, top_k, draws.top_p)[0]
+
+    return jax.vmap(row)(logits_BV, draws.keys_B)
+
+
+def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None) -> Array:
+    """One token of each row, int32; for a temperature of 0 the most probable, the lowest of equals."""
+    # What is below the smallest normal number counts as 0 to some processors, and so to all here.
+    drawn_at_all = temperature >= jnp.finfo(jnp.float32).tiny
+    # From the maximum down, no quotient is +∞, however small the temperature.
+    below_BV = logits_BV - logits_BV.max(axis=-1, keepdims=True)
+    scaled_BV = below_BV / jnp.where(drawn_at_all, temperature, 1)
+    if top_k is not None:
+        scaled_BV = keep_top_k(scaled_BV, top_k)
+    if top_p is not None:
+        scaled_BV = keep_top_p(scaled_BV, top_p)
+    drawn_B = jax.random.categorical(key, scaled_BV)
+    return jnp.where(drawn_at_all, drawn_B, jnp.argmax(logits_BV, axis=-1)).astype(jnp.int32)
+
+
+def keep_top_k(logits_BV: Array, k: int) -> Array:
+    """The k highest logits of each row, and −∞ for the others; of equals the lower token stays.
+
+    >>> keep_top_k(jnp.array([[1.0, 3.0, 2.0]]), 2).tolist()
+    [[-inf, 3.0, 2.0]]
+    """
+    _, places_BK = jax.lax.top_k(logits_BV, k)
+    return _keep(logits_BV, places_BK, jnp.ones(places_BK.shape, bool))
+
+
+def keep_top_p(logits_BV: Array, p: Array | float) -> Array:
+    """The fewest of each row's logits whose probabilities reach p together, and −∞ for the others; at least one.
+
+    The nucleus of Holtzman et al. (arXiv 1904.09751). Of equals the lower token stays; p = 1 keeps all.
+
+    >>> keep_top_p(jnp.log(jnp.array([[0.2, 0.5, 0.3]])), 0.75).tolist()
+    [[-inf, -0.6..., -1.2...]]
+    """
+    order_BV = jnp.argsort(-logits_BV, axis=-1)
+    sorted_BV = jax.nn.softmax(jnp.take_along_axis(logits_BV, order_BV, axis=-1), axis=-1)
+    # Before the first stands −1, so that it stays even where p is rounded to 0.
+    before_BV = jnp.pad(jnp.cumsum(sorted_BV, axis=-1)[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
+    return _keep(logits_BV, order_BV, (before_BV < p) | (p >= 1))
+
+
+def _keep(logits_BV: Array, places_BK: Array, keep_BK: Array) -> Array:
+    rows_B1 = jnp.arange(len(logits_BV), dtype=jnp.int32)[:, None]
+    keep_BV = jnp.zeros(logits_BV.shape, bool).at[rows_B1, places_BK].set(keep_BK)
+    return jnp.where(keep_BV, logits_BV, -jnp.inf)

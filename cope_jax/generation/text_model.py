@@ -1,0 +1,48 @@
+"""A model that continues texts: it and its tokenizer, from a run or from a folder with a model."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from cope_jax import models
+from cope_jax.errors import ConfigError
+from cope_jax.runs.load import load as load_folder
+from cope_jax.tokenizers.base import Codec
+
+
+class TextGenerator(NamedTuple):
+    """A model with its codec.
+
+    Attributes:
+      title: what it is, in a line.
+      model: has `prefill` and `decode`.
+      codec: of its tokens.
+      length: of the sequences that it was trained on.
+    """
+
+    title: str
+    model: Any
+    codec: Codec
+    length: int
+
+
+def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
+    """The model of a run, or of a folder with a model and its tokenizer.
+
+    Args:
+      folder: as `cope_jax.load` takes it.
+      seed: which of a run's; None: the first.
+
+    Raises:
+      ConfigError: there is none, it cannot generate, or the tokenizer is missing or of another vocabulary.
+    """
+    found, able = load_folder(folder), models.able("generate")
+    if found.name not in able:
+        task = "" if found.experiment is None else f" on {found.experiment.task.name}"
+        raise ConfigError(
+            f"{folder} holds a {found.name}{task}, which cannot generate here: give a run of a {' or '.join(able)}"
+        )
+    codec = found.codec
+    if codec is None:
+        raise ConfigError(f"{folder} has no tokenizer: put its tokenizer.json, words.txt, or GPT-2's two files there")
+    length = found.config.max_length if found.task is None else found.task.length("train")
+    return TextGenerator(found.title(seed), found.model(seed), codec, length)

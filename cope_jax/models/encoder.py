@@ -1,0 +1,245 @@
+"""The bidirectional encoder, its options and its published sizes."""
+
+import dataclasses
+from typing import Any, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.encodings import EncodingConfig, Sharing
+from cope_jax.errors import ConfigError
+from cope_jax.layers.block import Block
+from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.linear import create_linear
+from cope_jax.layers.norm import Norm
+from cope_jax.layers.self_attention import Context
+from cope_jax.layers.stack import Remat, create_stack, scan_stack
+from cope_jax.layout import WHOLE, Layout
+from cope_jax.models.base import check_shapes
+from cope_jax.ops.dropout import dropout
+from cope_jax.ops.gather import take
+from cope_jax.registry import check_at_least, check_choices, unknown
+from cope_jax.typing import Array
+
+SIZES: dict[str, tuple[int, int, int]] = {
+    "tiny": (2, 128, 2),
+    "mini": (4, 256, 4),
+    "small": (4, 512, 8),
+    "medium": (8, 512, 8),
+    "base": (12, 768, 12),
+    "large": (24, 1024, 16),
+}
+"""The published sizes: layers, width, heads. Devlin et al. (arXiv 1810.04805); Turc et al. (arXiv 1908.08962)."""
+
+Options = TypeVar("Options", bound="EncoderOptions")
+
+
+def bert_block(model_dim: int = 256, num_heads: int = 4, **choices: Any) -> BlockConfig:
+    """The block as BERT has it: post-norm, exact GELU, ε = 1e-12, dropout 0.1, weights from a cut normal of 0.02."""
+    defaults: dict[str, Any] = {
+        "activation": "gelu_erf",
+        "norm_position": "post",
+        "norm_epsilon": 1e-12,
+        "dropout": 0.1,
+        "initial_stddev": 0.02,
+    }
+    return BlockConfig(model_dim=model_dim, num_heads=num_heads, **(defaults | choices))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderOptions:
+    """What an experiment chooses of the encoder, in every model that is built on it.
+
+    Attributes:
+      name: of the model.
+      num_layers: depth.
+      encoding_sharing: whether each "layer" has its encoding for itself or the whole "model" shares one.
+      type_vocab_size: kinds of segments, of which each token has one.
+      remat: what the backward pass computes anew, as in the decoder.
+      block: the choices of every block.
+    """
+
+    name: str = ""
+    num_layers: int = 4
+    encoding_sharing: Sharing = "layer"
+    type_vocab_size: int = 2
+    remat: Remat = "none"
+    block: BlockConfig = bert_block()
+
+    @classmethod
+    def of_size(cls: type[Options], size: str, **options: Any) -> Options:
+        """The options of a published size: "tiny", "mini", "small", "medium", "base" or "large".
+
+        >>> options = EncoderOptions.of_size("base")
+        >>> options.num_layers, options.block.model_dim, options.block.num_heads
+        (12, 768, 12)
+        """
+        if size not in SIZES:
+            raise unknown("size of BERT", size, SIZES)
+        layers, width, heads = SIZES[size]
+        sizes: dict[str, Any] = {"num_layers": layers, "block": bert_block(width, heads)}
+        return cls(**(sizes | options))
+
+    def fields(self) -> dict[str, Any]:
+        """The options by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncoderConfig(EncoderOptions):
+    """The config of an encoder.
+
+    Attributes:
+      vocab_size: V.
+      max_length: the longest sequence; the position table of BERT's own encoding, `learned`, has as many rows.
+      encoding: the position encoding.
+      layout: where activations lie on a mesh.
+    """
+
+    vocab_size: int
+    max_length: int = 512
+    encoding: EncodingConfig = EncodingConfig((("learned", {}),))
+    layout: Layout = WHOLE
+
+    def __post_init__(self):
+        what = self.name or "bert"
+        check_choices(self, what)
+        check_at_least(1, what, vocab_size=self.vocab_size, max_length=self.max_length, num_layers=self.num_layers)
+        check_at_least(1, what, type_vocab_size=self.type_vocab_size)
+        if self.block.norm_position != "post":
+            raise ConfigError(
+                f"{what}.block: BERT's encoder is post-norm, and has no norm behind its last block: set "
+                f"block.norm_position to 'post', not {self.block.norm_position!r}"
+            )
+
+    @property
+    def stochastic(self) -> bool:
+        return self.block.dropout > 0
+
+    @property
+    def frozen_modules(self) -> tuple[str, ...]:
+        """The modules at the top that training leaves as they are."""
+        return ()
+
+    def encoder_flops(self, length: int) -> float:
+        """Model FLOPs of training the blocks on a token, counted as `DecoderConfig.flops_per_token` counts."""
+        matrices, heads = self.block.matrix_parameters()
+        return float(self.num_layers * (6 * matrices + 12 * heads * length))
+
+
+class Encoder(nnx.Module):
+    """Tokens to contextual vectors, each of which depends on the tokens on both sides.
+
+        x⁰ = norm(E[token] + S[segment] + position),   xˡ = block_l(xˡ⁻¹),   pooled = tanh(W x[CLS] + b).
+
+    Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings: BERT's own is `learned`.
+    Any other encoding that makes sense without a causal mask may stand in its place, see docs/encodings.md.
+    """
+
+    def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
+        block, width = config.block, config.block.model_dim
+        shape = block.attention_shape(config.max_length)
+        shared, own = config.encoding.split(config.encoding_sharing)
+        initial = jax.nn.initializers.truncated_normal(width**-0.5 if (s := block.initial_stddev) is None else s)
+
+        def embedding(rows: int, axes: tuple[str | None, str]) -> nnx.Embed:
+            metadata = {"axes": axes}
+            return nnx.Embed(rows, width, embedding_init=initial, embedding_metadata=metadata, rngs=rngs)
+
+        self.config = config
+        self.words = embedding(config.vocab_size, ("vocab", "embed"))
+        self.segments = embedding(config.type_vocab_size, (None, "embed"))
+        self.encoding = shared.build(shape, rngs=rngs)
+        self.norm = Norm(block, rngs=rngs)
+        self.blocks = create_stack(
+            lambda rngs: Block(block, own, shape, config.num_layers, rngs=rngs), config.num_layers, rngs=rngs
+        )
+        self.pooler = create_linear(block, width, width, ("embed", "heads"), rngs=rngs)
+
+    def __call__(
+        self,
+        tokens_BL: Array,
+        segments_BL: Array | None = None,
+        mask_BL: Array | None = None,
+        *,
+        positions_BL: Any = None,
+        dropout_key: Array | None = None,
+    ) -> Array:
+        """The states of the last layer.
+
+        Args:
+          tokens_BL: int32 pieces. One that is none of the vocabulary gives NaN, and so does a segment of no kind.
+          segments_BL: int32, the kind of segment of each; None: 0.
+          mask_BL: 1 for real tokens, 0 for padding, which no real token sees; None: all are real.
+          positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
+          dropout_key: random key; None means no dropout.
+
+        Returns:
+          x_BLD. What stands at padding means nothing.
+
+        Raises:
+          ConfigError: a sequence longer than a table of the encoding.
+        """
+        return self._run(tokens_BL, segments_BL, mask_BL, positions_BL, dropout_key, every=False)[0]
+
+    def layers(
+        self,
+        tokens_BL: Array,
+        segments_BL: Array | None = None,
+        mask_BL: Array | None = None,
+        *,
+        positions_BL: Any = None,
+        dropout_key: Array | None = None,
+    ) -> Array:
+        """The states of every layer, x_JBLD, the embeddings first: J = num_layers + 1. Arguments as for a call."""
+        bottom_BLD, states_JBLD = self._run(tokens_BL, segments_BL, mask_BL, positions_BL, dropout_key, every=True)
+        return jnp.concatenate([bottom_BLD[None], states_JBLD])
+
+    def pool(self, x_BLD: Array) -> Array:
+        """One vector for each sequence, from the state of its first token: pooled_BD = tanh(W x[CLS] + b)."""
+        return jnp.tanh(self.pooler(x_BLD[:, 0]))
+
+    def _run(
+        self,
+        tokens_BL: Array,
+        segments_BL: Array | None,
+        mask_BL: Array | None,
+        positions_BL: Any,
+        dropout_key: Array | None,
+        *,
+        every: bool,
+    ) -> tuple[Array, Any]:
+        """(the last states, None), or (the embeddings, the states of each block)."""
+        check_shapes(self.config.name or "encoder", {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL})
+        if positions_BL is None:  # NumPy, so that a table's length can be checked while tracing
+            positions_BL = np.arange(tokens_BL.shape[1], dtype=np.int32)[None]
+        # Padding sees padding only, so that its softmax has something to sum over.
+        segment_ids_BL = None if mask_BL is None else mask_BL.astype(jnp.int32)
+        context = Context(positions_BL, segment_ids_BL, causal=False, layout=self.config.layout)
+        layer_keys = None
+        if dropout_key is not None:
+            dropout_key, layers_key = jax.random.split(dropout_key)
+            layer_keys = jax.random.split(layers_key, self.config.num_layers)
+
+        def layer(block: Block, x_BLD: Array, key: Array | None) -> tuple[Array, Array | None]:
+            x_BLD = block(x_BLD, self.encoding, context, key)
+            return x_BLD, x_BLD if every else None
+
+        x_BLD = dropout(self._embed(tokens_BL, segments_BL, context), self.config.block.dropout, dropout_key)
+        last_BLD, states = scan_stack(self.blocks, layer, x_BLD, layer_keys, self.config.remat)
+        return (x_BLD, states) if every else (last_BLD, None)
+
+    def _embed(self, tokens_BL: Array, segments_BL: Array | None, context: Context) -> Array:
+        layout, dtype = context.layout, self.config.block.dtype
+        # Gathered as a table first: see the decoder.
+        table_VD = layout.constrain(self.words.embedding[...].astype(dtype), "width", None)
+        segments_SD = self.segments.embedding[...].astype(dtype)
+        x_BLD = take(table_VD, tokens_BL)
+        if segments_BL is None:
+            x_BLD = x_BLD + segments_SD[:1][None]
+        else:
+            x_BLD = x_BLD + take(segments_SD, segments_BL)
+        x_BLD = self.encoding.embed(layout.constrain(x_BLD, "batch", "length", None), context.positions)
+        return self.norm(x_BLD)

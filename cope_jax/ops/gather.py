@@ -1,0 +1,99 @@
+"""Reading tables and rows by index, with fast gradients; an index without a row gives NaN where it may be wrong."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType
+
+from cope_jax.typing import Array
+
+
+def take(table_ND: Array, indices: Array) -> Array:
+    """The rows of a table, y[…] = table[indices[…]], NaN where an index is not within [0, N−1].
+
+    `jnp.take` by itself counts negative indices from the end, so that a wrong one would read some other row in silence.
+
+    Args:
+      table_ND: of a floating type, `[N, …]`.
+      indices: integers of any shape.
+
+    >>> take(jnp.array([1.0, 2.0]), jnp.array([1, 2, -1])).tolist()
+    [2.0, nan, nan]
+    """
+    return jnp.take(table_ND, _out_of_range_to_nan(indices, len(table_ND)), axis=0, mode="fill")
+
+
+def take_tokens(x_BLD: Array, indices_BP: Array) -> Array:
+    """The vectors of some tokens of each sequence, y_BPD = x[b, indices[b, p]], NaN where an index is not in [0, L−1].
+
+    >>> take_tokens(jnp.array([[[1.0], [2.0]]]), jnp.array([[1, 2, -1]])).tolist()
+    [[[2.0], [nan], [nan]]]
+    """
+    indices_BP1 = _out_of_range_to_nan(indices_BP, x_BLD.shape[1])[..., None]
+    return jnp.take_along_axis(x_BLD, indices_BP1, axis=1, mode="fill")
+
+
+def take_from_table(table: Array, indices: Array) -> Array:
+    """Entries of a short table that all pairs share, y[…] = table[indices[…]].
+
+    Args:
+      table: `[N, …]`.
+      indices: integers of any shape within [0, N−1], which the caller ensures.
+
+    >>> take_from_table(jnp.array([1.0, 2.0]), jnp.array([[1, 0]])).tolist()
+    [[2.0, 1.0]]
+    """
+    return jnp.asarray(table).at[indices].get(mode="promise_in_bounds")
+
+
+@jax.custom_jvp
+def take_rows(z: Array, indices: Array) -> Array:
+    """Entries of each row of `z`, y[..., m] = z[..., indices[..., m]].
+
+    `jnp.take_along_axis(z, indices, -1)` with another gradient: one flat scatter-add instead of a batched one, several
+    times faster on a CPU.
+
+    Args:
+      z: `[..., N]`.
+      indices: `[..., M]`, int32, with the same leading axes; within [0, N−1], which the caller ensures.
+
+    >>> take_rows(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1, 1, 0], [0, 1, 0]])).tolist()
+    [[2.0, 2.0, 1.0], [3.0, 4.0, 3.0]]
+    """
+    return jnp.take_along_axis(z, indices, -1)
+
+
+take_rows.defjvps(lambda dz, y, z, indices: take_flat(dz, indices), None)
+
+
+def take_flat(z: Array, indices: Array) -> Array:
+    """`take_rows` as one flat gather: slower itself, but its transpose, which autodiff makes, is one flat scatter-add.
+
+    Where the compiler may split the rows over devices it is one gather for each row, for a flat one cannot be split.
+
+    >>> take_flat(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1, 1, 0], [0, 1, 0]])).tolist()
+    [[2.0, 2.0, 1.0], [3.0, 4.0, 3.0]]
+    """
+    if _may_be_split():
+        return jnp.take_along_axis(z, indices, -1, mode="promise_in_bounds")
+    *lead, size = z.shape
+    rows = math.prod(lead)
+    if rows * size > np.iinfo(np.int32).max:
+        raise ValueError(f"{rows} rows of {size} entries are too many for 32-bit indices: use a smaller batch")
+    starts = (size * jnp.arange(rows, dtype=jnp.int32)).reshape(*lead, 1)
+    flat = z.ravel().at[(starts + indices).ravel()].get(mode="promise_in_bounds")
+    return flat.reshape(indices.shape)
+
+
+def _may_be_split() -> bool:
+    """Whether there is a mesh with an axis of several devices that is left to the compiler."""
+    mesh = jax.sharding.get_abstract_mesh()
+    axes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
+    return any(size > 1 and kind == AxisType.Auto for kind, size in axes)
+
+
+def _out_of_range_to_nan(indices: Array, size: int) -> Array:
+    """Negative indices moved behind the end, which they would be counted from."""
+    return jnp.where(indices < 0, size, indices)

@@ -1,0 +1,41 @@
+"""The matrix products of attention, head-major, with grouped key heads: query head h meets key head ⌊h·G/H⌋."""
+
+import jax.numpy as jnp
+
+from cope_jax.typing import Array, accumulator_dtype
+
+
+def content_logits(q_BHLK: Array, k_BGMK: Array, scale: float | None = None) -> Array:
+    """q·k times `scale` (None: 1/√K) for every pair, logits_BHLM, in the accumulator type."""
+    q_BGRLK = group(q_BHLK, k_BGMK.shape[1])
+    dtype = accumulator_dtype(q_BHLK.dtype)
+    logits = jnp.einsum("BGRLK,BGMK->BGRLM", q_BGRLK, k_BGMK, preferred_element_type=dtype)
+    return ungroup(logits) * (q_BHLK.shape[-1] ** -0.5 if scale is None else scale)
+
+
+def weights_times_v(weights_BHLM: Array, v_BGMK: Array) -> Array:
+    """Σ_m weights v, `[B, H, L, K]`, in the accumulator type."""
+    dtype = accumulator_dtype(v_BGMK.dtype)
+    weights = group(weights_BHLM, v_BGMK.shape[1])
+    return ungroup(jnp.einsum("BGRLM,BGMK->BGRLK", weights, v_BGMK, preferred_element_type=dtype))
+
+
+def q_times_weights(q_BHLK: Array, weights_BHLM: Array, groups: int) -> Array:
+    """Σ over queries and the heads of a group, q weights, `[B, G, K, M]`, in the accumulator type.
+
+    The result has the keys last: the product then needs no transposed copy of the weights, which on a CPU takes longer
+    than the product.
+    """
+    dtype = accumulator_dtype(q_BHLK.dtype)
+    q, weights = group(q_BHLK, groups), group(weights_BHLM, groups)
+    return jnp.einsum("BGRLK,BGRLM->BGKM", q, weights, preferred_element_type=dtype)
+
+
+def group(x: Array, groups: int) -> Array:
+    """[B, H, ...] as [B, G, R, ...]: query head h belongs to key head ⌊h·G/H⌋."""
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
+
+
+def ungroup(x: Array) -> Array:
+    """The inverse of `group`."""
+    return x.reshape(x.shape[0], x.shape[1] * x.shape[2], *x.shape[3:])

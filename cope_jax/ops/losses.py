@@ -1,0 +1,121 @@
+"""Losses of next-token prediction: over all classes, over a sample of them, and what is measured with them."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.ops.gather import take
+from cope_jax.typing import Array, accumulator_dtype
+
+
+def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
+    """−log softmax(logits)[target] of each token, in nats, shape `[B, L]`.
+
+    >>> round(float(cross_entropy(jnp.zeros((1, 1, 4)), jnp.zeros((1, 1), jnp.int32))[0, 0]), 4)
+    1.3863
+    """
+    # A target outside of the vocabulary gives NaN; a negative one would count from the end.
+    known_BL = jnp.where(targets_BL < 0, logits_BLV.shape[-1], targets_BL)
+    target_BL1 = jnp.take_along_axis(logits_BLV, known_BL[..., None], axis=-1)
+    return jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL1[..., 0]
+
+
+def token_measures(logits_BLV: Array, targets_BL: Array, weights_BL: Array) -> dict[str, tuple[Array, Array]]:
+    """`loss`, `token_error` and `sequence_error` of a batch, each as a sum and a weight; their quotient is the mean.
+
+    The loss, in nats, and the share of tokens that the most probable one misses are means over tokens, each times its
+    weight; the share of sequences with any such miss is one over the sequences that have a token of weight above 0.
+
+    >>> measures = token_measures(jnp.zeros((1, 2, 4)), jnp.array([[0, 3]]), jnp.ones((1, 2)))
+    >>> {name: float(total / weight) for name, (total, weight) in measures.items()}
+    {'loss': 1.38..., 'token_error': 0.5, 'sequence_error': 1.0}
+    """
+    best_BL = jax.lax.argmax(logits_BLV, 2, targets_BL.dtype)
+    wrong_BL = weights_BL * (best_BL != targets_BL).astype(weights_BL.dtype)
+    tokens = jnp.sum(weights_BL)
+    return {
+        "loss": (jnp.sum(weights_BL * cross_entropy(logits_BLV, targets_BL)), tokens),
+        "token_error": (jnp.sum(wrong_BL), tokens),
+        "sequence_error": (
+            jnp.sum(jnp.any(wrong_BL > 0, axis=1).astype(jnp.float32)),
+            jnp.sum(jnp.any(weights_BL > 0, axis=1).astype(jnp.float32)),
+        ),
+    }
+
+
+def sampled_cross_entropy(
+    x_BLD: Array, table_VD: Array, bias_V: Array, targets_BL: Array, key: Array, num_sampled: int
+) -> Array:
+    """The cross entropy of `table x + bias` with the classes that `sample_classes` draws instead of all.
+
+    With s_k = table_k·x + bias_k − log Q(k), Q(k) being the expected number of times that k is drawn,
+
+        loss = −s_t + log(e^{s_t} + Σ_{k drawn, k ≠ t} e^{s_k}).
+
+    One draw serves all tokens. The classes are thought to be sorted by falling frequency. Where all are drawn, Q is 1
+    and this is the full cross entropy. Jean et al. (arXiv 1412.2007); Q corrects as TensorFlow's
+    `sampled_softmax_loss` does.
+
+    Args:
+      x_BLD: what the softmax reads.
+      table_VD: a row for each class.
+      bias_V: of the classes.
+      targets_BL: int32, the right classes t.
+      key: of the draw.
+      num_sampled: how many classes are drawn; V at most count.
+
+    Returns:
+      loss_BL, in nats: float32, or float64 where x is; of a target outside of the vocabulary NaN.
+    """
+    vocab_size = len(table_VD)
+    classes_S, arrival = sample_classes(key, min(num_sampled, vocab_size), vocab_size)
+    dtype, wide = x_BLD.dtype, accumulator_dtype(x_BLD.dtype)
+    bias_V = bias_V.astype(wide)
+    shift_S = bias_V[classes_S] - _log_count(classes_S, arrival, vocab_size, wide)
+    rows_SD = table_VD[classes_S].astype(dtype)
+    drawn_BLS = jnp.einsum("BLD,SD->BLS", x_BLD, rows_SD, preferred_element_type=wide) + shift_S[None, None]
+    # Not −∞, which has no gradient where nothing else is drawn.
+    least = jnp.asarray(jnp.finfo(wide).min / 2, wide)
+    drawn_BLS = jnp.where(targets_BL[..., None] == classes_S[None, None], least, drawn_BLS)
+    rows_BLD = take(table_VD, targets_BL).astype(dtype).astype(wide)
+    target_BL = jnp.sum(x_BLD.astype(wide) * rows_BLD, axis=-1) + take(bias_V, targets_BL)
+    target_BL = target_BL - _log_count(targets_BL, arrival, vocab_size, wide)
+    return jnp.logaddexp(target_BL, jax.nn.logsumexp(drawn_BLS, axis=-1)) - target_BL
+
+
+def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array, Array]:
+    """Draws different classes, P(k) = log((k+2)/(k+1)) / log(V+1) for the first (Zipf's law), and so on without it.
+
+    Every class k arrives after a time of rate P(k), and the first ones are drawn; so the times up to the first that is
+    not drawn say how often each class is expected, see `expected_count`.
+
+    Returns:
+      (the classes, int32 `[S]`; the time of the first that is not drawn, ∞ where all are).
+
+    >>> classes_S, arrival = sample_classes(jax.random.key(0), 3, 3)
+    >>> sorted(classes_S.tolist()), float(arrival)
+    ([0, 1, 2], inf)
+    """
+    rank_V = np.arange(1, vocab_size + 1, dtype=np.float64)
+    rates_V = jnp.asarray(np.log1p(1 / rank_V) / np.log1p(vocab_size), jnp.float32)
+    times_V = jax.random.exponential(key, (vocab_size,), jnp.float32) / rates_V
+    later_V, order_V = jax.lax.top_k(-times_V, min(num_sampled + 1, vocab_size))
+    arrival = -later_V[num_sampled] if num_sampled < vocab_size else jnp.asarray(jnp.inf, jnp.float32)
+    return order_V[:num_sampled].astype(jnp.int32), arrival
+
+
+def expected_count(classes: Array, arrival: Array, vocab_size: int) -> Array:
+    """Q(k) = 1 − exp(−P(k)·arrival), the chance that k comes before; Σ over the drawn of f(k)/Q(k) has the mean Σ f(k).
+
+    Duffield et al., "Priority sampling for estimation of arbitrary subset sums" (2007). TensorFlow's is the same with
+    the number of its tries in place of the time.
+
+    >>> float(expected_count(jnp.array([2]), jnp.array(jnp.inf), 3)[0])
+    1.0
+    """
+    rank = classes.astype(jnp.float32) + 1
+    return -jnp.expm1(-jnp.log1p(1 / rank) / np.log1p(vocab_size).astype(np.float32) * arrival)
+
+
+def _log_count(classes: Array, arrival: Array, vocab_size: int, dtype: jnp.dtype) -> Array:
+    return jnp.log(expected_count(classes, arrival, vocab_size)).astype(dtype)

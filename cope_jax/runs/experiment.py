@@ -1,0 +1,292 @@
+"""A config made into an experiment: it trains in a folder, resumes there, and measures what it has trained."""
+
+import contextlib
+import dataclasses
+import functools
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from cope_jax import tasks
+from cope_jax.errors import ConfigError
+from cope_jax.files import write_atomically
+from cope_jax.models.base import attends
+from cope_jax.runs import records as recording
+from cope_jax.runs import warm_start
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.kept_files import check_alike, keep_files
+from cope_jax.runs.load import LoadedRun, load_run
+from cope_jax.runs.records import Record
+from cope_jax.tasks import Task
+from cope_jax.training import distributed, summary
+from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.evaluator import Errors, Evaluator
+from cope_jax.training.from_config import batch_shapes, create_iterator, create_learner, create_program
+from cope_jax.training.learner import TrainState
+from cope_jax.training.loop import Run
+from cope_jax.training.profiling import Profile
+from cope_jax.training.throughput import Meter
+from cope_jax.typing import PyTree
+
+
+class Experiment:
+    """A task, a model and its training program, made from a config and compiled once for all seeds.
+
+    >>> import cope_jax as cj
+    >>> experiment = cj.Experiment(cj.config("quick", encoding="rope", task={"options": {"num_tokens": 4}}))
+    >>> experiment.task.name, experiment.label
+    ('selective_copy', 'decoder, rope')
+
+    `experiment.train("runs/rope")` then trains it, and `experiment.evaluate("runs/rope")` measures it anew.
+
+    Args:
+      config: the experiment.
+      width: seeds trained side by side, in one program.
+      task: of the config, where it is there already; None: made from the config.
+
+    Raises:
+      ConfigError: what the config says does not fit together, or not these devices.
+    """
+
+    def __init__(self, config: ExperimentConfig, width: int = 1, task: Task | None = None):
+        self.config = config
+        self.task = tasks.create(config.task.name, **config.task.options) if task is None else task
+        self.program = create_program(config, self.task, width)
+        _check(config, self.task)
+        self.learner = self.program.learner
+        self.replicas = self.program.replicas
+        evaluation = config.evaluation
+        splits = dict.fromkeys(self.task.evaluation_splits, evaluation.examples)
+        if evaluation.sweep_examples:
+            splits |= self.task.sweep_examples(evaluation.sweep_examples)
+        self.evaluator = Evaluator(
+            self.program,
+            self.task,
+            splits,
+            batch_size=evaluation.batch_size,
+            data_seed=config.training.data_seed,
+            data_dir=config.training.data_dir,
+        )
+
+    @staticmethod
+    def check(config: ExperimentConfig, task: Task | None = None) -> None:
+        """Raises ConfigError for what is wrong with a config, without compiling anything or drawing data."""
+        task = tasks.create(config.task.name, **config.task.options) if task is None else task
+        create_program(config, task)
+        _check(config, task)
+
+    def parameters(self) -> int:
+        """The number of parameters of one model."""
+        params = jax.eval_shape(self.learner.init, np.int32(0)).params
+        return sum(leaf.size for leaf in jax.tree.leaves(params))
+
+    @property
+    def label(self) -> str:
+        """Model and encoding, in a few words."""
+        model = self.config.model
+        return f"{model.name}, {self.config.encoding}" if attends(model) else model.name
+
+    def train(
+        self,
+        workdir: str | Path,
+        seeds: Sequence[int] = (0,),
+        *,
+        label: str | None = None,
+        fields: Mapping[str, Any] | None = None,
+        environment: Record | None = None,
+        profile: Profile | None = None,
+        verbose: bool = False,
+    ) -> list[Record]:
+        """Trains seeds side by side in `workdir`, resumes from the newest checkpoint there, and measures them.
+
+        The folder keeps config.json, environment.json, checkpoints, metrics.jsonl, what the task learned from its data,
+        and at the end result.json with what is returned. Of several processes the first writes.
+
+        Args:
+          workdir: of the run; is created. One run at a time is in it.
+          seeds: each decides initial parameters, order of data and dropout of one model.
+          label: stands before the progress bar; None: model and encoding.
+          fields: further fields of every record.
+          environment: versions and commit to keep with the run; None: those of now.
+          profile: steps to profile.
+          verbose: prints what is about to run, and writes it to summary.txt.
+
+        Returns:
+          A record for each seed, split and metric: see `cope_jax.runs.records`.
+
+        Raises:
+          ConfigError: the folder belongs to other settings or data, or the model to start from does not fit.
+          Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved, and the same call resumes from it.
+        """
+        if len(seeds) != self.replicas.width:
+            whole = Experiment(self.config, len(seeds), self.task)
+            return whole.train(
+                workdir,
+                seeds,
+                label=label,
+                fields=fields,
+                environment=environment,
+                profile=profile,
+                verbose=verbose,
+            )
+        workdir = Path(workdir)
+        check_alike(self.task)
+        start = functools.cache(lambda: warm_start.start_of(self.config, self.learner, self.task))
+        if not (workdir / "checkpoints").exists():  # before anything is written, for it may not fit
+            start()
+        with contextlib.ExitStack() as stack:
+            with distributed.first_goes_ahead() as first:
+                if first:
+                    environment = recording.environment() if environment is None else environment
+                    stack.enter_context(workdirs.locked(workdir))
+                    job = {"job": dataclasses.asdict(self.config.job)}
+                    workdirs.open_workdir(workdir, self.config, seeds, environment | job)
+                    keep_files(self.task, workdir)
+                    if verbose:
+                        self._announce(workdir)
+            # One process is like the others, and several on a host would write the same file.
+            profile = profile if first else None
+            state, seconds = self._run(workdir, seeds, label or self.label, profile, start).train()
+            records = self.records(seeds, state.params, self.config.training.steps, seconds)
+            records = [{**(fields or {}), **record} for record in records]
+            if first:
+                workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment})
+        return records
+
+    def evaluate(self, run: str | Path | LoadedRun) -> list[Record]:
+        """Measures a trained run anew, on as many examples as this config says. Returns records like those of `train`.
+
+        Args:
+          run: a folder in which such an experiment was trained, or that folder loaded.
+        """
+        run = run if isinstance(run, LoadedRun) else load_run(run)
+        if len(run.seeds) != self.replicas.width:
+            return Experiment(self.config, len(run.seeds), self.task).evaluate(run)
+        step, params, seconds = run.restored
+        return self.records(run.seeds, jax.device_put(params, self.program.state_shardings.params), step, seconds)
+
+    def records(self, seeds: Sequence[int], params: PyTree, step: int, seconds: float) -> list[Record]:
+        """The errors on every split, sweep included, as results.json holds them.
+
+        Seeds side by side share the seconds equally.
+        """
+        common = {
+            "task": self.config.task.name,
+            "encoding": self.config.encoding,
+            "step": step,
+            "parameters": self.parameters(),
+            "wall_seconds": seconds / len(seeds),
+        }
+        return [
+            {**common, "seed": seed, "split": split, "metric": metric, "value": value}
+            for split, runs in self._measure(params).items()
+            for seed, errors in zip(seeds, runs, strict=True)
+            for metric, value in errors.items()
+        ]
+
+    def summary(self) -> str:
+        """What is about to run: every parameter and where it lies, the devices, and what a step costs."""
+        state, length = self.program.state_shapes(), self.task.length("train")
+        job = summary.job_table(
+            state,
+            self.program.mesh,
+            batch_size=self.config.training.batch_size * self.replicas.width,
+            length=length,
+            flops_per_token=self.learner.model.flops_per_token(length),
+        )
+        model, training = self.config.model, self.config.training
+        facts = [f"accumulate {training.accumulate}"]
+        if attends(model):
+            facts = [model.block.compute_dtype, f"remat {model.remat}", *facts]
+        job.add_row("step", ", ".join(facts))
+        if self.task.origin():
+            job.add_row("data", self.task.origin())
+        return summary.summarise(state.params, job)
+
+    def meter(self) -> Meter:
+        """What measures the speed of a run."""
+        training, mesh = self.config.training, self.program.mesh
+        length = self.task.length("train")
+        return Meter(
+            tokens_per_step=training.batch_size * length * self.replicas.width,
+            flops_per_token=self.learner.model.flops_per_token(length),
+            devices=mesh.devices.flat,
+            peak=self.config.job.peak_flops,
+        )
+
+    def _announce(self, workdir: Path) -> None:
+        """Prints and writes what is about to run."""
+        text = self.summary()
+        write_atomically(workdir / "summary.txt", text + "\n")
+        print(text)
+        unused = jax.device_count() - self.program.mesh.size
+        if unused:
+            print(f"warning: job.mesh leaves {unused} of {jax.device_count()} devices unused", file=sys.stderr)
+
+    def _run(
+        self, workdir: Path, seeds: Sequence[int], label: str, profile: Profile | None, start: Callable[[], PyTree]
+    ) -> Run:
+        rows = self.program.rows(self.config.training.batch_size)
+        return Run(
+            self.program,
+            seeds,
+            self.config.training,
+            workdir,
+            [create_iterator(self.config, self.task, seed, rows) for seed in seeds],
+            lambda state, step: self._curve(seeds, state, step),
+            self.meter(),
+            self.config.job,
+            profile,
+            label,
+            start,
+        )
+
+    def _measure(self, params: PyTree, *args: Any) -> dict[str, list[Errors]]:
+        return self.evaluator(params, *args)
+
+    def _curve(self, seeds: Sequence[int], state: TrainState, step: int) -> list[dict[str, Any]]:
+        measured = self._measure(state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples)
+        return [
+            {"step": step, "seed": seed, "split": split, **errors}
+            for split, runs in measured.items()
+            for seed, errors in zip(seeds, runs, strict=True)
+        ]
+
+
+def _check(config: ExperimentConfig, task: Task) -> None:
+    learner = create_learner(config, task)  # without the mesh, whose devices a single sequence is not enough for
+    params = jax.eval_shape(learner.init, np.int32(0)).params
+    # Of those that are equally long the last, since the first, of training, may take long to read.
+    longest = max((*reversed(task.splits), *(split for _, split in task.sweep)), key=task.length)
+    batch = batch_shapes(task, 1, longest)
+    carry = learner.initial_carry(1)
+    if jax.tree.leaves(carry) and task.stream("train", config.training.batch_size) is None:
+        raise ConfigError(
+            f"{config.model.name} carries its state from batch to batch, and the examples of {task.name} do not "
+            f"follow one another: choose a task of running text, such as words"
+        )
+    if "positions" in batch and config.training.positions != "consecutive":
+        raise ConfigError(
+            f"the batches of {task.name} have positions of their own with these options: leave training.positions "
+            f"and training.max_position out"
+        )
+    positions_BL = learner.with_positions(jax.random.key(0), batch)["positions"]
+    try:
+        jax.eval_shape(
+            lambda params, batch: learner.measures(params, carry, {"positions": positions_BL, **batch}),
+            params,
+            batch,
+        )
+    except KeyError as error:
+        if error.args[0] in batch:
+            raise
+        raise ConfigError(
+            f"the model {config.model.name} needs {error.args[0]!r} in its batches, which the task {task.name} "
+            f"does not give with these options"
+        ) from error
+    if config.training.data_dir is not None:
+        create_iterator(config, task, 0)

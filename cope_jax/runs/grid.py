@@ -1,0 +1,100 @@
+"""A grid of runs: several configs with several seeds, each trained once and kept."""
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from cope_jax import tasks
+from cope_jax.runs import records
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.experiment import Experiment
+from cope_jax.tasks import Task
+from cope_jax.training import distributed
+from cope_jax.training.config import ExperimentConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class GridRun:
+    """One config, by its label, with the seeds that are trained side by side."""
+
+    label: str
+    seeds: tuple[int, ...]
+    workdir: Path
+
+    @property
+    def result(self) -> Path:
+        return self.workdir / "result.json"
+
+
+def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path) -> None:
+    """Trains the runs that have no result, with one program for all of a label's that have as many seeds.
+
+    Args:
+      configs: by label.
+      runs: from `plan`.
+      workdir: where results.json and results.csv of all that is finished are kept.
+    """
+    environment = records.environment()  # now, since the checkout may change while this runs
+    compiled: dict[tuple[str, int], Experiment] = {}
+    made: dict[str, Task] = {}  # the last, for reading and cutting up a long text takes minutes
+    for run in runs:  # what is kept must be of the same config, or old figures would pass for new ones
+        if run.result.exists() and distributed.is_first():
+            workdirs.open_workdir(run.workdir, configs[run.label], run.seeds)
+    for number, run in enumerate(runs, start=1):
+        if run.result.exists():
+            continue
+        config, width = configs[run.label], len(run.seeds)
+        if (run.label, width) not in compiled:
+            if repr(config.task) not in made:
+                made = {repr(config.task): tasks.create(config.task.name, **config.task.options)}
+            compiled = {(run.label, width): Experiment(config, width, made[repr(config.task)])}
+        seeds = f"seed {run.seeds[0]}" if width == 1 else f"seeds {run.seeds[0]}–{run.seeds[-1]}"
+        compiled[run.label, width].train(
+            run.workdir,
+            run.seeds,
+            label=f"[{number}/{len(runs)}] {run.label}, {seeds}",
+            fields={} if run.label == config.encoding else {"system": run.label},
+            environment=environment,
+        )
+        if distributed.is_first():
+            write_results(workdir, [run for run in runs if run.result.exists()])
+
+
+def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[GridRun]:
+    """All runs: those that the workdir has, and the seeds that are missing in groups of `width`."""
+    runs = []
+    for label in labels:
+        folder = workdir / "cells" / re.sub(r"[^\w=.+-]+", "_", label).strip("_")
+        groups = [group for group in (seeds_of(path) for path in folder.glob("seed*")) if group and group[-1] < seeds]
+        held = {seed for group in groups for seed in group}
+        new: list[tuple[int, ...]] = []
+        for seed in (seed for seed in range(seeds) if seed not in held):
+            follows = new and seed == new[-1][-1] + 1 and len(new[-1]) < width
+            new[-1:] = [(*new[-1], seed)] if follows else [*new[-1:], (seed,)]
+        groups += new
+        for group in sorted(groups):
+            name = f"seed_{group[0]}" if len(group) == 1 else f"seeds_{group[0]}-{group[-1]}"
+            runs.append(GridRun(label, group, folder / name))
+    return runs
+
+
+def seeds_of(folder: Path) -> tuple[int, ...]:
+    """The seeds in the name of a run's folder.
+
+    >>> seeds_of(Path("cells/cope/seeds_3-5"))
+    (3, 4, 5)
+    """
+    match = re.fullmatch(r"seeds?_(\d+)(?:-(\d+))?", folder.name)
+    return tuple(range(int(match[1]), int(match[2] or match[1]) + 1)) if match else ()
+
+
+def write_results(workdir: Path, runs: Sequence[GridRun]) -> tuple[list[records.Record], list[Path]]:
+    """Writes results.json and results.csv of finished runs. Returns the records and the paths."""
+    results = [workdirs.read_json(run.result, "records", "environment") for run in runs]
+    finished = [record for result in results for record in result["records"]]
+    environments = [result["environment"] for result in results]
+    different = [other for n, other in enumerate(environments) if other not in environments[:n]]
+    # Runs that were trained elsewhere, or at another commit, keep their own environment on record.
+    others = {"others": different[1:]} if different[1:] else {}
+    return finished, records.write_results(workdir, finished, {**different[0], **others})

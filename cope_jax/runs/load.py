@@ -1,0 +1,236 @@
+"""What is in a folder: a run, or a model that was exported or published; its config, task, tokens and parameters."""
+
+import dataclasses
+import functools
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from cope_jax import models, tasks
+from cope_jax.errors import ConfigError
+from cope_jax.exchange import bert_files, formats, safetensors_io
+from cope_jax.runs.workdir import read_settings
+from cope_jax.tasks import Task
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.base import Codec
+from cope_jax.tokenizers.words import Words as WordTokenizer
+from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
+from cope_jax.training.from_config import create_learner
+from cope_jax.training.seed_batch import Replicas
+
+MINILM = "minilm"
+"""Stands for the folder of an installed MiniLM wherever a folder is asked for."""
+
+
+class Restored(NamedTuple):
+    """What a checkpoint holds of a run.
+
+    Attributes:
+      step: of the checkpoint.
+      params: the parameters, with a leading axis of seeds where several were trained side by side.
+      seconds: spent on it over all interruptions.
+    """
+
+    step: int
+    params: Any
+    seconds: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Loaded:
+    """What is in a folder: a model that was exported or published, or a run. Only `params` and `model` read arrays.
+
+    Attributes:
+      folder: where it is.
+      kind: the format: "run", "elmo", or a name of `cope_jax.exchange.formats`.
+      experiment: the config of a run; None of anything else.
+      seeds: of a run, trained side by side.
+    """
+
+    folder: Path
+    kind: str
+    experiment: ExperimentConfig | None = None
+    seeds: tuple[int, ...] = ()
+
+    @property
+    def task(self) -> Task | None:
+        """The task of a run; None of anything else."""
+        return None
+
+    @functools.cached_property
+    def config(self) -> Any:
+        """The config of the model, such as a `DecoderConfig`."""
+        return formats.read_config(self.folder)
+
+    @property
+    def name(self) -> str:
+        """The name of the model in the registry."""
+        name: str = self.config.name
+        return name
+
+    @property
+    def step(self) -> int | None:
+        """The newest checkpoint of a run, by its name; None where there is none."""
+        return None
+
+    @functools.cached_property
+    def codec(self) -> Codec | None:
+        """Text to tokens and back; None where the model does not continue texts, or has no tokenizer.
+
+        Raises:
+          ConfigError: the tokenizer is damaged, or of another vocabulary.
+        """
+        return _codec_beside(self.folder, self.config) if self.name in models.able("generate") else None
+
+    def params(self, seed: int | None = None) -> Any:
+        """The parameters, as nested dicts; of a run those of one seed, None: the first.
+
+        Raises:
+          ConfigError: no such seed, or nothing that can be read.
+        """
+        if seed is not None:
+            raise ConfigError(f"{self.folder} holds one model and no run: leave the seed out")
+        return formats.load(self.folder)[1]
+
+    def model(self, seed: int | None = None) -> Any:
+        """The model with the parameters of `params`; those that a published BERT lacks, of its heads, are drawn."""
+        return formats.build(self.config, self.params(seed))
+
+    def title(self, seed: int | None = None) -> str:
+        """What it is, in a line."""
+        del seed
+        return f"{self.name} of {self.folder}, {self.config.encoding.text() or 'none'}"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadedRun(Loaded):
+    """A run of `Experiment.train`. Of a checkpoint only the parameters are read, and no optimizer state."""
+
+    experiment: ExperimentConfig = ExperimentConfig()
+
+    @functools.cached_property
+    def task(self) -> Task:
+        """The task, with what it learned from its data when the run began."""
+        chosen = self.experiment.task
+        return tasks.create(chosen.name, **tasks.TASKS.get(chosen.name).with_artifacts(chosen.options, self.folder))
+
+    @functools.cached_property
+    def config(self) -> Any:
+        return self.experiment.model_config(self.task)
+
+    @property
+    def name(self) -> str:
+        name: str = self.experiment.model.name
+        return name
+
+    @property
+    def step(self) -> int | None:
+        steps = (int(path.name) for path in (self.folder / "checkpoints").glob("*") if path.name.isdigit())
+        return max(steps, default=None)
+
+    @functools.cached_property
+    def codec(self) -> Codec | None:
+        return self.task.codec() if self.name in models.able("generate") else None
+
+    @functools.cached_property
+    def restored(self) -> Restored:
+        """The newest checkpoint that can be read.
+
+        Raises:
+          ConfigError: there is none.
+        """
+        learner, replicas = create_learner(self.experiment, self.task), Replicas(len(self.seeds))
+        seeds = replicas.stack([np.int32(seed) for seed in self.seeds])
+        params = jax.eval_shape(replicas.lift(learner.init), seeds).params
+        with Checkpoints(self.folder / "checkpoints", read_only=True) as checkpoints:
+            found = checkpoints.restore({"params": params}, learner.model, partial=True)
+        if found is None:
+            raise ConfigError(f"{self.folder} has no checkpoint yet: train it first")
+        step, state, progress = found
+        return Restored(step, state["params"], progress["seconds"])
+
+    def params(self, seed: int | None = None) -> Any:
+        place = self._place(seed)
+        return Replicas(len(self.seeds)).unstack(self.restored.params)[place]
+
+    def title(self, seed: int | None = None) -> str:
+        number = self.seeds[self._place(seed)]
+        return f"{self.experiment.task.name}, {self.experiment.encoding}, seed {number}, step {self.restored.step:,}"
+
+    def _place(self, seed: int | None) -> int:
+        """The place of a seed among those of the run."""
+        if seed is not None and seed not in self.seeds:
+            raise ConfigError(f"{self.folder} holds no seed {seed}: choose from {', '.join(map(str, self.seeds))}")
+        return 0 if seed is None else self.seeds.index(seed)
+
+
+def load(folder: str | Path | None) -> Loaded:
+    """Says what is in a folder.
+
+    >>> import cope_jax as cj
+    >>> cj.load("nowhere")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: there is no folder nowhere: train a model there, or name another
+
+    Args:
+      folder: a run of `Experiment.train`; a model that experiments.convert wrote; GPT-2, Llama or BERT in the files of
+        Hugging Face; the `options.json` and weights of an ELMo; or "minilm", where that package is installed.
+
+    Raises:
+      ConfigError: there is no such folder, or no model in it.
+    """
+    if folder is None:
+        raise ConfigError("no model is named: give the folder of one")
+    folder = bert_files.find_minilm() if folder == MINILM else Path(folder)
+    if not folder.is_dir():
+        raise ConfigError(f"there is no folder {folder}: train a model there, or name another")
+    if (folder / "checkpoints").exists() and (folder / "config.json").exists():
+        return load_run(folder)
+    kind = formats.kind_of(folder)
+    if kind is None:
+        raise ConfigError(
+            f"{folder} holds no model: it needs the checkpoints of a run; or config.json and model.safetensors, ours "
+            f"or Hugging Face's of a {', '.join(name for name in formats.FORMATS if name != formats.OWN)}; or "
+            f"options.json and weights of an ELMo"
+        )
+    return Loaded(folder, kind)
+
+
+def load_run(folder: str | Path) -> LoadedRun:
+    """`load`, of runs alone; ConfigError where there is none."""
+    folder = Path(folder)
+    if not (folder / "config.json").exists() or not (folder / "checkpoints").exists():
+        raise ConfigError(
+            f"{folder} holds no training run: give the --workdir of experiments.train, or a cell of compare"
+        )
+    settings = read_settings(folder)
+    if "seeds" not in settings:
+        raise ConfigError(f"{folder} holds a comparison: give one of the folders in its cells/ENCODING")
+    config = ExperimentConfig.from_mapping(settings["config"])
+    config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
+    return LoadedRun(folder, "run", config, tuple(settings["seeds"]))
+
+
+def _codec_beside(folder: Path, config: Any) -> Codec | None:
+    """The codec of the tokenizer in a model's folder."""
+    tokenizer, vocab_size = loading.find(folder), config.vocab_size
+    if tokenizer is None:
+        return None
+    # Published tables have rows for no token, which byte-pair encoding leaves out of a text. Words are all there.
+    least = vocab_size if isinstance(tokenizer, WordTokenizer) else 1
+    if not least <= len(tokenizer) <= vocab_size:
+        raise ConfigError(
+            f"the tokenizer of {folder} has {len(tokenizer)} tokens, and the model {vocab_size}: "
+            "put the one there that the model was trained with"
+        )
+    begin = safetensors_io.read_tokens(folder).get("bos_token_id", tokenizer.end)
+    if type(begin) is not int or not 0 <= begin < vocab_size:
+        raise ConfigError(
+            f"bos_token_id={begin} of {folder} is none of the model's {vocab_size} tokens: put the number of the one "
+            f"there with which its texts begin, or null"
+        )
+    return Codec.of(tokenizer, begin)

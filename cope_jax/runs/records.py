@@ -1,0 +1,127 @@
+"""What was measured, as plain records: summaries over seeds, and the files `results.json` and `results.csv`.
+
+A record is a dict with at least `task`, `encoding`, `seed`, `split`, `metric`, `value`, `step`, `parameters` and
+`wall_seconds`. `encoding` is the text that the user gave; errors are shares in [0, 1].
+"""
+
+import csv
+import dataclasses
+import importlib.metadata
+import io
+import json
+import math
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import cope_jax
+from cope_jax.files import write_atomically
+
+Record = dict[str, Any]
+
+_LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
+
+
+@dataclasses.dataclass(frozen=True)
+class Summary:
+    """Figures of one quantity over seeds.
+
+    Attributes:
+      count: number of seeds.
+      mean: their mean.
+      std: sample standard deviation, √(Σ(x − mean)²/(count − 1)); None for a single seed.
+      median: half lie below.
+      minimum: the best seed, where the quantity is an error.
+      maximum: the worst.
+    """
+
+    count: int
+    mean: float
+    std: float | None
+    median: float
+    minimum: float
+    maximum: float
+
+
+def summarise(values: Iterable[float]) -> Summary | None:
+    """The summary of some values; None if there are none.
+
+    >>> summarise([1.0, 2.0, 6.0])
+    Summary(count=3, mean=3.0, std=2.6457513110645907, median=2.0, minimum=1.0, maximum=6.0)
+    """
+    x = np.array(list(values), np.float64)
+    if not x.size:
+        return None
+    std = float(np.std(x, ddof=1)) if x.size > 1 else None
+    return Summary(x.size, float(np.mean(x)), std, float(np.median(x)), float(np.min(x)), float(np.max(x)))
+
+
+def select(rows: Iterable[Record], **fields: Any) -> list[Record]:
+    """The rows that have these values in these fields.
+
+    >>> select([{"seed": 0, "value": 0.5}, {"seed": 1, "value": 0.25}], seed=1)
+    [{'seed': 1, 'value': 0.25}]
+    """
+    return [row for row in rows if all(row.get(name) == value for name, value in fields.items())]
+
+
+def environment() -> Record:
+    """Versions, devices and commit: what else the figures depend on. `commit` is None outside a git checkout."""
+    return {
+        "python": platform.python_version(),
+        **{name: importlib.metadata.version(name) for name in _LIBRARIES},
+        "cope_jax": cope_jax.__version__,
+        "commit": _commit(),
+        "backend": jax.default_backend(),
+        "device_kind": jax.devices()[0].device_kind,
+        "device_count": jax.device_count(),
+        "cpu_count": os.cpu_count(),
+        "platform": platform.platform(),
+    }
+
+
+def write_results(workdir: Path, records: Sequence[Record], environment: Record) -> list[Path]:
+    """Writes `results.json`, `{"records": [...], "environment": {...}}`, and `results.csv` into `workdir`.
+
+    A file is either the old or the new one, never half of it. JSON knows no NaN: a value that is not finite is null.
+
+    Returns:
+      The two paths.
+    """
+    plain = [{name: _finite(value) for name, value in record.items()} for record in records]
+    names = list(dict.fromkeys(name for record in records for name in record))
+    table = io.StringIO()
+    writer = csv.DictWriter(table, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(plain)
+    text = json.dumps({"records": plain, "environment": environment}, indent=1, allow_nan=False) + "\n"
+    return [
+        write_atomically(workdir / "results.json", text),
+        write_atomically(workdir / "results.csv", table.getvalue()),
+    ]
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _commit() -> str | None:
+    root, git = Path(cope_jax.__file__).parents[1], shutil.which("git")
+    if git is None or not (root / ".git").exists():  # an installed package may lie inside a checkout of something else
+        return None
+
+    def output(*command: str) -> str:
+        return subprocess.run([git, "-C", str(root), *command], check=True, capture_output=True, text=True).stdout
+
+    try:
+        changed = output("status", "--porcelain", "--untracked-files=no")
+        return output("rev-parse", "HEAD").strip() + ("-dirty" if changed else "")
+    except subprocess.CalledProcessError:  # no commit yet
+        return None

@@ -1,0 +1,192 @@
+"""The parameters that a run starts with instead of drawing them: those of a trained model."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.attention import attend
+from cope_jax.encodings import ENCODINGS, AttentionShape, EncodingConfig
+from cope_jax.errors import ConfigError
+from cope_jax.exchange import safetensors_io
+from cope_jax.models import MODELS
+from cope_jax.registry import configure
+from cope_jax.runs.load import load
+from cope_jax.tasks import Task
+from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.learner import Learner
+from cope_jax.typing import PyTree
+
+OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
+"""Options of models that decide how they are trained and run, and not what they compute."""
+_PROBED = 8  # tokens by which an encoding is tried
+Place = tuple[Any, ...]  # of a parameter, in nested dicts
+
+
+def start_of(config: ExperimentConfig, learner: Learner, task: Task) -> PyTree:
+    """What a run of this config starts with: see `start`; nothing where it draws all."""
+    folder = config.training.start
+    return {} if folder is None else start(Path(folder), learner, task)
+
+
+def start(folder: Path, learner: Learner, task: Task) -> PyTree:
+    """The parameters of those modules that the model of `folder` and the learner's both have.
+
+    An encoding may have other parts here than there: those of both are taken over, whatever they are composed with, and
+    new ones drawn as usual. What is new, left out, or otherwise chosen is printed.
+
+    Raises:
+      ConfigError: they have none in common, their sizes differ, or their vocabularies do.
+    """
+    model = learner.model
+    found = load(folder)
+    config, params = found.config, jax.device_get(found.params())
+    same = task.same_artifacts(folder)
+    surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
+    if same and surplus > 0:
+        config, params = _without_surplus(config, params, model.vocab_size)
+    held = dict(_leaves(params))
+    wanted = dict(_leaves(nnx.to_pure_dict(learner.variables())))
+    shared = {name[0] for name in held} & {name[0] for name in wanted}
+    if not shared:
+        raise ConfigError(
+            f"{folder} holds a model of {', '.join(params)}, of which {model.name} has nothing: "
+            f"choose another --config.training.start"
+        )
+    changed_parts = _parts(config).keys() ^ _parts(model).keys()
+    taken: dict[Any, Any] = {}
+    for name in sorted({*held, *wanted}, key=str):
+        theirs, ours = held.get(name), wanted.get(name)
+        if theirs is not None and ours is not None and theirs.shape == ours.shape:
+            safetensors_io.insert(taken, name, theirs)
+        elif name[0] in shared and _part(name) not in changed_parts:
+            raise ConfigError(
+                f"{folder} has {'.'.join(map(str, name))} {_text(theirs)}, and this model {_text(ours)}: "
+                f"give it the same sizes and vocabulary"
+            )
+    if same is False:
+        raise ConfigError(f"{folder} has another vocabulary than the task's: give the task that of {folder}")
+    if jax.process_index() == 0:
+        print(
+            f"start: {config.name} of {folder}; new: {_list(wanted, held)}; left out: {_list(held, wanted)}; "
+            f"encoding: {_text_of(config)} there, {_text_of(model)} here"
+        )
+        if same and surplus > 0:
+            print(f"start: the last {surplus} of {folder}'s tokens, which its vocabulary has not, are left out")
+        if same is None and task.artifacts():
+            print(f"warning: no vocabulary in {folder} to compare with", file=sys.stderr)
+        for line in _differences(config, model):
+            print(f"warning: {folder} was trained with {line}", file=sys.stderr)
+    return taken
+
+
+def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any, PyTree]:
+    """A model without the last rows of its tables of tokens, which made their size a round number."""
+    config = dataclasses.replace(config, vocab_size=vocab_size)
+    kept: dict[Any, Any] = {}
+    for place, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
+        array = safetensors_io.look_up(params, place)
+        if array is not None:  # heads of a BERT may be absent
+            safetensors_io.insert(kept, place, array[tuple(map(slice, leaf.shape))])
+    return config, kept
+
+
+def _leaves(tree: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
+    if isinstance(tree, Mapping):
+        for name, value in tree.items():
+            yield from _leaves(value, (*place, name))
+    else:
+        yield place, tree
+
+
+def _part(name: Place) -> Any:
+    """The part of an encoding to which a parameter belongs, if it does to one."""
+    return name[name.index("encoding") + 1] if "encoding" in name else None
+
+
+def _parts(config: Any) -> dict[str, Any]:
+    """The parts of a model's encoding, with all options."""
+    parts = config.encoding.parts if hasattr(config, "encoding") else ()
+    return {name: configure(ENCODINGS.get(name).Config, options, name) for name, options in parts}
+
+
+def _text_of(config: Any) -> str:
+    return (config.encoding.text() if hasattr(config, "encoding") else "") or "none"
+
+
+def _list(some: Mapping[Place, Any], others: Mapping[Place, Any]) -> str:
+    """What is among some and not among the others: modules, and in those that both have, parameters."""
+    common_modules = {name[0] for name in others}
+    names = [name if name[0] in common_modules else name[:1] for name in some if name not in others]
+    return ", ".join(dict.fromkeys(".".join(map(str, name)) for name in names)) or "nothing"
+
+
+def _differences(config: Any, model: Any) -> Iterator[str]:
+    """What the two compute differently though their parameters have the same shapes."""
+    there, here = _parts(config), _parts(model)
+    for name, options in there.items():
+        if name not in here:
+            yield f"the encoding {name}, and this model has {_text_of(model)}: it is another function"
+        elif options != here[name]:
+            yield f"{options}, and this model has {here[name]}: it is another function"
+    theirs, ours = choices(config), choices(model)
+    for name, options in model.encoding.parts if here else ():
+        if name not in there and acts_at_once(name, options, model.block.attention_shape(_PROBED)):
+            yield f"the encoding {_text_of(config)}, and this model has {name}, not 0 as drawn: it is another function"
+    for name in theirs:
+        if name in ours and theirs[name] != ours[name]:
+            yield f"{name}={theirs[name]}, and this model has {ours[name]}: it is another function"
+
+
+def choices(config: Any) -> dict[str, Any]:
+    """The options of a model that decide what it computes, by the names that flags have behind `config.model`.
+
+    >>> from cope_jax.models.decoder import DecoderOptions
+    >>> found = choices(DecoderOptions())
+    >>> found["num_layers"], found["block.num_kv_heads"], "block.dropout" in found
+    (2, 2, False)
+    """
+    options = {field.name for field in dataclasses.fields(type(config)) if field.name not in OF_TRAINING}
+    found = {}
+    for name in sorted(options - {"name", "layout", "encoding", "vocab_size", "max_length", "block"}):
+        found[name] = getattr(config, name)
+    if hasattr(config, "block"):
+        block, shape = config.block, config.block.attention_shape(None)
+        whole = {"num_kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        whole["mlp_dim"] = block.mlp_dim or 4 * block.model_dim
+        for name, value in (dataclasses.asdict(block) | whole).items():
+            if name not in OF_TRAINING:
+                found[f"block.{name}"] = value
+    return found
+
+
+def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -> bool:
+    """Whether an encoding changes what a model computes while its parameters are as they are drawn.
+
+    >>> shape = AttentionShape(num_heads=2, head_dim=4, max_length=8)
+    >>> acts_at_once("cope", {}, shape), acts_at_once("rope", {}, shape)
+    (False, True)
+    """
+    draw = np.random.default_rng(0).standard_normal
+    x_BLD = jnp.asarray(draw((1, _PROBED, shape.width)), jnp.float32)
+    q_BLHK = jnp.asarray(draw((1, _PROBED, shape.num_heads, shape.head_dim)), jnp.float32)
+    k_BMGK, v_BMGK = (jnp.asarray(draw((1, _PROBED, shape.kv_heads, shape.head_dim)), jnp.float32) for _ in range(2))
+
+    def outcome(parts: Any) -> PyTree:
+        encoding = EncodingConfig(parts).build(shape, rngs=nnx.Rngs(0))
+        features, _ = encoding.features(x_BLD, q_BLHK, k_BMGK, v_BMGK, None)
+        embedded_BLD = encoding.embed(x_BLD, jnp.arange(_PROBED, dtype=jnp.int32)[None])
+        return embedded_BLD, attend(q_BLHK, k_BMGK, v_BMGK, encoding=encoding, features=features, embedded=True)
+
+    pairs = zip(outcome(((name, dict(options)),)), outcome(()), strict=True)
+    return any(bool(jnp.abs(ours - plain).max() > 1e-5) for ours, plain in pairs)
+
+
+def _text(array: Any) -> str:
+    return "not at all" if array is None else "×".join(map(str, array.shape))

@@ -1,0 +1,192 @@
+"""The folder of a run: one run at a time, the settings it belongs to, and JSON files that are whole or absent."""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import socket
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.files import write_atomically
+from cope_jax.runs.records import Record
+from cope_jax.training.config import ExperimentConfig
+
+MEASURING = ".measuring.lock"
+"""The lock of commands that measure a run and write beside it."""
+
+
+@contextlib.contextmanager
+def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
+    """Keeps other runs out of a workdir; a run that is killed keeps nobody out.
+
+    Of a run in several processes the first has the lock. Where the file system has no locks, a line on stderr says so.
+
+    Args:
+      workdir: is created.
+      name: of the lock's file: that of training, or `MEASURING`, which a run at work does not hold.
+
+    Raises:
+      ConfigError: another run holds it, or it cannot be written to.
+    """
+    if re.match(r"[a-z][a-z0-9]+:/", str(workdir)):
+        raise ConfigError(f"{workdir} is no folder: give a path of a file system that all processes share")
+    with _clear_write_errors(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not os.access(workdir, os.W_OK):  # where there is a .lock already, that alone could be written to
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        file = (workdir / name).open("a+")
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            holder = file.read().strip() or "another process"
+            raise ConfigError(
+                f"{workdir} is in use by {holder}: wait until it ends, stop it, or choose another --workdir"
+            ) from error
+        except OSError as error:
+            if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
+                raise
+            print(f"warning: {workdir} cannot be locked ({error.strerror}): start no second run in it", file=sys.stderr)
+        with clear_storage_errors(workdir):
+            file.truncate(0)
+            file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+            file.flush()
+        yield
+
+
+def open_workdir(
+    workdir: Path,
+    config: ExperimentConfig,
+    seeds: Sequence[int] | None = None,
+    environment: Mapping[str, Any] | None = None,
+) -> None:
+    """Makes `workdir` the place of a run, whose settings are kept in its config.json.
+
+    A field that a config.json does not have, since the package was older, has its default.
+
+    Args:
+      workdir: is created.
+      config: of the run.
+      seeds: of the run; None makes it the place of a comparison, whose runs share all but encoding and seeds.
+      environment: versions and commit with which it is at work, kept in its environment.json; of a run that goes on
+        elsewhere, those of the last start.
+
+    Raises:
+      ConfigError: it cannot be written to, or belongs to other settings.
+    """
+    path = workdir / "config.json"
+    settings = _settings(config, seeds)
+    with _clear_write_errors(workdir):
+        workdir.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            write_json(path, settings)
+        elif not os.access(workdir, os.W_OK):
+            raise PermissionError(13, "Permission denied")
+        held = read_settings(workdir)
+    known = _settings(ExperimentConfig.from_mapping(held["config"]), held.get("seeds"))
+    if json.dumps(known, sort_keys=True) != json.dumps(settings, sort_keys=True):
+        raise ConfigError(
+            f"{workdir} holds a run with another {_difference(known, settings)}: "
+            f"choose another --workdir, or the same config"
+        )
+    if environment is not None:
+        write_json(workdir / "environment.json", environment)
+
+
+@contextlib.contextmanager
+def _clear_write_errors(workdir: Path) -> Iterator[None]:
+    try:
+        if workdir.exists() and not workdir.is_dir():
+            raise NotADirectoryError(20, "it is a file, not a folder")
+        with clear_storage_errors(workdir):
+            yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
+
+
+def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str, Any]:
+    if seeds is None:
+        return {"config": config.recipe(with_encoding=False)}
+    return {"config": config.recipe(), "seeds": list(seeds)}
+
+
+def read_settings(workdir: Path) -> dict[str, Any]:
+    """The content of a config.json: `config` as nested dicts and, of a run, its `seeds`."""
+    path = workdir / "config.json"
+    settings = read_json(path, "config")
+    if not isinstance(settings["config"], dict):
+        raise ConfigError(f"{path} is damaged (it holds no config): delete it, and the command makes it anew")
+    return settings
+
+
+def read_json(path: Path, *names: str) -> Any:
+    """The content of a JSON file that holds these names; ConfigError if it is damaged."""
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict) or not content.keys() >= set(names):
+            raise ValueError(f"it must hold {' and '.join(names)}")
+        return content
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): delete it, and the command makes it anew") from error
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Writes a JSON file at once or not at all; StorageError if the disk is full or read-only."""
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
+
+
+def read_records(path: Path) -> list[Record]:
+    """The records of a JSON file; none where it is not there yet."""
+    return read_json(path, "records")["records"] if path.exists() else []
+
+
+def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:
+    """Writes records in place of those with some fields, beside all others that are in the file by now.
+
+    Args:
+      path: of the file.
+      fields: names and values; a record that has all of them goes.
+      records: come.
+    """
+    others = [row for row in read_records(path) if not has(row, fields)]
+    write_json(path, {"records": [*others, *records]})
+
+
+def has(record: Record, fields: Record) -> bool:
+    """Whether a record has these values."""
+    return all(record.get(name) == value for name, value in fields.items())
+
+
+def write_files(folder: Path, contents: Mapping[str, str]) -> None:
+    """Writes text files by their names, each at once or not at all.
+
+    Raises:
+      ConfigError: a file is there, with other content: what the run learned from has changed.
+      StorageError: the disk is full or read-only.
+    """
+    for name, content in contents.items():
+        if (folder / name).exists():
+            if (folder / name).read_text(encoding="utf-8") != content:
+                raise ConfigError(
+                    f"{folder / name} is another than the data give now, which the run goes by: restore its data, or "
+                    f"choose another --workdir"
+                )
+            continue
+        write_atomically(folder / name, content)
+
+
+def _difference(held: Any, wanted: Any, where: str = "") -> str:
+    if isinstance(held, dict) and isinstance(wanted, dict):
+        for name in [*wanted, *held]:
+            if name not in held or name not in wanted or json.dumps(held[name]) != json.dumps(wanted[name]):
+                return _difference(held.get(name), wanted.get(name), f"{where}.{name}" if where else name)
+    return f"{where} ({json.dumps(held)}, not {json.dumps(wanted)})"

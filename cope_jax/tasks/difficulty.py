@@ -1,0 +1,105 @@
+"""Synthetic tasks, which vary one number between their splits: their *level*.
+
+It is the share of `ignore`s, the number of blanks, or the weight of `pass`.
+"""
+
+import abc
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
+
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.registry import unknown
+from cope_jax.tasks.base import Batch, Task
+from cope_jax.tokenizers.base import Codec
+
+
+class LevelTask(Task):
+    """Base class of synthetic tasks: a subclass states its vocabulary and levels, and how to generate at a level.
+
+    A split is a name for a level; `"blanks=24"` names any level directly, which is what sweeps use. The `__init__` of a
+    subclass hands on:
+
+      vocabulary: the tokens as text; a token's number is its place.
+      levels: split name -> level, "train" first.
+      sweep: (value to plot, level), growing.
+
+    Attributes:
+      metric: "token_error" or "sequence_error".
+      axis: what a level is called in a split name.
+    """
+
+    axis: ClassVar[str]
+
+    def __init__(
+        self,
+        config: Any,
+        *,
+        vocabulary: Iterable[str],
+        levels: Mapping[str, float],
+        sweep: Iterable[tuple[int, float]],
+    ):
+        self.config = config
+        self.vocabulary = tuple(vocabulary)
+        self._levels = dict(levels)
+        super().__init__(
+            config,
+            vocab_size=len(self.vocabulary),
+            lengths={split: self._length(level) for split, level in self._levels.items()},
+        )
+        self.sweep = tuple((value, f"{self.axis}={level:g}") for value, level in sweep)
+        self._numbers = {token: number for number, token in enumerate(self.vocabulary)}
+
+    def length(self, split: str) -> int:
+        return self._length(self.level(split))
+
+    def as_trained(self, split: str) -> bool:
+        return self.level(split) == self.level("train")
+
+    def level(self, split: str) -> float:
+        """The level that `split` names: a fixed split, or `"<axis>=<number>"`. ConfigError for any other."""
+        if split in self._levels:
+            return self._levels[split]
+        axis, _, text = split.partition("=")
+        if axis != self.axis or not text:
+            raise unknown(f"split of {self.name}", split, (*self.splits, f"{self.axis}=<number>"))
+        try:
+            level = float(text)
+        except ValueError:
+            level = math.nan
+        if not (math.isfinite(level) and self._valid(level)):
+            raise ConfigError(f"split {split!r} of {self.name} has no valid level: use one like {self.sweep[-1][1]!r}")
+        return level
+
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        if n < 0:
+            raise ConfigError(f"the number of sequences must be at least 0, got {n}")
+        return self._generate(rng, n, self.level(split))
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Tokens as text, separated by spaces."""
+        return " ".join(self.vocabulary[token] for token in tokens)
+
+    def codec(self) -> Codec:
+        return Codec(self.encode, self.decode)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The int32 tokens of a text as `decode` writes it. ConfigError for a word outside the vocabulary."""
+        for word in text.split():
+            if word not in self._numbers:
+                raise unknown(f"token of {self.name}", word, self.vocabulary)
+        return np.array([self._numbers[word] for word in text.split()], np.int32)
+
+    @abc.abstractmethod
+    def _length(self, level: float) -> int:
+        """L at a level."""
+
+    @abc.abstractmethod
+    def _valid(self, level: float) -> bool:
+        """Whether a (finite) level makes sense."""
+
+    @abc.abstractmethod
+    def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
+        """Draws n sequences at a level."""

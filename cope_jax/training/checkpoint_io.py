@@ -1,0 +1,201 @@
+"""Reading one checkpoint: whole, of this model, and in all processes or in none."""
+
+import contextlib
+import errno
+import gc
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from orbax.checkpoint import v1 as ocp
+
+from cope_jax.encodings.earlier import earlier_tree, from_earlier
+from cope_jax.errors import ConfigError, StorageError
+from cope_jax.training import checksum
+from cope_jax.typing import PyTree
+
+
+class DamagedError(Exception):
+    """A checkpoint cannot be read, or not in all processes; the message says why in one line."""
+
+
+def create_label(state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
+    """What is written beside a checkpoint, by which it is known when it is read: whether of this model, and whole.
+
+    Files have checksums for a part of their bytes only: from one that is scrambled the library reads other numbers.
+    """
+    content = {
+        "score": score,
+        "arrays": _arrays(state),
+        "state": checksum.of_arrays(state),
+        "progress": checksum.of_data(progress),
+    }
+    return {**content, "label": checksum.of_data(content)}
+
+
+def read_score(folder: Path) -> float | None:
+    """The score with which a checkpoint was saved; None if it had none, or is damaged."""
+    with without_stderr(), contextlib.suppress(Exception):
+        score: float | None = _read_label(folder)["score"]
+        return score
+    return None
+
+
+def _read_label(folder: Path) -> dict[str, Any]:
+    label = ocp.checkpointables_metadata(folder.resolve()).custom_metadata
+    content = dict(label) if isinstance(label, dict) else {}
+    if content.pop("label", None) != checksum.of_data(content):
+        raise ValueError("its metadata are damaged")
+    return content
+
+
+def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
+    """The state and the progress of a checkpoint, the state in the shapes, types and shardings of `like`.
+
+    With `partial`, only those arrays of the state are read that `like` names. `model`, its config, also knows the paths
+    of earlier versions; see `cope_jax.encodings.earlier`.
+
+    Raises:
+      DamagedError: in all processes, if one of them cannot read it.
+      ConfigError: it is of another model, as its metadata show before an array is read.
+    """
+    here = jax.process_index()
+    # Each process reads for itself, without Orbax's barriers, at which the others would wait for one that has failed.
+    alone = ocp.Context()
+    alone.multiprocessing.primary_host = here
+    alone.multiprocessing.active_processes = {here}
+    alone.pytree.loading.partial_load = partial
+    with without_stderr(), jax.transfer_guard("allow"), alone:
+        try:
+            held = in_all_processes(lambda: _held(folder, like, model))
+            label = in_all_processes(lambda: _compare(folder, held, partial))
+            loaded = in_all_processes(
+                lambda: ocp.load_checkpointables(folder.resolve(), {"state": held, "progress": None})
+            )
+            in_all_processes(lambda: _verify(label, loaded))
+        except DamagedError:
+            time.sleep(2)  # threads still read other arrays; they, and what they leave behind, complain on stderr
+            gc.collect()
+            raise
+    state = loaded["state"] if held is like else from_earlier(like, loaded["state"], model)
+    return state, loaded["progress"]
+
+
+def _held(folder: Path, like: PyTree, model: Any) -> PyTree:
+    """`like` by the paths that the checkpoint has."""
+    earlier = earlier_tree(like, model)
+    held = _read_label(folder)["arrays"].items()
+    return earlier if not _arrays(like).items() <= held and _arrays(earlier).items() <= held else like
+
+
+def _compare(folder: Path, like: PyTree, partial: bool) -> dict[str, Any]:
+    """The label of a checkpoint; ConfigError unless its arrays have the names, shapes and types of `like`.
+
+    With `partial` it may have others too, beside the groups of `like`: further parameters are of another model still.
+    """
+    label = _read_label(folder)
+    held, wanted = label["arrays"], _arrays(like)
+    if partial:
+        groups = {name.partition(".")[0] for name in wanted}
+        held = {name: kind for name, kind in held.items() if name.partition(".")[0] in groups}
+    for name in [*wanted, *held]:
+        if held.get(name) != wanted.get(name):
+            raise ConfigError(
+                f"checkpoint {folder} is of another model ({name}: {held.get(name, 'nothing')}, "
+                f"not {wanted.get(name, 'nothing')}): use the config that it was trained with, or another --workdir"
+            )
+    return label
+
+
+def _arrays(tree: PyTree) -> dict[str, str]:
+    """Type and shape of each array by its name."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {checksum.name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
+
+
+def _verify(label: dict[str, Any], loaded: dict[str, Any]) -> None:
+    if checksum.of_data(loaded["progress"]) != label["progress"]:
+        raise ValueError("its progress is not what was saved")
+    for name, number in checksum.of_arrays(loaded["state"]).items():
+        if number != label["state"][name]:
+            raise ValueError(f"{name} is not what was saved")
+
+
+_WHOLE, _DAMAGED, _OTHER, _OUT_OF_REACH = range(4)
+# What a file system answers that may answer otherwise later: no reason to put a checkpoint aside.
+_PASSING = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM}
+
+
+def in_all_processes(attempt: Callable[[], Any]) -> Any:
+    """What `attempt` returns in this process, if it succeeds in every process.
+
+    Raises:
+      StorageError: in a process, the file system, or the memory, refused.
+      ConfigError: `attempt` raised it, in a process.
+      DamagedError: `attempt` raised something else, in a process.
+    """
+    verdict, result, reason = _WHOLE, None, "it failed in another process"
+    try:
+        result = attempt()
+    except ConfigError as error:
+        verdict, reason = _OTHER, str(error)
+    except Exception as error:  # Orbax raises a different type for each way in which a file can be broken
+        verdict, reason = _OUT_OF_REACH if _is_passing(error) else _DAMAGED, _first_cause(error)
+    worst = verdict
+    if jax.process_count() > 1:
+        worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
+    if worst == _OUT_OF_REACH:
+        raise StorageError(f"a checkpoint cannot be read now ({reason}): nothing was changed; mend that and run again")
+    if worst == _OTHER:
+        raise ConfigError(reason)
+    if worst == _DAMAGED:
+        raise DamagedError(reason)
+    return result
+
+
+def _is_passing(error: BaseException | None) -> bool:
+    while error is not None:
+        code = re.search(r"os_error_code='(\d+)'", str(error))
+        number = int(code[1]) if code else getattr(error, "errno", None)
+        if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or number in _PASSING:
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
+def of_first_process(steps: list[int]) -> list[int]:
+    """The list that the first process gives, in all processes."""
+    if jax.process_count() == 1:
+        return steps
+    count = int(multihost_utils.broadcast_one_to_all(np.int32(len(steps))))
+    padded = np.array([*steps, *[0] * count][:count], np.int32)
+    return [int(step) for step in multihost_utils.broadcast_one_to_all(padded)] if count else []
+
+
+def _first_cause(error: BaseException) -> str:
+    """What an exception was raised from in the first place, shortened to one line."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Discards what is written to stderr: beside the error that it raises, Orbax has each of its threads print one."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -1,0 +1,128 @@
+"""Configs by name: files whose `get_config()` gives the typed defaults, overridden.
+
+A file of experiments/configs is known by its name, in a checkout and in an installed package; any other by its path.
+"""
+
+import dataclasses
+import runpy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, get_args, get_origin
+
+from ml_collections import config_dict
+
+from cope_jax import encodings, tasks
+from cope_jax.errors import ConfigError
+from cope_jax.models import MODELS
+from cope_jax.registry import unknown
+from cope_jax.training.config import ExperimentConfig
+
+GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
+"""What optimizers of large language models have in common (arXiv 2005.14165)."""
+
+BERT: Mapping[str, Any] = {"schedule": "linear", "epsilon": 1e-6, "weight_decay": 0.01, "decayed": "weights"}
+"""What BERT's optimizers have in common (arXiv 1810.04805)."""
+
+
+def config(name: str, **changes: Any) -> ExperimentConfig:
+    """The config of a file of experiments/configs, with changes.
+
+    >>> import cope_jax as cj
+    >>> cj.config("quick", encoding="rope", training={"steps": 200}).training.steps
+    200
+    >>> cj.config("quikc")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: unknown config 'quikc': did you mean 'quick'? Choices: ...
+
+    Args:
+      name: such as "quick", see `names`; or the path of a file that has a `get_config`.
+      **changes: fields of `ExperimentConfig`; nested ones as dicts, of those that change.
+
+    Raises:
+      ConfigError: no such file, or a field that there is not, or of a wrong type.
+    """
+    return ExperimentConfig.from_mapping(_merged(named(name).to_dict(), changes))
+
+
+def named(name: str) -> config_dict.ConfigDict:
+    """The same without changes, as what `get_config` returned: for a config that differs in a few fields.
+
+    Args:
+      name: as `find` takes it; behind a colon, the argument of `get_config`.
+    """
+    path, *argument = find(name).split(":", 1)
+    try:
+        found: config_dict.ConfigDict = runpy.run_path(path)["get_config"](*argument)
+    except (OSError, KeyError) as error:
+        raise ConfigError(f"{path} is no config: give a file whose get_config() returns a ConfigDict") from error
+    return found
+
+
+def find(name: str) -> str:
+    """The path of a config file, with what stands behind a colon; a path stays as it is.
+
+    >>> Path(find("quick")).name
+    'quick.py'
+    >>> find("my/experiment.py:large")
+    'my/experiment.py:large'
+    """
+    file, colon, argument = name.partition(":")
+    if file.endswith(".py") or Path(file).is_file():
+        return name
+    if file not in names():
+        raise unknown("config", file, names())
+    return f"{_folder() / file}.py{colon}{argument}"
+
+
+def names() -> tuple[str, ...]:
+    """The names of all files of experiments/configs."""
+    return tuple(sorted(path.stem for path in _folder().glob("[!_]*.py")))
+
+
+def _folder() -> Path:
+    """Where the files are: beside the modules of an installed package, in a checkout at their stable place."""
+    package = Path(__file__).parents[1]
+    installed = package / "configs"
+    return installed if installed.exists() else package.parent / "experiments" / "configs"
+
+
+def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides: Any) -> config_dict.ConfigDict:
+    """The config of an experiment on `task`, every field of it reachable by a flag.
+
+    Args:
+      task: name of the task.
+      options: the task's options that differ from its defaults.
+      **overrides: fields of `ExperimentConfig` that differ from its defaults, as nested dicts.
+    """
+    model = MODELS.get(overrides.get("model", {}).get("name", "decoder")).Options()
+    config = _fields(ExperimentConfig(model=model))
+    config.task = {"name": task, "options": _fields(tasks.TASKS.get(task).Config())}
+    config.encodings = {name: _fields(encodings.ENCODINGS.get(name).Config()) for name in encodings.names()}
+    config.paper = overrides.pop("paper", {})
+    config.lock()
+    config.update({"task": {"options": dict(options or {})}, **overrides})
+    return config
+
+
+def _fields(config: Any) -> config_dict.ConfigDict:
+    """A dataclass as a ConfigDict; an optional field keeps its type, so that a flag can set it."""
+    fields = config_dict.ConfigDict()
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            value = _fields(value)
+        elif value is None:
+            kind = next(kind for kind in get_args(field.type) if kind is not type(None))
+            value = config_dict.placeholder(get_origin(kind) or kind)
+        fields[field.name] = value
+    return fields
+
+
+def _merged(whole: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Nested dicts with the leaves of others in place of their own."""
+    merged = dict(whole)
+    for name, value in changes.items():
+        nested = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
+        merged[name] = _merged(merged[name], value) if nested else value
+    return merged

@@ -1,0 +1,87 @@
+"""The objects of an experiment, made from its config: learner, program and data."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+
+from cope_jax.data import pipeline
+from cope_jax.errors import ConfigError
+from cope_jax.layout import WHOLE, Layout
+from cope_jax.tasks import Task
+from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.learner import Learner
+from cope_jax.training.optimizer import create_optimizer, create_schedule
+from cope_jax.training.program import Program
+from cope_jax.training.seed_batch import Replicas
+from cope_jax.training.sharding import LENGTH, check_sizes, create_mesh, layout_of
+
+
+def batch_shapes(task: Task, rows: int, split: str = "train") -> dict[str, jax.ShapeDtypeStruct]:
+    """What a batch of `split` with so many rows looks like."""
+    example = task.sample(np.random.default_rng(0), 1, split)
+    return {name: jax.ShapeDtypeStruct((rows, *field.shape[1:]), field.dtype) for name, field in example.items()}
+
+
+def create_learner(config: ExperimentConfig, task: Task, layout: Layout = WHOLE) -> Learner:
+    """The pure functions of the experiment."""
+    training = config.training
+    return Learner(
+        model=config.model_config(task, layout),
+        optimizer=create_optimizer(config.optimizer, training.steps),
+        schedule=create_schedule(config.optimizer, training.steps),
+        max_position=config.max_position(task),
+        sampler=training.positions,
+        batch_size=training.batch_size,
+        accumulate=training.accumulate,
+    )
+
+
+def create_program(
+    config: ExperimentConfig, task: Task, width: int = 1, devices: Sequence[Any] | None = None
+) -> Program:
+    """The training program of the experiment, on the mesh that its job asks for.
+
+    Args:
+      config: the experiment.
+      task: its task.
+      width: seeds side by side.
+      devices: None: all that there are.
+
+    Raises:
+      ConfigError: the mesh does not fit the devices, or the sizes of the experiment.
+    """
+    mesh = create_mesh(config.job.mesh, devices)
+    training = config.training
+    check_sizes(
+        mesh,
+        getattr(config.model, "block", None),
+        {
+            "training.batch_size / accumulate": training.batch_size // training.accumulate,
+            "evaluation.batch_size": config.evaluation.batch_size,
+        },
+    )
+    learner = create_learner(config, task, layout_of(mesh))
+    carry = jax.eval_shape(lambda: learner.initial_carry(training.batch_size))
+    if mesh.shape[LENGTH] > 1 and jax.tree.leaves(carry):
+        raise ConfigError(f"{config.model.name} reads word after word: leave job.mesh.sequence at 1")
+    return Program(learner, Replicas(width), mesh)
+
+
+def create_iterator(
+    config: ExperimentConfig, task: Task, seed: int, rows: Sequence[int] | np.ndarray | None = None
+) -> grain.DatasetIterator:
+    """The training data of the run with this seed, or some rows of each batch."""
+    training = config.training
+    return pipeline.train_iterator(
+        task,
+        batch_size=training.batch_size,
+        examples=training.examples,
+        data_seed=training.data_seed,
+        shuffle_seed=seed,
+        data_dir=training.data_dir,
+        rows=rows,
+        readers=training.readers,
+    )

@@ -1,0 +1,1 @@
+"""What `python -m experiments.benchmark` measures, and with whom."""

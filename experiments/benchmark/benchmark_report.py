@@ -1,0 +1,129 @@
+"""What was measured as tables, in the terminal and in Markdown, and as plots of time against length."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from cope_jax.evaluation.report.plot_style import COLOURS, MARKERS, STYLE, TEXT_WIDTH
+from cope_jax.evaluation.report.table import Table
+from cope_jax.runs.records import Record, select
+from experiments.benchmark.workloads import BACKWARD, FORWARD
+
+MISSING = "–"
+FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, where a narrow terminal would break a line
+
+_SIZES = "B{batch} H{heads} K{head_dim}, {dtype}, npos_max {npos_max}, {devices}"
+_TIMES = "time, and times that of {reference}"
+_BYTES = "of the process beyond its inputs, and XLA's temporaries"
+
+
+def tables(records: Sequence[Record]) -> list[Table]:
+    """A table for each section, what was timed in it, and size of CoPE's table."""
+    return [
+        *_tables(records, "attention", "length", f"Attention, {{what}}, causal, {_SIZES}: {_TIMES}", _time),
+        *_tables(records, "memory", "length", f"Memory of {{what}}, {_SIZES}: {_BYTES}", _memory),
+        *_tables(records, "decode", "context", f"Decoding, {{what}}, {_SIZES}: {_TIMES}", _time),
+        *_tables(records, "train", "recipe", f"Training, {{what}}, {{devices}}: {_TIMES}", _time),
+    ]
+
+
+def markdown(records: Sequence[Record], reasons: Sequence[str], notes: Sequence[str], environment: Record) -> str:
+    """The whole report."""
+    facts = [f"{name.replace('_', ' ')}: {value}" for name, value in environment.items()]
+    parts = ["# Benchmark", *(table.markdown() for table in tables(records))]
+    for heading, lines in (("Left out", reasons), ("Notes", notes), ("Measured with", facts)):
+        if lines:
+            parts.append(f"{heading}:\n\n" + "\n".join(f"- {line}" for line in lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables(
+    records: Sequence[Record], section: str, across: str, title: str, cell: Callable[[Record], str]
+) -> list[Table]:
+    """One table for each size of CoPE's table and each figure of a section; its columns are the values of `across`."""
+    built, section_records = [], select(records, section=section)
+    for npos_max, what in {(record.get("npos_max"), record["what"]): None for record in section_records}:
+        own = select(section_records, npos_max=npos_max, what=what)
+        columns = list(dict.fromkeys(record[across] for record in own))
+        rows = []
+        for contender in dict.fromkeys(record["contender"] for record in own):
+            found = [select(own, **{"contender": contender, across: column}) for column in columns]
+            rows.append([contender, *(cell(one[0]) if one else MISSING for one in found)])
+        devices = own[0]["devices"]
+        fields = {**own[0], "devices": f"JAX on {devices} device{'s' * (devices > 1)}"}
+        built.append(Table(title.format(**fields), [across, *map(str, columns)], rows))
+    return built
+
+
+def _time(record: Record) -> str:
+    return f"{milliseconds(record['median_seconds'])}  {times(record['ratio'])}"
+
+
+def milliseconds(seconds: float) -> str:
+    r"""A time to three digits.
+
+    >>> [milliseconds(seconds) for seconds in (0.00034567, 0.0123, 1.2345)]
+    ['0.346\xa0ms', '12.3\xa0ms', '1234\xa0ms']
+    """
+    value = 1000 * seconds
+    return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}{FIRM}ms"
+
+
+def times(ratio: float | None) -> str:
+    """A ratio, as text."""
+    return MISSING if ratio is None else f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.0f}×"
+
+
+def _memory(record: Record) -> str:
+    taken = mebibytes(record["peak_bytes"] - record["start_bytes"])
+    return f"{taken}  {MISSING if record['temp_bytes'] is None else mebibytes(record['temp_bytes'])}"
+
+
+def mebibytes(count: int) -> str:
+    r"""Bytes, as text.
+
+    >>> mebibytes(3 * 2**20), mebibytes(3 * 2**30)
+    ('3\xa0MiB', '3.0\xa0GiB')
+    """
+    return f"{count / 2**20:.0f}{FIRM}MiB" if count < 2**30 else f"{count / 2**30:.1f}{FIRM}GiB"
+
+
+def write_plots(workdir: Path, records: Sequence[Record]) -> list[Path]:
+    """Writes `attention_npos_max_N.png` for each N measured. Returns the paths."""
+    attention = select(records, section="attention")
+    paths = []
+    for npos_max in dict.fromkeys(record["npos_max"] for record in attention):
+        path = workdir / f"attention_npos_max_{npos_max}.png"
+        time_by_length(select(attention, npos_max=npos_max)).savefig(path, dpi=200)
+        paths.append(path)
+    return paths
+
+
+@rc_context(STYLE)
+def time_by_length(records: Sequence[Record]) -> Figure:
+    """Median times of the attention's records, a panel for forward and one for forward with backward."""
+    figure = Figure(figsize=(TEXT_WIDTH, 3.0), layout="constrained")
+    lengths = sorted({record["length"] for record in records})
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, what in zip(panels, (FORWARD, BACKWARD), strict=True):
+        for number, name in enumerate(dict.fromkeys(record["contender"] for record in records)):
+            own = sorted(select(records, contender=name, what=what), key=lambda record: record["length"])
+            axes.plot(
+                [record["length"] for record in own],
+                [1000 * record["median_seconds"] for record in own],
+                label=name,
+                color=COLOURS[number % len(COLOURS)],
+                marker=MARKERS[number % len(MARKERS)],
+            )
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xticks(lengths, [str(length) for length in lengths])
+        axes.set_title(what)
+        axes.set_xlabel("length")
+        axes.grid(which="major", color="0.9", linewidth=0.6)
+    panels[0].set_ylabel("time (ms)")
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside right center")
+    return figure

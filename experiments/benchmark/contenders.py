@@ -1,0 +1,216 @@
+"""Who takes part in the attention benchmark: a name, ENCODING/EXECUTION, and one small function each.
+
+A contender makes of a problem two tasks: "forward", which returns out_BLHK, and "forward+backward", which returns it
+with the gradients of q, k, v and of every parameter for a fixed cotangent. JAX's split the heads over the problem's
+devices, and a ring splits the sequence.
+"""
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax import encodings
+from cope_jax.attention import Cache, attend, attend_cached, create_cache
+from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError
+from cope_jax.registry import Registry, unknown
+from cope_jax.typing import PyTree
+from experiments.benchmark.devices import AXIS, Attention, Plan, split_heads, split_sequence
+from experiments.benchmark.timing import Case, LeftOut, Task, WithNote
+from experiments.benchmark.workloads import BACKWARD, FORWARD, Problem, Recipe
+
+Contender = Callable[[Problem], Mapping[str, Task]]
+
+CONTENDERS: Registry[Contender] = Registry("contender")
+IMPLEMENTATIONS = ("full", "blockwise", "ring", "auto")
+DEFAULT = (
+    "cope/blockwise",
+    "cope/full",
+    "cope/ring",
+    "rope/blockwise",
+    "rope/full",
+    "rope/jax.nn",
+    "cope/torch-listing",
+    "cope/x-transformers",
+    "rope/torch-sdpa",
+)
+# Matrices of all pairs, float32, that backward holds at its peak, roughly.
+OF_FULL, OF_JAX_NN = 10, 6
+
+
+def read(text: str) -> list[str]:
+    """The names of --contenders; ConfigError for an unknown or a repeated one."""
+    names = [name.strip() for name in encodings.split_outside_parentheses(text, ",")]
+    for name in names:
+        find(name)
+        if names.count(name) > 1:
+            raise ConfigError(f"--contenders names {name!r} twice")
+    return names
+
+
+def cases(problems: Sequence[Problem], names: Sequence[str], reference: str) -> list[Case]:
+    """One case for each problem: attention, forward and with all gradients."""
+    return [
+        Case(
+            {"section": "attention", **problem.fields()},
+            {name: functools.partial(find(name), problem) for name in names},
+            reference,
+            cost=problem.length**2,
+        )
+        for problem in problems
+    ]
+
+
+def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:
+    """Attention of one new token to a cache of a context of the problem's length, with each encoding."""
+    fields = {"section": "decode", "context": problem.length, **problem.fields()}
+    builds = {spec: functools.partial(decode, spec, problem) for spec in specs}
+    return Case(fields, builds, specs[0], cost=problem.length * 100)
+
+
+def find(name: str) -> Contender:
+    """The contender of a name: a registered one, or any encoding with an implementation of `attend`.
+
+    >>> tasks = find("alibi/full")(Problem(length=4, heads=2, head_dim=8))
+    >>> tasks["forward"]().shape
+    (1, 4, 2, 8)
+    >>> find("rope/torch")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: unknown contender 'rope/torch': did you mean 'rope/torch-sdpa'? Choices: ...
+    """
+    spec, _, implementation = name.rpartition("/")
+    if name in CONTENDERS:
+        return CONTENDERS.get(name)
+    if not spec or implementation not in IMPLEMENTATIONS:
+        own = [f"{encoding}/{how}" for encoding in encodings.names() for how in IMPLEMENTATIONS]
+        raise unknown("contender", name, [*CONTENDERS, *own])
+    EncodingConfig.parse(spec)
+    return functools.partial(_ours, spec, implementation)
+
+
+def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task]:
+    """An encoding in `cope_jax.attention.attend`."""
+    options: Any = {"sequence_axis": AXIS} if implementation == "ring" else {}
+
+    def build(problem: Problem) -> tuple[Attention, PyTree]:
+        merge, params = problem.encoding(spec)
+
+        def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            return attend(q, k, v, encoding=merge(params), implementation=implementation, embedded=True, **options)
+
+        return attention, params
+
+    if implementation == "ring":
+        return _tasks(split_sequence(*build(problem), problem), problem)
+    if implementation == "full":
+        problem.check_square(OF_FULL)
+    return _tasks(split_heads(build, problem), problem)
+
+
+@CONTENDERS.register("rope/jax.nn")
+def _jax_nn(problem: Problem) -> Mapping[str, Task]:
+    """`jax.nn.dot_product_attention` after our rotation."""
+    problem.check_square(OF_JAX_NN)
+
+    def build(problem: Problem) -> tuple[Attention, PyTree]:
+        rope = encodings.create("rope", num_heads=problem.heads, head_dim=problem.head_dim, rngs=nnx.Rngs(0))
+
+        def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
+            q, k = rope.rotate(q, k, (), (), positions, positions)
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+
+        return attention, {}
+
+    return _tasks(split_heads(build, problem), problem)
+
+
+class Compiled:
+    """A function with its arguments, compiled at first use; a call computes it and waits for the result."""
+
+    def __init__(self, function: Callable[..., Any], *arguments: Any, plan: Plan):
+        self._function, self._arguments = function, arguments
+        self._context = functools.partial(jax.set_mesh, plan.mesh) if plan.mesh else contextlib.nullcontext
+        with self._context():
+            jax.eval_shape(function, *arguments)  # so that what is wrong shows now
+
+    @functools.cached_property
+    def _compiled(self) -> Any:
+        with self._context():
+            return jax.jit(self._function).lower(*self._arguments).compile()
+
+    @property
+    def temp_bytes(self) -> int | None:
+        """What XLA allocates beside arguments and results."""
+        return getattr(self._compiled.memory_analysis(), "temp_size_in_bytes", None)
+
+    def __call__(self) -> Any:
+        return jax.block_until_ready(self._compiled(*self._arguments))
+
+
+def _tasks(plan: Plan, problem: Problem) -> Mapping[str, Task]:
+    arrays = [jnp.asarray(array, problem.dtype) for array in problem.arrays()]
+    params, (q, k, v, cotangent) = plan.place(plan.params, arrays)
+
+    def forward_and_backward(params: Any, q: jax.Array, k: jax.Array, v: jax.Array, cotangent: jax.Array) -> Any:
+        out, pull = jax.vjp(plan.attention, params, q, k, v)
+        of_params, *of_inputs = pull(cotangent)
+        return out, *of_inputs, *jax.tree.leaves(of_params)
+
+    tasks = {
+        FORWARD: Compiled(plan.attention, params, q, k, v, plan=plan),
+        BACKWARD: Compiled(forward_and_backward, params, q, k, v, cotangent, plan=plan),
+    }
+    return WithNote(tasks, plan.note) if plan.note else tasks
+
+
+def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
+    """Enters a token as the last of L and attends to all of them; the cache is updated in place.
+
+    The task returns out_B1HK. Every call enters the same token anew, so the context does not grow.
+    """
+    merge, params = problem.encoding(spec)
+    q, k, v, _ = (jnp.asarray(array, problem.dtype) for array in problem.arrays())
+
+    def enter(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> Cache:
+        positions_BL = cache.filled + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
+        return cache.enter(positions_BL).append(q, k, v, encoding=merge(params))
+
+    @functools.partial(jax.jit, donate_argnums=1)
+    def run(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Cache]:
+        cache = enter(params, cache, q, k, v)
+        out = attend_cached(q, cache, encoding=merge(params), embedded=True)
+        return out, dataclasses.replace(cache, filled=cache.filled - 1)
+
+    empty = create_cache(merge(params), batch=problem.batch, capacity=problem.length, dtype=problem.dtype)
+    cache = jax.jit(enter)(params, empty, q[:, :-1], k[:, :-1], v[:, :-1])
+    token = q[:, -1:], k[:, -1:], v[:, -1:]
+
+    def task() -> jax.Array:
+        nonlocal cache
+        out, cache = run(params, cache, *token)
+        return jax.block_until_ready(out)
+
+    return {"attention of one token": task}
+
+
+def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, Task]:
+    """The tasks of a function of `torch_contenders`, which is imported only where PyTorch is installed."""
+    try:
+        from experiments.benchmark import torch_contenders
+
+        return getattr(torch_contenders, function)(*arguments)
+    except ModuleNotFoundError as error:
+        raise LeftOut(f"{error.name} is not installed: pip install -e '.[bench]'") from error
+
+
+CONTENDERS.register("cope/torch-listing")(functools.partial(of_torch, "cope_listing"))
+CONTENDERS.register("cope/x-transformers")(functools.partial(of_torch, "x_transformers_cope"))
+CONTENDERS.register("rope/torch-sdpa")(functools.partial(of_torch, "sdpa_with_rope"))

@@ -1,0 +1,114 @@
+"""Attention split over JAX's devices; `process` makes a CPU one device for each core."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from cope_jax.errors import ConfigError
+from cope_jax.typing import Array, PyTree
+from experiments.benchmark.timing import LeftOut
+from experiments.benchmark.workloads import Problem
+
+AXIS = "devices"
+Attention = Callable[..., Array]
+"""(params, q_BLHK, k_BLHK, v_BLHK) → out_BLHK, for any L."""
+Build = Callable[[Problem], tuple[Attention, PyTree]]
+"""Attention with the heads of a problem, and its parameters."""
+
+SEQUENCE, HEADS = 1, 2  # dimensions of q, k and v
+# The tiny problem on which heads are compared; what is added to the logits of other heads differs by far more.
+LENGTH, TOLERANCE = 8, 1e-4
+
+
+def choose(asked: int) -> int:
+    """How many of JAX's devices share the work; 0 asks for all. Raises ConfigError where there are fewer than asked.
+
+    >>> choose(1)
+    1
+    """
+    found = jax.device_count()
+    if asked > found:
+        raise ConfigError(f"--devices={asked}, and JAX has {found}: ask for fewer, or look into XLA_FLAGS")
+    return asked or found
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How attention runs.
+
+    Attributes:
+      attention: of all heads.
+      params: its parameters, of which every device of the mesh has the whole.
+      mesh: the devices, as its axis `AXIS`; None: one device.
+      split: the dimension of q, k and v that they share.
+      note: why it is not split although several devices are there, in one line; or empty.
+    """
+
+    attention: Attention
+    params: PyTree
+    mesh: Mesh | None = None
+    split: int = HEADS
+    note: str = ""
+
+    @property
+    def spec(self) -> PartitionSpec:
+        """Of q, k and v."""
+        return PartitionSpec(*[None] * self.split, AXIS)
+
+    def place(self, params: PyTree, arrays: Any) -> tuple[PyTree, Any]:
+        """Parameters and arrays where they are needed."""
+        if self.mesh is None:
+            return params, arrays
+        whole, share = (NamedSharding(self.mesh, spec) for spec in (PartitionSpec(), self.spec))
+        return jax.device_put(params, whole), jax.device_put(arrays, share)
+
+
+def _mesh(devices: int) -> Mesh:
+    return jax.make_mesh((devices,), (AXIS,), axis_types=(AxisType.Auto,), devices=jax.devices()[:devices])
+
+
+def split_heads(build: Build, problem: Problem) -> Plan:
+    """Heads split over the problem's devices, where that gives the same; else all on one."""
+    plan, heads, devices = Plan(*build(problem)), problem.heads, problem.devices
+    if devices == 1:
+        return plan
+    if heads % devices:
+        return dataclasses.replace(plan, note=f"on 1 device, for {devices} cannot share {heads} heads evenly")
+    part = _part(build, plan, problem)
+    if part is None:
+        return dataclasses.replace(plan, note="on 1 device, for it treats its heads differently")
+    plan = dataclasses.replace(plan, mesh=_mesh(devices))
+    specs = (PartitionSpec(), *[plan.spec] * 3)
+    sharded = jax.shard_map(part, mesh=plan.mesh, in_specs=specs, out_specs=plan.spec, check_vma=False)
+    return dataclasses.replace(plan, attention=sharded)
+
+
+def _part(build: Build, plan: Plan, problem: Problem) -> Attention | None:
+    """Attention of one device's heads with the parameters of all heads; None where the parts are not the whole."""
+    try:
+        part, of_part = build(dataclasses.replace(problem, heads=problem.heads // problem.devices))
+    except ConfigError:  # options that name every head
+        return None
+    shapes, found = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (plan.params, of_part))
+    if shapes != found:
+        return None
+    tiny = dataclasses.replace(problem, length=min(LENGTH, problem.length), batch=1)
+    arrays = [jnp.asarray(array) for array in tiny.arrays()[:3]]
+    compiled, whole = jax.jit(part), jax.jit(plan.attention)(plan.params, *arrays)
+    shares = zip(*(jnp.split(array, problem.devices, HEADS) for array in arrays), strict=True)
+    parts = np.concatenate([compiled(plan.params, *share) for share in shares], HEADS)
+    return part if np.allclose(parts, whole, rtol=0, atol=TOLERANCE) else None
+
+
+def split_sequence(attention: Attention, params: PyTree, problem: Problem) -> Plan:
+    """The sequence split over the problem's devices, for attention that expects it so."""
+    if problem.devices == 1:
+        raise LeftOut("a ring takes several devices, and has 1")
+    if problem.length % problem.devices:
+        raise LeftOut(f"{problem.devices} devices take a length that is a multiple of {problem.devices}")
+    return Plan(attention, params, _mesh(problem.devices), SEQUENCE)

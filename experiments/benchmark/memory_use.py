@@ -1,0 +1,83 @@
+"""The memory that forward and backward take: each contender in a process of its own.
+
+python -m experiments.benchmark.memory_use CONTENDER PROBLEM_AS_JSON
+"""
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cope_jax.errors import ConfigError
+from experiments.benchmark import contenders, process
+from experiments.benchmark.timing import LeftOut, Results, progress
+from experiments.benchmark.workloads import BACKWARD, ROOT, Problem
+
+
+def run(
+    problems: Sequence[Problem],
+    names: Sequence[str],
+    results: Results,
+    stop: Callable[[], bool],
+    keep: Callable[[], Any],
+) -> None:
+    """Measures every contender at every problem; ends early where `stop` says so."""
+    with progress(sum(problem.length for problem in problems) * len(names)) as bar:
+        for problem in problems:
+            for name in names:
+                bar.set_description(f"memory, {problem.length}")
+                fields = {"section": "memory", **problem.fields()}
+                measured = measure(name, problem)
+                if stop():
+                    return
+                if "reason" in measured:
+                    results.left_out.append({**fields, "contender": name, **measured})
+                else:
+                    results.records.append({**fields, "contender": name, "what": BACKWARD, **measured})
+                bar.update(problem.length)
+            keep()
+
+
+def measure(name: str, problem: Problem) -> dict[str, Any]:
+    """What `measure_here` finds in a new process; the `reason` where that fails."""
+    command = [sys.executable, "-m", __name__, name, json.dumps(problem.fields())]
+    done = subprocess.run(command, cwd=ROOT, env=process.untuned(), capture_output=True, text=True)
+    if done.returncode:
+        died = f"ended by signal {-done.returncode}" if done.returncode < 0 else (done.stderr.splitlines() or ["?"])[-1]
+        return {"reason": f"the process failed: {died}"}
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def measure_here(name: str, problem: Problem) -> dict[str, Any]:
+    """As `measure`, in this process, of which it is the first work.
+
+    Returns:
+      The `reason` why the contender does not take part, or:
+      `temp_bytes`: what XLA allocates beside arguments and results; None for others. `start_bytes`: resident memory
+      with libraries, inputs and the compiled program. `peak_bytes`: the most that two calls took.
+    """
+    try:
+        task = contenders.find(name)(problem)[BACKWARD]
+        temp_bytes = getattr(task, "temp_bytes", None)  # compiles
+    except (LeftOut, ConfigError) as reason:
+        return {"reason": str(reason)}
+    status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
+    if not forget.exists():
+        return {"reason": "the peak of resident memory is known on Linux only"}
+
+    def peak() -> int:
+        return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
+
+    with contextlib.suppress(OSError):
+        forget.write_text("5")  # the resident memory of now becomes the peak: else compilation counts
+    start_bytes = peak()
+    task()
+    task()
+    return {"temp_bytes": temp_bytes, "start_bytes": start_bytes, "peak_bytes": peak()}
+
+
+if __name__ == "__main__":
+    print(json.dumps(measure_here(sys.argv[1], Problem(**json.loads(sys.argv[2])))))

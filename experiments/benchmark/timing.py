@@ -1,0 +1,171 @@
+"""Functions that do the same work, timed in turns, so that a machine that slows down slows all of them."""
+
+import dataclasses
+import functools
+import gc
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tqdm import tqdm
+
+from cope_jax.errors import ConfigError
+from cope_jax.runs.records import Record
+
+K = TypeVar("K")
+Task = Callable[[], Any]
+"""Does its work once and returns when it is done."""
+Build = Callable[[], Mapping[str, Task]]
+"""Makes a contender ready: what it is timed at, such as "forward", and the task."""
+
+TURN_SECONDS = 0.05
+PAUSE_SECONDS = 0.01  # in which the idle threads of the library before stop to spin
+
+
+class LeftOut(Exception):
+    """This contender cannot take part here; the message says why, in one line."""
+
+
+class WithNote(dict[str, Task]):
+    """The tasks of a contender that takes part otherwise than asked; the note says how, in one line."""
+
+    def __init__(self, tasks: Mapping[str, Task], note: str):
+        super().__init__(tasks)
+        self.note = note
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Contenders that do the same work and so are timed in turns.
+
+    Attributes:
+      fields: what the records of this case share, such as section and length.
+      builds: by the contender's name.
+      reference: the contender that the ratios are relative to; the first that takes part where it does not.
+      cost: how long the case takes in comparison with others, for the progress bar.
+    """
+
+    fields: Record
+    builds: Mapping[str, Build]
+    reference: str
+    cost: float = 1.0
+
+
+@dataclasses.dataclass
+class Results:
+    """What was measured so far: one record for each contender and figure; who was left out, and why; and notes."""
+
+    records: list[Record] = dataclasses.field(default_factory=list)
+    left_out: list[Record] = dataclasses.field(default_factory=list)
+    notes: list[Record] = dataclasses.field(default_factory=list)
+
+    def lines(self) -> tuple[list[str], list[str]]:
+        """A line for each contender that was left out and reason, and for each contender and note."""
+        return _lines(self.left_out, "reason"), _lines(self.notes, "note")
+
+
+def _lines(rows: Sequence[Record], field: str) -> list[str]:
+    lines: dict[tuple[str, str], list[str]] = {}
+    for row in rows:
+        at = row.get("length") or row.get("recipe") or row.get("context")
+        lines.setdefault((row["contender"], row[field]), []).append(str(at))
+    return [f"{name} ({', '.join(dict.fromkeys(at))}): {text}" for (name, text), at in lines.items()]
+
+
+def progress(total: float) -> Any:
+    """A progress bar for work of unequal pieces."""
+    return tqdm(total=total, bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left")
+
+
+def run(
+    cases: Sequence[Case], rounds: int, results: Results, stop: Callable[[], bool], keep: Callable[[], Any]
+) -> None:
+    """Times all cases, each contender in so many turns or `rounds`, and calls `keep` after each case.
+
+    Ends early, with the rounds that are complete, where `stop`, which is asked after each round, says so.
+    """
+    if not cases:
+        return
+    with progress(sum(case.cost * (rounds + 1) for case in cases)) as bar:
+        for case in cases:
+            if stop():
+                return
+            bar.set_description(", ".join(str(value).replace("_", " ") for value in list(case.fields.values())[:2]))
+            _time(case, rounds, results, stop, functools.partial(bar.update, case.cost))
+            keep()
+            gc.collect()  # what a contender held is free before the next case starts
+
+
+def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], advance: Callable[[], Any]) -> None:
+    tasks: dict[tuple[str, str], Task] = {}
+    for name, build in case.builds.items():
+        try:
+            built = build()
+            if isinstance(built, WithNote):
+                results.notes.append({**case.fields, "contender": name, "note": built.note})
+            for what, task in built.items():
+                task()  # compiles, and fills the caches
+                tasks[name, what] = task
+                if stop():
+                    return
+        except (LeftOut, ConfigError) as reason:
+            results.left_out.append({**case.fields, "contender": name, "reason": str(reason)})
+    advance()
+    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in tasks}
+    for measured in interleave(tasks, rounds):
+        for key, one in measured.items():
+            seconds[key].append(one)
+        advance()
+        if stop():
+            break
+    names = [name for name, _ in seconds]
+    reference = case.reference if case.reference in names else next(iter(names), "")
+    results.records += [
+        {
+            **case.fields,
+            "contender": name,
+            "what": what,
+            "median_seconds": statistics.median(own),
+            "reference": reference,
+            "ratio": ratio(own, seconds[reference, what]) if (reference, what) in seconds else None,
+            "seconds": own,
+        }
+        for (name, what), own in seconds.items()
+    ]
+
+
+def interleave(
+    tasks: Mapping[K, Task],
+    rounds: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[dict[K, float]]:
+    """Runs all tasks in turns, and yields after each round the seconds that one call of each took in it.
+
+    In a turn a short task is called several times, for `TURN_SECONDS`, and the median counts. Every other round runs
+    backwards, so that no task always follows the same one. Nothing is warmed up here.
+    """
+    for number in range(rounds):
+        seconds = {}
+        for key in list(tasks)[:: -1 if number % 2 else 1]:
+            sleep(PAUSE_SECONDS)
+            began, calls = clock(), list[float]()
+            while not calls or clock() - began < TURN_SECONDS:
+                start = clock()
+                tasks[key]()
+                calls.append(clock() - start)
+            seconds[key] = statistics.median(calls)
+        yield {key: seconds[key] for key in tasks}
+
+
+def ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
+    """How many times the reference's time: the median over the rounds of each round's own ratio.
+
+    Load that lasts for a round is in both of its times, and so not in their ratio.
+
+    >>> ratio([2.0, 40.0, 6.0], [1.0, 10.0, 2.0])
+    3.0
+    """
+    return statistics.median(own / other for own, other in zip(seconds, reference, strict=True))

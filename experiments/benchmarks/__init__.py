@@ -1,1 +1,0 @@
-"""What experiments.benchmark measures, one module for each subject."""

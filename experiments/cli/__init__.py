@@ -1,0 +1,1 @@
+"""What every command shares: flags of distributed runs, and errors in one line."""

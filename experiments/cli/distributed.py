@@ -1,0 +1,63 @@
+"""Flags of runs of several processes: how the processes find each other."""
+
+import os
+import re
+import sys
+from typing import Any
+
+import jax
+from absl import flags
+
+from cope_jax.errors import ConfigError
+
+_DISTRIBUTED = flags.DEFINE_enum(
+    "distributed",
+    "auto",
+    ["auto", "on", "off"],
+    "Several processes, one a host or a device. on: JAX finds the others, on Cloud TPU, GKE, Slurm and Open MPI; auto: "
+    "on where Slurm's srun, Open MPI or GKE started more than one.",
+)
+_COORDINATOR = flags.DEFINE_string(
+    "coordinator", None, "HOST:PORT of the first process, where JAX cannot find it; with --num_processes, --process_id."
+)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes there are.", lower_bound=1)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.", lower_bound=0)
+
+
+def join() -> None:
+    """Connects this process with the others, if there are any; before anything asks for devices.
+
+    Leaves with status 134, as JAX does in a process that loses the others, where they are not found: they may only be
+    late, so that the same command is to be tried again.
+
+    Raises:
+      ConfigError: incomplete flags.
+    """
+    given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")}
+    explicit = any(value is not None for value in given.values())
+    if explicit and None in given.values():
+        raise ConfigError("--coordinator, --num_processes and --process_id belong together: give all three, or none")
+    if explicit and not re.fullmatch(r".+:[0-9]+", given["coordinator"]):
+        raise ConfigError("--coordinator={coordinator} must be HOST:PORT".format(**given))
+    if explicit and given["process_id"] >= given["num_processes"]:
+        raise ConfigError("--process_id={process_id} must be less than --num_processes={num_processes}".format(**given))
+    if not explicit and not (_DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())):
+        return
+    try:
+        jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+    except (ValueError, RuntimeError, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        print(
+            f"error: the processes did not find each other ({reason}): start all of them, or give --coordinator, "
+            f"--num_processes and --process_id, or --distributed=off for one alone",
+            file=sys.stderr,
+        )
+        sys.exit(134)
+
+
+def several() -> bool:
+    """Whether the environment says that this is one of several processes."""
+    counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
+    return any(count.isdigit() and int(count) > 1 for count in counts) or "," in os.environ.get(
+        "TPU_WORKER_HOSTNAMES", ""
+    )

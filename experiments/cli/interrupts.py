@@ -1,0 +1,27 @@
+"""Ctrl-C before a command has begun, as while it imports: one line and exit status 130 instead of a traceback."""
+
+import os
+import sys
+import types
+from typing import Any
+
+
+def install() -> None:
+    """Replaces Python's hooks for exceptions that nothing catches, and for those that callbacks drop."""
+    dropped = sys.unraisablehook
+
+    def uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
+        _leave_after_interrupt(kind)
+        sys.__excepthook__(kind, error, trace)
+
+    def unraisable(hook: Any) -> None:  # JAX has such a callback at each garbage collection
+        _leave_after_interrupt(hook.exc_type)
+        dropped(hook)
+
+    sys.excepthook, sys.unraisablehook = uncaught, unraisable
+
+
+def _leave_after_interrupt(kind: type[BaseException]) -> None:
+    if issubclass(kind, KeyboardInterrupt):
+        print("interrupted", file=sys.stderr, flush=True)
+        os._exit(130)

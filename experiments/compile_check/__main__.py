@@ -1,0 +1,49 @@
+"""Compiles the training step for accelerators that are not there: does it fit, what does it send, how fast may it be?
+
+python -m experiments.compile_check --config=experiments/configs/lm_1b.py --topology=v5e:4x4 --config.job.mesh.fsdp=16
+
+The very step that `experiments.train` runs, on the mesh of `config.job.mesh` over all devices of the topology. Exit
+status: 0 it fits, 1 it does not, 2 wrong input.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from absl import flags
+from rich.console import Console
+
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.report.table import Table
+from experiments.cli import entry
+from experiments.compile_check import chips
+from experiments.compile_check.figures import compile_step, notes, rows
+
+_CONFIG = entry.DEFINE_config("config")
+_TOPOLOGY = flags.DEFINE_string("topology", None, f"What to compile for: {chips.known()}.", required=True)
+_JSON = flags.DEFINE_string("json", None, "A file to write the figures to.")
+flags.mark_flag_as_required("config")
+
+
+def main() -> None:
+    """Compiles, and prints what the program tells."""
+    config = entry.read_config(_CONFIG.value)
+    path = None if _JSON.value is None else Path(_JSON.value)
+    if path is not None and not path.parent.is_dir():
+        raise ConfigError(f"--json={path}: there is no folder {path.parent}")
+    step = compile_step(config, chips.describe(_TOPOLOGY.value))
+    console = Console(highlight=False)
+    console.print(Table("fits" if step["fits"] else "does not fit", ["", ""], rows(step)).rich())
+    for note in notes(step):
+        console.print(note, markup=False)
+    if path is not None:
+        try:
+            path.write_text(json.dumps(step, indent=1) + "\n")
+        except OSError as error:
+            raise ConfigError(f"cannot write to {path} ({error.strerror}): choose another --json") from error
+    if not step["fits"]:
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    entry.run(main)

@@ -1,0 +1,171 @@
+"""The accelerators that steps are compiled for: what is public of their memory, clocks and links, and their devices.
+
+Peaks are in `cope_jax.training.flops.PEAK_FLOPS`. TPUs: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and
+/tpu7x; GPUs: NVIDIA's data sheets, and compute capability 9.0 in NVIDIA's CUDA programming guide.
+"""
+
+import dataclasses
+import importlib.util
+import os
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from cope_jax.errors import ConfigError
+
+GB, GIB = 1e9, 2.0**30
+_FLAT = tuple("1x1 2x2 2x4 4x4 4x8 8x8 8x16 16x16".split())
+_CUBES = tuple("2x2x1 2x2x2 2x2x4 2x4x4 4x4x4 4x4x8 4x8x8 8x8x8".split())
+_COUNTS = tuple("1 2 4 8".split())
+
+
+@dataclasses.dataclass(frozen=True)
+class Chip:
+    """One kind of accelerator; all figures are of one JAX device.
+
+    Attributes:
+      platform: "tpu" or "cuda".
+      hbm_bytes: memory.
+      hbm_bandwidth: bytes/s.
+      ring_bandwidth: bytes/s that a device sends in a ring; on a TPU, over both directions of one axis of the torus.
+      shapes: the common slices, as text.
+      clock: Hz in which the compiler counts cycles: the peak over the FLOPs of the matrix units in a cycle. None: the
+        compiler counts none.
+      devices_per_chip: JAX devices in a chip.
+      options: what `get_topology_desc` wants besides the shape.
+      name: of a GPU, for its compiler.
+    """
+
+    platform: str
+    hbm_bytes: float
+    hbm_bandwidth: float
+    ring_bandwidth: float
+    shapes: tuple[str, ...]
+    clock: float | None = None
+    devices_per_chip: int = 1
+    options: dict[str, str] = dataclasses.field(default_factory=dict)
+    name: str = ""
+
+
+CHIPS = {
+    # Two cores that appear as one device, as on Cloud TPU; libtpu would show two by itself.
+    "v4": Chip("tpu", 32 * GIB, 1200 * GB, 100 * GB, _CUBES, 1.05e9, options={"chip_config_name": "megacore"}),
+    "v5e": Chip("tpu", 16 * GIB, 800 * GB, 100 * GB, _FLAT, 1.5e9),
+    "v5p": Chip("tpu", 95 * GIB, 2765 * GB, 200 * GB, _CUBES, 1.75e9),
+    "v6e": Chip("tpu", 32 * GIB, 1600 * GB, 200 * GB, _FLAT, 1.75e9),
+    "tpu7x": Chip("tpu", 96 * GIB, 3690 * GB, 200 * GB, _CUBES, 2.2e9, devices_per_chip=2),
+    "h100": Chip("cuda", 80 * GIB, 3350 * GB, 450 * GB, _COUNTS, name="NVIDIA H100 80GB HBM3"),
+    "h200": Chip("cuda", 141 * GB, 4800 * GB, 450 * GB, _COUNTS, name="NVIDIA H200"),
+}
+
+# Without them libtpu looks for a TPU and its metadata server, or for a process that holds one.
+_TPU_ENVIRONMENT = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-8",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+# XLA's description of a GPU, a `GpuTargetConfigProto` as text.
+_HOPPER = """
+gpu_device_info {{
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: {bandwidth:.0f}
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: {memory:.0f}
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  cuda_compute_capability {{ major: 9 minor: 0 }}
+}}
+platform_name: "CUDA"
+dnn_version_info {{ major: 9 minor: 10 }}
+device_description_str: "{name}"
+"""
+
+
+class Topology(NamedTuple):
+    """Devices of one kind, named as "v5e:4x4", as a mesh takes them; they can be compiled for, and no more."""
+
+    name: str
+    chip: Chip
+    devices: Sequence[Any]
+
+
+def known() -> str:
+    """The topologies that the command's help and errors list.
+
+    >>> known().split("; ")[1]
+    'v5e:1x1|2x2|2x4|4x4|4x8|8x8|8x16|16x16'
+    """
+    return "; ".join(f"{name}:{'|'.join(chip.shapes)}" for name, chip in CHIPS.items())
+
+
+def find(topology: str) -> tuple[Chip, str]:
+    """The chip and the shape that a topology names, as "v5e:4x4"; other shapes than the common ones pass too.
+
+    >>> find("v5p:2x4x4")[1]
+    '2x4x4'
+
+    Raises:
+      ConfigError: not of that form, or an unknown chip.
+    """
+    name, _, shape = topology.partition(":")
+    sizes = shape.split("x")
+    if name not in CHIPS or not all(size.isdecimal() and int(size) > 0 for size in sizes):
+        raise ConfigError(f"unknown topology {topology!r}; known are {known()}")
+    chip = CHIPS[name]
+    axes = len(chip.shapes[0].split("x"))
+    if len(sizes) != axes:
+        raise ConfigError(f"topology {topology!r}: {name} has shapes of {axes} numbers, as {name}:{chip.shapes[-1]}")
+    return chip, shape
+
+
+def describe(name: str) -> Topology:
+    """The devices of a topology; this process computes on the CPU from then on.
+
+    To be called before JAX has computed anything.
+
+    Raises:
+      ConfigError: an unknown topology, or its compiler is not installed.
+    """
+    chip, shape = find(name)
+    jax.config.update("jax_platforms", "cpu")
+    options: dict[str, Any] = {"topology_name": name, **chip.options}
+    if chip.platform == "tpu":
+        if importlib.util.find_spec("libtpu") is None:
+            raise ConfigError("compiling for TPUs needs libtpu: pip install 'cope-jax[tpu-compile]'")
+        os.environ.update(_TPU_ENVIRONMENT)
+    else:
+        plugin = f"pip install 'jax-cuda13-plugin[with-cuda]=={jax.__version__}'"
+        if not all(importlib.util.find_spec(module) for module in ("jax_plugins", "jax_plugins.xla_cuda13")):
+            raise ConfigError(f"compiling for GPUs needs CUDA's compiler: {plugin}")
+        os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+        kind = name.partition(":")[0]
+        options = {"topology_name": kind, "topology": f"1x1x{shape}", "target_config": target_config(chip)}
+    try:
+        devices = topologies.get_topology_desc(platform=chip.platform, **options).devices
+    except jax.errors.JaxRuntimeError as error:
+        raise ConfigError(f"topology {name!r}: {' '.join(str(error).split())[:300]}") from error
+    return Topology(name, chip, devices)
+
+
+def target_config(chip: Chip) -> str:
+    """What XLA must know of a GPU to compile for it without having one.
+
+    >>> "memory_bandwidth: 4800000000000" in target_config(CHIPS["h200"])
+    True
+    """
+    return _HOPPER.format(name=chip.name, memory=chip.hbm_bytes, bandwidth=chip.hbm_bandwidth)

@@ -1,0 +1,143 @@
+"""How often each instruction of a compiled program runs."""
+
+import dataclasses
+import re
+from collections.abc import Callable, Iterator
+
+from experiments.compile_check.hlo import Computation, Instruction, Module
+
+_SAME = ("copy", "bitcast", "convert", "reshape", "copy-start", "copy-done", "optimization-barrier")
+
+
+@dataclasses.dataclass(frozen=True)
+class Loop:
+    """A while loop, in the computation that it stands in, and the loops around that."""
+
+    instruction: Instruction
+    computation: Computation
+    around: "Loop | None"
+
+
+@dataclasses.dataclass(frozen=True)
+class Visit:
+    """An instruction as it runs in one place of the program.
+
+    Attributes:
+      times: how often.
+      fused: it is a part of a fusion, so it has no cost of its own in the compiler's schedule.
+      unknown: it is a loop that counts as one turn because nobody knows better.
+    """
+
+    instruction: Instruction
+    computation: Computation
+    times: float
+    fused: bool
+    unknown: bool = False
+
+
+def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit]:
+    """Every instruction that runs, with how often it does; all branches of a conditional count.
+
+    Args:
+      module: the program.
+      turns: how often a loop turns of which the program does not say it, from the loop's name in the source, the
+        `op_name` of its metadata; None: not known, then it counts as one turn.
+    """
+
+    def within(computation: Computation, times: float, fused: bool, around: Loop | None) -> Iterator[Visit]:
+        for instruction in computation.instructions.values():
+            if instruction.opcode != "while":
+                yield Visit(instruction, computation, times, fused)
+                for name in instruction.calls():
+                    yield from within(module[name], times, fused or instruction.opcode == "fusion", around)
+                continue
+            loop = Loop(instruction, computation, around)
+            count = trip_count(module, loop)
+            told = turns(instruction.attribute(r'op_name="([^"]*)"') or "") if count is None else float(count)
+            yield Visit(instruction, computation, times, fused, unknown=told is None)
+            for part in ("body", "condition"):
+                yield from within(
+                    module[_called(instruction, part)], times * (1 if told is None else told), fused, loop
+                )
+
+    yield from within(module[module.entry], 1.0, False, None)
+
+
+def trip_count(module: Module, loop: Loop) -> int | None:
+    """The turns of a loop that counts upward from one constant to below another; None of any other.
+
+    XLA's own analysis stands in the text on CPUs and GPUs, but not on TPUs.
+    """
+    stated = loop.instruction.attribute(r'"known_trip_count":\{"n":"(\d+)"')
+    if stated is not None:
+        return int(stated)
+    condition = module[_called(loop.instruction, "condition")]
+    test = condition[condition.root]
+    upward = {"LT": 1, "GT": -1}.get(test.attribute(r"direction=(\w+)") or "")
+    if test.opcode != "compare" or upward is None:
+        return None
+    counter, limit = (_source(condition, name) for name in test.operands[::upward])
+    index = _entry(condition, counter)
+    step = None if index is None else _step(module[_called(loop.instruction, "body")], index)
+    if index is None or step is None or step < 1:
+        return None
+    first, last = _initial(module, loop, index), _constant(module, condition, limit, loop)
+    return None if first is None or last is None else max(0, -(-(last - first) // step))
+
+
+def _called(instruction: Instruction, part: str) -> str:
+    return instruction.attribute(rf"\b{part}=%?([\w.\-]+)") or ""
+
+
+def _source(computation: Computation, name: str) -> Instruction:
+    """The instruction that a value comes from, behind copies of it."""
+    instruction = computation[name]
+    while instruction.opcode in _SAME and instruction.operands:
+        instruction = computation[instruction.operands[0]]
+    return instruction
+
+
+def _entry(computation: Computation, instruction: Instruction) -> int | None:
+    """Which entry of the loop's state it is; None where it is something else."""
+    if instruction.opcode != "get-tuple-element" or computation[instruction.operands[0]].opcode != "parameter":
+        return None
+    return int(instruction.attribute(r"index=(\d+)") or 0)
+
+
+def _step(body: Computation, index: int) -> int | None:
+    """What each turn adds to an entry of the state, 0 where it stays as it is; None where that is not constant."""
+    root = body[body.root]
+    if root.opcode != "tuple":
+        return None
+    found = _source(body, root.operands[index])
+    if _entry(body, found) == index:
+        return 0
+    if found.opcode != "add":
+        return None
+    terms = [_source(body, name) for name in found.operands]
+    own = [term for term in terms if _entry(body, term) == index]
+    constants = [term for term in terms if term.opcode == "constant"]
+    return _number(constants[0]) if len(own) == len(constants) == 1 else None
+
+
+def _initial(module: Module, loop: Loop, index: int) -> int | None:
+    """The value of an entry of the state before the loop."""
+    state = _source(loop.computation, loop.instruction.operands[0])
+    if state.opcode != "tuple":
+        return None
+    return _constant(module, loop.computation, _source(loop.computation, state.operands[index]), loop.around)
+
+
+def _constant(module: Module, computation: Computation, value: Instruction, loop: Loop | None) -> int | None:
+    """The number that a value is, also where it comes into the loop around as a part of a state that never changes."""
+    if value.opcode == "constant":
+        return _number(value)
+    index = _entry(computation, value)
+    if index is None or loop is None or _step(module[_called(loop.instruction, "body")], index) != 0:
+        return None
+    return _initial(module, loop, index)
+
+
+def _number(constant: Instruction) -> int | None:
+    text = re.fullmatch(r"\s*(-?\d+)\s*", constant.arguments)
+    return int(text[1]) if text else None

@@ -1,0 +1,117 @@
+r"""Sets language models on words beside each other: perplexity at the end, at equal steps, and at equal time.
+
+python -m experiments.language_models --models=runs/lm/rnn,runs/lm/lstm,runs/lm/transformer --workdir=runs/lm
+
+The runs are those of experiments.train on one task with the same words. Word perplexity is exp(loss), the loss being
+the mean over all words of a split, `<eos>` among them. Time is that of training and learning curves, as each run
+measured it: it compares machines and their load as much as models.
+
+Writes table.md, curves.png and language_models.json into the workdir.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from rich.console import Console
+
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual import contextual_plots
+from cope_jax.evaluation.report.plot_style import save
+from cope_jax.evaluation.report.table import Table, figure
+from cope_jax.files import write_atomically
+from cope_jax.runs import workdir as workdirs
+from cope_jax.training.metrics import read_metrics
+from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
+
+_MODELS = flags.DEFINE_list("models", None, "Finished workdirs of experiments.train.", required=True)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the table and the plot.", required=True)
+renamed("runs", "models")
+
+HEADINGS = ("model", "parameters", "steps", "minutes", "validation", "test", "at equal steps", "at equal time")
+
+
+def main() -> None:
+    """Reads the runs and shows them."""
+    runs = [read(Path(text)) for text in _MODELS.value]
+    if len({json.dumps(run["measured_on"], sort_keys=True) for run in runs}) > 1:
+        raise ConfigError("the runs are measured on different words, so that their perplexities do not compare")
+    if len({run["model"] for run in runs}) < len(runs):
+        raise ConfigError("two runs have folders of the same name, which names the models: rename one")
+    steps, seconds = (min(run[name] for run in runs) for name in ("steps", "seconds"))
+    for run in runs:
+        run["equal_steps"] = at(run["curve"], "step", steps)
+        run["equal_time"] = at(run["curve"], "seconds", seconds)
+    workdir, console = Path(_WORKDIR.value), Console()
+    with workdirs.locked(workdir):
+        rows = [row for run in runs for row in run["curve"]]
+        table = create_table(runs, steps, seconds)
+        curves = contextual_plots.language_model_curves(rows, measure="perplexity")
+        paths = [save(curves, workdir / "curves.png")]
+        paths.append(write_atomically(workdir / "table.md", f"{table.markdown()}\n"))
+        workdirs.write_json(workdir / "language_models.json", {"models": runs})
+        console.print(table.rich())
+        console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
+
+
+def read(workdir: Path) -> dict[str, Any]:
+    """What is to be known of a finished run."""
+    if not (workdir / "result.json").exists():
+        raise ConfigError(f"{workdir} holds no finished run: train it first with experiments.train")
+    records = workdirs.read_json(workdir / "result.json", "records")["records"]
+    losses = {record["split"]: record["value"] for record in records if record["metric"] == "loss"}
+    first = records[0]
+    if first["task"] != "words":
+        raise ConfigError(f"{workdir} is a run of {first['task']}: give language models on words")
+    config = workdirs.read_settings(workdir)["config"]
+    pace = first["wall_seconds"] / first["step"]
+    return {
+        "model": workdir.name,
+        "measured_on": {"task": config["task"], "evaluation": config["evaluation"]},
+        "parameters": first["parameters"],
+        "steps": first["step"],
+        "seconds": first["wall_seconds"],
+        "validation": math.exp(losses["validation"]),
+        "test": math.exp(losses["test"]),
+        "curve": [
+            {
+                "model": workdir.name,
+                "seed": row["seed"],
+                "step": row["step"],
+                "seconds": row["step"] * pace,
+                "perplexity": math.exp(row["loss"]),
+            }
+            for row in read_metrics(workdir / "metrics.jsonl")
+            if row.get("split") == "validation" and row["loss"] is not None
+        ],
+    }
+
+
+def at(curve: Sequence[dict[str, Any]], axis: str, bound: float) -> float | None:
+    """The perplexity at the last point of a learning curve up to `bound`; None where there is none so early.
+
+    >>> curve = [{"step": 5, "perplexity": 9.0}, {"step": 10, "perplexity": 7.0}]
+    >>> at(curve, "step", 9), at(curve, "step", 4)
+    (9.0, None)
+    """
+    before = [row["perplexity"] for row in curve if row[axis] <= bound * (1 + 1e-9)]
+    return before[-1] if before else None
+
+
+def create_table(runs: Sequence[dict[str, Any]], steps: int, seconds: float) -> Table:
+    """A row for each run."""
+    rows = []
+    for run in runs:
+        figures = (run["validation"], run["test"], run["equal_steps"], run["equal_time"])
+        sizes = (f"{run['parameters']:,}", f"{run['steps']:,}", f"{run['seconds'] / 60:.1f}")
+        rows.append([run["model"], *sizes, *(figure(value, 1) for value in figures)])
+    equal = f"equal: {steps:,} steps and {seconds / 60:.1f} minutes, on what the learning curves read of validation"
+    return Table("word perplexity", HEADINGS, rows, caption=equal)
+
+
+if __name__ == "__main__":
+    entry.run(main)

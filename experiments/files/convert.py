@@ -1,0 +1,127 @@
+"""Copies a trained model into another format: ours, or Hugging Face's where its architecture has one there.
+
+python -m experiments.convert --model=runs/cope --out=exported/cope
+python -m experiments.convert --model=runs/absolute --out=exported/absolute --format=gpt2
+python -m experiments.convert --model=downloads/Llama-3.2-1B --out=starts/llama
+
+Prints the flags with which a config of the same model goes on from it. docs/exchange.md
+"""
+
+import dataclasses
+import json
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from cope_jax import models
+from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.exchange import formats, safetensors_io
+from cope_jax.runs import warm_start
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.load import load
+from cope_jax.tasks.base import TextTask
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.words import Words
+from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
+
+_MODEL = flags.DEFINE_string("model", None, "A run, or a folder in a format of --format.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write to, new or empty.", required=True)
+_FORMAT = flags.DEFINE_enum("format", formats.OWN, sorted(formats.FORMATS), "What to write.")
+_SEED = flags.DEFINE_integer("seed", None, "Which seed of a run; without it, the first.")
+renamed("from", "model")
+renamed("to", "out")
+
+COMPANIONS = (
+    "added_tokens.json",
+    "encoder.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.bpe",
+    "vocab.json",
+    "vocab.txt",
+    "words.txt",
+)
+"""Files beside a model that go with it."""
+
+
+def main() -> None:
+    """Reads, writes, and tells how to go on."""
+    source, target = Path(_MODEL.value), Path(_OUT.value)
+    if target.exists() and (not target.is_dir() or any(target.iterdir())):
+        raise ConfigError(f"there is something in {target}: choose another --out")
+    if not source.is_dir():
+        raise ConfigError(f"there is no folder {source}: give --model a run, or a folder with a model")
+    found = load(source)
+    texts: dict[str, str] = {}
+    tokens: dict[str, Any] = {}
+    if found.task is not None and found.experiment is not None:
+        texts = dict(found.task.artifacts())
+        on_text = isinstance(found.task, TextTask)
+        options = found.experiment.task.options
+        if "lowercase" in options:  # of the pieces, which no vocabulary says
+            texts["tokenizer_config.json"] = _json(do_lower_case=options["lowercase"])
+    else:
+        on_text = found.name in models.able("generate")
+        if safetensors_io.holds_model(source):
+            tokens = safetensors_io.read_tokens(source)
+    config, params = found.config, jax.device_get(found.params(_SEED.value))
+    formats.save(target, config, params, _FORMAT.value, tokens)
+    workdirs.write_files(target, texts)
+    for name in COMPANIONS:
+        if (source / name).exists() and not (target / name).exists():
+            with clear_storage_errors(target / name):
+                shutil.copyfile(source / name, target / name)
+    size = sum(leaf.size for leaf in jax.tree.leaves(params))
+    print(f"{target}: {config.name}, {size:,} parameters, in the format {_FORMAT.value}")
+    vocabulary = list(vocabulary_flags(target)) if on_text else []
+    print(f"to train it further, with a config of the model {config.name}{' on text' if vocabulary else ''}:")
+    print(" \\\n  ".join(shlex.quote(flag) for flag in [*flags_of(target), *vocabulary]))
+
+
+def flags_of(folder: Path) -> Iterator[str]:
+    """The flags of experiments.train by which its model becomes that of the folder and starts with it."""
+    config = load(folder).config  # as it was written: a format may say the same in other words
+    yield f"--config.training.start={folder}"
+    if hasattr(config, "encoding"):
+        yield f"--config.encoding={config.encoding.text() or 'none'}"
+        if _shapes(config) != _shapes(dataclasses.replace(config, max_length=config.max_length + 1)):
+            yield f"--config.training.max_position={config.max_length}"
+    options = {field.name for field in dataclasses.fields(models.MODELS.get(config.name).Options)}
+    for name, value in warm_start.choices(config).items():
+        if value is not None and name.partition(".")[0] in options:
+            yield f"--config.model.{name}={value}"
+
+
+def vocabulary_flags(folder: Path) -> Iterator[str]:
+    """The flags of experiments.train by which the task text takes the tokenizer of the folder, if it has one."""
+    try:
+        tokenizer = loading.find(folder)
+    except ConfigError as error:
+        print(f"warning: nothing trains on text with this tokenizer: {error}", file=sys.stderr)
+        return
+    if tokenizer is not None:
+        yield f"--config.task.options.tokenizer={'words' if isinstance(tokenizer, Words) else 'bpe'}"
+        yield f"--config.task.options.vocab={folder}"
+
+
+def _json(**values: Any) -> str:
+    return json.dumps(values) + "\n"
+
+
+def _shapes(config: Any) -> dict[Any, Any]:
+    return {path: leaf.shape for path, leaf in safetensors_io.shapes(models.MODELS.get(config.name), config).items()}
+
+
+if __name__ == "__main__":
+    entry.run(main)

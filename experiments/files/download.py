@@ -1,0 +1,38 @@
+"""Downloads published corpora to where all commands read them: a folder that is given to them as --corpora_dir.
+
+python -m experiments.download --corpora=wikitext-2,tinyshakespeare --out=DATA
+
+What is there already is left alone, so that the same command goes on after an interruption.
+"""
+
+from absl import flags
+
+from cope_jax.data.download import SOURCES, download
+from cope_jax.errors import ConfigError
+from cope_jax.registry import unknown
+from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
+
+_CORPORA = flags.DEFINE_list("corpora", None, f"Which: {', '.join(SOURCES)}.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
+_MIRROR = flags.DEFINE_string("mirror", None, "URL of a folder with the same files, in place of the usual ones.")
+renamed("data_dir", "out")
+
+
+def main() -> None:
+    """Downloads what is missing and says what is where."""
+    for name in _CORPORA.value:
+        if name not in SOURCES:
+            raise unknown("corpus to download", name, SOURCES)
+    for name in _CORPORA.value:
+        source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
+        try:
+            found = download(source, _OUT.value)
+        except OSError as error:
+            raise ConfigError(f"cannot write to {_OUT.value} ({error}): choose another --out") from error
+        what = f"wrote {', '.join(found)}" if found else "is there already"
+        print(f"{name}: {what}, in {_OUT.value}", flush=True)
+
+
+if __name__ == "__main__":
+    entry.run(main)

@@ -1,0 +1,58 @@
+"""Writes a task as a TFDS dataset, for `--config.training.data_dir` and for other programs.
+
+python -m experiments.export --task=counting --options=num_variables=3 \
+    --sizes=train=10000,in_distribution=1000 --out=DIR
+python -m experiments.export --task=text --options="data_dir='DATA',corpus='wikitext-2',vocab_size=4096" --out=DIR
+
+Text is written in tokens; its tokenizer lies beside them.
+"""
+
+import ast
+from typing import Any
+
+import tensorflow_datasets as tfds
+from absl import flags
+
+from cope_jax import tasks
+from cope_jax.data import tfds_builder
+from cope_jax.errors import ConfigError
+from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
+
+_TASK = flags.DEFINE_string("task", None, "Name of the task.", required=True)
+_OPTIONS = flags.DEFINE_string("options", "", "Options of the task, as name=value,name=value.")
+_SIZES = flags.DEFINE_string("sizes", "", "Examples of each split, as split=number,split=number; of text: all.")
+_DATA_SEED = flags.DEFINE_integer("data_seed", 0, "Of the examples.")
+_OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
+renamed("data_dir", "out")
+renamed("seed", "data_seed")
+
+
+def parse_assignments(text: str, what: str) -> dict[str, Any]:
+    """Reads `name=value,name=value`; values are Python literals.
+
+    >>> parse_assignments("num_variables=3,ood_pass_weights=(100,10)", "options")
+    {'num_variables': 3, 'ood_pass_weights': (100, 10)}
+    """
+    try:
+        call = ast.parse(f"_({text})", mode="eval").body
+        if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError
+        return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+    except (SyntaxError, ValueError):
+        raise ConfigError(f"--{what} must look like name=value,name=value, got {text!r}") from None
+
+
+def main() -> None:
+    """Writes the dataset and prints its folder."""
+    task = tasks.create(_TASK.value, **parse_assignments(_OPTIONS.value, "options"))
+    sizes = parse_assignments(_SIZES.value, "sizes")
+    tfds.disable_progress_bar()  # its bars are nested and count unknown sizes
+    try:
+        print(tfds_builder.write(task, _OUT.value, sizes, _DATA_SEED.value))
+    except OSError as error:
+        raise ConfigError(f"cannot write to {_OUT.value} ({error}): choose another --out") from error
+
+
+if __name__ == "__main__":
+    entry.run(main)

@@ -1,0 +1,137 @@
+"""Each device attends for its own examples, and that is the attention of all."""
+
+import functools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from cope_jax import encodings
+from cope_jax.attention import attend, full_attention
+from cope_jax.attention.batch_parallel import shard_batch
+from cope_jax.attention.blockwise import blockwise_attention
+from cope_jax.attention.ring import ring_attention
+from cope_jax.attention.tiles import BlockSizes
+from cope_jax.errors import ConfigError
+from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients
+from tests.encodings.cases import build, jit
+
+pytestmark = pytest.mark.xdist_group("ring")
+BATCH, LENGTH = 4, 6
+AXES = ("data", "fsdp")
+RING = functools.partial(ring_attention, axis="sequence", blocks=BlockSizes(2, 1, 2))
+BLOCKWISE = functools.partial(blockwise_attention, blocks=BlockSizes(2, 3, 2))
+
+
+def mesh_of(data=2, fsdp=2, sequence=1):
+    shape = (data, fsdp, sequence)
+    names = ("data", "fsdp", "sequence")
+    return jax.make_mesh(shape, names, axis_types=(AxisType.Auto,) * 3, devices=jax.devices()[: data * fsdp * sequence])
+
+
+@pytest.mark.parametrize(
+    "spec, how, mesh, positions, options",
+    [
+        # Features of the batch; a row of positions and segments for each example.
+        ("cope(npos_max=4,gate=separate_key)+t5", BLOCKWISE, {}, "each", {"dropout_rate": 0.3}),
+        ("cope(npos_max=3,gate=value)+rope", full_attention, {"fsdp": 1}, "one", {"window": 4}),
+        ("learned+cope(npos_max=4)", RING, {"sequence": 2}, "one", {"dropout_rate": 0.3}),
+    ],
+    ids=["blockwise", "full", "ring"],
+)
+def test_it_equals_attention_without_it(spec, how, mesh, positions, options, x64):
+    """In value and every gradient, that of the parameters, which all devices share, among them."""
+    graphdef, state = build(spec)
+    mesh = mesh_of(**mesh)
+    axes = [axis for axis in AXES if mesh.shape[axis] > 1]
+    rng = np.random.default_rng(0)
+    arrays, data = arrays_of(LENGTH, LENGTH, batch=BATCH), plain(LENGTH, LENGTH, batch=BATCH)
+    own = {"each": rng.integers(0, 3, (BATCH, 1)), "one": np.array([[5]])}[positions]
+    places = (np.arange(LENGTH) // 2 + own).astype(np.int32)
+    segments = np.sort(rng.integers(0, 2, (BATCH, LENGTH))).astype(np.int32)
+    key = jax.random.key(1) if "dropout_rate" in options else None
+    data = data._replace(q_positions=places, k_positions=places, q_segments=segments, k_segments=segments)
+    data = data._replace(q_indices=None, k_indices=None, dropout_key=key)
+
+    def run(how, state, arrays, data):
+        return value_and_gradients(how, graphdef, state, arrays, data, **options)
+
+    def split(encoding, inputs):
+        return shard_batch(how, encoding, inputs, axes)
+
+    whole = BLOCKWISE if how is RING else how
+    exact = jit(functools.partial(run, whole))(state, arrays, data)
+    with jax.set_mesh(mesh):
+        found = jit(functools.partial(run, split))(state, arrays, data)
+    assert_equal(found, exact)
+
+
+def test_it_runs_op_by_op_too():
+    encoding = encodings.create("rope", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    q, k, v = jax.random.normal(jax.random.key(0), (3, BATCH, LENGTH, 2, 4))
+    with jax.set_mesh(mesh_of()):
+        out = attend(q, k, v, encoding=encoding, batch_axes=AXES)
+    assert {shard.data.shape[0] for shard in out.addressable_shards} == {1}
+    np.testing.assert_allclose(out, attend(q, k, v, encoding=encoding), rtol=0, atol=1e-6)
+
+
+@pytest.mark.newest
+def test_the_gradient_of_cope_exchanges_that_of_its_table_alone():
+    """The compiler, left alone, adds up the rows of all examples on every device, since each may scatter into any."""
+    graphdef, state = build("cope(npos_max=3)", dtype=np.float32)
+    arrays = arrays_of(LENGTH, LENGTH, batch=8, dtype=np.float32)
+    mesh = mesh_of(data=4)
+    split = NamedSharding(mesh, PartitionSpec(AXES))
+    arrays = {name: jax.device_put(array, split) for name, array in arrays.items()}
+
+    def loss(state, q, k, v):
+        out = attend(q, k, v, encoding=nnx.merge(graphdef, state), batch_axes=AXES)
+        return jnp.sum(out * arrays["dout"])
+
+    with jax.set_mesh(mesh):
+        program = jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(state, *(arrays[name] for name in "qkv")).compile()
+    text = program.as_text()
+    assert re.search(r"\bscatter\(", text), "CoPE's gradient adds up by scattering"
+    talk = re.findall(r"= (\S+?)(?:{\S*)? ((?:all|collective|reduce)-\w+)(?:-start)?\(", text)
+    assert talk == [("f32[3,4]", "all-reduce")], "the table's gradient, which all devices share"
+
+
+def test_heads_that_are_split_exchange_as_little():
+    """Here the compiler is left alone, so rows are added to one by one: a flat scatter it would gather."""
+    graphdef, state = build("cope(npos_max=3)", dtype=np.float32)
+    arrays = arrays_of(LENGTH, LENGTH, batch=4, dtype=np.float32)
+    mesh = jax.make_mesh((2, 2), ("data", "tensor"), axis_types=(AxisType.Auto,) * 2, devices=jax.devices()[:4])
+    split = NamedSharding(mesh, PartitionSpec("data", None, "tensor"))
+    arrays = {name: jax.device_put(array, split) for name, array in arrays.items()}
+
+    def loss(state, q, k, v):
+        return jnp.sum(attend(q, k, v, encoding=nnx.merge(graphdef, state), batch_axes=("data",)) * arrays["dout"])
+
+    with jax.set_mesh(mesh):
+        program = jit(jax.grad(loss, argnums=(0, 1, 2, 3))).lower(state, *(arrays[name] for name in "qkv")).compile()
+    talk = re.findall(r"= (\S+?)(?:{\S*)? ((?:all|collective|reduce)-\w+)(?:-start)?\(", program.as_text())
+    assert set(talk) == {("f32[3,4]", "all-reduce")}, "the table's gradient, over heads and over examples"
+
+
+@pytest.mark.parametrize(
+    "axes, mesh, message",
+    [
+        (("datas",), mesh_of, "unknown axis of the mesh 'datas': did you mean 'data'"),
+        (("data",), None, "unknown axis of the mesh 'data'"),
+        (("data", "fsdp"), lambda: mesh_of(4, 2), "a batch of 4 cannot be split over data × fsdp = 8 devices"),
+    ],
+)
+def test_mistakes_are_one_clear_line(axes, mesh, message):
+    encoding = encodings.create("none", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    x = jnp.ones((BATCH, LENGTH, 2, 4))
+    with pytest.raises(ConfigError) as error:
+        if mesh is None:
+            attend(x, x, x, encoding=encoding, batch_axes=axes)
+        else:
+            with jax.set_mesh(mesh()):
+                attend(x, x, x, encoding=encoding, batch_axes=axes)
+    assert message in str(error.value) and "\n" not in str(error.value)

@@ -1,0 +1,189 @@
+"""A logit after the last block, and rows to which farther keys weigh nothing: stick-breaking in each implementation."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+
+from cope_jax.attention import (
+    BlockSizes,
+    attend,
+    attend_cached,
+    attention_weights,
+    blockwise_attention,
+    create_cache,
+    prepare,
+)
+from cope_jax.encodings import AttentionShape, Carry, Composed, Encoding, create
+from cope_jax.encodings.base import NoOptions
+from cope_jax.errors import ConfigError
+from cope_jax.ops.sums import suffix_sum
+from tests.encodings.cases import jit
+from tests.oracle.attention import stick_breaking
+
+HEADS, GROUPS, WIDTH, LENGTH, BATCH = 4, 2, 3, 13, 2
+SHAPE = AttentionShape(HEADS, WIDTH, GROUPS)
+
+
+class StickBreaking(Encoding):
+    """a_ij = σ(s_ij) Π_{j<l<i} (1 − σ(s_il)), j < i, as a softmax: its rest is the sink. Tan et al. (arXiv 2410.17980).
+
+    The content logits are scaled by a parameter of each head.
+    """
+
+    def __init__(self, shape=SHAPE, *, value="zero", done_below=-np.inf):
+        super().__init__(NoOptions(), shape, rngs=nnx.Rngs(0))
+        self.scale = nnx.Param(jnp.linspace(0.5, 2.0, shape.num_heads))
+        self.sink_value, self.done_below = value, done_below
+
+    def initial_carry(self, q_BHLK, q_features):
+        return Carry(sums=jnp.zeros(q_BHLK.shape[:3], q_BHLK.dtype))
+
+    def score(self, pairs, carry):
+        z = pairs.logits * self.scale[...].astype(pairs.logits.dtype)[None, :, None, None]
+        seen = pairs.mask & (pairs.distance > 0)
+        broken = jnp.where(seen, jax.nn.log_sigmoid(-z), 0.0)
+        rest = carry.sums[..., None] + suffix_sum(broken)
+        logits = jnp.where(seen, jax.nn.log_sigmoid(z), -1e30) + (rest - broken)
+        return logits, carry._replace(sums=rest[..., 0])
+
+    def done(self, carry):
+        return carry.sums < self.done_below
+
+    def sink(self, carry):
+        return carry.sums
+
+
+def arrays(seed=0, scale=1.0):
+    rng = np.random.default_rng(seed)
+    shapes = [(BATCH, LENGTH, heads, WIDTH) for heads in (HEADS, GROUPS, GROUPS, HEADS)]
+    q, k, v, dout = (rng.normal(size=shape) for shape in shapes)
+    return scale * q, k, v, dout
+
+
+def value_and_gradients(encoding, how):
+    graphdef, params = nnx.split(encoding)
+
+    def run(params, q, k, v, dout):
+        out, pull = jax.vjp(lambda p, q, k, v: how(q, k, v, encoding=nnx.merge(graphdef, p)), params, q, k, v)
+        return out, pull(dout)
+
+    return jit(run)(params, *arrays())
+
+
+FULL = functools.partial(attend, implementation="full")
+
+
+@pytest.mark.parametrize("value", ["zero", "own"])
+def test_full_attention_equals_the_oracle(value, x64):
+    q, k, v, _ = arrays()
+    out = FULL(q, k, v, encoding=StickBreaking(value=value))
+    for b in range(BATCH):
+        exact = stick_breaking(q[b], k[b], v[b], np.linspace(0.5, 2.0, HEADS), own_value=value == "own")
+        np.testing.assert_allclose(out[b], exact, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", ["zero", "own"])
+@pytest.mark.parametrize("sizes", [(4, 2, 3), (5, 3, 2), (4, LENGTH, 1), (LENGTH, LENGTH, LENGTH)], ids=str)
+def test_blocks(value, sizes, x64):
+    """In value and every gradient; one block of all keys among them."""
+    encoding = StickBreaking(value=value)
+    exact = value_and_gradients(encoding, FULL)
+    found = value_and_gradients(encoding, functools.partial(attend, implementation="blockwise", blocks=sizes))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(exact))
+
+
+@pytest.mark.parametrize("value", ["zero", "own"])
+def test_ring(value, x64):
+    encoding = StickBreaking(value=value)
+    exact = value_and_gradients(encoding, FULL)
+    mesh = jax.make_mesh((2,), ("sequence",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
+    with jax.set_mesh(mesh):
+        found = value_and_gradients(encoding, functools.partial(attend, sequence_axis="sequence", blocks=(2, 3, 2)))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("value", ["zero", "own"])
+def test_decoding(value, x64):
+    encoding = StickBreaking(value=value, done_below=-60.0)
+    q, k, v, _ = arrays()
+
+    @jit
+    def run(q, k, v):
+        cache, outs = create_cache(encoding, batch=BATCH, capacity=LENGTH + 2, dtype=jnp.float64), []
+        for start, end in [(0, 5), (5, 6), (6, LENGTH)]:
+            own = tuple(x[:, start:end] for x in (q, k, v))
+            cache = cache.enter(jnp.arange(start, end, dtype=jnp.int32)[None]).append(*own, encoding=encoding)
+            outs.append(attend_cached(own[0], cache, encoding=encoding))
+        return jnp.concatenate(outs, axis=1)
+
+    np.testing.assert_allclose(run(q, k, v), FULL(q, k, v, encoding=encoding), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("gradient", [False, True])
+def test_blocks_beyond_what_is_done_are_not_read(gradient, x64):
+    """Each key breaks all but e^−40 off, so after two blocks nothing is left: NaN before them changes nothing."""
+    encoding = StickBreaking(done_below=-60.0)
+    q, k, v = (jnp.full((1, LENGTH, heads, WIDTH), 10.0) for heads in (HEADS, GROUPS, GROUPS))
+    gone = slice(None, 4)
+
+    def run(k, v):
+        inputs = prepare(q[:, -2:], k, v, encoding=encoding)
+        return blockwise_attention(encoding, inputs, BlockSizes(2, 2, 2))
+
+    spoilt = k.at[:, gone].set(jnp.nan), v.at[:, gone].set(jnp.nan)
+    (out, pull), (other, pull_other) = jax.vjp(run, k, v), jax.vjp(run, *spoilt)
+    if not gradient:
+        np.testing.assert_array_equal(out, other)
+        return
+    for a, b in zip(pull(out), pull_other(out), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_weights_and_sink_sum_to_one(x64):
+    encoding = StickBreaking()
+    inputs = prepare(*arrays()[:3], encoding=encoding)
+    weights = attention_weights(encoding, inputs)
+    assert np.all(weights[:, :, 0] == 0), "the first query sees no key"
+    assert 0.5 < float(weights.sum(axis=-1)[:, :, -1].mean()) < 1
+
+
+def test_compositions(x64):
+    """The sink of one part serves all; that of two is an error, and rows are done only where all parts say so."""
+    sizes = dict(num_heads=HEADS, num_kv_heads=GROUPS, head_dim=4)
+    rope, cope = (create(name, **sizes, rngs=nnx.Rngs(0)) for name in ("rope", "cope"))
+    stick = StickBreaking(AttentionShape(HEADS, 4, GROUPS), value="own", done_below=1.0)
+    both = Composed({"stick": stick, "rope": rope}, stick.shape)
+    carry = both.initial_carry(jnp.zeros((1, HEADS, 2, 4)), {"stick": (), "rope": ()})
+    assert both.sink_value == "own" and both.sink(carry) is not None and both.done(carry).all()
+    with_cope = Composed({"stick": stick, "cope": cope}, stick.shape)
+    assert with_cope.done(with_cope.initial_carry(jnp.zeros((1, HEADS, 2, 4)), {"stick": (), "cope": ()})) is None
+    with pytest.raises(ConfigError, match="one and two each have a sink"):
+        Composed({"one": stick, "two": stick}, stick.shape)
+
+
+class Coupled(Encoding):
+    """Rows see each other."""
+
+    splits_queries = False
+
+    def score(self, pairs, carry):
+        return pairs.logits - pairs.logits.mean(axis=2, keepdims=True), carry
+
+
+def test_an_encoding_that_couples_queries_runs_in_full_only():
+    encoding = Coupled(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
+    q, k, v = (jnp.ones((1, 100, heads, WIDTH)) for heads in (HEADS, GROUPS, GROUPS))
+    np.testing.assert_array_equal(attend(q, k, v, encoding=encoding), FULL(q, k, v, encoding=encoding))
+    with pytest.raises(ConfigError, match="couples: choose 'full'"):
+        attend(q, k, v, encoding=encoding, implementation="blockwise")
+    cache = create_cache(encoding, batch=1, capacity=2).enter(jnp.zeros((1, 1), jnp.int32))
+    with pytest.raises(ConfigError, match="couples: attend to the whole sequence"):
+        attend_cached(q[:, :1], cache, encoding=encoding)

@@ -1,0 +1,66 @@
+import gzip
+
+import pytest
+from etils import epath
+
+from cope_jax.corpora import sms
+from cope_jax.corpora.corpus_files import SAMPLES, find, matching, read_lines
+from cope_jax.errors import ConfigError
+from tests.corpora.data import write
+
+
+def test_compressed_files_read_as_plain_ones_do(tmp_path):
+    plain = write(tmp_path / "a", "sms-spam/SMSSpamCollection.tsv", "ham\thi there\nspam\tfree 1 £\n")
+    packed = tmp_path / "b" / "sms-spam" / "SMSSpamCollection.tsv.gz"
+    packed.parent.mkdir(parents=True)
+    packed.write_bytes(gzip.compress((tmp_path / "a/sms-spam/SMSSpamCollection.tsv").read_bytes()))
+    assert sms.read(str(tmp_path / "b")) == sms.read(plain)
+
+
+def test_the_first_name_is_the_best_and_stars_go_in_order(tmp_path):
+    folder = write(tmp_path, "c/x.b.txt", "")
+    write(tmp_path, "c/x.a.txt", "")
+    assert find(folder, "c", ["x.txt", "x.*.txt"]).name == "x.a.txt"
+    write(tmp_path, "c/x.txt", "")
+    assert find(folder, "c", ["x.txt", "x.*.txt"]).name == "x.txt"
+
+
+def test_a_missing_file_says_what_to_put_where(tmp_path):
+    with pytest.raises(
+        ConfigError,
+        match=r"no sms-spam/SMSSpamCollection.tsv or sms-spam/SMSSpamCollection in .*: put the corpus there",
+    ) as error:
+        sms.read(str(tmp_path))
+    assert str(tmp_path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_lines_end_at_newlines_alone(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes("\ufeffone\r\ntwo\u2028still two\x85\n\nfour".encode())
+    assert read_lines(epath.Path(path)) == ["one", "two\u2028still two\x85", "", "four"]
+
+
+def test_what_is_not_utf8_is_named_by_its_line(tmp_path):
+    path = tmp_path / "x"
+    path.write_bytes(b"one\ntwo\nthr\xffee\n")
+    with pytest.raises(ConfigError, match="x, line 3: not UTF-8"):
+        read_lines(epath.Path(path))
+
+
+def test_half_a_gzip_file_is_one_clear_line(tmp_path):
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(b"text " * 100)[:-12])
+    with pytest.raises(ConfigError, match="no whole gzip file"):
+        read_lines(epath.Path(path))
+
+
+@pytest.mark.parametrize("pattern", ["", ".", "./", "/"])
+def test_what_is_no_glob_is_one_line(tmp_path, pattern):
+    with pytest.raises(ConfigError, match=rf"^'{pattern}' is no glob \(it names no file\): write one such as") as error:
+        matching(tmp_path, ["*.txt", pattern])
+    assert "\n" not in str(error.value)
+
+
+def test_the_sample_is_small():
+    assert sum(path.stat().length for path in SAMPLES.glob("*/*")) < 60_000

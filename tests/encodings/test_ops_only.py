@@ -1,0 +1,57 @@
+"""In the hooks that a kernel traces, data are touched by ops and arithmetic only."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+from flax import nnx
+
+from cope_jax.encodings import Carry, Encoding, cope
+from tests.encodings.cases import every
+from tests.encodings.jaxprs import mask_ops, primitives
+from tests.encodings.test_common import block_of
+
+FORBIDDEN = {
+    "gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice", "rev", "cumsum",
+    "cumlogsumexp", "cummax", "cumprod", "sort", "optimization_barrier", "while", "scan", "cond",
+}  # fmt: skip
+
+
+def traced(block):
+    graphdef, params = nnx.split(block.encoding)
+
+    def hooks(params, pairs, carry):
+        encoding = nnx.merge(graphdef, params)
+        return (
+            encoding.initial_carry(pairs.q, pairs.q_features),
+            encoding.score(pairs, carry),
+            encoding.saturated(carry),
+            encoding.done(carry),
+            encoding.sink(carry),
+            encoding.tail(pairs, carry) if encoding.saturated(carry) is not None else None,
+        )
+
+    return primitives(hooks, params, block.pairs, block.carry)
+
+
+@every()
+def test_hooks_touch_data_by_ops_only(spec, monkeypatch, x64):
+    mask_ops(monkeypatch)
+    found = traced(block_of(spec))
+    assert not found & FORBIDDEN
+    assert found or spec in ("none", "learned", "sinusoidal", "rope") or "(" in spec
+
+
+BAD = [lambda x: jnp.flip(x, -1), lambda x: jnp.cumsum(x, -1), lambda x: x[..., x[0, 0, 0].astype(int)]]
+
+
+@pytest.mark.parametrize("bad", BAD, ids=["flip", "cumsum", "index"])
+def test_what_is_forbidden_is_found(bad, monkeypatch, x64):
+    class Bad(Encoding):
+        def score(self, pairs, carry):
+            return bad(pairs.logits), carry
+
+    block = block_of("none")
+    mask_ops(monkeypatch)
+    encoding = Bad(None, block.encoding.shape, rngs=nnx.Rngs(0))
+    assert traced(block._replace(encoding=encoding, carry=Carry())) & FORBIDDEN
+    assert jax.make_jaxpr(cope.suffix_sum)(jnp.ones(3)).eqns[0].params["name"] == "ops_call"

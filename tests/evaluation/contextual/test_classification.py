@@ -1,0 +1,94 @@
+import numpy as np
+import pytest
+
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual.classification import (
+    CrossValidation,
+    classifiers,
+    corrected_interval,
+    majority,
+    metrics,
+    tfidf_svm,
+)
+
+HAM = "see you at home|are you coming to dinner|call me when there|the bus is late again|ok good night".split("|")
+SPAM = "win a free prize now|claim your free cash prize|urgent call 0800 to win".split("|")
+
+
+def messages(count=60, seed=0):
+    """Every fourth one is spam; a number makes each unique."""
+    rng = np.random.default_rng(seed)
+    labels = np.array([int(number % 4 == 0) for number in range(count)])
+    texts = [f"{rng.choice(SPAM if label else HAM)} {number}" for number, label in enumerate(labels)]
+    return texts, labels
+
+
+def test_metrics_by_their_counts(rng):
+    for _ in range(20):
+        labels, found = rng.integers(0, 2, 30), (rng.random(30) < rng.random()).astype(int)
+        pairs = list(zip(labels.tolist(), found.tolist(), strict=True))
+        tp, fp, fn, tn = (pairs.count(pair) for pair in ((1, 1), (0, 1), (1, 0), (0, 0)))
+        ours = metrics(labels, found)
+        assert ours.accuracy == pytest.approx((tp + tn) / 30) and ours.f1 == pytest.approx(2 * tp / (2 * tp + fp + fn))
+        product = (tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)
+        assert ours.mcc == pytest.approx((tp * tn - fp * fn) / product**0.5 if product else 0)
+        assert ours.spam_caught == pytest.approx(tp / (tp + fn)) and ours.blocked_ham == pytest.approx(fp / (fp + tn))
+
+
+def test_metrics_without_spam_or_without_answers_are_zero():
+    none = metrics([0, 0, 1], [0, 0, 0])
+    assert (none.mcc, none.f1, none.spam_caught, none.blocked_ham) == (0, 0, 0, 0)
+    assert metrics([0, 0], [0, 0]).accuracy == 1
+
+
+def by_thirds(classify):
+    """What a classifier takes each third of the messages for, trained on the others: 20 texts, 5 of them spam."""
+    texts, labels = messages()
+    third = np.arange(len(texts)) // 4 % 3
+    parts = [(np.flatnonzero(third != part), np.flatnonzero(third == part)) for part in range(3)]
+    found = [classify([texts[i] for i in train], labels[train], [texts[i] for i in test]) for train, test in parts]
+    return CrossValidation(labels, parts, found)
+
+
+def test_rivals_learn_spam_and_the_majority_does_not():
+    by_name = {name: by_thirds(one).pooled() for name, one in classifiers().items()}
+    assert by_name["majority"].accuracy == 0.75 and by_name["majority"].mcc == 0
+    for name in ("word SVM", "character SVM"):
+        assert by_name[name].mcc > 0.9
+    np.testing.assert_array_equal(majority(["a", "b", "c"], np.array([1, 1, 0]), ["x", "y"]), [1, 1])
+
+
+def test_only_character_ngrams_see_through_changed_spelling():
+    texts, labels = messages(80)
+    disguised = ["fr33 priize nooow", "c1aim yourr freee cashh"]
+    assert set(tfidf_svm()(texts, labels, disguised)) == {1}
+    assert set(tfidf_svm("word", (1, 1))(texts, labels, disguised)) == {0}
+
+
+def test_corrected_interval_by_hand():
+    mean, low, high = corrected_interval([0.9, 0.8, 1.0, 0.9], 1 / 3)
+    # s² = 0.02/3, t(0.975, 3 degrees) = 3.18245
+    half = 3.18245 * ((1 / 4 + 1 / 3) * 0.02 / 3) ** 0.5
+    np.testing.assert_allclose([mean, low, high], [0.9, 0.9 - half, 0.9 + half], atol=1e-6)
+    found = by_thirds(tfidf_svm("word", (1, 1)))
+    assert found.mean_interval("accuracy") == corrected_interval(found.by_fold("accuracy"), 20 / 40)
+
+
+def test_corrected_interval_holds_the_mean_as_often_as_it_says():
+    """The correction takes folds for correlated by ρ = n_test/(n_train + n_test), since they share training data."""
+    rng, hits, share = np.random.default_rng(0), 0, 1 / 9
+    rho = share / (1 + share)
+    for _ in range(2000):
+        values = np.sqrt(rho) * rng.normal() + np.sqrt(1 - rho) * rng.normal(size=10)
+        _, low, high = corrected_interval(values, share)
+        hits += low < 0 < high
+    assert hits / 2000 == pytest.approx(0.95, abs=0.015)  # three standard errors
+
+
+def test_wrong_input_is_named():
+    with pytest.raises(ConfigError, match="labels must be 1 for spam and 0 for ham"):
+        metrics([0, 2], [0, 1])
+    with pytest.raises(ConfigError, match="at least 2 folds"):
+        corrected_interval([0.5], 0.1)
+    with pytest.raises(ConfigError, match="unknown analyzer 'chars': did you mean 'char'"):
+        tfidf_svm("chars")

@@ -1,0 +1,128 @@
+import dataclasses
+import io
+
+import numpy as np
+import pytest
+from flax import nnx
+from rich.console import Console
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError
+from cope_jax.evaluation.gates import maps
+from cope_jax.models.decoder import Decoder, DecoderConfig
+
+VOCABULARY = ("pass;", "a", "++;", "print")
+TOKENS = np.array([1, 2, 0, 0, 3, 1], np.int32)
+
+
+def model(encoding="cope"):
+    config = DecoderConfig(vocab_size=4, max_length=80, encoding=EncodingConfig.parse(encoding))
+    return Decoder(config, rngs=nnx.Rngs(0))
+
+
+@pytest.fixture(scope="module")
+def seen():
+    return maps.inspect(model(), VOCABULARY, TOKENS)
+
+
+def plain(text, width=100):
+    console = Console(file=io.StringIO(), width=width)
+    console.print(text, soft_wrap=True)
+    return console.file.getvalue()
+
+
+def test_maps_are_those_of_the_model(seen):
+    decoder = model()
+    assert seen.tokens == ("a", "++;", "pass;", "pass;", "print", "a")
+    assert set(seen.maps) == {"attention", "gates", "positions"}
+    for name, values in decoder.maps(TOKENS[None]).items():
+        np.testing.assert_array_equal(seen.maps[name], values[:, 0])
+    logits_V = np.asarray(decoder(TOKENS[None])[0, -1], np.float64)
+    assert seen.predicted == VOCABULARY[int(np.argmax(logits_V))]
+    assert seen.probability == pytest.approx(np.exp(logits_V.max()) / np.exp(logits_V).sum(), rel=1e-5)
+
+
+def test_positions_are_handed_on():
+    at_0 = maps.inspect(model("learned"), VOCABULARY, TOKENS)
+    at_9 = maps.inspect(model("learned"), VOCABULARY, TOKENS, positions_BL=np.arange(9, 15, dtype=np.int32)[None])
+    assert not np.allclose(at_0.maps["attention"], at_9.maps["attention"])
+    assert at_0.probability != at_9.probability
+
+
+def test_query_counts_from_both_ends_and_the_future_does_not_matter():
+    whole, cut = maps.inspect(model(), VOCABULARY, TOKENS, query=-3), maps.inspect(model(), VOCABULARY, TOKENS[:4])
+    assert whole.query == cut.query == 3
+    assert whole.probability == pytest.approx(cut.probability, rel=1e-5)
+    assert plain(maps.strips(whole, 100)) == plain(maps.strips(cut, 100))
+
+
+def test_the_farthest_query_is_the_first_token():
+    assert maps.inspect(model("none"), VOCABULARY, TOKENS, query=-6).query == 0
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        ({"query": 6}, "query must lie between -6 and 5 for 6 tokens, got 6"),
+        ({"query": -7}, "query must lie between -6 and 5 for 6 tokens, got -7"),
+        ({"layer": 2}, "layer must lie between 0 and 1, got 2"),
+        ({"head": -1}, "head must lie between 0 and 1, got -1"),
+    ],
+)
+def test_a_place_that_does_not_exist_is_one_clear_line(choice, message):
+    with pytest.raises(ConfigError) as error:
+        maps.inspect(model(), VOCABULARY, TOKENS, **choice)
+    assert str(error.value) == message
+
+
+def test_strips_show_gates_with_positions_below(seen):
+    text = plain(maps.strips(seen, 100))
+    for layer in range(2):
+        for head in range(2):
+            assert f"layer {layer}, head {head}  mean gates: " in text
+    positions_M = seen.maps["positions"][1, 1, 5]
+    assert text.splitlines()[-1].split() == [f"{position:.1f}" for position in positions_M]
+    assert text.splitlines()[-2].split() == list(seen.tokens)
+
+
+@pytest.mark.parametrize("encoding", ["rope", "none", "learned+alibi"])
+def test_an_encoding_without_gates_shows_its_attention(encoding, tmp_path):
+    seen = maps.inspect(model(encoding), VOCABULARY, TOKENS, layer=0, head=1)
+    text = plain(maps.strips(seen, 100))
+    assert text.count("mean attention: ") == 1 and "layer 0, head 1" in text
+    assert text.splitlines()[-1].split() == list(seen.tokens)
+    assert [path.name for path in maps.write_heat_maps(tmp_path, seen)] == ["attention.png"]
+
+
+def test_a_strip_breaks_between_tokens_and_shades_them():
+    strip = maps.strip(["pass;", "a", "++;"], np.array([0.0, 1.0, 0.5]), np.array([12.25, 1.0, 0.5]), width=10)
+    assert [line.rstrip() for line in strip.plain.splitlines()] == ["pass; a", "12.2  1.0", "++;", "0.5"]
+    backgrounds = {strip.plain[span.start : span.end].strip(): span.style for span in strip.spans}
+    light = {token: sum(backgrounds[token].bgcolor.triplet) for token in ("pass;", "a", "++;")}
+    assert light["pass;"] > light["++;"] > light["a"]
+
+
+def test_heat_map_shows_the_chosen_panels_and_hides_the_future(seen):
+    figure = maps.heat_map(dataclasses.replace(seen, heads=[1]), "gates")
+    panels = [axes for axes in figure.axes if axes.images and axes.get_title()]
+    assert [axes.get_title() for axes in panels] == ["layer 0, head 1", "layer 1, head 1"]
+    for layer, axes in enumerate(panels):
+        shown = np.ma.filled(axes.images[0].get_array(), np.nan)
+        np.testing.assert_array_equal(np.isnan(shown), np.triu(np.ones((6, 6), bool), 1))
+        rows, columns = np.tril_indices(6)
+        np.testing.assert_array_equal(shown[rows, columns], seen.maps["gates"][layer, 1, rows, columns])
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(seen.tokens)
+
+
+@pytest.mark.parametrize(("length", "labelled"), [(64, True), (65, False)])
+def test_tokens_label_the_axes_while_they_can_be_read(length, labelled):
+    seen = maps.inspect(model("none"), VOCABULARY, np.resize(TOKENS, length), layer=0, head=0)
+    labels = [label.get_text() for label in maps.heat_map(seen, "attention").axes[0].get_xticklabels()]
+    assert (labels == list(seen.tokens)) == labelled
+
+
+def test_heat_maps_are_written_one_for_each_map(seen, tmp_path):
+    paths = maps.write_heat_maps(tmp_path / "new", seen)
+    assert sorted(path.name for path in paths) == ["attention.png", "gates.png", "positions.png"]
+    for path in paths:
+        assert path.read_bytes().startswith(b"\x89PNG")

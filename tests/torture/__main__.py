@@ -1,0 +1,175 @@
+"""Kills a small training run again and again, and shows that it ends with the same bits as one that is left alone.
+
+JAX_PLATFORMS=cpu python -m tests.torture --kills=50 --seed=0 --workdir=runs/torture
+
+SIGKILL and SIGTERM come at random moments from the start of the process on, and on purpose while a checkpoint is
+written, right after the first step, and during evaluation. Parameters, optimizer, random key, place in the data and
+metrics are compared. With JAX_PLATFORMS=cpu the devices are fake ones, as many as a mesh needs; else those that are
+there. Exit status: 0 all is equal, 1 it is not, 2 wrong input.
+"""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import json
+import random
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from tqdm import tqdm
+
+from cope_jax import tasks
+from cope_jax.evaluation.report.table import Table
+from cope_jax.training import from_config
+from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.training.config import ExperimentConfig, MeshConfig
+from cope_jax.training.program import Program
+from tests.torture import killing
+from tests.torture.killing import PLACES, BrokenError, Plan, Start
+
+MESHES = "data=4,fsdp=4,tensor=4,data=2+fsdp=2+tensor=2"
+
+
+def main() -> int:
+    """Kills, compares, and prints a table."""
+    parser = argparse.ArgumentParser("python -m tests.torture", description=__doc__.splitlines()[0])
+    parser.add_argument("--workdir", type=Path, required=True, help="A new folder for all runs.")
+    parser.add_argument("--kills", type=int, default=50, help="How many, shared among the meshes.")
+    parser.add_argument("--seed", type=int, default=0, help="Of the moments and signals.")
+    parser.add_argument("--meshes", default=MESHES, help="Devices along the axes of each mesh.")
+    options = parser.parse_args()
+    if options.workdir.exists():
+        parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
+    if options.kills < 1:
+        parser.error(f"--kills={options.kills} must be at least 1")
+    try:
+        meshes = {text: parse_mesh(text) for text in options.meshes.split(",")}
+    except ValueError as error:
+        parser.error(f"--meshes: {error}")
+    jax.config.update("jax_platforms", "cpu")  # the devices are for the runs, which are processes of their own
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left behind
+    rows, wrong = [], []
+    with tqdm(total=options.kills, unit="kill", dynamic_ncols=True) as bar:
+        for number, (text, mesh) in enumerate(meshes.items()):
+            bar.set_description(text)
+            share = (options.kills + number) // len(meshes)
+            starts, found = torture(options.workdir.resolve() / text, mesh, share, options.seed, bar.update)
+            rows.append(row(text, starts, found))
+            wrong += [f"{text}: {line}" for line in found]
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    headings = ["mesh", "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds", "verdict"]
+    console.print(Table("Killed again and again", headings, rows).rich())
+    for line in wrong:
+        console.print(line, markup=False, soft_wrap=True)
+    return 1 if wrong else 0
+
+
+def parse_mesh(text: str) -> dict[str, int]:
+    """The axes of a mesh, as {"fsdp": 2, "tensor": 2} of "fsdp=2+tensor=2"; ValueError for anything else."""
+    axes = {}
+    for part in text.split("+"):
+        axis, _, size = part.partition("=")
+        if axis not in {field.name for field in dataclasses.fields(MeshConfig)} or not size.isdigit() or size == "0":
+            raise ValueError(f"{part!r} is no axis and number of devices, as in fsdp=2+tensor=2")
+        axes[axis] = int(size)
+    return axes
+
+
+def torture(
+    folder: Path, mesh: dict[str, int], kills: int, seed: int, killed: Callable[[], object] = lambda: None
+) -> tuple[list[Start], list[str]]:
+    """Leaves a run alone, then kills others until they end and compares each with the first.
+
+    After the last kill the run is left to end.
+
+    Returns:
+      All starts, the first of which is that of the run left alone; and what is wrong, a line each.
+    """
+    folder.mkdir(parents=True)
+    rng, starts, done, wrong = random.Random(f"{seed} {folder.name}"), list[Start](), [folder / "straight"], []
+    variables = killing.environment(mesh, folder.parent / "compiled")
+
+    def start(workdir: Path, plan: Plan | None) -> Start:
+        starts.append(killing.start(workdir, killing.command(workdir, mesh), variables, plan))
+        return starts[-1]
+
+    workdir = done[0]
+    try:
+        shortest = start(workdir, None).seconds
+        workdir = folder / "round_1"
+        left = kills
+        while left or starts[-1].signal is not None:
+            if len(starts) > 4 * kills + 8:
+                raise BrokenError(f"{len(starts)} starts, and no more than {kills - left} kills: too short")
+            found = start(workdir, Plan.draw(rng, len(starts) - 1, shortest) if left else None)
+            if found.signal is not None:
+                left -= 1
+                killed()
+            else:
+                shortest = min(shortest, found.seconds)
+                done.append(workdir)
+                workdir = folder / f"round_{len(done)}"
+    except BrokenError as error:
+        wrong.append(f"{workdir.name}: {error}")
+    return starts, wrong + [f"{run.name}: {line}" for run in done[1:] for line in differences(done[0], run)]
+
+
+def row(mesh: str, starts: list[Start], wrong: list[str]) -> list[str]:
+    """The cells of a mesh."""
+    signals = collections.Counter(start.signal for start in starts)
+    places = collections.Counter(start.where for start in starts)
+    counts = [signals["SIGKILL"], signals["SIGTERM"], *(places[place] for place in PLACES)]
+    counts += [signals[None] - 1, len(starts)]
+    seconds = f"{sum(start.seconds for start in starts):.0f}"
+    kills = signals["SIGKILL"] + signals["SIGTERM"]
+    return [mesh, str(kills), *map(str, counts), seconds, "different" if wrong else "identical"]
+
+
+@functools.cache
+def program() -> Program:
+    """The program of the run that is killed, on one device."""
+    config = ExperimentConfig.from_mapping(killing.get_config().to_dict())
+    task = tasks.create(config.task.name, **config.task.options)
+    return from_config.create_program(config, task, devices=jax.devices()[:1])
+
+
+def differences(straight: Path, other: Path) -> list[str]:
+    """What differs between the ends of two runs, a line each; none if all is equal to the last bit.
+
+    Compared are every leaf of the state in the last checkpoint, the places in the data, `metrics.jsonl` byte by byte,
+    and the records of `result.json` without their wall time.
+    """
+    ours, theirs = _end(other), _end(straight)
+    found = [f"{name} differs" for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
+    lines, wanted = ((folder / "metrics.jsonl").read_bytes().splitlines(True) for folder in (other, straight))
+    for number in range(max(len(lines), len(wanted))):
+        if lines[number : number + 1] != wanted[number : number + 1]:
+            return [*found, f"metrics.jsonl differs from line {number + 1} on"]
+    return found
+
+
+def _end(workdir: Path) -> dict:
+    """What a run ended with, by name; of each leaf of the state its type, shape and bytes."""
+    with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
+        restored = checkpoints.restore(program().state_shapes())
+    assert restored is not None, f"{workdir} has no checkpoint"
+    step, state, progress = restored
+    records = json.loads((workdir / "result.json").read_text())["records"]
+    plain = [{name: record[name] for name in record.keys() - {"wall_seconds"}} for record in records]
+    found = {"last checkpoint": step, "place in the data": progress["data"], "result.json": plain}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(state):
+        leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        found[name] = (str(leaf.dtype), leaf.shape, np.asarray(leaf).tobytes())
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

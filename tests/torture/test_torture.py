@@ -1,0 +1,222 @@
+"""The torture of a small run; and that it would tell if a run did not resume exactly."""
+
+import dataclasses
+import json
+import shutil
+import signal
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cope_jax.training.checkpoints import Checkpoints
+from tests.torture import __main__ as torture
+from tests.torture import killing
+from tests.torture.killing import BrokenError, Plan
+
+pytestmark = pytest.mark.xdist_group("torture")
+
+
+@pytest.fixture(scope="module")
+def tortured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("torture") / "fsdp=2"
+    return folder, *torture.torture(folder, {"fsdp": 2}, kills=4, seed=0)
+
+
+@pytest.mark.slow
+def test_a_run_killed_again_and_again_ends_with_the_same_bits(tortured):
+    _, starts, wrong = tortured
+    assert wrong == []
+    assert sum(start.signal is not None for start in starts) == 4 and starts[-1].signal is None
+    assert "checkpoint" in {start.where for start in starts}
+    cells = torture.row("fsdp=2", starts, wrong)
+    assert cells[1] == "4" and cells[-1] == "identical" and int(cells[-3]) == len(starts)
+
+
+def spoil_metrics(workdir):
+    path = workdir / "metrics.jsonl"
+    lines = path.read_text().splitlines(True)
+    path.write_text("".join([*lines[:4], *lines[5:]]))
+
+
+def spoil_result(workdir):
+    path = workdir / "result.json"
+    content = json.loads(path.read_text())
+    content["records"][0]["value"] += 1e-9
+    path.write_text(json.dumps(content))
+
+
+def change_checkpoint(workdir, change):
+    """Writes the last checkpoint anew, with another state or place."""
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        step, state, progress = checkpoints.restore(torture.program().state_shapes())
+        shutil.rmtree(workdir / "checkpoints")
+    state, progress = change(state, progress)
+    with Checkpoints(workdir / "checkpoints") as checkpoints:
+        checkpoints.save(step, state, progress)
+
+
+def spoil_bit(workdir):
+    def change(state, progress):
+        table = state.params["embedding"]["embedding"]
+        nudged = table.at[0, 0].set(jnp.nextafter(table[0, 0], jnp.float32(9)))
+        params = state.params | {"embedding": {"embedding": nudged}}
+        return dataclasses.replace(state, params=params), progress
+
+    change_checkpoint(workdir, change)
+
+
+def spoil_key(workdir):
+    def change(state, progress):
+        return dataclasses.replace(state, key=jax.random.fold_in(state.key, 1)), progress
+
+    change_checkpoint(workdir, change)
+
+
+def spoil_place(workdir):
+    change_checkpoint(workdir, lambda state, progress: (state, progress | {"data": [{"next_index": 5}]}))
+
+
+def spoil_newest(workdir):
+    shutil.rmtree(max((workdir / "checkpoints").iterdir(), key=lambda path: int(path.name)))
+
+
+SPOILED = {
+    spoil_metrics: ["metrics.jsonl differs from line 5 on"],
+    spoil_result: ["result.json differs"],
+    spoil_bit: ["params.embedding.embedding differs"],
+    spoil_key: ["key differs"],
+    spoil_place: ["place in the data differs"],
+    spoil_newest: ["last checkpoint differs"],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spoil", SPOILED)
+def test_whatever_differs_is_named(spoil, tortured, tmp_path):
+    straight, other = tortured[0] / "straight", tmp_path / "other"
+    shutil.copytree(straight, other)
+    assert torture.differences(straight, other) == []
+    spoil(other)
+    found = torture.differences(straight, other)
+    assert set(SPOILED[spoil]) <= set(found) if spoil is spoil_newest else found == SPOILED[spoil]
+
+
+# Stands for the training command: it trains, and answers SIGTERM in one way or another.
+TRAINS = """
+import json, pathlib, signal, sys, time
+folder = pathlib.Path({workdir!r})
+(folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+metrics = folder / "metrics.jsonl"
+signal.signal(signal.SIGTERM, lambda *_: {answer})
+metrics.write_text("")
+time.sleep(0.05)
+metrics.write_text(json.dumps({{"step": 2, "loss": 1.0}}) + "\\n")
+time.sleep({seconds})
+"""
+TERM, KILL = Plan("steps", signal.SIGTERM, 1, 0.0), Plan("steps", signal.SIGKILL, 1, 0.0)
+
+
+def start(tmp_path, plan, answer="sys.exit(143)", seconds=30):
+    words = [sys.executable, "-S", "-c", TRAINS.format(workdir=str(tmp_path / "run"), answer=answer, seconds=seconds)]
+    return killing.start(tmp_path / "run", words, {}, plan)
+
+
+@pytest.mark.parametrize(("plan", "status"), [(TERM, 143), (KILL, -9)], ids=["SIGTERM", "SIGKILL"])
+def test_a_kill_is_told_by_its_signal_and_place(plan, status, tmp_path):
+    found = start(tmp_path, plan)
+    assert (found.signal, found.where, found.status) == (plan.number.name, "steps", status)
+
+
+def test_a_run_that_ends_before_it_is_killed_was_not_killed(tmp_path):
+    found = start(tmp_path, Plan("any", signal.SIGKILL, 1, 9), seconds=0)
+    assert (found.signal, found.where, found.status) == (None, None, 0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        ("sys.exit(1)", "status 1 after SIGTERM"),
+        ("sys.exit(0)", "status 0 after SIGTERM"),
+        ("1 / 0", "ZeroDivisionError"),
+    ],
+)
+def test_a_run_that_leaves_otherwise_than_it_should_is_told(answer, message, tmp_path):
+    with pytest.raises(BrokenError, match=message):
+        start(tmp_path, TERM, answer)
+
+
+def test_a_run_that_does_not_leave_is_told_and_ended(monkeypatch, tmp_path):
+    monkeypatch.setattr(killing, "PATIENCE", 0.5)
+    with pytest.raises(BrokenError, match="hangs"):
+        start(tmp_path, TERM, "None")
+
+
+def test_a_torturer_that_is_stopped_leaves_no_run_behind(monkeypatch, tmp_path):
+    popen, processes = subprocess.Popen, []
+    monkeypatch.setattr(subprocess, "Popen", lambda *a, **k: processes.append(popen(*a, **k)) or processes[0])
+    monkeypatch.setattr(killing.time, "sleep", lambda seconds: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        start(tmp_path, TERM)
+    assert processes[0].returncode == -signal.SIGKILL
+
+
+def test_a_broken_run_ends_the_torture_of_its_mesh_alone(monkeypatch, tmp_path):
+    def broken(*args):
+        raise BrokenError("status 1: error: the disk is gone")
+
+    monkeypatch.setattr(killing, "start", broken)
+    assert torture.torture(tmp_path / "fsdp=2", {"fsdp": 2}, 3, 0) == (
+        [],
+        ["straight: status 1: error: the disk is gone"],
+    )
+
+
+@pytest.mark.parametrize("mesh", ["fsdp", "fsdp=0", "fdsp=2", "fsdp=2+", "data=-1"])
+def test_a_mesh_that_is_none_is_refused(mesh):
+    with pytest.raises(ValueError, match="is no axis and number of devices"):
+        torture.parse_mesh(mesh)
+
+
+def run(monkeypatch, *flags):
+    monkeypatch.setattr(sys, "argv", ["torture", *map(str, flags)])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return torture.main()
+
+
+def test_wrong_flags_are_one_line(monkeypatch, tmp_path, capsys):
+    new = f"--workdir={tmp_path / 'new'}"
+    for flags, message in (
+        ([new, "--meshes=tensor=two"], "'tensor=two' is no axis"),
+        ([new, "--kills=0"], "--kills=0 must be at least 1"),
+        ([f"--workdir={tmp_path}"], "exists: delete it"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            run(monkeypatch, *flags)
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("wrong", "status"), [([], 0), (["round_1: key differs"], 1)])
+def test_the_command_shares_the_kills_and_tells_what_is_wrong(wrong, status, monkeypatch, tmp_path, capsys):
+    asked = []
+
+    def kill(folder, mesh, kills, seed, killed):
+        asked.append((folder.name, mesh, kills, seed))
+        return [killing.Start(None, None, 0, 1.0), killing.Start("SIGKILL", "steps", -9, 1.0)], wrong
+
+    monkeypatch.setattr(torture, "torture", kill)
+    flags = (f"--workdir={tmp_path / 'runs'}", "--kills=5", "--seed=7", "--meshes=data=2,fsdp=2+tensor=2")
+    assert run(monkeypatch, *flags) == status
+    assert asked == [("data=2", {"data": 2}, 2, 7), ("fsdp=2+tensor=2", {"fsdp": 2, "tensor": 2}, 3, 7)]
+    shown = capsys.readouterr().out
+    assert ("different" in shown, "data=2: round_1: key differs" in shown) == (bool(wrong), bool(wrong))
+
+
+@pytest.mark.slow
+def test_fifty_kills_over_all_meshes(tmp_path):
+    words = [sys.executable, "-m", "tests.torture", f"--workdir={tmp_path / 'runs'}"]
+    done = subprocess.run(words, cwd=killing.ROOT, capture_output=True, text=True, timeout=3600)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "50/50" in done.stderr and done.stdout.count("identical") == 4
