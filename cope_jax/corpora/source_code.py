@@ -5,7 +5,6 @@ et al., "Deduplicating training data makes language models better", ACL 2022.
 """
 
 import dataclasses
-import functools
 import hashlib
 import pathlib
 import re
@@ -87,7 +86,7 @@ def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
             texts[name] = text.replace("\r\n", "\n")
     if not texts:
         raise ConfigError(f"no text in {root} matches {', '.join(globs)}: put it there, or give globs with a full path")
-    duplicates = _near_duplicates(tuple(texts.items()))
+    duplicates = near_duplicates(texts)
     kept = {name: text for name, text in texts.items() if name not in duplicates}
     return Tree(kept, tuple(skipped), duplicates)
 
@@ -132,11 +131,6 @@ def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
         for key in keys:
             seen.setdefault(key, []).append(name)
     return duplicates
-
-
-@functools.lru_cache(maxsize=1)  # by the texts themselves: all splits are of one tree, for which this takes seconds
-def _near_duplicates(texts: tuple[tuple[str, str], ...]) -> dict[str, str]:
-    return near_duplicates(dict(texts))
 
 
 def _shingles(text: str, hashes: dict[str, int]) -> np.ndarray:

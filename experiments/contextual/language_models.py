@@ -50,7 +50,7 @@ def main() -> None:
     with workdirs.locked(workdir):
         rows = [row for run in runs for row in run["curve"]]
         table = create_table(runs, steps, seconds)
-        curves = contextual_plots.language_model_curves(rows, measure="perplexity")
+        curves = contextual_plots.language_model_curves(rows)
         paths = [save(curves, workdir / "curves.png")]
         paths.append(write_atomically(workdir / "table.md", f"{table.markdown()}\n"))
         workdirs.write_json(workdir / "language_models.json", {"models": runs})

@@ -44,18 +44,22 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
     >>> metrics([1, 1, 0, 0], [1, 0, 0, 0])
     Metrics(accuracy=0.75, mcc=0.577..., f1=0.666..., spam_caught=0.5, blocked_ham=0.0)
     """
-    from sklearn.metrics import confusion_matrix, f1_score, matthews_corrcoef
-
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if not labels.size or not np.isin(labels, (0, 1)).all():
         raise ConfigError("labels must be 1 for spam and 0 for ham, and there must be some")
-    (tn, fp), (fn, tp) = confusion_matrix(labels, predictions, labels=[0, 1]).tolist()
+    (tn, fp), (fn, tp) = (
+        [int(np.sum((labels == truth) & (predictions == guess))) for guess in (0, 1)] for truth in (0, 1)
+    )
+
+    def ratio(above: float, below: float) -> float:
+        return above / below if below else 0.0
+
     return Metrics(
         accuracy=(tp + tn) / labels.size,
-        mcc=float(matthews_corrcoef(labels, predictions)),
-        f1=float(f1_score(labels, predictions, zero_division=0)),
-        spam_caught=tp / max(1, tp + fn),
-        blocked_ham=fp / max(1, fp + tn),
+        mcc=ratio(tp * tn - fp * fn, ((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5),
+        f1=ratio(2 * tp, 2 * tp + fp + fn),
+        spam_caught=ratio(tp, tp + fn),
+        blocked_ham=ratio(fp, fp + tn),
     )
 
 

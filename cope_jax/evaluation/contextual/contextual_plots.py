@@ -20,7 +20,7 @@ from cope_jax.evaluation.report.plot_style import (
     marker,
     plain_log,
 )
-from cope_jax.runs.records import Record, summarise
+from cope_jax.runs.records import Record, select, summarise
 
 Values = Sequence[float | None]
 
@@ -100,32 +100,23 @@ def mix_weights(layers: Sequence[str], weights: Mapping[str, Sequence[Values]], 
 
 
 @rc_context(STYLE)
-def language_model_curves(
-    curves: Sequence[Record], *, measure: str = "perplexity", models: Sequence[str] | None = None, title: str = ""
-) -> Figure:
-    """A measure of language models against steps, and against seconds of training, side by side; both axes log.
+def language_model_curves(curves: Sequence[Record]) -> Figure:
+    """Perplexity of language models against steps, and against seconds of training, side by side; both axes log.
 
     Args:
-      curves: rows with `model`, `seed`, `step`, `seconds` and the measure. The band reaches from the best seed to the
+      curves: rows with `model`, `seed`, `step`, `seconds` and `perplexity`. The band reaches from the best seed to the
         worst; against time, steps stand at their mean seconds.
-      measure: the field to show.
-      models: which, in the order that decides their colours; None takes all.
-      title: above all.
     """
-    rows = [row for row in curves if row.get(measure) is not None]
-    shown = list(dict.fromkeys(row["model"] for row in rows)) if models is None else list(models)
-    rows = [row for row in rows if row["model"] in shown]
-    if not rows:
-        raise NothingToPlot(f"there are no learning curves with {measure!r}")
+    if not curves:
+        raise NothingToPlot("there are no learning curves")
     figure = Figure(figsize=(TEXT_WIDTH, 2.6), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
-    for number, model in enumerate(shown):
+    for number, model in enumerate(dict.fromkeys(row["model"] for row in curves)):
         by_step: dict[int, list[Record]] = {}
-        for row in rows:
-            if row["model"] == model:
-                by_step.setdefault(row["step"], []).append(row)
+        for row in select(curves, model=model):
+            by_step.setdefault(row["step"], []).append(row)
         steps = sorted(step for step in by_step if step > 0)  # a log axis has no 0
-        values = [[row[measure] for row in by_step[step]] for step in steps]
+        values = [[row["perplexity"] for row in by_step[step]] for step in steps]
         seconds = [float(np.mean([row["seconds"] for row in by_step[step]])) for step in steps]
         for axes, x in ((panels[0], [float(step) for step in steps]), (panels[1], seconds)):
             means, lowest, highest = ([float(f(own)) for own in values] for f in (np.mean, np.min, np.max))
@@ -135,9 +126,9 @@ def language_model_curves(
     for axes, name in zip(panels, ("steps", "seconds of training"), strict=True):
         axes.set_xscale("log")
         axes.set_xlabel(name)
-    plain_log(panels[0], [row[measure] for row in rows])
-    panels[0].set_ylabel(measure.replace("_", " "))
-    legend(figure, panels[0], title)
+    plain_log(panels[0], [row["perplexity"] for row in curves])
+    panels[0].set_ylabel("perplexity")
+    legend(figure, panels[0])
     return figure
 
 

@@ -69,15 +69,15 @@ def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> 
       bound: of `chance`; what exceeds it is bold.
       tokens: for each head, the tokens that it opens widest for.
     """
-    headings = ["opens for", "widest for", "layer", "head", "AUC", "95 %", "gate there", "elsewhere", "by token"]
+    headings = ["layer", "head", "opens for", "AUC", "95 %", "gate there", "elsewhere", "by token", "widest for"]
     rows, bold = [], []
     for place, (head, widest) in enumerate(zip(heads, tokens, strict=True)):
         value, (low, high) = head.aucs.get(head.best, float("nan")), head.interval
         means = [figure(mean) for mean in (head.mean_with, head.mean_without, head.identity)]
         interval = f"{figure(low, 3)}–{figure(high, 3)}"
-        rows.append([head.best, widest, str(head.layer), str(head.head), figure(value, 3), interval, *means])
+        rows.append([str(head.layer), str(head.head), head.best, figure(value, 3), interval, *means, widest])
         bold += [(place, column) for column in range(len(headings)) if value > bound]
-    return Table("", headings, rows, text_columns=2, bold=bold)
+    return Table("", headings, rows, text_columns=len(headings), bold=bold)
 
 
 def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
