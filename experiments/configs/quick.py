@@ -3,8 +3,8 @@
 Command: `make compare`, or
     python -m experiments.compare --config=experiments/configs/quick.py --seeds=1 --workdir=runs/quick
 Hardware: 2 CPU cores. Time: 146 s of CPU, which should be some 100 s of wall time on two idle cores.
-Expected, sequence errors of seed 0 (in distribution, dense, sparse): CoPE 0, 0, 0 %; RoPE 1, 100, 100; relative 9, 73, 98;
-absolute 65, 100, 100. Of 20 seeds of CoPE 17 make no error, and one has 30 % on sparse: see experiments/RESULTS.md.
+Expected, sequence errors of seed 0 (in distribution, dense, sparse): CoPE 0, 0, 0 %; RoPE 1, 100, 100; relative 9, 73,
+98; absolute 65, 100, 100. Of 20 seeds of CoPE 17 make no error, and one has 30 % on sparse: see experiments/RESULTS.md.
 Rounding differs between machines, so that on another machine seed 0 may fare like any of them.
 """
 
