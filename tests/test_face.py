@@ -56,7 +56,7 @@ def test_importing_everything_changes_nothing():
     """Of the libraries, those that change something when they are imported come first."""
     code = """
 import importlib, jax, pathlib, pkgutil
-import grain, matplotlib.pyplot, orbax.checkpoint, tensorflow_datasets
+import matplotlib.pyplot, orbax.checkpoint, tensorboardX, tensorflow_datasets
 from absl.flags import FLAGS
 import cope_jax, experiments
 """
