@@ -18,8 +18,8 @@ def check_sources(task: Task, workdir: Path, splits: Iterable[str]) -> None:
     """ConfigError if a run is to be measured on other data than those whose digest it keeps."""
     if task.same_data(workdir, splits) is False:
         raise ConfigError(
-            f"{', '.join(task.data_digest())} in {workdir} tells of other data than there are now, which the run goes by: "
-            "restore its data"
+            f"{', '.join(task.data_digest())} in {workdir} tells of other data than there are now, which the run "
+            "goes by: restore its data"
         )
 
 
@@ -32,8 +32,8 @@ def keep_files(task: Task, workdir: Path) -> None:
     """
     if task.same_saved_files(workdir) is False:
         raise ConfigError(
-            f"{' and '.join(task.saved_files())} in {workdir} is another than the data give now, which the run goes by: "
-            "restore its data, or choose another --workdir"
+            f"{' and '.join(task.saved_files())} in {workdir} is another than the data give now, which the run goes "
+            "by: restore its data, or choose another --workdir"
         )
     missing = {name: content for name, content in task.saved_files().items() if not (workdir / name).exists()}
     write_files(workdir, missing | task.data_digest())
