@@ -49,13 +49,9 @@ SAME_NAME = {
     "__init__.py",
     "__main__.py",
     "config.py",
-    "distributed.py",
-    "download.py",
     "generate.py",
     "linear.py",
     "perplexity.py",
-    "report.py",
-    "scaling.py",
 }
 STANDARD_NAME = {"inspect.py"}
 

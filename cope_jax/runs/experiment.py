@@ -23,7 +23,7 @@ from cope_jax.runs.kept_files import check_alike, keep_files
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
-from cope_jax.training import distributed, summary
+from cope_jax.training import processes, summary
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.evaluator import Errors, Evaluator
 from cope_jax.training.from_config import batch_shapes, create_iterator, create_learner, create_program
@@ -139,7 +139,7 @@ class Experiment:
         if not (workdir / "checkpoints").exists():  # before anything is written, for it may not fit
             start()
         with contextlib.ExitStack() as stack:
-            with distributed.first_goes_ahead() as first:
+            with processes.first_goes_ahead() as first:
                 if first:
                     environment = recording.environment() if environment is None else environment
                     stack.enter_context(workdirs.locked(workdir))

@@ -12,8 +12,8 @@ from cope_jax.files import read_text
 class Persistent:
     """What a task of data in files adds; a task whose examples are drawn overrides nothing of it.
 
-    A run keeps two kinds of files: its artifacts, without which it is of no use, such as a vocabulary; and its sources,
-    digests that tell its data from others. It can be read back without the data, and goes on with the same data only.
+    A run keeps two kinds of files: those without which it is of no use, such as a vocabulary; and digests that tell its
+    data from others. It can be read back without the data, and resumes with the same data only.
     """
 
     config: Any
@@ -28,7 +28,7 @@ class Persistent:
         return {}
 
     def same_saved_files(self, folder: epath.PathLike) -> bool | None:
-        """Whether the artifacts in a folder, such as a vocabulary, mean what the task's do; None: it has none."""
+        """Whether the saved files in a folder mean what the task's do; None: it has none."""
         there = {name: file for name in self.saved_files() if (file := epath.Path(folder) / name).exists()}
         if not there:
             return None
@@ -39,12 +39,12 @@ class Persistent:
     def data_digest(self) -> dict[str, str]:
         """Files that tell the data of the task from others: content by name. Default: none.
 
-        A run keeps them and goes on with the same data only. To read it back, the data need not be there.
+        A run keeps them, and resumes with the same data only. To read it back, the data need not be there.
         """
         return {}
 
     def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
-        """Whether the data of some splits are those of which the sources in a folder tell; None: it has none."""
+        """Whether the data of some splits are those of the digests in a folder; None: it has none."""
         del splits
         there = {name: file for name in self.data_digest() if (file := epath.Path(folder) / name).exists()}
         return all(read_text(file) == self.data_digest()[name] for name, file in there.items()) if there else None
@@ -55,6 +55,6 @@ class Persistent:
 
     @classmethod
     def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
-        """The options by which the task takes the artifacts of a run from its folder, instead of learning them anew."""
+        """The options by which the task takes the saved files of a run instead of learning them anew."""
         del folder
         return dict(options)
