@@ -1,11 +1,14 @@
-"""Files of text, plain or compressed."""
+"""Files: read plain or compressed, written at once or not at all."""
 
+import contextlib
 import gzip
 import zlib
+from collections.abc import Iterator
+from pathlib import Path
 
 from etils import epath
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, clear_storage_errors
 
 
 def read_bytes(path: epath.PathLike) -> bytes:
@@ -39,3 +42,26 @@ def read_text(path: epath.PathLike) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}, line {line}: not UTF-8 text; convert the file to UTF-8") from error
+
+
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Gives a path beside `path` to write to; what is there at the end takes the place of `path` at once.
+
+    A process killed while it writes leaves the old file. The folder is made where there is none.
+
+    Raises:
+      StorageError: the disk is full or read-only.
+    """
+    with clear_storage_errors(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(f"{path.name}.partial")
+        yield partial
+        partial.replace(path)
+
+
+def write_atomically(path: Path, text: str) -> Path:
+    """Writes a UTF-8 file at once or not at all, see `replacing`. Returns `path`."""
+    with replacing(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path

@@ -26,7 +26,8 @@ from rich.console import Console
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import comparison, plots
-from cope_jax.runs import grid, records
+from cope_jax.files import write_atomically
+from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.grid import GridRun
@@ -100,9 +101,9 @@ def show(
     """Writes results, table and plots of all cells, and prints the table."""
     finished, paths = grid.write_results(workdir, planned)
     paper = {} if is_changed() else config.paper
-    paths.append(records.write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
+    paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels)
-    console.print(comparison.rich_table(task, finished, labels, paper=paper))
+    console.print(comparison.table(task, finished, labels, paper=paper).rich())
     console.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
 
 

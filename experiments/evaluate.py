@@ -1,6 +1,6 @@
 """Measures a trained model anew, on as many examples as asked for.
 
-python -m experiments.evaluate --workdir=runs/cope --examples=10000
+python -m experiments.evaluate --model=runs/cope --examples=10000
 """
 
 import dataclasses
@@ -8,22 +8,24 @@ from pathlib import Path
 
 from absl import flags
 
-from cope_jax.evaluation.report.errors_table import print_errors
+from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import load_run
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _EXAMPLES = flags.DEFINE_integer(
     "examples", None, "Of each split; without it, as many as in the run's config.", lower_bound=1
 )
+renamed("workdir", "model")
 
 
 def main() -> None:
-    """Prints the errors on all splits and writes evaluation.json into the workdir."""
-    workdir = Path(_WORKDIR.value)
+    """Prints the errors on all splits and writes evaluation.json into the folder of the run."""
+    workdir = Path(_MODEL.value)
     run = load_run(workdir)
     check_sources(run.task, workdir, run.task.evaluation_splits)
     config = run.experiment

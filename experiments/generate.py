@@ -1,7 +1,7 @@
 """Text from a trained model, shown while it is drawn.
 
-python -m experiments.generate --workdir=runs/wikitext2_small --prompt="The lighthouse" --max_new_tokens=200
-python -m experiments.generate --workdir=runs/code_small --prompts=prompts.txt --top_p=0.95 --out=found.jsonl
+python -m experiments.generate --model=runs/wikitext2_small --prompt="The lighthouse" --max_new_tokens=200
+python -m experiments.generate --model=runs/code_small --prompts=prompts.txt --top_p=0.95 --out=found.jsonl
 
 Prints a prompt with its continuation, or those of a file one after the other, and how fast tokens came. docs/text.md
 """
@@ -25,9 +25,10 @@ from cope_jax.generation.generate import generate_stream
 from cope_jax.generation.sampling import row_keys
 from cope_jax.registry import check_at_least
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_WORKDIR = flags.DEFINE_string(
-    "workdir", None, "A run, or a folder with a model and its tokenizer, ours or Hugging Face's.", required=True
+_MODEL = flags.DEFINE_string(
+    "model", None, "A run, or a folder with a model and its tokenizer, ours or Hugging Face's.", required=True
 )
 _PROMPT = flags.DEFINE_string("prompt", None, "The beginning of a text.")
 _PROMPTS = flags.DEFINE_string("prompts", None, "A file with a prompt in each line, in place of --prompt.")
@@ -37,9 +38,11 @@ _TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "0 takes the most probable
 _TOP_K = flags.DEFINE_integer("top_k", None, "Draw from the so many most probable tokens.")
 _TOP_P = flags.DEFINE_float("top_p", None, "Draw from the fewest tokens that together have this probability.")
 _STOP = flags.DEFINE_multi_string("stop", [], "Text that ends a continuation; may be given several times.")
-_SEED = flags.DEFINE_integer("seed", 0, "Of the draws.", lower_bound=0, upper_bound=2**31 - 1)
+_SAMPLE_SEED = flags.DEFINE_integer("sample_seed", 0, "Of the draws.", lower_bound=0, upper_bound=2**31 - 1)
 _MODEL_SEED = flags.DEFINE_integer("model_seed", None, "Which seed of the run; without it, the first.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Prompts of a file that are continued side by side.")
+renamed("workdir", "model")
+renamed("seed", "sample_seed")  # with the next release --seed is that of the run, which is --model_seed until then
 
 
 def main() -> None:
@@ -49,7 +52,7 @@ def main() -> None:
         if not stop:
             raise ConfigError("--stop is empty: give a text, or leave it out")
     check_at_least(1, "generate", batch_size=_BATCH_SIZE.value)
-    generator = text_model.load(Path(_WORKDIR.value), _MODEL_SEED.value)
+    generator = text_model.load(Path(_MODEL.value), _MODEL_SEED.value)
     prompts = [(prompt, generator.codec.read(prompt, name).tolist()) for name, prompt in named]
     longest = max(len(tokens) for _, tokens in prompts) + len(generator.codec.begin) + _MAX_NEW_TOKENS.value - 1
     print(generator.title, file=sys.stderr)
@@ -108,7 +111,7 @@ def _rows(
         generator.model,
         [[*codec.begin, *tokens] for _, tokens in batch],
         _MAX_NEW_TOKENS.value,
-        key=row_keys(jax.random.key(_SEED.value), numbers),
+        key=row_keys(jax.random.key(_SAMPLE_SEED.value), numbers),
         temperature=_TEMPERATURE.value,
         top_k=_TOP_K.value,
         top_p=_TOP_P.value,

@@ -1,10 +1,11 @@
-"""Whether B follows A, from the words that both share alone: the floor of next-sentence prediction.
+"""Whether B follows A, from the words that both share alone: the baseline of next-sentence prediction.
 
 Sentences of one document share its words, so much of what next-sentence prediction asks for needs no order of words.
 Lan et al., "ALBERT", ICLR 2020, section 4.6, on what the task learns.
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,8 +14,8 @@ from cope_jax.errors import ConfigError
 FEATURES = ("weighted overlap", "cosine", "shared kinds", "log length of A", "log length of B", "log total length")
 
 
-def bags(batch: Mapping[str, np.ndarray], vocab_size: int, special: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """How often each piece stands in A, and in B: two arrays `[n, V]`, float32.
+def bags(batch: Mapping[str, np.ndarray], vocab_size: int, special: Sequence[int]) -> list[Any]:
+    """How often each piece stands in A, and in B: two sparse arrays `[n, V]`.
 
     Args:
       batch: `inputs`, `segments` and `mask` `[n, L]`, as of the task masked_lm: what a model reads, `[MASK]` included.
@@ -23,18 +24,18 @@ def bags(batch: Mapping[str, np.ndarray], vocab_size: int, special: Sequence[int
 
     >>> batch = {"inputs": [[0, 3, 4, 1, 3, 1, 2]], "segments": [[0, 0, 0, 0, 1, 1, 0]], "mask": [[1] * 6 + [0]]}
     >>> a, b = bags({name: np.array(field) for name, field in batch.items()}, 5, special=[0, 1])
-    >>> a.tolist(), b.tolist()
+    >>> a.toarray().tolist(), b.toarray().tolist()
     ([[0.0, 0.0, 0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 1.0, 0.0]])
     """
-    inputs_BL, segments_BL = batch["inputs"], batch["segments"]
-    counted_BL = (batch["mask"] == 1) & ~np.isin(inputs_BL, list(special))
+    from scipy.sparse import coo_array  # here, as scikit-learn, since few commands need it
+
+    counted_BL = (batch["mask"] == 1) & ~np.isin(batch["inputs"], list(special))
     found = []
     for side in (0, 1):
-        counts_BV = np.zeros((len(inputs_BL), vocab_size), np.float32)
-        rows, indices = np.nonzero(counted_BL & (segments_BL == side))
-        np.add.at(counts_BV, (rows, inputs_BL[rows, indices]), 1)
-        found.append(counts_BV)
-    return found[0], found[1]
+        rows, indices = np.nonzero(counted_BL & (batch["segments"] == side))
+        pieces = batch["inputs"][rows, indices]
+        found.append(coo_array((np.ones(len(rows)), (rows, pieces)), (len(counted_BL), vocab_size)).tocsr())
+    return found
 
 
 class BagOfWords:
@@ -54,7 +55,7 @@ class BagOfWords:
     """
 
     def __init__(self, vocab_size: int, special: Sequence[int], *, seed: int = 0):
-        from sklearn.linear_model import LogisticRegression  # here, since few commands need it
+        from sklearn.linear_model import LogisticRegression
         from sklearn.pipeline import make_pipeline
         from sklearn.preprocessing import StandardScaler
 
@@ -62,47 +63,35 @@ class BagOfWords:
         self._model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, random_state=seed))
         self.idf_V: np.ndarray | None = None
 
-    def fit(self, batch: Mapping[str, np.ndarray], block: int = 1024) -> "BagOfWords":
+    def fit(self, batch: Mapping[str, np.ndarray]) -> "BagOfWords":
         """Learns from examples with `next` `[n]`, 0 where B follows A; returns itself.
 
         Raises:
           ConfigError: not both kinds of examples.
         """
         if len(np.unique(batch["next"])) < 2:
-            raise ConfigError("the next-sentence floor needs examples of both kinds: draw more of them")
-        sides_V, rows = np.zeros(self._vocab_size, np.float64), len(batch["next"])
-        for start in range(0, rows, block):
-            for counts_BV in bags(_rows(batch, start, block), self._vocab_size, self._special):
-                sides_V += (counts_BV > 0).sum(axis=0)
-        self.idf_V = np.log((1 + 2 * rows) / (1 + sides_V)).astype(np.float32)
+            raise ConfigError("the next-sentence baseline needs examples of both kinds: draw more of them")
+        sides_V = sum(bag.sign().sum(axis=0) for bag in bags(batch, self._vocab_size, self._special))
+        self.idf_V = np.log((1 + 2 * len(batch["next"])) / (1 + sides_V))
         self._model.fit(self.features(batch), batch["next"])
         return self
 
-    def features(self, batch: Mapping[str, np.ndarray], block: int = 1024) -> np.ndarray:
+    def features(self, batch: Mapping[str, np.ndarray]) -> np.ndarray:
         """`[n, F]`, in the order of `FEATURES`."""
         if self.idf_V is None:
-            raise ConfigError("the next-sentence floor has not seen any examples: fit it first")
-        found = []
-        for start in range(0, len(batch["inputs"]), block):
-            a_BV, b_BV = bags(_rows(batch, start, block), self._vocab_size, self._special)
-            both_B = np.minimum(a_BV > 0, b_BV > 0) @ self.idf_V
-            either_B = np.maximum(a_BV > 0, b_BV > 0) @ self.idf_V
-            weighted_a_BV, weighted_b_BV = a_BV * self.idf_V, b_BV * self.idf_V
-            product_B = (weighted_a_BV * weighted_b_BV).sum(axis=1)
-            norms_B = np.linalg.norm(weighted_a_BV, axis=1) * np.linalg.norm(weighted_b_BV, axis=1)
-            lengths_B2 = np.stack([a_BV.sum(axis=1), b_BV.sum(axis=1)], axis=1)
-            logs_B3 = np.log1p(np.concatenate([lengths_B2, lengths_B2.sum(axis=1, keepdims=True)], axis=1))
-            shares_B2 = np.stack([_ratio(product_B, norms_B), _ratio(both_B, either_B)], axis=1)
-            found.append(np.concatenate([both_B[:, None], shares_B2, logs_B3], axis=1))
-        return np.concatenate(found).astype(np.float64)
+            raise ConfigError("the next-sentence baseline has not seen any examples: fit it first")
+        a_BV, b_BV = bags(batch, self._vocab_size, self._special)
+        both_B = a_BV.sign().multiply(b_BV.sign()) @ self.idf_V
+        either_B = (a_BV + b_BV).sign() @ self.idf_V
+        product_B = a_BV.multiply(b_BV) @ self.idf_V**2
+        norms_B = np.sqrt((a_BV.power(2) @ self.idf_V**2) * (b_BV.power(2) @ self.idf_V**2))
+        lengths = a_BV.sum(axis=1), b_BV.sum(axis=1)
+        logs = np.log1p([*lengths, sum(lengths)])
+        return np.stack([both_B, _ratio(product_B, norms_B), _ratio(both_B, either_B), *logs], axis=1)
 
     def accuracy(self, batch: Mapping[str, np.ndarray]) -> float:
         """The share of examples of which it tells rightly whether B follows A."""
         return float(np.mean(self._model.predict(self.features(batch)) == batch["next"]))
-
-
-def _rows(batch: Mapping[str, np.ndarray], start: int, count: int) -> dict[str, np.ndarray]:
-    return {name: batch[name][start : start + count] for name in ("inputs", "segments", "mask")}
 
 
 def _ratio(above_B: np.ndarray, below_B: np.ndarray) -> np.ndarray:

@@ -5,7 +5,7 @@ LREC 2014, of which the English Web Treebank, EWT, is the treebank here.
 """
 
 import dataclasses
-from typing import Any
+import re
 
 from etils import epath
 
@@ -21,7 +21,6 @@ SPLITS = {"train": "train", "validation": "dev", "test": "test"}
 """Our name of a split -> that in the names of files."""
 
 _COLUMNS = 10
-_FIELDS = ("id", "form", "lemma", "upos")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,36 +86,23 @@ def parse(path: epath.Path) -> list[TaggedSentence]:
 
 def _sentence(block: list[str], path: epath.Path, start: int) -> TaggedSentence:
     """The sentence whose first line has the number `start`."""
-    import conllu  # here, since few commands read treebanks
-
-    def wrong(offset: int, why: str) -> ConfigError:
-        return ConfigError(f"{path}, line {start + offset}: {why}; mend the line or fetch the file again")
-
-    offsets = [offset for offset, line in enumerate(block) if not line.startswith("#")]
-    for offset in offsets:
-        columns = block[offset].count("\t") + 1
-        if columns != _COLUMNS:
-            raise wrong(offset, f"{columns} columns between tabs where CoNLL-U has {_COLUMNS}")
-    try:
-        (tokens,) = conllu.parse("\n".join(block), fields=_FIELDS)
-    except conllu.exceptions.ParseException as error:
-        for offset in offsets:  # the library names no line: find the one that it cannot read
-            try:
-                conllu.parse(block[offset], fields=_FIELDS)
-            except conllu.exceptions.ParseException as reason:
-                raise wrong(offset, str(reason)) from error
-        raise wrong(0, str(error)) from error
-    words: list[Any] = []
-    for offset, token in zip(offsets, tokens, strict=True):
-        if not isinstance(token["id"], int):
+    words: list[str] = []
+    tags: list[str] = []
+    for number, line in enumerate(block, start):
+        if line.startswith("#"):
             continue
-        if token["id"] != len(words) + 1:
-            raise wrong(offset, f"word {token['id']} where word {len(words) + 1} is due")
-        if token["upos"] not in TAGS:
-            raise wrong(offset, f"{token['upos']!r} is no universal part of speech")
-        words.append(token)
-    return TaggedSentence(
-        tuple(word["form"] for word in words),
-        tuple(word["upos"] for word in words),
-        any(line.startswith("# newdoc") for line in block),
-    )
+        columns = line.split("\t")
+        reason = ""
+        if len(columns) != _COLUMNS:
+            reason = f"{len(columns)} columns between tabs where CoNLL-U has {_COLUMNS}"
+        elif re.fullmatch(r"[0-9]+[-.][0-9]+", columns[0]):
+            continue
+        elif columns[0] != str(len(words) + 1):
+            reason = f"word {columns[0]} where word {len(words) + 1} is due"
+        elif columns[3] not in TAGS:
+            reason = f"{columns[3]!r} is no universal part of speech"
+        if reason:
+            raise ConfigError(f"{path}, line {number}: {reason}; mend the line or fetch the file again")
+        words.append(columns[1])
+        tags.append(columns[3])
+    return TaggedSentence(tuple(words), tuple(tags), any(line.startswith("# newdoc") for line in block))

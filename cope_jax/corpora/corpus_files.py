@@ -31,7 +31,7 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
     if found is not None:
         return found
     root = _root(data_dir)
-    command = f"; `python -m experiments.download --corpora={download} --data_dir={root}` does it" if download else ""
+    command = f"; `python -m experiments.download --corpora={download} --out={root}` does it" if download else ""
     wanted = " or ".join(f"{folder}/{name}" for name in names if "*" not in name)
     where = root if root.exists() else f"{root}, which does not exist"
     raise ConfigError(

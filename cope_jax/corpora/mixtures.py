@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from cope_jax.corpora.documents import (
+from cope_jax.corpora.raw_text import (
     READERS,
     SAME_TESTS,
     STANDARD_PLACES,

@@ -6,7 +6,7 @@ A text of n tokens is n *entries*: read the token before, say this one. Before t
 import bisect
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -55,6 +55,59 @@ def join(documents: Iterable[np.ndarray], end: int) -> TokenStream:
     return TokenStream(np.concatenate(parts).astype(np.int32), bounds, counted)
 
 
+class Pieces(NamedTuple):
+    """Parts of a text of N entries, each `[P]`.
+
+    Attributes:
+      starts: the entry at which each begins.
+      sizes: how many entries it has.
+      context: how many of them, its first ones, count in pieces before it.
+    """
+
+    starts: np.ndarray
+    sizes: np.ndarray
+    context: np.ndarray
+
+
+def cut(bounds: np.ndarray, length: int, stride: int) -> Pieces:
+    """Pieces of `length` entries, each `stride` further on, of what stands between some bounds.
+
+    >>> [field.tolist() for field in cut(np.array([0, 3, 4]), 2, 1)]
+    [[0, 1, 3], [2, 2, 1], [0, 1, 0]]
+    """
+    sizes = np.diff(bounds)
+    counts = np.where(sizes > 0, 1 + np.maximum(0, -(-(sizes - length) // stride)), 0)
+    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+    starts = np.repeat(bounds[:-1], counts) + number * stride
+    context = np.where(number == 0, 0, length - stride)
+    return Pieces(starts, np.minimum(length, np.repeat(bounds[1:], counts) - starts), context)
+
+
+def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], width: int) -> dict[str, np.ndarray]:
+    """Pieces in rows, each field int32 `[rows, width]`.
+
+    Returns:
+      `inputs`; `targets`, the token after each; `positions`, from 0 in each piece; `segments`, the number of the piece
+      in its row, −1 behind the last; `entries`, which entry this is, −1 where none counts.
+    """
+    shape = len(rows), width
+    inputs, targets, positions = (np.zeros(shape, np.int32) for _ in range(3))
+    segments, entries = (np.full(shape, -1, np.int32) for _ in range(2))
+    for number, row in enumerate(rows):
+        begin = 0
+        for segment, piece in enumerate(row):
+            start, size, context = (int(field[piece]) for field in pieces)
+            here = number, slice(begin, begin + size)
+            inputs[here] = tokens[start : start + size]
+            targets[here] = tokens[start + 1 : start + size + 1]
+            positions[here] = np.arange(size)
+            segments[here] = segment
+            entries[number, begin + context : begin + size] = np.arange(start + context, start + size)
+            begin += size
+    fields = {"inputs": inputs, "targets": targets, "positions": positions}
+    return {**fields, "segments": segments, "entries": entries}
+
+
 class Packed:
     """TokenStream as examples of length L.
 
@@ -80,10 +133,10 @@ class Packed:
         check_at_least(1, "packing", length=length)
         self._entries, self._length, self._packing, self._every = entries, length, packing, every
         bounds = entries.bounds if packing == "documents" else np.array([0, len(entries)])
-        starts, sizes = _pieces(bounds, length)
-        rows = fit(sizes.tolist(), length) if packing == "documents" else [[piece] for piece in range(len(sizes))]
+        pieces = cut(bounds, length, length)
+        rows = fit(pieces.sizes.tolist(), length) if packing == "documents" else [[n] for n in range(len(pieces.sizes))]
         order = np.array([piece for row in rows for piece in row], np.int64)
-        self._starts, self._sizes = starts[order], sizes[order]
+        self._pieces = Pieces(*(field[order] for field in pieces))
         self._rows = np.cumsum([0, *map(len, rows)])
 
     def __len__(self) -> int:
@@ -94,22 +147,12 @@ class Packed:
 
         All are `[n, L]`. Segments count from 1 in each example; 0, and everywhere else 0, fills it up.
         """
-        shape, tokens = (len(indices), self._length), self._entries.tokens
-        inputs_BL, targets_BL, segments_BL, positions_BL = (np.zeros(shape, np.int32) for _ in range(4))
-        weights_BL = np.zeros(shape, np.float32)
-        for row, place in enumerate(np.asarray(indices).tolist()):
-            first, begin = int(self._rows[place]), 0
-            for piece in range(first, int(self._rows[place + 1])):
-                start, size = int(self._starts[piece]), int(self._sizes[piece])
-                here, there = slice(begin, begin + size), slice(start, start + size)
-                inputs_BL[row, here] = tokens[there]
-                targets_BL[row, here] = tokens[start + 1 : start + size + 1]
-                weights_BL[row, here] = 1 if self._every else self._entries.counted[there]
-                segments_BL[row, here] = piece - first + 1
-                positions_BL[row, here] = np.arange(size)
-                begin += size
-        batch = {"inputs": inputs_BL, "targets": targets_BL, "weights": weights_BL}
-        return batch if self._packing == "stream" else {**batch, "segments": segments_BL, "positions": positions_BL}
+        rows = [range(int(self._rows[place]), int(self._rows[place + 1])) for place in np.asarray(indices).tolist()]
+        fields = lay_out(self._entries.tokens, self._pieces, rows, self._length)
+        entries_BL, segments_BL, positions_BL = (fields.pop(name) for name in ("entries", "segments", "positions"))
+        counts_BL = (entries_BL >= 0) & (self._every | self._entries.counted[entries_BL])
+        batch = {**fields, "weights": counts_BL.astype(np.float32)}
+        return batch if self._packing == "stream" else {**batch, "segments": segments_BL + 1, "positions": positions_BL}
 
 
 class Mixed:
@@ -195,12 +238,3 @@ def fit(sizes: Sequence[int], length: int) -> list[list[int]]:
                 bisect.insort(rooms, left)
             having[left].append(row)
     return sorted(sorted(row) for row in rows)
-
-
-def _pieces(bounds: np.ndarray, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """The starts and sizes of what is left of documents that are cut at every `length` entries."""
-    sizes = np.diff(bounds)
-    counts = -(-sizes // length)
-    number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-    starts = np.repeat(bounds[:-1], counts) + number * length
-    return starts, np.minimum(length, np.repeat(bounds[1:], counts) - starts)

@@ -22,38 +22,23 @@ class Counts:
     unknown: int = 0
 
     def per_unit(self, nats: float) -> dict[str, float]:
-        """`quoted` of the sum of the losses of all these tokens.
+        """The sum of the losses of all these tokens in the units that papers quote.
+
+            loss = nats/tokens, perplexity = exp(nats/words), bits_per_byte = nats/(bytes · ln 2).
+
+        A perplexity by words compares between tokenizers: whatever a word was cut into, its probability is the product
+        of its parts'. By WikiText's convention every line ends with a word, `<eos>`. For code, which has no words that
+        everyone cuts alike, quote bits per byte, or the perplexity by tokens, exp(loss), with its tokenizer.
 
         Where some are unknown, only what is by token, and so of this vocabulary alone: a model that predicts `<unk>`
         has not predicted the word, and the fewer words it knows, the better its figures by word and by byte.
+
+        >>> Counts(tokens=6, words=4, bytes=20).per_unit(18.0)
+        {'loss': 3.0, 'token_perplexity': 20.08..., 'perplexity': 90.01..., 'bits_per_byte': 1.29...}
         """
-        found = per_unit(nats, tokens=self.tokens, words=self.words, num_bytes=self.bytes)
-        by_token = ("loss", "token_perplexity")
-        return {name: value for name, value in found.items() if not self.unknown or name in by_token}
-
-
-def per_unit(nats: float, *, tokens: int, words: int, num_bytes: int) -> dict[str, float]:
-    """A sum of losses in the units that papers quote.
-
-        loss = nats/tokens, perplexity = exp(nats/words), bits_per_byte = nats/(num_bytes · ln 2).
-
-    A perplexity by words compares between tokenizers: whatever a word was cut into, its probability is the product of
-    its parts'. By WikiText's convention every line ends with a word, `<eos>`. For code, which has no words that
-    everyone cuts alike, quote bits per byte, or the perplexity by tokens, exp(loss), with its tokenizer.
-
-    Args:
-      nats: the sum over all tokens.
-      tokens: their number.
-      words: the words that they stand for.
-      num_bytes: of the text, in UTF-8.
-
-    >>> quoted(18.0, tokens=6, words=4, num_bytes=20)
-    {'loss': 3.0, 'token_perplexity': 20.08..., 'perplexity': 90.01..., 'bits_per_byte': 1.29...}
-    """
-    with np.errstate(over="ignore"):  # of a model that has diverged it is infinite
-        return {
-            "loss": nats / tokens,
-            "token_perplexity": float(np.exp(nats / tokens)),
-            "perplexity": float(np.exp(nats / words)),
-            "bits_per_byte": nats / (num_bytes * float(np.log(2))),
-        }
+        with np.errstate(over="ignore"):  # of a model that has diverged it is infinite
+            found = {"loss": nats / self.tokens, "token_perplexity": float(np.exp(nats / self.tokens))}
+            if not self.unknown:
+                bits = nats / (self.bytes * float(np.log(2)))
+                found |= {"perplexity": float(np.exp(nats / self.words)), "bits_per_byte": bits}
+        return found

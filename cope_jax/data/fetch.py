@@ -82,7 +82,7 @@ SOURCES = {
         files=("tinyshakespeare/input.txt",),
     ),
 }
-"""Corpora by the names that `cope_jax.corpora.documents` has for them."""
+"""Corpora by the names that `cope_jax.corpora.raw_text` has for them."""
 
 
 def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:

@@ -5,7 +5,7 @@ Everything is a function of its seeds, not of timing: Grain's prefetching thread
 
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import grain
@@ -150,30 +150,17 @@ def _shuffled(source: Any, mixture: Sequence[tuple[float, range]], seed: int) ->
     return grain.MapDataset.mix(parts, [weight for weight, _ in mixture])
 
 
-class _BatchRows:
-    """A Batch as a random-access source of its rows."""
+class _Rows:
+    """A random-access source of examples, of which `take` gives the one at a place, as a row alone."""
 
-    def __init__(self, batch: Batch):
-        self._batch = batch
-
-    def __len__(self) -> int:
-        return len(self._batch["inputs"])
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {key: value[index] for key, value in self._batch.items()}
-
-
-class _TakenRows:
-    """The first examples of a split that are made only when they are asked for."""
-
-    def __init__(self, task: Task, split: str, examples: int):
-        self._task, self._split, self._examples = task, split, examples
+    def __init__(self, size: int, take: Callable[[slice], Batch]):
+        self._size, self._take = size, take
 
     def __len__(self) -> int:
-        return self._examples
+        return self._size
 
     def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {key: value[0] for key, value in self._task.take(self._split, np.array([index])).items()}
+        return {name: field[0] for name, field in self._take(slice(index, index + 1)).items()}
 
 
 def _examples(
@@ -188,8 +175,10 @@ def _examples(
         examples = size if examples is None else min(examples, size)
     assert examples is not None  # only what is finite comes without a number
     if type(task).take is not Task.take:
-        return _TakenRows(task, split, examples), task.mixture(split)
-    return _BatchRows(task.dataset(split, examples, seed)), task.mixture(split)
+        return _Rows(examples, lambda place: task.take(split, np.arange(place.start, place.stop))), task.mixture(split)
+    batch = task.dataset(split, examples, seed)
+    rows = _Rows(len(batch["inputs"]), lambda place: {name: field[place] for name, field in batch.items()})
+    return rows, task.mixture(split)
 
 
 def _written(task: Task, split: str, examples: int | None, seed: int, data_dir: str) -> tuple[Any, Any]:

@@ -15,6 +15,7 @@ from cope_jax.encodings import alibi as alibi
 from cope_jax.encodings import cope as cope
 from cope_jax.encodings import cope_two_sided as cope_two_sided
 from cope_jax.encodings import fire as fire
+from cope_jax.encodings import fox as fox
 from cope_jax.encodings import kerple as kerple
 from cope_jax.encodings import learned as learned
 from cope_jax.encodings import none as none

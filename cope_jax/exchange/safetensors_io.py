@@ -14,7 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.errors import ConfigError, StorageError
+from cope_jax.files import replacing, write_atomically
 from cope_jax.models.model import overlay
 from cope_jax.registry import configure
 
@@ -152,16 +153,11 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndar
     from safetensors.numpy import save_file
 
     try:
-        with clear_storage_errors(folder):
-            folder.mkdir(parents=True, exist_ok=True)
-            for name in (WEIGHTS, CONFIG):  # the config last: without it there is no model
-                partial = folder / f"{name}.partial"
-                if name == WEIGHTS:
-                    contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
-                    save_file(contiguous, partial, metadata={"format": "pt"})
-                else:
-                    partial.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-                partial.replace(folder / name)
+        with replacing(folder / WEIGHTS) as partial:
+            contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
+            save_file(contiguous, partial, metadata={"format": "pt"})
+        # The config last: without it there is no model.
+        write_atomically(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
     except StorageError:
         raise
     except OSError as error:

@@ -13,7 +13,7 @@ from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions, check_tokens, pad_left
 from cope_jax.generation.sampling import SamplingParams, draw, row_keys
-from cope_jax.models.static_graph import Structure
+from cope_jax.models.model import StaticGraphDef
 from cope_jax.registry import check_at_least
 
 
@@ -134,7 +134,7 @@ def _request(
     check_positions(model, longest + max_new_tokens - 1, what, "ask for fewer")
     graph, state = nnx.split(model)
     return {
-        "structure": Structure(graph),
+        "structure": StaticGraphDef(graph),
         "state": state,
         "tokens_BL": tokens_BL,
         "lengths_B": lengths_B,
@@ -157,7 +157,7 @@ def _keys(key: Array, rows: int) -> Array:
 
 
 def _begin(
-    structure: Structure,
+    structure: StaticGraphDef,
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
@@ -176,7 +176,7 @@ def _begin(
 
 
 def _advance(
-    structure: Structure,
+    structure: StaticGraphDef,
     state: nnx.State[Any, Any],
     loop: _Loop,
     draws: SamplingParams,
@@ -202,7 +202,7 @@ def _advance(
 
 @functools.partial(jax.jit, static_argnames=("structure", "max_new_tokens", "top_k"))
 def _generate(
-    structure: Structure,
+    structure: StaticGraphDef,
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,
@@ -223,7 +223,7 @@ _next = jax.jit(_advance, static_argnames=("structure", "top_k"), donate_argname
 def _chunks(
     chunk: int,
     *,
-    structure: Structure,
+    structure: StaticGraphDef,
     state: nnx.State[Any, Any],
     tokens_BL: Array,
     lengths_B: Array,

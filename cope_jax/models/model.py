@@ -1,5 +1,6 @@
 """What training, generation and evaluation need of a model, and the registry of all models."""
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -109,6 +110,16 @@ def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
         shapes = ", ".join(f"{name} {np.shape(x)}" for name, x in given.items())
         axes = f"the same {rank} axes" if len(given) > 1 else f"{rank} axes"
         raise ConfigError(f"{model}: {shapes} must have {axes}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class StaticGraphDef:
+    """A model without its arrays, as a static argument of a jitted function; its config may hold what has no hash."""
+
+    graph: nnx.GraphDef[Any]
+
+    def __hash__(self) -> int:
+        return hash(type(self.graph))
 
 
 def attends(options: Any) -> bool:

@@ -45,7 +45,7 @@ def take_from_table(table: Array, indices: Array) -> Array:
     >>> take_from_table(jnp.array([1.0, 2.0]), jnp.array([[1, 0]])).tolist()
     [[2.0, 1.0]]
     """
-    return table.at[indices].get(mode="promise_in_bounds")
+    return jnp.asarray(table).at[indices].get(mode="promise_in_bounds")
 
 
 @jax.custom_jvp

@@ -14,6 +14,7 @@ import numpy as np
 from cope_jax import tasks
 from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError
+from cope_jax.files import write_atomically
 from cope_jax.models.model import attends
 from cope_jax.runs import records as recording
 from cope_jax.runs import warm_start
@@ -220,7 +221,7 @@ class Experiment:
     def _announce(self, workdir: Path) -> None:
         """Prints and writes what is about to run."""
         text = self.summary()
-        recording.write_atomically(workdir / "summary.txt", text + "\n")
+        write_atomically(workdir / "summary.txt", text + "\n")
         print(text)
         unused = jax.device_count() - self.program.mesh.size
         if unused:

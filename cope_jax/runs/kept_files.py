@@ -18,8 +18,8 @@ def check_sources(task: Task, workdir: Path, splits: Iterable[str]) -> None:
     """ConfigError if a run is to be measured on other data than those whose digest it keeps."""
     if task.same_data(workdir, splits) is False:
         raise ConfigError(
-            f"{', '.join(task.data_digest())} in {workdir} tells of other data than there are now, which the run "
-            "goes by: restore its data"
+            f"the data are not those of the run in {workdir} ({', '.join(task.data_digest())} differs): restore the "
+            "original files"
         )
 
 

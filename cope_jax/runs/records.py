@@ -22,6 +22,7 @@ import jax
 import numpy as np
 
 import cope_jax
+from cope_jax.files import write_atomically
 
 Record = dict[str, Any]
 
@@ -105,15 +106,6 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
         write_atomically(workdir / "results.json", text),
         write_atomically(workdir / "results.csv", table.getvalue()),
     ]
-
-
-def write_atomically(path: Path, text: str) -> Path:
-    """Replaces the file at once: a process killed while it writes leaves the old one. Returns `path`."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
-    return path
 
 
 def _finite(value: Any) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record
 from cope_jax.training.config import ExperimentConfig
 
@@ -140,10 +141,7 @@ def read_json(path: Path, *names: str) -> Any:
 
 def write_json(path: Path, content: Any) -> None:
     """Writes a JSON file at once or not at all; StorageError if the disk is full or read-only."""
-    partial = path.with_suffix(".partial")
-    with clear_storage_errors(path):
-        partial.write_text(json.dumps(content, indent=1) + "\n")
-        partial.replace(path)
+    write_atomically(path, json.dumps(content, indent=1) + "\n")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -183,10 +181,7 @@ def write_files(folder: Path, contents: Mapping[str, str]) -> None:
                     f"choose another --workdir"
                 )
             continue
-        with clear_storage_errors(folder / name):
-            partial = folder / f"{name}.partial"
-            partial.write_text(content, encoding="utf-8")
-            partial.replace(folder / name)
+        write_atomically(folder / name, content)
 
 
 def _difference(held: Any, wanted: Any, where: str = "") -> str:

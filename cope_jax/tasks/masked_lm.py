@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from cope_jax.corpora.bag_of_words import BagOfWords
-from cope_jax.corpora.documents import Texts, fingerprint
+from cope_jax.corpora.raw_text import Texts, fingerprint
 from cope_jax.corpora.sentences import Document
 from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import drawn

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from etils import epath
 
-from cope_jax.corpora import conllu, majority
+from cope_jax.corpora import baselines, conllu
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.errors import ConfigError
@@ -139,7 +139,7 @@ class Tagging(Task):
         words that it has not: what is reached without any context. Equal counts go by the alphabet.
         """
         self.length(split)
-        guesses = majority.of_words(self._words("train"), self._targets["train"].tolist(), self._words(split))
+        guesses = baselines.majority_by_word(self._words("train"), self._targets["train"].tolist(), self._words(split))
         return float(np.mean(self._targets[split] == guesses))
 
     def saved_files(self) -> dict[str, str]:

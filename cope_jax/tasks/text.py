@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from cope_jax.corpora.documents import Texts
 from cope_jax.corpora.mixtures import Mixture
 from cope_jax.corpora.packing import Mixed, Packed, Packing, TokenStream, join
+from cope_jax.corpora.raw_text import Texts
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.corpora.text_units import Counts
@@ -65,7 +65,7 @@ class Text(TextTask):
           data_dir: has a folder for each corpus; None: the built-in sample, and for "code" the standard library of the
             running Python.
           corpus: "wikitext-2", "wikitext-103", "wikitext-2-raw", "wikitext-103-raw", "tinyshakespeare", "files",
-            "code", or a mixture with weights, such as "3*wikitext-2+code"; see `cope_jax.corpora.documents`.
+            "code", or a mixture with weights, such as "3*wikitext-2+code"; see `cope_jax.corpora.raw_text`.
           globs: which files of "files" or "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
           tokenizer: "bpe", of bytes; "words", between spaces; "bytes".
           vocab_size: the most tokens of a vocabulary that is learned here; None: 8,192 of "bpe", and all words.

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.errors import clear_storage_errors
+from cope_jax.files import replacing
 
 
 class MetricsWriter:
@@ -32,14 +33,11 @@ class MetricsWriter:
         if not active:
             return
         with clear_storage_errors(self.path):
-            directory.mkdir(parents=True, exist_ok=True)
             rows = [row for row in read_metrics(self.path) if row["step"] <= step]
-            partial = self.path.with_suffix(".partial")
-            with partial.open("w", encoding="utf-8") as file:
+            with replacing(self.path) as partial, partial.open("w", encoding="utf-8") as file:
                 file.write("".join(json.dumps(row) + "\n" for row in rows))
                 file.flush()
                 os.fsync(file.fileno())
-            partial.replace(self.path)
             self._file = self.path.open("a", encoding="utf-8")
             self._board = _Board(directory, step + 1)
 

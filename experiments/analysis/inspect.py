@@ -1,8 +1,8 @@
 """Shows what a trained model looks at: what its gates count, and heat maps of gates, positions and attention.
 
-python -m experiments.inspect --workdir=runs/cope --input="a = 0 ; pass; a ++; print a"
-python -m experiments.inspect --workdir=runs/cope --split=in_distribution --example=0 --layer=1 --head=0
-python -m experiments.inspect --workdir=runs/wikitext2_small --split=test --windows=32
+python -m experiments.inspect --model=runs/cope --input="a = 0 ; pass; a ++; print a"
+python -m experiments.inspect --model=runs/cope --split=in_distribution --example=0 --layer=1 --head=0
+python -m experiments.inspect --model=runs/wikitext2_small --split=test --windows=32
 
 Of a synthetic task: prints a strip of tokens for each layer and head, coloured by the gates of one query (by its
 attention where there are no gates) with the positions p_ij below, and writes a PNG for each map.
@@ -27,14 +27,15 @@ from rich.console import Console
 
 from cope_jax import models, positions
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.gates import inspect_text, maps
-from cope_jax.evaluation.report import errors_table
+from cope_jax.evaluation.gates import inspect_text, maps, views
+from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.tasks.synthetic import SyntheticTask
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces, or a text; without it, of --split.")
 _SPLIT = flags.DEFINE_string("split", None, "Split to take the example from; without it, the first that is measured.")
 _EXAMPLE = flags.DEFINE_integer("example", 0, "Which example of the split, from 0.", lower_bound=0)
@@ -44,17 +45,18 @@ _LAYER = flags.DEFINE_integer("layer", None, "Only this layer, from 0; without i
 _HEAD = flags.DEFINE_integer("head", None, "Only this head, from 0; without it, all.")
 _WINDOWS = flags.DEFINE_integer("windows", 16, "Of text: how many windows of the split.", lower_bound=1)
 _TOP = flags.DEFINE_integer("top", 3, "Of text: how many heads of the ranking are shown in colours.", lower_bound=0)
-_OUT = flags.DEFINE_string("out", None, "Folder for the heat maps; without it, `maps` in the workdir.")
+_OUT = flags.DEFINE_string("out", None, "Folder for the heat maps; without it, `maps` in that of the run.")
+renamed("workdir", "model")
 
 
 def main() -> None:
     """Prints what is seen, and writes the heat maps."""
-    workdir = Path(_WORKDIR.value)
+    workdir = Path(_MODEL.value)
     run = load_run(workdir)
     if run.name not in models.able("map"):
         raise ConfigError(f"{workdir} holds a {run.name} on {run.task.name}: this shows decoders")
     out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
-    console = errors_table.console()
+    console = wide_console()
     if isinstance(run.task, SyntheticTask):
         write = show_maps(console, run, run.task)
     else:
@@ -99,8 +101,16 @@ def show_text(console: Console, workdir: Path, run: LoadedRun) -> Callable[[Path
         if given is not None and not 0 <= given < count:
             raise ConfigError(f"{name} must lie between 0 and {count - 1}, got {given}")
     console.print(run.title(_SEED.value), markup=False)
-    heads = inspect_text.show(console, run, _SEED.value, tokens_BL, (_LAYER.value, _HEAD.value), _TOP.value)
-    return functools.partial(inspect_text.write, heads=heads)
+    found = inspect_text.score_text(run.model(_SEED.value), run.task.codec(), tokens_BL)
+    console.print(f"{found.count:,} tokens in {len(tokens_BL)} windows of {tokens_BL.shape[1]}\n", markup=False)
+    console.print(views.ranking(found.heads, found.bound, found.top_tokens).rich())
+    console.print(*views.sentences(found.heads, found.bound), sep="\n", markup=False, soft_wrap=True)
+    layer, head = _LAYER.value, _HEAD.value
+    shown = [one for one in found.heads if layer in (None, one.layer) and head in (None, one.head)]
+    for one in shown[: _TOP.value if layer is None and head is None else None]:
+        console.print(f"\nlayer {one.layer}, head {one.head}: mean gates", style="bold", markup=False)
+        console.print(views.coloured(found.pieces, found.gates_LHBL[one.layer, one.head, 0]), soft_wrap=True)
+    return functools.partial(views.write, heads=found.heads)
 
 
 def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:

@@ -1,12 +1,12 @@
 r"""Measures how probable a trained decoder finds a text: every token of a split, in windows that slide over it.
 
-python -m experiments.perplexity --workdir=runs/wikitext2_small
-python -m experiments.perplexity --workdir=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
+python -m experiments.perplexity --model=runs/wikitext2_small
+python -m experiments.perplexity --model=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
 
 Prints the loss by token, the perplexity by word and by token, bits per byte, and the loss by the number of tokens that
-were seen, and writes them as perplexity.json and plots into the workdir. With a stride of half a window, the default,
-every token sees at least half a window, but for those at the beginning of a text; a stride of the whole length gives
-what the run itself measured. `--lengths` shows how the model generalises to other lengths than that of training.
+were seen, and writes them as perplexity.json and plots into the folder of the run. With a stride of half a window, as
+by default, every token sees at least half a window, but for those at the beginning of a text; a stride of its length
+gives what the run itself measured. `--lengths` shows how the model generalises to other lengths than that of training.
 
 What is measured is kept: after an interruption the same command goes on, and a further checkpoint is measured anew.
 """
@@ -17,9 +17,9 @@ from pathlib import Path
 from absl import flags
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.contextual_plots import save
-from cope_jax.evaluation.report import errors_table
-from cope_jax.evaluation.text import perplexity
+from cope_jax.evaluation.report.plot_style import save
+from cope_jax.evaluation.report.table import console as wide_console
+from cope_jax.evaluation.text import perplexity_report
 from cope_jax.models import Model
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
@@ -28,19 +28,21 @@ from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
 from cope_jax.tasks.task import TextTask
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
 _LENGTH = flags.DEFINE_integer("length", None, "Tokens of a window; without it, as in training.", lower_bound=1)
 _STRIDE = flags.DEFINE_integer(
     "stride", None, "Tokens from one window to the next; without it, half of the length.", lower_bound=1
 )
 _LENGTHS = flags.DEFINE_list("lengths", [], "Further lengths, such as 128,256,512.")
+renamed("workdir", "model")
 
 
 def main() -> None:
     """Measures what is missing, then shows everything that was asked for."""
-    workdir = Path(_WORKDIR.value)
+    workdir = Path(_MODEL.value)
     plan = read_lengths()
     run = load_run(workdir)
     task = run.task
@@ -55,7 +57,7 @@ def main() -> None:
     strides = [_STRIDE.value or -(-length // 2) for length in plan]
     if strides[0] > plan[0]:
         raise ConfigError(f"--stride={strides[0]} leaves tokens out between windows of {plan[0]}: lower it")
-    perplexity.check_length(models[0], task, _SPLIT.value, plan[-1])
+    perplexity_report.check_length(models[0], task, _SPLIT.value, plan[-1])
     with workdirs.locked(workdir, workdirs.MEASURING):
         show(workdir, task, measure(workdir, run, task, models, plan, strides), first)
 
@@ -76,12 +78,12 @@ def measure(
             found = [row for row in workdirs.read_records(path) if workdirs.has(row, key | text)]
             if not found:
                 label = f"seed {seed}, windows of {length}"
-                losses = perplexity.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
+                losses = perplexity_report.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
                 found = [
                     {
                         "seed": seed,
                         "step": run.restored.step,
-                        **perplexity.record(task, _SPLIT.value, length, stride, losses),
+                        **perplexity_report.record(task, _SPLIT.value, length, stride, losses),
                     }
                 ]
                 workdirs.replace_records(path, key, found)
@@ -99,13 +101,13 @@ def read_lengths() -> list[int]:
 
 def show(workdir: Path, task: TextTask, records: Sequence[Record], first: int) -> None:
     """Prints tables and draws plots."""
-    console = errors_table.console()
-    console.print(perplexity.figures_table(records))
-    console.print(perplexity.positions_table([row for row in records if row["length"] == first]))
+    console = wide_console()
+    console.print(perplexity_report.figures_table(records).rich())
+    console.print(perplexity_report.positions_table([row for row in records if row["length"] == first]).rich())
     paths = [workdir / "perplexity.json"]
-    paths.append(save(perplexity.loss_by_position(records), workdir / "loss_by_position.png"))
-    if len(perplexity.lengths(records)) > 1:
-        figure = perplexity.by_length(records, task.metric, task.window_length)
+    paths.append(save(perplexity_report.loss_by_position(records), workdir / "loss_by_position.png"))
+    if len(perplexity_report.lengths(records)) > 1:
+        figure = perplexity_report.by_length(records, task.metric, task.window_length)
         paths.append(save(figure, workdir / "perplexity_by_length.png"))
     console.print(*paths, sep="\n", soft_wrap=True)
 

@@ -15,9 +15,10 @@ from pathlib import Path
 from absl import flags
 from rich.console import Console
 
+from cope_jax.files import write_atomically
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.records import Record, write_atomically
+from cope_jax.runs.records import Record
 from cope_jax.training.preemption import GracefulStop, Interrupted
 from experiments.benchmark import benchmark_report, contenders, devices, memory_use, process, timing, training_steps
 from experiments.benchmark.workloads import Problem, Recipe, cores, read_problems

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from cope_jax.evaluation.report.plots import COLOURS, MARKERS, STYLE, TEXT_WIDTH
+from cope_jax.evaluation.report.plot_style import COLOURS, MARKERS, STYLE, TEXT_WIDTH
 from cope_jax.evaluation.report.table import Table
 from cope_jax.runs.records import Record, select
 from experiments.benchmark.workloads import BACKWARD, FORWARD

@@ -17,7 +17,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.report.plots import COLOURS, COLUMN_WIDTH, MARKERS, STYLE
+from cope_jax.evaluation.report.plot_style import COLOURS, COLUMN_WIDTH, MARKERS, STYLE
 from cope_jax.evaluation.report.table import Table
 from experiments.compile_check.figures import Figures, between, seconds, size
 

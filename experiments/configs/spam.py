@@ -1,7 +1,7 @@
 r"""A classifier of spam on a pretrained BERT, CPU-sized.
 
 Command:
-    python -m experiments.classify --data_dir=DATA --bert=runs/bert_small --workdir=runs/classify
+    python -m experiments.classify --corpora_dir=DATA --model=runs/bert_small --workdir=runs/classify
 Hardware: 2 CPU cores. Wall time and scores: see experiments/RESULTS.md.
 Expected: TF-IDF with a linear SVM is right for about 99 % of the 5,171 different messages, and a small BERT is not
 better.

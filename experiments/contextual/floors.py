@@ -1,16 +1,15 @@
 """What no context gives for the task of a run, on its evaluation splits, beside its own figures.
 
-python -m experiments.floors --workdir=runs/bert_small
+python -m experiments.floors --model=runs/bert_small
 
 Words, in one direction or both: the perplexity of a unigram, p(w) = (count of w in training + 1)/(words + kinds).
 Masked words: the accuracy of always the most frequent piece; next sentences: of a bag of words, which knows what A and
 B share, on the run's own examples. Parts of speech: of each word's most frequent tag. A run need not have ended; it has
 figures of its own from its first evaluation on.
 
-Writes floors.json and floors.md into the workdir.
+Writes floors.json and floors.md into the folder of the run.
 """
 
-import dataclasses
 from pathlib import Path
 
 from absl import flags
@@ -18,39 +17,43 @@ from rich.console import Console
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual import baselines
+from cope_jax.evaluation.contextual import task_baselines
+from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.records import environment, write_atomically
+from cope_jax.runs.records import environment
 from cope_jax.training.config import ExperimentConfig
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a training run.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 20_000, "Training examples that the bag of words learns from.", lower_bound=2
 )
+renamed("workdir", "model")
 
 
 def main() -> None:
-    """Measures, writes and prints the floors."""
-    workdir = Path(_WORKDIR.value)
+    """Measures, writes and prints the baselines."""
+    workdir = Path(_MODEL.value)
     if not (workdir / "config.json").exists():
         raise ConfigError(f"{workdir} holds no training run: give the --workdir of experiments.train")
     config = ExperimentConfig.from_mapping(workdirs.read_settings(workdir)["config"])
-    if config.task.name not in baselines.known():
-        raise ConfigError(f"{workdir} learns {config.task.name}: floors are known of {', '.join(baselines.known())}")
+    if config.task.name not in task_baselines.known():
+        known = ", ".join(task_baselines.known())
+        raise ConfigError(f"{workdir} learns {config.task.name}: baselines are known of {known}")
     # What the run has learned, such as a vocabulary, need not be learned again.
     options = tasks.TASKS.get(config.task.name).with_saved_files(config.task.options, workdir)
     task = tasks.create(config.task.name, **options)
-    own, source = baselines.measured(workdir)
-    found = baselines.find(task, config, own, _EXAMPLES.value)
-    content = {"floors": [dataclasses.asdict(floor) for floor in found], "run": source, "environment": environment()}
-    workdirs.write_json(workdir / "floors.json", content)
-    write_atomically(workdir / "floors.md", baselines.markdown(found))
+    run, source = task_baselines.run_figures(workdir)
+    found = task_baselines.measure(task, config, run, _EXAMPLES.value)
+    content = {"floors": [one.record() for one in found], "run": source, "environment": environment()}
+    table = task_baselines.table(found, f"{config.task.name}, the run's own figures from {source or 'nowhere yet'}")
+    paths = [workdir / "floors.json", workdir / "floors.md"]
+    workdirs.write_json(paths[0], content)
+    write_atomically(paths[1], f"{table.markdown()}\n")
     console = Console()
-    console.print(
-        baselines.rich_table(found, f"{config.task.name}, the run's own figures from {source or 'nowhere yet'}")
-    )
-    console.print(workdir / "floors.json", workdir / "floors.md", sep="\n", soft_wrap=True, highlight=False)
+    console.print(table.rich())
+    console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 r"""Sets language models on words beside each other: perplexity at the end, at equal steps, and at equal time.
 
-python -m experiments.language_models --runs=runs/lm/rnn,runs/lm/lstm,runs/lm/transformer --workdir=runs/lm
+python -m experiments.language_models --models=runs/lm/rnn,runs/lm/lstm,runs/lm/transformer --workdir=runs/lm
 
 The runs are those of experiments.train on one task with the same words. Word perplexity is exp(loss), the loss being
 the mean over all words of a split, `<eos>` among them. Time is that of training and learning curves, as each run
@@ -17,24 +17,27 @@ from typing import Any
 
 from absl import flags
 from rich.console import Console
-from rich.table import Table
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots
+from cope_jax.evaluation.report.plot_style import save
+from cope_jax.evaluation.report.table import Table, figure
+from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.records import write_atomically
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_RUNS = flags.DEFINE_list("runs", None, "Finished workdirs of experiments.train.", required=True)
+_MODELS = flags.DEFINE_list("models", None, "Finished workdirs of experiments.train.", required=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the table and the plot.", required=True)
+renamed("runs", "models")
 
 HEADINGS = ("model", "parameters", "steps", "minutes", "validation", "test", "at equal steps", "at equal time")
 
 
 def main() -> None:
     """Reads the runs and shows them."""
-    runs = [read(Path(text)) for text in _RUNS.value]
+    runs = [read(Path(text)) for text in _MODELS.value]
     if len({json.dumps(run["measured_on"], sort_keys=True) for run in runs}) > 1:
         raise ConfigError("the runs are measured on different words, so that their perplexities do not compare")
     if len({run["model"] for run in runs}) < len(runs):
@@ -46,11 +49,12 @@ def main() -> None:
     workdir, console = Path(_WORKDIR.value), Console()
     with workdirs.locked(workdir):
         rows = [row for run in runs for row in run["curve"]]
-        figure = contextual_plots.language_model_curves(rows, measure="perplexity")
-        paths = [contextual_plots.save(figure, workdir / "curves.png")]
-        paths.append(write_atomically(workdir / "table.md", markdown(runs)))
+        table = create_table(runs, steps, seconds)
+        curves = contextual_plots.language_model_curves(rows)
+        paths = [save(curves, workdir / "curves.png")]
+        paths.append(write_atomically(workdir / "table.md", f"{table.markdown()}\n"))
         workdirs.write_json(workdir / "language_models.json", {"models": runs})
-        console.print(rich_table(runs, steps, seconds))
+        console.print(table.rich())
         console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
 
 
@@ -98,27 +102,15 @@ def at(curve: Sequence[dict[str, Any]], axis: str, bound: float) -> float | None
     return before[-1] if before else None
 
 
-def rich_table(runs: Sequence[dict[str, Any]], steps: int, seconds: float) -> Table:
-    """The table for a terminal."""
-    equal = f"equal: {steps:,} steps and {seconds / 60:.1f} minutes, on what the learning curves read of validation"
-    table = Table(*HEADINGS, title="word perplexity", caption=equal)
+def create_table(runs: Sequence[dict[str, Any]], steps: int, seconds: float) -> Table:
+    """A row for each run."""
+    rows = []
     for run in runs:
-        table.add_row(*cells(run))
-    return table
-
-
-def markdown(runs: Sequence[dict[str, Any]]) -> str:
-    """The table for a document."""
-    lines = [f"| {' | '.join(HEADINGS)} |", f"| --- |{' ---: |' * (len(HEADINGS) - 1)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(cells(run))} |" for run in runs)]) + "\n"
-
-
-def cells(run: dict[str, Any]) -> list[str]:
-    """One row."""
-    equal = [run["equal_steps"], run["equal_time"]]
-    figures = [run["validation"], run["test"], *equal]
-    shown = ["–" if figure is None else f"{figure:.1f}" for figure in figures]
-    return [run["model"], f"{run['parameters']:,}", f"{run['steps']:,}", f"{run['seconds'] / 60:.1f}", *shown]
+        figures = (run["validation"], run["test"], run["equal_steps"], run["equal_time"])
+        sizes = (f"{run['parameters']:,}", f"{run['steps']:,}", f"{run['seconds'] / 60:.1f}")
+        rows.append([run["model"], *sizes, *(figure(value, 1) for value in figures)])
+    equal = f"equal: {steps:,} steps and {seconds / 60:.1f} minutes, on what the learning curves read of validation"
+    return Table("word perplexity", HEADINGS, rows, caption=equal)
 
 
 if __name__ == "__main__":

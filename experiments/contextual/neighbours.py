@@ -1,56 +1,65 @@
 r"""What is near to a word in its sentence, by layer, beside its context-free vector; and which sense it has by that.
 
-python -m experiments.neighbours --models=runs/elmo_small,runs/bert_small,minilm --data_dir=DATA --word=play \
+python -m experiments.neighbours --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA --word=play \
     --sentences="She wrote a play for the theatre|They play on the lawn" --workdir=runs/neighbours
-python -m experiments.neighbours --task=senses --models=runs/elmo_small,minilm --data_dir=DATA --workdir=runs/senses
+python -m experiments.neighbours --task=senses --models=runs/elmo_small,minilm --corpora_dir=DATA --workdir=runs/senses
 
 The context-free vectors are word2vec's on the training words of WikiText-2, in whose sentences neighbours are looked
 for: all occurrences of the word, and as many other sentences as --corpus_sentences leaves room for. With --task=senses
-the nearest known occurrences say which sense a word has, on CoarseWSD-20 or SemCor. Without --data_dir built-in samples
-stand in for the corpora.
+the nearest known occurrences say which sense a word has, on CoarseWSD-20 or SemCor. Without --corpora_dir built-in
+samples stand in for the corpora.
 
 Writes neighbours.json and neighbours.md, or senses.json, senses.md and a plot for each model, into the workdir.
 """
 
 import dataclasses
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from absl import flags
 from rich.console import Console
-from rich.table import Table
 
-from cope_jax.corpora.sense_occurrences import Occurrence
+from cope_jax.corpora import sentences_by_corpus
+from cope_jax.corpora.word_sense_corpora import Occurrence
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, nearest_words, word_senses
-from cope_jax.evaluation.contextual import sense_data as shared
-from cope_jax.evaluation.contextual.embedders import ContextFree
+from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean, Word2VecConfig, train_word2vec
+from cope_jax.evaluation.report.plot_style import save
+from cope_jax.evaluation.report.table import MISSING, Table, share
+from cope_jax.files import write_atomically
 from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.records import environment, write_atomically
+from cope_jax.runs.records import environment
 from experiments.cli import entry
+from experiments.cli.flag_values import load_models
+from experiments.cli.renamed_flags import renamed
 
 _TASK = flags.DEFINE_enum("task", "neighbours", ["neighbours", "senses"], "What to look at.")
 _MODELS = flags.DEFINE_list("models", None, 'Runs, folders of published models, "minilm".', required=True)
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder of corpora; without it, the built-in samples.")
+_CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in samples.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots.", required=True)
 _EPOCHS = flags.DEFINE_integer("word2vec_epochs", 5, "Passes of word2vec over the text.", lower_bound=1)
 _WORD = flags.DEFINE_string("word", None, "Whose neighbours to look for.")
 _SENTENCES = flags.DEFINE_string("sentences", None, "Sentences that have the word, with | between them.")
 _CORPUS_SENTENCES = flags.DEFINE_integer("corpus_sentences", 3000, "To look for neighbours in.", lower_bound=1)
 _COUNT = flags.DEFINE_integer("count", 5, "Neighbours to show.", lower_bound=1)
-_CORPUS = flags.DEFINE_enum("corpus", "coarsewsd20", list(shared.CORPORA), "Of word senses.")
+_CORPUS = flags.DEFINE_enum("corpus", "coarsewsd20", list(word_senses.CORPORA), "Of word senses.")
 _TRAIN = flags.DEFINE_integer("train_per_word", 100, "Most occurrences of known sense of a word.", lower_bound=1)
 _TEST = flags.DEFINE_integer("test_per_word", 50, "Most occurrences of a word to be tested on.", lower_bound=1)
 _K = flags.DEFINE_integer("k", 5, "Nearest occurrences that vote.", lower_bound=1)
+renamed("data_dir", "corpora_dir")
 
+LARGE = 50_000
+"""Words of a text from which on word2vec leaves out rare ones."""
 WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {"of the word": ("same", None), "of any word": ("any", 1)}
 """Which occurrences count, and how many of one word."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Scores:
-    """How well the senses are told by a model, or a floor."""
+class ModelScores:
+    """How well a model, or a baseline, predicts senses."""
 
     model: str
     layers: tuple[str, ...]
@@ -58,23 +67,56 @@ class Scores:
 
 
 def main() -> None:
-    """Looks for neighbours, or tells senses apart; writes and prints what is found."""
+    """Looks for neighbours, or predicts senses; writes and prints what is found."""
     workdir, console = Path(_WORKDIR.value), Console()
     if _TASK.value == "neighbours":
-        queries = shared.read_queries(_WORD.value, _SENTENCES.value)
-        text = shared.text(_DATA_DIR.value)
-        corpus = shared.choose(text, _WORD.value or "", _CORPUS_SENTENCES.value)
-        models = shared.load_models(_MODELS.value)
+        queries = read_queries(_WORD.value, _SENTENCES.value)
+        text = read_text()
+        corpus = nearest_words.choose_sentences(text, _WORD.value or "", _CORPUS_SENTENCES.value)
+        models = load_models(_MODELS.value)
         with workdirs.locked(workdir):
-            look(models, queries, text, corpus, workdir, console)
+            find_neighbours(models, queries, text, corpus, workdir, console)
     else:
-        models = shared.load_models(_MODELS.value)
-        train, test = shared.read(_CORPUS.value, _DATA_DIR.value, _TRAIN.value, _TEST.value)
+        models = load_models(_MODELS.value)
+        train, test = word_senses.read_occurrences(_CORPUS.value, _CORPORA_DIR.value, _TRAIN.value, _TEST.value)
         with workdirs.locked(workdir):
-            show_senses(tell(models, train, test), train, test, workdir, console)
+            show_senses(score_models(models, train, test), train, test, workdir, console)
 
 
-def look(
+def read_text() -> list[Sentence]:
+    """The sentences of WikiText-2's training text."""
+    documents = sentences_by_corpus.documents("wikitext-2", _CORPORA_DIR.value, "train")
+    return [sentence for document in documents for sentence in document]
+
+
+def read_queries(word: str | None, sentences: str | None) -> list[tuple[Sentence, int]]:
+    """Each sentence of the flag, and the place of the word in it.
+
+    Raises:
+      ConfigError: a flag is missing, or a sentence has not the word.
+    """
+    missing = [f"--{name}" for name, value in (("word", word), ("sentences", sentences)) if not value]
+    if not word or not sentences:
+        raise ConfigError(f"missing {' and '.join(missing)}; see --help, or set --task=senses")
+    queries: list[tuple[Sentence, int]] = []
+    for sentence in filter(None, (part.split() for part in sentences.split("|"))):
+        places = [place for place, other in enumerate(sentence) if other.lower() == word.lower()]
+        if not places:
+            raise ConfigError(f"the sentence {' '.join(sentence)!r} has no word {word!r}: set spaces around the word")
+        queries.append((sentence, places[0]))
+    if not queries:
+        raise ConfigError("--sentences has no sentence: write some that have the word, with | between them")
+    return queries
+
+
+def static_vectors(sentences: Sequence[Sentence]) -> dict[str, Any]:
+    """word2vec on the sentences; of a small text also of words that occur once."""
+    words = sum(map(len, sentences))
+    print(f"word2vec: {_EPOCHS.value} epochs of {words:,} words", file=sys.stderr)
+    return train_word2vec(sentences, Word2VecConfig(epochs=_EPOCHS.value, min_count=5 if words >= LARGE else 1))
+
+
+def find_neighbours(
     models: Sequence[Embedder],
     queries: Sequence[tuple[Sentence, int]],
     text: Sequence[Sentence],
@@ -92,28 +134,26 @@ def look(
       workdir: for the files.
       console: for the tables.
     """
-    vectors = shared.static_vectors(text, _EPOCHS.value)
+    vectors = static_vectors(text)
     parts: list[str] = []
     found: dict[str, Any] = {}
+    words = sum(map(len, corpus))
     for model in models:
-        with shared.Progress(model, "words of the corpus", len(corpus)) as embedder:
-            index = nearest_words.OccurrenceIndex(embedder, corpus, max_words=sum(map(len, corpus)), chunk=shared.CHUNK)
+        index = nearest_words.OccurrenceIndex(model, corpus, max_words=words, label="words of the corpus")
         found[model.name] = {}
-        for way, (words, per_word) in WAYS.items():
-            compared = nearest_words.compare(
-                index, vectors, queries, count=_COUNT.value, words=words, per_word=per_word
-            )
-            parts.append(f"## {model.name}: occurrences {way}\n\n{nearest_words.markdown(compared)}")
+        for way, (kind, per_word) in WAYS.items():
+            compared = nearest_words.compare(index, vectors, queries, count=_COUNT.value, words=kind, per_word=per_word)
+            table = nearest_words.table(compared)
+            parts.append(f"## {model.name}: occurrences {way}\n\n{table.markdown()}\n")
             found[model.name][way] = [
                 {layer: [_plain(one) for one in near] for layer, near in layers.items()}
                 for layers in compared.contextual
             ]
-            table = nearest_words.rich_table(compared)
-            console.print(f"[bold]{model.name}: occurrences {way}[/bold]", table, sep="\n")
+            console.print(f"[bold]{model.name}: occurrences {way}[/bold]", table.rich(), sep="\n")
     content = {
         "word": _WORD.value,
         "sentences": [{"words": list(sentence), "place": place} for sentence, place in queries],
-        "corpus": {"sentences": len(corpus), "words": sum(map(len, corpus))},
+        "corpus": {"sentences": len(corpus), "words": words},
         "static": [{"word": word, "cosine": cosine} for word, cosine in compared.static],
         "models": found,
         "environment": environment(),
@@ -127,74 +167,67 @@ def _plain(one: nearest_words.Neighbour) -> dict[str, Any]:
     return {"word": one.word, "cosine": one.cosine, "place": one.place, "sentence": " ".join(one.sentence)}
 
 
-def tell(models: Sequence[Embedder], train: Sequence[Occurrence], test: Sequence[Occurrence]) -> list[Scores]:
-    """The floor without vectors, the context-free ones, and all layers of each model."""
-    vectors = shared.static_vectors(shared.text(_DATA_DIR.value), _EPOCHS.value)
-    floor = word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))
-    found = [Scores("no vectors", (), [floor])]
-    total = len({one.words for one in train}) + len({one.words for one in test})
-    static: list[Any] = [
-        ContextFree(vectors, "word2vec, word"),
-        shared.ContextMean(vectors, "word2vec, context"),
-    ]
-    for model in [*static, *models]:
-        with shared.Progress(model, "occurrences", total) as embedder:
-            _, *own = word_senses.disambiguate(embedder, train, test, k=_K.value)
-        found.append(Scores(model.name, model.layers, own))
+def score_models(
+    models: Sequence[Embedder], train: Sequence[Occurrence], test: Sequence[Occurrence]
+) -> list[ModelScores]:
+    """The baseline without vectors, the context-free ones, and all layers of each model."""
+    vectors = static_vectors(read_text())
+    baseline = word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))
+    found = [ModelScores("no vectors", (), [baseline])]
+    static: list[Embedder] = [ContextFree(vectors, "word2vec, word"), ContextMean(vectors, "word2vec, context")]
+    for model in (*static, *models):
+        _, *scores = word_senses.disambiguate(model, train, test, k=_K.value, label="occurrences")
+        found.append(ModelScores(model.name, model.layers, scores))
     return found
 
 
+def create_table(found: Sequence[ModelScores], title: str) -> Table:
+    """A row for each method on each layer of each model."""
+    rows = [
+        [
+            own.model,
+            one.layer or MISSING,
+            one.method,
+            share(one.micro, one.interval()),
+            share(one.macro, one.interval(macro=True)),
+        ]
+        for own in found
+        for one in own.scores
+    ]
+    return Table(title, ("model", "layer", "method", "micro", "macro"), rows, text_columns=3)
+
+
 def show_senses(
-    found: Sequence[Scores],
+    found: Sequence[ModelScores],
     train: Sequence[Occurrence],
     test: Sequence[Occurrence],
     workdir: Path,
     console: Console,
 ) -> None:
-    """Writes and prints how well senses are told, with a plot for each model that has layers."""
-    sizes = f"{_CORPUS.value}: {len(train):,} known occurrences, {len(test):,} to tell"
-    rows = [(own.model, one) for own in found for one in own.scores]
-    table = Table(*_HEADINGS[:3], title=f"senses told right, in % [95 % interval]; {sizes}", title_justify="left")
-    for heading in _HEADINGS[3:]:
-        table.add_column(heading, justify="right")
-    for model, one in rows:
-        table.add_row(model, *_cells(one))
-    lines = [_HEADINGS, ("---", "---", "---", "---:", "---:"), *((model, *_cells(one)) for model, one in rows)]
-    markdown = f"Senses told right, in % [95 % interval]; {sizes}.\n\n" + "".join(
-        f"| {' | '.join(line)} |\n" for line in lines
-    )
+    """Writes and prints how often senses are right, with a plot for each model that has layers."""
+    sizes = f"{_CORPUS.value}: {len(train):,} known occurrences, {len(test):,} to predict"
+    table = create_table(found, f"right senses, in % [95 % interval]; {sizes}")
     content = {
         "corpus": _CORPUS.value,
         "train": len(train),
         "test": len(test),
         "k": _K.value,
-        "scores": [{"model": model, **_record(one)} for model, one in rows],
+        "scores": [{"model": own.model, **_record(one)} for own in found for one in own.scores],
         "environment": environment(),
     }
     paths = [workdir / "senses.json", workdir / "senses.md"]
     workdirs.write_json(paths[0], content)
-    write_atomically(paths[1], markdown)
-    floors = {own.model: max(one.micro for one in own.scores) for own in found if len(own.layers) < 2}
+    write_atomically(paths[1], f"{table.markdown()}\n")
+    baselines = {own.model: max(one.micro for one in own.scores) for own in found if len(own.layers) < 2}
     for own in found:
         if len(own.layers) > 1:
+            lines = _by_method(own.scores)
             figure = contextual_plots.scores_by_layer(
-                own.layers, _by_method(own.scores), floors, label="senses told right (%)", title=own.model
+                own.layers, lines, baselines, label="right senses (%)", title=own.model
             )
-            paths.append(contextual_plots.save(figure, shared.plot_path(workdir, "senses", own.model)))
-    console.print(table)
+            paths.append(save(figure, contextual_plots.plot_path(workdir, "senses", own.model)))
+    console.print(table.rich())
     console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
-
-
-_HEADINGS = ("model", "layer", "method", "micro", "macro")
-
-
-def _cells(one: word_senses.SenseScore) -> tuple[str, ...]:
-    ends = (one.interval(), one.interval(macro=True))
-    shares = (
-        f"{100 * value:.1f} [{100 * low:.1f}, {100 * high:.1f}]"
-        for value, (low, high) in zip((one.micro, one.macro), ends, strict=True)
-    )
-    return (one.layer or "–", one.method, *shares)
 
 
 def _record(one: word_senses.SenseScore) -> dict[str, Any]:

@@ -1,8 +1,8 @@
 """Copies a trained model into another format: ours, or Hugging Face's where its architecture has one there.
 
-python -m experiments.convert --from=runs/cope --to=exported/cope
-python -m experiments.convert --from=runs/absolute --to=exported/absolute --format=gpt2
-python -m experiments.convert --from=downloads/Llama-3.2-1B --to=starts/llama
+python -m experiments.convert --model=runs/cope --out=exported/cope
+python -m experiments.convert --model=runs/absolute --out=exported/absolute --format=gpt2
+python -m experiments.convert --model=downloads/Llama-3.2-1B --out=starts/llama
 
 Prints the flags with which a config of the same model goes on from it. docs/exchange.md
 """
@@ -29,11 +29,14 @@ from cope_jax.tasks.task import TextTask
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.word_level import Words
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
-_FROM = flags.DEFINE_string("from", None, "A run, or a folder in a format of --format.", required=True)
-_TO = flags.DEFINE_string("to", None, "Folder to write to, new or empty.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "A run, or a folder in a format of --format.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write to, new or empty.", required=True)
 _FORMAT = flags.DEFINE_enum("format", formats.OWN, sorted(formats.FORMATS), "What to write.")
 _SEED = flags.DEFINE_integer("seed", None, "Which seed of a run; without it, the first.")
+renamed("from", "model")
+renamed("to", "out")
 
 COMPANIONS = (
     "added_tokens.json",
@@ -54,11 +57,11 @@ COMPANIONS = (
 
 def main() -> None:
     """Reads, writes, and tells how to go on."""
-    source, target = Path(_FROM.value), Path(_TO.value)
+    source, target = Path(_MODEL.value), Path(_OUT.value)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"there is something in {target}: choose another --to")
+        raise ConfigError(f"there is something in {target}: choose another --out")
     if not source.is_dir():
-        raise ConfigError(f"there is no folder {source}: give --from a run, or a folder with a model")
+        raise ConfigError(f"there is no folder {source}: give --model a run, or a folder with a model")
     found = load(source)
     texts: dict[str, str] = {}
     tokens: dict[str, Any] = {}

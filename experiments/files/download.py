@@ -1,6 +1,6 @@
-"""Downloads published corpora to where all commands read them: a folder that is given to them as `data_dir`.
+"""Downloads published corpora to where all commands read them: a folder that is given to them as --corpora_dir.
 
-python -m experiments.download --corpora=wikitext-2,tinyshakespeare --data_dir=DATA
+python -m experiments.download --corpora=wikitext-2,tinyshakespeare --out=DATA
 
 What is there already is left alone, so that the same command goes on after an interruption.
 """
@@ -11,10 +11,12 @@ from cope_jax.data.fetch import SOURCES, download
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
 _CORPORA = flags.DEFINE_list("corpora", None, f"Which: {', '.join(SOURCES)}.", required=True)
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder to write to.", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
 _MIRROR = flags.DEFINE_string("mirror", None, "URL of a folder with the same files, in place of the usual ones.")
+renamed("data_dir", "out")
 
 
 def main() -> None:
@@ -25,11 +27,11 @@ def main() -> None:
     for name in _CORPORA.value:
         source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
         try:
-            found = download(source, _DATA_DIR.value)
+            found = download(source, _OUT.value)
         except OSError as error:
-            raise ConfigError(f"cannot write to {_DATA_DIR.value} ({error}): choose another --data_dir") from error
+            raise ConfigError(f"cannot write to {_OUT.value} ({error}): choose another --out") from error
         what = f"wrote {', '.join(found)}" if found else "is there already"
-        print(f"{name}: {what}, in {_DATA_DIR.value}", flush=True)
+        print(f"{name}: {what}, in {_OUT.value}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Writes a task as a TFDS dataset, for `--config.training.data_dir` and for other programs.
 
 python -m experiments.export --task=counting --options=num_variables=3 \
-    --sizes=train=10000,in_distribution=1000 --data_dir=DIR
-python -m experiments.export --task=text --options="data_dir='DATA',corpus='wikitext-2',vocab_size=4096" --data_dir=DIR
+    --sizes=train=10000,in_distribution=1000 --out=DIR
+python -m experiments.export --task=text --options="data_dir='DATA',corpus='wikitext-2',vocab_size=4096" --out=DIR
 
 Text is written in tokens; its tokenizer lies beside them.
 """
@@ -17,12 +17,15 @@ from cope_jax import tasks
 from cope_jax.data import tfds_builder
 from cope_jax.errors import ConfigError
 from experiments.cli import entry
+from experiments.cli.renamed_flags import renamed
 
 _TASK = flags.DEFINE_string("task", None, "Name of the task.", required=True)
 _OPTIONS = flags.DEFINE_string("options", "", "Options of the task, as name=value,name=value.")
 _SIZES = flags.DEFINE_string("sizes", "", "Examples of each split, as split=number,split=number; of text: all.")
-_SEED = flags.DEFINE_integer("seed", 0, "Data seed.")
-_DATA_DIR = flags.DEFINE_string("data_dir", None, "Folder to write to.", required=True)
+_DATA_SEED = flags.DEFINE_integer("data_seed", 0, "Of the examples.")
+_OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
+renamed("data_dir", "out")
+renamed("seed", "data_seed")
 
 
 def parse_assignments(text: str, what: str) -> dict[str, Any]:
@@ -46,9 +49,9 @@ def main() -> None:
     sizes = parse_assignments(_SIZES.value, "sizes")
     tfds.disable_progress_bar()  # its bars are nested and count unknown sizes
     try:
-        print(tfds_builder.write(task, _DATA_DIR.value, sizes, _SEED.value))
+        print(tfds_builder.write(task, _OUT.value, sizes, _DATA_SEED.value))
     except OSError as error:
-        raise ConfigError(f"cannot write to {_DATA_DIR.value} ({error}): choose another --data_dir") from error
+        raise ConfigError(f"cannot write to {_OUT.value} ({error}): choose another --out") from error
 
 
 if __name__ == "__main__":

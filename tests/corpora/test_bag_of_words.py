@@ -48,7 +48,7 @@ def test_features_are_those_of_their_definition():
                 having[piece] += 1
     idf = np.log(101 / (1 + having))
     np.testing.assert_allclose(classifier.idf_V, idf, rtol=1e-6)
-    found = classifier.features(test, block=3)
+    found = classifier.features(test)
     assert found.shape == (7, len(FEATURES))
     for row in range(7):
         a, b = (
@@ -78,6 +78,7 @@ def test_padding_and_special_pieces_do_not_count():
         )
     }
     for ours, theirs in zip(bags(padded, VOCAB, SPECIAL), bags(batch, VOCAB, SPECIAL), strict=True):
+        ours, theirs = ours.toarray(), theirs.toarray()
         np.testing.assert_array_equal(ours, theirs)
         assert not theirs[:, list(SPECIAL)].any() and (theirs.sum(axis=1) == 6).all()
 

@@ -4,7 +4,7 @@ import pytest
 
 from cope_jax.corpora import source_code
 from cope_jax.corpora.corpus_files import matching
-from cope_jax.corpora.documents import documents
+from cope_jax.corpora.raw_text import documents
 from cope_jax.errors import ConfigError
 from tests.corpora.data import write
 

@@ -12,7 +12,7 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.corpora.corpus_files import SAMPLES
-from cope_jax.corpora.documents import documents
+from cope_jax.corpora.raw_text import documents
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.data.fetch import SOURCES, Source, download
 from cope_jax.errors import ConfigError
@@ -159,7 +159,7 @@ def test_what_cannot_be_reached_is_one_line_that_says_what_to_do(server, archive
 
 @pytest.mark.parametrize("corpus", SOURCES)
 def test_readers_find_the_files_and_name_the_command(corpus, tmp_path):
-    command = f"`python -m experiments.download --corpora={corpus} --data_dir={tmp_path}` does it"
+    command = f"`python -m experiments.download --corpora={corpus} --out={tmp_path}` does it"
     with pytest.raises(ConfigError, match=rf"put the corpus there \(plain or .gz; {command}\), name") as error:
         documents(corpus, str(tmp_path), "train")
     assert "\n" not in str(error.value)

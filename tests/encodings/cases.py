@@ -38,6 +38,8 @@ CASES = [
     "kerple",
     "fire",
     "fire(hidden=4,threshold=12.0)",
+    "fox",
+    "fox(bias=5.0,stddev=0.1)",
     "cope",
     "cope(npos_max=3)",
     "cope(npos_max=4,gate=separate_key)",

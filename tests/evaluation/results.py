@@ -1,5 +1,9 @@
 """Records and curves as a comparison makes them, with values written by hand."""
 
+import io
+
+from rich.console import Console
+
 from cope_jax import tasks
 
 TASK = tasks.create("selective_copy", num_tokens=32, num_blanks=32)
@@ -44,3 +48,10 @@ def curves(errors):
         for step, values in steps.items()
         for seed, value in enumerate(values)
     ]
+
+
+def printed(table, width=200):
+    """A table as a terminal without colours shows it."""
+    console = Console(file=io.StringIO(), width=width, color_system=None)
+    console.print(table.rich())
+    return console.file.getvalue()

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from cope_jax.training import config_files
+from cope_jax.training.config import ExperimentConfig
 from tests.experiments.commands import CONFIG, Command
-from tests.experiments.pretrained import MODELS, TEXT_CONFIG
+from tests.experiments.pretrained import MODELS, write_run
 
 
 @pytest.fixture(scope="session")
@@ -26,12 +28,18 @@ def config(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def trained(start, tmp_path_factory):
-    """A run of each model, a few steps old."""
+def trained(tmp_path_factory):
+    """A run of each model."""
     folder = tmp_path_factory.mktemp("contextual")
     for name, (task, options, model, encoding) in MODELS.items():
-        path = folder / f"{name}_config.py"
-        path.write_text(TEXT_CONFIG.format(task=task, options=options, model=model, encoding=encoding))
-        done = start("train", f"--config={path}", f"--workdir={folder / name}").wait()
-        assert done.status == 0, done.err
+        settings = config_files.experiment(
+            task,
+            options,
+            model=model,
+            encoding=encoding,
+            evaluation={"examples": 40, "batch_size": 8},
+            job={"mesh": {"data": 1}},
+        )
+        config = ExperimentConfig.from_mapping(settings.to_dict())
+        write_run(folder / name, config, mlm_error=0.75, nsp_error=0.5)
     return folder

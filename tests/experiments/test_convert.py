@@ -34,7 +34,7 @@ def run(start, config, tmp_path_factory):
 
 
 def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path):
-    done = start("convert", f"--from={run}", f"--to={tmp_path / 'gpt2'}", "--format=gpt2").wait()
+    done = start("convert", f"--model={run}", f"--out={tmp_path / 'gpt2'}", "--format=gpt2").wait()
     assert done.status == 0, done.err
     lines = done.out.splitlines()
     assert lines[0] == f"{tmp_path / 'gpt2'}: decoder, 1,048 parameters, in the format gpt2"
@@ -50,7 +50,7 @@ def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path
 
 
 def test_a_run_becomes_a_folder_of_ours_with_the_same_parameters(start, run, tmp_path):
-    done = start("convert", f"--from={run}", f"--to={tmp_path / 'own'}", "--seed=0").wait()
+    done = start("convert", f"--model={run}", f"--out={tmp_path / 'own'}", "--seed=0").wait()
     assert done.status == 0, done.err
     choices, params = formats.load(tmp_path / "own")
     held = load_run(run)
@@ -70,7 +70,7 @@ def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from
     for name in ("encoder.json", "vocab.bpe"):
         (folder / name).write_text("")
     own = tmp_path / "own"
-    done = start("convert", f"--from={folder}", f"--to={own}").wait()
+    done = start("convert", f"--model={folder}", f"--out={own}").wait()
     assert done.status == 0, done.err
     assert "--config.task.options.tokenizer=bpe" in done.out and f"--config.task.options.vocab={own}" in done.out
     names = sorted(path.name for path in own.iterdir())
@@ -115,7 +115,7 @@ def test_the_token_that_begins_a_text_goes_along(form, beside, start, tmp_path):
     folder = text_model(tmp_path / "theirs", **dict.fromkeys(ids) if beside else ids)
     if beside:
         (folder / "generation_config.json").write_text(json.dumps(ids))
-    done = start("convert", f"--from={folder}", f"--to={tmp_path / 'new'}", f"--format={form}").wait()
+    done = start("convert", f"--model={folder}", f"--out={tmp_path / 'new'}", f"--format={form}").wait()
     assert done.status == 0, done.err
     assert load(folder).codec.begin == load(tmp_path / "new").codec.begin == (7,)
     written = json.loads((tmp_path / "new" / "config.json").read_text())
@@ -139,7 +139,7 @@ def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
 def test_a_converted_model_of_text_trains_further_by_the_flags_as_they_stand(start, tmp_path):
     """With a config of other text, whose own vocabulary is another; rows for no token are left out."""
     folder = text_model(tmp_path / "padded", surplus=4)
-    done = start("convert", f"--from={folder}", f"--to={tmp_path / 'own'}").wait()
+    done = start("convert", f"--model={folder}", f"--out={tmp_path / 'own'}").wait()
     assert done.status == 0, done.err
     lines = done.out.splitlines()
     assert lines[1] == "to train it further, with a config of the model decoder on text:"
@@ -175,17 +175,17 @@ def test_rows_for_no_token_are_left_out_where_the_vocabulary_shows_them(tmp_path
 
 def test_wrong_input_is_one_line(start, run, tmp_path):
     folder = write(tmp_path / "llama", LLAMA, tensors(LLAMA, np.float32))
-    new = f"--to={tmp_path / 'new'}"
+    new = f"--out={tmp_path / 'new'}"
     cases = [
-        ((f"--from={run}", f"--to={folder}"), f"there is something in {folder}: choose another --to"),
-        (("--from=nowhere", new), "there is no folder nowhere"),
-        ((f"--from={tmp_path}", new), "holds no model: it needs the checkpoints of a run; or config.json and"),
-        ((f"--from={run}", new, "--seed=3"), "holds no seed 3: choose from 0"),
-        ((f"--from={folder}", new, "--seed=0"), "holds one model and no run: leave the seed out"),
-        ((f"--from={run}", new, "--format=llama"), "the format of llama has no words for encoding learned, block.norm"),
-        ((f"--from={run}", new, "--format=bert"), "the format of bert is that of a bert, and this is a decoder"),
-        ((f"--from={run}", new, "--format=onnx"), "--format"),
-        ((new,), "missing --from"),
+        ((f"--model={run}", f"--out={folder}"), f"there is something in {folder}: choose another --out"),
+        (("--model=nowhere", new), "there is no folder nowhere"),
+        ((f"--model={tmp_path}", new), "holds no model: it needs the checkpoints of a run; or config.json and"),
+        ((f"--model={run}", new, "--seed=3"), "holds no seed 3: choose from 0"),
+        ((f"--model={folder}", new, "--seed=0"), "holds one model and no run: leave the seed out"),
+        ((f"--model={run}", new, "--format=llama"), "the format of llama has no words for encoding learned"),
+        ((f"--model={run}", new, "--format=bert"), "the format of bert is that of a bert, and this is a decoder"),
+        ((f"--model={run}", new, "--format=onnx"), "--format"),
+        ((new,), "missing --model"),
     ]
     running = [(start("convert", *flags), message) for flags, message in cases]
     for command, message in running:

@@ -13,7 +13,7 @@ def test_what_is_there_is_said_without_a_network(start, tmp_path):
     for corpus in ("wikitext-2", "tinyshakespeare"):
         for name in SOURCES[corpus].files:
             write(tmp_path, name, "a")
-    done = start("download", "--corpora=wikitext-2,tinyshakespeare", f"--data_dir={tmp_path}").wait()
+    done = start("download", "--corpora=wikitext-2,tinyshakespeare", f"--out={tmp_path}").wait()
     lines = [f"{corpus}: is there already, in {tmp_path}\n" for corpus in ("wikitext-2", "tinyshakespeare")]
     assert (done.status, done.out) == (0, "".join(lines)), done.err
 
@@ -33,7 +33,7 @@ def test_mistakes_are_one_line(start, tmp_path):
             ("wikitext-2", server.url, "data", "/wikitext-2-v1.zip has not sent what it should, 4,475,746 bytes with"),
             ("wikitext-2", server.url, "file", f"cannot write to {tmp_path / 'file'} ("),
         ):
-            flags = (f"--corpora={corpora}", f"--mirror={mirror}", f"--data_dir={tmp_path / folder}")
+            flags = (f"--corpora={corpora}", f"--mirror={mirror}", f"--out={tmp_path / folder}")
             done = start("download", *flags).wait()
             assert (done.status, message in done.error, done.out) == (2, True, ""), done.err
     assert not list((tmp_path / "data").iterdir())
@@ -42,7 +42,7 @@ def test_mistakes_are_one_line(start, tmp_path):
 def test_ctrl_c_ends_it_at_once_and_leaves_nothing(start, tmp_path):
     with serving({"input.txt": bytes(SOURCES["tinyshakespeare"].size)}) as server:
         server.cut, server.holds = 1000, True
-        command = start("download", "--corpora=tinyshakespeare", f"--mirror={server.url}", f"--data_dir={tmp_path}")
+        command = start("download", "--corpora=tinyshakespeare", f"--mirror={server.url}", f"--out={tmp_path}")
         command.signal_when(lambda: server.served, signal.SIGINT)
         began = time.monotonic()
         done = command.wait(60)
@@ -55,7 +55,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(start, tmp_path):
 def test_after_a_kill_the_same_command_brings_the_published_text(start, tmp_path):
     content = read_text(f"{real('tinyshakespeare/input.txt.gz')}/tinyshakespeare/input.txt.gz").encode()
     with serving({"input.txt": content}) as server:
-        flags = ("--corpora=tinyshakespeare", f"--mirror={server.url}", f"--data_dir={tmp_path}")
+        flags = ("--corpora=tinyshakespeare", f"--mirror={server.url}", f"--out={tmp_path}")
         server.cut, server.holds = len(content) // 2, True
         command = start("download", *flags)
         command.signal_when(lambda: server.served, signal.SIGKILL)

@@ -18,6 +18,7 @@ from cope_jax.training.config import ExperimentConfig
 from tests.experiments.shrink import TEXT, load, shrink
 
 pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared
+SYSTEMS = ("majority", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
 TINY = (
     "--config.training.steps=2",
     "--config.training.steps_per_dispatch=2",
@@ -39,8 +40,9 @@ def tagged(trained, start, tmp_path_factory):
     bert = [flag.replace("--config", "--bert_config") for flag in TINY]
     small = ("--config.model.recurrent=(4,)", "--config.model.word_dim=4", "--config.task.options.length=16")
     pieces = ("--bert_config.task.options.length=16", "--bert_config.task.options.max_pieces=24")
-    flags = (*TINY, *bert, *small, *pieces, f"--workdir={workdir}")
-    done = start("tag", f"--elmo={trained / 'elmo'}", f"--bert={trained / 'bert'}", *flags).wait()
+    models = f"--models={trained / 'elmo'},{trained / 'bert'}"
+    flags = (*TINY, *bert, *small, *pieces, models, f"--systems={','.join(SYSTEMS)}", f"--workdir={workdir}")
+    done = start("tag", *flags).wait()
     assert done.status == 0, done.err
     return workdir, flags, done
 
@@ -49,8 +51,7 @@ def test_every_system_tags_and_the_floor_is_that_of_the_task(tagged, trained):
     workdir, _, done = tagged
     task = tasks.create("tagging", length=16)
     rows = dict(line.strip("| ").split(" | ", 1) for line in (workdir / "table.md").read_text().splitlines()[4:])
-    systems = ["majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned"]
-    assert list(rows) == systems
+    assert list(rows) == list(SYSTEMS)
     assert rows["majority"] == f"{100 * task.majority('validation'):.2f} | {100 * task.majority('test'):.2f}"
     for record in json.loads((workdir / "results.json").read_text())["records"]:
         if record["metric"] == "token_error" and record["split"] == "test":
@@ -85,6 +86,8 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     config = text_config("tagger")
     assert frozen_vectors.make(str(trained / "elmo"), config, folder, "ELMo") == folder
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
+    with pytest.raises(ConfigError, match="holds vectors of "):
+        frozen_vectors.make(str(trained / "rnn"), config, folder)
 
 
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
@@ -96,7 +99,7 @@ def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
 def test_a_finished_tagging_is_shown_again_and_trains_nothing(tagged, trained, start):
     workdir, flags, _ = tagged
     results = (workdir / "results.json").read_text()
-    done = start("tag", f"--elmo={trained / 'elmo'}", f"--bert={trained / 'bert'}", *flags).wait()
+    done = start("tag", *flags).wait()
     assert done.status == 0, done.err
     assert "step/s" not in done.err
     assert (workdir / "results.json").read_text() == results
@@ -104,19 +107,15 @@ def test_a_finished_tagging_is_shown_again_and_trains_nothing(tagged, trained, s
 
 def test_figures_of_another_config_are_not_shown_as_new(tagged, trained, start):
     _, flags, _ = tagged
-    models = f"--elmo={trained / 'elmo'}", f"--bert={trained / 'bert'}"
-    done = start("tag", *models, *flags, "--config.model.dropout=0.1").wait()
+    done = start("tag", *flags, "--config.model.dropout=0.1").wait()
     assert done.status == 2
     assert "holds a run with another config.model.dropout (0.5, not 0.1)" in done.error
-    done = start("tag", f"--elmo={trained / 'rnn'}", "--systems=words+characters+elmo", *flags).wait()
-    assert done.status == 2
-    assert "holds vectors of " in done.error
 
 
 def test_spam_is_told_apart_on_the_same_folds_by_all(trained, start, tmp_path):
     flags = (*TINY, "--config.task.options.folds=2", "--config.task.options.length=16", f"--workdir={tmp_path}")
-    systems = "majority,svm_words,bert_frozen,bert_fine_tuned"
-    done = start("classify", f"--bert={trained / 'bert'}", f"--systems={systems}", *flags).wait()
+    systems = "majority,svm_words,bert_fine_tuned"
+    done = start("classify", f"--model={trained / 'bert'}", f"--systems={systems}", *flags).wait()
     assert done.status == 0, done.err
     scores = json.loads((tmp_path / "scores.json").read_text())["scores"]
     assert list(scores) == systems.split(",")
@@ -125,13 +124,12 @@ def test_spam_is_told_apart_on_the_same_folds_by_all(trained, start, tmp_path):
     assert scores["majority"]["accuracy"]["mean"] == pytest.approx(floor)
     assert scores["svm_words"]["accuracy"]["mean"] > floor
     # What the table has of a system is what its runs measured on the test messages themselves.
-    for system in ("bert_frozen", "bert_fine_tuned"):
-        errors = []
-        for fold in range(2):
-            cell = tmp_path / "cells" / f"{system}_repeat_0_fold_{fold}" / "seed_0"
-            records = json.loads((cell / "result.json").read_text())["records"]
-            errors += [r["value"] for r in records if r["metric"] == "token_error" and r["split"] == "test"]
-        assert scores[system]["accuracy"]["mean"] == pytest.approx(1 - np.mean(errors))
+    errors = []
+    for fold in range(2):
+        cell = tmp_path / "cells" / f"bert_fine_tuned_repeat_0_fold_{fold}" / "seed_0"
+        records = json.loads((cell / "result.json").read_text())["records"]
+        errors += [r["value"] for r in records if r["metric"] == "token_error" and r["split"] == "test"]
+    assert scores["bert_fine_tuned"]["accuracy"]["mean"] == pytest.approx(1 - np.mean(errors))
 
 
 def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_path):
@@ -149,7 +147,7 @@ def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_pa
             {"step": step, "seed": 0, "split": "validation", "loss": 5.0 - step / 4} for step in range(2, steps + 1, 2)
         ]
         (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    done = start("language_models", f"--runs={tmp_path / 'a'},{tmp_path / 'b'}", f"--workdir={tmp_path}").wait()
+    done = start("language_models", f"--models={tmp_path / 'a'},{tmp_path / 'b'}", f"--workdir={tmp_path}").wait()
     assert done.status == 0, done.err
     a, b = json.loads((tmp_path / "language_models.json").read_text())["models"]
     assert (a["test"], a["equal_steps"], b["equal_steps"]) == pytest.approx((math.exp(2), math.exp(4), math.exp(4)))
@@ -162,12 +160,11 @@ def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_pa
     ("name", "flags", "message"),
     [
         ("tag", ("--systems=words,wrods",), "unknown system 'wrods': did you mean 'words'"),
-        ("tag", ("--systems=bert_frozen",), "no system is left: those with ELMo need --elmo, those with BERT --bert"),
-        ("tag", ("--systems=bert_frozen", "--bert=nowhere"), "there is no folder nowhere"),
-        ("tag", ("--data_dir=nowhere",), "nowhere"),
-        ("classify", ("--systems=svm",), "unknown system 'svm'"),
+        ("tag", ("--systems=bert_frozen",), "no system is left: those with ELMo or BERT need it among --models"),
+        ("tag", ("--systems=bert_frozen", "--models=nowhere"), "there is no folder nowhere"),
+        ("tag", ("--corpora_dir=nowhere",), "nowhere"),
         ("classify", ("--systems=bert_frozen",), "no system is left"),
-        ("language_models", ("--runs=nowhere",), "nowhere holds no finished run"),
+        ("language_models", ("--models=nowhere",), "nowhere holds no finished run"),
     ],
 )
 def test_wrong_input_is_one_line(name, flags, message, start, tmp_path):
@@ -201,10 +198,9 @@ def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_p
 
 def test_models_in_our_format_give_the_same_vectors(trained, start, tmp_path):
     sentences = [["in", "spring", "the", "snow", "melts"]]
-    for name in ("bert", "rnn"):
-        done = start("convert", f"--from={trained / name}", f"--to={tmp_path / name}").wait()
-        assert done.status == 0, done.err
-        before, after = (pretrained.load(str(folder / name))(sentences)[0] for folder in (trained, tmp_path))
-        np.testing.assert_array_equal(after, before)
+    done = start("convert", f"--model={trained / 'bert'}", f"--out={tmp_path / 'bert'}").wait()
+    assert done.status == 0, done.err
+    before, after = (pretrained.load(str(folder / "bert"))(sentences)[0] for folder in (trained, tmp_path))
+    np.testing.assert_array_equal(after, before)
     assert json.loads((tmp_path / "bert" / "tokenizer_config.json").read_text()) == {"do_lower_case": True}
     assert pretrained.encoder_of(str(tmp_path / "bert")).block == pretrained.encoder_of(str(trained / "bert")).block

@@ -4,10 +4,8 @@ import sys
 import pytest
 
 from cope_jax import tasks
-from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.workdir import open_workdir
-from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig
+from tests.experiments.pretrained import write_run
 
 pytestmark = pytest.mark.xdist_group("inspect")  # what its fixtures train is shared
 
@@ -21,12 +19,7 @@ CONFIG = ExperimentConfig.from_mapping(
 def workdir(tmp_path_factory):
     """A run of two seeds that has taken no step yet."""
     folder = tmp_path_factory.mktemp("inspect") / "run"
-    experiment = Experiment(CONFIG, width=2)
-    open_workdir(folder, CONFIG, SEEDS)
-    program = experiment.program
-    with Checkpoints(folder / "checkpoints") as checkpoints:
-        state = program.init(SEEDS)
-        checkpoints.save(10, state, {"data": [], "seconds": 0.0})
+    write_run(folder, CONFIG, SEEDS, step=10)
     return folder
 
 
@@ -36,7 +29,7 @@ def inspect(*flags):
 
 
 def test_an_example_of_a_split_is_shown_up_to_its_last_answer(workdir):
-    done = inspect(f"--workdir={workdir}", "--split=dense", "--example=1", "--layer=1")
+    done = inspect(f"--model={workdir}", "--split=dense", "--example=1", "--layer=1")
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert lines[0] == "selective_copy, cope+learned, seed 3, step 10"
@@ -50,7 +43,7 @@ def test_an_example_of_a_split_is_shown_up_to_its_last_answer(workdir):
 
 def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
     out = tmp_path / "out"
-    done = inspect(f"--workdir={workdir}", "--input=3 _ | 3", "--query=-2", "--seed=4", f"--out={out}")
+    done = inspect(f"--model={workdir}", "--input=3 _ | 3", "--query=-2", "--seed=4", f"--out={out}")
     assert done.returncode == 0, done.stderr
     assert "seed 4, step 10" in done.stdout and "query 2 (|) predicts" in done.stdout
     assert len(list(out.iterdir())) == 3
@@ -59,14 +52,14 @@ def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--workdir=nowhere"], "nowhere holds no training run"),
+        (["--model=nowhere"], "nowhere holds no training run"),
         (["--input=3 x"], "unknown token of selective_copy 'x'"),
         (["--seed=0"], "choose from 3, 4"),
     ],
     ids=["workdir", "token", "seed"],
 )
 def test_wrong_input_is_one_line(workdir, flags, message):
-    done = inspect(f"--workdir={workdir}", *flags)
+    done = inspect(f"--model={workdir}", *flags)
     assert done.returncode == 2
     line = done.stderr.strip().splitlines()[-1]
     assert line.startswith("error: ") and message in line

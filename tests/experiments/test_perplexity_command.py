@@ -55,7 +55,7 @@ def test_perplexity_is_the_headline_of_a_comparison(compared):
 
 
 def test_windows_of_the_run_give_its_figures(compared, cell, start):
-    done = start("perplexity", f"--workdir={cell}", "--stride=8", "--lengths=16,8").wait()
+    done = start("perplexity", f"--model={cell}", "--stride=8", "--lengths=16,8").wait()
     assert done.status == 0, done.err
     own = [r for r in read(cell / "perplexity.json")["records"] if r["length"] == 8]
     assert [row["seed"] for row in own] == [0, 1]
@@ -74,7 +74,7 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
     path = cell / "perplexity.json"
     before[0]["loss"] = 1.25
     path.write_text(json.dumps({"records": before}))
-    done = start("perplexity", f"--workdir={cell}", "--stride=8").wait()
+    done = start("perplexity", f"--model={cell}", "--stride=8").wait()
     assert done.status == 0, done.err
     assert read(path)["records"] == before
 
@@ -90,7 +90,7 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
 )
 def test_wrong_input_is_one_line(flags, message, cell, start):
     before = contents(cell)
-    done = start("perplexity", f"--workdir={cell}", *flags).wait()
+    done = start("perplexity", f"--model={cell}", *flags).wait()
     assert done.status == 2
     assert message in done.error
     assert contents(cell) == before, "all lengths are looked at before any is measured"
@@ -105,11 +105,11 @@ def test_one_command_at_a_time_writes_into_a_run_and_says_so_before_it_measures(
     run = shutil.copytree(cell, tmp_path / "run")
     before = contents(run)
     with locked(run, MEASURING):
-        done = start(command, f"--workdir={run}").wait()
+        done = start(command, f"--model={run}").wait()
     assert (done.status, f"{run} is in use by process {os.getpid()} on" in done.error) == (2, True), done.err
     (run / MEASURING).unlink()
     (run / MEASURING).mkdir()  # nobody can write there, not even root
-    done = start(command, f"--workdir={run}").wait()
+    done = start(command, f"--model={run}").wait()
     assert (done.status, f"cannot write to {run} (Is a directory)" in done.error) == (2, True), done.err
     assert contents(run) == before
 
@@ -118,7 +118,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(cell, start
     run = shutil.copytree(cell, tmp_path / "run")
     path = run / "perplexity.json"
     path.unlink(missing_ok=True)
-    flags = (f"--workdir={run}", "--split=train", "--lengths=1,2,3,4,5,6,7,8")
+    flags = (f"--model={run}", "--split=train", "--lengths=1,2,3,4,5,6,7,8")
     command = start("perplexity", *flags)
     command.signal_when(path.exists, signal.SIGINT)
     done = command.wait()

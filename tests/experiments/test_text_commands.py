@@ -31,7 +31,7 @@ def runs(start, tmp_path_factory):
 
 
 def generate(start, run, *flags):
-    done = start("generate", f"--workdir={run}", *flags).wait()
+    done = start("generate", f"--model={run}", *flags).wait()
     assert done.status == 0, done.err
     return done
 
@@ -59,7 +59,7 @@ def test_the_seed_decides_and_a_stop_text_ends(start, runs, tmp_path):
     stop = row["continuation"][4:6]
     (stopped,) = written(start, runs / "bytes", tmp_path, *flags, f"--stop={stop}")
     assert stopped["continuation"] == row["continuation"][: row["continuation"].index(stop)]
-    (other,) = written(start, runs / "bytes", tmp_path, *flags, "--seed=1")
+    (other,) = written(start, runs / "bytes", tmp_path, *flags, "--sample_seed=1")
     assert other["continuation"] != row["continuation"]
 
 
@@ -83,7 +83,7 @@ def test_a_file_of_prompts_becomes_one_of_continuations(start, runs, tmp_path):
 
 def test_the_size_of_a_batch_changes_no_draw(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The lamp\nA\r\nThe lamp\nIt was\n", newline="")
-    flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=20", "--seed=3")
+    flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=20", "--sample_seed=3")
     one, three = (written(start, runs / "bytes", tmp_path, *flags, f"--batch_size={size}") for size in (1, 3))
     assert one == three and [row["prompt"] for row in one] == ["The lamp", "A", "The lamp", "It was"]
     assert one[0]["continuation"] != one[2]["continuation"], "each prompt has draws of its own"
@@ -91,7 +91,7 @@ def test_the_size_of_a_batch_changes_no_draw(start, runs, tmp_path):
 
 def test_an_empty_line_of_a_file_is_named(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The\n\nA\n")
-    done = start("generate", f"--workdir={runs / 'bytes'}", f"--prompts={tmp_path / 'prompts.txt'}").wait()
+    done = start("generate", f"--model={runs / 'bytes'}", f"--prompts={tmp_path / 'prompts.txt'}").wait()
     assert (done.status, "prompts.txt, line 2, is empty" in done.error) == (2, True), done.err
 
 
@@ -117,12 +117,12 @@ MISTAKES = {
 
 @pytest.mark.parametrize("flags, message", MISTAKES.values(), ids=MISTAKES)
 def test_mistakes_are_one_line(start, runs, flags, message):
-    done = start("generate", f"--workdir={runs / 'words'}", *flags).wait()
+    done = start("generate", f"--model={runs / 'words'}", *flags).wait()
     assert (done.status, message in done.error) == (2, True), done.err
 
 
 def test_a_reader_that_has_seen_enough_and_a_terminal_without_letters_are_no_defects(runs):
-    command = [sys.executable, "-m", "experiments.generate", f"--workdir={runs / 'bytes'}", "--prompt=Zwölf"]
+    command = [sys.executable, "-m", "experiments.generate", f"--model={runs / 'bytes'}", "--prompt=Zwölf"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, env=environment, cwd=ROOT) as process:
@@ -133,17 +133,17 @@ def test_a_reader_that_has_seen_enough_and_a_terminal_without_letters_are_no_def
 
 
 def test_an_exported_model_goes_on_alike(start, runs, tmp_path):
-    done = start("convert", f"--from={runs / 'words'}", f"--to={tmp_path / 'own'}").wait()
+    done = start("convert", f"--model={runs / 'words'}", f"--out={tmp_path / 'own'}").wait()
     assert done.status == 0, done.err
     flags = ("--prompt=The lamp", "--max_new_tokens=8")
     assert generate(start, tmp_path / "own", *flags).out == generate(start, runs / "words", *flags).out
     (tmp_path / "own" / "words.txt").unlink()
-    done = start("generate", f"--workdir={tmp_path / 'own'}", "--prompt=The").wait()
+    done = start("generate", f"--model={tmp_path / 'own'}", "--prompt=The").wait()
     assert (done.status, "tokenizer" in done.error) == (2, True), done.err
 
 
 def test_inspect_ranks_heads_and_says_what_it_sees(start, runs, tmp_path):
-    done = start("inspect", f"--workdir={runs / 'bytes'}", "--windows=4", "--top=1", f"--out={tmp_path}").wait()
+    done = start("inspect", f"--model={runs / 'bytes'}", "--windows=4", "--top=1", f"--out={tmp_path}").wait()
     assert done.status == 0, done.err
     assert re.search(r"^\d of 2 heads open their gates for a feature of the text", done.out, re.MULTILINE)
     assert len(re.findall(r"^layer 0, head \d: mean gates", done.out, re.MULTILINE)) == 1
@@ -158,7 +158,7 @@ def test_inspect_ranks_heads_and_says_what_it_sees(start, runs, tmp_path):
 
 def test_inspect_takes_a_text(start, runs, tmp_path):
     text = "The lamp is bright. The sea is calm.\nIt was 1850."
-    done = start("inspect", f"--workdir={runs / 'bytes'}", f"--input={text}", "--head=1", f"--out={tmp_path}").wait()
+    done = start("inspect", f"--model={runs / 'bytes'}", f"--input={text}", "--head=1", f"--out={tmp_path}").wait()
     assert done.status == 0, done.err
     assert f"{len(text)} tokens in 1 windows" in done.out and "layer 0, head 1: mean gates" in done.out
     assert text.replace("\n", "↵\n") in done.out
@@ -177,5 +177,5 @@ def test_inspect_takes_a_text(start, runs, tmp_path):
     ],
 )
 def test_what_cannot_be_inspected_is_one_line(start, runs, run, flags, message):
-    done = start("inspect", f"--workdir={runs / run}", *flags).wait()
+    done = start("inspect", f"--model={runs / run}", *flags).wait()
     assert (done.status, message in done.error) == (2, True), done.err

@@ -10,7 +10,7 @@ import pytest
 from cope_jax import tasks
 from cope_jax.corpora import source_code
 from cope_jax.corpora.corpus_files import SAMPLES
-from cope_jax.corpora.documents import documents
+from cope_jax.corpora.raw_text import documents
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text
@@ -69,7 +69,7 @@ def test_a_run_is_measured_with_its_own_tokenizer_though_the_training_text_has_c
             text = file.read_text()
             end = len(text) * 8 // 10  # of "files" the rest holds validation and test
             file.write_text(text[:end][::-1] + text[end:])
-        done = start("evaluate", f"--workdir={workdir}").wait()
+        done = start("evaluate", f"--model={workdir}").wait()
     finally:
         shutil.rmtree(data)
     assert done.status == 0, done.err
@@ -118,11 +118,11 @@ def test_a_run_is_not_measured_on_another_text(trained, start, command, flags):
             shutil.copytree(SAMPLES / name, data / name)
         test = data / "wikitext-2" / "wiki.test.tokens"
         test.write_text(test.read_text()[::-1])
-        done = start(command, f"--workdir={workdir}", *flags).wait()
+        done = start(command, f"--model={workdir}", *flags).wait()
     finally:
         shutil.rmtree(data)
-    assert done.error == f"corpus.json in {workdir} tells of other data than there are now, which the run goes by: " + (
-        "restore its data"
+    assert done.error == (
+        f"the data are not those of the run in {workdir} (corpus.json differs): restore the original files"
     )
     assert {path: path.read_bytes() for path in workdir.glob("*.json")} == before
 

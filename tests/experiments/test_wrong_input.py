@@ -190,7 +190,7 @@ def test_a_damaged_config_json_is_one_line(text, start, config, workdir):
     assert done.status == 2, done.err
     assert str(workdir) in done.error
     for command in ("evaluate", "inspect"):
-        done = start(command, f"--workdir={cell}").wait()
+        done = start(command, f"--model={cell}").wait()
         assert done.status == 2, done.err
         assert str(cell) in done.error
 
@@ -217,7 +217,7 @@ def test_of_a_damaged_checkpoint_one_line_tells_and_the_one_before_is_used(start
     (cell / "result.json").unlink()
     (newest / "state" / "manifest.ocdbt").write_bytes(b"")
     for command in ("evaluate", "inspect"):
-        done = start(command, f"--workdir={cell}").wait()
+        done = start(command, f"--model={cell}").wait()
         assert done.status == 0, done.err
         assert f"warning: checkpoint {newest} cannot be read" in done.err and "using that of step 4" in done.err
     assert newest.exists(), "who only looks moves nothing"
@@ -239,8 +239,8 @@ def test_where_no_checkpoint_can_be_read_one_line_says_how_to_go_on(start, confi
         manifest.write_bytes(b"")
     for command in (
         ("compare", *compare(config, workdir)),
-        ("evaluate", f"--workdir={cell}"),
-        ("inspect", f"--workdir={cell}"),
+        ("evaluate", f"--model={cell}"),
+        ("inspect", f"--model={cell}"),
     ):
         done = start(*command).wait()
         assert done.status == 2, done.err
@@ -254,20 +254,20 @@ def test_only_a_trained_model_can_be_looked_at(command, start, workdir, tmp_path
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").write_text("")
     for place in (tmp_path / "empty", tmp_path / "nowhere", tmp_path / "file", workdir):
-        done = start(command, f"--workdir={place}").wait()
+        done = start(command, f"--model={place}").wait()
         assert done.status == 2, done.err
         assert done.error.startswith(f"{place} holds no training run")
     cell = workdir / "cells/rope/seed_0"
     for folder in (cell / "checkpoints").iterdir():
         shutil.rmtree(folder)
-    done = start(command, f"--workdir={cell}").wait()
+    done = start(command, f"--model={cell}").wait()
     assert (done.status, done.error) == (2, f"{cell} has no checkpoint yet: train it first")
     done = start(command).wait()
-    assert (done.status, "--workdir" in done.error) == (2, True)
-    done = start(command, f"--workdir={cell}", "more").wait()
+    assert (done.status, "--model" in done.error) == (2, True)
+    done = start(command, f"--model={cell}", "more").wait()
     assert (done.status, "unexpected argument 'more'" in done.error) == (2, True)
 
 
 def test_evaluate_needs_an_example(start, workdir):
-    done = start("evaluate", f"--workdir={workdir}", "--examples=0").wait()
+    done = start("evaluate", f"--model={workdir}", "--examples=0").wait()
     assert (done.status, "--examples=0" in done.error) == (2, True)

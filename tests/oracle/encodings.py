@@ -253,6 +253,19 @@ def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.
     return of_distance(bias)
 
 
+def fox(params: Params, sizes: Sizes, bias: float = 0.0, stddev: float = 0.02) -> Rule:
+    """Σ_{l=j+1..i} log f_l, f = σ(w_h·x + b_h), over the tokens after the key, the query's own last."""
+    del bias, stddev
+    assert params["kernel"].shape == (sizes.model_dim, sizes.heads)
+
+    def added(head, q, i, keys):
+        del q, i
+        forget = [math.log(sigmoid(float(key.x @ params["kernel"][:, head]) + params["bias"][head])) for key in keys]
+        return [sum(forget[j + 1 :]) for j in range(len(keys))]
+
+    return Rule(added=added)
+
+
 def cope_gates(params: Params, sizes: Sizes, gate: str, head: int, q: Vector, keys: Sequence[Key]) -> list[float]:
     """Eq 3: g_ij = σ(q_i·k_j); or with keys of their own, k = x W_g; or with the value in the place of the key."""
     if gate == "query_key":
@@ -340,6 +353,7 @@ ORACLES: dict[str, Callable[..., Rule]] = {
     "t5": t5,
     "kerple": kerple,
     "fire": fire,
+    "fox": fox,
     "cope": cope,
     "cope_two_sided": cope_two_sided,
 }

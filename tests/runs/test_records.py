@@ -4,7 +4,8 @@ import math
 
 import pytest
 
-from cope_jax.runs.records import environment, select, summarise, write_atomically, write_results
+from cope_jax.files import write_atomically
+from cope_jax.runs.records import environment, select, summarise, write_results
 
 RECORD = {
     "task": "selective_copy",

@@ -7,7 +7,7 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.corpora.corpus_files import SAMPLES
-from cope_jax.corpora.documents import documents
+from cope_jax.corpora.raw_text import documents
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
 from tests.corpora.data import real, write

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_jax.corpora.documents import documents
+from cope_jax.corpora.raw_text import documents
 from cope_jax.errors import ConfigError
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.byte_level import BPE, END, Bytes

@@ -5,7 +5,7 @@ Spam is 1, ham 0. scikit-learn fits and measures.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Literal, get_args
 
 import numpy as np
 
@@ -44,12 +44,23 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
     >>> metrics([1, 1, 0, 0], [1, 0, 0, 0])
     Metrics(accuracy=0.75, mcc=0.577..., f1=0.666..., spam_caught=0.5, blocked_ham=0.0)
     """
-    from sklearn.metrics import confusion_matrix
-
     labels, predictions = np.asarray(labels), np.asarray(predictions)
-    _check_labels(labels)
-    (tn, fp), (fn, tp) = confusion_matrix(labels, predictions, labels=[0, 1]).astype(np.float64)
-    return Metrics(*(float(value) for value in _values(tp, fp, fn, tn).values()))
+    if not labels.size or not np.isin(labels, (0, 1)).all():
+        raise ConfigError("labels must be 1 for spam and 0 for ham, and there must be some")
+    (tn, fp), (fn, tp) = (
+        [int(np.sum((labels == truth) & (predictions == guess))) for guess in (0, 1)] for truth in (0, 1)
+    )
+
+    def ratio(above: float, below: float) -> float:
+        return above / below if below else 0.0
+
+    return Metrics(
+        accuracy=(tp + tn) / labels.size,
+        mcc=ratio(tp * tn - fp * fn, ((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn)) ** 0.5),
+        f1=ratio(2 * tp, 2 * tp + fp + fn),
+        spam_caught=ratio(tp, tp + fn),
+        blocked_ham=ratio(fp, fp + tn),
+    )
 
 
 def tfidf_svm(
@@ -79,7 +90,7 @@ def tfidf_svm(
 
 
 def majority(texts: Sequence[str], labels: np.ndarray, tests: Sequence[str]) -> np.ndarray:
-    """The floor: the more frequent label of the training texts for every test text."""
+    """The baseline: the more frequent label of the training texts for every test text."""
     del texts
     return np.full(len(tests), np.bincount(labels).argmax())
 
@@ -121,6 +132,14 @@ class CrossValidation:
         train, test = self.folds[0]
         return corrected_interval(self.by_fold(metric), len(test) / len(train), confidence)
 
+    def summary(self) -> dict[str, dict[str, float]]:
+        """By metric: its `mean` over the folds with the interval `low` to `high`, and `pooled` over all texts."""
+        found, pooled = {}, dataclasses.asdict(self.pooled())
+        for metric in get_args(Metric):
+            mean, low, high = self.mean_interval(metric)
+            found[metric] = {"mean": mean, "low": low, "high": high, "pooled": pooled[metric]}
+        return found
+
 
 def corrected_interval(
     values: Sequence[float] | np.ndarray, test_share: float, confidence: float = 0.95
@@ -147,21 +166,3 @@ def corrected_interval(
     mean, variance = float(x.mean()), float(x.var(ddof=1))
     half = float(t.ppf((1 + confidence) / 2, x.size - 1)) * ((1 / x.size + test_share) * variance) ** 0.5
     return mean, mean - half, mean + half
-
-
-def _values(tp: Any, fp: Any, fn: Any, tn: Any) -> dict[str, Any]:
-    def ratio(above: Any, below: Any) -> Any:
-        return above / np.where(below == 0, 1, below)
-
-    return {
-        "accuracy": ratio(tp + tn, tp + fp + fn + tn),
-        "mcc": ratio(tp * tn - fp * fn, np.sqrt((tp + fp) * (tp + fn) * (tn + fp) * (tn + fn))),
-        "f1": ratio(2 * tp, 2 * tp + fp + fn),
-        "spam_caught": ratio(tp, tp + fn),
-        "blocked_ham": ratio(fp, fp + tn),
-    }
-
-
-def _check_labels(labels: np.ndarray) -> None:
-    if not labels.size or not np.isin(labels, (0, 1)).all():
-        raise ConfigError("labels must be 1 for spam and 0 for ham, and there must be some")

@@ -9,13 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Literal
 
 import numpy as np
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import occurrence_vectors
-from cope_jax.evaluation.contextual.word2vec import nearest_words, normalise
+from cope_jax.evaluation.contextual.embedders import embed, occurrence_vectors
+from cope_jax.evaluation.contextual.word2vec import most_similar, normalise
+from cope_jax.evaluation.report.table import MISSING, Table
 from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.registry import check_at_least
 
@@ -60,13 +58,13 @@ class OccurrenceIndex:
       embedder: gives the vectors.
       sentences: the corpus.
       max_words: words from here on are left out; a sentence is kept whole or not at all.
-      chunk: sentences that are embedded at a time.
+      label: stands before a progress bar; None: there is none.
     """
 
     def __init__(
-        self, embedder: Embedder, sentences: Sequence[Sentence], *, max_words: int = 200_000, chunk: int = 512
+        self, embedder: Embedder, sentences: Sequence[Sentence], *, max_words: int = 200_000, label: str | None = None
     ):
-        check_at_least(1, "neighbours", max_words=max_words, chunk=chunk)
+        check_at_least(1, "neighbours", max_words=max_words)
         ends = np.cumsum([len(sentence) for sentence in sentences])
         kept = int(np.searchsorted(ends, max_words, side="right"))
         if not kept:
@@ -77,12 +75,11 @@ class OccurrenceIndex:
         self._words = np.array([self.sentences[s][i].lower() for s, i in self._rows])
         self._units_JND: np.ndarray | None = None
         row = 0
-        for start in range(0, kept, chunk):
-            for layers_JLD in embedder(self.sentences[start : start + chunk]):
-                if self._units_JND is None:
-                    self._units_JND = np.zeros((len(layers_JLD), len(self._rows), layers_JLD.shape[-1]), np.float16)
-                self._units_JND[:, row : row + layers_JLD.shape[1]] = normalise(layers_JLD)
-                row += layers_JLD.shape[1]
+        for layers_JLD in embed(embedder, self.sentences, label=label):
+            if self._units_JND is None:
+                self._units_JND = np.zeros((len(layers_JLD), len(self._rows), layers_JLD.shape[-1]), np.float16)
+            self._units_JND[:, row : row + layers_JLD.shape[1]] = normalise(layers_JLD)
+            row += layers_JLD.shape[1]
 
     def __len__(self) -> int:
         """Words in the index."""
@@ -177,49 +174,33 @@ def compare(
     return Comparison(
         word,
         tuple(Neighbour(tuple(sentence), place, 1.0) for sentence, place in queries),
-        nearest_words(vectors, word, count) if word in vectors else [],
+        most_similar(vectors, word, count) if word in vectors else [],
         [index.nearest(s, place, count=count, words=words, per_word=per_word) for s, place in queries],
         index.embedder.name,
     )
 
 
-def rich_table(comparison: Comparison) -> Table:
-    """The comparison for the terminal: a row for the static vector, then one for each sentence and layer."""
-    title = f"nearest neighbours of {comparison.word!r}: static, and in context by {comparison.embedder}"
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("source", "layer"):
-        table.add_column(heading, overflow="fold")
-    table.add_column("nearest, with the cosine", overflow="fold")
-    last = ""
-    for source, layer, neighbours in _rows(comparison):
-        if last and source != last:
-            table.add_section()
-        table.add_row(escape("" if source == last else source), layer, escape("\n".join(neighbours) or "–"))
-        last = source
-    return table
+def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int = 0) -> list[Sentence]:
+    """At most so many sentences: half of them, if there are, with the word, the others drawn at random.
+
+    Raises:
+      ConfigError: no sentence has the word.
+    """
+    having = [place for place, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
+    if not having:
+        raise ConfigError(f"the corpus has no word {word!r}: choose a word that occurs in it")
+    rng = np.random.default_rng(seed)
+    first = rng.permutation(having)[: max(1, most // 2)]
+    rest = rng.permutation(np.setdiff1d(np.arange(len(text)), having))[: most - len(first)]
+    return [text[place] for place in sorted([*first, *rest])]
 
 
-def markdown(comparison: Comparison) -> str:
-    """The same as GitHub Markdown."""
-    lines = [
-        f"Nearest neighbours of **{_cell(comparison.word)}**: static, and in context by {_cell(comparison.embedder)}.",
-        "",
-        "| source | layer | nearest, with the cosine |",
-        "| --- | --- | --- |",
-    ]
-    lines += [
-        f"| {_cell(s)} | {layer} | {'<br>'.join(map(_cell, near)) or '–'} |" for s, layer, near in _rows(comparison)
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _rows(comparison: Comparison) -> list[tuple[str, str, list[str]]]:
+def table(comparison: Comparison) -> Table:
+    """A row for the static vector, then one for each sentence and layer."""
     rows = [("any sentence", "static", [f"{word} {cosine:.2f}" for word, cosine in comparison.static])]
     for query, layers in zip(comparison.queries, comparison.contextual, strict=True):
         for layer, neighbours in layers.items():
             rows.append((query.context(), layer, [f"{n.cosine:.2f} {n.context()}" for n in neighbours]))
-    return rows
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;").replace("\n", " ")
+    cells = [[source, layer, "\n".join(near) or MISSING] for source, layer, near in rows]
+    title = f"nearest neighbours of {comparison.word!r}: static, and in context by {comparison.embedder}"
+    return Table(title, ("source", "layer", "nearest, with the cosine"), cells, text_columns=3)

@@ -1,7 +1,7 @@
 """What each layer knows: linear probes on frozen vectors, and what their figures must be compared with.
 
-The accuracy of a probe says little by itself: the floors are the majority, each word's own majority, and a control task
-of random labels, which only memory can solve.
+The accuracy of a probe says little by itself: the baselines are the majority, each word's own
+majority, and a control task of random labels, which only memory can solve.
 """
 
 import dataclasses
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cope_jax.corpora import majority
+from cope_jax.corpora.baselines import majority_by_word, majority_label
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual.linear_probe import DEFAULT, ProbeConfig, fit_probe
 
@@ -46,7 +46,7 @@ class Probing:
       mix: softmax weights of the layers in a probe on all of them.
       mix_accuracy: of that probe.
       cumulative: accuracies of probes on the layers up to each.
-      floors: name → accuracy, from `floors`.
+      baselines: name → accuracy, from `baselines`.
     """
 
     name: str
@@ -54,7 +54,7 @@ class Probing:
     mix: tuple[float, ...]
     mix_accuracy: float
     cumulative: tuple[float, ...]
-    floors: dict[str, float]
+    baselines: dict[str, float]
 
     @property
     def centre_of_gravity(self) -> float:
@@ -99,8 +99,8 @@ def probe_layers(
     for j, layer in enumerate(layers):
         x_N1D, test_N1D = x[:, j : j + 1], test_x[:, j : j + 1]
         accuracy = fit_probe(x_N1D, y, len(names), config).accuracy(test_N1D, test_y)
-        floor = fit_probe(x_N1D, r, len(names), config).accuracy(test_N1D, test_r) if control else None
-        scores.append(LayerScore(layer, accuracy, floor))
+        memory = fit_probe(x_N1D, r, len(names), config).accuracy(test_N1D, test_r) if control else None
+        scores.append(LayerScore(layer, accuracy, memory))
     cumulative = [scores[0].accuracy]
     mix: tuple[float, ...] = (1.0,)
     for stop in range(2, len(layers) + 1):
@@ -108,22 +108,49 @@ def probe_layers(
         cumulative.append(probe.accuracy(test_x[:, :stop], test_y))
         mix = tuple(map(float, probe.mix_J))
     return Probing(
-        name, tuple(scores), mix, cumulative[-1], tuple(cumulative), floors((words, labels), (test_words, test_labels))
+        name,
+        tuple(scores),
+        mix,
+        cumulative[-1],
+        tuple(cumulative),
+        baselines((words, labels), (test_words, test_labels)),
     )
 
 
-def floors(train: tuple[Sequence[str], Sequence[str]], test: tuple[Sequence[str], Sequence[str]]) -> dict[str, float]:
+def baselines(
+    train: tuple[Sequence[str], Sequence[str]], test: tuple[Sequence[str], Sequence[str]]
+) -> dict[str, float]:
     """Accuracies that need no vectors: the majority label, and each word's own (the majority for unknown words).
 
-    >>> floors((["a", "a", "b"], ["X", "X", "Y"]), (["a", "b", "c"], ["X", "Y", "Y"]))
+    >>> baselines((["a", "a", "b"], ["X", "X", "Y"]), (["a", "b", "c"], ["X", "Y", "Y"]))
     {'majority': 0.333..., 'majority of the word': 0.666...}
     """
     words, labels = test
-    guesses = {"majority": [majority.of_all(train[1])] * len(labels)}
-    guesses["majority of the word"] = majority.of_words(*train, words)
+    guesses = {"majority": [majority_label(train[1])] * len(labels)}
+    guesses["majority of the word"] = majority_by_word(*train, words)
     return {
         name: float(np.mean([a == b for a, b in zip(guess, labels, strict=True)])) for name, guess in guesses.items()
     }
+
+
+def wilson_interval(share: float, size: int, z: float = 1.959964) -> tuple[float, float]:
+    """Wilson's interval of a binomial share: (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n).
+
+    It stays within [0, 1], and does not shrink to a point where all are right. Wilson 1927.
+
+    >>> [round(end, 4) for end in wilson_interval(0.5, 100)]
+    [0.4038, 0.5962]
+    """
+    middle, below = share + z**2 / (2 * size), 1 + z**2 / size
+    half = z * (share * (1 - share) / size + z**2 / (4 * size**2)) ** 0.5
+    return (middle - half) / below, (middle + half) / below
+
+
+def best_layers(probing: Probing, size: int) -> tuple[int, list[int]]:
+    """The best layer, and all whose intervals overlap with its own: those that might be the best."""
+    ends = [wilson_interval(score.accuracy, size) for score in probing.scores]
+    best = int(np.argmax([score.accuracy for score in probing.scores]))
+    return best, [layer for layer, (_, high) in enumerate(ends) if high >= ends[best][0]]
 
 
 def control_labels(words: Sequence[str], labels: Sequence[str], *, seed: int = 0) -> list[str]:

@@ -1,4 +1,4 @@
-"""Vectors that know no context: word2vec, and the nearest words to a word."""
+"""Vectors of words that know no context: word2vec, the words nearest to a word, embedders of such vectors."""
 
 import dataclasses
 import zlib
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cope_jax.errors import ConfigError
+from cope_jax.models.embedder import Sentence, check_sentences
 from cope_jax.registry import check_at_least, unknown
 
 
@@ -82,15 +83,15 @@ def train_word2vec(
     return dict(zip(model.wv.index_to_key, np.asarray(model.wv.vectors, np.float32), strict=True))
 
 
-def nearest_words(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) -> list[tuple[str, float]]:
+def most_similar(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) -> list[tuple[str, float]]:
     """The words whose vectors have the highest cosine with that of `word`, itself left out, and these cosines.
 
     cos(u, v) = u·v / (|u| |v|), and 0 where a vector is 0. A word that is absent is looked up in lower case.
 
-    >>> nearest_words({"a": np.array([1.0, 0.0]), "b": np.array([2.0, 0.0]), "c": np.array([0.0, 1.0])}, "a", 1)
+    >>> most_similar({"a": np.array([1.0, 0.0]), "b": np.array([2.0, 0.0]), "c": np.array([0.0, 1.0])}, "a", 1)
     [('b', 1.0)]
     """
-    check_at_least(1, "nearest_words", count=count)
+    check_at_least(1, "most_similar", count=count)
     word = word if word in vectors else word.lower()
     if word not in vectors:
         raise unknown("word", word, list(vectors)[:10])
@@ -111,3 +112,55 @@ def normalise(vectors: np.ndarray) -> np.ndarray:
     vectors = np.asarray(vectors, np.float32)
     lengths = np.linalg.norm(vectors, axis=-1, keepdims=True)
     return vectors / np.where(lengths > 0, lengths, 1)
+
+
+class ContextFree:
+    """A word has the same vector in every sentence: v(w | sentence) = E[w].
+
+    A word without a vector has that of its lower-case form, or else zeros, whose cosine with anything counts as 0.
+
+    >>> ContextFree({"play": np.array([3.0, 4.0])})([["Play", "on"]])[0].tolist()
+    [[[3.0, 4.0], [0.0, 0.0]]]
+    """
+
+    def __init__(self, vectors: Mapping[str, np.ndarray], name: str = "context-free"):
+        if not vectors:
+            raise ConfigError(f"{name} has no vectors: train them on text with more words, or lower the minimum count")
+        self.name = name
+        self.layers: tuple[str, ...] = ("static",)
+        self.vectors = vectors
+        self._zeros = np.zeros_like(next(iter(vectors.values())), np.float32)
+
+    def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
+        check_sentences(sentences)
+        return [np.stack([self._vector(word) for word in sentence]).astype(np.float32)[None] for sentence in sentences]
+
+    def _vector(self, word: str) -> np.ndarray:
+        return self.vectors[word] if word in self.vectors else self.vectors.get(word.lower(), self._zeros)
+
+
+class ContextMean:
+    """A word has the mean of its neighbours' static vectors, without its own: v(w_i) = mean_{j≠i} E[w_j].
+
+    It knows which words are around, and neither their order nor the word. Words without a vector count for nothing.
+
+    >>> vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0]), "c": np.array([0.0, 3.0])}
+    >>> ContextMean(vectors)([["a", "b", "c"]])[0][0, 0].tolist()
+    [0.0, 2.0]
+    """
+
+    def __init__(self, vectors: Mapping[str, np.ndarray], name: str = "mean of the context"):
+        self.name = name
+        self.layers: tuple[str, ...] = ("static",)
+        self._vectors = ContextFree(vectors, name)
+
+    def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
+        check_sentences(sentences)
+        found = []
+        for vectors_1LD in self._vectors(sentences):
+            has_vector_1L1 = vectors_1LD.any(axis=-1, keepdims=True).astype(np.float32)
+            count_1L1 = has_vector_1L1.sum(axis=1, keepdims=True) - has_vector_1L1
+            others_1LD = vectors_1LD.sum(axis=1, keepdims=True) - vectors_1LD
+            # Of a word alone the difference may leave rounding behind, which is no direction.
+            found.append(np.where(count_1L1 > 0, others_1LD / np.maximum(count_1L1, 1), 0).astype(np.float32))
+        return found

@@ -1,7 +1,6 @@
 """Telling the senses of words apart by the nearest neighbour of their vectors, without any training.
 
-Everything is measured for each layer on its own, beside the
-floor: the most frequent sense of each lemma.
+Everything is measured for each layer on its own, beside the baseline: the most frequent sense of each lemma.
 """
 
 import dataclasses
@@ -9,17 +8,15 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 import numpy as np
-from rich import box
-from rich.markup import escape
-from rich.table import Table
 
-from cope_jax.corpora.sense_occurrences import Occurrence
+from cope_jax.corpora.word_sense_corpora import Occurrence, read_coarsewsd, read_semcor
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual.embedders import occurrence_vectors
 from cope_jax.evaluation.contextual.word2vec import normalise
 from cope_jax.models.embedder import Embedder
 from cope_jax.registry import check_at_least
 
+CORPORA = {"coarsewsd20": read_coarsewsd, "semcor-noad": read_semcor}
 TIE = 1e-5  # cosines this near to each other are the same: sums of equal vectors differ by rounding
 
 
@@ -29,7 +26,7 @@ class SenseScore:
 
     Attributes:
       method: "most frequent", "nearest mean" or "k nearest".
-      layer: name of the layer; empty for the floor.
+      layer: name of the layer; empty for the baseline.
       right: lemma → how many of its test occurrences.
       total: lemma → the number of its test occurrences.
     """
@@ -71,17 +68,34 @@ class SenseScore:
         return float(low), float(high)
 
 
-def cap(occurrences: Sequence[Occurrence], most: int | None, *, seed: int = 0) -> list[Occurrence]:
-    """At most so many occurrences of each lemma, drawn at random, in their order; None keeps all."""
+def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[Occurrence]:
+    """At most so many occurrences of each lemma, drawn at random, in their order."""
     check_at_least(1, "senses", cap=most)
-    if most is None:
-        return list(occurrences)
     places: dict[str, list[int]] = {}
     for place, occurrence in enumerate(occurrences):
         places.setdefault(occurrence.lemma, []).append(place)
     rng = np.random.default_rng(seed)
     kept = [own if len(own) <= most else rng.choice(own, most, replace=False) for _, own in sorted(places.items())]
     return [occurrences[place] for place in sorted(int(place) for own in kept for place in own)]
+
+
+def read_occurrences(
+    corpus: str, data_dir: str | None, train: int, test: int
+) -> tuple[list[Occurrence], list[Occurrence]]:
+    """The occurrences of a corpus to learn from and to be tested on, at most so many of each lemma.
+
+    Lemmas with one sense in training are left out, for there is nothing to be told apart.
+    """
+    occurrences = CORPORA[corpus](data_dir)
+    senses = senses_by_frequency([occurrence for occurrence in occurrences if occurrence.split == "train"])
+    ambiguous = [occurrence for occurrence in occurrences if len(senses.get(occurrence.lemma, ())) > 1]
+    found = [
+        cap([occurrence for occurrence in ambiguous if occurrence.split == split], most)
+        for split, most in (("train", train), ("test", test))
+    ]
+    if not all(found):
+        raise ConfigError(f"{corpus} has no word with two senses in training and in the test: give the whole corpus")
+    return found[0], found[1]
 
 
 def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
@@ -93,7 +107,7 @@ def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
 
 
 def most_frequent(train: Sequence[Occurrence], test: Sequence[Occurrence]) -> list[str | None]:
-    """The floor: each lemma's most frequent sense in training; None, always wrong, where it was never seen."""
+    """The baseline: each lemma's most frequent sense in training; None, always wrong, where it was never seen."""
     senses = senses_by_frequency(train)
     return [senses[occurrence.lemma][0] if occurrence.lemma in senses else None for occurrence in test]
 
@@ -140,26 +154,22 @@ def disambiguate(
     test: Sequence[Occurrence],
     *,
     k: int = 5,
-    most_train: int | None = None,
-    most_test: int | None = None,
-    seed: int = 0,
+    label: str | None = None,
 ) -> list[SenseScore]:
-    """The floor, then both methods for each layer of an embedder.
+    """The baseline, then both methods for each layer of an embedder.
 
     Args:
       embedder: gives the vectors.
       train: occurrences whose senses are known.
       test: occurrences whose senses are asked for.
       k: neighbours that vote.
-      most_train: bound on the training occurrences of each lemma, see `cap`.
-      most_test: the same of the test occurrences.
-      seed: of the draws of `cap`.
+      label: stands before a progress bar; None: there is none.
     """
-    train, test = cap(train, most_train, seed=seed), cap(test, most_test, seed=seed)
     if not train or not test:
         raise ConfigError("senses need occurrences to train and to test on: give a corpus that has both")
     train_NJD, test_MJD = (
-        occurrence_vectors(embedder, [o.words for o in own], [o.index for o in own]) for own in (train, test)
+        occurrence_vectors(embedder, [o.words for o in own], [o.index for o in own], label=label)
+        for own in (train, test)
     )
     scores = [score("most frequent", "", test, most_frequent(train, test))]
     for number, layer in enumerate(embedder.layers):
@@ -177,34 +187,6 @@ def score(method: str, layer: str, test: Sequence[Occurrence], senses: Sequence[
         total[occurrence.lemma] += 1
         right[occurrence.lemma] += sense == occurrence.sense
     return SenseScore(method, layer, right, total)
-
-
-def rich_table(scores: Sequence[SenseScore], title: str = "word senses, accuracy in %") -> Table:
-    """Micro average with its interval, and macro average, for each method and layer."""
-    table = Table(title=escape(title), title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in _HEADINGS:
-        table.add_column(heading, justify="left" if heading in _HEADINGS[:2] else "right", no_wrap=True)
-    for row in _rows(scores):
-        table.add_row(*map(escape, row))
-    return table
-
-
-def markdown(scores: Sequence[SenseScore]) -> str:
-    """The same as GitHub Markdown."""
-    rows = [_HEADINGS, ("---", "---", "---:", "---:", "---:"), *_rows(scores)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
-
-
-_HEADINGS = ("method", "layer", "micro", "95 % interval", "macro")
-
-
-def _rows(scores: Sequence[SenseScore]) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    for one in scores:
-        low, high = one.interval()
-        interval = f"{100 * low:.1f} to {100 * high:.1f}"
-        rows.append((one.method, one.layer or "–", f"{100 * one.micro:.1f}", interval, f"{100 * one.macro:.1f}"))
-    return rows
 
 
 def _first_best(values_MS: np.ndarray) -> np.ndarray:

@@ -16,14 +16,14 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
-from cope_jax.models.static_graph import Structure
+from cope_jax.models.model import StaticGraphDef
 
 BLOCK = 32
 """Neighbouring tokens that are drawn together, since they are not independent."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Head:
+class HeadScore:
     """What the gates of one head follow.
 
     Attributes:
@@ -32,8 +32,8 @@ class Head:
       aucs: by feature; NaN where all tokens have it, or none.
       best: the feature of the highest AUC; "" where there is none.
       interval: of that AUC, 95 %, by a bootstrap of blocks of tokens.
-      at: the mean gate of the keys that have the best feature.
-      elsewhere: of those that have not.
+      mean_with: the mean gate of the keys that have the best feature.
+      mean_without: of those that do not.
       identity: the share of the gates' variance that the token itself explains, adjusted R² of a mean for each token; 0
         if it explains nothing, NaN if no token comes twice or no gate differs.
     """
@@ -43,8 +43,8 @@ class Head:
     aucs: dict[str, float]
     best: str
     interval: tuple[float, float]
-    at: float
-    elsewhere: float
+    mean_with: float
+    mean_without: float
     identity: float
 
 
@@ -60,13 +60,13 @@ def mean_gates(model: Any, tokens_BL: np.ndarray, positions_1L: Any = None) -> n
       ConfigError: the model's encoding has no gates.
     """
     graph, state = nnx.split(model)
-    rows = [_means(Structure(graph), state, row_L[None], positions_1L) for row_L in tokens_BL]
+    rows = [_means(StaticGraphDef(graph), state, row_L[None], positions_1L) for row_L in tokens_BL]
     return np.stack([np.asarray(row, np.float64) for row in rows], axis=2)
 
 
-@functools.partial(jax.jit, static_argnames=("structure",))
-def _means(structure: Structure, state: Any, tokens_1L: Array, positions_1L: Any) -> Array:
-    maps = nnx.merge(structure.graph, state).maps(tokens_1L, positions_BL=positions_1L)
+@functools.partial(jax.jit, static_argnames=("graphdef",))
+def _means(graphdef: StaticGraphDef, state: Any, tokens_1L: Array, positions_1L: Any) -> Array:
+    maps = nnx.merge(graphdef.graph, state).maps(tokens_1L, positions_BL=positions_1L)
     if "gates" not in maps:
         raise ConfigError("the encoding of this model has no gates that could count: give a model with cope")
     gates_NHLM = maps["gates"][:, 0].astype(jnp.float32)
@@ -111,10 +111,10 @@ def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.G
       ConfigError: there is no feature that some tokens have and others have not.
     """
     ranks_HN = np.stack([_ranks(gates_N) for gates_N in gates_HN])
-    known = [row for row in has.values() if 0 < row.sum() < len(row)]
-    if not known:
+    mixed = [row for row in has.values() if 0 < row.sum() < len(row)]
+    if not mixed:
         raise ConfigError("the tokens of this text are all of a kind: give a longer one")
-    has_FN = np.stack(known).astype(np.float64)
+    has_FN = np.stack(mixed).astype(np.float64)
     with_F, number = has_FN.sum(axis=1), has_FN.shape[1]
     best_S = np.empty(draws)
     for draw in range(draws):
@@ -141,7 +141,7 @@ def identity(gates_N: np.ndarray, tokens_N: np.ndarray) -> float:
 
 def rank(
     gates_LHN: np.ndarray, has: Mapping[str, np.ndarray], tokens_N: np.ndarray, rng: np.random.Generator
-) -> list[Head]:
+) -> list[HeadScore]:
     """All heads, first the one whose gates follow a feature best.
 
     Args:
@@ -154,20 +154,22 @@ def rank(
     for layer, gates_HN in enumerate(gates_LHN):
         for head, gates_N in enumerate(gates_HN):
             aucs = {name: auc(gates_N, has_N) for name, has_N in has.items()}
-            known = {name: value for name, value in aucs.items() if np.isfinite(value)}
-            best = max(known, key=known.__getitem__, default="")
-            at = elsewhere = low = high = float("nan")
+            defined = {name: value for name, value in aucs.items() if np.isfinite(value)}
+            best = max(defined, key=defined.__getitem__, default="")
+            mean_with = mean_without = low = high = float("nan")
             if best:
-                at, elsewhere = float(gates_N[has[best]].mean()), float(gates_N[~has[best]].mean())
+                mean_with, mean_without = float(gates_N[has[best]].mean()), float(gates_N[~has[best]].mean())
                 low, high = bootstrap(gates_N, has[best], rng)
-            heads.append(Head(layer, head, aucs, best, (low, high), at, elsewhere, identity(gates_N, tokens_N)))
+            heads.append(
+                HeadScore(layer, head, aucs, best, (low, high), mean_with, mean_without, identity(gates_N, tokens_N))
+            )
     return sorted(heads, key=lambda found: -found.aucs.get(found.best, 0.0))
 
 
-def widest(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least: int = 3) -> list[tuple[str, float]]:
+def top_tokens(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least: int = 3) -> list[tuple[str, float]]:
     """(text of a token, its mean gate) of those that open widest among the ones that come at least so often.
 
-    >>> widest(np.array([0.5, 1.0, 0.0, 1.0]), ["a", "b", "a", "b"], least=2)
+    >>> top_tokens(np.array([0.5, 1.0, 0.0, 1.0]), ["a", "b", "a", "b"], least=2)
     [('b', 1.0), ('a', 0.25)]
     """
     places: dict[str, list[float]] = {}

@@ -18,7 +18,8 @@ from rich.style import Style
 from rich.text import Text
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.report.plots import STYLE
+from cope_jax.evaluation.gates.head_scores import top_tokens
+from cope_jax.evaluation.report.plot_style import STYLE, save
 
 MOST_LABELS = 64  # from more tokens on, labels on the axes could not be read
 
@@ -46,7 +47,7 @@ class Inspection:
     probability: float
 
     @property
-    def telling(self) -> str:
+    def shading(self) -> str:
         """The map that colours the strips: the gates where the encoding has any, else the attention."""
         return "gates" if "gates" in self.maps else "attention"
 
@@ -118,24 +119,13 @@ def strips(seen: Inspection, width: int) -> Text:
     for layer in seen.layers:
         for head in seen.heads:
             rows = {name: values[layer, head, seen.query, : len(tokens)] for name, values in seen.maps.items()}
-            shades_M = rows[seen.telling] if seen.telling == "gates" else rows[seen.telling] / rows[seen.telling].max()
-            means = ", ".join(f"{token} {mean:.2f}" for token, mean in means_by_token(rows[seen.telling], tokens))
-            lines.append(Text.assemble((f"\nlayer {layer}, head {head}", "bold"), f"  mean {seen.telling}: {means}"))
+            shades_M = rows[seen.shading] if seen.shading == "gates" else rows[seen.shading] / rows[seen.shading].max()
+            means = ", ".join(
+                f"{token} {mean:.2f}" for token, mean in top_tokens(rows[seen.shading], tokens, len(tokens), 1)
+            )
+            lines.append(Text.assemble((f"\nlayer {layer}, head {head}", "bold"), f"  mean {seen.shading}: {means}"))
             lines.append(strip(tokens, shades_M, rows.get("positions"), width))
     return Text("\n").join(lines)
-
-
-def means_by_token(values_M: np.ndarray, tokens: Sequence[str]) -> list[tuple[str, float]]:
-    """(token, mean value) for each different token, the highest mean first.
-
-    >>> means_by_token(np.array([1.0, 0.25, 0.5]), ["++;", "pass;", "++;"])
-    [('++;', 0.75), ('pass;', 0.25)]
-    """
-    places: dict[str, list[float]] = {}
-    for token, value in zip(tokens, values_M, strict=True):
-        places.setdefault(token, []).append(float(value))
-    means = [(token, float(np.mean(values))) for token, values in places.items()]
-    return sorted(means, key=lambda pair: -pair[1])
 
 
 def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | None = None, width: int = 100) -> Text:
@@ -161,12 +151,7 @@ def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | N
 
 def write_heat_maps(folder: Path, seen: Inspection) -> list[Path]:
     """Writes one PNG for each map of the layers and heads shown, and returns their paths."""
-    folder.mkdir(parents=True, exist_ok=True)
-    paths = []
-    for name in seen.maps:
-        paths.append(folder / f"{name}.png")
-        heat_map(seen, name).savefig(paths[-1], dpi=150)
-    return paths
+    return [save(heat_map(seen, name), folder / f"{name}.png") for name in seen.maps]
 
 
 @rc_context(STYLE)

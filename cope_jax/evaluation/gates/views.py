@@ -1,18 +1,20 @@
 """What heads count in a text, to be looked at: sentences, a table, a heat map, coloured text."""
 
+import csv
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from rich.style import Style
-from rich.table import Table
 from rich.text import Text
 
-from cope_jax.evaluation.gates.head_scores import Head
+from cope_jax.evaluation.gates.head_scores import HeadScore
 from cope_jax.evaluation.gates.maps import shade_style
-from cope_jax.evaluation.report.plots import STYLE
+from cope_jax.evaluation.report.plot_style import STYLE, save
+from cope_jax.evaluation.report.table import Table, figure
 
 _NAMES = {
     "word start": "beginnings of words",
@@ -25,7 +27,7 @@ _NAMES = {
 }
 
 
-def sentences(heads: Sequence[Head], bound: float, most: int = 5) -> list[str]:
+def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[str]:
     """What is seen, in plain sentences: how many heads follow what, and what the first of them do.
 
     Args:
@@ -46,11 +48,11 @@ def sentences(heads: Sequence[Head], bound: float, most: int = 5) -> list[str]:
         lines.append(f"No head opens most of all for {' or '.join(unseen)}.")
     lines += [
         f"Layer {head.layer}, head {head.head} opens for {_named(head.best)}: wider than for other tokens in "
-        f"{100 * head.aucs[head.best]:.0f} of 100 pairs; its mean gate is {head.at:.2f} there and {head.elsewhere:.2f} "
-        "elsewhere."
+        f"{100 * head.aucs[head.best]:.0f} of 100 pairs; its mean gate is {head.mean_with:.2f} there and "
+        f"{head.mean_without:.2f} elsewhere."
         for head in clear[:most]
     ]
-    counting = sum(head.at > 0.5 and head.elsewhere < 0.1 for head in clear)
+    counting = sum(head.mean_with > 0.5 and head.mean_without < 0.1 for head in clear)
     lines.append(
         f"{counting} of them come near to counting it, with a mean gate above 0.5 there and below 0.1 elsewhere."
         if clear
@@ -59,22 +61,23 @@ def sentences(heads: Sequence[Head], bound: float, most: int = 5) -> list[str]:
     return lines
 
 
-def ranking(heads: Sequence[Head], bound: float, widest: Sequence[str]) -> Table:
+def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> Table:
     """A row for each head, the best first.
 
     Args:
       heads: as `rank` gives them.
       bound: of `chance`; what exceeds it is bold.
-      widest: for each head, the tokens that it opens widest for.
+      tokens: for each head, the tokens that it opens widest for.
     """
-    table = Table("layer", "head", "opens for", "AUC", "95 %", "gate there", "elsewhere", "by token", "widest for")
-    for head, words in zip(heads, widest, strict=True):
-        value = head.aucs.get(head.best, float("nan"))
-        low, high = head.interval
-        row = [head.best, f"{value:.3f}", f"{low:.3f}–{high:.3f}", f"{head.at:.2f}", f"{head.elsewhere:.2f}"]
-        row = [str(head.layer), str(head.head), *row, f"{head.identity:.2f}"]
-        table.add_row(*row, Text(words), style="bold" if value > bound else "")
-    return table
+    headings = ["layer", "head", "opens for", "AUC", "95 %", "gate there", "elsewhere", "by token", "widest for"]
+    rows, bold = [], []
+    for place, (head, widest) in enumerate(zip(heads, tokens, strict=True)):
+        value, (low, high) = head.aucs.get(head.best, float("nan")), head.interval
+        means = [figure(mean) for mean in (head.mean_with, head.mean_without, head.identity)]
+        interval = f"{figure(low, 3)}–{figure(high, 3)}"
+        rows.append([str(head.layer), str(head.head), head.best, figure(value, 3), interval, *means, widest])
+        bold += [(place, column) for column in range(len(headings)) if value > bound]
+    return Table("", headings, rows, text_columns=len(headings), bold=bold)
 
 
 def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
@@ -87,7 +90,7 @@ def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
 
 
 @rc_context(STYLE)
-def feature_map(heads: Sequence[Head]) -> Figure:
+def feature_map(heads: Sequence[HeadScore]) -> Figure:
     """A heat map of AUCs, heads downwards by layer and features to the right; what is not known stays blank."""
     ordered = sorted(heads, key=lambda head: (head.layer, head.head))
     names = [*ordered[0].aucs, "token"]
@@ -103,6 +106,21 @@ def feature_map(heads: Sequence[Head]) -> Figure:
     figure.colorbar(shown, ax=axes, label="AUC", shrink=0.8)
     figure.colorbar(share, ax=axes, label="variance by token", shrink=0.8)
     return figure
+
+
+def write(folder: Path, heads: Sequence[HeadScore]) -> list[Path]:
+    """Writes the ranking as `heads.csv`, and the heat map of heads and features as `features.png`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "heads.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        numbers = ("auc", "low", "high", "gate_there", "gate_elsewhere", "identity")
+        writer.writerow(["layer", "head", "best", *numbers, *(f"auc {name}" for name in heads[0].aucs)])
+        for head in heads:
+            best = head.aucs.get(head.best, float("nan"))
+            means = (head.mean_with, head.mean_without, head.identity)
+            values = (best, *head.interval, *means, *head.aucs.values())
+            writer.writerow([head.layer, head.head, head.best, *(f"{value:.6g}" for value in values)])
+    return [folder / "heads.csv", save(feature_map(heads), folder / "features.png")]
 
 
 def _named(feature: str) -> str:

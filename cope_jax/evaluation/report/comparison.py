@@ -1,13 +1,9 @@
-"""The comparison of encodings as a table: on the terminal and as Markdown."""
+"""What was measured of encodings, as tables: on the terminal and as Markdown."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
 
-from rich import box
-from rich.markup import escape
-from rich.table import Table
-
-from cope_jax.evaluation.report.units import SHARE, Unit, unit_of
+from cope_jax.evaluation.report.table import MISSING, SHARE, Table, Unit, console, figure, unit_of, words
 from cope_jax.runs.records import Record, Summary, select, summarise
 from cope_jax.tasks import Task
 
@@ -15,22 +11,10 @@ Paper = Mapping[str, Mapping[str, str]]
 """Figures of the paper as text, by encoding and split, in the task's headline metric."""
 
 MANY_SEEDS = 3  # from here on a cell also shows median, best and worst
-MISSING = "–"
+_PAPER = "  the paper"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
-    """One row of a table; `cells` are those of the splits: mean ± std, then median and [best, worst] where shown."""
-
-    label: str
-    cells: list[list[str]]
-    best: list[bool]
-    parameters: str = ""
-    time: str = ""
-    is_paper: bool = False
-
-
-def rich_table(
+def table(
     task: Task,
     records: Sequence[Record],
     encodings: Sequence[str],
@@ -49,84 +33,72 @@ def rich_table(
       metric: None is the task's headline metric.
       paper: figures to show below ours.
     """
-    metric = metric or task.metric
-    title = f"{task.name}: {_words(metric)}{unit_of(metric).behind(', ')} (lower is better)"
-    table = Table(
-        title=title,
-        caption=escape(_caption(records)),
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
-    table.add_column("encoding", overflow="fold", min_width=len("  the paper"))
-    for heading in (*map(_words, task.evaluation_splits), "params", "time"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    for row in _rows(task, records, encodings, metric, paper or {}):
-        cells = [
-            "\n".join([f"[bold]{cell[0]}[/bold]" if best else cell[0], *(f"[dim]{line}[/dim]" for line in cell[1:])])
-            for cell, best in zip(row.cells, row.best, strict=True)
-        ]
-        table.add_row(escape(row.label), *cells, row.parameters, row.time, style="dim" if row.is_paper else None)
-    return table
+    metric, splits = metric or task.metric, task.evaluation_splits
+    unit = unit_of(metric)
+    summaries = {
+        (encoding, split): summarise(
+            unit.scale * record["value"] for record in select(records, encoding=encoding, split=split, metric=metric)
+        )
+        for encoding in encodings
+        for split in splits
+    }
+    rows: list[list[str]] = []
+    bold = set()
+    for encoding in encodings:
+        for column, split in enumerate(splits, start=1):
+            if _is_best(summaries[encoding, split], [summaries[other, split] for other in encodings]):
+                bold.add((len(rows), column))
+        runs = select(records, encoding=encoding)
+        cells = ["\n".join(_cell(summaries[encoding, split], unit)) for split in splits]
+        rows.append([encoding, *cells, f"{runs[0]['parameters']:,}" if runs else MISSING, _time(runs)])
+        if encoding in (paper or {}):
+            rows.append([_PAPER, *((paper or {})[encoding].get(split, MISSING) for split in splits), "", ""])
+    title = f"{task.name}: {words(metric)}{unit.suffix(', ')} (lower is better)"
+    headings = ["encoding", *map(words, splits), "params", "time"]
+    return Table(title, headings, rows, caption=_caption(records), bold=bold)
 
 
 def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
     """The comparison as GitHub Markdown: the table of the headline metric, and below it those of the task's others.
 
-    Args are those of `rich_table`.
+    Args are those of `table`.
     """
     values = [record["value"] for record in select(records, metric=task.metric)]
-    parts = [_markdown_table(task, records, encodings, task.metric, paper or {})]
+    parts = [_markdown_table(task, records, encodings, task.metric, paper)]
     for metric in task.other_metrics:
         own = [record["value"] for record in select(records, metric=metric)]
         # With one token to predict in each sequence both errors are the same, and so are perplexities of words.
         if metric != task.metric and own and own != values:
-            parts.append(_markdown_table(task, records, encodings, metric, {}))
+            parts.append(_markdown_table(task, records, encodings, metric))
     return "\n\n".join(parts) + "\n"
 
 
-def _markdown_table(task: Task, records: Sequence[Record], encodings: Sequence[str], metric: str, paper: Paper) -> str:
-    headings = ["encoding", *map(_words, task.evaluation_splits), "parameters", "time"]
-    lines = [
-        f"**{task.name}**, {_words(metric)}{unit_of(metric).behind(' in ')}, lower is better. {_caption(records)}.",
-        "",
-        _line(headings),
-        _line(["---", *["---:"] * (len(headings) - 1)]),
-    ]
-    for row in _rows(task, records, encodings, metric, paper):
-        cells = [
-            "<br>".join([f"**{cell[0]}**" if best else cell[0], *([" ".join(cell[1:])] if cell[1:] else [])])
-            for cell, best in zip(row.cells, row.best, strict=True)
-        ]
-        label = f"*{row.label.strip()}*" if row.is_paper else f"`{row.label}`"
-        lines.append(_line([label, *cells, row.parameters, row.time]))
-    return "\n".join(lines)
-
-
-def _rows(task: Task, records: Sequence[Record], encodings: Sequence[str], metric: str, paper: Paper) -> list[_Row]:
-    splits = task.evaluation_splits
-    summaries = {
-        (encoding, split): summarise(
-            unit_of(metric).scale * record["value"]
-            for record in select(records, encoding=encoding, split=split, metric=metric)
-        )
-        for encoding in encodings
-        for split in splits
-    }
+def print_errors(task: Task, records: Sequence[Record]) -> None:
+    """Prints what was measured of each seed on the fixed splits: errors in percent, losses in nats."""
+    metrics = list(dict.fromkeys(record["metric"] for record in records))
+    metrics.sort(key=lambda metric: not metric.endswith("error"))
     rows = []
-    for encoding in encodings:
-        own = [summaries[encoding, split] for split in splits]
-        columns = [[summaries[other, split] for other in encodings] for split in splits]
-        best = [_is_best(summary, column) for summary, column in zip(own, columns, strict=True)]
-        runs = select(records, encoding=encoding)
-        rows.append(
-            _Row(encoding, [_cell(summary, unit_of(metric)) for summary in own], best, _parameters(runs), _time(runs))
-        )
-        if encoding in paper:
-            figures = [[paper[encoding].get(split, MISSING)] for split in splits]
-            rows.append(_Row("  the paper", figures, [False] * len(splits), is_paper=True))
-    return rows
+    for seed in dict.fromkeys(record["seed"] for record in records):
+        for split in task.evaluation_splits:
+            values = {r["metric"]: r["value"] for r in select(records, split=split, seed=seed)}
+            figures = (figure(values[m], 2 if m.endswith("error") else 4, unit_of(m).scale) for m in metrics)
+            rows.append([str(seed), split, *figures])
+    headings = ["seed", "split", *(words(m) + unit_of(m).suffix(" ") for m in metrics)]
+    console().print(Table("", headings, rows, text_columns=2).rich())
+
+
+def _markdown_table(
+    task: Task, records: Sequence[Record], encodings: Sequence[str], metric: str, paper: Paper | None = None
+) -> str:
+    shown = table(task, records, encodings, metric, paper)
+    rows = []
+    for label, *cells in shown.rows:
+        firsts = (cell.partition("\n") for cell in cells)
+        label = f"*{label.strip()}*" if label == _PAPER else f"`{label}`"
+        rows.append([label, *(first + line + rest.replace("\n", " ") for first, line, rest in firsts)])
+    headings = [*shown.headings[:-2], "parameters", "time"]
+    title = f"**{task.name}**, {words(metric)}{unit_of(metric).suffix(' in ')}, lower is better. {shown.caption}."
+    return f"{title}\n\n{dataclasses.replace(shown, title='', headings=headings, rows=rows).markdown()}"
 
 
 def _is_best(summary: Summary | None, column: Sequence[Summary | None]) -> bool:
@@ -166,10 +138,6 @@ def _caption(records: Sequence[Record]) -> str:
     return f"{trained}, {len(seeds)} seeds: mean ± standard deviation{below}"
 
 
-def _parameters(runs: Sequence[Record]) -> str:
-    return f"{runs[0]['parameters']:,}" if runs else MISSING
-
-
 def _time(runs: Sequence[Record]) -> str:
     """Mean time of training one seed."""
     summary = summarise({run["seed"]: run["wall_seconds"] for run in runs}.values())
@@ -179,11 +147,3 @@ def _time(runs: Sequence[Record]) -> str:
     if seconds < 100:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.1f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
-
-
-def _line(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -9,33 +9,22 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from cope_jax.evaluation.report.axes import is_doubling, level_axis, plain_log
-from cope_jax.evaluation.report.units import unit_of
+from cope_jax.evaluation.report.plot_style import (
+    COLUMN_WIDTH,
+    STYLE,
+    TEXT_WIDTH,
+    NothingToPlot,
+    colour,
+    is_doubling,
+    legend,
+    level_axis,
+    marker,
+    plain_log,
+    save,
+)
+from cope_jax.evaluation.report.table import unit_of, words
 from cope_jax.runs.records import Record, select, summarise
 from cope_jax.tasks import Task
-
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-# With nine markers for eight colours, 72 encodings differ.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")
-COLUMN_WIDTH, TEXT_WIDTH = 3.5, 7.0  # inches, of a two-column paper
-STYLE: dict[Any, Any] = {
-    "font.size": 8,
-    "axes.titlesize": 8,
-    "axes.linewidth": 0.6,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "legend.fontsize": 7,
-    "legend.frameon": False,
-    "lines.linewidth": 1.2,
-    "lines.markersize": 4,
-    "xtick.labelsize": 7,
-    "ytick.labelsize": 7,
-}
-
-
-class NothingToPlot(Exception):
-    """The data of a plot are absent; the message says which."""
 
 
 def write_plots(
@@ -58,12 +47,10 @@ def write_plots(
         "learning_curves.png": lambda: learning_curves(task, curves, encodings),
         "error_by_length.png": lambda: error_by_length(task, records, encodings),
     }
-    workdir.mkdir(parents=True, exist_ok=True)
     paths, skipped = [], []
     for name, plot in plots.items():
         try:
-            plot().savefig(workdir / name, dpi=200)
-            paths.append(workdir / name)
+            paths.append(save(plot(), workdir / name))
         except NothingToPlot as reason:
             skipped.append(f"{name}: {reason}")
     return paths, skipped
@@ -83,13 +70,13 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
         places = np.arange(len(splits)) + (number - (len(encodings) - 1) / 2) * width
         own = [errors.get((encoding, split), []) for split in splits]
         axes.bar(
-            places, [float(np.mean(e)) if e else np.nan for e in own], 0.86 * width, color=_colour(number), alpha=0.3
+            places, [float(np.mean(e)) if e else np.nan for e in own], 0.86 * width, color=colour(number), alpha=0.3
         )
         _points(axes, places, own, number, encoding, linestyle="none", spread=0.6 * width, highest=highest)
-    axes.set_xticks(range(len(splits)), [_words(split) for split in splits])
+    axes.set_xticks(range(len(splits)), [words(split) for split in splits])
     axes.tick_params(axis="x", length=0)
     _error_axis(axes, task, [0.0, *(value for own in errors.values() for value in own)])  # bars begin at 0
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
@@ -113,15 +100,10 @@ def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[s
         places = values * (values[-1] / values[0]) ** aside if doubling else values + aside * np.ptp(values)
         own = [errors.get((encoding, split), []) for _, split in points]
         _points(axes, places, own, number, encoding, linestyle="-", spread=0.0, highest=highest)
-    for value, split in points:
-        if task.as_trained(split):
-            axes.axvline(value, color="0.6", linestyle=":", linewidth=0.9, zorder=0)
-            above = axes.get_xaxis_transform()
-            axes.text(value, 1.03, "training", fontsize=7, color="0.4", ha="center", transform=above)
-    level_axis(axes, values)
+    level_axis(axes, [(value, task.as_trained(split)) for value, split in points])
     axes.set_xlabel(task.sweep_label)
     _error_axis(axes, task, [value for own in errors.values() for value in own])
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
@@ -139,13 +121,13 @@ def learning_curves(task: Task, curves: Sequence[Record], encodings: Sequence[st
     for split, axes in zip(splits, panels, strict=False):
         for number, encoding in enumerate(encodings):
             _curve(axes, select(rows, split=split, encoding=encoding), task, number, encoding)
-        axes.set_title(_words(split))
+        axes.set_title(words(split))
         axes.set_xlabel("steps")
     for axes in list(panels)[len(splits) :]:
         axes.set_axis_off()
     first = figure.axes[0]
     _error_axis(first, task, [unit_of(task.metric).scale * row[task.metric] for row in rows])
-    _legend(figure, first)
+    legend(figure, first)
     return figure
 
 
@@ -177,16 +159,16 @@ def _points(
     shown = [(place, own, summary) for place, own in zip(places, errors, strict=True) if (summary := summarise(own))]
     means = np.array([summary.mean for _, _, summary in shown])
     stds = np.array([summary.std or 0.0 for _, _, summary in shown])
-    line: dict[str, Any] = {"color": _colour(number), "marker": _marker(number), "linestyle": linestyle}
+    line: dict[str, Any] = {"color": colour(number), "marker": marker(number), "linestyle": linestyle}
     at = [place for place, _, _ in shown]
     axes.plot(at, means, label=label, clip_on=False, zorder=3, **line)
     if stds.any():
         bars = [np.minimum(stds, means), np.minimum(stds, np.inf if highest is None else highest - means)]
-        axes.errorbar(at, means, yerr=bars, fmt="none", color=_colour(number), elinewidth=0.9, capsize=2, clip_on=False)
+        axes.errorbar(at, means, yerr=bars, fmt="none", color=colour(number), elinewidth=0.9, capsize=2, clip_on=False)
     for place, own, _ in shown:
         if len(own) > 1:
             seeds = place + np.linspace(-spread / 2, spread / 2, len(own))
-            axes.scatter(seeds, own, s=6, color=_colour(number), alpha=0.5, linewidths=0, clip_on=False)
+            axes.scatter(seeds, own, s=6, color=colour(number), alpha=0.5, linewidths=0, clip_on=False)
 
 
 def _curve(axes: Axes, rows: Sequence[Record], task: Task, number: int, label: str) -> None:
@@ -198,14 +180,14 @@ def _curve(axes: Axes, rows: Sequence[Record], task: Task, number: int, label: s
         return
     steps, errors = list(by_step), list(by_step.values())
     axes.fill_between(
-        steps, [min(e) for e in errors], [max(e) for e in errors], color=_colour(number), alpha=0.15, linewidth=0
+        steps, [min(e) for e in errors], [max(e) for e in errors], color=colour(number), alpha=0.15, linewidth=0
     )
     axes.plot(
         steps,
         [np.mean(e) for e in errors],
         label=label,
-        color=_colour(number),
-        marker=_marker(number),
+        color=colour(number),
+        marker=marker(number),
         markevery=max(1, len(steps) // 6),
         clip_on=False,
         zorder=3,
@@ -222,27 +204,4 @@ def _error_axis(axes: Axes, task: Task, values: Sequence[float]) -> None:
             plain_log(axes, values)
     else:
         axes.set_ylim(0, 100.0 if unit.highest and highest > 50 else max(1.1 * highest, 0.1))
-    axes.set_ylabel(_words(task.metric) + (f" ({unit.symbol})" if unit.symbol else ""))
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    """One line above the panels, or several, for which the figure grows, where there are many encodings."""
-    handles, labels = axes.get_legend_handles_labels()
-    width, height = figure.get_size_inches()
-    columns = min(len(labels), max(1, int(width / (0.33 + 0.055 * max(map(len, labels))))))
-    lines = -(-len(labels) // columns)
-    figure.set_size_inches(width, height + 0.14 * (lines - 1))
-    options = {"columnspacing": 1.0, "handletextpad": 0.4, "handlelength": 1.5, "borderaxespad": 0.2}
-    figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // lines), **options)
-
-
-def _colour(number: int) -> str:
-    return COLOURS[number % len(COLOURS)]
-
-
-def _marker(number: int) -> str:
-    return MARKERS[number % len(MARKERS)]
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+    axes.set_ylabel(words(task.metric) + (f" ({unit.symbol})" if unit.symbol else ""))

@@ -1,9 +1,20 @@
-"""A table of text cells, for the terminal and for Markdown."""
+"""A table of text cells, for the terminal and for Markdown, and how its figures are written."""
 
 import dataclasses
-from collections.abc import Sequence
+import math
+import os
+import sys
+from collections.abc import Collection, Iterable, Sequence
 
+import rich.box
+import rich.console
 import rich.table
+from rich.markup import escape
+from rich.text import Text
+
+from cope_jax.runs.records import summarise
+
+MISSING = "–"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,24 +31,142 @@ class Table:
     Attributes:
       title: what the cells are; none if it is empty.
       headings: of the columns; the first column names the row. Without headings `rich` shows no line for them.
-      rows: cells, as many in each as there are headings.
+      rows: cells, as many in each as there are headings; a cell may have several lines.
+      text_columns: how many of the first columns hold words; the others hold numbers, which stand at the right.
+      caption: below the table in the terminal.
+      bold: (row, column) of cells whose first line is bold.
     """
 
     title: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
+    text_columns: int = 1
+    caption: str = ""
+    bold: Collection[tuple[int, int]] = ()
 
     def rich(self) -> rich.table.Table:
-        """The table for the terminal."""
-        shown = rich.table.Table(title=self.title or None, title_justify="left", show_header=any(self.headings))
+        """The table for the terminal: words may be broken where it is narrow, numbers are not."""
+        shown = rich.table.Table(
+            title=escape(self.title) or None,
+            caption=escape(self.caption) or None,
+            title_justify="left",
+            caption_justify="left",
+            box=rich.box.SIMPLE_HEAD,
+            pad_edge=False,
+            show_header=any(self.headings),
+        )
         for number, heading in enumerate(self.headings):
-            shown.add_column(heading, justify="right" if number else "left", no_wrap=not number)
-        for row in self.rows:
-            shown.add_row(*row)
+            longest = max((len(line) for row in self.rows for line in row[number].split("\n")), default=0)
+            shown.add_column(
+                escape(heading),
+                justify="left" if number < self.text_columns else "right",
+                overflow="fold",
+                min_width=min(longest, 11),
+                no_wrap=number >= self.text_columns and any(self.headings),
+            )
+        for place, row in enumerate(self.rows):
+            shown.add_row(*(self._shown(cell, (place, number) in self.bold) for number, cell in enumerate(row)))
         return shown
 
     def markdown(self) -> str:
         """The table as Markdown, under its title."""
-        lines = [self.headings, ["---", *["---:"] * (len(self.headings) - 1)], *self.rows]
+        marks = ["---"] * self.text_columns + ["---:"] * (len(self.headings) - self.text_columns)
+        rows = [
+            [self._written(cell, (place, number) in self.bold) for number, cell in enumerate(row)]
+            for place, row in enumerate(self.rows)
+        ]
         title = [f"**{self.title}**", ""] if self.title else []
-        return "\n".join([*title, *(f"| {' | '.join(line)} |" for line in lines)])
+        return "\n".join([*title, *(f"| {' | '.join(line)} |" for line in (self.headings, marks, *rows))])
+
+    @staticmethod
+    def _shown(cell: str, is_bold: bool) -> Text:
+        first, line, rest = cell.partition("\n")
+        return Text.assemble((first, "bold" if is_bold else ""), line + rest)
+
+    @staticmethod
+    def _written(cell: str, is_bold: bool) -> str:
+        first, *rest = cell.replace("|", "\\|").replace("<", "&lt;").split("\n")
+        return "<br>".join([f"**{first}**" if is_bold else first, *rest])
+
+
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """How the values of a metric are shown.
+
+    Attributes:
+      scale: what a value is multiplied by.
+      symbol: "%" or nothing.
+      highest: the highest value that there can be, shown as such; None: there is none.
+      decimals: of a value of 1 and more in a table.
+    """
+
+    scale: float
+    symbol: str
+    highest: float | None
+    decimals: int
+
+    def suffix(self, separator: str) -> str:
+        """The symbol behind a separator, and nothing where there is none.
+
+        >>> SHARE.suffix(" in "), PLAIN.suffix(" in ")
+        (' in %', '')
+        """
+        return separator + self.symbol if self.symbol else ""
+
+
+SHARE = Unit(100.0, "%", 100.0, 1)
+PLAIN = Unit(1.0, "", None, 2)
+
+
+def unit_of(metric: str) -> Unit:
+    """Shares are called errors and shown in per cent; losses and perplexities as they are.
+
+    >>> unit_of("token_error").symbol, unit_of("perplexity").symbol
+    ('%', '')
+    """
+    return SHARE if metric.endswith("error") else PLAIN
+
+
+def figure(value: float | None, decimals: int = 2, scale: float = 1.0) -> str:
+    """A number with so many decimals; None and NaN are missing.
+
+    >>> figure(0.25), figure(0.25, 1, scale=100), figure(None)
+    ('0.25', '25.0', '–')
+    """
+    return MISSING if value is None or math.isnan(value) else f"{scale * value:.{decimals}f}"
+
+
+def share(value: float | None, interval: Sequence[float] = ()) -> str:
+    """A share in per cent, and its interval.
+
+    >>> share(0.5), share(0.5, (0.4, 0.6))
+    ('50.0', '50.0 [40.0, 60.0]')
+    """
+    return figure(value, 1, 100) + (f" [{', '.join(figure(end, 1, 100) for end in interval)}]" if interval else "")
+
+
+def mean_std(values: Iterable[float], decimals: int = 2, scale: float = 1.0) -> str:
+    """Mean ± sample standard deviation of what is measured.
+
+    >>> mean_std([0.5, 0.6], scale=100), mean_std([0.25]), mean_std([])
+    ('55.00 ± 7.07', '0.25', '–')
+    """
+    summary = summarise(scale * value for value in values if not math.isnan(value))
+    if summary is None:
+        return MISSING
+    return figure(summary.mean, decimals) + ("" if summary.std is None else f" ± {summary.std:.{decimals}f}")
+
+
+def words(name: str) -> str:
+    """A name of the code as a reader sees it.
+
+    >>> words("token_error")
+    'token error'
+    """
+    return name.replace("_", " ")
+
+
+def console() -> rich.console.Console:
+    """A console that is wide where nothing says how wide it is, as in a file, so that no figure is cut off."""
+    known = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return rich.console.Console(width=None if known else 160, highlight=False)

@@ -16,10 +16,10 @@ from flax import nnx
 from tqdm import tqdm
 
 from cope_jax.array_types import Array
-from cope_jax.corpora.packing import fit
+from cope_jax.corpora.packing import Pieces, cut, fit, lay_out
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions
-from cope_jax.models.static_graph import Structure
+from cope_jax.models.model import StaticGraphDef
 from cope_jax.ops.losses import cross_entropy
 from cope_jax.registry import check_at_least
 
@@ -30,17 +30,13 @@ class Windows:
 
     Attributes:
       tokens: int `[N + 1]`.
-      starts: of each window the place in the text, of N, at which it begins.
-      sizes: how many places it has.
-      known: how many of them, its first ones, count in windows before it.
+      pieces: the windows, of the N entries that are predicted.
       rows: the windows that stand in each row.
       width: W.
     """
 
     tokens: np.ndarray
-    starts: np.ndarray
-    sizes: np.ndarray
-    known: np.ndarray
+    pieces: Pieces
     rows: list[list[int]]
     width: int
 
@@ -48,33 +44,12 @@ class Windows:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Some rows, each field int32 `[R, W]`.
-
-        Returns:
-          `inputs`, `targets`, the token after each input, `positions`, from 0 in each window, `segments`, the number of
-          the window in its row, −1 behind the last, and `places`, which of the N losses stands here, −1 where none
-          counts.
-        """
-        shape = len(rows), self.width
-        inputs, targets, positions = (np.zeros(shape, np.int32) for _ in range(3))
-        segments, places = (np.full(shape, -1, np.int32) for _ in range(2))
-        for number, row in enumerate(rows):
-            begin = 0
-            for segment, window in enumerate(self.rows[row]):
-                start, size, known = (int(x[window]) for x in (self.starts, self.sizes, self.known))
-                here = number, slice(begin, begin + size)
-                inputs[here] = self.tokens[start : start + size]
-                targets[here] = self.tokens[start + 1 : start + size + 1]
-                positions[here] = np.arange(size)
-                segments[here] = segment
-                places[number, begin + known : begin + size] = np.arange(start + known, start + size)
-                begin += size
-        fields = {"inputs": inputs, "targets": targets, "positions": positions}
-        return {**fields, "segments": segments, "places": places}
+        """Some rows, as `lay_out` gives them: `entries` says which of the N losses stands where."""
+        return lay_out(self.tokens, self.pieces, [self.rows[row] for row in rows], self.width)
 
     def batches(self, size: int) -> Iterator[dict[str, np.ndarray]]:
         """Rows in batches of one size, the last filled up with rows in which nothing counts."""
-        blank = {"places": -1, "segments": -1}
+        blank = {"entries": -1, "segments": -1}
         for start in range(0, len(self), size):
             batch = self.take(range(start, min(start + size, len(self))))
             missing = ((0, size - len(batch["inputs"])), (0, 0))
@@ -103,7 +78,7 @@ def sliding(
       ConfigError: a text without two tokens, or numbers that do not fit each other.
 
     >>> windows = sliding(np.arange(7), 4, 2).take([0, 1])
-    >>> windows["inputs"].tolist(), windows["places"].tolist()
+    >>> windows["inputs"].tolist(), windows["entries"].tolist()
     ([[0, 1, 2, 3], [2, 3, 4, 5]], [[0, 1, 2, 3], [-1, -1, 4, 5]])
     """
     stride, width = stride or length, width or length
@@ -114,15 +89,10 @@ def sliding(
     if stride > length:
         raise ConfigError(f"a stride of {stride} leaves tokens out between windows of {length}: lower it")
     bounds = np.array([0, count]) if bounds is None else bounds
-    lengths = np.diff(bounds)
-    if width < min(length, lengths.max()):
+    if width < min(length, np.diff(bounds).max()):
         raise ConfigError(f"rows of {width} tokens have no room for a window of {length}: raise their width")
-    numbers = 1 + np.maximum(0, -(-(lengths - length) // stride))
-    number = np.arange(numbers.sum()) - np.repeat(np.cumsum(numbers) - numbers, numbers)
-    starts = np.repeat(bounds[:-1], numbers) + stride * number
-    sizes = np.minimum(length, np.repeat(bounds[1:], numbers) - starts)
-    known = np.where(number == 0, 0, length - stride)
-    return Windows(tokens, starts, sizes, known, fit(sizes.tolist(), width), width)
+    pieces = cut(bounds, length, stride)
+    return Windows(tokens, pieces, fit(pieces.sizes.tolist(), width), width)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,17 +135,17 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
     Raises:
       ConfigError: windows are longer than a table of the encoding, or a loss is no number.
     """
-    check_length(model, int(windows.sizes.max()))
+    check_length(model, int(windows.pieces.sizes.max()))
     graph, state = nnx.split(model)
-    structure = Structure(graph)
+    graphdef = StaticGraphDef(graph)
     count = len(windows.tokens) - 1
     nats, seen = np.full(count, np.nan), np.zeros(count, int)
     options = {"unit": "token", "unit_scale": True, "leave": False, "dynamic_ncols": True}
     with tqdm(total=count, desc=label, **options) as bar:
         for batch in windows.batches(batch_size):
-            counts = batch["places"] >= 0
-            nats[batch["places"][counts]] = np.asarray(_losses(structure, state, batch), np.float64)[counts]
-            seen[batch["places"][counts]] = batch["positions"][counts] + 1
+            counts = batch["entries"] >= 0
+            nats[batch["entries"][counts]] = np.asarray(_losses(graphdef, state, batch), np.float64)[counts]
+            seen[batch["entries"][counts]] = batch["positions"][counts] + 1
             bar.update(int(counts.sum()))
     if not np.isfinite(nats).all():
         place = int(np.argmin(np.isfinite(nats)))
@@ -189,7 +159,7 @@ def check_length(model: Any, length: int) -> None:
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _losses(structure: Structure, state: Any, batch: dict[str, Array]) -> Array:
-    model = nnx.merge(structure.graph, state)
+def _losses(graphdef: StaticGraphDef, state: Any, batch: dict[str, Array]) -> Array:
+    model = nnx.merge(graphdef.graph, state)
     logits_BLV = model(batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch["segments"])
     return cross_entropy(logits_BLV, batch["targets"])

@@ -3,18 +3,12 @@ import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.container import BarContainer
 
-from cope_jax.evaluation.contextual.contextual_plots import (
-    bars_by_layer,
-    language_model_curves,
-    mix_weights,
-    save,
-    scores_by_layer,
-)
-from cope_jax.evaluation.report.plots import NothingToPlot
+from cope_jax.evaluation.contextual.contextual_plots import language_model_curves, mix_weights, scores_by_layer
+from cope_jax.evaluation.report.plot_style import NothingToPlot, save
 
 LAYERS = ["words", "layer 1", "layer 2"]
 SCORES = {"parts of speech": [[0.90, 0.95, 0.94], [0.92, 0.97, 0.94]], "senses": [[0.6, None, 0.7]]}
-FLOORS = {"majority of the word": 0.8616, "most frequent sense": 0.85, "majority": 0.17}
+BASELINES = {"majority of the word": 0.8616, "most frequent sense": 0.85, "majority": 0.17}
 TITLE = "Probes by layer: a title that is too long for one line of a figure of a single column"
 CURVES = [
     {"model": model, "seed": seed, "step": step, "seconds": step * rate, "perplexity": level / (1 + step) ** 0.5 + seed}
@@ -33,11 +27,10 @@ def boxes(figure):
 
 
 FIGURES = {
-    "scores": lambda: scores_by_layer(LAYERS, SCORES, FLOORS, title=TITLE),
-    "bars": lambda: bars_by_layer(LAYERS, {"nearest mean": [0.6, 0.7, 0.8], "k nearest": [0.5, None, 1.0]}, FLOORS),
-    "many bars": lambda: bars_by_layer([f"layer {i}" for i in range(13)], {"a": [0.5] * 13, "b": [0.6] * 13}),
+    "scores": lambda: scores_by_layer(LAYERS, SCORES, BASELINES, title=TITLE),
+    "many bars": lambda: mix_weights([f"layer {i}" for i in range(13)], {"a": [[1 / 13] * 13], "b": [[1 / 13] * 13]}),
     "mix": lambda: mix_weights(LAYERS, {"tags": [[0.2, 0.5, 0.3], [0.3, 0.4, 0.3]], "senses": [[0.1, 0.2, 0.7]]}),
-    "curves": lambda: language_model_curves(CURVES, title=TITLE),
+    "curves": lambda: language_model_curves(CURVES),
 }
 
 
@@ -49,8 +42,8 @@ def test_nothing_is_cut_and_the_legend_lies_on_nothing(name):
     assert all(not legend.overlaps(panel) for panel in panels)
 
 
-def test_lines_are_means_with_deviations_and_floors_have_names_apart():
-    (axes,) = scores_by_layer(LAYERS, SCORES, FLOORS).axes
+def test_lines_are_means_with_deviations_and_baselines_have_names_apart():
+    (axes,) = scores_by_layer(LAYERS, SCORES, BASELINES).axes
     lines = {line.get_label(): line.get_ydata() for line in axes.lines}
     np.testing.assert_allclose(lines["parts of speech"], [91, 96, 94])
     np.testing.assert_allclose(lines["senses"], [60, np.nan, 70])
@@ -67,31 +60,21 @@ def test_lines_are_means_with_deviations_and_floors_have_names_apart():
     assert [label.get_text() for label in axes.get_xticklabels()] == LAYERS
 
 
-def test_bars_have_their_figures_and_intervals():
-    values = {"nearest mean": [0.6, 0.7, 0.8], "k nearest": [0.5, None, 1.0]}
-    (axes,) = bars_by_layer(LAYERS, values, intervals={"k nearest": [(0.4, 0.55), None, (0.9, 1.0)]}).axes
-    groups = [group for group in axes.containers if isinstance(group, BarContainer)]
-    heights = [[bar.get_height() for bar in group] for group in groups]
-    np.testing.assert_allclose(heights, [[60, 70, 80], [50, np.nan, 100]])
-    assert [text.get_text() for text in axes.texts] == ["60.0", "70.0", "80.0", "50.0", "100.0"]
-    places = np.array([[bar.get_x() + bar.get_width() / 2 for bar in group] for group in groups])
-    np.testing.assert_allclose(places.mean(axis=0), [0, 1, 2], atol=1e-12)
-    errors = [group for group in axes.containers if not isinstance(group, BarContainer)]
-    spans = [group.lines[2][0].get_segments()[0][:, 1] for group in errors]
-    np.testing.assert_allclose(spans, [[40, 55], [90, 100]])
-
-
-def test_narrow_bars_have_no_figures():
-    (axes,) = FIGURES["many bars"]().axes
-    assert not axes.texts
-
-
 def test_the_mix_shows_shares_and_the_level_of_equal_ones():
     (axes,) = FIGURES["mix"]().axes
     groups = [group for group in axes.containers if isinstance(group, BarContainer)]
     np.testing.assert_allclose([[b.get_height() for b in g] for g in groups], [[25, 45, 30], [10, 20, 70]])
     (level,) = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"]
     assert level == pytest.approx(100 / 3) and axes.get_ylabel() == "share of the mix (%)"
+    places = np.array([[bar.get_x() + bar.get_width() / 2 for bar in group] for group in groups])
+    np.testing.assert_allclose(places.mean(axis=0), [0, 1, 2], atol=1e-12)
+    (bars,) = [group for group in axes.containers if not isinstance(group, BarContainer)]  # of the one with two runs
+    spans = [segment[:, 1] for segment in bars.lines[2][0].get_segments()]
+    half = 50**0.5
+    np.testing.assert_allclose(spans, [[25 - half, 25 + half], [45 - half, 45 + half], [30, 30]])
+    assert [text.get_text() for text in axes.texts] == ["25.0", "45.0", "30.0", "10.0", "20.0", "70.0", "equal"]
+    (axes,) = FIGURES["many bars"]().axes
+    assert [text.get_text() for text in axes.texts] == ["equal"]  # there is no room for figures
 
 
 def test_curves_stand_against_steps_and_seconds():
@@ -103,8 +86,6 @@ def test_curves_stand_against_steps_and_seconds():
         assert axes.get_xscale() == axes.get_yscale() == "log"
     assert (left.get_xlabel(), right.get_xlabel()) == ("steps", "seconds of training")
     assert left.get_ylabel() == "perplexity"
-    only = language_model_curves(CURVES, models=["lstm"]).axes[0].lines
-    assert [line.get_label() for line in only] == ["lstm"]
 
 
 def test_saved_figures_are_png_of_200_dots_an_inch(tmp_path):
@@ -117,9 +98,8 @@ def test_saved_figures_are_png_of_200_dots_an_inch(tmp_path):
 def test_plots_without_data_say_so():
     for plot in (
         lambda: scores_by_layer(LAYERS, {}),
-        lambda: bars_by_layer([], {"a": []}),
         lambda: mix_weights(LAYERS, {}),
-        lambda: language_model_curves([{"model": "rnn", "loss": 1.0}]),
+        lambda: language_model_curves([]),
     ):
         with pytest.raises(NothingToPlot):
             plot()

@@ -4,7 +4,8 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.embedders import ContextFree, occurrence_vectors
+from cope_jax.evaluation.contextual.embedders import embed, occurrence_vectors
+from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean
 from cope_jax.models.bert import Bert, BertConfig, BertEmbedder
 from cope_jax.models.elmo import Elmo, ElmoConfig, ElmoEmbedder
 from cope_jax.models.embedder import ModelEmbedder
@@ -179,10 +180,23 @@ def test_occurrence_vectors_embed_each_sentence_once():
             return super().__call__(sentences)
 
     sentences = [["a", "bb"], ["ccc"], ["a", "bb"], ["dddd", "a", "a"]]
-    found = occurrence_vectors(Counted(), sentences, [1, 0, 0, 2], chunk=2)
+    found = occurrence_vectors(Counted(), sentences, [1, 0, 0, 2])
     np.testing.assert_array_equal(found[:, 0], [[2, 2], [3, 1], [1, 2], [1, 3]])
-    assert seen == [2, 1]
+    assert seen == [3]
+    assert [len(found[0]) for found in embed(Counted(), sentences, chunk=3)] == [2, 1, 2, 3] and seen == [3, 3, 1]
     assert occurrence_vectors(Counted(), sentences, [1, 0, 0, 2], dtype=np.float16).dtype == np.float16
+
+
+def test_the_mean_of_a_context_knows_its_words_alone(rng):
+    vectors = {word: rng.normal(size=4) for word in "abcd"}
+    (ours,), (theirs,), (alone,) = (
+        ContextMean(vectors)([list("abcd")]),
+        ContextMean(vectors)([list("cbda")]),
+        (ContextMean(vectors)([["a", "unseen"]])),
+    )
+    np.testing.assert_allclose(ours[0, 1], theirs[0, 1], rtol=1e-5)  # of another order
+    np.testing.assert_allclose(ours[0, 0], np.mean([vectors[w] for w in "bcd"], axis=0), rtol=1e-5)
+    assert not alone[0, 0].any() and np.allclose(alone[0, 1], vectors["a"])
 
 
 def test_wrong_input_is_named(bert):

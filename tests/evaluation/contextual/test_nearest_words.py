@@ -1,14 +1,13 @@
-import io
 import zlib
 from collections import Counter
 
 import numpy as np
 import pytest
-from rich.console import Console
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import nearest_words
-from cope_jax.evaluation.contextual.nearest_words import Neighbour, OccurrenceIndex, compare, markdown, rich_table
+from cope_jax.evaluation.contextual.nearest_words import Neighbour, OccurrenceIndex, choose_sentences, compare, table
+from tests.evaluation.results import printed
 
 WORDS = "play Play a the it goes bank well".split()
 
@@ -33,7 +32,7 @@ def corpus():
 
 @pytest.fixture(scope="module")
 def index(corpus):
-    return OccurrenceIndex(Drawn(), corpus, chunk=7)
+    return OccurrenceIndex(Drawn(), corpus)
 
 
 def expected(corpus, sentence, place, layer, allowed=lambda word: True):
@@ -99,21 +98,24 @@ def test_comparison_shows_static_neighbours_and_each_sentence(index, corpus):
     assert [word for word, _ in comparison.static] == ["game", "tree"]
     assert [list(layers) for layers in comparison.contextual] == [["low", "high"]] * 2
     assert comparison.contextual[0] == index.nearest(*queries[0], count=3, per_word=1)
-    console = Console(file=io.StringIO(), width=200)
-    console.print(rich_table(comparison))
-    for text in (console.file.getvalue(), markdown(comparison)):
+    shown = table(comparison)
+    for text in (printed(shown), shown.markdown()):
         assert "game 1.00" in text or "game 0.99" in text
         for layers in comparison.contextual:
             for near in layers.values():
                 for neighbour in near:
                     assert neighbour.context().replace("|", "\\|") in text.replace("\n", " ")
-    assert len(markdown(comparison).splitlines()) == 4 + 1 + 4
+    assert len(shown.markdown().splitlines()) == 4 + 1 + 4
 
 
-def test_markdown_escapes_what_breaks_a_table():
-    odd = Neighbour(("a|b", "<unk>", "play"), 0, 0.5)
-    table = markdown(nearest_words.Comparison("play", (odd,), [], [{"low": [odd]}], "x"))
-    assert "*a\\|b* &lt;unk> play" in table and "| any sentence | static | – |" in table
+def test_sentences_with_the_word_come_first():
+    text = [(f"w{n}", "Play" if n % 10 == 0 else "x") for n in range(100)]
+    chosen = choose_sentences(text, "play", 8)
+    assert len(set(chosen)) == 8 and sum("Play" in sentence for sentence in chosen) == 4
+    assert sorted(choose_sentences(text, "play", 1000)) == sorted(text)
+    assert chosen == choose_sentences(text, "play", 8)
+    with pytest.raises(ConfigError, match="the corpus has no word 'pla'"):
+        choose_sentences(text, "pla", 8)
 
 
 def test_context_is_cut_and_marked():

@@ -9,10 +9,10 @@ from cope_jax.evaluation.contextual.linear_probe import ProbeConfig, fit_probe
 from cope_jax.evaluation.contextual.probing import (
     LayerScore,
     Probing,
+    baselines,
     centre_of_gravity,
     control_labels,
     expected_layer,
-    floors,
     probe_layers,
 )
 
@@ -70,7 +70,7 @@ def test_the_mix_chooses_the_layer_that_knows(rng):
     assert probe.mix_J[1] > 0.5 > 0.4 > max(probe.mix_J[[0, 2]])
 
 
-def test_layers_floors_and_control_task_of_a_made_up_language(rng):
+def test_layers_baselines_and_control_task_of_a_made_up_language(rng):
     """Layer 0 knows the word, layer 1 the class; half of the words have a class of their own."""
     kinds = [f"w{number}" for number in range(20)]
     tables = {word: rng.normal(size=12) for word in kinds}
@@ -85,7 +85,7 @@ def test_layers_floors_and_control_task_of_a_made_up_language(rng):
     train, test = draw(1500), draw(600)
     test = (test[0], test[1], ["new", *test[2][1:]])  # a label that training does not have
     found = probe_layers("made up", ("words", "top"), train, test, ProbeConfig(epochs=25, batch_size=64))
-    assert found.floors == floors(train[1:], test[1:])
+    assert found.baselines == baselines(train[1:], test[1:])
     low, high = found.scores
     assert high.accuracy > 0.97 and high.accuracy < 1 and low.accuracy < 0.8
     assert low.control > 0.7 > 0.6 > high.control  # words can be learned by heart from layer 0 alone
@@ -103,11 +103,11 @@ def test_one_layer_has_no_control_mix_or_expected_layer(rng):
     assert found.mix == (1.0,) and found.expected_layer is None and found.centre_of_gravity == 0
 
 
-def test_floors_by_hand():
+def test_baselines_by_hand():
     train = (["the", "play", "play", "play", "a"], ["D", "N", "V", "V", "D"])
     test = (["the", "play", "play", "new", "new"], ["D", "V", "N", "V", "D"])
     # D and V are as frequent: the first in the text counts
-    assert floors(train, test) == {"majority": 2 / 5, "majority of the word": 3 / 5}
+    assert baselines(train, test) == {"majority": 2 / 5, "majority of the word": 3 / 5}
 
 
 def test_control_labels_are_fixed_by_word_and_drawn_as_often_as_the_real_ones():

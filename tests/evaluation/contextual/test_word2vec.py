@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual.word2vec import Word2VecConfig, nearest_words, normalise, train_word2vec
+from cope_jax.evaluation.contextual.word2vec import Word2VecConfig, most_similar, normalise, train_word2vec
 
 CONFIG = Word2VecConfig(width=8, min_count=2, epochs=20, sample=0.0)
 SCRIPT = """
@@ -34,7 +34,7 @@ def vectors():
 def test_words_of_one_topic_are_near(vectors):
     assert set(vectors) == set("cat dog mouse pet fur stock bond price trade bank".split())  # no "rare"
     assert {v.shape for v in vectors.values()} == {(8,)} and {v.dtype for v in vectors.values()} == {np.dtype("f4")}
-    assert {word for word, _ in nearest_words(vectors, "Cat", 4)} == set("dog mouse pet fur".split())
+    assert {word for word, _ in most_similar(vectors, "Cat", 4)} == set("dog mouse pet fur".split())
 
 
 def test_another_process_with_another_hash_gives_the_same_vectors(vectors):
@@ -55,7 +55,7 @@ def test_case_and_seed_are_options(vectors):
     assert not np.allclose(other["cat"], vectors["cat"])
 
 
-def test_nearest_words_by_explicit_loops(rng):
+def test_most_similar_by_explicit_loops(rng):
     vectors = {word: rng.normal(size=5) for word in "abcdefgh"} | {"zero": np.zeros(5)}
 
     def cosine(u, v):
@@ -63,11 +63,11 @@ def test_nearest_words_by_explicit_loops(rng):
         return sum(x * y for x, y in zip(u, v, strict=True)) / length if length else 0.0
 
     expected = sorted(((w, cosine(vectors["a"], v)) for w, v in vectors.items() if w != "a"), key=lambda pair: -pair[1])
-    found = nearest_words(vectors, "a", 20)
+    found = most_similar(vectors, "a", 20)
     assert [word for word, _ in found] == [word for word, _ in expected]
     np.testing.assert_allclose([c for _, c in found], [c for _, c in expected], atol=1e-6)
-    assert nearest_words(vectors, "a", 3) == found[:3]
-    assert nearest_words({"a": np.ones(2)}, "a") == []
+    assert most_similar(vectors, "a", 3) == found[:3]
+    assert most_similar({"a": np.ones(2)}, "a") == []
 
 
 def test_normalised_vectors_have_length_one_or_zero(rng):
@@ -79,8 +79,8 @@ def test_wrong_input_is_named():
     with pytest.raises(ConfigError, match="no word occurs 50 times: give more text"):
         train_word2vec([["a", "b"]], Word2VecConfig(min_count=50))
     with pytest.raises(ConfigError, match="unknown word 'plai': did you mean 'play'"):
-        nearest_words({"play": np.ones(2)}, "plai")
+        most_similar({"play": np.ones(2)}, "plai")
     with pytest.raises(ConfigError, match=r"word2vec.width must be at least 1, got 0"):
         Word2VecConfig(width=0)
-    with pytest.raises(ConfigError, match=r"nearest_words.count must be at least 1"):
-        nearest_words({"a": np.ones(2)}, "a", 0)
+    with pytest.raises(ConfigError, match=r"most_similar.count must be at least 1"):
+        most_similar({"a": np.ones(2)}, "a", 0)

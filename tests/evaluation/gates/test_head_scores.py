@@ -44,7 +44,7 @@ def test_heads_are_ranked_by_what_they_follow(text):
     found = head_scores.rank(np.stack([[drawn, newline], [ends, drawn[::-1]]]), has, tokens_N, rng)
     first, second, *others = found
     assert (first.layer, first.head, first.best, first.aucs["newline"]) == (0, 1, "newline", 1.0)
-    assert first.interval == (1.0, 1.0) and first.at == pytest.approx(0.9) and 0.1 < first.elsewhere < 0.15
+    assert first.interval == (1.0, 1.0) and first.mean_with == pytest.approx(0.9) and 0.1 < first.mean_without < 0.15
     assert (second.layer, second.head, second.best) == (1, 0, "sentence end")
     assert second.interval[0] <= second.aucs["sentence end"] <= second.interval[1]
     bound = head_scores.chance(np.stack([drawn, newline, ends, drawn[::-1]]), has, rng)

@@ -102,11 +102,6 @@ def test_a_strip_breaks_between_tokens_and_shades_them():
     assert light["pass;"] > light["++;"] > light["a"]
 
 
-def test_mean_of_each_kind_of_token():
-    rows = maps.means_by_token(np.array([0.5, 1.0, 0.0, 0.5]), ["a", "b", "a", "a"])
-    assert rows == [("b", 1.0), ("a", pytest.approx(1 / 3))]
-
-
 def test_heat_map_shows_the_chosen_panels_and_hides_the_future(seen):
     figure = maps.heat_map(dataclasses.replace(seen, heads=[1]), "gates")
     panels = [axes for axes in figure.axes if axes.images and axes.get_title()]

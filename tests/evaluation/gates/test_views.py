@@ -1,20 +1,18 @@
 """What is told and shown of heads whose gates are known."""
 
-import io
-
 import numpy as np
 import pytest
-from rich.console import Console
 
 from cope_jax.evaluation.gates import views
-from cope_jax.evaluation.gates.head_scores import Head
+from cope_jax.evaluation.gates.head_scores import HeadScore
+from tests.evaluation.results import printed
 
 NAN = float("nan")
 
 
 def head(number, best, value, at, elsewhere):
     aucs = {"newline": 0.4, "digit": NAN, "sentence end": 0.5} | ({best: value} if best else {})
-    return Head(0, number, aucs, best, (value - 0.02, value + 0.02), at, elsewhere, 0.25)
+    return HeadScore(0, number, aucs, best, (value - 0.02, value + 0.02), at, elsewhere, 0.25)
 
 
 HEADS = [
@@ -43,11 +41,10 @@ def test_sentences_say_that_nothing_is_seen():
 
 
 def test_the_table_has_a_row_for_each_head():
-    console = Console(file=io.StringIO(), width=200)
-    console.print(views.ranking(HEADS, 0.6, ["' a' 0.90 [x]", "", ""]))
-    lines = console.file.getvalue().splitlines()
-    assert [line.split("│")[2].strip() for line in lines if "│" in line] == ["2", "0", "1"]
-    assert "' a' 0.90 [x]" in lines[3] and "0.950–0.990" in lines[3]
+    table = views.ranking(HEADS, 0.6, ["' a' 0.90 [x]", "", ""])
+    assert [row[1] for row in table.rows] == ["2", "0", "1"]
+    assert {place for place, _ in table.bold} == {0, 1}
+    assert "' a' 0.90 [x]" in printed(table) and table.rows[0][4] == "0.950–0.990"
 
 
 def test_pieces_are_shaded_by_their_gates_and_lines_break_where_they_do():

@@ -3,15 +3,8 @@ import pytest
 from matplotlib.container import BarContainer, ErrorbarContainer
 
 from cope_jax import tasks
-from cope_jax.evaluation.report.plots import (
-    COLOURS,
-    MARKERS,
-    NothingToPlot,
-    error_by_length,
-    error_by_split,
-    learning_curves,
-    write_plots,
-)
+from cope_jax.evaluation.report.plot_style import COLOURS, MARKERS, NothingToPlot
+from cope_jax.evaluation.report.plots import error_by_length, error_by_split, learning_curves, write_plots
 from tests.evaluation.results import TASK, curves, records
 
 ENCODINGS = ["cope", "cope(gate=separate_key)", "rope"]

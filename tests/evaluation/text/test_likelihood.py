@@ -8,7 +8,7 @@ from flax import nnx
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cope_jax.corpora.text_units import quoted
+from cope_jax.corpora.text_units import Counts
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.text import likelihood
@@ -73,7 +73,7 @@ def test_windows_count_every_token_once_in_order(size, length, data):
     text = np.arange(size)
     windows = sliding(text, length, stride, width, bounds)
     rows = windows.take(range(len(windows)))
-    inputs, places, segments, positions = (rows[name] for name in ("inputs", "places", "segments", "positions"))
+    inputs, places, segments, positions = (rows[name] for name in ("inputs", "entries", "segments", "positions"))
     counts = places >= 0
     assert np.array_equal(np.sort(places[counts]), np.arange(size - 1))
     assert np.array_equal(inputs[counts], text[places[counts]])
@@ -100,7 +100,7 @@ def test_rows_in_batches_are_the_same_rows():
         joined = np.concatenate([batch[name] for batch in batches])
         assert np.array_equal(joined[: len(windows)], field)
     assert {batch["inputs"].shape for batch in batches} == {(3, 9)}
-    assert np.all(batches[-1]["places"][len(windows) % 3 :] == -1)
+    assert np.all(batches[-1]["entries"][len(windows) % 3 :] == -1)
 
 
 @pytest.mark.parametrize(("length", "stride", "width"), [(8, 8, 8), (8, 3, 8), (4, 2, 8), (3, 2, 8), (2, 1, 8)])
@@ -154,7 +154,7 @@ def test_a_loss_that_is_no_number_is_one_line(text):
 
 def test_units():
     nats = np.random.default_rng(0).uniform(1, 3, 50)
-    found = quoted(nats.sum(), tokens=50, words=20, num_bytes=130)
+    found = Counts(tokens=50, words=20, bytes=130).per_unit(nats.sum())
     probability = np.prod(np.exp(-nats))
     assert found["loss"] == pytest.approx(nats.mean())
     assert found["perplexity"] == pytest.approx(probability ** (-1 / 20))

@@ -6,14 +6,13 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from rich.table import Table
 
 from cope_jax.corpora.packing import TokenStream
-from cope_jax.evaluation.report.axes import level_axis, plain_log
-from cope_jax.evaluation.report.plots import COLOURS, COLUMN_WIDTH, MARKERS, STYLE
+from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, colour, level_axis, marker, plain_log
+from cope_jax.evaluation.report.table import Table, mean_std, words
 from cope_jax.evaluation.text import likelihood
 from cope_jax.evaluation.text.likelihood import Losses, losses, sliding
-from cope_jax.runs.records import Record, select, summarise
+from cope_jax.runs.records import Record, select
 from cope_jax.tasks.task import TextTask
 
 FIGURES = ("perplexity", "token_perplexity", "bits_per_byte", "loss")
@@ -82,21 +81,23 @@ def figures_table(records: Sequence[Record]) -> Table:
     """A row for each length, with mean ± standard deviation over seeds."""
     first = records[0]
     counts = f"{first['tokens']:,} tokens, {first['words']:,} words, {first['bytes']:,} bytes"
-    figures = [name for name in FIGURES if name in first]  # where words are unknown some are not quoted
-    table = Table("length", "stride", "tokens seen", *map(_words, figures), title=f"{first['split']}: {counts}")
+    figures = [name for name in FIGURES if name in first]  # where words are unknown some are missing
+    rows = []
     for length in lengths(records):
         own = select(records, length=length)
         cells = [_cell([row[name] for row in own]) for name in figures]
-        table.add_row(str(length), str(own[0]["stride"]), f"{own[0]['known_tokens']:.1f}", *cells)
-    return table
+        rows.append([str(length), str(own[0]["stride"]), f"{own[0]['known_tokens']:.1f}", *cells])
+    headings = ["length", "stride", "tokens seen", *map(words, figures)]
+    return Table(f"{first['split']}: {counts}", headings, rows)
 
 
 def positions_table(records: Sequence[Record]) -> Table:
     """Mean loss by the number of tokens seen, of records of one length."""
-    table = Table("tokens seen", "loss", title=f"windows of {records[0]['length']}")
-    for place, seen in enumerate(records[0]["by_seen"]["seen"]):
-        table.add_row(f"{seen:g}", _cell([row["by_seen"]["loss"][place] for row in records]))
-    return table
+    rows = [
+        [f"{seen:g}", _cell([row["by_seen"]["loss"][place] for row in records])]
+        for place, seen in enumerate(records[0]["by_seen"]["seen"])
+    ]
+    return Table(f"windows of {records[0]['length']}", ["tokens seen", "loss"], rows)
 
 
 @rc_context(STYLE)
@@ -107,10 +108,9 @@ def loss_by_position(records: Sequence[Record]) -> Figure:
     for number, length in enumerate(lengths(records)):
         own = [row["by_seen"] for row in select(records, length=length)]
         losses_SP = np.array([row["loss"] for row in own])
-        seen, colour = own[0]["seen"], COLOURS[number % len(COLOURS)]
-        axes.fill_between(seen, losses_SP.min(0), losses_SP.max(0), color=colour, alpha=0.15, linewidth=0)
-        marker = MARKERS[number % len(MARKERS)]
-        axes.plot(seen, losses_SP.mean(0), color=colour, marker=marker, label=f"windows of {length}")
+        seen = own[0]["seen"]
+        axes.fill_between(seen, losses_SP.min(0), losses_SP.max(0), color=colour(number), alpha=0.15, linewidth=0)
+        axes.plot(seen, losses_SP.mean(0), color=colour(number), marker=marker(number), label=f"windows of {length}")
     axes.set_xscale("log")
     axes.set_xlabel("tokens seen")
     axes.set_ylabel("loss (nats by token)")
@@ -124,16 +124,12 @@ def by_length(records: Sequence[Record], metric: str, trained: int) -> Figure:
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     values = [[row[metric] for row in select(records, length=length)] for length in lengths(records)]
-    axes.plot(lengths(records), [np.mean(own) for own in values], color=COLOURS[0], marker=MARKERS[0])
+    axes.plot(lengths(records), [np.mean(own) for own in values], color=colour(0), marker=marker(0))
     for length, own in zip(lengths(records), values, strict=True):
-        axes.scatter([length] * len(own), own, s=6, color=COLOURS[0], alpha=0.5, linewidths=0)
-    if trained in lengths(records):
-        axes.axvline(trained, color="0.6", linestyle=":", linewidth=0.9, zorder=0)
-        above = axes.get_xaxis_transform()
-        axes.text(trained, 1.03, "training", fontsize=7, color="0.4", ha="center", transform=above)
-    level_axis(axes, np.array(lengths(records), np.float64))
+        axes.scatter([length] * len(own), own, s=6, color=colour(0), alpha=0.5, linewidths=0)
+    level_axis(axes, [(length, length == trained) for length in lengths(records)])
     axes.set_xlabel("length of the context")
-    axes.set_ylabel(_words(metric))
+    axes.set_ylabel(words(metric))
     flat = [value for own in values for value in own]
     if max(flat) > 4 * min(flat):
         plain_log(axes, flat)
@@ -151,12 +147,4 @@ def _cell(values: Sequence[float]) -> str:
     >>> _cell([2.0, 3.0]), _cell([12.3456])
     ('2.500 ± 0.707', '12.35')
     """
-    summary = summarise(values)
-    assert summary is not None
-    decimals = 2 if summary.mean >= 10 else 3
-    mean = f"{summary.mean:.{decimals}f}"
-    return mean if summary.std is None else f"{mean} ± {summary.std:.{decimals}f}"
-
-
-def _words(name: str) -> str:
-    return name.replace("_", " ")
+    return mean_std(values, 2 if np.mean(values) >= 10 else 3)

@@ -3,7 +3,7 @@ import gzip
 import pytest
 
 from cope_jax.corpora import source_code
-from cope_jax.corpora.documents import READERS, documents
+from cope_jax.corpora.raw_text import READERS, documents
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
 from tests.corpora.data import real, write

@@ -3,7 +3,7 @@ import json
 
 import pytest
 
-from cope_jax.corpora import coarsewsd, semcor
+from cope_jax.corpora.word_sense_corpora import read_coarsewsd, read_semcor
 from cope_jax.errors import ConfigError
 from tests.corpora.data import real, write
 
@@ -11,11 +11,11 @@ HEADER = "word\tsplit\tsense\tindex\tsentence"
 
 
 def coarse(folder, *lines):
-    return coarsewsd.read(write(folder, "coarsewsd20/coarsewsd20.tsv", "\n".join(lines)))
+    return read_coarsewsd(write(folder, "coarsewsd20/coarsewsd20.tsv", "\n".join(lines)))
 
 
 def words_of_senses(folder, *entries):
-    return semcor.read(write(folder, "semcor-noad/semcor_noad.jsonl", "\n".join(entries)))
+    return read_semcor(write(folder, "semcor-noad/semcor_noad.jsonl", "\n".join(entries)))
 
 
 def test_coarsewsd_lines(tmp_path):
@@ -56,10 +56,10 @@ def test_a_malformed_line_of_semcor_is_named(tmp_path, line):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("corpus", [coarsewsd, semcor])
-def test_the_samples_have_every_sense_in_both_splits(corpus):
+@pytest.mark.parametrize("read", [read_coarsewsd, read_semcor])
+def test_the_samples_have_every_sense_in_both_splits(read):
     splits = collections.defaultdict(set)
-    for found in corpus.read(None):
+    for found in read(None):
         splits[found.lemma, found.sense].add(found.split)
         assert found.words[found.index].lower().startswith(found.lemma.split(".")[0])
     assert len(splits) == 4
@@ -68,7 +68,7 @@ def test_the_samples_have_every_sense_in_both_splits(corpus):
 
 def test_the_published_sizes():
     folder = real("coarsewsd20/coarsewsd20.tsv", "semcor-noad/semcor_noad.jsonl")
-    found = coarsewsd.read(folder)
+    found = read_coarsewsd(folder)
     assert collections.Counter(entry.split for entry in found) == {"train": 23_370, "test": 10_196}
     assert len({entry.lemma for entry in found}) == 20
-    assert len(semcor.read(folder)) == 70_352
+    assert len(read_semcor(folder)) == 70_352

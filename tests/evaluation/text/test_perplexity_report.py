@@ -11,9 +11,9 @@ import pytest
 from flax import nnx
 
 from cope_jax import tasks
-from cope_jax.corpora.documents import documents
-from cope_jax.corpora.text_units import quoted
-from cope_jax.evaluation.text import perplexity
+from cope_jax.corpora.raw_text import documents
+from cope_jax.corpora.text_units import Counts
+from cope_jax.evaluation.text import perplexity_report as report
 from cope_jax.ops.losses import token_measures
 from cope_jax.tokenizers.word_level import EOS
 from cope_jax.training.evaluator import Evaluator
@@ -75,10 +75,10 @@ def test_the_perplexity_of_a_unigram_model_is_that_counted_by_hand(kind):
     said = collections.Counter(token for text in texts for token in task.encode(text).tolist())
     nats = -sum(count * log_p[token] for token, count in said.items())
     words = sum(len(line.split()) + 1 for text in texts for line in text.split("\n")[:-1])
-    found = perplexity.read(model, task, "test", 8, 4, 16, 4)
-    row = perplexity.record(task, "test", 8, 4, found)
+    found = report.read(model, task, "test", 8, 4, 16, 4)
+    row = report.record(task, "test", 8, 4, found)
     assert row["token_perplexity"] == pytest.approx(math.exp(nats / said.total()), rel=1e-5)
-    figures = quoted(nats, tokens=1, words=words, num_bytes=sum(len(text.encode()) for text in texts))
+    figures = Counts(1, words, sum(len(text.encode()) for text in texts)).per_unit(nats)
     assert figures["perplexity"] == pytest.approx(math.exp(nats / words))
     assert figures["bits_per_byte"] == pytest.approx(nats / math.log(2) / sum(len(text.encode()) for text in texts))
     for name in ("perplexity", "bits_per_byte"):
@@ -95,9 +95,9 @@ def test_windows_that_do_not_overlap_are_those_of_the_evaluator(packing):
     model = Reader(task.vocab_size)
     for split, length in (("validation", 8), ("test", 8), ("length=16", 16)):
         name = "test" if "=" in split else split
-        row = perplexity.record(task, name, length, length, perplexity.read(model, task, name, length, length, 16, 4))
+        row = report.record(task, name, length, length, report.read(model, task, name, length, length, 16, 4))
         (errors,) = measured[split]
-        for figure in perplexity.FIGURES:
+        for figure in report.FIGURES:
             assert errors[figure] == pytest.approx(row[figure], rel=1e-5), (split, figure)
         assert "sequence_error" not in errors
 
@@ -138,7 +138,7 @@ def test_windows_share_rows_unless_a_state_would_go_from_one_to_the_next():
 def test_strides_agree_for_a_model_without_context():
     task = create()
     model = Reader(task.vocab_size, context=False)
-    found = [perplexity.read(model, task, "test", 8, stride, 16, 4) for stride in (1, 5, 8)]
+    found = [report.read(model, task, "test", 8, stride, 16, 4) for stride in (1, 5, 8)]
     for one, other in itertools.pairwise(found):
         np.testing.assert_allclose(one.nats, other.nats, rtol=1e-6)
     assert found[0].seen.mean() > found[1].seen.mean() > found[2].seen.mean()
@@ -173,17 +173,17 @@ def test_unknown_words_leave_only_figures_by_token():
     assert few.counts("test").unknown == sum(word not in few.tokenizer.vocabulary for word in text) > 30
     assert few.metric == "token_perplexity"
     assert few.reported_metrics("test", {"loss": 2.0}) == {"loss": 2.0, "token_perplexity": pytest.approx(math.exp(2))}
-    found = perplexity.read(Reader(few.vocab_size, context=False), few, "test", 8, 4, 16, 4)
-    row = perplexity.record(few, "test", 8, 4, found)
+    found = report.read(Reader(few.vocab_size, context=False), few, "test", 8, 4, 16, 4)
+    row = report.record(few, "test", 8, 4, found)
     assert row["unknown"] == few.counts("test").unknown and "perplexity" not in row
-    assert [column.header for column in perplexity.figures_table([row]).columns][3:] == ["token perplexity", "loss"]
+    assert list(report.figures_table([row]).headings)[3:] == ["token perplexity", "loss"]
 
 
 def rows(values):
     by_seen = {"seen": [1.0, 2.0], "loss": [3.0, 2.5]}
     common = {"split": "test", "tokens": 9, "words": 4, "bytes": 30, "known_tokens": 3.5, "by_seen": by_seen}
     return [
-        {**common, "seed": seed, "length": length, "stride": 2, **dict.fromkeys(perplexity.FIGURES, value)}
+        {**common, "seed": seed, "length": length, "stride": 2, **dict.fromkeys(report.FIGURES, value)}
         for length, own in values.items()
         for seed, value in enumerate(own)
     ]
@@ -191,13 +191,16 @@ def rows(values):
 
 def test_tables_and_plots_have_a_row_a_line_or_a_point_for_each_length():
     found = rows({4: [5.0, 7.0], 8: [4.0, 4.0], 16: [80.0, 90.0]})
-    table = perplexity.figures_table(found)
-    assert list(table.columns[0].cells) == ["4", "8", "16"]
-    assert list(table.columns[3].cells) == ["6.000 ± 1.414", "4.000 ± 0.000", "85.00 ± 7.07"]
-    assert list(perplexity.positions_table(found[:2]).columns[1].cells) == ["3.000 ± 0.000", "2.500 ± 0.000"]
-    (axes,) = perplexity.loss_by_position(found).axes
+    table = report.figures_table(found)
+    assert [cells[0] for cells in table.rows] == ["4", "8", "16"]
+    assert [cells[3] for cells in table.rows] == ["6.000 ± 1.414", "4.000 ± 0.000", "85.00 ± 7.07"]
+    assert [cells[1] for cells in report.positions_table(found[:2]).rows] == [
+        "3.000 ± 0.000",
+        "2.500 ± 0.000",
+    ]
+    (axes,) = report.loss_by_position(found).axes
     assert [line.get_label() for line in axes.lines] == ["windows of 4", "windows of 8", "windows of 16"]
-    (axes,) = perplexity.by_length(found, "perplexity", 8).axes
+    (axes,) = report.by_length(found, "perplexity", 8).axes
     assert axes.lines[0].get_ydata().tolist() == [6, 4, 85]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert [text.get_text() for text in axes.texts] == ["training"]

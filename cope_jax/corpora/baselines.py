@@ -1,20 +1,20 @@
-"""What is guessed of a word without its context: the label that it has most often. The floor of every tagger."""
+"""Labels of words without their context: the most frequent one. The baseline of every tagger."""
 
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from typing import Any
 
 
-def of_all(labels: Sequence[Any]) -> Any:
+def majority_label(labels: Sequence[Any]) -> Any:
     """The most frequent label; the first in order where counts are equal.
 
-    >>> of_all(["NOUN", "VERB", "ADJ", "VERB", "ADJ"])
+    >>> majority_label(["NOUN", "VERB", "ADJ", "VERB", "ADJ"])
     'ADJ'
     """
     return _first(Counter(labels))
 
 
-def of_words(words: Sequence[str], labels: Sequence[Any], tests: Sequence[str]) -> list[Any]:
+def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequence[str]) -> list[Any]:
     """Each test word's most frequent label in training, and the most frequent of all labels for unknown words.
 
     Args:
@@ -22,13 +22,13 @@ def of_words(words: Sequence[str], labels: Sequence[Any], tests: Sequence[str]) 
       labels: of these.
       tests: whose labels to guess.
 
-    >>> of_words(["play", "play", "run"], ["NOUN", "NOUN", "VERB"], ["run", "play", "Kaunas"])
+    >>> majority_by_word(["play", "play", "run"], ["NOUN", "NOUN", "VERB"], ["run", "play", "Kaunas"])
     ['VERB', 'NOUN', 'NOUN']
     """
     counts: dict[str, Counter[Any]] = defaultdict(Counter)
     for word, label in zip(words, labels, strict=True):
         counts[word][label] += 1
-    own, other = {word: _first(count) for word, count in counts.items()}, of_all(labels)
+    own, other = {word: _first(count) for word, count in counts.items()}, majority_label(labels)
     return [own.get(word, other) for word in tests]
 
 

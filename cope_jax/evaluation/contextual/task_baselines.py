@@ -1,14 +1,14 @@
 """What no context gives for a task: unigrams, majorities, and the words that two texts share."""
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
-from rich.table import Table
 
 from cope_jax.data import pipeline
+from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.runs import workdir as workdirs
 from cope_jax.tasks import TASKS, Task
 from cope_jax.tasks.task import Baseline
@@ -16,26 +16,19 @@ from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 
 
-@dataclasses.dataclass(frozen=True)
-class Floor:
-    """A figure that needs no context.
+class BesideRun(NamedTuple):
+    """A baseline, and the same figure of a run: the mean over its seeds, None where it has not been measured."""
 
-    Attributes:
-      split: where it is measured.
-      measure: "perplexity", or what is told right: "masked words", "next sentences" or "tags", a share in [0, 1].
-      name: of what reaches it.
-      value: of the measure.
-      run: the same of the run, the mean over its seeds; None where the run has not been measured.
-    """
-
-    split: str
-    measure: str
-    name: str
-    value: float
+    baseline: Baseline
     run: float | None
 
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        split, measure, name, value, _ = self.baseline
+        return {"split": split, "measure": measure, "name": name, "value": value, "run": self.run}
 
-def measured(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
+
+def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
     """What is known of the run itself: (split, measure) → mean over seeds, and the name of the file.
 
     That is result.json or, of a run that has not ended, the last evaluation in metrics.jsonl.
@@ -60,58 +53,45 @@ def measured(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
     return {key: statistics.mean(own) for key, own in values.items()}, source if values else None
 
 
-def find(task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int) -> list[Floor]:
-    """All floors of a task on its evaluation splits.
+def measure(
+    task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int
+) -> list[BesideRun]:
+    """All baselines of a task on its evaluation splits.
 
     Args:
       task: one of `known()`.
       config: of the run, which says on which examples it is measured.
-      own: of the run, from `measured`.
-      examples: that a floor may learn from.
+      own: of the run, from `run_figures`.
+      examples: that a baseline may learn from.
     """
 
-    def run(floor: Baseline) -> float | None:
-        value = own.get((floor.split, floor.metric))
+    def run(baseline: Baseline) -> float | None:
+        value = own.get((baseline.split, baseline.metric))
         if value is None:
             return None
-        return float(np.exp(value)) if floor.measure == "perplexity" else 1 - value
+        return float(np.exp(value)) if baseline.measure == "perplexity" else 1 - value
 
     found = task.baselines(lambda split: _batches(task, split, config), examples, config.training.data_seed)
-    return [Floor(floor.split, floor.measure, floor.name, floor.value, run(floor)) for floor in found]
+    return [BesideRun(one, run(one)) for one in found]
 
 
 def known() -> list[str]:
-    """The tasks of which there are floors."""
+    """The tasks of which there are baselines."""
     return [name for name in TASKS if TASKS.get(name).baselines is not Task.baselines]
 
 
-def rich_table(floors: Sequence[Floor], title: str) -> Table:
-    """The floors for a terminal."""
-    table = Table(*_HEADINGS[:3], title=title, title_justify="left")
-    for heading in _HEADINGS[3:]:
-        table.add_column(heading, justify="right")
-    for floor in floors:
-        table.add_row(*_cells(floor))
-    return table
+def table(baselines: Sequence[BesideRun], title: str) -> Table:
+    """A row for each split and baseline.
 
-
-def markdown(floors: Sequence[Floor]) -> str:
-    """The same for a document.
-
-    >>> print(markdown([Floor("test", "perplexity", "unigram", 823.456, None)]).splitlines()[-1])
-    | test | perplexity | unigram | 823.46 | – |
+    >>> table([BesideRun(Baseline("test", "perplexity", "unigram", 823.456, "loss"), None)], "words").rows[0][2:]
+    ['unigram', '823.46', '–']
     """
-    rows = [_HEADINGS, ("---", "---", "---", "---:", "---:"), *map(_cells, floors)]
-    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
-
-
-_HEADINGS = ("split", "measure", "without context", "floor", "run")
-
-
-def _cells(floor: Floor) -> tuple[str, ...]:
-    shares = floor.measure != "perplexity"
-    values = ("–" if value is None else f"{100 * value if shares else value:.2f}" for value in (floor.value, floor.run))
-    return (floor.split, f"{floor.measure} (%)" if shares else floor.measure, floor.name, *values)
+    rows = []
+    for own, run in baselines:
+        is_share = own.measure != "perplexity"
+        figures = (figure(value, 2, 100 if is_share else 1) for value in (own.value, run))
+        rows.append([own.split, f"{own.measure} (%)" if is_share else own.measure, own.name, *figures])
+    return Table(title, ("split", "measure", "without context", "baseline", "run"), rows, text_columns=3)
 
 
 def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:

@@ -104,24 +104,13 @@ class Texts:
     read: Callable[[], Iterable[str]] = dataclasses.field(compare=False, repr=False)
 
 
-@READERS.register("wikitext-2")
-def _wikitext_2(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    return lambda split: wikitext.texts(data_dir, split, "wikitext-2")
+def _wikitext(name: str) -> Callable[[str | None, Sequence[str]], Reader]:
+    corpus, raw = name.removesuffix("-raw"), name.endswith("-raw")
+    return lambda data_dir, globs: lambda split: wikitext.texts(data_dir, split, corpus, raw=raw)
 
 
-@READERS.register("wikitext-2-raw")
-def _wikitext_2_raw(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    return lambda split: wikitext.texts(data_dir, split, "wikitext-2", raw=True)
-
-
-@READERS.register("wikitext-103")
-def _wikitext_103(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    return lambda split: wikitext.texts(data_dir, split, "wikitext-103")
-
-
-@READERS.register("wikitext-103-raw")
-def _wikitext_103_raw(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    return lambda split: wikitext.texts(data_dir, split, "wikitext-103", raw=True)
+for _name in ("wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw"):
+    READERS.register(_name)(_wikitext(_name))
 
 
 @READERS.register("tinyshakespeare")

@@ -1,0 +1,102 @@
+"""Corpora of word senses: CoarseWSD-20 and SemCor."""
+
+import dataclasses
+import json
+import zlib
+from typing import Literal, cast, get_args
+
+from cope_jax.corpora.corpus_files import find, read_lines
+from cope_jax.errors import ConfigError
+
+Split = Literal["train", "test"]
+_HEADER = "word\tsplit\tsense\tindex\tsentence"
+_TEST_SHARE = 5
+
+
+@dataclasses.dataclass(frozen=True)
+class Occurrence:
+    """A word in a sentence, with its sense.
+
+    Attributes:
+      words: the sentence.
+      index: the place of the word in it.
+      lemma: what has the senses, such as "bank", or "charge.N" where parts of speech are told apart.
+      sense: a name, which means something only beside its lemma.
+      split: "train" or "test".
+    """
+
+    words: tuple[str, ...]
+    index: int
+    lemma: str
+    sense: str
+    split: Split
+
+
+def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
+    """Twenty nouns with clearly different senses, in sentences of Wikipedia.
+
+    `coarsewsd20/coarsewsd20.tsv` has a header, then word, split, sense, index and sentence with tabs between.
+
+    Loureiro et al., "Analysis and evaluation of language models for word sense disambiguation", Computational
+    Linguistics 2021.
+
+    Raises:
+      ConfigError: no such file, or a malformed line, named by its number.
+
+    >>> first = read_coarsewsd(None)[0]
+    >>> first.words[first.index], first.sense
+    ('bank', 'bank_river')
+    """
+    path = find(data_dir, "coarsewsd20", ["coarsewsd20.tsv"])
+    header, *lines = read_lines(path) or [""]
+    if header != _HEADER:
+        raise ConfigError(f"{path}, line 1: the columns must be {_HEADER.split()}; fetch the file again")
+    found = []
+    for number, line in enumerate(lines, start=2):
+        if not line.strip():
+            continue
+        columns = line.split("\t")
+        words = tuple(columns[-1].split())
+        if len(columns) != 5 or columns[1] not in get_args(Split) or not _inside(columns[3], words):
+            raise ConfigError(f"{path}, line {number}: no word, split, sense, index and sentence; mend the line")
+        found.append(Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1])))
+    return found
+
+
+def read_semcor(data_dir: str | None) -> list[Occurrence]:
+    """All words of running text, with the senses of the New Oxford American Dictionary.
+
+    A line of `semcor-noad/semcor_noad.jsonl` is
+    `{"d": document, "t": sentence, "a": [[index, lemma, part of speech, sense], ...]}`. The lemma of an occurrence has
+    its part of speech, as in "charge.N". The corpus has no splits of its own: a fifth of the documents, which one
+    following from their names alone, is "test".
+
+    Miller et al., "A semantic concordance", HLT 1993; Yuan et al., "Semi-supervised word sense disambiguation with
+    neural models", COLING 2016.
+
+    Raises:
+      ConfigError: no such file, or a malformed line, named by its number.
+
+    >>> [(o.words[o.index], o.lemma, o.sense) for o in read_semcor(None)[:2]]
+    [('spring', 'spring.N', 'season'), ('walk', 'walk.V', 'go')]
+    """
+    path = find(data_dir, "semcor-noad", ["semcor_noad.jsonl"])
+    found = []
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            entry = json.loads(line)
+            words = tuple(entry["t"].split())
+            test = zlib.crc32(entry["d"].encode()) % _TEST_SHARE == 0
+            for index, lemma, part, sense in entry["a"]:
+                if not 0 <= index < len(words):
+                    raise ValueError("index outside the sentence")
+                found.append(Occurrence(words, index, f"{lemma}.{part}", str(sense), "test" if test else "train"))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError(f"{path}, line {number}: no annotated sentence ({error}); mend the line") from error
+    return found
+
+
+def _inside(index: str, words: tuple[str, ...]) -> bool:
+    return index.isdecimal() and int(index) < len(words)

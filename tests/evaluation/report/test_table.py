@@ -1,0 +1,39 @@
+import pytest
+from rich.text import Text
+
+from cope_jax.evaluation.report.table import Table
+from tests.evaluation.results import printed
+
+TABLE = Table(
+    "[told] in %", ["kind", "name", "value"], [["a|b", "<unk> [x]\nsecond", "1.0"], ["c", "", "–"]], 2, bold={(0, 1)}
+)
+
+
+def test_markdown_escapes_what_breaks_a_table():
+    assert TABLE.markdown().splitlines() == [
+        "**[told] in %**",
+        "",
+        "| kind | name | value |",
+        "| --- | --- | ---: |",
+        "| a\\|b | **&lt;unk> [x]**<br>second | 1.0 |",
+        "| c |  | – |",
+    ]
+
+
+def test_the_terminal_shows_cells_as_they_are():
+    lines = [line.split() for line in printed(TABLE).splitlines() if line.strip()]
+    assert lines[:2] == [["[told]", "in", "%"], ["kind", "name", "value"]]
+    assert lines[3:] == [["a|b", "<unk>", "[x]", "1.0"], ["second"], ["c", "–"]]
+    cell = next(iter(TABLE.rich().columns[1].cells))
+    assert cell == Text.assemble(("<unk> [x]", "bold"), "\nsecond")
+    assert [column.justify for column in TABLE.rich().columns] == ["left", "left", "right"]
+
+
+@pytest.mark.parametrize("width", [30, 40])
+def test_a_narrow_terminal_breaks_words_and_no_numbers(width):
+    text = printed(Table("", ["encoding", "error"], [["cope(gate=separate_key)+rope", "100.0 ± 0.0"]]), width)
+    assert "100.0 ± 0.0" in text and "".join(text.split()).count("cope") == 1 and "…" not in text
+
+
+def test_facts_have_no_headings():
+    assert printed(Table("", ["", ""], [["state", "1.0 GiB a device"]])).split() == "state 1.0 GiB a device".split()
