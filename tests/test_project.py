@@ -30,7 +30,10 @@ COMMANDS = sorted(set((ROOT / "experiments").rglob("*.py")) - set(CONFIGS))
 MODULES = sorted((ROOT / "cope_jax").rglob("*.py"))
 TESTS = sorted((ROOT / "tests").rglob("*.py"))
 LONGEST_MODULE = 400
-HOMES = {name: registry.get(name).__module__ for registry in (ENCODINGS, TASKS, MODELS) for name in registry}
+HOMES: dict[str, set[str]] = collections.defaultdict(set)
+for registry in (ENCODINGS, TASKS, MODELS):
+    for registered in registry:
+        HOMES[registered].add(registry.get(registered).__module__)
 ORDINARY_WORDS = {"none", "spam", "text", "words"}
 """Names that mean other things too: they count only where the name of something is looked up or compared."""
 MAY_NAME = {
@@ -171,9 +174,9 @@ def names_in(tree: ast.Module, own: str) -> set[str]:
     for node in nodes:
         if isinstance(node, ast.ImportFrom):
             modules = {str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)}
-            spoken |= modules & set(HOMES.values()) - {own}
+            spoken |= modules & set().union(*HOMES.values()) - {own}
         elif isinstance(node, ast.Constant) and node.value in HOMES and id(node) not in silent:
-            if HOMES[node.value] != own and (id(node) in asked or node.value not in ORDINARY_WORDS):
+            if own not in HOMES[node.value] and (id(node) in asked or node.value not in ORDINARY_WORDS):
                 spoken.add(node.value)
     return spoken
 
