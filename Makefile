@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-main test-newest test-slow torture compare clean
+.PHONY: help setup check test test-main test-newest test-slow torture mutants compare clean
 
 # The Python that .venv is made with.
 PYTHON ?= python3
@@ -15,6 +15,8 @@ WORKERS ?= auto
 # Of `make torture`: how often it kills, and its new folder.
 KILLS ?= 50
 TORTURED ?= runs/torture
+# How many faults `make mutants` tries.
+FAULTS ?= 30
 # What `make compare` compares.
 CONFIG ?= experiments/configs/quick.py
 ENCODINGS ?= cope,rope,relative,learned
@@ -31,7 +33,7 @@ help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  Variables, e.g. make compare ENCODINGS=cope,alibi SEEDS=3:"
-	@echo "  PYTHON, ACCELERATOR=cuda|tpu, NEWEST_PYTHON, WORKERS, CONFIG, ENCODINGS, SEEDS, WORKDIR"
+	@echo "  PYTHON, ACCELERATOR=cuda|tpu, NEWEST_PYTHON, WORKERS, FAULTS, CONFIG, ENCODINGS, SEEDS, WORKDIR"
 
 setup: $(READY) ## make .venv, with the versions of constraints.txt
 
@@ -82,6 +84,9 @@ test-slow: $(REFERENCE) ## the slow tests
 
 torture: $(READY) ## kill a small training run KILLS times, and compare every bit with one left alone
 	$(TESTS_ON_CPU) $(BIN)/python -m tests.torture --kills=$(KILLS) --seed=0 --workdir=$(TORTURED)
+
+mutants: $(REFERENCE) ## how many random faults in the library the tests catch
+	$(BIN)/python -m tests.mutants --count=$(FAULTS) --jobs=2
 
 compare: $(READY) ## train CoPE and its rivals on a small task: a table and plots in WORKDIR
 	$(BIN)/python -m experiments.compare --config=$(CONFIG) --encodings=$(ENCODINGS) --seeds=$(SEEDS) --workdir=$(WORKDIR)

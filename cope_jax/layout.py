@@ -7,8 +7,8 @@ from typing import Any
 import jax
 from jax.sharding import PartitionSpec
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
-from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,9 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry
-from cope_jax.typing import Array
 
 Sampler = Callable[[Array, int, int, int], Any]
 SAMPLERS: Registry[Sampler] = Registry("position sampler")

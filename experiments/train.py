@@ -12,7 +12,7 @@ from absl import flags
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs.experiment import Experiment
-from cope_jax.training import distributed as processes
+from cope_jax.training import processes
 from cope_jax.training.profiling import Profile
 from experiments.cli import distributed, entry
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+import experiments
 from cope_jax import encodings, models, positions, tasks
 from cope_jax.training import config_files
 
@@ -141,6 +142,20 @@ def test_every_model_and_task_has_its_row(package):
     page = (ROOT / "docs" / f"{package.__name__.rpartition('.')[2]}.md").read_text()
     rows = re.findall(r"^\| (`.*?`) \|", page, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == list(package.names())
+
+
+def test_the_picture_of_the_package_shows_every_room_and_command():
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    rows = dict(re.findall(r"^\| `((?:cope_jax|experiments)[\w.]*)` \| (.*?) \|$", page, re.MULTILINE))
+    packages = {
+        ".".join(path.parent.relative_to(ROOT).parts): {other.stem for other in path.parent.glob("[!_]*.py")}
+        for package in ("cope_jax", "experiments")
+        for path in (ROOT / package).rglob("__init__.py")
+    }
+    rooms = {name for name, modules in packages.items() if modules}
+    assert set(rows) | {"cope_jax"} == rooms - {name for name in rooms if ".samples" in name}
+    for folder in ("experiments", *(f"experiments.{group}" for group in experiments.GROUPS)):
+        assert sorted(re.findall(r"`(\w+)`", rows[folder])) == sorted(packages[folder]), folder
 
 
 def test_every_encoding_has_its_page_with_every_option_and_default():

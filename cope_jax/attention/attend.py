@@ -4,6 +4,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.batch_parallel import shard_batch
 from cope_jax.attention.blockwise import blockwise_attention
 from cope_jax.attention.full import full_attention
@@ -13,7 +14,6 @@ from cope_jax.attention.tiles import BlockSizes
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.typing import Array, PyTree
 
 IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
     "full": full_attention,

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.sharding import PartitionSpec
 
+from cope_jax.array_types import Array
 from cope_jax.attention.inputs import Inputs
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.typing import Array
 
 
 def shard_batch(

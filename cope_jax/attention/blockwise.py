@@ -10,6 +10,7 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.attention import streaming_gradient, streaming_softmax
 from cope_jax.attention.inputs import Inputs, head_major
 from cope_jax.attention.mask import Mask
@@ -25,7 +26,6 @@ from cope_jax.attention.tiles import (
 )
 from cope_jax.encodings import Encoding
 from cope_jax.ops.dropout import Dropout
-from cope_jax.typing import Array, PyTree
 
 # Measured on CPUs, see docs/attention.md: wider blocks spill out of the cache.
 SIZES = BlockSizes(128, 128, 128)

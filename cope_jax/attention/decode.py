@@ -23,6 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cope_jax.array_types import Array
 from cope_jax.attention.cache import Cache, check_fit, check_layer
 from cope_jax.attention.full import softmax_over, weigh
 from cope_jax.attention.inputs import Inputs, check_embedded, head_major
@@ -30,7 +31,6 @@ from cope_jax.attention.mask import Mask
 from cope_jax.attention.streaming_softmax import all_rows
 from cope_jax.encodings import Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
-from cope_jax.typing import Array
 
 # Slots that are scored together: enough for CoPE with the paper's table of 64 to saturate where gates are about ½.
 BLOCK = 256

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
+from cope_jax.array_types import Array
 from cope_jax.attention.inputs import Inputs, head_major
 from cope_jax.encodings import Encoding
 from cope_jax.ops.grouped_matmul import group, ungroup
-from cope_jax.typing import Array
 
 
 def full_attention(encoding: Encoding, inputs: Inputs) -> Array:

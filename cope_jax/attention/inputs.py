@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.mask import Mask
 from cope_jax.encodings import Encoding, Pairs
 from cope_jax.errors import ConfigError
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import content_logits
-from cope_jax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

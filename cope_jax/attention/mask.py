@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.typing import Array
+from cope_jax.array_types import Array
 
 
 @jax.tree_util.register_dataclass

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.attention import streaming_gradient, streaming_softmax
 from cope_jax.attention.blockwise import RESIDUALS, SIZES
 from cope_jax.attention.inputs import Inputs
@@ -32,7 +33,6 @@ from cope_jax.attention.tiles import (
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.ops.dropout import Dropout
-from cope_jax.typing import Array, PyTree
 
 T = TypeVar("T")
 

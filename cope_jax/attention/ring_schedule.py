@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, PartitionSpec
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.typing import Array
 
 T = TypeVar("T")
 

@@ -6,12 +6,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention.streaming_softmax import over_blocks, own_values
 from cope_jax.attention.tiles import KeyBlock, QueryBlock, StreamSpec, add_cotangent, cotangent
 from cope_jax.encodings import Carry, Pairs
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import content_logits, group, q_times_weights, weights_times_v
-from cope_jax.typing import Array, PyTree, accumulator_dtype
 
 NONE: Any = None  # the cotangent of integers
 

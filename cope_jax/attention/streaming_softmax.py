@@ -12,11 +12,11 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention.tiles import KeyBlock, QueryBlock, StreamSpec
 from cope_jax.encodings import Carry
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import weights_times_v
-from cope_jax.typing import Array, PyTree, accumulator_dtype
 
 T = TypeVar("T", bound="HasCarry")
 Slopes = Sequence[Array | None]

@@ -12,11 +12,11 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.mask import Mask
 from cope_jax.encodings import Carry, Encoding, Pairs
 from cope_jax.ops.grouped_matmul import content_logits
-from cope_jax.typing import Array, PyTree
 
 _AXES = {"q": 2, "rotated_q": 2, "k": 2, "v": 2, "features": 2, "positions": 1, "indices": 0, "segment_ids": 1}
 T = TypeVar("T", "QueryBlock", "KeyBlock")

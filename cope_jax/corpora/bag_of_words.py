@@ -32,8 +32,8 @@ def bags(batch: Mapping[str, np.ndarray], vocab_size: int, special: Sequence[int
     counted_BL = (batch["mask"] == 1) & ~np.isin(batch["inputs"], list(special))
     found = []
     for side in (0, 1):
-        rows, places = np.nonzero(counted_BL & (batch["segments"] == side))
-        pieces = batch["inputs"][rows, places]
+        rows, indices = np.nonzero(counted_BL & (batch["segments"] == side))
+        pieces = batch["inputs"][rows, indices]
         found.append(coo_array((np.ones(len(rows)), (rows, pieces)), (len(counted_BL), vocab_size)).tocsr())
     return found
 

@@ -17,7 +17,7 @@ Packing = Literal["stream", "documents"]
 
 
 @dataclasses.dataclass(frozen=True)
-class Entries:
+class TokenStream:
     """Documents one after the other: entry i reads `tokens[i]`, and `tokens[i + 1]` is to be said.
 
     Attributes:
@@ -34,7 +34,7 @@ class Entries:
         return len(self.counted)
 
 
-def join(documents: Iterable[np.ndarray], end: int) -> Entries:
+def join(documents: Iterable[np.ndarray], end: int) -> TokenStream:
     """Documents with `end` before the first, and behind each that does not end so itself; empty ones are left out.
 
     >>> entries = join([np.array([5, 6]), np.array([7, 0])], end=0)
@@ -52,7 +52,7 @@ def join(documents: Iterable[np.ndarray], end: int) -> Entries:
     bounds = np.cumsum([0, *sizes])
     counted = np.ones(bounds[-1], bool)
     counted[bounds[1:][np.array(added, bool)] - 1] = False
-    return Entries(np.concatenate(parts).astype(np.int32), bounds, counted)
+    return TokenStream(np.concatenate(parts).astype(np.int32), bounds, counted)
 
 
 class Pieces(NamedTuple):
@@ -109,7 +109,7 @@ def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], w
 
 
 class Packed:
-    """Entries as examples of length L.
+    """TokenStream as examples of length L.
 
     "stream": windows one after the other, whatever document they are in. "documents": of each document the windows that
     it fills, and rests of several, by their lengths, in one example, so that attention and positions know them apart.
@@ -129,7 +129,7 @@ class Packed:
     [[0, 1, 2], [0, 1, 0], [0, 1, 0], [0, 1, 2]]
     """
 
-    def __init__(self, entries: Entries, length: int, packing: Packing, *, every: bool):
+    def __init__(self, entries: TokenStream, length: int, packing: Packing, *, every: bool):
         check_at_least(1, "packing", length=length)
         self._entries, self._length, self._packing, self._every = entries, length, packing, every
         bounds = entries.bounds if packing == "documents" else np.array([0, len(entries)])
@@ -142,12 +142,12 @@ class Packed:
     def __len__(self) -> int:
         return len(self._rows) - 1
 
-    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The examples at some places: `inputs`, `targets`, `weights`; of documents `segments`, `positions` too.
 
         All are `[n, L]`. Segments count from 1 in each example; 0, and everywhere else 0, fills it up.
         """
-        rows = [range(int(self._rows[place]), int(self._rows[place + 1])) for place in np.asarray(places).tolist()]
+        rows = [range(int(self._rows[place]), int(self._rows[place + 1])) for place in np.asarray(indices).tolist()]
         fields = lay_out(self._entries.tokens, self._pieces, rows, self._length)
         entries_BL, segments_BL, positions_BL = (fields.pop(name) for name in ("entries", "segments", "positions"))
         counts_BL = (entries_BL >= 0) & (self._every | self._entries.counted[entries_BL])
@@ -188,16 +188,16 @@ class Mixed:
         """The places of each text, where they are not spread."""
         return [range(*self._ends[part : part + 2].tolist()) for part in range(len(self._parts))]
 
-    def take(self, places: np.ndarray) -> dict[str, np.ndarray]:
+    def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
         """The examples at some places, as `Packed.take` gives them. ConfigError: there is none at one of them."""
-        for place in places[(places < 0) | (places >= len(self))]:
+        for place in indices[(indices < 0) | (indices >= len(self))]:
             raise ConfigError(f"no example at {place}: there are {len(self)}, at places from 0 on")
         if self._order is not None:
-            places = self._order[places]
-        if len(self._parts) == 1 or not len(places):
-            return self._parts[0].take(places)
-        which = np.searchsorted(self._ends, places, side="right") - 1
-        own = places - self._ends[which]
+            indices = self._order[indices]
+        if len(self._parts) == 1 or not len(indices):
+            return self._parts[0].take(indices)
+        which = np.searchsorted(self._ends, indices, side="right") - 1
+        own = indices - self._ends[which]
         rows = [self._parts[part].take(place[None]) for part, place in zip(which, own, strict=True)]
         return {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
 

@@ -75,8 +75,8 @@ def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.nda
     >>> windows({"inputs": np.arange(1, 5)}, np.array([0, 2]), 3)["inputs"].tolist()
     [[1, 2, 3], [3, 4, 0]]
     """
-    places = starts[:, None] + np.arange(length)
-    return {name: np.pad(entries, (0, length))[places] for name, entries in fields.items()}
+    indices = starts[:, None] + np.arange(length)
+    return {name: np.pad(entries, (0, length))[indices] for name, entries in fields.items()}
 
 
 def first(n: int, size: int, what: str) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.base import Batch, Task
+from cope_jax.tasks.task import Batch, Task
 
 _AHEAD = 4  # batches that each reader may be ahead
 _ENDLESS = sys.maxsize
@@ -144,8 +144,8 @@ def _shuffled(source: Any, mixture: Sequence[tuple[float, range]], seed: int) ->
     if not mixture:
         return whole.shuffle(seeds[0]).repeat()
     parts = [
-        whole.slice(slice(places.start, places.stop)).shuffle(seed).repeat()
-        for seed, (_, places) in zip(seeds, mixture, strict=True)
+        whole.slice(slice(indices.start, indices.stop)).shuffle(seed).repeat()
+        for seed, (_, indices) in zip(seeds, mixture, strict=True)
     ]
     return grain.MapDataset.mix(parts, [weight for weight, _ in mixture])
 

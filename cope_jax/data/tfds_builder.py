@@ -1,7 +1,7 @@
 """Tasks on disk, as TensorFlow Datasets in the array_record format; TensorFlow itself is not needed.
 
 A directory holds one dataset of each task, in the order of `Task.dataset`, with the task's options, the data seed,
-digests of its artifacts and sources, such as a tokenizer, and these beside it. What else reading needs, such as the
+its saved files and digests of its data, such as a tokenizer, and these beside it. What else reading needs, such as the
 parts of a mixture, is kept too, so that examples that were made from files are not made again. Any program reads it
 with `tfds.data_source("counting", data_dir=..., split="train")`.
 """
@@ -17,7 +17,7 @@ from etils import epath
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.tasks.base import Batch, Task
+from cope_jax.tasks.task import Batch, Task
 
 VERSION = "1.0.0"
 _CHUNK = 1024  # examples at a time of a split that is made from files
@@ -156,7 +156,7 @@ def _path(task: Task, data_dir: epath.PathLike) -> epath.Path:
 
 
 def _files(task: Task) -> dict[str, str]:
-    return task.artifacts() | task.sources()
+    return task.saved_files() | task.data_digest()
 
 
 def _identity(task: Task, seed: int) -> dict[str, Any]:
@@ -171,7 +171,7 @@ def _whole(task: Task) -> dict[str, Any]:
     return {
         split: {
             "size": task.size(split),
-            "mixture": [[weight, [places.start, places.stop]] for weight, places in task.mixture(split)],
+            "mixture": [[weight, [indices.start, indices.stop]] for weight, indices in task.mixture(split)],
         }
         for split in task.splits
         if task.size(split) is not None

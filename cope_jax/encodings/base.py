@@ -32,9 +32,9 @@ from typing import Any, ClassVar, Literal, NamedTuple, Self
 import jax
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, check_at_least
-from cope_jax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True)

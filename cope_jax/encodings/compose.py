@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping
 import jax
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs
 from cope_jax.errors import ConfigError
-from cope_jax.typing import Array, PyTree
 
 
 class Composed(Encoding):

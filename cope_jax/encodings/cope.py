@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
 from cope_jax.ops.grouped_matmul import content_logits
 from cope_jax.ops.interpolate import interpolate, table_logits
 from cope_jax.ops.sums import suffix_sum
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array, PyTree, accumulator_dtype
 
 
 @dataclasses.dataclass(frozen=True)

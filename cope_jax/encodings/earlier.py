@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from cope_jax.typing import PyTree
+from cope_jax.array_types import PyTree
 
 Path = tuple[Any, ...]
 _LEAVES = {

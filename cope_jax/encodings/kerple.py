@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, NoOptions, Pairs
-from cope_jax.typing import Array
 
 
 @ENCODINGS.register("kerple")

@@ -5,11 +5,11 @@ import dataclasses
 import jax
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import take_rows
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,9 +6,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
-from cope_jax.typing import Array, PyTree, accumulator_dtype
 
 
 @dataclasses.dataclass(frozen=True)

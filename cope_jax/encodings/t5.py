@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import take_from_table
-from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)

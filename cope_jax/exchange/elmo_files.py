@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
-from cope_jax.typing import Array
 
 OPTIONS = "options.json"
 

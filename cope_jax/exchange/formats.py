@@ -18,7 +18,7 @@ from cope_jax.encodings.earlier import earlier_path
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, decoder_files, elmo_files, safetensors_io
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
-from cope_jax.models.base import MODELS
+from cope_jax.models.model import MODELS
 from cope_jax.registry import configure, unknown
 
 OWN, ELMO = "cope_jax", "elmo"

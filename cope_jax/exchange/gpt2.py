@@ -15,7 +15,7 @@ from cope_jax.exchange.tensor_map import (
     norm_entries,
     strange_choices,
 )
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import DecoderConfig
 
 

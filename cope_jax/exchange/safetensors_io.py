@@ -16,7 +16,7 @@ from flax import nnx
 
 from cope_jax.errors import ConfigError, StorageError
 from cope_jax.files import replacing, write_atomically
-from cope_jax.models.base import overlay
+from cope_jax.models.model import overlay
 from cope_jax.registry import configure
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"

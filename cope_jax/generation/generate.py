@@ -9,12 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions, check_tokens, pad_left
 from cope_jax.generation.sampling import SamplingParams, draw, row_keys
-from cope_jax.models.base import StaticGraphDef
+from cope_jax.models.model import StaticGraphDef
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array
 
 
 def generate(

@@ -15,10 +15,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.generation.prompts import pad_left
 from cope_jax.generation.sampling import sample
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array, PyTree
 
 
 def generate(

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from cope_jax import models
 from cope_jax.errors import ConfigError
 from cope_jax.runs.load import load as load_folder
-from cope_jax.tokenizers.base import Codec
+from cope_jax.tokenizers.tokenizer import Codec
 
 
 class TextGenerator(NamedTuple):

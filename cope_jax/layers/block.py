@@ -5,15 +5,15 @@ from typing import Any
 import jax
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.attention import Cache
 from cope_jax.encodings import AttentionShape, Composed, EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.mlp import MLP
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context, SelfAttention
 from cope_jax.layout import Layout
 from cope_jax.ops.dropout import dropout
-from cope_jax.typing import Array
 
 
 class Block(nnx.Module):

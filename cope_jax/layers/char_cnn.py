@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import take
 from cope_jax.ops.linear import linear
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
-from cope_jax.typing import Array
 
 ORIGINAL_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
 
@@ -49,9 +49,9 @@ class CharCNNConfig:
 
     def flops_per_word(self, max_characters: int) -> float:
         """FLOPs of the products of one word, forward: the filters stand at every place of the word."""
-        places = (max(max_characters - width + 1, 0) * width * number for width, number in self.filters)
+        indices = (max(max_characters - width + 1, 0) * width * number for width, number in self.filters)
         dense = 2 * self.num_highways * self.num_filters**2 + self.num_filters * (self.projection or 0)
-        return 2.0 * (self.embed_dim * sum(places) + dense)
+        return 2.0 * (self.embed_dim * sum(indices) + dense)
 
 
 class Highway(nnx.Module):
@@ -147,7 +147,7 @@ def _maxima(e_NCE: Array, w_WEF: Array, b_F: Array) -> Array:
     As products of windows: on a CPU the gradient of a convolution takes up to half as long again.
     """
     width, _, filters = w_WEF.shape
-    places = e_NCE.shape[1] - width + 1
-    windows_NPW = jnp.concatenate([e_NCE[:, start : start + places] for start in range(width)], axis=-1)
+    indices = e_NCE.shape[1] - width + 1
+    windows_NPW = jnp.concatenate([e_NCE[:, start : start + indices] for start in range(width)], axis=-1)
     maximum_NF = jnp.max(linear(windows_NPW, w_WEF.reshape(-1, filters)), axis=1)
     return jax.nn.relu(maximum_NF + b_F[None])

@@ -4,9 +4,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.layers.config import BlockConfig
+from cope_jax.array_types import Array, accumulator_dtype
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.ops.linear import dot_general
-from cope_jax.typing import Array, accumulator_dtype
 
 
 def create_linear(

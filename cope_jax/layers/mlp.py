@@ -5,11 +5,11 @@ from collections.abc import Callable
 import jax
 from flax import nnx
 
-from cope_jax.layers.config import BlockConfig
+from cope_jax.array_types import Array
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.linear import create_linear
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.ops.gelu import gelu, gelu_erf
-from cope_jax.typing import Array
 
 ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "relu": jax.nn.relu,

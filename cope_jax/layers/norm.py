@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.layers.config import BlockConfig
-from cope_jax.typing import Array, accumulator_dtype
+from cope_jax.array_types import Array, accumulator_dtype
+from cope_jax.layers.block_config import BlockConfig
 
 NORMS = {"layer": nnx.LayerNorm, "rms": nnx.RMSNorm}
 # E[x²] − E[x]² is off by some 1e-7 E[x²]: an epsilon that is smaller does not cover that where rows hardly vary.

@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.ops.linear import linear
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.typing import Array, PyTree
 
 CellName = Literal["tanh", "lstm"]
 Carry = tuple[Array, ...]

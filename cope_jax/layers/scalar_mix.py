@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from cope_jax.typing import Array
+from cope_jax.array_types import Array
 
 
 class ScalarMix(nnx.Module):

@@ -5,12 +5,12 @@ from typing import Any
 
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.attention import Cache, attend, attend_cached, attention_weights, prepare
 from cope_jax.encodings import Encoding
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.linear import create_linear
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)

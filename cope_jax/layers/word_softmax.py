@@ -7,10 +7,10 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.ops.losses import cross_entropy, sampled_cross_entropy
-from cope_jax.typing import Array
 
 PREFIXES = ("", "backward_")
 """Of the fields of batches with which the forward and the backward model are trained."""
@@ -87,7 +87,7 @@ def check_directions(batch: Mapping[str, Any], directions: int, what: str) -> No
 
 
 def join_directions(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, tuple[Array, Array]]:
-    """The measures of one or both directions from each one's (sums, weight): those of all tokens, and each one's loss.
+    """The metrics of one or both directions from each one's (sums, weight): those of all tokens, and each one's loss.
 
     >>> join_directions([({"loss": 1}, 2), ({"loss": 5}, 2)])
     {'loss': (6, 4), 'forward_loss': (1, 2), 'backward_loss': (5, 2)}

@@ -15,9 +15,9 @@ from cope_jax.models import decoder as decoder
 from cope_jax.models import elmo as elmo
 from cope_jax.models import rnn_lm as rnn_lm
 from cope_jax.models import tagger as tagger
-from cope_jax.models.base import MODELS as MODELS
-from cope_jax.models.base import Ability as Ability
-from cope_jax.models.base import Model as Model
+from cope_jax.models.model import MODELS as MODELS
+from cope_jax.models.model import Ability as Ability
+from cope_jax.models.model import Model as Model
 
 
 def names() -> tuple[str, ...]:

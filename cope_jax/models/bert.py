@@ -11,21 +11,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.mlp import ACTIVATIONS
 from cope_jax.layers.norm import Norm
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, jitted, numbered
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.models.encoder import bert_block as bert_block
+from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.models.sentence_windows import Window, overlapping
 from cope_jax.ops.gather import take_tokens
 from cope_jax.ops.losses import cross_entropy
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.tokenizers.wordpiece import WordPiece
-from cope_jax.typing import Array, PyTree
 
 Pooling = Literal["first", "mean"]
 
@@ -107,7 +107,7 @@ class Bert(Model):
         segments_BL: Array | None = None,
         mask_BL: Array | None = None,
         *,
-        places_BP: Array | None = None,
+        indices_BP: Array | None = None,
         positions_BL: Any = None,
         dropout_key: Array | None = None,
     ) -> tuple[Array, Array]:
@@ -117,7 +117,7 @@ class Bert(Model):
           tokens_BL: int32 pieces.
           segments_BL: int32, the kind of segment of each; None: 0.
           mask_BL: 1 for real tokens, 0 for padding; None: all are real.
-          places_BP: int32, where in each sequence to predict; None: everywhere. A place outside of it gives NaN.
+          indices_BP: int32, where in each sequence to predict; None: everywhere. A place outside of it gives NaN.
           positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
           dropout_key: None means no dropout.
 
@@ -126,7 +126,7 @@ class Bert(Model):
           places.
         """
         x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key)
-        chosen_BPD = x_BLD if places_BP is None else take_tokens(x_BLD, places_BP)
+        chosen_BPD = x_BLD if indices_BP is None else take_tokens(x_BLD, indices_BP)
         return self._predict(chosen_BPD), logits(self.next_sentence, self.encoder.pool(x_BLD))
 
     def layers(self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None) -> Array:
@@ -137,9 +137,9 @@ class Bert(Model):
         """The vector of each sequence, pooled_BD."""
         return self.encoder.pool(self.encoder(tokens_BL, segments_BL, mask_BL))
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], PyTree]:
+    ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`mlm_loss` and `mlm_error` of the predicted tokens, `nsp_loss` and `nsp_error` of the sequences.
 
         Args:
@@ -150,19 +150,19 @@ class Bert(Model):
         """
         next_B = batch["next"]
         check_shapes("bert", {name: batch[name] for name in ("inputs", "targets", "weights")})
-        weights_BP, targets_BP, places_BP = batch["weights"], batch["targets"], None
+        weights_BP, targets_BP, indices_BP = batch["weights"], batch["targets"], None
         predictions = self.config.predictions
         if predictions is not None and predictions < weights_BP.shape[1]:
             count_B = jnp.sum(weights_BP > 0, axis=1)
-            weights_BP, places_BP = jax.lax.top_k(weights_BP, predictions)
-            targets_BP = jnp.take_along_axis(targets_BP, places_BP, axis=1)
+            weights_BP, indices_BP = jax.lax.top_k(weights_BP, predictions)
+            targets_BP = jnp.take_along_axis(targets_BP, indices_BP, axis=1)
             too_many = jnp.any(count_B > predictions)
             weights_BP = jnp.where(too_many, jnp.full((), jnp.nan, weights_BP.dtype), weights_BP)
         mlm_BPV, nsp_B2 = self(
             batch["inputs"],
             batch["segments"],
             batch["mask"],
-            places_BP=places_BP,
+            indices_BP=indices_BP,
             positions_BL=batch.get("positions"),
             dropout_key=dropout_key,
         )
@@ -182,7 +182,7 @@ class Bert(Model):
         return layout.constrain(logits_BPV + self.bias_V[...].astype(wide)[None, None], "batch", None, "width")
 
 
-def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array) -> dict[str, Measure]:
+def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array) -> dict[str, SumAndWeight]:
     """The loss, in nats, and the share of wrong ones."""
     total = jnp.sum(weights_BP)
     wrong_BP = (jax.lax.argmax(logits_BPV, 2, targets_BP.dtype) != targets_BP).astype(weights_BP.dtype)
@@ -240,8 +240,8 @@ class BertEmbedder(ModelEmbedder):
             row, _ = self._tokenizer.frame([piece for word in words for piece in of_words[word]])
             ends = 1 + np.cumsum([0, *(len(of_words[word]) for word in words)])
             spans = np.stack([ends[:-1], ends[:-1] + 1 if self._pooling == "first" else ends[1:]], axis=1)
-            places = np.array(owned, np.int64)
-            windows.append(Window(np.array(row, np.int32), places, spans[places - words.start]))
+            indices = np.array(owned, np.int64)
+            windows.append(Window(np.array(row, np.int32), indices, spans[indices - words.start]))
         return windows
 
     def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:

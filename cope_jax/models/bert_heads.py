@@ -7,18 +7,18 @@ from typing import Any, ClassVar, Literal
 import jax
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import Layout
-from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
+from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take_tokens
 from cope_jax.ops.losses import token_measures
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array, PyTree
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -131,9 +131,9 @@ class BertClassifier(_Head):
         pooled_B1D = self._freeze(self.encoder.pool(x_BLD))[:, None]
         return self._logits(pooled_B1D, head_key)[:, 0]
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], PyTree]:
+    ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`loss` and `sequence_error`, the share of sequences of a wrong class; `token_error` is the same.
 
         Args:
@@ -228,9 +228,9 @@ class BertTagger(_Head):
         x_BLD = take_tokens(x_BPD, starts_BL)
         return self._logits(x_BLD, head_key)
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], PyTree]:
+    ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`loss`, `token_error` and `sequence_error` of the words.
 
         Args:

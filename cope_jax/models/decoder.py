@@ -9,21 +9,21 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import Cache, create_cache
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
 from cope_jax.layers.block import Block
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model, check_shapes
+from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.ops.losses import sampled_cross_entropy, token_measures
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.typing import Array, PyTree, accumulator_dtype
 
 PADDING = -1  # the segment of the tokens that stand before a shorter prompt
 
@@ -199,9 +199,9 @@ class Decoder(Model):
         context = self._context(tokens_BL, positions_BL, segment_ids_BL)
         return self._logits(self._read(tokens_BL, context, dropout_key))
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], PyTree]:
+    ) -> tuple[dict[str, SumAndWeight], PyTree]:
         fields = {name: batch[name] for name in ("inputs", "targets", "weights")}
         check_shapes("decoder", {**fields, "segments": batch.get("segments")})
         sample_key = None

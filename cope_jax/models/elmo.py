@@ -10,18 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.layers.char_cnn import ORIGINAL_FILTERS, CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Carry, Cell, Recurrent, clear
 from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions, join_directions
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
+from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
 from cope_jax.registry import check_at_least, check_choices, unknown
 from cope_jax.tokenizers.characters import batch_sentences
-from cope_jax.typing import Array
 
 Carries = tuple[tuple[Carry, ...], tuple[Carry, ...]]
 """The state of every layer, forward and backward."""
@@ -193,9 +193,9 @@ class Elmo(Model):
         pairs = zip([x_BLP, *forward], [x_BLP, *backward], strict=True)
         return jnp.stack([jnp.concatenate(pair, axis=-1) for pair in pairs]), (last, first)
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: Any = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], Carries]:
+    ) -> tuple[dict[str, SumAndWeight], Carries]:
         """`loss`, `forward_loss`, `backward_loss` and, where no words are sampled, `token_error`.
 
         Both directions count alike. Fields of the batch: `inputs`, characters `[B, L, C]`, `targets`, `weights`, the

@@ -12,10 +12,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.models.sentence_windows import Window, pool
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array
 
 Sentence = Sequence[str]
 LENGTHS = (16, 32, 64, 128, 256)

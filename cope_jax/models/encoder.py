@@ -8,20 +8,20 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
 from cope_jax.layers.block import Block
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.linear import create_linear
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import check_shapes
+from cope_jax.models.model import check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least, check_choices, unknown
-from cope_jax.typing import Array
 
 SIZES: dict[str, tuple[int, int, int]] = {
     "tiny": (2, 128, 2),

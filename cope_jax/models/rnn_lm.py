@@ -10,18 +10,18 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.layers.recurrent import Carry, Cell, CellName, Recurrent, clear
 from cope_jax.layers.word_softmax import PREFIXES, WordSoftmax, check_directions, join_directions
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model, check_shapes
 from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
+from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tokenizers.vocabulary import Vocabulary
-from cope_jax.typing import Array
 
 Carries = tuple[tuple[Carry, ...], ...]
 """The state of every layer of every direction."""
@@ -180,9 +180,9 @@ class RNNLM(Model):
             layers[0] = jnp.where(real_BL1, layers[0], jnp.zeros((), layers[0].dtype))
         return jnp.stack(layers)
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: Any = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], Carries]:
+    ) -> tuple[dict[str, SumAndWeight], Carries]:
         """`loss`, where no words are sampled `token_error`, and of both directions `forward_loss`, `backward_loss`.
 
         Both directions count alike: loss and error are those of all their tokens. Fields of the batch: `inputs`,

@@ -23,8 +23,8 @@ class Window:
 
 def whole(row: np.ndarray, begin: int = 0, end: int = 0) -> Window:
     """The window of a row with one place for each word, after `begin` and before `end` places of marks."""
-    places = np.arange(len(row) - begin - end)
-    return Window(row, places, np.stack([begin + places, begin + places + 1], axis=1))
+    indices = np.arange(len(row) - begin - end)
+    return Window(row, indices, np.stack([begin + indices, begin + indices + 1], axis=1))
 
 
 def overlapping(sizes: Sequence[int], room: int) -> list[tuple[range, list[int]]]:

@@ -9,17 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.layers.char_cnn import CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Bidirectional, Cell
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.base import MODELS, Measure, Model, check_shapes
+from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.ops.losses import token_measures
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.typing import Array, PyTree
 
 CHARACTER_DIM, CHARACTER_WIDTH = 16, 3
 
@@ -178,9 +178,9 @@ class Tagger(Model):
             x_BLD = dropout(layer(x_BLD, lengths_B=lengths_B)[0], self.config.dropout, key)
         return self.out(x_BLD)
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], PyTree]:
+    ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`tag_loss`, `penalty` of the mix, `token_error`, and `sequence_error`, the share of sentences with an error.
 
         The penalty weighs as much as the batch's words: the parts of a batch that is split add up to its mean.

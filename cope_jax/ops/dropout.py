@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 from jax.typing import ArrayLike
 
-from cope_jax.typing import Array
+from cope_jax.array_types import Array
 
 
 def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:

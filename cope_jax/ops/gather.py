@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from cope_jax.typing import Array
+from cope_jax.array_types import Array
 
 
 def take(table_ND: Array, indices: Array) -> Array:
@@ -45,7 +45,7 @@ def take_from_table(table: Array, indices: Array) -> Array:
     >>> take_from_table(jnp.array([1.0, 2.0]), jnp.array([[1, 0]])).tolist()
     [[2.0, 1.0]]
     """
-    return table.at[indices].get(mode="promise_in_bounds")
+    return jnp.asarray(table).at[indices].get(mode="promise_in_bounds")
 
 
 @jax.custom_jvp

@@ -5,7 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from cope_jax.typing import Array, accumulator_dtype
+from cope_jax.array_types import Array, accumulator_dtype
 
 _SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 

@@ -2,7 +2,7 @@
 
 import jax.numpy as jnp
 
-from cope_jax.typing import Array, accumulator_dtype
+from cope_jax.array_types import Array, accumulator_dtype
 
 
 def content_logits(q_BHLK: Array, k_BGMK: Array, scale: float | None = None) -> Array:

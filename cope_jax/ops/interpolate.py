@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
+from cope_jax.array_types import Array
 from cope_jax.ops.gather import take_flat
 from cope_jax.ops.linear import linear
-from cope_jax.typing import Array
 
 
 def table_logits(q_BHLK: Array, table_NK: Array) -> Array:

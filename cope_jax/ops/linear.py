@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 
-from cope_jax.typing import Array
+from cope_jax.array_types import Array
 
 PRODUCT = "product"  # the name of what `dot_general` returns, for rematerialisation
 

@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from cope_jax.array_types import Array, accumulator_dtype
 from cope_jax.ops.gather import take
-from cope_jax.typing import Array, accumulator_dtype
 
 
 def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
@@ -26,8 +26,8 @@ def token_measures(logits_BLV: Array, targets_BL: Array, weights_BL: Array) -> d
     The loss, in nats, and the share of tokens that the most probable one misses are means over tokens, each times its
     weight; the share of sequences with any such miss is one over the sequences that have a token of weight above 0.
 
-    >>> measures = token_measures(jnp.zeros((1, 2, 4)), jnp.array([[0, 3]]), jnp.ones((1, 2)))
-    >>> {name: float(total / weight) for name, (total, weight) in measures.items()}
+    >>> metrics = token_measures(jnp.zeros((1, 2, 4)), jnp.array([[0, 3]]), jnp.ones((1, 2)))
+    >>> {name: float(total / weight) for name, (total, weight) in metrics.items()}
     {'loss': 1.38..., 'token_error': 0.5, 'sequence_error': 1.0}
     """
     best_BL = jax.lax.argmax(logits_BLV, 2, targets_BL.dtype)

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from cope_jax.typing import Array
+from cope_jax.array_types import Array
 
 # A length up to this that the inner sums do not divide is one product: padding it would cost more in copies.
 _ONE_PRODUCT = 128

@@ -12,9 +12,10 @@ import jax
 import numpy as np
 
 from cope_jax import tasks
+from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.files import write_atomically
-from cope_jax.models.base import attends
+from cope_jax.models.model import attends
 from cope_jax.runs import records as recording
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
@@ -22,15 +23,14 @@ from cope_jax.runs.kept_files import check_alike, keep_files
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
-from cope_jax.training import distributed, summary
+from cope_jax.training import processes, summary
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.evaluator import Errors, Evaluator
 from cope_jax.training.from_config import batch_shapes, create_iterator, create_learner, create_program
 from cope_jax.training.learner import TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.profiling import Profile
-from cope_jax.training.throughput import Meter
-from cope_jax.typing import PyTree
+from cope_jax.training.throughput import Throughput
 
 
 class Experiment:
@@ -58,7 +58,7 @@ class Experiment:
         self.program = create_program(config, self.task, width)
         _check(config, self.task)
         self.learner = self.program.learner
-        self.replicas = self.program.replicas
+        self.seed_batch = self.program.seed_batch
         evaluation = config.evaluation
         splits = dict.fromkeys(self.task.evaluation_splits, evaluation.examples)
         if evaluation.sweep_examples:
@@ -122,7 +122,7 @@ class Experiment:
           ConfigError: the folder belongs to other settings or data, or the model to start from does not fit.
           Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved, and the same call resumes from it.
         """
-        if len(seeds) != self.replicas.width:
+        if len(seeds) != self.seed_batch.width:
             whole = Experiment(self.config, len(seeds), self.task)
             return whole.train(
                 workdir,
@@ -139,7 +139,7 @@ class Experiment:
         if not (workdir / "checkpoints").exists():  # before anything is written, for it may not fit
             start()
         with contextlib.ExitStack() as stack:
-            with distributed.first_goes_ahead() as first:
+            with processes.first_goes_ahead() as first:
                 if first:
                     environment = recording.environment() if environment is None else environment
                     stack.enter_context(workdirs.locked(workdir))
@@ -164,7 +164,7 @@ class Experiment:
           run: a folder in which such an experiment was trained, or that folder loaded.
         """
         run = run if isinstance(run, LoadedRun) else load_run(run)
-        if len(run.seeds) != self.replicas.width:
+        if len(run.seeds) != self.seed_batch.width:
             return Experiment(self.config, len(run.seeds), self.task).evaluate(run)
         step, params, seconds = run.restored
         return self.records(run.seeds, jax.device_put(params, self.program.state_shardings.params), step, seconds)
@@ -194,7 +194,7 @@ class Experiment:
         job = summary.job_table(
             state,
             self.program.mesh,
-            batch_size=self.config.training.batch_size * self.replicas.width,
+            batch_size=self.config.training.batch_size * self.seed_batch.width,
             length=length,
             flops_per_token=self.learner.model.flops_per_token(length),
         )
@@ -207,12 +207,12 @@ class Experiment:
             job.add_row("data", self.task.origin())
         return summary.summarise(state.params, job)
 
-    def meter(self) -> Meter:
+    def throughput(self) -> Throughput:
         """What measures the speed of a run."""
         training, mesh = self.config.training, self.program.mesh
         length = self.task.length("train")
-        return Meter(
-            tokens_per_step=training.batch_size * length * self.replicas.width,
+        return Throughput(
+            tokens_per_step=training.batch_size * length * self.seed_batch.width,
             flops_per_token=self.learner.model.flops_per_token(length),
             devices=mesh.devices.flat,
             peak=self.config.job.peak_flops,
@@ -238,7 +238,7 @@ class Experiment:
             workdir,
             [create_iterator(self.config, self.task, seed, rows) for seed in seeds],
             lambda state, step: self._curve(seeds, state, step),
-            self.meter(),
+            self.throughput(),
             self.config.job,
             profile,
             label,
@@ -277,7 +277,7 @@ def _check(config: ExperimentConfig, task: Task) -> None:
     positions_BL = learner.with_positions(jax.random.key(0), batch)["positions"]
     try:
         jax.eval_shape(
-            lambda params, batch: learner.measures(params, carry, {"positions": positions_BL, **batch}),
+            lambda params, batch: learner.metrics(params, carry, {"positions": positions_BL, **batch}),
             params,
             batch,
         )

@@ -10,7 +10,7 @@ from cope_jax.runs import records
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.tasks import Task
-from cope_jax.training import distributed
+from cope_jax.training import processes
 from cope_jax.training.config import ExperimentConfig
 
 
@@ -39,7 +39,7 @@ def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRu
     compiled: dict[tuple[str, int], Experiment] = {}
     made: dict[str, Task] = {}  # the last, for reading and cutting up a long text takes minutes
     for run in runs:  # what is kept must be of the same config, or old figures would pass for new ones
-        if run.result.exists() and distributed.is_first():
+        if run.result.exists() and processes.is_first():
             workdirs.open_workdir(run.workdir, configs[run.label], run.seeds)
     for number, run in enumerate(runs, start=1):
         if run.result.exists():
@@ -57,7 +57,7 @@ def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRu
             fields={} if run.label == config.encoding else {"system": run.label},
             environment=environment,
         )
-        if distributed.is_first():
+        if processes.is_first():
             write_results(workdir, [run for run in runs if run.result.exists()])
 
 

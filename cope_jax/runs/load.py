@@ -14,12 +14,12 @@ from cope_jax.exchange import bert_files, formats, safetensors_io
 from cope_jax.runs.workdir import read_settings
 from cope_jax.tasks import Task
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.base import Codec
-from cope_jax.tokenizers.words import Words as WordTokenizer
+from cope_jax.tokenizers.tokenizer import Codec
+from cope_jax.tokenizers.word_level import Words as WordTokenizer
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
 from cope_jax.training.from_config import create_learner
-from cope_jax.training.seed_batch import Replicas
+from cope_jax.training.seed_batch import SeedBatch
 
 MINILM = "minilm"
 """Stands for the folder of an installed MiniLM wherever a folder is asked for."""
@@ -115,7 +115,7 @@ class LoadedRun(Loaded):
     def task(self) -> Task:
         """The task, with what it learned from its data when the run began."""
         chosen = self.experiment.task
-        return tasks.create(chosen.name, **tasks.TASKS.get(chosen.name).with_artifacts(chosen.options, self.folder))
+        return tasks.create(chosen.name, **tasks.TASKS.get(chosen.name).with_saved_files(chosen.options, self.folder))
 
     @functools.cached_property
     def config(self) -> Any:
@@ -142,9 +142,9 @@ class LoadedRun(Loaded):
         Raises:
           ConfigError: there is none.
         """
-        learner, replicas = create_learner(self.experiment, self.task), Replicas(len(self.seeds))
-        seeds = replicas.stack([np.int32(seed) for seed in self.seeds])
-        params = jax.eval_shape(replicas.lift(learner.init), seeds).params
+        learner, seed_batch = create_learner(self.experiment, self.task), SeedBatch(len(self.seeds))
+        seeds = seed_batch.stack([np.int32(seed) for seed in self.seeds])
+        params = jax.eval_shape(seed_batch.lift(learner.init), seeds).params
         with Checkpoints(self.folder / "checkpoints", read_only=True) as checkpoints:
             found = checkpoints.restore({"params": params}, learner.model, partial=True)
         if found is None:
@@ -154,7 +154,7 @@ class LoadedRun(Loaded):
 
     def params(self, seed: int | None = None) -> Any:
         place = self._place(seed)
-        return Replicas(len(self.seeds)).unstack(self.restored.params)[place]
+        return SeedBatch(len(self.seeds)).unstack(self.restored.params)[place]
 
     def title(self, seed: int | None = None) -> str:
         number = self.seeds[self._place(seed)]

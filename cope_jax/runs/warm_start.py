@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import PyTree
 from cope_jax.attention import attend
 from cope_jax.encodings import ENCODINGS, AttentionShape, EncodingConfig
 from cope_jax.errors import ConfigError
@@ -21,7 +22,6 @@ from cope_jax.runs.load import load
 from cope_jax.tasks import Task
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.learner import Learner
-from cope_jax.typing import PyTree
 
 OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
 """Options of models that decide how they are trained and run, and not what they compute."""
@@ -47,7 +47,7 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
     model = learner.model
     found = load(folder)
     config, params = found.config, jax.device_get(found.params())
-    same = task.same_artifacts(folder)
+    same = task.same_saved_files(folder)
     surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
     if same and surplus > 0:
         config, params = _without_surplus(config, params, model.vocab_size)
@@ -79,7 +79,7 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
         )
         if same and surplus > 0:
             print(f"start: the last {surplus} of {folder}'s tokens, which its vocabulary has not, are left out")
-        if same is None and task.artifacts():
+        if same is None and task.saved_files():
             print(f"warning: no vocabulary in {folder} to compare with", file=sys.stderr)
         for line in _differences(config, model):
             print(f"warning: {folder} was trained with {line}", file=sys.stderr)

@@ -18,7 +18,7 @@ from cope_jax.tasks import tagging as tagging
 from cope_jax.tasks import text as text
 from cope_jax.tasks import words as words
 from cope_jax.tasks import zipf as zipf
-from cope_jax.tasks.base import TASKS, Batch, Task
+from cope_jax.tasks.task import TASKS, Batch, Task
 
 __all__ = ["TASKS", "Batch", "Task", "create", "names"]
 

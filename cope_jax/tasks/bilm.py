@@ -12,7 +12,7 @@ import numpy as np
 from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import Stream, drawn, first, windows
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, unigram_baselines
+from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, unigram_baselines
 from cope_jax.tokenizers import characters as chars
 from cope_jax.tokenizers.vocabulary import UNKNOWN, Vocabulary
 
@@ -92,13 +92,13 @@ class BiLM(Task):
         return text.spell(windows(text.fields, drawn(rng, n, max(1, text.size - length + 1)), length))
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        places, text = first(n, self.size(split), f"the split {split!r} of bilm"), self._splits[split]
-        return text.spell(windows(text.fields, places * self.length(split), self.length(split)))
+        indices, text = first(n, self.size(split), f"the split {split!r} of bilm"), self._splits[split]
+        return text.spell(windows(text.fields, indices * self.length(split), self.length(split)))
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
         return unigram_baselines(self, batches)
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {"words.txt": self.vocabulary.text}
 
 
@@ -107,7 +107,7 @@ class _Split:
 
     def __init__(self, sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, max_characters: int):
         kinds = list(dict.fromkeys(word for sentence in sentences for word in sentence))
-        places = {word: place for place, word in enumerate(kinds, start=3)}
+        indices = {word: place for place, word in enumerate(kinds, start=3)}
         marks = [chars.sentence_mark(mark, max_characters) for mark in (chars.BEGIN_SENTENCE, chars.END_SENTENCE)]
         padding = np.zeros((1, max_characters), np.int32)
         self._table_UC = np.concatenate([padding, np.stack(marks), chars.characters(kinds, max_characters)])
@@ -117,7 +117,7 @@ class _Split:
         backward: list[int] = []
         ends = np.cumsum([0, *(len(sentence) + 1 for sentence in sentences)])
         for sentence in sentences:
-            numbers = [places[word] for word in sentence]
+            numbers = [indices[word] for word in sentence]
             forward += [begin, *numbers]
             backward += [end, *numbers[::-1]]
         self.size = len(forward)

@@ -8,8 +8,8 @@ import string
 
 import numpy as np
 
-from cope_jax.tasks.base import TASKS, Batch, check
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import TASKS, Batch, check
 
 MAX_ROWS = 1024  # programs generated at a time: bounds memory at tens of MB, whatever the size of the batch
 ABSENT = -1
@@ -17,7 +17,7 @@ PASS, INCREMENT, SET = range(3)
 
 
 @TASKS.register("counting")
-class Counting(LevelTask):
+class Counting(SyntheticTask):
     """A program of set, increment and pass operations, then a question about one variable.
 
     The number of operations is uniform in [min_operations, max_operations]. Each is drawn by weight: *set* makes any of

@@ -7,14 +7,14 @@ import dataclasses
 
 import numpy as np
 
-from cope_jax.tasks.base import TASKS, Batch, check, next_token_batch
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import TASKS, Batch, check, next_token_batch
 
 WRITE, READ, IGNORE, ZERO = range(4)
 
 
 @TASKS.register("flip_flop")
-class FlipFlop(LevelTask):
+class FlipFlop(SyntheticTask):
     """FFL(T, p_ignore): T tokens, alternating an instruction and a bit.
 
     The first instruction is `w` (write) and the last `r` (read); those between are drawn independently, `i` (ignore)

@@ -19,7 +19,7 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import drawn
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, check
+from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 _SHORT = 0.1
@@ -147,11 +147,11 @@ class MaskedLM(Task):
         train, test = (self._splits[name].pieces for name in ("train", split))
         return unigram_accuracy(train, test, self.wordpiece.unknown)
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {"vocab.txt": self.wordpiece.text}
 
     @classmethod
-    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
+    def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
         file = epath.Path(folder) / "vocab.txt"
         return {**options, "vocab": str(file)} if file.exists() else dict(options)
 

@@ -12,8 +12,8 @@ from cope_jax.files import read_text
 class Persistent:
     """What a task of data in files adds; a task whose examples are drawn overrides nothing of it.
 
-    A run keeps two kinds of files: its artifacts, without which it is of no use, such as a vocabulary; and its sources,
-    digests that tell its data from others. It can be read back without the data, and goes on with the same data only.
+    A run keeps two kinds of files: those without which it is of no use, such as a vocabulary; and digests that tell its
+    data from others. It can be read back without the data, and resumes with the same data only.
     """
 
     config: Any
@@ -23,36 +23,38 @@ class Persistent:
         data_dir = getattr(self.config, "data_dir", "")
         return "the small built-in sample, since data_dir is not set" if data_dir is None else str(data_dir)
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         """Files that a run must keep to be of use, such as a vocabulary: content by name. Default: none."""
         return {}
 
-    def same_artifacts(self, folder: epath.PathLike) -> bool | None:
-        """Whether the artifacts in a folder, such as a vocabulary, mean what the task's do; None: it has none."""
-        there = {name: file for name in self.artifacts() if (file := epath.Path(folder) / name).exists()}
+    def same_saved_files(self, folder: epath.PathLike) -> bool | None:
+        """Whether the saved files in a folder mean what the task's do; None: it has none."""
+        there = {name: file for name in self.saved_files() if (file := epath.Path(folder) / name).exists()}
         if not there:
             return None
-        return all(read_text(file).splitlines() == self.artifacts()[name].splitlines() for name, file in there.items())
+        return all(
+            read_text(file).splitlines() == self.saved_files()[name].splitlines() for name, file in there.items()
+        )
 
-    def sources(self) -> dict[str, str]:
+    def data_digest(self) -> dict[str, str]:
         """Files that tell the data of the task from others: content by name. Default: none.
 
-        A run keeps them and goes on with the same data only. To read it back, the data need not be there.
+        A run keeps them, and resumes with the same data only. To read it back, the data need not be there.
         """
         return {}
 
-    def same_sources(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
-        """Whether the data of some splits are those of which the sources in a folder tell; None: it has none."""
+    def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
+        """Whether the data of some splits are those of the digests in a folder; None: it has none."""
         del splits
-        there = {name: file for name in self.sources() if (file := epath.Path(folder) / name).exists()}
-        return all(read_text(file) == self.sources()[name] for name, file in there.items()) if there else None
+        there = {name: file for name in self.data_digest() if (file := epath.Path(folder) / name).exists()}
+        return all(read_text(file) == self.data_digest()[name] for name, file in there.items()) if there else None
 
     def example_options(self) -> dict[str, Any]:
-        """The options that examples depend on beside the content of `artifacts` and `sources`. Default: all."""
+        """The options that examples depend on beside the content of `saved_files` and `data_digest`. Default: all."""
         return dataclasses.asdict(self.config)
 
     @classmethod
-    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
-        """The options by which the task takes the artifacts of a run from its folder, instead of learning them anew."""
+    def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
+        """The options by which the task takes the saved files of a run instead of learning them anew."""
         del folder
         return dict(options)

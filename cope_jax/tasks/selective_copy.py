@@ -7,14 +7,14 @@ import dataclasses
 
 import numpy as np
 
-from cope_jax.tasks.base import TASKS, Batch, check, next_token_batch
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import TASKS, Batch, check, next_token_batch
 
 BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 
 
 @TASKS.register("selective_copy")
-class SelectiveCopy(LevelTask):
+class SelectiveCopy(SyntheticTask):
     """`num_tokens` symbols in random places among blanks, a separator, then the symbols again, in order.
 
     Loss and metric count on the copy only. The paper's vocabulary of 16 tokens is read as 14 symbols, the blank and the
@@ -84,9 +84,9 @@ class SelectiveCopy(LevelTask):
         k, read_length = self.config.num_tokens, self.config.num_tokens + int(level)
         symbols = rng.integers(FIRST_SYMBOL, FIRST_SYMBOL + self.config.num_symbols, size=(n, k))
         # The k smallest of independent uniforms are a uniform choice of k places.
-        places = np.sort(np.argsort(rng.random((n, read_length)), axis=1)[:, :k], axis=1)
+        indices = np.sort(np.argsort(rng.random((n, read_length)), axis=1)[:, :k], axis=1)
         tokens = np.full((n, read_length + 1 + k), BLANK)
-        np.put_along_axis(tokens, places, symbols, axis=1)
+        np.put_along_axis(tokens, indices, symbols, axis=1)
         tokens[:, read_length] = SEPARATOR
         tokens[:, read_length + 1 :] = symbols
         weights = np.broadcast_to(np.arange(read_length + k) >= read_length, (n, read_length + k))

@@ -10,7 +10,7 @@ import numpy as np
 from cope_jax.corpora import sms
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.base import TASKS, Batch, Task, check
+from cope_jax.tasks.task import TASKS, Batch, Task, check
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 
@@ -22,7 +22,7 @@ class Spam(Task):
     which a longer message keeps the first; `targets` and `weights` `[B]`.
 
     Attributes:
-      places: of the messages of each split among all of the corpus.
+      indices: of the messages of each split among all of the corpus.
       classes: their names; a class's number is its place.
       num_classes: 2.
       wordpiece: the vocabulary.
@@ -72,8 +72,8 @@ class Spam(Task):
         train, test = _divide(np.array([message.label for message in messages]), config)
         self.classes = sms.LABELS
         self.num_classes = len(self.classes)
-        self.places = {"train": train, "test": test}
-        self._messages = {split: [messages[i] for i in places] for split, places in self.places.items()}
+        self.indices = {"train": train, "test": test}
+        self._messages = {split: [messages[i] for i in indices] for split, indices in self.indices.items()}
         if config.vocab is None:
             texts = (message.text for message in self._messages["train"])
             self.wordpiece = WordPiece.train(texts, config.vocab_size, lowercase=config.lowercase)
@@ -100,14 +100,14 @@ class Spam(Task):
         return len(self._messages[split])
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        places = drawn(rng, n, self.size(split))
-        return {name: field[places] for name, field in self._fields[split].items()}
+        indices = drawn(rng, n, self.size(split))
+        return {name: field[indices] for name, field in self._fields[split].items()}
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        places = first(n, self.size(split), f"the split {split!r} of spam")
-        return {name: field[places] for name, field in self._fields[split].items()}
+        indices = first(n, self.size(split), f"the split {split!r} of spam")
+        return {name: field[indices] for name, field in self._fields[split].items()}
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {"vocab.txt": self.wordpiece.text}
 
     def _encoded(self, split: str) -> Batch:

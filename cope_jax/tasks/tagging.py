@@ -14,7 +14,7 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, check
+from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
 from cope_jax.tokenizers.characters import characters
 from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -105,16 +105,16 @@ class Tagging(Task):
         self.length(split)
         return len(self._splits[split].chunks)
 
-    def take(self, split: str, places: np.ndarray) -> Batch:
-        """The examples at `places` `[n]` of the file: what `dataset` has there, without all of it in memory."""
+    def take(self, split: str, indices: np.ndarray) -> Batch:
+        """The examples at `indices` `[n]` of the file: what `dataset` has there, without all of it in memory."""
         self.length(split)
         text, length = self._splits[split], self.config.length
-        bounds = np.array(text.chunks, np.int64).reshape(-1, 2)[places]
-        places_BL = bounds[:, :1] + np.arange(length)
-        real_BL = places_BL < bounds[:, 1:]
-        places_BL = np.where(real_BL, places_BL, 0)
-        targets_BL = np.where(real_BL, self._targets[split][places_BL], 0).astype(np.int32)
-        fields = text.fields(bounds, places_BL, real_BL)
+        bounds = np.array(text.chunks, np.int64).reshape(-1, 2)[indices]
+        indices_BL = bounds[:, :1] + np.arange(length)
+        real_BL = indices_BL < bounds[:, 1:]
+        indices_BL = np.where(real_BL, indices_BL, 0)
+        targets_BL = np.where(real_BL, self._targets[split][indices_BL], 0).astype(np.int32)
+        fields = text.fields(bounds, indices_BL, real_BL)
         return {**fields, "targets": targets_BL, "weights": real_BL.astype(np.float32)}
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
@@ -142,7 +142,7 @@ class Tagging(Task):
         guesses = baselines.majority_by_word(self._words("train"), self._targets["train"].tolist(), self._words(split))
         return float(np.mean(self._targets[split] == guesses))
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {"vocab.txt": self._pieces.text} if self._pieces else {"words.txt": self.vocabulary.text}
 
     def _words(self, split: str) -> list[str]:
@@ -175,14 +175,14 @@ class _Words:
         padding = np.zeros((1, config.max_characters), np.int32)
         self._table_UC = np.concatenate([padding, characters(list(kinds), config.max_characters)])
 
-    def fields(self, bounds: np.ndarray, places_BL: np.ndarray, real_BL: np.ndarray) -> Batch:
+    def fields(self, bounds: np.ndarray, indices_BL: np.ndarray, real_BL: np.ndarray) -> Batch:
         """All but targets and weights."""
         batch = {
-            "inputs": np.where(real_BL, self._inputs[places_BL], 0).astype(np.int32),
-            "characters": self._table_UC[np.where(real_BL, self._kinds[places_BL], 0)],
+            "inputs": np.where(real_BL, self._inputs[indices_BL], 0).astype(np.int32),
+            "characters": self._table_UC[np.where(real_BL, self._kinds[indices_BL], 0)],
         }
         if self.vectors is not None:
-            batch["vectors"] = self.vectors[places_BL].astype(np.float32) * real_BL[..., None, None]
+            batch["vectors"] = self.vectors[indices_BL].astype(np.float32) * real_BL[..., None, None]
         return batch
 
 
@@ -197,7 +197,7 @@ class _Pieces:
         self.chunks = _chunks(lengths, self._bounds, config.length, room)
         self._special, self._length = pieces, config.max_pieces
 
-    def fields(self, bounds: np.ndarray, places_BL: np.ndarray, real_BL: np.ndarray) -> Batch:
+    def fields(self, bounds: np.ndarray, indices_BL: np.ndarray, real_BL: np.ndarray) -> Batch:
         """All but targets and weights."""
         begin_B1, end_B1 = self._bounds[bounds[:, :1]], self._bounds[bounds[:, 1:]]
         flat_BP = begin_B1 + np.arange(self._length) - 1
@@ -210,7 +210,7 @@ class _Pieces:
             "inputs": inputs_BP.astype(np.int32),
             "mask": (np.arange(self._length) <= last_B1).astype(np.int32),
             "segments": np.zeros(inputs_BP.shape, np.int32),
-            "starts": np.where(real_BL, self._bounds[places_BL] - begin_B1 + 1, 0).astype(np.int32),
+            "starts": np.where(real_BL, self._bounds[indices_BL] - begin_B1 + 1, 0).astype(np.int32),
         }
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from cope_jax.corpora.mixtures import Mixture
-from cope_jax.corpora.packing import Entries, Mixed, Packed, Packing, join
+from cope_jax.corpora.packing import Mixed, Packed, Packing, TokenStream, join
 from cope_jax.corpora.raw_text import Texts
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import drawn, first
@@ -21,9 +21,9 @@ from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 from cope_jax.registry import check_at_least, check_choices, unknown
-from cope_jax.tasks.base import TASKS, Batch, TextTask, check
+from cope_jax.tasks.task import TASKS, Batch, TextTask, check
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.base import Codec, Tokenizer
+from cope_jax.tokenizers.tokenizer import Codec, Tokenizer
 
 _SOURCES = "corpus.json"
 
@@ -97,12 +97,12 @@ class Text(TextTask):
 
     sweep_label = "length of the context"
     other_metrics = ("token_perplexity", "bits_per_byte")
-    side_by_side = True
+    packable = True
 
     def __init__(self, config: Config):
         self._corpora = Mixture(config.corpus, config.data_dir, config.globs)
         self.tokenizer = _tokenizer(config, self._corpora)
-        self._texts: dict[str, tuple[list[Entries], Counts]] = {}
+        self._texts: dict[str, tuple[list[TokenStream], Counts]] = {}
         self._packed: dict[str, Mixed] = {}
         self.window_length = config.length
         self.crosses_documents = config.packing == "stream"
@@ -147,20 +147,20 @@ class Text(TextTask):
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         return self.take(split, first(n, self.size(split), f"the split {split!r} of text"))
 
-    def take(self, split: str, places: np.ndarray) -> Batch:
-        return self._examples(split).take(places)
+    def take(self, split: str, indices: np.ndarray) -> Batch:
+        return self._examples(split).take(indices)
 
-    def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
+    def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """With perplexities and bits per byte; without `sequence_error`, for a window is no sequence of its own."""
         counts = self.counts(split)
-        own = {name: value for name, value in measures.items() if name != "sequence_error"}
-        return own | counts.per_unit(measures["loss"] * counts.tokens)
+        own = {name: value for name, value in metrics.items() if name != "sequence_error"}
+        return own | counts.per_unit(metrics["loss"] * counts.tokens)
 
     def counts(self, split: str) -> Counts:
         """What the text of a split has. The ends between documents, which training predicts too, are not of it."""
         return self._text(self._parse(split)[0])[1]
 
-    def entries(self, split: str) -> list[Entries]:
+    def token_streams(self, split: str) -> list[TokenStream]:
         """The whole text of a split, one of each corpus, for windows of any other kind, such as overlapping ones."""
         return self._text(self._parse(split)[0])[0]
 
@@ -185,18 +185,18 @@ class Text(TextTask):
         size = f"{found['documents']:,} documents of {found['bytes']:,} bytes to train on"
         return f"{self.config.corpus} from {self._corpora.place}: {size}"
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {self.tokenizer.file: self.tokenizer.text}
 
-    def same_artifacts(self, folder: epath.PathLike) -> bool | None:
+    def same_saved_files(self, folder: epath.PathLike) -> bool | None:
         found = loading.find(folder)
         return None if found is None else loading.same(found, self.tokenizer)
 
-    def sources(self) -> dict[str, str]:
+    def data_digest(self) -> dict[str, str]:
         found = {split: self._corpora.fingerprint(split) for split in SPLITS}
         return {_SOURCES: json.dumps(found, indent=1) + "\n"}
 
-    def same_sources(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
+    def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
         file = epath.Path(folder) / _SOURCES
         if not file.exists():
             return None
@@ -212,7 +212,7 @@ class Text(TextTask):
         return {name: value for name, value in super().example_options().items() if name not in carried}
 
     @classmethod
-    def with_artifacts(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
+    def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
         kind = options.get("tokenizer", cls.Config.tokenizer)
         file = epath.Path(folder) / loading.FILES.get(kind, "")
         if kind not in loading.FILES or not file.exists():
@@ -235,11 +235,11 @@ class Text(TextTask):
         if split not in self._packed:
             text, length = self._parse(split)
             options = {"packing": self.config.packing, "every": text == "train"}
-            parts = [Packed(entries, length, **options) for entries in self.entries(split)]
+            parts = [Packed(entries, length, **options) for entries in self.token_streams(split)]
             self._packed[split] = Mixed(parts, spread=text != "train")  # training draws from each part
         return self._packed[split]
 
-    def _text(self, split: str) -> tuple[list[Entries], Counts]:
+    def _text(self, split: str) -> tuple[list[TokenStream], Counts]:
         if split not in self._texts:
             corpora = self._corpora.texts(split)
             parts = [join(self.tokenizer.encode(texts), self.tokenizer.end) for texts in corpora]

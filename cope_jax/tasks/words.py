@@ -14,9 +14,9 @@ from cope_jax.corpora import conllu, wikitext
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import Stream, drawn, first, windows
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.base import TASKS, Baseline, Batch, Task, unigram_baselines
-from cope_jax.tokenizers import words as tokenizer
-from cope_jax.tokenizers.base import Codec
+from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, unigram_baselines
+from cope_jax.tokenizers import word_level as tokenizer
+from cope_jax.tokenizers.tokenizer import Codec
 from cope_jax.tokenizers.vocabulary import Vocabulary
 
 
@@ -86,13 +86,13 @@ class Words(Task):
         return windows(self._fields[split], drawn(rng, n, max(1, words - length + 1)), length)
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        places = first(n, self.size(split), f"the split {split!r} of words")
-        return windows(self._fields[split], places * self.length(split), self.length(split))
+        indices = first(n, self.size(split), f"the split {split!r} of words")
+        return windows(self._fields[split], indices * self.length(split), self.length(split))
 
-    def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
+    def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         self.length(split)
         with np.errstate(over="ignore"):
-            return {**measures, "perplexity": float(np.exp(measures["loss"]))}
+            return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
 
     def codec(self) -> Codec:
         return Codec.of(tokenizer.Words(self.vocabulary))
@@ -100,7 +100,7 @@ class Words(Task):
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
         return unigram_baselines(self, batches)
 
-    def artifacts(self) -> dict[str, str]:
+    def saved_files(self) -> dict[str, str]:
         return {"words.txt": self.vocabulary.text}
 
 

@@ -7,12 +7,12 @@ import dataclasses
 
 import numpy as np
 
-from cope_jax.tasks.base import TASKS, Batch, check, next_token_batch
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import TASKS, Batch, check, next_token_batch
 
 
 @TASKS.register("zipf")
-class Zipf(LevelTask):
+class Zipf(SyntheticTask):
     """`length` tokens and the one after each, all drawn independently with p(rank) ∝ 1/rankˢ; a token is its rank.
 
     Nothing can be learned but the frequencies: the best possible loss is `entropy`, and no context helps, so that

@@ -8,9 +8,9 @@ from etils import epath
 
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
-from cope_jax.tokenizers.base import Tokenizer
 from cope_jax.tokenizers.byte_level import BPE, Bytes
-from cope_jax.tokenizers.words import Words
+from cope_jax.tokenizers.tokenizer import Tokenizer
+from cope_jax.tokenizers.word_level import Words
 
 Kind = Literal["bpe", "words", "bytes"]
 DEFAULT_SIZE = 8192

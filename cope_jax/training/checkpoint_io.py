@@ -16,10 +16,10 @@ import numpy as np
 from jax.experimental import multihost_utils
 from orbax.checkpoint import v1 as ocp
 
+from cope_jax.array_types import PyTree
 from cope_jax.encodings.earlier import earlier_tree, from_earlier
 from cope_jax.errors import ConfigError, StorageError
 from cope_jax.training import checksum
-from cope_jax.typing import PyTree
 
 
 class DamagedError(Exception):

@@ -10,9 +10,9 @@ from typing import Any
 import jax
 from orbax.checkpoint import v1 as ocp
 
+from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.training import checkpoint_io
-from cope_jax.typing import PyTree
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
 """What Orbax puts into the name of a folder until all of it is written."""

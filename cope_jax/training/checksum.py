@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from cope_jax.typing import Array, PyTree
+from cope_jax.array_types import Array, PyTree
 
 
 def of_arrays(tree: PyTree) -> dict[str, int]:
@@ -31,7 +31,7 @@ def of_arrays(tree: PyTree) -> dict[str, int]:
 def of_data(data: Any) -> int:
     """A fingerprint of plain data, as JSON has it.
 
-    >>> of_data({"places": [1, 2], "seconds": 0.5}) == of_data({"seconds": 0.5, "places": [1, 2]})
+    >>> of_data({"indices": [1, 2], "seconds": 0.5}) == of_data({"seconds": 0.5, "indices": [1, 2]})
     True
     """
     return zlib.crc32(json.dumps(data, sort_keys=True).encode())

@@ -8,8 +8,8 @@ from cope_jax.encodings import ENCODINGS, EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models import MODELS
-from cope_jax.models.base import attends
 from cope_jax.models.decoder import DecoderOptions
+from cope_jax.models.model import attends
 from cope_jax.registry import check_at_least, check_choices, configure
 from cope_jax.tasks import Task
 

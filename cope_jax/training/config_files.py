@@ -95,7 +95,7 @@ def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides:
       options: the task's options that differ from its defaults.
       **overrides: fields of `ExperimentConfig` that differ from its defaults, as nested dicts.
     """
-    model = MODELS.get(overrides.get("model", {}).get("name", "decoder")).Options()
+    model = MODELS.get(overrides.get("model", {}).get("name", ExperimentConfig().model.name)).Options()
     config = _fields(ExperimentConfig(model=model))
     config.task = {"name": task, "options": _fields(tasks.TASKS.get(task).Config())}
     config.encodings = {name: _fields(encodings.ENCODINGS.get(name).Config()) for name in encodings.names()}

@@ -6,16 +6,16 @@ from typing import Any
 import jax
 import numpy as np
 
+from cope_jax.array_types import PyTree
 from cope_jax.data import pipeline
-from cope_jax.models.base import Measure
+from cope_jax.models.model import SumAndWeight
 from cope_jax.tasks import Task
 from cope_jax.training.learner import pad_sequences
 from cope_jax.training.program import Program
 from cope_jax.training.sharding import LENGTH
-from cope_jax.typing import PyTree
 
 Errors = dict[str, float]
-"""What a task shows of the means of a model's measures on one split: `loss`, in nats, `token_error`, a share in [0, 1],
+"""What a task shows of the means of a model's metrics on one split: `loss`, in nats, `token_error`, a share in [0, 1],
 `perplexity`."""
 
 
@@ -46,11 +46,11 @@ class Evaluator:
         data_seed: int,
         data_dir: str | None = None,
     ):
-        learner, runs, multiple = program.learner, program.replicas, program.mesh.shape[LENGTH]
+        learner, runs, multiple = program.learner, program.seed_batch, program.mesh.shape[LENGTH]
         self._program, self._task = program, task
         key = jax.random.key(data_seed)
         carry = jax.tree.map(np.asarray, learner.initial_carry(batch_size))
-        apart = task.side_by_side and not jax.tree.leaves(carry)
+        apart = task.packable and not jax.tree.leaves(carry)
         lengths = {split: task.length(split) for split in splits}
         longest = max(lengths.values(), default=0)
         rows = {split: own if apart and task.as_trained(split) else longest for split, own in lengths.items()}
@@ -76,7 +76,7 @@ class Evaluator:
         self._examples = {split: batch_size * times for split, times in times_of.items()}
         self._carry = runs.stack([carry] * runs.width)
         # What is carried lies as the compiler likes; what is measured must be whole in every process.
-        self._measure = jax.jit(runs.lift(learner.measures, shared=1), out_shardings=(program.whole, None))
+        self._measure = jax.jit(runs.lift(learner.metrics, shared=1), out_shardings=(program.whole, None))
 
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
@@ -100,8 +100,8 @@ class Evaluator:
         for batch in batches:
             sums, carry = self._measure(params, carry, self._program.place_whole(batch))
             measured.append(jax.device_get(sums))
-        runs = zip(*(self._program.replicas.unstack(sums) for sums in measured), strict=True)
-        return [self._task.figures(split, self._with_loss(mean_errors(run))) for run in runs]
+        runs = zip(*(self._program.seed_batch.unstack(sums) for sums in measured), strict=True)
+        return [self._task.reported_metrics(split, self._with_loss(mean_errors(run))) for run in runs]
 
     def _with_loss(self, errors: Errors) -> Errors:
         """With the loss, where it is a sum of several; what most models measure comes first, for tables."""
@@ -114,7 +114,7 @@ class Evaluator:
         return first | errors
 
 
-def mean_errors(batches: Iterable[Mapping[str, Measure]]) -> Errors:
+def mean_errors(batches: Iterable[Mapping[str, SumAndWeight]]) -> Errors:
     """The means over batches of sums and weights, in float64.
 
     >>> mean_errors([{"loss": (6.0, 2.0)}, {"loss": (0.0, 1.0)}])

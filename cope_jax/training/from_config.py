@@ -15,7 +15,7 @@ from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import Replicas
+from cope_jax.training.seed_batch import SeedBatch
 from cope_jax.training.sharding import LENGTH, check_sizes, create_mesh, layout_of
 
 
@@ -67,7 +67,7 @@ def create_program(
     carry = jax.eval_shape(lambda: learner.initial_carry(training.batch_size))
     if mesh.shape[LENGTH] > 1 and jax.tree.leaves(carry):
         raise ConfigError(f"{config.model.name} reads word after word: leave job.mesh.sequence at 1")
-    return Program(learner, Replicas(width), mesh)
+    return Program(learner, SeedBatch(width), mesh)
 
 
 def create_iterator(

@@ -1,4 +1,4 @@
-"""The pure functions of training: initial state, step, and measures."""
+"""The pure functions of training: initial state, step, and metrics."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ import optax
 from flax import nnx
 
 from cope_jax import models, positions
-from cope_jax.models.base import Measure, Model, overlay
+from cope_jax.array_types import Array, PyTree
+from cope_jax.models.model import Model, SumAndWeight, overlay
 from cope_jax.training.optimizer import applied_rate
-from cope_jax.typing import Array, PyTree
 
 
 @jax.tree_util.register_dataclass
@@ -86,11 +86,11 @@ class Learner:
         """What a model carries before the first batch."""
         return jax.jit(lambda: self._create(nnx.Rngs(0)).initial_carry(batch_size))()  # compiled, it creates no more
 
-    def measures(
+    def metrics(
         self, params: PyTree, carry: PyTree, batch: Mapping[str, Any], dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], PyTree]:
-        """`Model.measures` with these parameters, of a batch with its `positions`; without a key nothing is drawn."""
-        return self.rebuild(params).measures(batch, carry, dropout_key)
+    ) -> tuple[dict[str, SumAndWeight], PyTree]:
+        """`Model.metrics` with these parameters, of a batch with its `positions`; without a key nothing is drawn."""
+        return self.rebuild(params).metrics(batch, carry, dropout_key)
 
     def rebuild(self, params: PyTree) -> Any:
         """The model as a module that holds these parameters."""
@@ -104,7 +104,7 @@ class Learner:
 
     def loss(
         self, params: PyTree, batch: dict[str, Array], key: Array, carry: PyTree = (), totals: Any = None
-    ) -> tuple[Array, tuple[dict[str, Measure], PyTree]]:
+    ) -> tuple[Array, tuple[dict[str, SumAndWeight], PyTree]]:
         """What training minimises: the sum of the means of the model's losses.
 
         Σ_t (Σ_b w_tb ℓ_tb) / max(W_t, 1). Dropout is drawn from `key`, and so are positions that the batch has not.
@@ -117,11 +117,11 @@ class Learner:
           totals: W of each loss, where the batch is only a part of what is averaged over; None: Σ_b w_tb.
 
         Returns:
-          (loss, (all measures, what is carried on)).
+          (loss, (all metrics, what is carried on)).
         """
         positions_key, dropout_key = jax.random.split(key)
         batch = self._pad(self.with_positions(positions_key, batch))
-        measured, carry = self.measures(params, carry, batch, dropout_key if self.model.stochastic else None)
+        measured, carry = self.metrics(params, carry, batch, dropout_key if self.model.stochastic else None)
         totals = {name: weight for name, (_, weight) in measured.items()} if totals is None else totals
         means = [measured[name][0] / jnp.maximum(totals[name], 1.0) for name in self.losses]
         return sum(means[1:], means[0]), (measured, carry)
@@ -162,7 +162,7 @@ class Learner:
         carry = jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1).reshape(-1, *x.shape[2:]), carries)
         return self._parts(loss, measured), grads, carry
 
-    def _parts(self, loss: Array, measured: dict[str, Measure]) -> dict[str, Array]:
+    def _parts(self, loss: Array, measured: dict[str, SumAndWeight]) -> dict[str, Array]:
         """The loss, and the means of its parts where it has several."""
         names = self.losses if len(self.losses) > 1 else ()
         return {name: measured[name][0] / jnp.maximum(measured[name][1], 1.0) for name in names} | {"loss": loss}
@@ -213,7 +213,7 @@ class Learner:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The measures whose means are added up to what training minimises."""
+        """The metrics whose means are added up to what training minimises."""
         return self._kind.losses
 
     @property

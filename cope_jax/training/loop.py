@@ -13,19 +13,19 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from cope_jax.array_types import PyTree
 from cope_jax.errors import NonFiniteError
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import JobConfig, TrainingConfig
 from cope_jax.training.learner import TrainState
 from cope_jax.training.metrics import MetricsWriter
-from cope_jax.training.preemption import Interrupted, Interruption
+from cope_jax.training.preemption import GracefulStop, Interrupted
 from cope_jax.training.profiling import Profile
 from cope_jax.training.program import Program
-from cope_jax.training.throughput import Meter, describe
-from cope_jax.typing import PyTree
+from cope_jax.training.throughput import Throughput, describe
 
 # Steps without a single update after which a run that may skip them stops all the same.
-HOPELESS = 100
+MAX_CONSECUTIVE_SKIPS = 100
 
 Evaluate = Callable[[TrainState, int], list[dict[str, Any]]]
 
@@ -42,7 +42,7 @@ class Run:
       iterators: training data, one iterator for each seed, of the rows that this process needs.
       evaluate: rows for the learning curves, from a state and its step; the first row of a seed has the loss by which
         checkpoints are the best.
-      meter: speeds.
+      throughput: speeds.
       job: what may change when the run goes on.
       profile: steps to profile.
       label: stands before the progress bar.
@@ -55,7 +55,7 @@ class Run:
     workdir: Path
     iterators: Sequence[grain.DatasetIterator]
     evaluate: Evaluate
-    meter: Meter
+    throughput: Throughput
     job: JobConfig = JobConfig()
     profile: Profile | None = None
     label: str = "train"
@@ -78,13 +78,13 @@ class Run:
             checkpoints = stack.enter_context(
                 Checkpoints(self.workdir / "checkpoints", self.job.keep, self.job.keep_best)
             )
-            interruption = stack.enter_context(Interruption())
+            stop = stack.enter_context(GracefulStop())
             state, step, seconds = self._start(checkpoints)
             metrics = stack.enter_context(MetricsWriter(self.workdir, step, active=jax.process_index() == 0))
             bar = stack.enter_context(self._progress_bar(step))
             if self.profile is not None:
                 stack.enter_context(self.profile)
-            return self._train(state, step, seconds, checkpoints, metrics, bar, interruption)
+            return self._train(state, step, seconds, checkpoints, metrics, bar, stop)
 
     def _start(self, checkpoints: Checkpoints) -> tuple[TrainState, int, float]:
         restored = checkpoints.restore(self.program.state_shapes(), self.program.learner.model)
@@ -103,21 +103,21 @@ class Run:
         checkpoints: Checkpoints,
         metrics: MetricsWriter,
         bar: Any,
-        interruption: Interruption,
+        stop: GracefulStop,
     ) -> tuple[TrainState, float]:
         config, size, first = self.config, self.config.steps_per_dispatch, step
         started = time.perf_counter() - seconds
         drawn = self._draw() if step < config.steps else None
         while drawn is not None:
-            batches, places = drawn
+            batches, indices = drawn
             if self.profile is not None:
                 self.profile.at(step, size)
-            self.meter.start()
+            self.throughput.start()
             with jax.transfer_guard("disallow"):
                 state, measured = self.program.train_steps(state, batches)
             drawn = self._draw() if step + size < config.steps else None  # while the device computes
             rows, losses = self._rows(step, jax.device_get(measured))
-            speeds = self.meter.dispatched(size)
+            speeds = self.throughput.dispatched(size)
             step += size
             metrics.write(rows)
             metrics.board(step, speeds)
@@ -133,15 +133,15 @@ class Run:
                 curve = self.evaluate(state, step)
                 metrics.write(curve)
                 score = float(np.mean([next(row["loss"] for row in curve if row["seed"] == s) for s in self.seeds]))
-            requested = interruption.requested()
+            requested = stop.requested()
             if last or requested or step % config.checkpoint_every == 0:
-                progress = {"data": places, "seconds": time.perf_counter() - started}
+                progress = {"data": indices, "seconds": time.perf_counter() - started}
                 metrics.sync()
                 checkpoints.save(step, state, progress, score)
             if requested:
                 checkpoints.wait()
                 message = f"stopped at step {step} of {config.steps}; the same command goes on from there"
-                raise Interrupted(message, interruption.number or 0)
+                raise Interrupted(message, stop.number or 0)
         return state, time.perf_counter() - started
 
     def _draw(self) -> tuple[Any, list[dict[str, Any]]]:
@@ -150,24 +150,24 @@ class Run:
         for iterator in self.iterators:
             drawn = [next(iterator) for _ in range(self.config.steps_per_dispatch)]
             stacked.append({name: np.stack([batch[name] for batch in drawn]) for name in drawn[0]})
-        batches = self.program.place(self.program.replicas.stack(stacked), self.config.batch_size)
+        batches = self.program.place(self.program.seed_batch.stack(stacked), self.config.batch_size)
         return batches, [iterator.get_state() for iterator in self.iterators]
 
     def _rows(self, step: int, measured: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list[float]]:
         """The rows of a dispatch that began at `step`, one for each seed, and their losses."""
         rows, losses = [], []
-        for seed, one in zip(self.seeds, self.program.replicas.unstack(measured), strict=True):
+        for seed, one in zip(self.seeds, self.program.seed_batch.unstack(measured), strict=True):
             finite = one.pop("finite") == 1
             skipped = step + 1 + np.flatnonzero(~finite)
             self._lost[seed] = 0 if finite.any() else self._lost.get(seed, 0) + len(skipped)
-            hopeless = self._lost[seed] >= HOPELESS
-            if skipped.size and (self.job.on_non_finite == "stop" or hopeless):
+            stuck = self._lost[seed] >= MAX_CONSECUTIVE_SKIPS
+            if skipped.size and (self.job.on_non_finite == "stop" or stuck):
                 at = skipped[0] - step - 1
-                others = "" if hopeless else "go on without such updates by --config.job.on_non_finite=skip, or "
+                others = "" if stuck else "go on without such updates by --config.job.on_non_finite=skip, or "
                 raise NonFiniteError(
                     f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {one['loss'][at]:g}, "
                     f"gradient norm {one['grad_norm'][at]:g} and update norm {one['update_norm'][at]:g}"
-                    f"{f', as {self._lost[seed]} steps in a row' if hopeless else ''}: checkpoints that were saved are "
+                    f"{f', as {self._lost[seed]} steps in a row' if stuck else ''}: checkpoints that were saved are "
                     f"whole; {others}lower optimizer.learning_rate in a new workdir"
                 )
             if skipped.size and jax.process_index() == 0:

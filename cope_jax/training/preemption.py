@@ -24,7 +24,7 @@ class Interrupted(Exception):
         self.exit_code = 128 + number
 
 
-class Interruption:
+class GracefulStop:
     """A context manager in which Ctrl-C (SIGINT) and SIGTERM only ask, so that the loop can save and leave.
 
     A second Ctrl-C raises KeyboardInterrupt at once.
@@ -44,7 +44,7 @@ class Interruption:
         self._before: dict[int, Any] = {}
         self._alone = jax.process_count() == 1
 
-    def __enter__(self) -> "Interruption":
+    def __enter__(self) -> "GracefulStop":
         for number in (signal.SIGINT, signal.SIGTERM) if self._alone else (signal.SIGINT,):
             self._before[number] = signal.signal(number, self._request)
         return self

@@ -8,36 +8,36 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from cope_jax.array_types import PyTree
 from cope_jax.training import sharding
 from cope_jax.training.learner import Learner, TrainState
-from cope_jax.training.seed_batch import Replicas
-from cope_jax.typing import PyTree
+from cope_jax.training.seed_batch import SeedBatch
 
 
 class Program:
-    """A learner compiled for `replicas.width` runs side by side, on the devices of a mesh.
+    """A learner compiled for `seed_batch.width` runs side by side, on the devices of a mesh.
 
     The state is made where it belongs and stays there: no device ever holds more than its share. Batches are split by
     rows. A mesh of one device is the plain program.
 
     Args:
       learner: its model has the layout of the mesh.
-      replicas: the runs.
+      seed_batch: the runs.
       mesh: from `sharding.create_mesh`.
     """
 
-    def __init__(self, learner: Learner, replicas: Replicas, mesh: Mesh):
+    def __init__(self, learner: Learner, seed_batch: SeedBatch, mesh: Mesh):
         self.learner = learner
-        self.replicas = replicas
+        self.seed_batch = seed_batch
         self.mesh = mesh
-        self._lead = (None,) * (replicas.width > 1)
+        self._lead = (None,) * (seed_batch.width > 1)
         self.whole = NamedSharding(mesh, PartitionSpec())
         self.batch_sharding = self._sharding(PartitionSpec(None, learner.model.layout.batch or None))
         self._by_rows = NamedSharding(mesh, PartitionSpec(learner.model.layout.batch or None))
         self.state_shardings = self._state_shardings()
-        self._init = jax.jit(replicas.lift(learner.init, shared=1), out_shardings=self.state_shardings)
+        self._init = jax.jit(seed_batch.lift(learner.init, shared=1), out_shardings=self.state_shardings)
         self._train_steps = jax.jit(
-            replicas.lift(learner.train_steps),
+            seed_batch.lift(learner.train_steps),
             in_shardings=(self.state_shardings, self.batch_sharding),
             out_shardings=(self.state_shardings, self.whole),
             donate_argnums=0,
@@ -50,7 +50,7 @@ class Program:
           seeds: one for each run.
           start: parameters that are not drawn, the same for all runs: part of the nested dicts of all.
         """
-        stacked = self.replicas.stack([np.int32(seed) for seed in seeds])
+        stacked = self.seed_batch.stack([np.int32(seed) for seed in seeds])
         with jax.set_mesh(self.mesh):
             start = _placed(start or {}, self.whole if self._lead else self.state_shardings.params)
             return self._init(jax.device_put(stacked, self.whole), start)
@@ -66,8 +66,8 @@ class Program:
     def state_shapes(self) -> TrainState:
         """What the state looks like, and where it lies."""
         with jax.set_mesh(self.mesh):
-            seeds = self.replicas.stack([np.int32(0)] * self.replicas.width)
-            shapes = jax.eval_shape(self.replicas.lift(self.learner.init), seeds)
+            seeds = self.seed_batch.stack([np.int32(0)] * self.seed_batch.width)
+            shapes = jax.eval_shape(self.seed_batch.lift(self.learner.init), seeds)
         return jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
             shapes,
@@ -81,7 +81,7 @@ class Program:
           batch: arrays, or their shapes, of one batch.
           steps: of one call.
         """
-        lead = (*((self.replicas.width,) if self._lead else ()), steps)
+        lead = (*((self.seed_batch.width,) if self._lead else ()), steps)
         batches = {
             name: jax.ShapeDtypeStruct((*lead, *field.shape), field.dtype, sharding=self.batch_sharding)
             for name, field in batch.items()

@@ -7,16 +7,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from cope_jax.typing import PyTree
+from cope_jax.array_types import PyTree
 
 
 @dataclasses.dataclass(frozen=True)
-class Replicas:
+class SeedBatch:
     """Lifts functions of one run to `width` runs with different seeds, by vmap over a leading axis S.
 
     A single run has no such axis: its program is the plain one.
 
-    >>> Replicas(2).lift(lambda x, y: x + y, shared=1)(np.array([1, 2]), 10).tolist()
+    >>> SeedBatch(2).lift(lambda x, y: x + y, shared=1)(np.array([1, 2]), 10).tolist()
     [11, 12]
     """
 

@@ -10,7 +10,7 @@ import rich.box
 import rich.console
 import rich.table
 
-from cope_jax.typing import PyTree
+from cope_jax.array_types import PyTree
 
 WIDTH = 120
 

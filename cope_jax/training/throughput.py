@@ -9,7 +9,7 @@ import jax
 from cope_jax.training.flops import mfu, peak_flops
 
 
-class Meter:
+class Throughput:
     """A stopwatch for dispatches of training steps.
 
     `dispatched` reads it after each. The first, which compiles, is not counted; nor is, where `start` comes after it,
@@ -23,10 +23,10 @@ class Meter:
       clock: seconds.
 
     >>> ticks = iter([0.0, 60.0, 60.5])
-    >>> meter = Meter(1000, 6e6, jax.devices()[:2], peak=1e12, clock=lambda: next(ticks))
-    >>> meter.dispatched(10)
+    >>> throughput = Throughput(1000, 6e6, jax.devices()[:2], peak=1e12, clock=lambda: next(ticks))
+    >>> throughput.dispatched(10)
     {}
-    >>> meter.dispatched(10)
+    >>> throughput.dispatched(10)
     {'tokens_per_second': 20000.0, 'step_seconds': 0.05, 'mfu': 0.06}
     """
 
@@ -76,7 +76,7 @@ class Meter:
 
 
 def describe(numbers: Mapping[str, float]) -> str:
-    """What `Meter.dispatched` returned, for a progress bar.
+    """What `Throughput.dispatched` returned, for a progress bar.
 
     >>> describe({"tokens_per_second": 123456.7, "step_seconds": 0.5, "mfu": 0.4321, "memory_peak_gib": 12.34})
     '123,457 tokens/s, MFU 43.2 %, 12.3 GiB'

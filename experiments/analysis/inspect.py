@@ -31,7 +31,7 @@ from cope_jax.evaluation.gates import inspect_text, maps, views
 from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import LoadedRun, load_run
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.synthetic import SyntheticTask
 from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed
 
@@ -57,7 +57,7 @@ def main() -> None:
         raise ConfigError(f"{workdir} holds a {run.name} on {run.task.name}: this shows decoders")
     out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
     console = wide_console()
-    if isinstance(run.task, LevelTask):
+    if isinstance(run.task, SyntheticTask):
         write = show_maps(console, run, run.task)
     else:
         write = show_text(console, workdir, run)
@@ -68,7 +68,7 @@ def main() -> None:
     console.print(*paths, sep="\n", soft_wrap=True)
 
 
-def show_maps(console: Console, run: LoadedRun, task: LevelTask) -> Callable[[Path], list[Path]]:
+def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable[[Path], list[Path]]:
     """Prints the strips of a synthetic example, and gives what writes its maps."""
     tokens_L = read_input(run, task)
     sampler = positions.SAMPLERS.get(run.experiment.training.positions)
@@ -113,7 +113,7 @@ def show_text(console: Console, workdir: Path, run: LoadedRun) -> Callable[[Path
     return functools.partial(views.write, heads=found.heads)
 
 
-def read_input(run: LoadedRun, task: LevelTask) -> np.ndarray:
+def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:
     """The tokens of --input, or else of the example, up to the last one whose answer counts."""
     if _INPUT.value is not None:
         tokens_L = task.encode(_INPUT.value)

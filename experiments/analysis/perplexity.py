@@ -26,7 +26,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
-from cope_jax.tasks.base import TextTask
+from cope_jax.tasks.task import TextTask
 from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed
 

@@ -19,7 +19,7 @@ from cope_jax.files import write_atomically
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
-from cope_jax.training.preemption import Interrupted, Interruption
+from cope_jax.training.preemption import GracefulStop, Interrupted
 from experiments.benchmark import benchmark_report, contenders, devices, memory_use, process, timing, training_steps
 from experiments.benchmark.workloads import Problem, Recipe, cores, read_problems
 from experiments.cli import entry
@@ -93,7 +93,7 @@ def main() -> None:
         write(workdir, facts, results)
 
     try:
-        with workdirs.locked(workdir), Interruption() as interruption:
+        with workdirs.locked(workdir), GracefulStop() as interruption:
             timing.run(cases, _ROUNDS.value, results, stop, keep)
             if "memory" in _ONLY.value and not stop():
                 memory_use.run(weighed, names, results, stop, keep)

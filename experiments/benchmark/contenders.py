@@ -16,11 +16,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax import encodings
+from cope_jax.array_types import PyTree
 from cope_jax.attention import Cache, attend, attend_cached, create_cache
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
-from cope_jax.typing import PyTree
 from experiments.benchmark.devices import AXIS, Attention, Plan, split_heads, split_sequence
 from experiments.benchmark.timing import Case, LeftOut, Task, WithNote
 from experiments.benchmark.workloads import BACKWARD, FORWARD, Problem, Recipe

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
-from cope_jax.typing import Array, PyTree
 from experiments.benchmark.timing import LeftOut
 from experiments.benchmark.workloads import Problem
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 from cope_jax import tasks
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from experiments.benchmark.timing import LeftOut, Task
 from experiments.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe, cores
 
@@ -72,20 +72,20 @@ def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
 
     use_all_cores()
     config, block = recipe.config, recipe.config.model.block
-    plain = BlockConfig(model_dim=block.model_dim, num_heads=block.num_heads)
+    plain = BlockConfig(model_dim=block.model_dim, num_heads=block.num_heads, head_dim=block.head_dim)
     if block != plain or config.model.tie_embeddings or config.optimizer.name != "adamw":
         raise LeftOut("compared on recipes with our default block, untied tables and AdamW only")
     task = tasks.create(config.task.name, **config.task.options)
     options = {
         "cope": {"attn_use_cope": True, "attn_cope_max_pos": config.encodings["cope"]["npos_max"]},
-        "rope": {"rotary_pos_emb": True, "rotary_emb_dim": block.model_dim // block.num_heads, "attn_flash": True},
+        "rope": {"rotary_pos_emb": True, "rotary_emb_dim": block.attention_shape(None).head_dim, "attn_flash": True},
     }[encoding]
     torch.manual_seed(0)
     layers = Decoder(
         dim=block.model_dim,
         depth=config.model.num_layers,
         heads=block.num_heads,
-        attn_dim_head=block.model_dim // block.num_heads,
+        attn_dim_head=block.attention_shape(None).head_dim,
         verbose=False,
         **options,
     )

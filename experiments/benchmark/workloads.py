@@ -14,12 +14,12 @@ from flax import nnx
 
 import experiments
 from cope_jax import tasks
+from cope_jax.array_types import PyTree
 from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.training import config_files
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.typing import PyTree
 from experiments.benchmark.timing import LeftOut
 
 FORWARD, BACKWARD, STEP = "forward", "forward+backward", "step"

@@ -17,6 +17,8 @@ from cope_jax.training import config_files
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
 
+flags.disclaim_key_flags()  # what is defined here is a flag of the module that asks for it, which --help shows
+
 TEXT = ("gensim", "h5py", "safetensors", "sklearn", "tokenizers")
 """Libraries of the extra "text", which are imported where they are needed."""
 

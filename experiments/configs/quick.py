@@ -1,10 +1,11 @@
-"""Selective copy of 24 tokens among 24 blanks, in minutes on a laptop: the picture that a newcomer should see.
+"""Selective copy of 16 tokens among 16 blanks, in minutes on a laptop: the picture that a newcomer should see.
 
 Command: `make compare`, or
     python -m experiments.compare --config=experiments/configs/quick.py --seeds=1 --workdir=runs/quick
-Hardware: 2 CPU cores. Wall time: 2 minutes after installation.
-Expected, sequence errors of one seed (in distribution, dense, sparse): CoPE 0.0, 0.4, 6.8 %; RoPE 11, 100, 100;
-relative 10, 72, 100; absolute 67, 100, 100. Rounding alone has moved CoPE's last figure between 0.4 and 6.8.
+Hardware: 2 CPU cores. Time: 146 s of CPU, which should be some 100 s of wall time on two idle cores.
+Expected, sequence errors of seed 0 (in distribution, dense, sparse): CoPE 0, 0, 0 %; RoPE 1, 100, 100; relative 9, 73,
+98; absolute 65, 100, 100. Of 20 seeds of CoPE 17 make no error, and one has 30 % on sparse: see experiments/RESULTS.md.
+Rounding differs between machines, so that on another machine seed 0 may fare like any of them.
 """
 
 from ml_collections import config_dict
@@ -16,10 +17,13 @@ def get_config() -> config_dict.ConfigDict:
     """The config."""
     return base.experiment(
         "selective_copy",
-        {"num_tokens": 24, "num_blanks": 24},
+        {"num_tokens": 16, "num_blanks": 16},
         # Both tables end at the length of a training sequence: what lies beyond takes the last row.
-        encodings={"cope": {"npos_max": 73}, "relative": {"max_distance": 72}},
-        optimizer={"learning_rate": 4e-3, "warmup_steps": 100},
-        training={"steps": 1000, "batch_size": 32, "evaluate_every": 100},
+        encodings={"cope": {"npos_max": 49}, "relative": {"max_distance": 48}},
+        # Those models that failed on sparse had no head that counts every symbol and no blank, but gates half open: two
+        # of 20 seeds with these heads and this beta2.
+        model={"block": {"num_heads": 4, "head_dim": 32}},
+        optimizer={"learning_rate": 4e-3, "warmup_steps": 100, "beta2": 0.98},
+        training={"steps": 600, "batch_size": 32, "evaluate_every": 100},
         evaluation={"examples": 512, "curve_examples": 128, "sweep_examples": 128},
     )

@@ -111,8 +111,8 @@ def cross_validate(
         found = [encoder_heads.classify(cell.workdir) for cell in planned]
     labels = np.zeros(sum(folds[0].size(split) for split in folds[0].splits), np.int32)
     for split in folds[0].splits:
-        labels[folds[0].places[split]] = folds[0].labels(split)
-    places = [(task.places["train"], task.places["test"]) for task in folds]
+        labels[folds[0].indices[split]] = folds[0].labels(split)
+    places = [(task.indices["train"], task.indices["test"]) for task in folds]
     return classification.CrossValidation(labels, places, found)
 
 

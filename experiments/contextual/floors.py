@@ -42,7 +42,7 @@ def main() -> None:
         known = ", ".join(task_baselines.known())
         raise ConfigError(f"{workdir} learns {config.task.name}: baselines are known of {known}")
     # What the run has learned, such as a vocabulary, need not be learned again.
-    options = tasks.TASKS.get(config.task.name).with_artifacts(config.task.options, workdir)
+    options = tasks.TASKS.get(config.task.name).with_saved_files(config.task.options, workdir)
     task = tasks.create(config.task.name, **options)
     run, source = task_baselines.run_figures(workdir)
     found = task_baselines.measure(task, config, run, _EXAMPLES.value)

@@ -25,9 +25,9 @@ from cope_jax.exchange import formats, safetensors_io
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import load
-from cope_jax.tasks.base import TextTask
+from cope_jax.tasks.task import TextTask
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.words import Words
+from cope_jax.tokenizers.word_level import Words
 from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed
 
@@ -66,7 +66,7 @@ def main() -> None:
     texts: dict[str, str] = {}
     tokens: dict[str, Any] = {}
     if found.task is not None and found.experiment is not None:
-        texts = dict(found.task.artifacts())
+        texts = dict(found.task.saved_files())
         on_text = isinstance(found.task, TextTask)
         options = found.experiment.task.options
         if "lowercase" in options:  # of the pieces, which no vocabulary says

@@ -7,7 +7,7 @@ What is there already is left alone, so that the same command goes on after an i
 
 from absl import flags
 
-from cope_jax.data.download import SOURCES, download
+from cope_jax.data.fetch import SOURCES, download
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from experiments.cli import entry

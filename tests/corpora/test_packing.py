@@ -54,15 +54,15 @@ def test_documents_are_told_apart_and_read_in_order(sizes, length):
         np.testing.assert_array_equal(weights, segments > 0)  # what fills up counts for nothing
         assert not (inputs[segments == 0].any() or targets[segments == 0].any() or positions[segments == 0].any())
         for segment in range(1, number + 1):
-            (places,) = np.nonzero(segments == segment)
-            np.testing.assert_array_equal(places, places[0] + np.arange(len(places)))
-            np.testing.assert_array_equal(positions[places], np.arange(len(places)))
-            np.testing.assert_array_equal(inputs[places[1:]], targets[places[:-1]])
-            tokens = [int(token) for token in targets[places] if token != END]
+            (indices,) = np.nonzero(segments == segment)
+            np.testing.assert_array_equal(indices, indices[0] + np.arange(len(indices)))
+            np.testing.assert_array_equal(positions[indices], np.arange(len(indices)))
+            np.testing.assert_array_equal(inputs[indices[1:]], targets[indices[:-1]])
+            tokens = [int(token) for token in targets[indices] if token != END]
             assert len({owner[token] for token in tokens}) <= 1
             assert tokens == sorted(tokens)
-            if inputs[places[0]] != END:  # the rest of a document that was cut
-                assert inputs[places[0]] + 1 == targets[places[0]] or targets[places[0]] == END
+            if inputs[indices[0]] != END:  # the rest of a document that was cut
+                assert inputs[indices[0]] + 1 == targets[indices[0]] or targets[indices[0]] == END
 
 
 @short

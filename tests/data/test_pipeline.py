@@ -241,9 +241,9 @@ def test_a_mixture_gives_each_part_its_share_and_every_example_of_it_in_turn():
     iterator = pipeline.train_iterator(task, batch_size=4, examples=None, **SEEDS)
     number = {row: i for i, row in enumerate(rows([task.dataset("train", task.size("train"))]))}
     drawn = np.array([number[row] for row in rows(take(iterator, 100))])
-    (_, places), (_, others) = task.mixture("train")
-    assert np.mean(drawn < places.stop) == pytest.approx(0.75, abs=0.01)
-    for part in (places, others):
+    (_, indices), (_, others) = task.mixture("train")
+    assert np.mean(drawn < indices.stop) == pytest.approx(0.75, abs=0.01)
+    for part in (indices, others):
         own = drawn[(drawn >= part.start) & (drawn < part.stop)]
         epochs = [sorted(own[start : start + len(part)]) for start in range(0, len(own) - len(part) + 1, len(part))]
         assert epochs and all(epoch == list(part) for epoch in epochs)

@@ -11,7 +11,7 @@ from cope_jax.corpora.corpus_files import SAMPLES
 from cope_jax.data import pipeline, tfds_builder
 from cope_jax.errors import ConfigError
 from cope_jax.tasks import text as text_task
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.synthetic import SyntheticTask
 from experiments import export
 from experiments.cli import entry
 
@@ -44,7 +44,7 @@ def test_reads_back_the_fixed_split_in_order(written, split, size):
 
 
 def test_any_task_that_draws_can_be_written(tmp_path):
-    for name in (name for name in tasks.names() if issubclass(tasks.TASKS.get(name), LevelTask)):
+    for name in (name for name in tasks.names() if issubclass(tasks.TASKS.get(name), SyntheticTask)):
         task = tasks.create(name)
         tfds_builder.write(task, tmp_path, {split: 2 for split in task.splits})
         for split in task.splits:
@@ -115,7 +115,7 @@ def test_text_is_written_whole_and_trains_from_there(tmp_path, packing, monkeypa
     options = {"corpus": "3*wikitext-2+files", "vocab_size": 300, "length": 16, "packing": packing}
     task = tasks.create("text", **options)
     folder = tfds_builder.write(task, tmp_path, {})
-    assert (folder / "tokenizer.json").read_text() == task.artifacts()["tokenizer.json"]
+    assert (folder / "tokenizer.json").read_text() == task.saved_files()["tokenizer.json"]
     for split in task.splits:
         assert_holds(tfds_builder.read(task, tmp_path, split), task.dataset(split, task.size(split)))
     seeds = {"examples": None, "data_seed": 0, "shuffle_seed": 1}

@@ -8,12 +8,12 @@ import numpy as np
 import optax
 import pytest
 from safetensors.numpy import load_file, save_file
-from tests.models.test_model_files import noise
 
 from cope_jax.encodings.earlier import earlier_path, earlier_tree, from_earlier
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import formats
 from cope_jax.training.checkpoints import Checkpoints
+from tests.exchange.test_formats import noise
 from tests.models.cases import config
 
 SPECS = ["cope(npos_max=4)", "rope+relative+cope(npos_max=12,gate=separate_key)+learned", "kerple+t5"]
@@ -68,7 +68,7 @@ def test_checkpoints(spec, tmp_path):
 def test_another_model_is_still_an_error(tmp_path):
     model, state = saved("cope(npos_max=4)")
     with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(2, jax.tree.map(jax.numpy.asarray, earlier_tree(state, model)), {})
+        checkpoints.save(2, jax.tree.map(jax.numpy.asarray, earlier_tree(state, model)), {"seconds": 1.0})
         other, wanted = saved("cope(npos_max=5)")
         with pytest.raises(ConfigError, match="is of another model"):
             checkpoints.restore(wanted, other)

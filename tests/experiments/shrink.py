@@ -5,8 +5,8 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-from cope_jax.tasks.base import TASKS
-from cope_jax.tasks.difficulty import LevelTask
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import TASKS
 from cope_jax.training.config import ExperimentConfig, MeshConfig
 
 SMALL_TASK: dict[str, Any] = {
@@ -43,7 +43,7 @@ def load(path: Path) -> ExperimentConfig:
 
 
 CONFIGS = sorted((Path(__file__).parents[2] / "experiments" / "configs").glob("[!_]*.py"))
-SYNTHETIC = [path for path in CONFIGS if issubclass(TASKS.get(load(path).task.name), LevelTask)]
+SYNTHETIC = [path for path in CONFIGS if issubclass(TASKS.get(load(path).task.name), SyntheticTask)]
 TEXT = [path for path in CONFIGS if path not in SYNTHETIC]
 
 

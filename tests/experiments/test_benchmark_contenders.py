@@ -19,6 +19,13 @@ TORCH = ["cope/torch-listing", "cope/x-transformers", "rope/torch-sdpa"]
 OURS = [name for name in contenders.DEFAULT if name not in TORCH]
 
 
+@pytest.fixture(autouse=True, scope="module")
+def fast_compile():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
 def computed(name, devices=1):
     """out, dq, dk, dv and the gradients of parameters, by a contender, which must agree with its own forward."""
     with jax.numpy_dtype_promotion("standard"):  # jax.nn relies on it in float64
@@ -134,14 +141,7 @@ def test_a_decoded_token_is_the_last_row_of_attention():
         np.testing.assert_allclose(task(), whole[:, -1:], rtol=0, atol=2e-6)
 
 
-@pytest.fixture
-def fast_compile():
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
-
-
-def test_a_training_step_trains(fast_compile):
+def test_a_training_step_trains():
     recipe = Recipe.parse("quick:4")
     step = training_steps.ours(recipe, "none", devices=2)[STEP]
     losses = [step() for _ in range(5)]

@@ -49,7 +49,7 @@ def test_speeds_count_the_tokens_of_training():
     length, batch = experiment.task.length("train"), config.training.batch_size
     assert length < experiment.task.max_length
     assert f"{batch} sequences of {length} tokens, {batch * length} tokens a step" in experiment.summary()
-    assert experiment.meter()._tokens_per_step == batch * length
+    assert experiment.throughput()._tokens_per_step == batch * length
 
 
 # One of each task; the others differ in sizes, which shrinking takes away.

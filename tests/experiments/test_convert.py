@@ -66,7 +66,7 @@ def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from
         for name, array in tensors(LLAMA, np.float32).items()
     }
     folder = write(tmp_path / "llama", LLAMA | {"vocab_size": 300}, arrays)
-    (folder / "tokenizer.json").write_text(json.dumps(json.loads(text.artifacts()["tokenizer.json"]), indent=2))
+    (folder / "tokenizer.json").write_text(json.dumps(json.loads(text.saved_files()["tokenizer.json"]), indent=2))
     for name in ("encoder.json", "vocab.bpe"):
         (folder / name).write_text("")
     own = tmp_path / "own"
@@ -103,7 +103,7 @@ def text_model(folder, vocab_size=300, surplus=0, **values):
         for name, array in tensors(LLAMA, np.float32).items()
     }
     write(folder, LLAMA | {"vocab_size": size} | values, arrays)
-    (folder / "tokenizer.json").write_text(text.artifacts()["tokenizer.json"])
+    (folder / "tokenizer.json").write_text(text.saved_files()["tokenizer.json"])
     return folder
 
 

@@ -54,7 +54,7 @@ def test_every_config_on_text_trains_once_shrunk(path, tmp_path):
 
 def with_pieces(config, folder):
     """The task with a vocabulary of pieces, which a tagger on BERT has from its encoder."""
-    text = tasks.create("masked_lm", vocab_size=200).artifacts()["vocab.txt"]
+    text = tasks.create("masked_lm", vocab_size=200).saved_files()["vocab.txt"]
     (folder / "vocab.txt").write_text(text)
     options = config.task.options | {"pieces": str(folder / "vocab.txt")}
     return dataclasses.replace(config, task=dataclasses.replace(config.task, options=options))

@@ -44,7 +44,7 @@ def trained(start, tmp_path_factory):
     assert done.status == 0, done.err
     task = tasks.create("text", **options)
     tokens = task.encode("The lamp is bright.")
-    assert (folder / "run" / "corpus.json").read_text() == task.sources()["corpus.json"]
+    assert (folder / "run" / "corpus.json").read_text() == task.data_digest()["corpus.json"]
     shutil.rmtree(data)
     return folder / "run", tokens
 
@@ -54,7 +54,7 @@ def test_a_run_is_read_back_without_its_corpora(trained):
     run = load_run(workdir)
     assert run.step > 0
     np.testing.assert_array_equal(run.task.encode("The lamp is bright."), tokens)
-    assert (workdir / "tokenizer.json").read_text() == run.task.artifacts()["tokenizer.json"]
+    assert (workdir / "tokenizer.json").read_text() == run.task.saved_files()["tokenizer.json"]
     with pytest.raises(ConfigError, match=r"^no wikitext-2/wiki.test.tokens in .*: put the corpus there"):
         pipeline.evaluation_batches(run.task, "test", examples=2, batch_size=2, seed=0)
 
@@ -86,7 +86,7 @@ def test_windows_that_are_inspected_are_of_all_corpora_by_their_sizes():
     )
     codec = mixed.codec()
     whole = inspect_text.windows(mixed, codec, None, "train", 10**6)
-    sizes = [len(task.entries("train")[0].tokens) // 8 for task in alone]
+    sizes = [len(task.token_streams("train")[0].tokens) // 8 for task in alone]
     assert whole.shape == (sum(sizes), 8)
     texts = [" ".join(text.split()) for text in documents("files", None, "train")]
     of_files = [any(" ".join(codec.decode(row).split()) in text for text in texts) for row in whole[:12]]
@@ -121,8 +121,8 @@ def test_a_run_is_not_measured_on_another_text(trained, start, command, flags):
         done = start(command, f"--model={workdir}", *flags).wait()
     finally:
         shutil.rmtree(data)
-    assert done.error == f"corpus.json in {workdir} tells of other data than there are now, which the run goes by: " + (
-        "restore its data"
+    assert done.error == (
+        f"the data are not those of the run in {workdir} (corpus.json differs): restore the original files"
     )
     assert {path: path.read_bytes() for path in workdir.glob("*.json")} == before
 

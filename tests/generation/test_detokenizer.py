@@ -5,7 +5,7 @@ import pytest
 
 from cope_jax.generation.detokenizer import Continuation
 from cope_jax.tokenizers.byte_level import BPE, Bytes
-from cope_jax.tokenizers.words import Words
+from cope_jax.tokenizers.word_level import Words
 
 TEXT = "A Zwölf 😀 Boxkämpfer – jagen 日本語 \n\nViktor.\n"
 TOKENIZERS = {

@@ -2,6 +2,7 @@
 
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -191,7 +192,7 @@ def test_what_stands_behind_the_end_is_not_read(reverse):
 
     expected = run(state, np.where(real, x, np.float32(0)))
     assert np.isfinite(expected[0])
-    jax.tree.map(np.testing.assert_array_equal, run(state, np.where(real, x, np.float32(np.nan))), expected)
+    chex.assert_trees_all_equal(run(state, np.where(real, x, np.float32(np.nan))), expected)
     assert not np.asarray(expected[1][1])[~real[..., 0]].any()
 
 

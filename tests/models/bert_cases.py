@@ -7,10 +7,10 @@ import jax
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.encodings import EncodingConfig
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
-from cope_jax.typing import Array
 from tests.encodings.cases import FAST_COMPILE, rule_of
 from tests.oracle import bert as oracle
 from tests.oracle.encodings import Rule, Sizes
@@ -50,8 +50,8 @@ def batch(seed: int = 0, dtype: Any = np.float32) -> dict[str, np.ndarray]:
     shape = (len(LENGTHS), LENGTH)
     real = np.arange(LENGTH)[None] < np.array(LENGTHS)[:, None]
     weights = np.zeros(shape, dtype)
-    for row, places in enumerate([(1, 4, 6), (2,), (3, 6)]):
-        weights[row, list(places)] = 1
+    for row, indices in enumerate([(1, 4, 6), (2,), (3, 6)]):
+        weights[row, list(indices)] = 1
     return {
         # Not 0: PyTorch gives no gradient to the padding's row of a table.
         "inputs": rng.integers(1, VOCAB, shape, dtype=np.int32),

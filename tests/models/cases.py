@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
 from tests.encodings.cases import FAST_COMPILE, rule_of
 from tests.oracle.decoder import Choices, decoder

@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.models.bert import Bert, BertConfig, BertOptions, bert_block
@@ -37,8 +37,8 @@ def row_of(fields, number):
     return {name: value[number] for name, value in fields.items()}
 
 
-def summed(measures, names):
-    return sum(measures[name][0] / measures[name][1] for name in names)
+def summed(metrics, names):
+    return sum(metrics[name][0] / metrics[name][1] for name in names)
 
 
 @pytest.mark.newest
@@ -53,12 +53,12 @@ def test_every_layer_and_every_measure_equal_the_oracle(encoding, x64):
     def run(state):
         model = nnx.merge(graphdef, state)
         states = model.layers(fields["inputs"], fields["segments"], fields["mask"])
-        return states, model.measures(fields)[0], jax.grad(loss)(state)
+        return states, model.metrics(fields)[0], jax.grad(loss)(state)
 
     def loss(state):
-        return summed(nnx.merge(graphdef, state).measures(fields)[0], Bert.losses)
+        return summed(nnx.merge(graphdef, state).metrics(fields)[0], Bert.losses)
 
-    states_JBLD, measures, gradient = run(state)
+    states_JBLD, metrics, gradient = run(state)
     assert states_JBLD.shape[0] == LAYERS + 1
     for number, length in enumerate(LENGTHS):
         for found, layer in zip(
@@ -67,7 +67,7 @@ def test_every_layer_and_every_measure_equal_the_oracle(encoding, x64):
             np.testing.assert_allclose(found, layer, rtol=0, atol=1e-11)
     exact = expected_measures(choices, params, fields)
     for name, value in exact.items():
-        np.testing.assert_allclose(measures[name], value, rtol=0, atol=1e-10, err_msg=name)
+        np.testing.assert_allclose(metrics[name], value, rtol=0, atol=1e-10, err_msg=name)
     rng = np.random.default_rng(2)
     direction = {path: rng.normal(size=value.shape) for path, value in params.items()}
 
@@ -173,7 +173,7 @@ def test_too_many_predictions_are_loud():
 @functools.cache
 def measuring(predictions):
     graphdef, state = build(config(predictions=predictions), dtype=np.float32)
-    return jit(lambda state, fields: nnx.merge(graphdef, state).measures(fields)), state
+    return jit(lambda state, fields: nnx.merge(graphdef, state).metrics(fields)), state
 
 
 def measured(fields, predictions):
@@ -219,7 +219,7 @@ def test_initial_parameters():
     @jit
     def run():
         model = Bert(choices, rngs=nnx.Rngs(0))
-        return nnx.state(model), model.measures(fields)[0]
+        return nnx.state(model), model.metrics(fields)[0]
 
     state, found = run()
     cut = 0.02 * 0.8796  # what is left of a normal distribution's deviation that is cut at two

@@ -50,14 +50,14 @@ def test_heads_read_the_encoder(cls, options, frozen):
     @jit
     def run(state):
         def loss(state):
-            total, weight = nnx.merge(graphdef, state).measures(fields)[0]["loss"]
+            total, weight = nnx.merge(graphdef, state).metrics(fields)[0]["loss"]
             return total / weight
 
         model = nnx.merge(graphdef, state)
         inputs = fields["inputs"], fields["segments"], fields["mask"]
-        return model.encoder.layers(*inputs), model.measures(fields)[0], jax.grad(loss)(state)
+        return model.encoder.layers(*inputs), model.metrics(fields)[0], jax.grad(loss)(state)
 
-    states_JBLD, measures, gradient = run(state)
+    states_JBLD, metrics, gradient = run(state)
     params, states = named(state), np.asarray(states_JBLD, np.float64)
     if cls is BertClassifier:
         dense = params["encoder/pooler/kernel"], params["encoder/pooler/bias"]
@@ -75,8 +75,8 @@ def test_heads_read_the_encoder(cls, options, frozen):
     chances = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     wrong = (logits.argmax(-1) != targets) * weights
     loss = -np.log(np.take_along_axis(chances, targets[..., None], -1)[..., 0])
-    np.testing.assert_allclose(measures["loss"], ((loss * weights).sum(), weights.sum()), rtol=1e-5)
-    np.testing.assert_allclose(measures["token_error"], (wrong.sum(), weights.sum()))
+    np.testing.assert_allclose(metrics["loss"], ((loss * weights).sum(), weights.sum()), rtol=1e-5)
+    np.testing.assert_allclose(metrics["token_error"], (wrong.sum(), weights.sum()))
     for path, value in named(gradient).items():
         unused = path.startswith("encoder/pooler") and cls is BertTagger
         unused |= path in ("encoder/blocks/attention/key/bias",)  # adds the same to all keys' logits
@@ -88,14 +88,14 @@ def test_heads_read_the_encoder(cls, options, frozen):
 def test_a_place_outside_of_the_sequence_is_loud(wrong):
     """Of a prediction, and of a word's first piece."""
     graphdef, state = build(config(), dtype=np.float32)
-    fields, places = batch(), np.array([[1, wrong], [2, 0], [0, 1]], np.int32)
+    fields, indices = batch(), np.array([[1, wrong], [2, 0], [0, 1]], np.int32)
     inputs = fields["segments"], fields["mask"]
-    predict = jit(lambda state: nnx.merge(graphdef, state)(fields["inputs"], *inputs, places_BP=places)[0])
+    predict = jit(lambda state: nnx.merge(graphdef, state)(fields["inputs"], *inputs, indices_BP=indices)[0])
     tagger, state_of_tagger = head(BertTagger)[1:]
-    tag = jit(lambda state: nnx.merge(tagger, state)(fields["inputs"], places, *inputs))
+    tag = jit(lambda state: nnx.merge(tagger, state)(fields["inputs"], indices, *inputs))
     for found in (predict(state), tag(state_of_tagger)):
-        np.testing.assert_array_equal(np.isnan(found).all(axis=-1), places == wrong)
-        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), places == wrong)
+        np.testing.assert_array_equal(np.isnan(found).all(axis=-1), indices == wrong)
+        np.testing.assert_array_equal(np.isnan(found).any(axis=-1), indices == wrong)
 
 
 def test_logits_of_bfloat16_states_are_float32():

@@ -11,7 +11,7 @@ from cope_jax import encodings
 from cope_jax.encodings import EncodingConfig
 from cope_jax.exchange import bert_files
 from cope_jax.layers.block import Block
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context, SelfAttention
 from cope_jax.models.bert import Bert
 from tests.models.bert_cases import batch, config, jit, named, random_state
@@ -105,8 +105,8 @@ def test_bert_equals_that_of_transformers(activation, dtype, tmp_path):
         @jit
         def run(state):
             def losses(state):
-                measures = nnx.merge(graphdef, state).measures(fields)[0]
-                each = [measures[name][0] / measures[name][1] for name in Bert.losses]
+                metrics = nnx.merge(graphdef, state).metrics(fields)[0]
+                each = [metrics[name][0] / metrics[name][1] for name in Bert.losses]
                 return sum(each), each
 
             model = nnx.merge(graphdef, state)
@@ -206,8 +206,8 @@ def compare(ours, theirs, module, under_torch_names, state, dtype):
     real = fields["mask"] == 1
     x = rng.normal(size=(*real.shape, 8)).astype(dtype)
     weights = rng.normal(size=x.shape) * real[..., None]
-    places = np.arange(real.shape[1], dtype=np.int32)[None]
-    context = Context(places, fields["mask"], causal=False)
+    indices = np.arange(real.shape[1], dtype=np.int32)[None]
+    context = Context(indices, fields["mask"], causal=False)
 
     @jit
     def run(state, x):

@@ -10,7 +10,7 @@ from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import POLICIES
 from cope_jax.models.decoder import Decoder, DecoderConfig
@@ -339,7 +339,7 @@ def test_sampling_all_classes_in_bfloat16_is_the_full_loss(tied):
     @jit
     def run(state, key):
         sampling = nnx.merge(graphdef, state)
-        return sampling.measures(fields, (), key)[0], sampling.measures(fields)[0]
+        return sampling.metrics(fields, (), key)[0], sampling.metrics(fields)[0]
 
     found, whole = run(state, jax.random.key(0))
     assert found["loss"][0].dtype == jnp.float32 and "token_error" not in found

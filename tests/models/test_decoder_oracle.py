@@ -89,8 +89,8 @@ def oracle(name, params):
     cfg, shared, own = problem(name)
     return np.stack(
         [
-            expected(cfg, shared, own, params, row, places, segments)
-            for row, places, segments in zip(tokens(), POSITIONS, SEGMENTS, strict=True)
+            expected(cfg, shared, own, params, row, indices, segments)
+            for row, indices, segments in zip(tokens(), POSITIONS, SEGMENTS, strict=True)
         ]
     )
 

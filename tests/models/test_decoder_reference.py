@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -138,4 +139,4 @@ def test_transformers_reads_what_is_saved(name, tmp_path):
     model.save_pretrained(tmp_path / "theirs")
     again, found = decoder_files.load(tmp_path / "theirs")
     assert again == config
-    jax.tree.map(np.testing.assert_array_equal, found, params)
+    chex.assert_trees_all_equal(found, params)

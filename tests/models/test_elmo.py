@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -104,14 +105,14 @@ def test_words_behind_the_end_are_zeros_in_every_layer():
     other = np.where((np.arange(LENGTH) < lengths[:, None])[..., None], rows, np.int32(98))
     run = jit(lambda rows: model().layers(rows, lengths))
     assert (other != rows).any()
-    jax.tree.map(np.testing.assert_array_equal, run(other), run(rows))
+    chex.assert_trees_all_equal(run(other), run(rows))
 
 
 @pytest.mark.newest
 def test_measures_are_the_oracles(x64):
     tested, fields = model(np.float64), batch(dtype=np.float64)
     params = numbers(tested)
-    found, _ = jit(lambda fields: tested.measures(fields))(fields)
+    found, _ = jit(lambda fields: tested.metrics(fields))(fields)
     zeros = [(np.zeros(4), np.zeros(3))] * 2
     losses, wrong, weight = [], [], []
     for direction, prefix in enumerate(("", "backward_")):
@@ -135,7 +136,7 @@ def test_the_gradient_is_pytorchs(x64):
     torch = pytest.importorskip("torch", reason="PyTorch, the reference here, is not installed")
     tested, fields = model(np.float64, cell_clip=None, projection_clip=None), batch(dtype=np.float64)
     graphdef, state = nnx.split(tested)
-    total = lambda state: nnx.merge(graphdef, state).measures(fields)[0]["loss"][0]  # noqa: E731
+    total = lambda state: nnx.merge(graphdef, state).metrics(fields)[0]["loss"][0]  # noqa: E731
     value, gradient = jit(jax.value_and_grad(total))(state)
     p = {name: torch.tensor(number, requires_grad=True) for name, number in numbers(tested).items()}
     loss = torch.zeros((), dtype=torch.float64)
@@ -176,7 +177,7 @@ def test_the_encoders_have_the_published_sizes(size, count):
 
 
 def test_two_batches_with_the_state_are_one_twice_as_long_and_reset_begins_anew():
-    run = jit(lambda fields, carry: model().measures(fields, carry))
+    run = jit(lambda fields, carry: model().metrics(fields, carry))
     fields, anew = batch(2 * LENGTH) | {"reset": np.zeros(BATCH, np.float32)}, model().initial_carry(BATCH)
     halves = [
         {k: v[:, part] if v.ndim > 1 else v for k, v in fields.items()}
@@ -195,7 +196,7 @@ def test_two_batches_with_the_state_are_one_twice_as_long_and_reset_begins_anew(
 
 def test_dropout_is_on_what_layers_read_and_on_the_top():
     tested = model(dropout=0.5)
-    loss = jit(lambda key: tested.measures(batch(), (), key)[0]["loss"][0])
+    loss = jit(lambda key: tested.metrics(batch(), (), key)[0]["loss"][0])
     assert loss(jax.random.key(0)) != loss(jax.random.key(1))
     x, carry = jnp.ones((BATCH, LENGTH, 3)), tested.initial_carry(BATCH)
     below, top = map(np.asarray, jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2)))
@@ -216,8 +217,8 @@ def test_a_residual_adds_what_the_layer_has_read_with_dropout():
 
 
 def test_all_words_sampled_are_the_full_softmax():
-    found = jit(lambda key: model(num_sampled=VOCAB).measures(batch(), (), key)[0])(jax.random.key(0))
-    expected = jit(lambda: model().measures(batch())[0])()
+    found = jit(lambda key: model(num_sampled=VOCAB).metrics(batch(), (), key)[0])(jax.random.key(0))
+    expected = jit(lambda: model().metrics(batch())[0])()
     close(found["loss"], expected["loss"], 1e-5)
     assert "token_error" not in found
     assert model(num_sampled=3).config.stochastic and not CONFIG.stochastic
@@ -247,8 +248,8 @@ def test_flops_are_those_of_the_matrices_and_filters():
         (lambda: ElmoOptions(projection_dim=0), "elmo.projection_dim must be at least 1, got 0"),
         (lambda: ElmoOptions(cell_clip=-1.0), "elmo.cell_clip must be at least 0"),
         (lambda: ElmoOptions(filters=((1, 2, 3),)), "characters.filters must be pairs"),
-        (lambda: model(vocab_size=0).measures(batch()), r"no output layer \(vocab_size=0\)"),
-        (lambda: model().measures({"inputs": 0, "targets": 0, "weights": 0}), "the batch has no 'backward_inputs'"),
+        (lambda: model(vocab_size=0).metrics(batch()), r"no output layer \(vocab_size=0\)"),
+        (lambda: model().metrics({"inputs": 0, "targets": 0, "weights": 0}), "the batch has no 'backward_inputs'"),
     ],
 )
 def test_wrong_input(call, message):

@@ -93,8 +93,8 @@ def test_positions_reach_the_maps():
     graphdef, state = build(config("rope", num_layers=1))
 
     @jit
-    def run(state, places):
-        return nnx.merge(graphdef, state).maps(tokens(), positions_BL=places)["attention"]
+    def run(state, indices):
+        return nnx.merge(graphdef, state).maps(tokens(), positions_BL=indices)["attention"]
 
     near = np.arange(LENGTH, dtype=np.int32)[None]
     assert np.abs(np.asarray(run(state, near) - run(state, near**2))).max() > 1e-3

@@ -37,10 +37,10 @@ def padded(batch, rows):
 @pytest.mark.parametrize("encoding", ["learned+cope(npos_max=4)", "relative+rope"])
 def test_packed_documents_are_read_as_if_alone(documents, encoding):
     graphdef, state = cases.build(cases.config(encoding, max_length=LENGTH))
-    measures = cases.jit(lambda state, batch: nnx.merge(graphdef, state).measures(batch)[0])
+    metrics = cases.jit(lambda state, batch: nnx.merge(graphdef, state).metrics(batch)[0])
 
     def loss(batch):
-        return np.array([float(x) for x in measures(state, padded(batch, len(SIZES)))["loss"]])
+        return np.array([float(x) for x in metrics(state, padded(batch, len(SIZES)))["loss"]])
 
     batch = batch_of(documents)
     assert batch["segments"].max() > 1
@@ -53,18 +53,18 @@ def test_packed_documents_are_read_as_if_alone(documents, encoding):
 
 def test_what_fills_a_row_up_changes_nothing(documents):
     graphdef, state = cases.build(cases.config("learned+cope(npos_max=4)", max_length=LENGTH))
-    measures = cases.jit(lambda state, batch: nnx.merge(graphdef, state).measures(batch)[0])
+    metrics = cases.jit(lambda state, batch: nnx.merge(graphdef, state).metrics(batch)[0])
     batch = batch_of(documents)
     noise = np.where(batch["segments"] == 0, 7, batch["inputs"]).astype(np.int32)
     assert (noise != batch["inputs"]).any()
-    one, other = (measures(state, fields)["loss"] for fields in (batch, batch | {"inputs": noise}))
+    one, other = (metrics(state, fields)["loss"] for fields in (batch, batch | {"inputs": noise}))
     np.testing.assert_array_equal(one, other)
 
 
 class Positions(Learner):
     """Measures the positions that a model is told."""
 
-    def measures(self, params, carry, batch, dropout_key=None):
+    def metrics(self, params, carry, batch, dropout_key=None):
         return mean_position(params, carry, batch)
 
 

@@ -44,4 +44,4 @@ def test_fields_of_other_shapes_are_one_clear_line():
     batch = {name: jnp.zeros((1, 3), jnp.int32) for name in ("inputs", "targets")}
     message = r"^decoder: inputs \(1, 3\), targets \(1, 3\), weights \(1, 2\) must have the same 2 axes$"
     with pytest.raises(ConfigError, match=message):
-        model.measures(batch | {"weights": jnp.ones((1, 2))})
+        model.metrics(batch | {"weights": jnp.ones((1, 2))})

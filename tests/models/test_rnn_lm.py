@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import types
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -49,15 +50,15 @@ def model(name, dtype=np.float32):
 
 
 @functools.cache
-def measures(name):
+def metrics(name):
     graphdef, _ = nnx.split(model(name))
-    return jit(lambda state, batch, carry: nnx.merge(graphdef, state).measures(batch, carry))
+    return jit(lambda state, batch, carry: nnx.merge(graphdef, state).metrics(batch, carry))
 
 
 def run(name, batch, carry=None, dtype=np.float32):
     tested = model(name, dtype)
     carry = tested.initial_carry(BATCH) if carry is None else carry
-    return measures(name)(
+    return metrics(name)(
         nnx.state(tested), {k: v if v.dtype == np.int32 else v.astype(dtype) for k, v in batch.items()}, carry
     )
 
@@ -94,10 +95,10 @@ def test_measures_are_the_oracles(name, x64):
     for direction, prefix in enumerate(("", "backward_")[: 2 if config.bidirectional else 1]):
         whole = np.full(BATCH, LENGTH)
         _, logits = by_oracle(config, params, batch[f"{prefix}inputs"], whole, direction)
-        places = list(np.ndindex(BATCH, LENGTH))
+        indices = list(np.ndindex(BATCH, LENGTH))
         targets, weights = batch[f"{prefix}targets"], batch[f"{prefix}weights"].astype(np.float64)
-        losses.append(sum(weights[at] * oracle.cross_entropy(logits[at], targets[at]) for at in places))
-        wrong.append(sum(weights[at] * (logits[at].argmax() != targets[at]) for at in places))
+        losses.append(sum(weights[at] * oracle.cross_entropy(logits[at], targets[at]) for at in indices))
+        wrong.append(sum(weights[at] * (logits[at].argmax() != targets[at]) for at in indices))
         weight.append(weights.sum())
     close(found["loss"], (sum(losses), sum(weight)), 1e-12)
     close(found["token_error"], (sum(wrong), sum(weight)), 1e-12)
@@ -148,7 +149,7 @@ def test_it_is_pytorchs(name, x64):
 
     graphdef, state = nnx.split(tested)
     weights = batch | {"weights": batch["weights"].astype(np.float64)}
-    value, gradient = jit(jax.value_and_grad(lambda state: nnx.merge(graphdef, state).measures(weights)[0]["loss"][0]))(
+    value, gradient = jit(jax.value_and_grad(lambda state: nnx.merge(graphdef, state).metrics(weights)[0]["loss"][0]))(
         state
     )
     close(value, loss.detach(), 1e-12)
@@ -176,8 +177,8 @@ def test_reset_clears_the_state_of_its_rows():
     fresh, kept, mixed = (
         run("lstm", batch | {"reset": np.array(reset, np.float32)}, carry)[1] for reset in ([1] * 3, [0] * 3, [1, 0, 0])
     )
-    jax.tree.map(np.testing.assert_array_equal, fresh, run("lstm", batch)[1])
-    jax.tree.map(np.testing.assert_array_equal, kept, run("lstm", batch, carry)[1])
+    chex.assert_trees_all_equal(fresh, run("lstm", batch)[1])
+    chex.assert_trees_all_equal(kept, run("lstm", batch, carry)[1])
     for found, new, old in zip(*map(jax.tree.leaves, (mixed, fresh, kept)), strict=True):
         np.testing.assert_array_equal(found[0], new[0])
         np.testing.assert_array_equal(found[1:], old[1:])
@@ -190,7 +191,7 @@ def test_no_gradient_goes_through_the_state():
     @jit
     def gradient(carry):
         def loss(carry):
-            measured, last = nnx.merge(graphdef, state).measures(stream(), carry)
+            measured, last = nnx.merge(graphdef, state).metrics(stream(), carry)
             return measured["loss"][0] + sum(leaf.sum() for leaf in jax.tree.leaves(last))
 
         return jax.grad(loss)(carry)
@@ -235,12 +236,12 @@ def test_dropout_is_on_the_embedding_between_layers_and_on_the_top(direction):
 
 def test_training_drops_and_samples():
     tested = dropping()
-    loss = jit(lambda key: tested.measures(stream(), (), key)[0]["loss"][0])
+    loss = jit(lambda key: tested.metrics(stream(), (), key)[0]["loss"][0])
     plain = run("both", stream())[0]
     first, second = loss(jax.random.key(0)), loss(jax.random.key(1))
     assert first != second != plain["loss"][0]
     sampled = noisy(lambda: RNNLM(dataclasses.replace(CONFIGS["both"], num_sampled=VOCAB), rngs=nnx.Rngs(0)))
-    found = jit(lambda key: sampled.measures(stream(), (), key)[0])(jax.random.key(0))
+    found = jit(lambda key: sampled.metrics(stream(), (), key)[0])(jax.random.key(0))
     close(found["loss"], plain["loss"], 1e-6)
     assert "token_error" not in found
     assert tested.config.stochastic and sampled.config.stochastic and not CONFIGS["both"].stochastic
@@ -259,7 +260,7 @@ def test_it_learns_a_text_with_a_memory():
     def train(state):
         def step(loop, _):
             state, moments = loop
-            mean = lambda state: jnp.divide(*nnx.merge(graphdef, state).measures(batch)[0]["loss"])  # noqa: E731
+            mean = lambda state: jnp.divide(*nnx.merge(graphdef, state).metrics(batch)[0]["loss"])  # noqa: E731
             loss, gradient = jax.value_and_grad(mean)(state)
             updates, moments = optimizer.update(gradient, moments, state)
             return (optax.apply_updates(state, updates), moments), loss
@@ -318,6 +319,6 @@ def test_wrong_options(options, message):
 
 def test_both_directions_need_the_reversed_text():
     with pytest.raises(ConfigError, match="the batch has no 'backward_inputs'"):
-        model("both").measures({name: value for name, value in stream().items() if "backward" not in name})
+        model("both").metrics({name: value for name, value in stream().items() if "backward" not in name})
     with pytest.raises(ConfigError, match=r"generate\.temperature"):
         generate(model("lstm"), [[1]], 2, key=jax.random.key(0), temperature=-1)

@@ -47,10 +47,10 @@ def model(name, dtype=np.float32):
 
 
 @functools.cache
-def measures(name):
+def metrics(name):
     graphdef, _ = nnx.split(model(name))
     return jit(
-        lambda state, fields: (nnx.merge(graphdef, state)(fields), nnx.merge(graphdef, state).measures(fields)[0])
+        lambda state, fields: (nnx.merge(graphdef, state)(fields), nnx.merge(graphdef, state).metrics(fields)[0])
     )
 
 
@@ -93,7 +93,7 @@ def by_oracle(config, params, fields):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_values_are_the_oracles(name, x64):
     fields, params = batch(np.float64), numbers(model(name, np.float64))
-    logits, found = measures(name)(nnx.state(model(name, np.float64)), fields)
+    logits, found = metrics(name)(nnx.state(model(name, np.float64)), fields)
     expected = by_oracle(CONFIGS[name], params, fields)
     loss, wrong = [], []
     for row, length in enumerate(LENGTHS):
@@ -115,7 +115,7 @@ def test_what_stands_behind_the_words_does_not_matter(name):
     real = fields["weights"] > 0
     other = dict(fields, vectors=np.where(real[..., None, None], fields["vectors"], np.float32(50)))
     other["inputs"] = np.where(real, fields["inputs"], np.int32(5))
-    found, expected = (measures(name)(nnx.state(model(name)), part)[1] for part in (other, fields))
+    found, expected = (metrics(name)(nnx.state(model(name)), part)[1] for part in (other, fields))
     jax.tree.map(lambda a, b: close(a, b, 1e-6), found, expected)
 
 
@@ -123,7 +123,7 @@ def test_what_stands_behind_the_words_does_not_matter(name):
 def test_a_word_that_is_none_is_loud(wrong):
     fields = batch()
     fields["inputs"][0, 2] = wrong
-    logits = np.asarray(measures("words")(nnx.state(model("words")), fields)[0])
+    logits = np.asarray(metrics("words")(nnx.state(model("words")), fields)[0])
     assert np.isnan(logits[0, :4]).all() and np.isfinite(logits[1, :2]).all()
 
 
@@ -132,7 +132,7 @@ def test_a_word_without_a_tag_is_read():
     fields["weights"][0, 1] = 0
     other = dict(fields, inputs=fields["inputs"].copy())
     other["inputs"][0, 1] = (other["inputs"][0, 1] + 1) % VOCAB
-    found, expected = (np.asarray(measures("words")(nnx.state(model("words")), part)[0]) for part in (other, fields))
+    found, expected = (np.asarray(metrics("words")(nnx.state(model("words")), part)[0]) for part in (other, fields))
     assert (np.abs(found - expected)[0] > 1e-6).any(axis=-1).all()
 
 
@@ -170,7 +170,7 @@ def test_dropout_is_on_the_input_between_the_layers_and_on_the_top(place, monkey
 
 def test_dropout_is_drawn_in_training():
     tested = noisy(lambda: Tagger(DROPPED, rngs=nnx.Rngs(0)))
-    loss = jit(lambda key: tested.measures(batch(), (), key)[0]["tag_loss"][0])
+    loss = jit(lambda key: tested.metrics(batch(), (), key)[0]["tag_loss"][0])
     assert loss(jax.random.key(0)) != loss(jax.random.key(1))
     assert DROPPED.stochastic and not CONFIGS["all"].stochastic
 

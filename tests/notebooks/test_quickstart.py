@@ -22,6 +22,7 @@ def notebook() -> Any:
 
 
 def test_runs_without_a_warning(notebook, tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))
     monkeypatch.setenv("XLA_FLAGS", "")  # one device
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the notebook keeps its runs

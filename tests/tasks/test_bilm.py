@@ -77,7 +77,7 @@ def test_words_outside_the_vocabulary_are_read_and_not_predicted():
     assert task.vocab_size == 10
     assert task.vocabulary.words[:3] == ("<unk>", "<S>", "</S>")
     assert batch["targets"].max() < 10
-    assert task.artifacts()["words.txt"].startswith("<unk>\n<S>\n</S>\n.\nthe\n")
+    assert task.saved_files()["words.txt"].startswith("<unk>\n<S>\n</S>\n.\nthe\n")
 
 
 def test_examples_are_windows(task, rng):

@@ -168,7 +168,7 @@ def test_examples_are_fresh_and_datasets_fixed(task):
 
 
 def test_a_vocabulary_is_kept_and_taken(task, tmp_path):
-    (tmp_path / "vocab.txt").write_text(task.artifacts()["vocab.txt"], encoding="utf-8")
+    (tmp_path / "vocab.txt").write_text(task.saved_files()["vocab.txt"], encoding="utf-8")
     again = tasks.create("masked_lm", length=LENGTH, vocab=str(tmp_path / "vocab.txt"))
     assert again.wordpiece.pieces == task.wordpiece.pieces
     np.testing.assert_array_equal(again.dataset("test", 2)["inputs"], task.dataset("test", 2)["inputs"])

@@ -4,6 +4,8 @@ import pytest
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
 
+CHECKSUM = 3914097561  # of the data, see test_every_task.py
+
 pytestmark = pytest.mark.newest
 
 

@@ -72,7 +72,7 @@ def test_a_vocabulary_is_learned_from_training_alone():
     texts = " ".join(task.texts("train")).lower()
     assert all(piece.removeprefix("##") in texts for piece in task.wordpiece.pieces[5:])
     assert task.vocab_size == len(task.wordpiece)
-    assert task.artifacts() == {"vocab.txt": task.wordpiece.text}
+    assert task.saved_files() == {"vocab.txt": task.wordpiece.text}
     assert (task.num_classes, task.classes, task.evaluation_splits) == (2, ("ham", "spam"), ("test",))
 
 

@@ -88,7 +88,7 @@ def test_pieces_stand_where_starts_say(vocab, length):
         assert (padding == wordpiece.pad).all()
         every += ids[1:-1]
     assert every == wordpiece.encode_words([word for word, _ in pairs])[0]
-    assert task.artifacts() == {"vocab.txt": wordpiece.text}
+    assert task.saved_files() == {"vocab.txt": wordpiece.text}
 
 
 def test_a_word_longer_than_an_example_keeps_its_first_pieces(tmp_path):
@@ -154,7 +154,7 @@ def test_majority(task):
 def test_what_models_read(task):
     assert task.num_tags == 17
     assert task.metric == "token_error"
-    assert list(task.artifacts()) == ["words.txt"]
+    assert list(task.saved_files()) == ["words.txt"]
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_sums_stand_for_words_and_bytes_whatever_the_tokens(kind):
 
 
 def test_the_whole_text_is_there_for_windows_of_other_kinds(task):
-    (entries,) = task.entries("test")
+    (entries,) = task.token_streams("test")
     assert task.decode(entries.tokens[1:][entries.counted]) == "".join(documents("wikitext-2", None, "test"))
     ends = entries.tokens[entries.bounds]
     assert ends.tolist() == [task.tokenizer.end] * (len(documents("wikitext-2", None, "test")) + 1)
@@ -105,15 +105,15 @@ def test_text_comes_back(task):
 def test_the_tokenizer_of_a_run_is_taken_from_its_folder(kind, tmp_path):
     options = {"tokenizer": kind, "vocab_size": None if kind == "bytes" else 300, "length": 16}
     task = tasks.create("text", **options)
-    for name, content in task.artifacts().items():
+    for name, content in task.saved_files().items():
         (tmp_path / name).write_text(content, encoding="utf-8")
-    elsewhere = tasks.TASKS.get("text").with_artifacts({**options, "data_dir": "nowhere"}, tmp_path)
+    elsewhere = tasks.TASKS.get("text").with_saved_files({**options, "data_dir": "nowhere"}, tmp_path)
     again = tasks.create("text", **elsewhere)  # reads no corpus
-    assert again.artifacts() == task.artifacts()
+    assert again.saved_files() == task.saved_files()
     assert again.vocab_size == task.vocab_size
     with pytest.raises(ConfigError, match=r"no wikitext-2/wiki.test.tokens in nowhere"):
         again.size("test")
-    assert tasks.TASKS.get("text").with_artifacts(options, tmp_path / "none") == options
+    assert tasks.TASKS.get("text").with_saved_files(options, tmp_path / "none") == options
 
 
 def test_a_text_that_has_changed_is_learned_anew(tmp_path):
@@ -128,17 +128,19 @@ def test_a_text_that_has_changed_is_learned_anew(tmp_path):
 
 
 def test_a_corpus_is_known_by_its_texts_and_not_by_its_place(tmp_path):
-    def sources():
-        return tasks.create("text", data_dir=str(tmp_path), corpus="files", tokenizer="bytes").sources()["corpus.json"]
+    def data_digest():
+        return tasks.create("text", data_dir=str(tmp_path), corpus="files", tokenizer="bytes").data_digest()[
+            "corpus.json"
+        ]
 
     shutil.copytree(SAMPLES / "files", tmp_path / "files")
-    before = sources()
-    assert before == tasks.create("text", corpus="files", tokenizer="bytes").sources()["corpus.json"]
+    before = data_digest()
+    assert before == tasks.create("text", corpus="files", tokenizer="bytes").data_digest()["corpus.json"]
     for split, held in json.loads(before).items():
         assert held["bytes"] == sum(len(text.encode()) for text in documents("files", None, split))
     first = min((tmp_path / "files").glob("*.txt"))
     first.write_text("T" + first.read_text()[1:].swapcase())
-    train, changed = (json.loads(text)["train"] for text in (before, sources()))
+    train, changed = (json.loads(text)["train"] for text in (before, data_digest()))
     assert (train["documents"], train["bytes"]) == (changed["documents"], changed["bytes"])
     assert train["sha256"] != changed["sha256"]
 
@@ -146,21 +148,21 @@ def test_a_corpus_is_known_by_its_texts_and_not_by_its_place(tmp_path):
 def test_a_split_is_the_same_whatever_became_of_others(tmp_path):
     data = shutil.copytree(SAMPLES / "wikitext-2", tmp_path / "data" / "wikitext-2")
     task = tasks.create("text", data_dir=str(tmp_path / "data"), tokenizer="bytes")
-    assert task.same_sources(tmp_path, ["test"]) is None
-    (tmp_path / "corpus.json").write_text(task.sources()["corpus.json"])
+    assert task.same_data(tmp_path, ["test"]) is None
+    (tmp_path / "corpus.json").write_text(task.data_digest()["corpus.json"])
     (data / "wiki.valid.tokens").write_text("Another text .\n")
     (data / "wiki.train.tokens").unlink()
     again = tasks.create("text", data_dir=str(tmp_path / "data"), tokenizer="bytes")
-    assert again.same_sources(tmp_path, ["test", "length=8"]) is True
-    assert again.same_sources(tmp_path, ["test", "validation/length=8"]) is False
+    assert again.same_data(tmp_path, ["test", "length=8"]) is True
+    assert again.same_data(tmp_path, ["test", "validation/length=8"]) is False
     (tmp_path / "corpus.json").write_text("{")
     with pytest.raises(ConfigError, match=r"corpus.json is damaged \(.*\): delete it to go without$"):
-        again.same_sources(tmp_path, ["test"])
+        again.same_data(tmp_path, ["test"])
 
 
 def write_tokenizer(folder, task, form):
     """A tokenizer in one of the forms in which it is published."""
-    text = next(iter(task.artifacts().values()))
+    text = next(iter(task.saved_files().values()))
     if form == "pairs":
         model = json.loads(text)["model"]
         (folder / "encoder.json").write_text(json.dumps(model["vocab"]))
@@ -179,25 +181,25 @@ def write_tokenizer(folder, task, form):
 def test_a_published_tokenizer_is_the_same_by_its_meaning(kind, form, tmp_path):
     options = {"tokenizer": kind, "vocab_size": None if kind == "bytes" else 300, "length": 16}
     task = tasks.create("text", **options)
-    assert task.same_artifacts(tmp_path) is None
+    assert task.same_saved_files(tmp_path) is None
     write_tokenizer(tmp_path, task, form)
-    assert task.same_artifacts(tmp_path) is True
+    assert task.same_saved_files(tmp_path) is True
     others = [{"tokenizer": "words" if kind == "bpe" else "bpe"}, {"corpus": "files"} if kind != "bytes" else {}]
     for other in others:
         if other:
-            assert tasks.create("text", **options | {"vocab_size": 300} | other).same_artifacts(tmp_path) is False
+            assert tasks.create("text", **options | {"vocab_size": 300} | other).same_saved_files(tmp_path) is False
     if form == "pairs":
         first, *pairs = (tmp_path / "vocab.bpe").read_text().splitlines()
         (tmp_path / "vocab.bpe").write_text("\n".join([first, *pairs[::-1]]))
-        assert task.same_artifacts(tmp_path) is False
+        assert task.same_saved_files(tmp_path) is False
 
 
 def test_a_mixture_is_of_all_its_corpora():
     task = tasks.create("text", corpus="3*wikitext-2+files", vocab_size=400, length=16)
     alone = {name: tasks.create("text", corpus=name, vocab_size=400, length=16) for name in ("wikitext-2", "files")}
-    (first, places), (second, others) = task.mixture("train")
+    (first, indices), (second, others) = task.mixture("train")
     assert (first, second) == (3, 1)
-    assert (places.start, places.stop, others.stop) == (0, others.start, task.size("train"))
+    assert (indices.start, indices.stop, others.stop) == (0, others.start, task.size("train"))
     assert task.counts("test").bytes == sum(one.counts("test").bytes for one in alone.values())
     assert alone["files"].mixture("train") == ()
 
@@ -221,8 +223,8 @@ def test_the_first_examples_of_a_mixture_are_of_each_corpus_by_its_size(packing,
 
 def test_drawn_examples_of_a_mixture_have_its_shares(rng):
     task = tasks.create("text", corpus="3*wikitext-2+files", vocab_size=400, length=16)
-    places = task.mixture("train")[1][1]
-    rows = {row.tobytes() for row in task.take("train", np.array(places))["inputs"]}
+    indices = task.mixture("train")[1][1]
+    rows = {row.tobytes() for row in task.take("train", np.array(indices))["inputs"]}
     drawn = task.sample(rng, 400)["inputs"]
     assert np.mean([row.tobytes() in rows for row in drawn]) == pytest.approx(0.25, abs=0.07)
 
@@ -273,13 +275,13 @@ def test_wrong_options_are_one_line(options, message):
 
 def test_what_is_not_learned_has_the_size_that_it_has(task, tmp_path):
     """Recipes name the size of the vocabulary that they learn, and a flag may ask for another."""
-    (tmp_path / "tokenizer.json").write_text(task.artifacts()["tokenizer.json"], encoding="utf-8")
+    (tmp_path / "tokenizer.json").write_text(task.saved_files()["tokenizer.json"], encoding="utf-8")
     assert tasks.create("text", vocab=str(tmp_path), vocab_size=300).vocab_size == 400
     assert tasks.create("text", tokenizer="bytes", vocab_size=300).vocab_size == 257
 
 
 def test_a_damaged_tokenizer_is_one_line(task, tmp_path):
-    damaged = json.loads(task.artifacts()["tokenizer.json"])
+    damaged = json.loads(task.saved_files()["tokenizer.json"])
     del damaged["model"]["merges"]
     (tmp_path / "tokenizer.json").write_text(json.dumps(damaged), encoding="utf-8")
     with pytest.raises(ConfigError, match=r"is no tokenizer.json \(.*: fetch it again$"):

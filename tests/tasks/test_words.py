@@ -46,7 +46,7 @@ def test_the_vocabulary_is_that_of_training_by_falling_count(task):
     assert task.vocab_size == len(counts) + 1  # the sample has no <unk> of its own
     order = [counts[word] for word in task.vocabulary.words[1:]]
     assert order == sorted(order, reverse=True)
-    assert task.artifacts() == {"words.txt": "\n".join(task.vocabulary.words) + "\n"}
+    assert task.saved_files() == {"words.txt": "\n".join(task.vocabulary.words) + "\n"}
 
 
 def test_a_small_vocabulary_leaves_the_rest_unknown():
@@ -154,5 +154,5 @@ def test_a_model_of_both_directions_trains_on_both():
     task = tasks.create("words", length=7, backward=True)
     options = RNNLMOptions(embed_dim=4, hidden_dim=4, bidirectional=True)
     model = models.create("rnn_lm", options.complete(task, None, 7, WHOLE), rngs=nnx.Rngs(0))
-    measured, _ = model.measures(task.stream("train", 2)[0], model.initial_carry(2))
+    measured, _ = model.metrics(task.stream("train", 2)[0], model.initial_carry(2))
     assert measured.keys() >= {"loss", "forward_loss", "backward_loss"}

@@ -6,6 +6,8 @@ import pytest
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
 
+CHECKSUM = 2774570341  # of the data, see test_every_task.py
+
 pytestmark = pytest.mark.newest
 
 

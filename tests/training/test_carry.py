@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,16 +11,16 @@ import pytest
 
 from cope_jax.data import pipeline
 from cope_jax.models.rnn_lm import RNNLMConfig
-from cope_jax.tasks.base import Task
+from cope_jax.tasks.task import Task
 from cope_jax.training.config import MeshConfig, TrainingConfig
 from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import Replicas
+from cope_jax.training.seed_batch import SeedBatch
 from cope_jax.training.sharding import create_mesh, layout_of
-from cope_jax.training.throughput import Meter
+from cope_jax.training.throughput import Throughput
 from tests.training import tiny
 from tests.training.test_loop import Disturbed, Killed, kill
 
@@ -64,7 +65,7 @@ def learner(**changes):
 def program(width=1, data=1):
     mesh = create_mesh(MeshConfig(data=data))
     model = dataclasses.replace(MODEL, layout=layout_of(mesh))
-    return Program(learner(model=model), Replicas(width), mesh)
+    return Program(learner(model=model), SeedBatch(width), mesh)
 
 
 def create_run(workdir, seeds=(3,), made=None):
@@ -76,8 +77,8 @@ def create_run(workdir, seeds=(3,), made=None):
     def evaluate(state, step):
         return [{"step": step, "seed": seed, "split": "validation", "loss": 0.0} for seed in seeds]
 
-    meter = Meter(ROWS * LENGTH, 1.0, jax.devices()[:1])
-    return Run(made or program(len(seeds)), list(seeds), config, workdir, iterators, evaluate, meter)
+    throughput = Throughput(ROWS * LENGTH, 1.0, jax.devices()[:1])
+    return Run(made or program(len(seeds)), list(seeds), config, workdir, iterators, evaluate, throughput)
 
 
 @pytest.fixture(scope="module")
@@ -92,24 +93,23 @@ def test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give(u
     params, carry = undisturbed.params, quiet.initial_carry(ROWS)
     losses = []
     for batch in TASK.stream("train", ROWS):
-        measured, carry = quiet.measures(params, carry, batch)
+        measured, carry = quiet.metrics(params, carry, batch)
         losses.append(float(measured["loss"][0]))
     whole = {"inputs": TASK.inputs, "targets": TASK.targets, "weights": np.ones(TASK.inputs.shape, np.float32)}
-    measured, end = quiet.measures(params, quiet.initial_carry(ROWS), whole)
+    measured, end = quiet.metrics(params, quiet.initial_carry(ROWS), whole)
     np.testing.assert_allclose(sum(losses), measured["loss"][0], rtol=1e-5)
-    for ours, theirs in zip(jax.tree.leaves(carry), jax.tree.leaves(end), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+    chex.assert_trees_all_close(carry, end, rtol=1e-7, atol=1e-5)
     # Without what is carried the text is another one.
-    fresh = [quiet.measures(params, quiet.initial_carry(ROWS), batch)[0] for batch in TASK.stream("train", ROWS)]
+    fresh = [quiet.metrics(params, quiet.initial_carry(ROWS), batch)[0] for batch in TASK.stream("train", ROWS)]
     assert abs(sum(float(measured["loss"][0]) for measured in fresh) - sum(losses)) > 1e-4
 
 
 def test_evaluation_reads_a_stream_from_its_beginning_and_carries_on(undisturbed):
     quiet = learner()
-    program = Program(quiet, Replicas(), create_mesh(tiny.ONE))
+    program = Program(quiet, SeedBatch(), create_mesh(tiny.ONE))
     evaluator = Evaluator(program, TASK, {"validation": 10**6}, batch_size=ROWS, data_seed=0)
     whole = {"inputs": TASK.inputs, "targets": TASK.targets, "weights": np.ones(TASK.inputs.shape, np.float32)}
-    measured, _ = quiet.measures(undisturbed.params, quiet.initial_carry(ROWS), whole)
+    measured, _ = quiet.metrics(undisturbed.params, quiet.initial_carry(ROWS), whole)
     for _ in range(2):  # the second time from the beginning too
         (errors,) = evaluator(undisturbed.params)["validation"]
         np.testing.assert_allclose(errors["loss"], measured["loss"][0] / measured["loss"][1], rtol=1e-5)
@@ -119,9 +119,9 @@ def test_evaluation_reads_a_stream_from_its_beginning_and_carries_on(undisturbed
 
 def test_runs_side_by_side_carry_each_their_own(undisturbed, tmp_path):
     state = create_run(tmp_path, (8, 3)).train()[0]
-    for both, alone in zip(jax.tree.leaves(state.carry), jax.tree.leaves(undisturbed.carry), strict=True):
-        np.testing.assert_allclose(both[1], alone, atol=1e-5)
-        assert np.abs(both[0] - both[1]).max() > 1e-3
+    other, same = (jax.tree.map(lambda both, run=run: both[run], state.carry) for run in (0, 1))
+    chex.assert_trees_all_close(same, undisturbed.carry, rtol=1e-7, atol=1e-5)
+    assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(jax.tree.map(jnp.subtract, other, same)))
 
 
 def test_a_killed_run_goes_on_with_what_it_carried(undisturbed, tmp_path):
@@ -141,15 +141,13 @@ def test_microbatches_carry_their_rows(undisturbed):
         jax.jit(learner(accumulate=accumulate, **quiet).gradient)(undisturbed.params, batch, jax.random.key(0), carry)
         for accumulate in (1, 2)
     ]
-    for whole, parts in zip(*map(jax.tree.leaves, results), strict=True):
-        np.testing.assert_allclose(whole, parts, atol=1e-6)
+    chex.assert_trees_all_close(*results, rtol=1e-7, atol=1e-6)
 
 
 def test_rows_that_are_split_over_devices_carry_the_same(undisturbed, tmp_path):
     state = create_run(tmp_path, made=program(data=2)).train()[0]
-    for split, alone in zip(jax.tree.leaves(state.carry), jax.tree.leaves(undisturbed.carry), strict=True):
-        assert split.sharding.shard_shape(split.shape) == (ROWS // 2, 6)
-        np.testing.assert_allclose(split, alone, atol=1e-5)
+    assert {leaf.sharding.shard_shape(leaf.shape) for leaf in jax.tree.leaves(state.carry)} == {(ROWS // 2, 6)}
+    chex.assert_trees_all_close(state.carry, undisturbed.carry, rtol=1e-7, atol=1e-5)
 
 
 def test_a_lost_step_does_not_spoil_what_is_carried(undisturbed):

@@ -196,7 +196,7 @@ def impatient(monkeypatch):
 
 
 @LEFTOVERS
-@pytest.mark.parametrize("damage", [remove, pytest.param(halve, marks=SLOW), pytest.param(scramble, marks=SLOW), flip])
+@pytest.mark.parametrize("damage", [flip, *(pytest.param(damage, marks=SLOW) for damage in (remove, halve, scramble))])
 def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(damage, tmp_path, impatient, capfd):
     save(tmp_path / "whole", 4, 6)
     damaged = 0

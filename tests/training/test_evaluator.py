@@ -28,11 +28,11 @@ def table(rng):
 def measures_of(logits):
     """What a model with these logits measures; it carries nothing."""
 
-    def measures(params, carry, batch):
+    def metrics(params, carry, batch):
         logits_BLV = logits(params, batch["inputs"], batch["positions"])
         return token_measures(logits_BLV, batch["targets"], batch["weights"]), carry
 
-    return measures
+    return metrics
 
 
 def create(logits=bigram, splits=SPLITS, batch_size=4, data_dir=None, **program):

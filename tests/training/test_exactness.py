@@ -20,6 +20,7 @@ MESHES = {
     "four": MeshConfig(data=2, tensor=2),
     "one": tiny.ONE,
 }
+SLOW = pytest.mark.slow
 KIND = [3], 10  # batches of 4 of the 10 examples straddle epochs
 
 
@@ -100,7 +101,10 @@ def assert_same_numbers(ours, theirs):
             np.testing.assert_allclose(row[name], expected[name], rtol=1e-4, atol=1e-5, err_msg=name)
 
 
-@pytest.mark.parametrize(("first", "then"), [("eight", "eight"), ("eight", "four"), ("eight", "one"), ("one", "eight")])
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [("eight", "eight"), pytest.param("eight", "four", marks=SLOW), ("eight", "one"), ("one", "eight")],
+)
 def test_a_run_goes_on_with_other_devices_to_the_same_numbers(first, then, straight, tmp_path):
     before = stop(tmp_path, first)
     ended = outcome(tmp_path, then, before)
@@ -110,7 +114,7 @@ def test_a_run_goes_on_with_other_devices_to_the_same_numbers(first, then, strai
         assert ended.metrics == straight[first].metrics
 
 
-@pytest.mark.parametrize("at", [1, 5])  # before the first checkpoint, and behind one
+@pytest.mark.parametrize("at", [pytest.param(1, marks=SLOW), 5])  # before the first checkpoint, and behind one
 def test_a_run_killed_on_eight_devices_goes_on_to_the_same_bits(at, straight, tmp_path):
     stop(tmp_path, "eight", at, kill)
     ended = outcome(tmp_path, "eight")
@@ -118,7 +122,7 @@ def test_a_run_killed_on_eight_devices_goes_on_to_the_same_bits(at, straight, tm
     assert ended.metrics == straight["eight"].metrics
 
 
-@pytest.mark.parametrize("mesh", ["four", "one"])
+@pytest.mark.parametrize("mesh", [pytest.param("four", marks=SLOW), "one"])
 def test_eight_devices_leave_what_others_find_to_the_last_bit(mesh, tmp_path):
     stop(tmp_path, "eight")
     found = {}

@@ -4,7 +4,7 @@ import optax
 import pytest
 
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.training import flops
 from cope_jax.training.learner import Learner

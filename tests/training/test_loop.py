@@ -22,7 +22,14 @@ pytestmark = pytest.mark.xdist_group("loop")  # what its fixtures train is share
 
 # Fresh examples without end; 10 fixed examples, so that batches of 4 straddle epochs; two seeds side by side.
 KINDS = {"endless": ([3], None), "fixed": ([3], 10), "side_by_side": ([3, 8], None)}
+SOONEST = {("fixed", 1), ("fixed", 2), ("fixed", 5), ("endless", 3), ("side_by_side", 3), ("side_by_side", 6)}
 DISPATCHES = tiny.STEPS // tiny.DISPATCH
+# A checkpoint is due after every second dispatch: before the first, at one, and behind one; the others are slow.
+WHERE = [
+    pytest.param(kind, at, marks=[] if (kind, at) in SOONEST else pytest.mark.slow)
+    for kind in KINDS
+    for at in range(1, DISPATCHES + 1)
+]
 
 
 class Killed(BaseException):
@@ -74,8 +81,7 @@ def test_the_kinds_of_run_differ(straight):
     assert len({metrics for _, metrics in straight.values()}) == len(KINDS)
 
 
-@pytest.mark.parametrize("at", range(1, DISPATCHES + 1))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "at"), WHERE)
 def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_bits(kind, at, straight, tmp_path):
     run = tiny.create_run(tmp_path, *KINDS[kind])
     run.program = Disturbed(run.program, at, ctrl_c)
@@ -86,8 +92,7 @@ def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_bits(kind, at, straight, tm
     assert outcome(tiny.create_run(tmp_path, *KINDS[kind])) == straight[kind]
 
 
-@pytest.mark.parametrize("at", range(1, DISPATCHES + 1))
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "at"), WHERE)
 def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_bits(kind, at, straight, tmp_path):
     run = tiny.create_run(tmp_path, *KINDS[kind])
     run.program = Disturbed(run.program, at, kill)
@@ -210,7 +215,7 @@ def saved(workdir):
         return checkpoints.steps()
 
 
-@pytest.mark.parametrize(("number", "kept"), [(1, []), (7, [4]), (8, [4]), (12, [4, 8])])
+@pytest.mark.parametrize(("number", "kept"), [(1, []), (8, [4])])
 def test_a_loss_that_is_not_finite_stops_the_run_before_anything_of_it_is_saved(number, kept, straight, tmp_path):
     with pytest.raises(NonFiniteError, match=rf"^step {number} \(seed 3, batch {number} of its data\)") as error:
         poisoned(tmp_path, number).train()
@@ -246,7 +251,7 @@ def test_updates_that_are_not_finite_can_be_skipped(straight, tmp_path):
 
 
 def test_a_run_that_skips_everything_stops_in_the_end(tmp_path, monkeypatch, capfd):
-    monkeypatch.setattr(loop, "HOPELESS", 4)
+    monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 4)
     # The other seed, which is well, does not hide the one that is lost.
     with pytest.raises(NonFiniteError, match=r"^step 7 \(seed 8.* 4 steps in a row: .*; lower") as error:
         poisoned(tmp_path, 2, 5, 6, 7, 8, on_non_finite="skip", seeds=(3, 8)).train()
@@ -292,9 +297,7 @@ def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_sp
     assert scores == {2: None, 4: 0.25, 6: None, 8: 0.5, 10: None, 12: 0.75}
 
 
-@pytest.mark.parametrize(
-    ("keep", "keep_best", "kept"), [(1, 1, [4, 12]), (1, 0, [12]), (2, 1, [4, 8, 12]), (2, 2, [4, 8, 12])]
-)
+@pytest.mark.parametrize(("keep", "keep_best", "kept"), [(1, 1, [4, 12]), (1, 0, [12])])
 def test_the_best_and_the_newest_checkpoints_are_kept(keep, keep_best, kept, tmp_path):
     tiny.create_run(tmp_path, [3, 8], evaluate=two_splits, job=JobConfig(keep=keep, keep_best=keep_best)).train()
     assert saved(tmp_path) == kept

@@ -7,14 +7,14 @@ import jax
 import pytest
 
 from cope_jax.training import preemption as module
-from cope_jax.training.preemption import Interrupted, Interruption
+from cope_jax.training.preemption import GracefulStop, Interrupted
 
 pytestmark = pytest.mark.newest
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_the_first_signal_only_asks(number, capfd):
-    with Interruption() as interruption:
+    with GracefulStop() as interruption:
         assert not interruption.requested()
         signal.raise_signal(number)
         assert interruption.requested()
@@ -22,7 +22,7 @@ def test_the_first_signal_only_asks(number, capfd):
 
 
 def test_a_second_ctrl_c_leaves_at_once():
-    with Interruption() as interruption:
+    with GracefulStop() as interruption:
         signal.raise_signal(signal.SIGTERM)
         signal.raise_signal(signal.SIGTERM)  # what sends SIGTERM may send it again: no reason to lose the checkpoint
         assert interruption.requested()
@@ -41,7 +41,7 @@ def test_a_signal_may_come_while_a_line_is_printed(monkeypatch):
             return len(line)
 
     monkeypatch.setattr(sys, "stderr", io.TextIOWrapper(io.BufferedWriter(Terminal()), write_through=True))
-    with Interruption() as interruption:
+    with GracefulStop() as interruption:
         print("progress", file=sys.stderr, flush=True)
         assert interruption.requested()
 
@@ -49,8 +49,8 @@ def test_a_signal_may_come_while_a_line_is_printed(monkeypatch):
 @pytest.mark.parametrize("error", [None, ValueError])
 def test_the_handlers_from_before_come_back(error):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    with pytest.raises(error) if error else Interruption():
-        with Interruption():
+    with pytest.raises(error) if error else GracefulStop():
+        with GracefulStop():
             assert signal.getsignal(signal.SIGINT) != before[signal.SIGINT]
             if error:
                 raise error
@@ -59,7 +59,7 @@ def test_the_handlers_from_before_come_back(error):
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_the_exit_code_is_that_of_the_signal(number, code):
-    with Interruption() as interruption:
+    with GracefulStop() as interruption:
         assert interruption.number is None
         signal.raise_signal(number)
     assert interruption.number == number
@@ -77,7 +77,7 @@ def several(monkeypatch):
 
 
 def test_several_processes_stop_after_the_same_step(several):
-    with Interruption() as interruption:
+    with GracefulStop() as interruption:
         assert [interruption.requested() for _ in range(3)] == [False, False, True]
     assert interruption.number == signal.SIGTERM
     assert not several
@@ -85,7 +85,7 @@ def test_several_processes_stop_after_the_same_step(several):
 
 def test_ctrl_c_in_one_of_several_processes_is_handed_to_jax(several):
     before = signal.getsignal(signal.SIGTERM)
-    with Interruption() as interruption:
+    with GracefulStop() as interruption:
         assert signal.getsignal(signal.SIGTERM) == before, "JAX has its handler there"
         signal.raise_signal(signal.SIGINT)
         assert several == [(os.getpid(), signal.SIGTERM)]

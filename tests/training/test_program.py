@@ -35,7 +35,7 @@ def assert_same(found, expected):
 @pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
 def test_what_is_placed_is_the_batch(axes, width):
     made = program(axes, width)
-    stacked = made.replicas.stack([tiny.batches(STEPS), tiny.batches(STEPS + 1)][:1] * width)
+    stacked = made.seed_batch.stack([tiny.batches(STEPS), tiny.batches(STEPS + 1)][:1] * width)
     if width > 1:
         stacked["inputs"][1] += 1  # the seeds have batches of their own
     assert made.rows(tiny.BATCH).tolist() == [0, 1, 2, 3]
@@ -54,7 +54,7 @@ def test_processes_that_have_their_rows_alone_place_the_same_batch(processes, ax
     """Each of them is asked for the parts of its own devices, neighbours or not, and has no more than its rows."""
     made = program(axes, width)
     devices = list(made.mesh.devices.flat)
-    batches = made.replicas.stack([tiny.batches(STEPS)] * width)
+    batches = made.seed_batch.stack([tiny.batches(STEPS)] * width)
     lead = (slice(None),) * (width > 1)
     for number in range(processes):
         for own in (devices[number::processes], devices[number * len(devices) // processes :][:1]):

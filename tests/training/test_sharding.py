@@ -11,7 +11,7 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import WHOLE
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.training import from_config, sharding
@@ -19,7 +19,7 @@ from cope_jax.training.config import MeshConfig, OptimizerConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import Replicas
+from cope_jax.training.seed_batch import SeedBatch
 from cope_jax.training.summary import bytes_a_device
 from tests.training import tiny
 
@@ -41,6 +41,7 @@ MESHES = {
     "sequence": {"sequence": 4},
     "all but data": {"fsdp": 2, "tensor": 2, "sequence": 2},
 }
+FAST = ("data", "all but data")
 MORE_MESHES = {
     "sequence, a token each": {"sequence": 8},
     "data and fsdp": {"data": 2, "fsdp": 4},
@@ -70,7 +71,7 @@ def learner(layout=WHOLE, accumulate=1, encoding=None, **changes):
 @functools.cache
 def program(mesh, width=1, accumulate=1, **changes):
     devices = sharding.create_mesh(mesh)
-    return Program(learner(sharding.layout_of(devices), accumulate, **changes), Replicas(width), devices)
+    return Program(learner(sharding.layout_of(devices), accumulate, **changes), SeedBatch(width), devices)
 
 
 def batches(count=2):
@@ -79,7 +80,7 @@ def batches(count=2):
 
 
 def train(program, seeds=(3,), count=2):
-    stacked = program.replicas.stack([batches(count)] * len(seeds))
+    stacked = program.seed_batch.stack([batches(count)] * len(seeds))
     return program.train_steps(program.init(seeds), program.place(stacked, BATCH))
 
 
@@ -111,7 +112,9 @@ def assert_same_gradient(found, exact):
         np.testing.assert_allclose(found[1][name], expected, rtol=0, atol=1e-5 * scale, err_msg=name)
 
 
-@pytest.mark.parametrize("axes", MESHES.values(), ids=MESHES)
+@pytest.mark.parametrize(
+    "axes", [axes if name in FAST else pytest.param(axes, marks=pytest.mark.slow) for name, axes in MESHES.items()]
+)
 def test_loss_and_gradients_equal_those_of_one_device(axes):
     assert_same_gradient(gradient(program(mesh_config(axes))), gradient(program(ONE)))
 
@@ -140,7 +143,11 @@ def test_recomputing_on_a_mesh_changes_nothing(remat):
 
 @pytest.mark.parametrize(
     "axes",
-    [{}, {"data": 2, "fsdp": 2}, pytest.param(MESHES["all but data"], marks=pytest.mark.slow)],
+    [
+        pytest.param({}, marks=pytest.mark.slow),
+        {"data": 2, "fsdp": 2},
+        pytest.param(MESHES["all but data"], marks=pytest.mark.slow),
+    ],
     ids=["one device", "data and fsdp", "all but data"],
 )
 def test_microbatches_add_up_to_the_batch(axes):
@@ -157,7 +164,7 @@ def test_weights_count_by_tokens_not_by_microbatches():
     class Weighed(Learner):
         """Whose loss is a number for each token, so that nothing need be compiled."""
 
-        def measures(self, params, carry, batch, dropout_key=None):
+        def metrics(self, params, carry, batch, dropout_key=None):
             weights = batch["weights"]
             total = params["scale"] * jnp.sum(weights * batch["targets"].astype(jnp.float32))
             return {"loss": (total, jnp.sum(weights))}, carry
@@ -188,7 +195,7 @@ def start(width=1):
     return made, made.init([3, 4][:width])
 
 
-@pytest.mark.parametrize("width", [1, 2])
+@pytest.mark.parametrize("width", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_the_first_state_lies_as_state_shapes_says(width):
     made, state = start(width)
     shapes = named(made.state_shapes())

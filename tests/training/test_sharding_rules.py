@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 from cope_jax import encodings
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import Layout
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.training.config import MeshConfig, OptimizerConfig
@@ -137,10 +137,10 @@ def test_biases_follow_the_outputs_and_a_tied_table_has_no_output():
 
 def test_moments_lie_as_their_parameters_and_counts_are_whole():
     params = {"a": jax.ShapeDtypeStruct((4, 4), "float32"), "b": {"c": jax.ShapeDtypeStruct((2,), "float32")}}
-    places = {"a": P("fsdp", "tensor"), "b": {"c": P(None)}}
-    found = optimizer_specs(create_optimizer(OptimizerConfig(), 1000), params, places)
-    assert optax.tree.get(found, "mu") == places
-    assert optax.tree.get(found, "nu") == places
+    indices = {"a": P("fsdp", "tensor"), "b": {"c": P(None)}}
+    found = optimizer_specs(create_optimizer(OptimizerConfig(), 1000), params, indices)
+    assert optax.tree.get(found, "mu") == indices
+    assert optax.tree.get(found, "nu") == indices
     rest = [leaf for leaf in jax.tree.leaves(found, is_leaf=lambda leaf: isinstance(leaf, P)) if len(leaf) == 0]
     assert len(rest) == 2  # Adam's count, and the schedule's
 

@@ -4,7 +4,7 @@ from typing import Any
 import jax
 import pytest
 
-from cope_jax.training.throughput import Meter, describe
+from cope_jax.training.throughput import Throughput, describe
 
 
 @dataclasses.dataclass
@@ -32,50 +32,50 @@ def clock():
 
 def running(clock, devices, *, tokens=10, flops=5.0, **options):
     """A meter behind its first dispatch."""
-    meter = Meter(tokens, flops, devices, clock=clock, **options)
-    meter.start()
+    throughput = Throughput(tokens, flops, devices, clock=clock, **options)
+    throughput.start()
     clock.now += 60
-    meter.dispatched(3)
-    return meter
+    throughput.dispatched(3)
+    return throughput
 
 
 def test_the_first_dispatch_compiles_and_has_no_speed(clock):
-    meter = Meter(10, 5.0, [Device()], clock=clock)
-    meter.start()
+    throughput = Throughput(10, 5.0, [Device()], clock=clock)
+    throughput.start()
     clock.now += 60
-    assert meter.dispatched(3) == {}
+    assert throughput.dispatched(3) == {}
     clock.now += 1.5
-    assert meter.dispatched(3)["step_seconds"] == 0.5
+    assert throughput.dispatched(3)["step_seconds"] == 0.5
 
 
 def test_speed_is_that_of_one_dispatch(clock):
-    meter = running(clock, [Device("cpu")])
+    throughput = running(clock, [Device("cpu")])
     clock.now += 4
-    assert meter.dispatched(2) == {"tokens_per_second": 5.0, "step_seconds": 2.0}
+    assert throughput.dispatched(2) == {"tokens_per_second": 5.0, "step_seconds": 2.0}
     clock.now += 1
-    assert meter.dispatched(2) == {"tokens_per_second": 20.0, "step_seconds": 0.5}
+    assert throughput.dispatched(2) == {"tokens_per_second": 20.0, "step_seconds": 0.5}
 
 
 def test_what_passes_before_start_is_not_counted(clock):
-    meter = running(clock, [Device("cpu")])
+    throughput = running(clock, [Device("cpu")])
     clock.now += 1000
-    meter.start()
+    throughput.start()
     clock.now += 4
-    assert meter.dispatched(2) == {"tokens_per_second": 5.0, "step_seconds": 2.0}
+    assert throughput.dispatched(2) == {"tokens_per_second": 5.0, "step_seconds": 2.0}
 
 
 def test_mfu_is_of_all_devices_in_all_processes(clock):
-    meter = running(clock, [Device(process_index=i % 2) for i in range(4)], flops=197e12)
+    throughput = running(clock, [Device(process_index=i % 2) for i in range(4)], flops=197e12)
     clock.now += 25
     # 20 tokens of 197e12 FLOPs in 25 seconds, by four devices of 197e12 FLOP/s
-    assert meter.dispatched(2)["mfu"] == pytest.approx(20 / 25 / 4)
+    assert throughput.dispatched(2)["mfu"] == pytest.approx(20 / 25 / 4)
 
 
 @pytest.mark.parametrize(("kind", "peak", "expected"), [("cpu", 10.0, 0.5), ("TPU v4", 10.0, 0.5), ("cpu", None, None)])
 def test_a_given_peak_counts_and_without_any_there_is_no_mfu(clock, kind, peak, expected):
-    meter = running(clock, [Device(kind)], peak=peak)
+    throughput = running(clock, [Device(kind)], peak=peak)
     clock.now += 20
-    assert meter.dispatched(2).get("mfu") == expected
+    assert throughput.dispatched(2).get("mfu") == expected
 
 
 def test_memory_is_that_of_the_fullest_device_of_this_process(clock):
@@ -86,14 +86,14 @@ def test_memory_is_that_of_the_fullest_device_of_this_process(clock):
     ]
     devices = [Device(stats=one) for one in stats]
     elsewhere = Device(process_index=1, stats={"bytes_in_use": 99 * gib, "peak_bytes_in_use": 99 * gib})
-    meter = Meter(1, 1.0, [*devices, elsewhere], clock=clock)
-    assert meter.dispatched(1) == {"memory_gib": 3.0, "memory_peak_gib": 4.0}
+    throughput = Throughput(1, 1.0, [*devices, elsewhere], clock=clock)
+    assert throughput.dispatched(1) == {"memory_gib": 3.0, "memory_peak_gib": 4.0}
 
 
 def test_devices_may_tell_nothing_or_half_of_their_memory(clock):
-    assert Meter(1, 1.0, jax.devices()).dispatched(1) == {}
+    assert Throughput(1, 1.0, jax.devices()).dispatched(1) == {}
     half = Device(stats={"bytes_in_use": 2**29})
-    assert Meter(1, 1.0, [half], clock=clock).dispatched(1) == {"memory_gib": 0.5}
+    assert Throughput(1, 1.0, [half], clock=clock).dispatched(1) == {"memory_gib": 0.5}
 
 
 def test_text_has_what_is_known():

@@ -14,7 +14,7 @@ import numpy as np
 from cope_jax import tasks
 from cope_jax.data import pipeline
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.training.config import MeshConfig, OptimizerConfig, TrainingConfig
@@ -22,9 +22,9 @@ from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import Replicas
+from cope_jax.training.seed_batch import SeedBatch
 from cope_jax.training.sharding import create_mesh, layout_of
-from cope_jax.training.throughput import Meter
+from cope_jax.training.throughput import Throughput
 
 TASK = tasks.create("flip_flop", length=8)
 BATCH, LENGTH = 4, TASK.max_length
@@ -51,11 +51,11 @@ def create_learner(sampler: str = "consecutive", layout: Layout = WHOLE, **chang
 @functools.cache
 def program(width: int = 1, mesh: MeshConfig = ONE) -> Program:
     devices = create_mesh(mesh)
-    return Program(create_learner(layout=layout_of(devices)), Replicas(width), devices)
+    return Program(create_learner(layout=layout_of(devices)), SeedBatch(width), devices)
 
 
 def measuring(
-    measures: Callable[..., Any],
+    metrics: Callable[..., Any],
     *,
     initial_carry: Callable[[int], Any] = lambda rows: (),
     sampler: Callable[..., Any] = lambda key, batch, length: np.arange(length, dtype=np.int32)[None],
@@ -64,11 +64,11 @@ def measuring(
     sequence: int = 1,
 ) -> Any:
     """What an evaluator needs of a program: one that measures by a function of (params, carry, batch)."""
-    fields = {"measures": measures, "initial_carry": initial_carry, "sample_positions": sampler, "losses": ("loss",)}
+    fields = {"metrics": metrics, "initial_carry": initial_carry, "sample_positions": sampler, "losses": ("loss",)}
     stub: Any = SimpleNamespace(**fields)
     stub.with_positions = functools.partial(Learner.with_positions, stub)
     mesh = create_mesh(MeshConfig(data=1, sequence=sequence))
-    return SimpleNamespace(learner=stub, replicas=Replicas(width), mesh=mesh, place_whole=place, whole=None)
+    return SimpleNamespace(learner=stub, seed_batch=SeedBatch(width), mesh=mesh, place_whole=place, whole=None)
 
 
 @functools.cache
@@ -100,8 +100,13 @@ def create_run(workdir: Path, seeds: list[int], examples: int | None = None, **c
         sums = np.atleast_1d(jax.device_get(state.params["embedding"]["embedding"].sum(axis=(-2, -1))))
         return [{"step": step, "seed": s, "split": "dense", "loss": float(v)} for s, v in zip(seeds, sums, strict=True)]
 
-    meter = Meter(BATCH * LENGTH, 1.0, jax.devices()[:1])
-    fields = {"program": program(len(seeds)), "config": config, "evaluate": evaluate, "meter": meter} | changes
+    throughput = Throughput(BATCH * LENGTH, 1.0, jax.devices()[:1])
+    fields = {
+        "program": program(len(seeds)),
+        "config": config,
+        "evaluate": evaluate,
+        "throughput": throughput,
+    } | changes
     return Run(seeds=seeds, workdir=workdir, iterators=iterators(seeds, examples), **fields)
 
 

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from cope_jax.data import pipeline
 from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.runs import workdir as workdirs
 from cope_jax.tasks import TASKS, Task
-from cope_jax.tasks.base import Baseline
+from cope_jax.tasks.task import Baseline
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 

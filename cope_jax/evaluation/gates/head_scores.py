@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
-from cope_jax.models.base import StaticGraphDef
-from cope_jax.typing import Array
+from cope_jax.models.model import StaticGraphDef
 
 BLOCK = 32
 """Neighbouring tokens that are drawn together, since they are not independent."""

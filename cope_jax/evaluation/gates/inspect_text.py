@@ -9,8 +9,8 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import head_scores
 from cope_jax.evaluation.gates.text_features import features, pieces
 from cope_jax.tasks import Task
-from cope_jax.tasks.base import TextTask
-from cope_jax.tokenizers.base import Codec
+from cope_jax.tasks.task import TextTask
+from cope_jax.tokenizers.tokenizer import Codec
 
 _FEWEST = 16  # tokens of which anything can be said
 
@@ -34,7 +34,7 @@ def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) 
             raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it to a split")
         return tokens_L[None]
     if isinstance(task, TextTask):  # the whole text, however the run's examples are packed
-        texts = [entries.tokens for entries in task.entries(split)]
+        texts = [entries.tokens for entries in task.token_streams(split)]
         length = min(task.length(split), max(map(len, texts)))
         parts = [text[: len(text) // length * length].reshape(-1, length) for text in texts]
         # Of a mixture windows of each corpus, by its size.

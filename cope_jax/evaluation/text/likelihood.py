@@ -15,13 +15,13 @@ import numpy as np
 from flax import nnx
 from tqdm import tqdm
 
+from cope_jax.array_types import Array
 from cope_jax.corpora.packing import Pieces, cut, fit, lay_out
 from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions
-from cope_jax.models.base import StaticGraphDef
+from cope_jax.models.model import StaticGraphDef
 from cope_jax.ops.losses import cross_entropy
 from cope_jax.registry import check_at_least
-from cope_jax.typing import Array
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,13 +7,13 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from cope_jax.corpora.packing import Entries
+from cope_jax.corpora.packing import TokenStream
 from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, colour, level_axis, marker, plain_log
 from cope_jax.evaluation.report.table import Table, mean_std, words
 from cope_jax.evaluation.text import likelihood
 from cope_jax.evaluation.text.likelihood import Losses, losses, sliding
 from cope_jax.runs.records import Record, select
-from cope_jax.tasks.base import TextTask
+from cope_jax.tasks.task import TextTask
 
 FIGURES = ("perplexity", "token_perplexity", "bits_per_byte", "loss")
 
@@ -40,7 +40,7 @@ def read(
       ConfigError: as `sliding` and `losses` do.
     """
     nats, seen = [], []
-    for entries in task.entries(split):
+    for entries in task.token_streams(split):
         windows = sliding(entries.tokens, length, stride, max(1, min(width, len(entries))), _bounds(task, entries))
         found = losses(model, windows, batch_size, label)
         nats.append(found.nats[entries.counted])
@@ -50,11 +50,11 @@ def read(
 
 def check_length(model: Any, task: TextTask, split: str, length: int) -> None:
     """ConfigError where a table of the encoding ends within windows of this length, or those that its texts allow."""
-    longest = max(int(np.diff(_bounds(task, entries)).max()) for entries in task.entries(split))
+    longest = max(int(np.diff(_bounds(task, entries)).max()) for entries in task.token_streams(split))
     likelihood.check_length(model, min(length, longest))
 
 
-def _bounds(task: TextTask, entries: Entries) -> np.ndarray:
+def _bounds(task: TextTask, entries: TokenStream) -> np.ndarray:
     """The places that no window crosses."""
     return entries.bounds[[0, -1]] if task.crosses_documents else entries.bounds
 

@@ -5,7 +5,7 @@ import pytest
 
 from cope_jax.evaluation.gates.text_features import features, pieces
 from cope_jax.tokenizers.byte_level import BPE, Bytes
-from cope_jax.tokenizers.words import Words
+from cope_jax.tokenizers.word_level import Words
 
 TEXT = "Zwölf Boxer (2.5 m) rannten .\n\nWhy ? So .\n"
 

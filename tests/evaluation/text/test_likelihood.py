@@ -13,7 +13,7 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.text import likelihood
 from cope_jax.evaluation.text.likelihood import Losses, losses, sliding
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
 
 pytestmark = pytest.mark.xdist_group("likelihood")

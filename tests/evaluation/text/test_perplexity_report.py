@@ -15,7 +15,7 @@ from cope_jax.corpora.raw_text import documents
 from cope_jax.corpora.text_units import Counts
 from cope_jax.evaluation.text import perplexity_report as report
 from cope_jax.ops.losses import token_measures
-from cope_jax.tokenizers.words import EOS
+from cope_jax.tokenizers.word_level import EOS
 from cope_jax.training.evaluator import Evaluator
 from tests.training import tiny
 
@@ -49,14 +49,14 @@ def evaluator(task, splits, carry=lambda rows: (), traced=None, **options):
     model = Reader(task.vocab_size)
     graph, state = nnx.split(model)
 
-    def measures(state, carry, batch):
+    def metrics(state, carry, batch):
         if traced is not None:
             traced.append(batch["inputs"].shape)
         read = nnx.merge(graph, state)
         logits_BLV = read(batch["inputs"], positions_BL=batch["positions"], segment_ids_BL=batch.get("segments"))
         return token_measures(logits_BLV, batch["targets"], batch["weights"]), carry
 
-    program = tiny.measuring(measures, initial_carry=carry, **options)
+    program = tiny.measuring(metrics, initial_carry=carry, **options)
     splits = dict.fromkeys(splits, 10**6)
     return Evaluator(program, task, splits, batch_size=3, data_seed=0), state
 
@@ -147,15 +147,15 @@ def test_strides_agree_for_a_model_without_context():
 def test_the_figures_of_a_part_have_the_ratio_of_the_whole():
     task = create()
     counts = task.counts("validation")
-    found = task.figures("validation", {"loss": 2.0, "token_error": 0.5, "sequence_error": 1.0})
+    found = task.reported_metrics("validation", {"loss": 2.0, "token_error": 0.5, "sequence_error": 1.0})
     assert found["perplexity"] == pytest.approx(math.exp(2 * counts.tokens / counts.words))
     assert found["token_perplexity"] == pytest.approx(math.exp(2))
     assert found["bits_per_byte"] == pytest.approx(2 * counts.tokens / counts.bytes / math.log(2))
     assert list(found)[:2] == ["loss", "token_error"]
-    assert task.figures("test", {"loss": 1e9})["perplexity"] == math.inf
+    assert task.reported_metrics("test", {"loss": 1e9})["perplexity"] == math.inf
     assert task.metric == "perplexity"
     words = tasks.create("words", length=8)
-    assert words.figures("test", {"loss": 2.0}) == {"loss": 2.0, "perplexity": math.exp(2)}
+    assert words.reported_metrics("test", {"loss": 2.0}) == {"loss": 2.0, "perplexity": math.exp(2)}
     assert words.metric == "perplexity"
 
 
@@ -172,7 +172,7 @@ def test_unknown_words_leave_only_figures_by_token():
     text = " ".join(documents("wikitext-2", None, "test")).replace("\n", f" {EOS} ").split()
     assert few.counts("test").unknown == sum(word not in few.tokenizer.vocabulary for word in text) > 30
     assert few.metric == "token_perplexity"
-    assert few.figures("test", {"loss": 2.0}) == {"loss": 2.0, "token_perplexity": pytest.approx(math.exp(2))}
+    assert few.reported_metrics("test", {"loss": 2.0}) == {"loss": 2.0, "token_perplexity": pytest.approx(math.exp(2))}
     found = report.read(Reader(few.vocab_size, context=False), few, "test", 8, 4, 16, 4)
     row = report.record(few, "test", 8, 4, found)
     assert row["unknown"] == few.counts("test").unknown and "perplexity" not in row

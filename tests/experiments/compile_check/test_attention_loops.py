@@ -7,7 +7,7 @@ from flax import nnx
 from cope_jax import encodings
 from cope_jax.attention import attend
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import Layout
 from cope_jax.models.decoder import DecoderConfig
 from experiments.compile_check.attention_loops import LOOPS, count_turns, turns_of
@@ -15,6 +15,13 @@ from experiments.compile_check.hlo import Module
 from experiments.compile_check.trip_counts import walk
 
 LENGTH = 512
+
+
+@pytest.fixture(autouse=True, scope="module")
+def fast_compile():
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
 
 
 def decoder(encoding="rope", **options):
@@ -39,9 +46,9 @@ def test_larger_blocks_make_fewer_turns():
 
 
 def test_an_encoding_that_settles_early_leaves_the_near_loop_early():
-    near = [count_turns(decoder(f"cope(npos_max={n})"), LENGTH)["near"] for n in (8, 64, 400)]
-    assert near[0] < near[1] < near[2]
-    assert near[2] == sum(count_turns(decoder(), LENGTH).values())  # about half of the gates are open: it never settles
+    near = [count_turns(decoder(f"cope(npos_max={n})"), LENGTH)["diagonal"] for n in (8, 400)]
+    assert near[0] < near[1]
+    assert near[1] == sum(count_turns(decoder(), LENGTH).values())  # about half of the gates are open: it never settles
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.layers.config import BlockConfig
+from cope_jax.layers.block_config import BlockConfig
 from cope_jax.registry import configure
 
 

@@ -9,12 +9,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cope_jax.corpora import unigrams
-from cope_jax.corpora.packing import Entries
+from cope_jax.corpora.packing import TokenStream
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
 from cope_jax.tasks.persistence import Persistent
-from cope_jax.tokenizers.base import Codec
+from cope_jax.tokenizers.tokenizer import Codec
 
 Batch = dict[str, np.ndarray]
 """n sequences of length L. For predicting each next token:
@@ -55,12 +55,12 @@ class Task(Persistent, abc.ABC):
     """Base class of what can be learned.
 
     A subclass names its options in a frozen dataclass, `Config`, takes `(config)`, and says how to `sample`. That is
-    all of a task whose examples are drawn, such as a `LevelTask`. What others override:
+    all of a task whose examples are drawn, such as a `SyntheticTask`. What others override:
 
     - examples in files: `size`, `take` where all are too many to be held at once, `mixture`, and what a run keeps of
       them, see `Persistent`;
     - batches whose order means something: `stream`;
-    - what is shown: `metric`, `figures`, `sweep`;
+    - what is shown: `metric`, `reported_metrics`, `sweep`;
     - for models that generate, `codec`; and what is known without a model, `baselines`.
 
     Its `__init__` hands on:
@@ -70,7 +70,7 @@ class Task(Persistent, abc.ABC):
 
     Attributes:
       other_metrics: what has a table below that of the headline figure, where it differs.
-      side_by_side: whether rows may stand one behind the other in a longer one, where `segments` keep them apart: then
+      packable: whether rows may stand one behind the other in a longer one, where `segments` keep them apart: then
         all lengths but that of training take one program without padding. A model must know segments for documents,
         and what it measures of whole sequences is of longer ones.
       sweep: (value to plot, split), growing: the splits of the plot of error by length; here none.
@@ -80,7 +80,7 @@ class Task(Persistent, abc.ABC):
     Config: ClassVar[type] = NoOptions
     other_metrics: ClassVar[tuple[str, ...]] = ("sequence_error", "token_error")
     sweep_label: ClassVar[str] = ""
-    side_by_side: ClassVar[bool] = False
+    packable: ClassVar[bool] = False
 
     def __init__(self, config: Any, *, vocab_size: int, lengths: Mapping[str, int]):
         self.config = config
@@ -95,7 +95,7 @@ class Task(Persistent, abc.ABC):
 
     @property
     def metric(self) -> str:
-        """The headline figure of the task, among what `figures` gives.
+        """The headline figure of the task, among what `reported_metrics` gives.
 
         Shares such as "token_error" (of weighted tokens mispredicted) and "sequence_error" (of sequences with any
         weighted token mispredicted) are shown in per cent.
@@ -167,16 +167,16 @@ class Task(Persistent, abc.ABC):
             raise ConfigError(f"a data seed must be at least 0, got {seed}")
         return self.sample(np.random.default_rng([seed, zlib.crc32(split.encode())]), n, split)
 
-    def take(self, split: str, places: np.ndarray) -> Batch:
-        """The examples of a split with a `size` at `places` in its file; here cut out of all of them."""
+    def take(self, split: str, indices: np.ndarray) -> Batch:
+        """The examples of a split with a `size` at `indices` in its file; here cut out of all of them."""
         size = self.size(split)
         assert size is not None
-        return {name: field[places] for name, field in self.dataset(split, size).items()}
+        return {name: field[indices] for name, field in self.dataset(split, size).items()}
 
-    def figures(self, split: str, measures: Mapping[str, float]) -> dict[str, float]:
-        """What is shown of the means of a model's measures on `split`, or on some of its examples; here the same."""
+    def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        """What is shown of the means of a model's metrics on `split`, or on some of its examples; here the same."""
         del split
-        return dict(measures)
+        return dict(metrics)
 
     def codec(self) -> Codec:
         """How the task reads and writes its tokens, for a model that generates.
@@ -212,7 +212,7 @@ class TextTask(Task):
     crosses_documents: bool
 
     @abc.abstractmethod
-    def entries(self, split: str) -> list[Entries]:
+    def token_streams(self, split: str) -> list[TokenStream]:
         """The whole text of a split, one of each corpus."""
 
     @abc.abstractmethod

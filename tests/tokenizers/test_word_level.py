@@ -8,7 +8,7 @@ from cope_jax.corpora.raw_text import documents
 from cope_jax.errors import ConfigError
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.vocabulary import Vocabulary
-from cope_jax.tokenizers.words import Words, split
+from cope_jax.tokenizers.word_level import Words, split
 
 WORDS = Words.train(documents("wikitext-2", None, "train"))
 

@@ -9,12 +9,12 @@ import chex
 import numpy as np
 from flax import nnx
 
+from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.registry import Registry
-from cope_jax.typing import Array, PyTree
 
-Measure = tuple[Array, Array]
+SumAndWeight = tuple[Array, Array]
 """(sum, weight), float32 scalars: over any number of batches the mean is the sum of sums over the sum of weights."""
 
 
@@ -36,7 +36,7 @@ class Model(nnx.Module):
     `layout`, and `stochastic`, whether training draws random numbers (dropout, say).
 
     Attributes:
-      losses: names of the measures whose means are added up to what training minimises.
+      losses: names of the metrics whose means are added up to what training minimises.
       abilities: what it offers beside training.
       config: what it was made from.
     """
@@ -53,9 +53,9 @@ class Model(nnx.Module):
         del batch_size
         return ()
 
-    def measures(
+    def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
-    ) -> tuple[dict[str, Measure], PyTree]:
+    ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """Losses and errors of a batch, as sums and weights, and what is carried on to the next batch.
 
         Args:

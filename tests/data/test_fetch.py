@@ -14,7 +14,7 @@ from cope_jax import tasks
 from cope_jax.corpora.corpus_files import SAMPLES
 from cope_jax.corpora.raw_text import documents
 from cope_jax.corpora.sentences_by_corpus import SPLITS
-from cope_jax.data.download import SOURCES, Source, download
+from cope_jax.data.fetch import SOURCES, Source, download
 from cope_jax.errors import ConfigError
 from tests.corpora.data import write
 from tests.data.serving import nowhere, serving

@@ -12,11 +12,11 @@ import numpy as np
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.tasks.base import Batch, Task
-from cope_jax.tokenizers.base import Codec
+from cope_jax.tasks.task import Batch, Task
+from cope_jax.tokenizers.tokenizer import Codec
 
 
-class LevelTask(Task):
+class SyntheticTask(Task):
     """Base class of synthetic tasks: a subclass states its vocabulary and levels, and how to generate at a level.
 
     A split is a name for a level; `"blanks=24"` names any level directly, which is what sweeps use. The `__init__` of a
