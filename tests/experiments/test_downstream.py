@@ -87,7 +87,7 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     assert frozen_vectors.make(str(trained / "elmo"), config, folder, "ELMo") == folder
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
     with pytest.raises(ConfigError, match="holds vectors of "):
-        frozen_vectors.make(str(trained / "rnn"), config, folder)
+        frozen_vectors.make(str(trained / "rnn"), config, folder, "ELMo")
 
 
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
