@@ -6,7 +6,6 @@ A golden file may lack a new field or option whose default keeps the former beha
 
 import dataclasses
 import json
-import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pytest
 
 from cope_jax.encodings import ENCODINGS
+from cope_jax.training import config_files
 from cope_jax.training.config import ExperimentConfig
 from tests.experiments import shrink
 
@@ -38,7 +38,7 @@ def resolved(config: ExperimentConfig) -> dict[str, Any]:
 
 def defaults_of(config: ExperimentConfig) -> dict[str, Any]:
     """The recipe of the same task, model and encoding with nothing else chosen."""
-    task = runpy.run_path(str(shrink.CONFIGS[0].with_name("base.py")))["experiment"](config.task.name)
+    task = config_files.experiment(config.task.name)
     bare = ExperimentConfig.from_mapping({**task.to_dict(), "model": {"name": config.model.name}})
     return resolved(dataclasses.replace(bare, encoding=config.encoding))
 
