@@ -7,13 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cope_jax.ops.suffix_sum import suffix_sum
 from flax import nnx
 
 from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
 from cope_jax.encodings import AttentionShape
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.ops.interpolate import interpolate
+from cope_jax.ops.sums import suffix_sum
 from tests.encodings.cases import jit
 
 NAMES = ("out", "dq", "dk", "dv", "dtable")

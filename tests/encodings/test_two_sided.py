@@ -6,11 +6,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from cope_jax.ops.logits import content_logits
 from flax import nnx
 
 from cope_jax import attention, encodings
-from cope_jax.attention import Mask
+from cope_jax.encodings import Carry, Pairs
 from tests.attention.test_memory import in_blocks, quadratic
 from tests.encodings.cases import CASES, FAST_COMPILE, SIZES, build, parameters, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
@@ -148,7 +147,7 @@ def inputs(length=LENGTH):
 
 def test_under_a_causal_mask_it_is_cope(x64):
     cope, both = create("cope", npos_max=3), create("cope_two_sided", npos_max=3)
-    both.tables_2NK[...] = tables()
+    both.tables[...] = tables()
     cope.table[...] = tables()[0]
     q, k, v = inputs()
     causal, two_sided = (attention.attend(q, k, v, encoding=encoding) for encoding in (cope, both))
@@ -162,7 +161,7 @@ def test_the_mirror_of_a_sequence_is_the_mirror_of_what_comes_out(x64):
     """With one table the sides are alike; with two they change places, but for the query's own key."""
     q, k, v = inputs()
     both = create("cope_two_sided", npos_max=3, share_table=True)
-    both.tables_2NK[...] = tables(sides=1)
+    both.tables[...] = tables(sides=1)
     forth = attention.attend(q, k, v, encoding=both, causal=False)
     back = attention.attend(*(x[:, ::-1] for x in (q, k, v)), encoding=both, causal=False)
     np.testing.assert_allclose(back[:, ::-1], forth, rtol=0, atol=1e-13)
@@ -175,7 +174,7 @@ def test_with_open_gates_it_is_signed_distance(x64):
     k = jnp.full_like(q, 100.0)  # the same for all keys, so that softmax does not see it
     both, signed = create("cope_two_sided", npos_max=4), create("relative", max_distance=3, signed=True)
     left, right = tables(rows=4)
-    both.tables_2NK[...] = jnp.stack([left, right])
+    both.tables[...] = jnp.stack([left, right])
     # Distances −2 … 2, of which negative ones are keys after the query; the first row of a table is never read.
     signed.table[...] = jnp.stack([right[3], right[2], left[1], left[2], left[3]])
     ours, theirs = (attention.attend(q, k, v, encoding=encoding, causal=False) for encoding in (both, signed))
@@ -186,9 +185,9 @@ def test_masked_gates_count_for_nothing(x64):
     """Neither padding nor another document moves the positions, in value or gradient."""
     both = create("cope_two_sided", npos_max=8)
     q, k, _ = inputs()
-    places, segments = np.arange(LENGTH, dtype=np.int32), np.array([[1, 1, 0, 1, 1, 1, 0, 0, 1]], np.int32)
-    mask = Mask(places, places, segments, segments, causal=False).dense()
-    maps = both.diagnostics(q, k, (), content_logits(q, k), mask, places[None], places[None])
+    segments = np.array([[1, 1, 0, 1, 1, 1, 0, 0, 1]], np.int32)
+    ids = dict(q_segment_ids=segments, k_segment_ids=segments)
+    maps = both.maps(attention.prepare(q, k, k, encoding=both, causal=False, **ids).pairs())
     gates, found = (np.asarray(maps[name])[0, 0] for name in ("gates", "positions"))
     assert (gates[segments[0][:, None] != segments[0][None]] == 0).all() and gates.max() <= 1
     for i in range(LENGTH):
@@ -198,8 +197,16 @@ def test_masked_gates_count_for_nothing(x64):
 
 
 def test_streaming_never_holds_all_pairs():
-    """Though all keys of a strip are one block."""
+    """Though all keys are one block."""
     assert not quadratic(in_blocks, TWO_SIDED, causal=False)
+
+
+def zero_pairs(q_positions, k_positions):
+    """Queries and keys of two heads that are 0."""
+    length, keys = q_positions.size, k_positions.size
+    q, k = jnp.zeros((1, 2, length, 4)), jnp.zeros((1, 2, keys, 4))
+    mask = jnp.ones((1, 1, length, keys), bool)
+    return Pairs(q, k, k, (), (), jnp.zeros((1, 2, length, keys)), mask, q_positions, k_positions)
 
 
 @pytest.mark.parametrize("bidirectional, expected", [(False, [0, 0, 0, 0, 1, 2]), (True, [6, 6, 5, 0, 1, 2])])
@@ -207,11 +214,8 @@ def test_t5_has_buckets_on_both_sides_where_asked(bidirectional, expected, x64):
     """Read off the bias of each distance, −3 … 2."""
     t5 = create("t5", heads=2, num_buckets=8, max_distance=5, bidirectional=bidirectional)
     t5.table[...] = jnp.arange(8.0)[:, None] * jnp.ones((1, 2))
-    q = jnp.zeros((1, 1, 2, 4))
     keys = np.arange(6, -1, -1, dtype=np.int32)[None, :6]
-    score, _ = t5.score(
-        q, q, (), jnp.zeros((1, 2, 1, 6)), jnp.ones((1, 1, 1, 6), bool), np.array([[3]], np.int32), keys, ()
-    )
+    score, _ = t5.score(zero_pairs(np.array([[3]], np.int32), keys), Carry())
     assert score[0, 0, 0].tolist() == expected
 
 
@@ -221,8 +225,6 @@ def test_fire_stays_within_its_interval_on_the_right():
     fire.hidden_kernel[...], fire.hidden_bias[...] = jnp.ones(1), jnp.zeros(1)
     fire.out_kernel[...], fire.out_bias[...] = jnp.ones((1, 2)), jnp.zeros(2)
     places = np.arange(SIZES.max_length, dtype=np.int32)[None]
-    logits = jnp.zeros((1, 2, places.size, places.size))
-    mask = jnp.ones((1, 1, places.size, places.size), bool)
-    score, _ = fire.score(None, None, (), logits, mask, places, places, ())
+    score, _ = fire.score(zero_pairs(places, places), Carry())
     np.testing.assert_allclose(score, jnp.swapaxes(score, 2, 3), rtol=1e-6)
     assert score.max() <= 1
