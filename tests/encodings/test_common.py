@@ -10,6 +10,7 @@ from tests.encodings.cases import (
     BATCH,
     CONSECUTIVE,
     FEW,
+    GAPPED,
     LENGTH,
     ONE_SEGMENT,
     build,
@@ -26,7 +27,6 @@ from tests.encodings.cases import (
 from tests.oracle.differences import gradients as finite_differences
 
 every_case, a_few = every(), every(few=FEW)
-GAPPED = np.array([[0, 1, 4, 5, 9, 11], [2, 3, 5, 6, 7, 10]], np.int32)
 POSITIONS = {
     "consecutive": CONSECUTIVE,
     "offset": CONSECUTIVE + np.array([[5], [6]], np.int32),

@@ -14,6 +14,7 @@ from tests.encodings.cases import (
     BATCH,
     CASES,
     FEW,
+    GAPPED,
     LENGTH,
     SIZES,
     build,
