@@ -41,6 +41,7 @@ class Checkpoints:
         self._read_only = read_only
         self._keep, self._keep_best = keep, keep_best
         self._writing: Any = None
+        self._written = 0
         self._context = ocp.Context()
         # Where a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
         self._context.asynchronous.create_directories_asynchronously = False
@@ -86,7 +87,7 @@ class Checkpoints:
             self._writing = ocp.save_checkpointables_async(
                 folder.resolve(), {"state": state, "progress": progress}, custom_metadata=label
             )
-        self._steps.add(step)
+        self._written = step
 
     def wait(self) -> None:
         """Returns when nothing is being written any more; raises the error of a write that failed."""
@@ -94,6 +95,7 @@ class Checkpoints:
         if writing is not None:
             with clear_storage_errors(self.directory):
                 writing.result()
+                self._steps.add(self._written)
                 self._remove(self._steps - kept(self._steps, self._scores, self._keep, self._keep_best))
 
     def close(self) -> None:
@@ -101,7 +103,7 @@ class Checkpoints:
         self.wait()
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints, ascending; the last may still be being written."""
+        """The steps of all checkpoints that are whole, ascending."""
         return sorted(self._steps)
 
     def latest(self) -> int | None:

@@ -51,6 +51,7 @@ def test_what_is_loaded_is_what_was_saved_to_the_last_bit(tmp_path):
     with Checkpoints(tmp_path / "new" / "folder") as checkpoints:
         assert checkpoints.latest() is None
         checkpoints.save(5, create(3), PROGRESS)
+        checkpoints.wait()
         assert checkpoints.latest() == 5
     step, state, progress = load(tmp_path / "new" / "folder")
     assert step == 5
@@ -132,6 +133,7 @@ def test_an_error_of_a_write_is_raised_by_what_comes_next(tmp_path, monkeypatch)
     monkeypatch.setattr(checkpoints._writing, "result", fail)
     with pytest.raises(StorageError, match=r"cannot write to .* \(No space left on device\)"):
         checkpoints.save(4, create(4), PROGRESS)
+    assert checkpoints.latest() is None
     checkpoints.close()
 
 
