@@ -99,7 +99,7 @@ def test_windows_of_other_texts():
     short = tasks.create("text", tokenizer="bytes", length=10**6)
     codec = short.codec()
     (row,) = inspect_text.windows(short, codec, None, "test", 3)
-    np.testing.assert_array_equal(row, short.entries("test")[0].tokens)
+    np.testing.assert_array_equal(row, short.token_streams("test")[0].tokens)
     (row,) = inspect_text.windows(short, codec, "The lamp is bright.", "test", 3)
     assert (row[0], codec.decode(row[1:])) == (short.tokenizer.end, "The lamp is bright.")
     words = tasks.create("words", length=8)

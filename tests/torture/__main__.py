@@ -22,11 +22,11 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from rich.console import Console
 from tqdm import tqdm
 
 from cope_jax import tasks
 from cope_jax.evaluation.report.table import Table
+from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.training import from_config
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.config import ExperimentConfig, MeshConfig
@@ -63,9 +63,9 @@ def main() -> int:
             starts, found = torture(options.workdir.resolve() / text, mesh, share, options.seed, bar.update)
             rows.append(row(text, starts, found))
             wrong += [f"{text}: {line}" for line in found]
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
-    headings = ["mesh", "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds", "verdict"]
-    console.print(Table("Killed again and again", headings, rows).rich())
+    console = wide_console()
+    headings = ["mesh", "verdict", "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds"]
+    console.print(Table("Killed again and again", headings, rows, text_columns=2).rich())
     for line in wrong:
         console.print(line, markup=False, soft_wrap=True)
     return 1 if wrong else 0
@@ -129,7 +129,7 @@ def row(mesh: str, starts: list[Start], wrong: list[str]) -> list[str]:
     counts += [signals[None] - 1, len(starts)]
     seconds = f"{sum(start.seconds for start in starts):.0f}"
     kills = signals["SIGKILL"] + signals["SIGTERM"]
-    return [mesh, str(kills), *map(str, counts), seconds, "different" if wrong else "identical"]
+    return [mesh, "different" if wrong else "identical", str(kills), *map(str, counts), seconds]
 
 
 @functools.cache
