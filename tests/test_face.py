@@ -70,7 +70,8 @@ for package in (cope_jax, experiments):
         if not module.name.endswith("__main__") and "torch" not in module.name and group not in experiments.GROUPS:
             importlib.import_module(module.name)
             for name in list(FLAGS):  # each command is alone in its process, and several have flags of one name
-                if FLAGS.find_module_defining_flag(name) == module.name and "cli" not in module.name:
+                home = FLAGS.find_module_defining_flag(name)
+                if home.endswith("renamed_flags") or (home == module.name and "cli" not in home):
                     delattr(FLAGS, name)
 """
         + SAME

@@ -131,11 +131,14 @@ def parameters(state: nnx.State) -> dict[str, np.ndarray]:
 
 
 def rule_of(spec: str, named: Mapping[str, np.ndarray], sizes: Sizes = SIZES) -> Rule:
-    """The oracle of an encoding with these parameters."""
-    rules = []
+    """The oracle of an encoding with these parameters; a model has the name of a single one in their paths too."""
+    rules, alone = [], len(parts(spec)) == 1
     for index, (name, options) in enumerate(parts(spec)):
-        prefix = f"{name}/" if len(parts(spec)) > 1 else ""
-        own = {path.removeprefix(prefix): value for path, value in named.items() if path.startswith(prefix)}
+        own = {
+            path.removeprefix(f"{name}/"): value
+            for path, value in named.items()
+            if alone or path.startswith(f"{name}/")
+        }
         options = {option: value for option, value in options.items() if (name, option) not in SIZE_OPTIONS}
         rows = dict(parts(spec)[index][1]).get("max_length") if name == "learned" else None
         rules.append(ORACLES[name](own, sizes._replace(max_length=rows) if rows else sizes, **options))

@@ -85,7 +85,7 @@ def expected_states(config: BertConfig, params: dict[str, np.ndarray], row: dict
         (name, options) = part.parts[0]
         spec = f"{name}({','.join(f'{option}={value}' for option, value in options.items())})"
         bare = {path.removeprefix("encoding/"): value for path, value in values.items() if path.startswith("encoding/")}
-        return rule_of(spec, {path.rpartition("_")[0]: value for path, value in bare.items()}, sizes)
+        return rule_of(spec, bare, sizes)
 
     rules = [rule(each, layer) for layer in layers]
     return oracle.encoder(
