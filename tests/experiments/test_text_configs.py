@@ -136,7 +136,7 @@ def test_models_without_attention_refuse_an_encoding():
             None,
             "the model bert_tagger needs 'starts' in its batches, which the task tagging does not give",
         ),
-        ("bert_small", "words", "the model bert needs 'segments' in its batches, which the task words does not give"),
+        ("bert_small", "words", "the model bert needs 'next' in its batches, which the task words does not give"),
         ("tagger", "words", "the model tagger does not fit the task words .*num_tags"),
         ("lstm_wikitext2", "text", "rnn_lm carries its state .*, and the examples of text do not follow one another"),
     ],
