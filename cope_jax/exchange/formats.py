@@ -101,7 +101,7 @@ def save(
 
 def build(config: Any, params: Mapping[Any, Any]) -> Any:
     """The model with these parameters; those that are absent, as heads of a published BERT, are drawn with seed 0."""
-    return safetensors_io.create(MODELS.get(config.name), config, params, seed=0)
+    return safetensors_io.create(MODELS.get(config.name), config, params)
 
 
 def _load(folder: Path) -> tuple[Any, Params]:

@@ -170,19 +170,18 @@ def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
     return {path: leaf for path, leaf in nnx.to_flat_state(state)}
 
 
-def create(kind: Any, config: Any, params: Mapping[Any, Any], *, seed: Any) -> Any:
+def create(kind: Any, config: Any, params: Mapping[Any, Any]) -> Any:
     """A model with these parameters.
 
     Args:
       kind: the class of the model.
       config: of the model.
-      params: nested dicts like `nnx.to_pure_dict` of it.
-      seed: for those that are absent, which are drawn as usual: a number, or a key.
+      params: nested dicts like `nnx.to_pure_dict` of it; those that are absent are drawn as usual, with seed 0.
     """
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
     if any(look_up(params, path) is None for path, _ in nnx.to_flat_state(state)):
         # Under jit: one by one, the operations of an initialisation take many times as long.
-        drawn = jax.jit(lambda seed: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(seed)))))(seed)
+        drawn = jax.jit(lambda: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(0)))))()
         params = overlay(drawn, params)
     nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))
     return nnx.merge(graphdef, state)

@@ -274,7 +274,8 @@ def _check(config: ExperimentConfig, task: Task) -> None:
             f"the batches of {task.name} have positions of their own with these options: leave training.positions "
             f"and training.max_position out"
         )
-    positions_BL = learner.with_positions(jax.random.key(0), batch)["positions"]
+    # Sampled also where the batch has its own, for the sampler checks that the length fits below max_position.
+    positions_BL = learner.sample_positions(jax.random.key(0), *batch["inputs"].shape[:2])
     try:
         jax.eval_shape(
             lambda params, batch: learner.metrics(params, carry, {"positions": positions_BL, **batch}),

@@ -209,21 +209,21 @@ def test_what_cannot_be_written_is_one_line(tmp_path, name, sizes, message):
 
 
 def run_export(**flags):
-    with flagsaver.flagsaver(**{"options": "", "seed": 0} | flags):
+    with flagsaver.flagsaver(**{"options": "", "data_seed": 0} | flags):
         with entry.clear_errors():
             export.main()
 
 
 def test_command_writes_what_the_function_writes(tmp_path, capsys):
     options = "max_operations=8,block_length=16,ood_pass_weights=(5,)"
-    run_export(task="counting", options=options, sizes="train=4,pass_5=2", seed=9, data_dir=str(tmp_path))
+    run_export(task="counting", options=options, sizes="train=4,pass_5=2", data_seed=9, out=str(tmp_path))
     assert capsys.readouterr().out.splitlines()[-1] == str(tmp_path / "counting" / "1.0.0")
     task = create(ood_pass_weights=(5,))
     assert_holds(tfds_builder.read(task, tmp_path, "pass_5", seed=9), task.dataset("pass_5", 2, seed=9))
 
 
 def test_command_writes_all_of_a_text(tmp_path):
-    run_export(task="text", options="vocab_size=300,length=16", sizes="", data_dir=str(tmp_path))
+    run_export(task="text", options="vocab_size=300,length=16", sizes="", out=str(tmp_path))
     task = tasks.create("text", vocab_size=300, length=16)
     assert_holds(tfds_builder.read(task, tmp_path, "test"), task.dataset("test", task.size("test")))
 
@@ -241,6 +241,6 @@ def test_command_writes_all_of_a_text(tmp_path):
 )
 def test_command_names_the_mistake_and_exits_with_2(tmp_path, capsys, flags, message):
     with pytest.raises(SystemExit, match="2"):
-        run_export(**{"task": "counting", "sizes": "train=4", "data_dir": str(tmp_path)} | flags)
+        run_export(**{"task": "counting", "sizes": "train=4", "out": str(tmp_path)} | flags)
     assert capsys.readouterr().err.startswith(f"error: {message}")
     assert not list(tmp_path.iterdir())

@@ -80,6 +80,7 @@ BATCH, LENGTH = 2, 6
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 jit = functools.partial(jax.jit, compiler_options=FAST_COMPILE)
 CONSECUTIVE = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (BATCH, LENGTH))
+GAPPED = np.array([[0, 1, 4, 5, 9, 11], [2, 3, 5, 6, 7, 10]], np.int32)
 ONE_SEGMENT = np.zeros((BATCH, LENGTH), np.int32)
 
 

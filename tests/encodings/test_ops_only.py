@@ -8,7 +8,7 @@ from flax import nnx
 from cope_jax.encodings import Carry, Encoding, cope
 from tests.encodings.cases import every
 from tests.encodings.jaxprs import mask_ops, primitives
-from tests.encodings.test_common import block_of
+from tests.encodings.test_laws import block_of
 
 FORBIDDEN = {
     "gather", "scatter", "scatter-add", "scatter_add", "dynamic_slice", "dynamic_update_slice", "rev", "cumsum",

@@ -97,7 +97,7 @@ def test_half_precision_becomes_float32(folder, params):
 
 def test_a_model_is_made_of_what_there_is(params):
     """What is absent starts at random."""
-    model = formats.build(CHOICES, {"encoder": params["encoder"]}, nnx.Rngs(0))
+    model = formats.build(CHOICES, {"encoder": params["encoder"]})
     other = nnx.to_pure_dict(nnx.state(model))
     equal(other["encoder"], params["encoder"])
     assert np.abs(other["transform"]["kernel"] - params["transform"]["kernel"]).max() > 0.1

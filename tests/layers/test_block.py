@@ -28,7 +28,7 @@ def near(share, probability, count):
 
 
 def none():
-    return encodings.create("none", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    return encodings.EncodingConfig().build(encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
 
 
 @functools.cache

@@ -143,7 +143,7 @@ def test_a_post_norm_block_is_torchs_encoder_layer(dtype):
         choices = BlockConfig(8, 2, mlp_dim=12, norm_position="post", norm_epsilon=1e-5, compute_dtype=dtype)
         choices = choices.__class__(**{**vars(choices), "activation": "gelu_erf"})
         shape = choices.attention_shape(None)
-        none = encodings.create("none", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+        none = encodings.EncodingConfig().build(encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
         graphdef, state = random_state(
             lambda: Block(choices, EncodingConfig(), shape, 1, rngs=nnx.Rngs(0)), dtype=np.dtype(dtype)
         )
@@ -164,7 +164,7 @@ def test_a_post_norm_block_is_torchs_encoder_layer(dtype):
 def test_self_attention_is_torchs_multi_head_attention(dtype):
     with jax.enable_x64(dtype == "float64"):
         choices = BlockConfig(8, 2, compute_dtype=dtype)
-        none = encodings.create("none", num_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+        none = encodings.EncodingConfig().build(encodings.AttentionShape(2, 4), rngs=nnx.Rngs(0))
         graphdef, state = random_state(lambda: SelfAttention(choices, 1.0, rngs=nnx.Rngs(0)), dtype=np.dtype(dtype))
         theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
         compare(

@@ -64,7 +64,9 @@ def test_a_run_is_known_without_an_array_and_its_parameters_come_without_moments
     folder, _ = run
     read, asked = Checkpoints.restore, []
     monkeypatch.setattr(
-        Checkpoints, "restore", lambda self, like, **options: asked.append(like) or read(self, like, **options)
+        Checkpoints,
+        "restore",
+        lambda self, like, *model, **options: asked.append(like) or read(self, like, *model, **options),
     )
     found = load(folder)
     assert (found.kind, found.name, found.seeds, found.step) == ("run", "decoder", (3, 5), 2)

@@ -1,0 +1,249 @@
+"""The laws of `cope_jax.encodings.base`, for every registered encoding."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax import attention
+from tests.encodings.cases import (
+    BATCH,
+    CASES,
+    FEW,
+    GAPPED,
+    LENGTH,
+    SIZES,
+    build,
+    every,
+    jit,
+    parameters,
+    parts,
+    problem,
+    run,
+)
+from tests.encodings.jaxprs import intermediates
+
+every_case, a_few = every(), every(few=FEW)
+
+
+@a_few
+def test_block_law(spec, x64):
+    """Any split of the keys, from the nearest block to the farthest, gives what one block gives; gradients too."""
+    graphdef, state = build(spec)
+    if not nnx.merge(graphdef, state).splits_keys:
+        assert "cope_two_sided" in dict(parts(spec)), "no other encoding may break the law"
+        return
+    arrays = problem()
+    segments = np.array([[0] * 6, [0, 0, 1, 1, 1, 1]], np.int32)
+    whole = run(spec, state, arrays, GAPPED, segments)
+    rng = np.random.default_rng(CASES.index(spec))
+    cut = sorted(rng.choice(np.arange(1, LENGTH), size=2, replace=False).tolist())
+    splits = [(1,) * LENGTH, tuple(np.diff([0, *cut, LENGTH]).tolist())]
+
+    @jit
+    def by_blocks(state, arrays):
+        inputs = {name: arrays[name] for name in ("x", "q", "k", "v")}
+        results = []
+        for split in splits:
+            out, pull = jax.vjp(
+                lambda s, a, split=split: attend_by_blocks(graphdef, s, a, segments, split), state, inputs
+            )
+            results.append((out, pull((arrays["dembedded"], arrays["dout"]))))
+        return results
+
+    for ((_, out), (dstate, dinputs)), split in zip(by_blocks(state, arrays), splits, strict=True):
+        np.testing.assert_allclose(out, whole.out, rtol=0, atol=1e-13, err_msg=str(split))
+        for name, gradient in (dinputs | parameters(dstate)).items():
+            np.testing.assert_allclose(gradient, whole.gradients[name], rtol=0, atol=1e-12, err_msg=f"{name} {split}")
+
+
+def attend_by_blocks(graphdef, state, arrays, segments, split):
+    """Attention that hands the carry from block to block, and does nothing else cleverly."""
+    encoding = nnx.merge(graphdef, state)
+    embedded = encoding.embed(arrays["x"], GAPPED)
+    mask = np.tril(segments[:, :, None] == segments[:, None, :])[:, None]
+    whole = pairs_of(encoding, arrays | {"x": embedded}, mask)
+    carry, scores, end = encoding.initial_carry(whole.q, whole.q_features), [], LENGTH
+    for size in reversed(split):
+        score, carry = encoding.score(some_keys(whole, slice(end - size, end)), carry)
+        end -= size
+        scores.insert(0, score)
+    logits = jnp.where(mask, jnp.concatenate(scores, axis=-1), jnp.full((), -1e30))
+    repeats = SIZES.heads // SIZES.kv_heads
+    return embedded, jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(logits), jnp.repeat(arrays["v"], repeats, axis=2))
+
+
+def pairs_of(encoding, arrays, mask):
+    """All pairs as attention makes them, with another mask."""
+    q, k, v = (arrays[name] for name in "qkv")
+    features = encoding.features(arrays["x"], q, k, v, None)[0]
+    inputs = attention.prepare(
+        q, k, v, encoding=encoding, features=features, embedded=True, q_positions=GAPPED, k_positions=GAPPED
+    )
+    return dataclasses.replace(inputs.pairs(), mask=jnp.asarray(mask))
+
+
+def some_keys(pairs, block):
+    return dataclasses.replace(
+        pairs,
+        k=pairs.k[:, :, block],
+        v=pairs.v[:, :, block],
+        k_features=jax.tree.map(lambda feature: feature[:, :, block], pairs.k_features),
+        logits=pairs.logits[..., block],
+        mask=pairs.mask[..., block],
+        k_positions=pairs.k_positions[:, block],
+    )
+
+
+def some_queries(pairs, block):
+    return dataclasses.replace(
+        pairs,
+        q=pairs.q[:, :, block],
+        q_features=jax.tree.map(lambda feature: feature[:, :, block], pairs.q_features),
+        logits=pairs.logits[:, :, block],
+        mask=pairs.mask[:, :, block],
+        q_positions=pairs.q_positions[:, block],
+    )
+
+
+class Block(NamedTuple):
+    """One block of keys in the middle of a row, and the carry before it."""
+
+    encoding: Any
+    pairs: Any
+    carry: Any
+
+
+def block_of(spec):
+    """A block before which nothing, a little, just all or more than all of the table has been counted."""
+    encoding = nnx.merge(*build(spec))
+    arrays = {name: jnp.asarray(value) for name, value in problem().items()}
+    arrays["x"] = encoding.embed(arrays["x"], GAPPED)
+    rng = np.random.default_rng(0)
+    pairs = pairs_of(encoding, arrays, np.tril(rng.random((BATCH, 1, LENGTH, LENGTH)) < 0.8))
+    carry = encoding.initial_carry(pairs.q, pairs.q_features)
+    counted = jax.tree.map(lambda x: x + rng.choice([0.0, 0.7, 1.6, 2.0, 3.0, 63.0, 99.0], x.shape), carry.sums)
+    return Block(encoding, pairs, carry._replace(sums=counted))
+
+
+@a_few
+def test_law_of_rows(spec, x64):
+    """Any split of the queries gives the logits and the carry that all together give."""
+    encoding, pairs, carry = block_of(spec)
+    assert encoding.splits_queries
+    logits, after = encoding.score(pairs, carry)
+    for block in (slice(0, 1), slice(1, 4), slice(4, LENGTH)):
+        own = some_queries(pairs, block)
+        some = encoding.score(own, jax.tree.map(lambda leaf, block=block: leaf[:, :, block], carry))
+        expected = jax.tree.map(lambda leaf, block=block: leaf[:, :, block], (logits, after))
+        first = encoding.initial_carry(own.q, own.q_features)
+        chex.assert_trees_all_close(some, expected, rtol=0, atol=1e-13)
+        chex.assert_trees_all_close(
+            first,
+            jax.tree.map(
+                lambda leaf, block=block: leaf[:, :, block], encoding.initial_carry(pairs.q, pairs.q_features)
+            ),
+            rtol=0,
+            atol=1e-13,
+        )
+
+
+@every_case
+def test_the_carry_is_sums_and_constants(spec, x64):
+    """What `score` adds to a sum does not depend on it, rows of sums are read by their own logits; the rest passes."""
+    encoding, pairs, carry = block_of(spec)
+    after = encoding.score(pairs, carry)[1]
+    nothing = encoding.initial_carry(pairs.q, pairs.q_features)
+    first = encoding.score(pairs, nothing)[1]
+    assert jax.tree.leaves(carry.constants) == jax.tree.leaves(after.constants), "constants are handed on as they are"
+    chex.assert_tree_shape_prefix(carry.sums, (BATCH, SIZES.heads, LENGTH))
+    for now, later, start, end in zip(*(jax.tree.leaves(c.sums) for c in (carry, after, nothing, first)), strict=True):
+        chex.assert_rank(now, 3)
+        np.testing.assert_allclose(later - now, end - start, rtol=0, atol=1e-13)
+
+
+@every_case
+def test_forward_mode_equals_reverse_mode(spec, x64):
+    """The derivative of the logits in a random direction, by both modes: streaming attention asks for the first."""
+    block = block_of(spec)
+    graphdef, params = nnx.split(block.encoding)
+
+    def logits(params, arrays, carry):
+        pairs = dataclasses.replace(block.pairs, **arrays)
+        scored = nnx.merge(graphdef, params).score(pairs, carry)[0]
+        return jnp.where(block.pairs.mask, scored, 0.0)
+
+    primals = params, {"q": block.pairs.q, "logits": block.pairs.logits}, block.carry
+    rng = np.random.default_rng(1)
+
+    def random(leaf):
+        return jnp.asarray(rng.normal(size=leaf.shape), leaf.dtype)
+
+    tangents = jax.tree.map(random, primals)
+    value, tangent = jax.jvp(logits, primals, tangents)
+    cotangent = random(value)
+    pulled = jax.vjp(logits, *primals)[1](cotangent)
+    products = [float(jnp.sum(a * b)) for a, b in zip(*map(jax.tree.leaves, (pulled, tangents)), strict=True)]
+    np.testing.assert_allclose(float(jnp.sum(tangent * cotangent)), sum(products), rtol=1e-10, atol=1e-10)
+
+
+@every_case
+def test_the_tail_is_the_score_of_saturated_rows(spec, x64):
+    """In value and every gradient, for the rows that are saturated."""
+    block = block_of(spec)
+    saturated = block.encoding.saturated(block.carry)
+    if saturated is None and jax.tree.leaves(block.carry):
+        return  # it never saturates
+    if saturated is None:  # a part of a composition that saturates
+        rows = np.ones((BATCH, SIZES.heads, LENGTH), bool)
+    else:
+        rows = np.asarray(saturated)
+        assert rows.shape == (BATCH, SIZES.heads, LENGTH) and rows.any() and not rows.all()
+        first = block.encoding.initial_carry(block.pairs.q, block.pairs.q_features)
+        assert not block.encoding.saturated(first).any()
+    pairs = jnp.asarray(rows)[..., None] & block.pairs.mask
+    graphdef, params = nnx.split(block.encoding)
+
+    def run(hook):
+        def logits(params, arrays, carry):
+            encoding, own = nnx.merge(graphdef, params), dataclasses.replace(block.pairs, **arrays)
+            result = encoding.tail(own, carry) if hook == "tail" else encoding.score(own, carry)[0]
+            return jnp.where(pairs, result, 0.0)
+
+        arrays = {name: getattr(block.pairs, name) for name in ("q", "k", "v", "logits", "k_features")}
+        value, pull = jax.vjp(logits, params, arrays, block.carry)
+        return value, pull(jnp.asarray(np.random.default_rng(1).normal(size=value.shape)))
+
+    chex.assert_trees_all_close(run("tail"), run("score"), rtol=0, atol=1e-12)
+
+
+@every_case
+def test_maps_are_what_score_uses(spec, x64):
+    """Each map is among the values from which `score` computes."""
+    encoding, pairs, _ = block_of(spec)
+    seen = intermediates(encoding.score, pairs, encoding.initial_carry(pairs.q, pairs.q_features))
+    maps = encoding.maps(pairs)
+    for name, values in jax.device_get(maps).items():
+        chex.assert_shape(values, (BATCH, SIZES.heads, LENGTH, LENGTH))
+        near = [one for one in seen if one.shape == values.shape and np.allclose(one, values, rtol=0, atol=1e-13)]
+        assert near, f"score does not use {name}"
+    assert bool(maps) == any(name.startswith("cope") for name, _ in parts(spec))
+
+
+@a_few
+def test_attention_of_one_head(spec, x64):
+    """By `of_head`, one head and its key head alone give what they give among the others."""
+    encoding = nnx.merge(*build(spec))
+    arrays = problem()
+    x, q, k, v = (jnp.asarray(arrays[name]) for name in "xqkv")
+    whole = attention.attend(q, k, v, encoding=encoding, features=encoding.features(x, q, k, v, None)[0], embedded=True)
+    for head in range(SIZES.heads):
+        one, group = encoding.of_head(head), head * SIZES.kv_heads // SIZES.heads
+        own = q[:, :, head : head + 1], k[:, :, group : group + 1], v[:, :, group : group + 1]
+        features = one.features(x, *own, None)[0]
+        found = attention.attend(*own, encoding=one, features=features, embedded=True)
+        np.testing.assert_allclose(found[:, :, 0], whole[:, :, head], rtol=0, atol=1e-13)
