@@ -117,6 +117,7 @@ def test_evaluation_reads_a_stream_from_its_beginning_and_carries_on(undisturbed
     assert some["loss"] != pytest.approx(errors["loss"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_runs_side_by_side_carry_each_their_own(undisturbed, tmp_path):
     state = create_run(tmp_path, (8, 3)).train()[0]
     other, same = (jax.tree.map(lambda both, run=run: both[run], state.carry) for run in (0, 1))
@@ -124,6 +125,7 @@ def test_runs_side_by_side_carry_each_their_own(undisturbed, tmp_path):
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(jax.tree.map(jnp.subtract, other, same)))
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_with_what_it_carried(undisturbed, tmp_path):
     run = create_run(tmp_path, made=Disturbed(program(), 4, kill))
     with pytest.raises(Killed):
