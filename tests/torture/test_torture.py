@@ -210,8 +210,8 @@ def test_the_command_shares_the_kills_and_tells_what_is_wrong(wrong, status, mon
     flags = (f"--workdir={tmp_path / 'runs'}", "--kills=5", "--seed=7", "--meshes=data=2,fsdp=2+tensor=2")
     assert run(monkeypatch, *flags) == status
     assert asked == [("data=2", {"data": 2}, 2, 7), ("fsdp=2+tensor=2", {"fsdp": 2, "tensor": 2}, 3, 7)]
-    shown = capsys.readouterr().out
-    assert ("different" in shown, "data=2: round_1: key differs" in shown) == (bool(wrong), bool(wrong))
+    # Of the table a narrow terminal breaks words; `row` is tested above.
+    assert ("data=2: round_1: key differs" in capsys.readouterr().out) == bool(wrong)
 
 
 @pytest.mark.slow
