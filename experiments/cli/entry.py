@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
@@ -19,6 +20,7 @@ from cope_jax.training.preemption import Interrupted
 
 flags.disclaim_key_flags()  # what is defined here is a flag of the module that asks for it, which --help shows
 
+_OTHERS = 3.0  # seconds that the other processes of a run may be behind the first one
 TEXT = ("gensim", "h5py", "safetensors", "sklearn", "tokenizers")
 """Libraries of the extra "text", which are imported where they are needed."""
 
@@ -61,6 +63,8 @@ def _leave(status: int, line: str) -> NoReturn:
     if several and jax.process_index() > 0:
         line = f"process {jax.process_index()}: {line}"
     print(line, file=sys.stderr, flush=True)
+    if several and jax.process_index() == 0 and status == 2:
+        time.sleep(_OTHERS)  # they find the same mistake, and JAX would abort them as soon as this process is gone
     if several and status == 4:
         # The others wait in the midst of a checkpoint, where no word of this reaches them: an orderly exit would wait
         # for them in turn. JAX ends them when this process is gone.
