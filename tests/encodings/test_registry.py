@@ -66,6 +66,8 @@ def test_the_oracle_is_independent():
         ("t5(num_buckets=1)", "num_buckets"),
         ("t5(num_buckets=32,max_distance=16)", "max_distance"),
         ("fire(hidden=0)", "hidden"),
+        ("cope(npos_max)", "cannot read"),
+        ("cope(npos_max=4,npos_max=8)", "cannot read"),
         ("cope+", "cannot read"),
     ],
 )
