@@ -207,7 +207,7 @@ def rows_of(x: Array) -> Array:
 
 
 def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> None:
-    """Raises ConfigError if the layer or the encoding is none of this cache."""
+    """Raises ConfigError if the layer or the encoding does not fit this cache."""
     num_layers = len(cache.entries.k) if cache.entries.k.ndim == 4 else None
     if num_layers is None and layer is not None:
         raise ConfigError(f"layer={layer} of a cache of one layer: leave it out, or create the cache with num_layers")

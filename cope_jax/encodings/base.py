@@ -229,7 +229,9 @@ class Encoding(nnx.Module):
         return None
 
     def sink(self, carry: Carry) -> Array | None:
-        """One more logit after the last block, logit_BHL, whose value `sink_value` names; None: there is none.
+        """One more logit after the last block, logit_BHL; None if the encoding has no sink.
+
+        `sink_value` says which value it weighs.
 
         It takes weight from the keys, which then sum to less than 1.
         """

@@ -5,7 +5,7 @@ import sys
 from absl import flags
 
 
-class _OldName(flags.Flag):  # type: ignore[type-arg]
+class _OldName(flags.Flag):  # type: ignore[type-arg]  # absl's class has no parameters when it runs
     """A flag that sets another one, and says so."""
 
     def __init__(self, old: str, new: str, values: flags.FlagValues):
