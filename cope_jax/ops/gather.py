@@ -65,26 +65,49 @@ def take_rows(z: Array, indices: Array) -> Array:
     return jnp.take_along_axis(z, indices, -1)
 
 
-take_rows.defjvps(lambda dz, y, z, indices: take_flat(dz, indices), None)
+take_rows.defjvps(lambda dz, y, z, indices: take_windows(dz, indices, 1)[..., 0], None)
 
 
-def take_flat(z: Array, indices: Array) -> Array:
-    """`take_rows` as one flat gather: slower itself, but its transpose, which autodiff makes, is one flat scatter-add.
+def take_windows(z: Array, starts: Array, size: int) -> Array:
+    """Neighbouring entries of each row of `z`, y[..., m, s] = z[..., starts[..., m] + s] for s < size.
 
-    Where the compiler may split the rows over devices it is one gather for each row, for a flat one cannot be split.
+    One flat gather, slower than `take_rows`; but its transpose, which autodiff makes, is one flat scatter-add. Where the
+    compiler may split the rows over devices it is one gather for each row, because a flat one cannot be split.
 
-    >>> take_flat(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1, 1, 0], [0, 1, 0]])).tolist()
-    [[2.0, 2.0, 1.0], [3.0, 4.0, 3.0]]
+    Args:
+      z: `[..., N]`.
+      starts: `[..., M]`, int32, with the same leading axes; within [0, N−size], which the caller ensures.
+      size: entries of a window.
+
+    Returns:
+      `[..., M, size]`.
+
+    >>> take_windows(jnp.array([[1.0, 2.0, 3.0]]), jnp.array([[1, 0]]), 2).tolist()
+    [[[2.0, 3.0], [1.0, 2.0]]]
     """
-    if _may_be_split():
-        return jnp.take_along_axis(z, indices, -1, mode="promise_in_bounds")
-    *lead, size = z.shape
-    rows = math.prod(lead)
-    if rows * size > np.iinfo(np.int32).max:
-        raise ValueError(f"{rows} rows of {size} entries are too many for 32-bit indices: use a smaller batch")
-    starts = (size * jnp.arange(rows, dtype=jnp.int32)).reshape(*lead, 1)
-    flat = z.ravel().at[(starts + indices).ravel()].get(mode="promise_in_bounds")
-    return flat.reshape(indices.shape)
+    *lead, row_size = z.shape
+    if not z.size:
+        return jnp.zeros((*starts.shape, size), z.dtype)
+    if not _may_be_split():
+        rows = math.prod(lead)
+        if rows * row_size > np.iinfo(np.int32).max:
+            raise ValueError(f"{rows} rows of {row_size} entries are too many for 32-bit indices: use a smaller batch")
+        firsts = (row_size * jnp.arange(rows, dtype=jnp.int32)).reshape(*lead, 1)
+        return _gather(z.ravel(), (firsts + starts).ravel(), size).reshape(*starts.shape, size)
+    return _gather(z, starts, size)
+
+
+def _gather(z: Array, starts: Array, size: int) -> Array:
+    lead = tuple(range(z.ndim - 1))
+    dimensions = jax.lax.GatherDimensionNumbers(
+        offset_dims=(z.ndim,),
+        collapsed_slice_dims=(),
+        start_index_map=(z.ndim - 1,),
+        operand_batching_dims=lead,
+        start_indices_batching_dims=lead,
+    )
+    sizes = (*(1 for _ in lead), size)
+    return jax.lax.gather(z, starts[..., None], dimensions, sizes, mode="promise_in_bounds")
 
 
 def _may_be_split() -> bool:

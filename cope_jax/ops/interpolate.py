@@ -8,8 +8,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from cope_jax.array_types import Array
-from cope_jax.ops.gather import take_flat
-from cope_jax.ops.linear import linear
+from cope_jax.ops.gather import take_windows
 
 
 def table_logits(q_BHLK: Array, table_NK: Array) -> Array:
@@ -19,7 +18,7 @@ def table_logits(q_BHLK: Array, table_NK: Array) -> Array:
     [[[[3.0, 7.0]]]]
     """
     # Left alone, XLA gathers from a transposed z, which is slow.
-    return jax.lax.optimization_barrier(linear(q_BHLK, table_NK.T))
+    return jax.lax.optimization_barrier(jnp.einsum("BHLK,NK->BHLN", q_BHLK, table_NK))
 
 
 @jax.custom_jvp
@@ -81,8 +80,12 @@ def _spread(p: Array, dz: Array) -> Array:
     """The part of the derivative that is linear in dz; its transpose is the gradient of z."""
 
     def look_up(p: Array, dz: Array) -> Array:
-        floor, ceil, w = _cells(p)
-        return (1 - w) * take_flat(dz, floor) + w * take_flat(dz, ceil)
+        # Both entries as one window: its transpose is one scatter-add.
+        size = min(2, dz.shape[-1])
+        start = jnp.minimum(jnp.floor(p), dz.shape[-1] - size)
+        w = p - start
+        window = take_windows(dz, start.astype(jnp.int32), size)
+        return sum(weight * window[..., i] for i, weight in zip(range(size), (1 - w, w), strict=False))
 
     def sum_over_row(p: Array, dz: Array) -> Array:
         return jnp.sum(dz[..., None] * _hat(_distances(p, dz.shape[-1])), axis=-2)

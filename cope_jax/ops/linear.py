@@ -5,38 +5,26 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.extend.core import Primitive
+from jax.interpreters import ad, batching, mlir
 
 from cope_jax.array_types import Array
 
 PRODUCT = "product"  # the name of what `dot_general` returns, for rematerialisation
 
+# Not a custom_vjp, which has no forward mode; and a custom_jvp leaves the order of the transposed product to autodiff.
+_linear = Primitive("linear")
 
-@jax.custom_jvp
+
 def linear(x: Array, w_DF: Array) -> Array:
-    """The product over the last axis of x, y = x W.
+    """The product over the last axis of x, y = x W, with forward and reverse mode.
 
-    On a CPU the gradient of W is a product of dy and x in this order, where what autodiff makes takes up to three times
-    as long.
+    On a CPU autodiff's gradient of W takes up to three times as long as the one that is written here.
 
     >>> linear(jnp.ones((1, 2, 3)), jnp.ones((3, 4))).shape
     (1, 2, 4)
     """
-    return _product(x, w_DF)
-
-
-def _product(x: Array, w_DF: Array) -> Array:
-    return jnp.einsum("...D,DF->...F", x, w_DF)
-
-
-def _transposed_product(x: Array, w_DF: Array) -> Array:
-    # The barrier keeps XLA from turning the product round that is made of this one for the gradient of W.
-    return jnp.einsum("...D,FD->...F", x, jax.lax.optimization_barrier(w_DF.T))
-
-
-linear.defjvps(
-    lambda dx, y, x, w_DF: _product(dx, w_DF),
-    lambda dw_DF, y, x, w_DF: jax.lax.platform_dependent(x, dw_DF, cpu=_transposed_product, default=_product),
-)
+    return _linear.bind(jnp.asarray(x), jnp.asarray(w_DF))
 
 
 def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -> Array:
@@ -50,3 +38,38 @@ def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -
         raise ValueError(f"linear has no such options: {asked}")
     del dimension_numbers
     return checkpoint_name(linear(x, w_DF), PRODUCT)
+
+
+def _product(x: Array, w_DF: Array) -> Array:
+    return jnp.einsum("...D,DF->...F", x, w_DF)
+
+
+def _gradient_of_x(dy: Array, x: Any, w_DF: Array) -> Array:
+    return jnp.einsum("...F,DF->...D", dy, w_DF)
+
+
+def _gradient_of_w(dy: Array, x: Array, w_DF: Any) -> Array:
+    def on_cpu(x: Array, dy: Array) -> Array:
+        # The narrower of x and dy comes first, because it is transposed; the barriers keep XLA from turning this round.
+        if x.shape[-1] <= dy.shape[-1]:
+            return jax.lax.optimization_barrier(jnp.einsum("...D,...F->DF", x, dy))
+        return jax.lax.optimization_barrier(jnp.einsum("...F,...D->FD", dy, x)).T
+
+    def elsewhere(x: Array, dy: Array) -> Array:
+        return jnp.einsum("...D,...F->DF", x, dy)
+
+    return jax.lax.platform_dependent(x, dy, cpu=on_cpu, default=elsewhere)
+
+
+def _vmap(arguments: tuple[Array, Array], axes: tuple[int | None, int | None]) -> tuple[Array, int]:
+    (x, w_DF), (of_x, of_w) = arguments, axes
+    if of_w is None:
+        return linear(jnp.moveaxis(x, of_x, 0), w_DF), 0
+    return jax.vmap(_product, axes)(x, w_DF), 0
+
+
+_linear.def_impl(jax.jit(_product))
+_linear.def_abstract_eval(lambda x, w_DF: jax.make_jaxpr(_product)(x, w_DF).out_avals[0])
+mlir.register_lowering(_linear, mlir.lower_fun(_product, multiple_results=False))
+ad.defbilinear(_linear, _gradient_of_x, _gradient_of_w)
+batching.primitive_batchers[_linear] = _vmap

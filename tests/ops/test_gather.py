@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.ops.gather import take, take_flat, take_rows, take_tokens
+from cope_jax.ops import gather
+from cope_jax.ops.gather import take, take_rows, take_tokens, take_windows
 from tests.encodings.cases import jit
 
 SIZE = 5
@@ -43,9 +44,16 @@ def test_values_and_gradient(lead, places):
     np.testing.assert_allclose(dz, added(at, dy), rtol=0, atol=1e-14)
 
 
-def test_one_flat_gather_reads_the_same():
-    z, at, _ = problem((2, 3), 4)
-    np.testing.assert_array_equal(take_flat(jnp.asarray(z), jnp.asarray(at)), np.take_along_axis(z, at, -1))
+@pytest.mark.parametrize("split", [False, True])
+def test_windows_are_neighbouring_entries(split, monkeypatch):
+    monkeypatch.setattr(gather, "_may_be_split", lambda: split)
+    z, at, dy = problem((2, 3), 4)
+    at = np.minimum(at, z.shape[-1] - 2)
+    windows, pull = jax.vjp(lambda z: take_windows(z, jnp.asarray(at), 2), jnp.asarray(z))
+    for step in (0, 1):
+        np.testing.assert_array_equal(windows[..., step], np.take_along_axis(z, at + step, -1))
+    dz = pull(jnp.stack([dy, 2 * dy], -1))[0]
+    np.testing.assert_allclose(dz, added(at, dy) + added(at + 1, 2 * dy), rtol=0, atol=1e-14)
 
 
 def test_forward_mode():
