@@ -1,9 +1,11 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
+import experiments
 from cope_jax.training.metrics import read_metrics
 
 pytestmark = pytest.mark.xdist_group("commands")  # what its fixtures train is shared
@@ -100,3 +102,10 @@ def test_a_command_runs_as_a_module(tmp_path, config):
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr.splitlines()[-1].startswith("error: ") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("path", ["train", "analysis/inspect", "analysis/perplexity"])
+def test_a_command_that_is_started_as_a_file_says_how_to_start_it(path, tmp_path):
+    file = Path(experiments.__file__).parent / f"{path}.py"
+    done = subprocess.run([sys.executable, file], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, f"run it as: python -m experiments.{file.stem}\n")

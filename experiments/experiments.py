@@ -1,0 +1,5 @@
+"""What Python takes for the package `experiments` when a command is started as a file; it says how to start it."""
+
+import sys
+
+raise SystemExit(f"run it as: python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}")
