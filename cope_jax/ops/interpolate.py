@@ -85,7 +85,8 @@ def _spread(p: Array, dz: Array) -> Array:
         start = jnp.minimum(jnp.floor(p), dz.shape[-1] - size)
         w = p - start
         window = take_windows(dz, start.astype(jnp.int32), size)
-        return sum(weight * window[..., i] for i, weight in zip(range(size), (1 - w, w), strict=False))
+        at_start = (1 - w) * window[..., 0]
+        return at_start + w * window[..., 1] if size == 2 else at_start
 
     def sum_over_row(p: Array, dz: Array) -> Array:
         return jnp.sum(dz[..., None] * _hat(_distances(p, dz.shape[-1])), axis=-2)

@@ -63,7 +63,7 @@ def _gradient_of_w(dy: Array, x: Array, w_DF: Any) -> Array:
 
 def _vmap(arguments: tuple[Array, Array], axes: tuple[int | None, int | None]) -> tuple[Array, int]:
     (x, w_DF), (of_x, of_w) = arguments, axes
-    if of_w is None:
+    if of_x is not None and of_w is None:
         return linear(jnp.moveaxis(x, of_x, 0), w_DF), 0
     return jax.vmap(_product, axes)(x, w_DF), 0
 
