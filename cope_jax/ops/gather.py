@@ -71,8 +71,8 @@ take_rows.defjvps(lambda dz, y, z, indices: take_windows(dz, indices, 1)[..., 0]
 def take_windows(z: Array, starts: Array, size: int) -> Array:
     """Neighbouring entries of each row of `z`, y[..., m, s] = z[..., starts[..., m] + s] for s < size.
 
-    One flat gather, slower than `take_rows`; but its transpose, which autodiff makes, is one flat scatter-add. Where the
-    compiler may split the rows over devices it is one gather for each row, because a flat one cannot be split.
+    One flat gather, slower than `take_rows`; but its transpose, which autodiff makes, is one flat scatter-add. Where
+    the compiler may split the rows over devices it is one gather for each row, because a flat one cannot be split.
 
     Args:
       z: `[..., N]`.
