@@ -146,7 +146,8 @@ class RecurrentLM(Model):
         """(the input and the outputs of each layer of a direction, dropped on the way up, the last states)."""
         rate, stack = self.config.dropout, self.directions[number]
         keys = [None] * (len(stack) + 1) if key is None else list(jax.random.split(key, len(stack) + 1))
-        states, last = [dropout(x_BLD, rate, keys[0])], []
+        states = [dropout(x_BLD, rate, keys[0])]
+        last: list[Carry] = []
         for layer, before, layer_key in zip(stack, carry, keys[1:], strict=True):
             y_BLD, end = layer(states[-1], before, lengths_B=lengths_B, reverse=reverse)
             # What is added has been dropped from, as in the original ELMo.

@@ -99,6 +99,7 @@ class RNNLM(RecurrentLM):
 
     Options = RNNLMOptions
     Config = RNNLMConfig
+    softmax: WordSoftmax
 
     def __init__(self, config: RNNLMConfig, *, rngs: nnx.Rngs):
         widths = [config.embed_dim] + [config.hidden_dim] * (config.num_layers - 1)
