@@ -7,7 +7,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array, PyTree
@@ -15,17 +14,8 @@ from cope_jax.attention import streaming_gradient, streaming_softmax
 from cope_jax.attention.inputs import Inputs, head_major
 from cope_jax.attention.mask import Mask
 from cope_jax.attention.streaming_gradient import KeyGradients, QueryGradients, Residuals
-from cope_jax.attention.tiles import (
-    BlockSizes,
-    KeyBlock,
-    QueryBlock,
-    StreamSpec,
-    add_cotangent,
-    cotangent,
-    needs_one_block,
-)
+from cope_jax.attention.tiles import BlockSizes, Stream, add_cotangent, needs_one_block
 from cope_jax.encodings import Encoding
-from cope_jax.ops.dropout import Dropout
 
 # Measured on CPUs, see docs/attention.md: wider blocks spill out of the cache.
 SIZES = BlockSizes(128, 128, 128)
@@ -64,96 +54,78 @@ def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: BlockSizes |
     length, keys = inputs.q.shape[2], inputs.v.shape[2]
     if 0 in (length, keys):
         return jnp.zeros((len(inputs.q), length, inputs.q.shape[1], inputs.v.shape[-1]), inputs.v.dtype)
-    graph, params = nnx.split(encoding)
-    params = jax.tree.map(jnp.asarray, params)
     sizes = (blocks or choose_sizes(length, keys)).within(length, keys)
     if needs_one_block(encoding, inputs):
         sizes = sizes._replace(near=keys)
-    queries = QueryBlock.of(inputs, -length % sizes.queries)
-    mask = inputs.mask
-    spec = StreamSpec(graph, sizes, mask.causal, mask.window, one_block=sizes.near == keys)
-    few = queries.q.shape[2] <= MOST_SPANS * sizes.queries
-    spans = static_spans(mask, sizes.queries) if spec.one_block and few else None
-    return head_major(_attend(spec, spans, params, queries, KeyBlock.of(inputs), inputs.drop)[:, :, :length])
+    padding = -length % sizes.queries
+    stream = Stream.of(encoding, inputs, sizes, one_block=sizes.near == keys, padding=padding)
+    few = length + padding <= MOST_SPANS * sizes.queries
+    spans = static_spans(inputs.mask, sizes.queries) if stream.one_block and few else None
+    return head_major(_attend(spans, stream)[:, :, :length])
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(
-    spec: StreamSpec, spans: Spans, params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None
-) -> Array:
-    return _forward_blocks(spec, spans, params, queries, keys, drop, gradient=False)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(spans: Spans, stream: Stream) -> Array:
+    return _forward_blocks(spans, stream, gradient=False)[0]
 
 
-def _forward_blocks(
-    spec: StreamSpec,
-    spans: Spans,
-    params: PyTree,
-    queries: QueryBlock,
-    keys: KeyBlock,
-    drop: Dropout | None,
-    gradient: bool,
-) -> tuple[Array, Array, tuple[Array, ...]]:
-    def one(spec: StreamSpec, keys: KeyBlock, number: Array) -> Any:
-        own = queries.block(number, spec.sizes.queries)
-        state = streaming_softmax.start(spec, params, own, keys.v.shape[-1], gradient)
-        state = streaming_softmax.accumulate(spec, params, own, keys, state, drop)
-        return streaming_softmax.finish(spec, params, own, state, keys.v.dtype)
+def _forward_blocks(spans: Spans, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
+    def one(stream: Stream, number: Array) -> Any:
+        own = stream.part(stream.queries.block(number, stream.sizes.queries), stream.keys)
+        state = streaming_softmax.start(own, gradient)
+        return streaming_softmax.finish(own, streaming_softmax.accumulate(own, state))
 
     if spans is not None:
-        return _concatenate([one(*_narrow(spec, keys, span), jnp.int32(n)) for n, span in enumerate(spans)])
-    return _join(jax.lax.map(functools.partial(one, spec, keys), _numbers(spec, queries)))
+        return _concatenate([one(_narrow(stream, span), jnp.int32(n)) for n, span in enumerate(spans)])
+    return _join(jax.lax.map(functools.partial(one, stream), _numbers(stream)))
 
 
-def _forward(
-    spec: StreamSpec, spans: Spans, params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None
-) -> tuple[Array, Any]:
-    result = _forward_blocks(spec, spans, params, queries, keys, drop, gradient=True)
-    out, logsumexp, dout_dcarry = checkpoint_name(result, RESIDUALS)
-    return out, (params, queries, keys, drop, out, logsumexp, dout_dcarry)
+def _forward(spans: Spans, stream: Stream) -> tuple[Array, Any]:
+    result = checkpoint_name(_forward_blocks(spans, stream, gradient=True), RESIDUALS)
+    return result[0], (stream, *result)
 
 
-def _backward(spec: StreamSpec, spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[PyTree, QueryBlock, KeyBlock, None]:
-    params, queries, keys, drop, *result = kept
+def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
+    stream, *result = kept
     residuals = Residuals.of(dout_BHLK, *result)
 
-    def one(spec: StreamSpec, keys: KeyBlock, gathered: tuple[PyTree, KeyGradients], number: Array) -> Any:
+    def one(stream: Stream, gathered: tuple[PyTree, KeyGradients], number: Array) -> Any:
         dparams, dkeys = gathered
-        size = spec.sizes.queries
-        own, own_residuals = queries.block(number, size), residuals.block(number, size)
-        state = streaming_gradient.start(spec, params, own, own_residuals, dkeys)
-        state = streaming_gradient.backward(spec, params, own, keys, own_residuals, state, drop)
-        more, dqueries = streaming_gradient.finish(spec, params, own, own_residuals, state)
+        size = stream.sizes.queries
+        own = stream.part(stream.queries.block(number, size), stream.keys)
+        own_residuals = residuals.block(number, size)
+        state = streaming_gradient.start(own, own_residuals, dkeys)
+        state = streaming_gradient.backward(own, own_residuals, state)
+        more, dqueries = streaming_gradient.finish(own, own_residuals, state)
         return (jax.tree.map(add_cotangent, dparams, more), state.keys), dqueries
 
-    dparams, dkeys = jax.tree.map(jnp.zeros_like, params), KeyGradients.zeros(keys)
+    dparams, dkeys = jax.tree.map(jnp.zeros_like, stream.params), KeyGradients.zeros(stream.keys)
     dqueries: QueryGradients
     if spans is not None:
         found = []
         for n, (first, end) in enumerate(spans):
-            narrow, some = _narrow(spec, keys, (first, end))
-            (dparams, own), dquery = one(narrow, some, (dparams, KeyGradients.zeros(some)), jnp.int32(n))
+            narrow = _narrow(stream, (first, end))
+            (dparams, own), dquery = one(narrow, (dparams, KeyGradients.zeros(narrow.keys)), jnp.int32(n))
             dkeys = dkeys.add(end, own.k, own.v, own.features)
             found.append(dquery)
         dqueries = _concatenate(found)
     else:
-        (dparams, dkeys), stacked = jax.lax.scan(
-            functools.partial(one, spec, keys), (dparams, dkeys), _numbers(spec, queries)
-        )
+        (dparams, dkeys), stacked = jax.lax.scan(functools.partial(one, stream), (dparams, dkeys), _numbers(stream))
         dqueries = _join(stacked)
-    return cotangent(dparams), dqueries.of(queries), dkeys.of(keys), None
+    return (streaming_gradient.of(stream, dparams, dqueries.of(stream.queries), dkeys.of(stream.keys)),)
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def _numbers(spec: StreamSpec, queries: QueryBlock) -> Array:
-    return jnp.arange(queries.q.shape[2] // spec.sizes.queries, dtype=jnp.int32)
+def _numbers(stream: Stream) -> Array:
+    return jnp.arange(stream.queries.q.shape[2] // stream.sizes.queries, dtype=jnp.int32)
 
 
-def _narrow(spec: StreamSpec, keys: KeyBlock, span: tuple[int, int]) -> tuple[StreamSpec, KeyBlock]:
-    """The spec and keys of queries that see only the keys of a span, as one block."""
-    sizes = spec.sizes._replace(near=span[1] - span[0])
-    return dataclasses.replace(spec, sizes=sizes), keys.range(*span)
+def _narrow(stream: Stream, span: tuple[int, int]) -> Stream:
+    """The stream of queries that see only the keys of a span, as one block."""
+    sizes = stream.sizes._replace(near=span[1] - span[0])
+    return dataclasses.replace(stream, sizes=sizes, keys=stream.keys.range(*span))
 
 
 def _join(stacked: Any) -> Any:

@@ -11,7 +11,6 @@ from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array, PyTree
@@ -20,19 +19,9 @@ from cope_jax.attention.blockwise import RESIDUALS, SIZES
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.ring_schedule import Ring
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, Residuals
-from cope_jax.attention.tiles import (
-    BlockSizes,
-    KeyBlock,
-    QueryBlock,
-    StreamSpec,
-    along_sequence,
-    cotangent,
-    needs_one_block,
-    pad_by,
-)
+from cope_jax.attention.tiles import BlockSizes, QueryBlock, Stream, along_sequence, needs_one_block, pad_by
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
-from cope_jax.ops.dropout import Dropout
 
 T = TypeVar("T")
 
@@ -66,26 +55,17 @@ def ring_attention(encoding: Encoding, inputs: Inputs, axis: str, blocks: BlockS
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
     if jax.tree.leaves(carry.sums) and not inputs.mask.causal:
         raise ConfigError("ring attention with an encoding that sums over keys, as cope does, must be causal")
-    graph, params = nnx.split(encoding)
-    params = jax.tree.map(jnp.asarray, params)
     per_chunk = -(-length // (ring.chunks * blocks.queries))
     size = -(-length // (ring.chunks * per_chunk))
-    spec = StreamSpec(graph, blocks.within(size, per_chunk * size), inputs.mask.causal, inputs.mask.window)
-    return _attend(ring, spec, per_chunk, params, QueryBlock.of(inputs, 0), KeyBlock.of(inputs), inputs.drop)
+    sizes = blocks.within(size, per_chunk * size)
+    return _attend(ring, per_chunk, Stream.of(encoding, inputs, sizes, one_block=False, padding=0))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))  # a partly manual program must be compiled, not run op by op
-def _attend(
-    ring: Ring,
-    spec: StreamSpec,
-    per_chunk: int,
-    params: PyTree,
-    queries: QueryBlock,
-    keys: KeyBlock,
-    drop: Dropout | None,
-) -> Array:
+@functools.partial(jax.jit, static_argnums=(0, 1))  # a partly manual program must be compiled, not run op by op
+def _attend(ring: Ring, per_chunk: int, stream: Stream) -> Array:
+    queries, keys = stream.queries, stream.keys
     length = queries.q.shape[2]
-    padding = ring.chunks * per_chunk * spec.sizes.queries - length
+    padding = ring.chunks * per_chunk * stream.sizes.queries - length
     if length % ring.devices:
         queries, keys = along_sequence(ring.whole, queries), along_sequence(ring.whole, keys)
     if padding:
@@ -94,75 +74,62 @@ def _attend(
         keys = dataclasses.replace(along_sequence(pad_by(padding), keys), indices=indices)
     queries = along_sequence(_cut((ring.chunks, per_chunk)), queries)
     keys = along_sequence(_cut((ring.chunks,)), keys)
-    queries, keys = ring.sharded(ring.placed, (True,), True)((queries, keys))
-    out = ring.sharded(ring.unplaced, (True,), True)(_attend_placed(ring, spec, params, queries, keys, drop))
+    placed = ring.sharded(ring.placed, (True,), True)((queries, keys))
+    out = ring.sharded(ring.unplaced, (True,), True)(_attend_placed(ring, stream.part(*placed)))
     out_BLHK = jnp.transpose(out, (2, 0, 1, 4, 3, 5)).reshape(out.shape[2], -1, *out.shape[3::2])[:, :length]
     return ring.whole(out_BLHK, 1) if length % ring.devices else out_BLHK
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend_placed(
-    ring: Ring, spec: StreamSpec, params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None
-) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend_placed(ring: Ring, stream: Stream) -> Array:
     """out, [chunks, blocks, B, H, L, K], of queries [chunks, blocks, ...] and keys [chunks, ...]."""
-    return _once_around(ring, spec, params, queries, keys, drop, gradient=False)[0]
+    return _once_around(ring, stream, gradient=False)[0]
 
 
-def _once_around(
-    ring: Ring,
-    spec: StreamSpec,
-    params: PyTree,
-    queries: QueryBlock,
-    keys: KeyBlock,
-    drop: Dropout | None,
-    gradient: bool,
-) -> tuple[Array, Array, tuple[Array, ...]]:
-    def on_device(params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None) -> Any:
+def _once_around(ring: Ring, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
+    def on_device(stream: Stream) -> Any:
         def start(own: QueryBlock) -> streaming_softmax.State:
-            return streaming_softmax.start(spec, params, own, keys.v.shape[-1], gradient)
+            return streaming_softmax.start(stream.part(own, stream.keys), gradient)
 
         def see(chunk: Any) -> streaming_softmax.State:
             queries, keys, states = chunk
 
             def block(item: Any) -> streaming_softmax.State:
                 own, state = item
-                return streaming_softmax.accumulate(spec, params, own, keys, state, drop)
+                return streaming_softmax.accumulate(stream.part(own, keys), state)
 
             return jax.lax.map(block, (queries, states))
 
         def step(loop: Any, _: None) -> Any:
             keys, states = loop
-            return (ring.moved(keys), jax.lax.map(see, (queries, keys, states))), None
+            return (ring.moved(keys), jax.lax.map(see, (stream.queries, keys, states))), None
 
         def finish(item: Any) -> Any:
             own, state = item
-            return streaming_softmax.finish(spec, params, own, state, keys.v.dtype)
+            return streaming_softmax.finish(stream.part(own, stream.keys), state)
 
-        loop = (keys, _map_blocks(start, queries))
+        loop = (stream.keys, _map_blocks(start, stream.queries))
         (_, states), _ = jax.lax.scan(step, loop, length=ring.chunks)
-        return _map_blocks(finish, (queries, states))
+        return _map_blocks(finish, (stream.queries, states))
 
-    return ring.sharded(on_device, (False, True, True, False), True)(params, queries, keys, drop)
-
-
-def _forward(
-    ring: Ring, spec: StreamSpec, params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None
-) -> tuple[Array, Any]:
-    result = _once_around(ring, spec, params, queries, keys, drop, gradient=True)
-    out, logsumexp, dout_dcarry = checkpoint_name(result, RESIDUALS)
-    return out, (params, queries, keys, drop, out, logsumexp, dout_dcarry)
+    return ring.sharded(on_device, (_split(stream),), True)(stream)
 
 
-def _backward(ring: Ring, spec: StreamSpec, kept: Any, dout: Array) -> tuple[PyTree, QueryBlock, KeyBlock, None]:
-    params, queries, keys, drop, *result = kept
+def _forward(ring: Ring, stream: Stream) -> tuple[Array, Any]:
+    result = checkpoint_name(_once_around(ring, stream, gradient=True), RESIDUALS)
+    return result[0], (stream, *result)
+
+
+def _backward(ring: Ring, kept: Any, dout: Array) -> tuple[Any]:
+    stream, *result = kept
     none: Any = None
 
-    def on_device(params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None, result: Any) -> Any:
-        residuals = Residuals.of(*result)
+    def on_device(stream: Stream, result: Any) -> Any:
+        residuals, queries = Residuals.of(*result), stream.queries
 
         def start(item: Any) -> Gradients:
             own, residuals = item
-            return _alone(streaming_gradient.start(spec, params, own, residuals, none))
+            return _alone(streaming_gradient.start(stream.part(own, stream.keys), residuals, none))
 
         def see(dparams: PyTree, chunk: Any) -> Any:
             queries, keys, residuals, states = chunk
@@ -170,7 +137,7 @@ def _backward(ring: Ring, spec: StreamSpec, kept: Any, dout: Array) -> tuple[PyT
             def block(gathered: Any, item: Any) -> Any:
                 own, residuals, state = item
                 state = dataclasses.replace(state, params=gathered[0], keys=gathered[1])
-                state = streaming_gradient.backward(spec, params, own, keys, residuals, state, drop)
+                state = streaming_gradient.backward(stream.part(own, keys), residuals, state)
                 return (state.params, state.keys), _alone(state)
 
             gathered = (dparams, KeyGradients.zeros(keys))
@@ -187,25 +154,26 @@ def _backward(ring: Ring, spec: StreamSpec, kept: Any, dout: Array) -> tuple[PyT
         def finish(dparams: PyTree, item: Any) -> Any:
             own, residuals, state = item
             state = dataclasses.replace(state, params=dparams)
-            dparams, dqueries = streaming_gradient.finish(spec, params, own, residuals, state)
+            dparams, dqueries = streaming_gradient.finish(stream.part(own, stream.keys), residuals, state)
             return dparams, dqueries.of(own)
 
-        loop = (
-            keys,
-            jax.vmap(KeyGradients.zeros)(keys),
-            jax.tree.map(jnp.zeros_like, params),
-            _map_blocks(start, (queries, residuals)),
-        )
+        zeros = jax.vmap(KeyGradients.zeros)(stream.keys), jax.tree.map(jnp.zeros_like, stream.params)
+        loop = (stream.keys, *zeros, _map_blocks(start, (queries, residuals)))
         (keys, dkeys, dparams, states), _ = jax.lax.scan(step, loop, length=ring.chunks)
         dparams, dqueries = jax.lax.scan(functools.partial(jax.lax.scan, finish), dparams, (queries, residuals, states))
         return jax.lax.psum(dparams, ring.axis), dqueries, jax.vmap(KeyGradients.of)(ring.moved(dkeys), keys)
 
-    sharded = ring.sharded(on_device, (False, True, True, False, True), (False, True, True))
-    dparams, dqueries, dkeys = sharded(params, queries, keys, drop, (dout, *result))
-    return cotangent(dparams), dqueries, dkeys, None
+    sharded = ring.sharded(on_device, (_split(stream), True), (False, True, True))
+    return (streaming_gradient.of(stream, *sharded(stream, (dout, *result))),)
 
 
 _attend_placed.defvjp(_forward, _backward)
+
+
+def _split(stream: Stream) -> Any:
+    """Which parts of a stream are split by chunks, as `Ring.sharded` takes it."""
+    kinds: Any = {"params": False, "queries": True, "keys": True, "drop": False}
+    return dataclasses.replace(stream, **kinds)
 
 
 def _alone(state: Gradients) -> Gradients:

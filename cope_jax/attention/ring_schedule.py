@@ -57,7 +57,7 @@ class Ring:
         """The device that a chunk is on."""
         return min(chunk, self.chunks - 1 - chunk)
 
-    def sharded(self, function: Callable[..., Any], sharded: tuple[bool, ...], results: Any) -> Callable[..., Any]:
+    def sharded(self, function: Callable[..., Any], sharded: tuple[Any, ...], results: Any) -> Callable[..., Any]:
         """`function` on each device; which arguments and results are split by chunks, and which all devices have."""
 
         def spec(split: bool) -> PartitionSpec:
@@ -65,7 +65,7 @@ class Ring:
 
         return jax.shard_map(
             function,
-            in_specs=tuple(map(spec, sharded)),
+            in_specs=jax.tree.map(spec, sharded),
             out_specs=jax.tree.map(spec, results),
             axis_names={self.axis},
             check_vma=False,

@@ -8,9 +8,8 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention.streaming_softmax import over_blocks, own_values
-from cope_jax.attention.tiles import KeyBlock, QueryBlock, StreamSpec, add_cotangent, cotangent
+from cope_jax.attention.tiles import KeyBlock, QueryBlock, Stream, add_cotangent, cotangent
 from cope_jax.encodings import Carry, Pairs
-from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import content_logits, group, q_times_weights, weights_times_v
 
 NONE: Any = None  # the cotangent of integers
@@ -130,34 +129,27 @@ class Gradients:
     keys: KeyGradients
 
 
-def start(spec: StreamSpec, params: PyTree, queries: QueryBlock, residuals: Residuals, keys: KeyGradients) -> Gradients:
+def start(stream: Stream, residuals: Residuals, keys: KeyGradients) -> Gradients:
     """The state before the first block; `keys` is what other blocks of queries have gathered."""
-    carry = spec.initial_carry(params, queries)
-    drest = jax.tree.map(jnp.zeros_like, carry if spec.one_block else carry._replace(sums=()))
-    zeros = jax.tree.map(jnp.zeros_like, params)
-    return Gradients(carry, residuals.dcarry, drest, QueryGradients.zeros(queries), zeros, keys)
+    carry = stream.initial_carry()
+    drest = jax.tree.map(jnp.zeros_like, carry if stream.one_block else carry._replace(sums=()))
+    zeros = jax.tree.map(jnp.zeros_like, stream.params)
+    return Gradients(carry, residuals.dcarry, drest, QueryGradients.zeros(stream.queries), zeros, keys)
 
 
-def backward(
-    spec: StreamSpec,
-    params: PyTree,
-    queries: QueryBlock,
-    keys: KeyBlock,
-    residuals: Residuals,
-    state: Gradients,
-    drop: Dropout | None,
-) -> Gradients:
+def backward(stream: Stream, residuals: Residuals, state: Gradients) -> Gradients:
     """The gradient of `streaming_softmax.accumulate`, over the same blocks in the same order.
 
     With A the attention and S the logits: dS = A (dout·v − D). A running sum that leaves a block has yet to feed the
     blocks that follow; its gradient is R − Σ dS·∂S/∂carry, summed over what has been seen. So `score`'s own VJP of one
     block gets (dS, that), and nothing has to be known of farther blocks.
     """
+    queries, drop = stream.queries, stream.drop
 
     def step(end: Array, state: Gradients, *, size: int, masked: bool, saturated: bool) -> Gradients:
-        block = keys.block(end, size)
-        pairs = spec.pairs(queries, block, masked)
-        scored_BHLM, carry, vjp = _score(spec, params, pairs, state.carry, saturated)
+        block = stream.keys.block(end, size)
+        pairs = stream.pairs(block, masked)
+        scored_BHLM, carry, vjp = _score(stream, pairs, state.carry, saturated)
         weights_BHLM = jnp.where(pairs.mask, jnp.exp(scored_BHLM - residuals.logsumexp[..., None]), 0)
         dweights_BHLM = content_logits(residuals.dout.astype(block.v.dtype), block.v, scale=1.0)
         kept_BHLM = weights_BHLM
@@ -168,7 +160,7 @@ def backward(
         dsums, dq_v = state.dsums, None
         if saturated:
             dparams, dpairs, dcarry = vjp(dscored_BHLM)
-        elif spec.one_block:
+        elif stream.one_block:
             sink_BHL = carry  # what `_score` returns in its place
             dsink_BHL, dq_v = _sink_gradients(queries, residuals, sink_BHL)
             dparams, dpairs, dcarry = vjp((dscored_BHLM, dsink_BHL))
@@ -181,7 +173,7 @@ def backward(
             farther = jax.tree.unflatten(jax.tree.structure(carry.sums), dsums)
             dparams, dpairs, dcarry = vjp((dscored_BHLM, cotangent(none._replace(sums=farther))))
         dlogits = (dpairs.logits / queries.q.shape[-1] ** 0.5).astype(block.k.dtype)
-        dcarry = dcarry if spec.one_block else dcarry._replace(sums=())
+        dcarry = dcarry if stream.one_block else dcarry._replace(sums=())
         dqueries = QueryGradients(dpairs.q, weights_times_v(dlogits, block.k), dq_v, dpairs.q_features)
         groups = block.k.shape[1]
         dk = q_times_weights(queries.rotated_q, dlogits, groups)
@@ -200,18 +192,17 @@ def backward(
             ),
         )
 
-    return over_blocks(spec, params, queries, keys, state, step)
+    return over_blocks(stream, state, step)
 
 
-def finish(
-    spec: StreamSpec, params: PyTree, queries: QueryBlock, residuals: Residuals, state: Gradients
-) -> tuple[PyTree, QueryGradients]:
+def finish(stream: Stream, residuals: Residuals, state: Gradients) -> tuple[PyTree, QueryGradients]:
     """(gradient of the parameters, those of the queries): with what went through the sink and the initial carry."""
+    params, queries = stream.params, stream.queries
     dparams, dqueries, dcarry = state.params, state.queries, state.drest
-    if not spec.one_block:
+    if not stream.one_block:
         dsums = [before - after for before, after in zip(residuals.dcarry, state.dsums, strict=True)]
         dcarry = dcarry._replace(sums=jax.tree.unflatten(jax.tree.structure(state.carry.sums), dsums))
-        sink_BHL, vjp = jax.vjp(lambda params, carry: spec.encoding(params).sink(carry), params, state.carry)
+        sink_BHL, vjp = jax.vjp(lambda params, carry: stream.encoding(params).sink(carry), params, state.carry)
         if sink_BHL is not None:
             dsink_BHL, dq_v = _sink_gradients(queries, residuals, sink_BHL)
             more, own = vjp(dsink_BHL)
@@ -219,7 +210,7 @@ def finish(
             dqueries = _add(dqueries, dataclasses.replace(jax.tree.map(jnp.zeros_like, dqueries), v=dq_v))
 
     def initial_carry(params: PyTree, q: Array, features: PyTree) -> Carry:
-        return spec.encoding(params).initial_carry(q, features)
+        return stream.encoding(params).initial_carry(q, features)
 
     vjp = jax.vjp(initial_carry, params, queries.q, queries.features)[1]
     more, dq, dfeatures = vjp(cotangent(dcarry))
@@ -230,21 +221,26 @@ def finish(
     )
 
 
-def _score(spec: StreamSpec, params: PyTree, pairs: Pairs, carry: Carry, saturated: bool) -> tuple[Array, Any, Any]:
+def of(stream: Stream, dparams: PyTree, dqueries: Any, dkeys: Any) -> Any:
+    """The cotangent of a stream, from those of its parts."""
+    return dataclasses.replace(stream, params=cotangent(dparams), queries=dqueries, keys=dkeys, drop=NONE)
+
+
+def _score(stream: Stream, pairs: Pairs, carry: Carry, saturated: bool) -> tuple[Array, Any, Any]:
     """The logits of a block, the carry after it, or, where there is one block, the sink; and their VJP."""
 
     def tail(params: PyTree, pairs: Pairs, carry: Carry) -> Array:
-        return spec.encoding(params).tail(pairs, carry)
+        return stream.encoding(params).tail(pairs, carry)
 
     def score(params: PyTree, pairs: Pairs, carry: Carry) -> Any:
-        encoding = spec.encoding(params)
+        encoding = stream.encoding(params)
         logits_BHLM, carry = encoding.score(pairs, carry)
-        return logits_BHLM, encoding.sink(carry) if spec.one_block else carry
+        return logits_BHLM, encoding.sink(carry) if stream.one_block else carry
 
     if saturated:
-        logits_BHLM, vjp = jax.vjp(tail, params, pairs, carry)
+        logits_BHLM, vjp = jax.vjp(tail, stream.params, pairs, carry)
         return logits_BHLM, carry, vjp
-    (logits_BHLM, after), vjp = jax.vjp(score, params, pairs, carry)
+    (logits_BHLM, after), vjp = jax.vjp(score, stream.params, pairs, carry)
     return logits_BHLM, after, vjp
 
 

@@ -12,10 +12,9 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.attention.tiles import KeyBlock, QueryBlock, StreamSpec
+from cope_jax.array_types import Array, accumulator_dtype
+from cope_jax.attention.tiles import QueryBlock, Stream
 from cope_jax.encodings import Carry
-from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import weights_times_v
 
 T = TypeVar("T", bound="HasCarry")
@@ -80,33 +79,32 @@ class State:
         return State(carry, row_max_BHL, *add(self.total, self.weighted), slope_total, slope_weighted)
 
 
-def start(spec: StreamSpec, params: PyTree, queries: QueryBlock, v_width: int, gradient: bool) -> State:
+def start(stream: Stream, gradient: bool) -> State:
     """The state before the first block; for a `gradient` the slopes of the running sums are followed."""
-    dtype = accumulator_dtype(queries.q.dtype)
-    rows = queries.q.shape[:3]
-    zeros, wide = jnp.zeros(rows, dtype), jnp.zeros((*rows, v_width), dtype)
+    dtype, rows = accumulator_dtype(stream.queries.q.dtype), stream.queries.q.shape[:3]
+    zeros, wide = jnp.zeros(rows, dtype), jnp.zeros((*rows, stream.keys.v.shape[-1]), dtype)
     lowest = jnp.full(rows, jnp.finfo(dtype).min, dtype)
-    carry = spec.initial_carry(params, queries)
-    sums = len(jax.tree.leaves(carry.sums)) if gradient and not spec.one_block else 0
+    carry = stream.initial_carry()
+    sums = len(jax.tree.leaves(carry.sums)) if gradient and not stream.one_block else 0
     return State(carry, lowest, zeros, wide, (zeros,) * sums, (wide,) * sums)
 
 
-def over_blocks(spec: StreamSpec, params: PyTree, queries: QueryBlock, keys: KeyBlock, state: T, step: Step[T]) -> T:
+def over_blocks(stream: Stream, state: T, step: Step[T]) -> T:
     """Goes over the blocks that hold pairs, from near to far, with a state that has the carry.
 
     The blocks are aligned with the last key that the queries see. Near blocks need a mask and the carry. Once all rows
     are saturated, or all keys of a block are seen by all, blocks are wider and their steps cheaper; once all are done,
     there are no more.
     """
-    if spec.one_block:
-        size = spec.sizes.near
-        return step(jnp.asarray(size, jnp.int32), state, size=size, masked=True, saturated=False)
-    first, end, full, full_end = spec.mask(queries, keys).span()
-    encoding = spec.encoding(params)
+    sizes = stream.sizes
+    if stream.one_block:
+        return step(jnp.asarray(sizes.near, jnp.int32), state, size=sizes.near, masked=True, saturated=False)
+    first, end, full, full_end = stream.mask(stream.keys).span()
+    encoding = stream.encoding(stream.params)
     saturates = encoding.saturated(state.carry) is not None
 
     def interior(end: Array) -> Array:
-        return (end <= full_end) & (end - spec.sizes.far >= full)
+        return (end <= full_end) & (end - sizes.far >= full)
 
     def more(loop: tuple[Array, T]) -> Array:
         return (loop[0] > first) & ~all_rows(encoding.done(loop[1].carry))
@@ -120,12 +118,12 @@ def over_blocks(spec: StreamSpec, params: PyTree, queries: QueryBlock, keys: Key
 
     # Named, for their turns depend on the data: whoever reads the compiled program must know which is which.
     with jax.named_scope("diagonal"):
-        loop = jax.lax.while_loop(near, body(spec.sizes.near, True, False), (end, state))
+        loop = jax.lax.while_loop(near, body(sizes.near, True, False), (end, state))
     with jax.named_scope("interior"):
-        inside = body(spec.sizes.far, False, saturates)
+        inside = body(sizes.far, False, saturates)
         loop = jax.lax.while_loop(lambda loop: interior(loop[0]) & more(loop), inside, loop)
     with jax.named_scope("boundary"):
-        return jax.lax.while_loop(more, body(spec.sizes.far, True, saturates), loop)[1]
+        return jax.lax.while_loop(more, body(sizes.far, True, saturates), loop)[1]
 
 
 def all_rows(rows_BHL: Array | None) -> Array:
@@ -133,15 +131,13 @@ def all_rows(rows_BHL: Array | None) -> Array:
     return jnp.asarray(False) if rows_BHL is None else rows_BHL.all()
 
 
-def accumulate(
-    spec: StreamSpec, params: PyTree, queries: QueryBlock, keys: KeyBlock, state: State, drop: Dropout | None
-) -> State:
+def accumulate(stream: Stream, state: State) -> State:
     """Lets a block of queries see the keys, all of which are farther than those it has seen."""
-    encoding = spec.encoding(params)
+    encoding, drop = stream.encoding(stream.params), stream.drop
 
     def step(end: Array, state: State, *, size: int, masked: bool, saturated: bool) -> State:
-        block = keys.block(end, size)
-        pairs, carry = spec.pairs(queries, block, masked), state.carry
+        block = stream.keys.block(end, size)
+        pairs, carry = stream.pairs(block, masked), state.carry
         slopes: Slopes = [None] * len(state.slope_total)
         if saturated:
             logits_BHLM = encoding.tail(pairs, carry)
@@ -150,7 +146,7 @@ def accumulate(
         else:
             logits_BHLM, carry = encoding.score(pairs, carry)
         logits_BHLM = jnp.where(pairs.mask, logits_BHLM, jnp.finfo(logits_BHLM.dtype).min)
-        scale_BHLM = None if drop is None else drop(queries.indices, block.indices, logits_BHLM.dtype)
+        scale_BHLM = None if drop is None else drop(stream.queries.indices, block.indices, logits_BHLM.dtype)
 
         def times_v(terms_BHLM: Array, wide: bool) -> Array:
             kept = terms_BHLM if scale_BHLM is None else terms_BHLM * scale_BHLM
@@ -159,22 +155,20 @@ def accumulate(
 
         return state.add(carry, logits_BHLM, slopes, times_v)
 
-    return over_blocks(spec, params, queries, keys, state, step)
+    return over_blocks(stream, state, step)
 
 
-def finish(
-    spec: StreamSpec, params: PyTree, queries: QueryBlock, state: State, dtype: Any
-) -> tuple[Array, Array, tuple[Array, ...]]:
-    """What the softmax comes to with the encoding's sink, the output in its type `dtype`.
+def finish(stream: Stream, state: State) -> tuple[Array, Array, tuple[Array, ...]]:
+    """What the softmax comes to with the encoding's sink, the output in the type of the values.
 
     Returns:
       out_BHLK; logsumexp_BHL of the logits; and ∂out/∂carry, `[B, H, L, K]` for each running sum: U/l − (w/l)·out, with
       out as rounded, as its gradient will know it. All are 0 for a row that has seen no key.
     """
-    state = _add_sink(spec, params, queries, state)
+    state = _add_sink(stream, state)
     some_BHL = state.total > 0
     total_BHL = jnp.where(some_BHL, state.total, 1)
-    out_BHLK = (state.weighted / total_BHL[..., None]).astype(dtype)
+    out_BHLK = (state.weighted / total_BHL[..., None]).astype(stream.keys.v.dtype)
     logsumexp_BHL = jnp.where(some_BHL, state.row_max + jnp.log(total_BHL), 0)
     dout_dcarry = tuple(
         (weighted - total[..., None] * out_BHLK.astype(total.dtype)) / total_BHL[..., None]
@@ -183,8 +177,8 @@ def finish(
     return out_BHLK, logsumexp_BHL, dout_dcarry
 
 
-def _add_sink(spec: StreamSpec, params: PyTree, queries: QueryBlock, state: State) -> State:
-    encoding = spec.encoding(params)
+def _add_sink(stream: Stream, state: State) -> State:
+    encoding = stream.encoding(stream.params)
     if encoding.sink(state.carry) is None:
         return state
     slopes: Slopes = []
@@ -193,7 +187,7 @@ def _add_sink(spec: StreamSpec, params: PyTree, queries: QueryBlock, state: Stat
         logit, slopes, _ = _with_slopes(lambda carry: (encoding.sink(carry), ()), state.carry)
 
     def times_v(terms_BHL1: Array, wide: bool) -> Array:
-        v_BHLK = own_values(queries)
+        v_BHLK = own_values(stream.queries)
         return jnp.zeros_like(state.weighted) if v_BHLK is None else terms_BHL1 * v_BHLK.astype(terms_BHL1.dtype)
 
     return state.add(state.carry, logit[..., None], [None if s is None else s[..., None] for s in slopes], times_v)

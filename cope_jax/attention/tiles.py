@@ -1,4 +1,4 @@
-"""What streaming attention works on: blocks of queries and of keys, and what is known of a call while tracing.
+"""What streaming attention works on: blocks of queries and of keys, and the stream that has both.
 
 Arrays are head-major here, q_BHLK and k_BGMK, because that is how matrix products want them.
 """
@@ -16,6 +16,7 @@ from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.mask import Mask
 from cope_jax.encodings import Carry, Encoding, Pairs
+from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import content_logits
 
 _AXES = {"q": 2, "rotated_q": 2, "k": 2, "v": 2, "features": 2, "positions": 1, "indices": 0, "segment_ids": 1}
@@ -113,28 +114,50 @@ class BlockSizes(NamedTuple):
         return BlockSizes(min(self.queries, length), min(self.near, keys), min(self.far, keys))
 
 
+@jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
-class StreamSpec:
-    """What is known while tracing.
+class Stream:
+    """Queries, the keys that they see in blocks, and the encoding between them.
 
     Attributes:
-      graph: the structure of the encoding; its parameters come apart from it, as gradients need them.
+      params: of the encoding, apart from its structure as gradients need them.
+      queries: some, or all.
+      keys: some, or all.
+      drop: dropout on the attention weights; None: there is none.
+      graph: the structure of the encoding.
       sizes: of blocks.
       causal, window: see `Mask`.
       one_block: all keys are one block: nothing is farther, and what the carry accumulates ends there.
     """
 
-    graph: Any
-    sizes: BlockSizes
-    causal: bool
-    window: int | None
-    one_block: bool = False
+    params: PyTree
+    queries: QueryBlock
+    keys: KeyBlock
+    drop: Dropout | None
+    graph: Any = dataclasses.field(metadata={"static": True})
+    sizes: BlockSizes = dataclasses.field(metadata={"static": True})
+    causal: bool = dataclasses.field(metadata={"static": True})
+    window: int | None = dataclasses.field(metadata={"static": True})
+    one_block: bool = dataclasses.field(metadata={"static": True})
 
-    def mask(self, queries: QueryBlock, keys: KeyBlock) -> Mask:
-        return Mask(queries.indices, keys.indices, queries.segment_ids, keys.segment_ids, self.causal, self.window)
+    @classmethod
+    def of(cls, encoding: Encoding, inputs: Inputs, sizes: BlockSizes, *, one_block: bool, padding: int) -> "Stream":
+        """All queries, `padding` more of them, and all keys."""
+        graph, params = nnx.split(encoding)
+        arrays = jax.tree.map(jnp.asarray, params), QueryBlock.of(inputs, padding), KeyBlock.of(inputs), inputs.drop
+        return cls(*arrays, graph, sizes, inputs.mask.causal, inputs.mask.window, one_block)
 
-    def pairs(self, queries: QueryBlock, keys: KeyBlock, masked: bool) -> Pairs:
-        """All that the encoding may see of one block; a mask of True where it is known to need none."""
+    def part(self, queries: QueryBlock, keys: KeyBlock) -> "Stream":
+        """The same with other queries and keys."""
+        return dataclasses.replace(self, queries=queries, keys=keys)
+
+    def mask(self, keys: KeyBlock) -> Mask:
+        own = self.queries
+        return Mask(own.indices, keys.indices, own.segment_ids, keys.segment_ids, self.causal, self.window)
+
+    def pairs(self, keys: KeyBlock, masked: bool) -> Pairs:
+        """All that the encoding may see of one block of keys; a mask of True where it is known to need none."""
+        queries = self.queries
         shape = (1, 1, len(queries.indices), len(keys.indices))
         return Pairs(
             q=queries.q,
@@ -143,7 +166,7 @@ class StreamSpec:
             q_features=queries.features,
             k_features=keys.features,
             logits=content_logits(queries.rotated_q, keys.k),
-            mask=self.mask(queries, keys).dense() if masked else jnp.ones(shape, bool),
+            mask=self.mask(keys).dense() if masked else jnp.ones(shape, bool),
             q_positions=queries.positions,
             k_positions=keys.positions,
         )
@@ -152,8 +175,8 @@ class StreamSpec:
         encoding: Encoding = nnx.merge(self.graph, params)
         return encoding
 
-    def initial_carry(self, params: PyTree, queries: QueryBlock) -> Carry:
-        return self.encoding(params).initial_carry(queries.q, queries.features)
+    def initial_carry(self) -> Carry:
+        return self.encoding(self.params).initial_carry(self.queries.q, self.queries.features)
 
 
 def needs_one_block(encoding: Encoding, inputs: Inputs) -> bool:

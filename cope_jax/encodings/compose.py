@@ -1,6 +1,8 @@
 """Several encodings at once, such as CoPE with RoPE, by composing their hooks."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Iterable, Mapping
 
 import jax
@@ -78,15 +80,9 @@ class Composed(Encoding):
         return logits_BHLM, _join({name: one for name, (_, one) in scored.items()})
 
     def saturated(self, carry: Carry) -> Array | None:
-        saturated = None
-        for name, part in self.parts.items():
-            if not jax.tree.leaves(_part(name, carry)):  # a part without a carry has nothing that saturates
-                continue
-            own = part.saturated(_part(name, carry))
-            if own is None:
-                return None
-            saturated = own if saturated is None else saturated & own
-        return saturated
+        # A part without a carry has nothing that saturates.
+        own = {name: _part(name, carry) for name in self.names}
+        return _in_all(part.saturated(own[name]) for name, part in self.parts.items() if jax.tree.leaves(own[name]))
 
     def tail(self, pairs: Pairs, carry: Carry) -> Array:
         scored = (part.tail(_of(name, pairs), _part(name, carry)) for name, part in self.parts.items())
@@ -97,15 +93,9 @@ class Composed(Encoding):
         return next((logit for logit in sinks if logit is not None), None)
 
     def done(self, carry: Carry) -> Array | None:
-        done = None
-        for name, part in self.parts.items():
-            if type(part).score is Encoding.score:  # it cannot raise what another part has made nothing
-                continue
-            own = part.done(_part(name, carry))
-            if own is None:
-                return None
-            done = own if done is None else done & own
-        return done
+        # A part that leaves the logits alone cannot raise what another has made nothing.
+        scoring = {name: part for name, part in self.parts.items() if type(part).score is not Encoding.score}
+        return _in_all(part.done(_part(name, carry)) for name, part in scoring.items())
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
         return {key: one for name, part in self.parts.items() for key, one in part.maps(_of(name, pairs)).items()}
@@ -125,6 +115,13 @@ def _part(name: str, carry: Carry) -> Carry:
 def _join(carries: dict[str, Carry]) -> Carry:
     """The carries of the parts, by kind and then by name."""
     return Carry(*({name: carry[kind] for name, carry in carries.items()} for kind in range(len(Carry._fields))))
+
+
+def _in_all(rows: Iterable[Array | None]) -> Array | None:
+    """What is so in all; None where it never is, in one or because there are none."""
+    found = list(rows)
+    known = [one for one in found if one is not None]
+    return functools.reduce(operator.and_, known) if known and len(known) == len(found) else None
 
 
 def _sum_of_increments(logits_BHLM: Array, scored: Iterable[Array]) -> Array:

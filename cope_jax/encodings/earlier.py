@@ -4,10 +4,10 @@ Until version 0.1 the path of a part was `encoding.table_NK` where it was alone,
 several; today it is `encoding.cope.table` in both cases.
 """
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.array_types import PyTree
 
@@ -45,46 +45,20 @@ def earlier_tree(tree: PyTree, model: Any) -> PyTree:
     """A training state with the parameters, in each of its nested dicts, at their earlier paths."""
 
     def rename(params: Any) -> Any:
-        if not _is_dict(params):
+        if not isinstance(params, dict):
             return params
-        renamed: dict[Any, Any] = {}
-        for path, leaf in _leaves(params):
-            _insert(renamed, earlier_path(path, model), leaf)
-        return renamed
+        return unflatten_dict({earlier_path(path, model): leaf for path, leaf in flatten_dict(params).items()})
 
-    return jax.tree.map(rename, tree, is_leaf=_is_dict)
+    return jax.tree.map(rename, tree, is_leaf=lambda tree: isinstance(tree, dict))
 
 
 def from_earlier(like: PyTree, earlier: PyTree, model: Any) -> PyTree:
     """The inverse of `earlier_tree`, for a tree like `like`."""
 
     def rename(params: Any, held: Any) -> Any:
-        if not _is_dict(params):
+        if not isinstance(params, dict):
             return held
-        renamed: dict[Any, Any] = {}
-        for path, _ in _leaves(params):
-            leaf = held
-            for name in earlier_path(path, model):
-                leaf = leaf[name]
-            _insert(renamed, path, leaf)
-        return renamed
+        leaves = flatten_dict(held)
+        return unflatten_dict({path: leaves[earlier_path(path, model)] for path in flatten_dict(params)})
 
-    return jax.tree.map(rename, like, earlier, is_leaf=_is_dict)
-
-
-def _is_dict(tree: Any) -> bool:
-    return isinstance(tree, Mapping)
-
-
-def _leaves(params: Any, path: Path = ()) -> Iterator[tuple[Path, Any]]:
-    if not _is_dict(params):
-        yield path, params
-        return
-    for name, value in params.items():
-        yield from _leaves(value, (*path, name))
-
-
-def _insert(params: dict[Any, Any], path: Path, leaf: Any) -> None:
-    for name in path[:-1]:
-        params = params.setdefault(name, {})
-    params[path[-1]] = leaf
+    return jax.tree.map(rename, like, earlier, is_leaf=lambda tree: isinstance(tree, dict))

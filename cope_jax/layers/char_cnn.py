@@ -61,18 +61,8 @@ class Highway(nnx.Module):
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
-        def dense(bias: float) -> nnx.Linear:
-            return nnx.Linear(
-                width,
-                width,
-                kernel_init=jax.nn.initializers.normal(width**-0.5),
-                bias_init=jax.nn.initializers.constant(bias),
-                kernel_metadata={"axes": ("embed", "mlp")},
-                bias_metadata={"axes": ("mlp",)},
-                rngs=rngs,
-            )
-
-        self.carry, self.transform = dense(-2.0), dense(0.0)
+        self.carry = _dense(width, width, ("embed", "mlp"), bias=-2.0, rngs=rngs)
+        self.transform = _dense(width, width, ("embed", "mlp"), rngs=rngs)
 
     def __call__(self, x_ND: Array) -> Array:
         gate_ND = jax.nn.sigmoid(self.carry(x_ND))
@@ -104,7 +94,8 @@ class CharCNN(nnx.Module):
         self.filters = nnx.List([uniform(0.05, width, config.embed_dim, number) for width, number in config.filters])
         self.biases = nnx.List([nnx.Param(jnp.zeros(number)) for _, number in config.filters])
         self.highways = nnx.List([Highway(config.num_filters, rngs=rngs) for _ in range(config.num_highways)])
-        self.projection = _projection(config, rngs) if config.projection else None
+        axes = "mlp", "embed"
+        self.projection = _dense(config.num_filters, config.outputs, axes, rngs=rngs) if config.projection else None
 
     def __call__(self, characters_BLC: Array) -> Array:
         """x_BLD of characters, int32 from 0 to 261; a word with any other has a vector of NaN.
@@ -130,13 +121,14 @@ class CharCNN(nnx.Module):
         return x_ND.reshape(batch, length, x_ND.shape[-1])
 
 
-def _projection(config: CharCNNConfig, rngs: nnx.Rngs) -> nnx.Linear:
+def _dense(inputs: int, outputs: int, axes: tuple[str, str], *, bias: float = 0.0, rngs: nnx.Rngs) -> nnx.Linear:
     return nnx.Linear(
-        config.num_filters,
-        config.outputs,
-        kernel_init=jax.nn.initializers.normal(config.num_filters**-0.5),
-        kernel_metadata={"axes": ("mlp", "embed")},
-        bias_metadata={"axes": ("embed",)},
+        inputs,
+        outputs,
+        kernel_init=jax.nn.initializers.normal(inputs**-0.5),
+        bias_init=jax.nn.initializers.constant(bias),
+        kernel_metadata={"axes": axes},
+        bias_metadata={"axes": axes[1:]},
         rngs=rngs,
     )
 

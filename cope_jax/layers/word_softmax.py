@@ -1,19 +1,12 @@
 """The output layer of language models over words, with its loss."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.ops.losses import cross_entropy, sampled_cross_entropy
-
-PREFIXES = ("", "backward_")
-"""Of the fields of batches with which the forward and the backward model are trained."""
 
 
 class WordSoftmax(nnx.Module):
@@ -74,27 +67,3 @@ class WordSoftmax(nnx.Module):
         if self.table_VD is None:
             raise ValueError("a tied softmax needs the table of the embedding")
         return self.table_VD[...]
-
-
-def check_directions(batch: Mapping[str, Any], directions: int, what: str) -> None:
-    """Raises ConfigError where a batch has no text for one of the directions."""
-    for prefix in PREFIXES[:directions]:
-        for field in ("inputs", "targets", "weights"):
-            if prefix + field not in batch:
-                raise ConfigError(
-                    f"{what}: the batch has no {prefix + field!r}, which a task with both directions gives"
-                )
-
-
-def join_directions(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, tuple[Array, Array]]:
-    """The metrics of one or both directions from each one's (sums, weight): those of all tokens, and each one's loss.
-
-    >>> join_directions([({"loss": 1}, 2), ({"loss": 5}, 2)])
-    {'loss': (6, 4), 'forward_loss': (1, 2), 'backward_loss': (5, 2)}
-    """
-    sums, weights = zip(*parts, strict=True)
-    joined = {name: (sum(part[name] for part in sums), sum(weights)) for name in sums[0]}
-    if len(parts) == 2:
-        for name, part, weight in zip(("forward_loss", "backward_loss"), sums, weights, strict=True):
-            joined[name] = (part["loss"], weight)
-    return joined

@@ -12,11 +12,9 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.mlp import ACTIVATIONS
 from cope_jax.layers.norm import Norm
-from cope_jax.layout import Layout
 from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, jitted, numbered
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.models.encoder import bert_block as bert_block
@@ -42,11 +40,6 @@ class BertOptions(EncoderOptions):
 
     name: Literal["bert"] = "bert"
     predictions: int | None = None
-
-    def complete(self, task: Any, encoding: EncodingConfig, max_length: int, layout: Layout) -> "BertConfig":
-        """The config of the model for a task, of which it takes `vocab_size`."""
-        sizes = {"vocab_size": task.vocab_size, "max_length": max_length}
-        return BertConfig(**self.fields(), **sizes, encoding=encoding, layout=layout)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

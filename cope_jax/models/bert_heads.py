@@ -8,7 +8,6 @@ import jax
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.layers.linear import create_linear, logits
 from cope_jax.layers.scalar_mix import ScalarMix
@@ -91,11 +90,6 @@ class BertClassifierOptions(HeadOptions):
 
     name: Literal["bert_classifier"] = "bert_classifier"
 
-    def complete(self, task: Any, encoding: EncodingConfig, max_length: int, layout: Layout) -> "BertClassifierConfig":
-        """The config of the model for a task, of which it takes `vocab_size` and `num_classes`."""
-        sizes = {"vocab_size": task.vocab_size, "num_classes": task.num_classes, "max_length": max_length}
-        return BertClassifierConfig(**self.fields(), **sizes, encoding=encoding, layout=layout)
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertClassifierConfig(BertClassifierOptions, HeadConfig):
@@ -142,9 +136,7 @@ class BertClassifier(_Head):
           dropout_key: None outside of training.
         """
         logits_BC = self(
-            batch["inputs"],
-            batch["segments"],
-            batch["mask"],
+            *(batch[name] for name in ("inputs", "segments", "mask")),
             positions_BL=batch.get("positions"),
             dropout_key=dropout_key,
         )
@@ -164,10 +156,8 @@ class BertTaggerOptions(HeadOptions):
     name: Literal["bert_tagger"] = "bert_tagger"
     layers: Literal["last", "mix"] = "last"
 
-    def complete(self, task: Any, encoding: EncodingConfig, max_length: int, layout: Layout) -> "BertTaggerConfig":
-        """The config of the model for a task, of which it takes `vocab_size` and `num_tags`."""
-        sizes = {"vocab_size": task.vocab_size, "num_classes": task.num_tags, "max_length": max_length}
-        return BertTaggerConfig(**self.fields(), **sizes, encoding=encoding, layout=layout)
+    def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
+        return super().complete(task, encoding, max_length, layout, num_classes=task.num_tags, **decided)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -221,8 +211,9 @@ class BertTagger(_Head):
           logits_BLC.
         """
         encoder_key, head_key = self._keys(dropout_key)
-        run = self.encoder if self.mix is None else self.encoder.layers
-        x = run(tokens_BP, segments_BP, mask_BP, positions_BL=positions_BP, dropout_key=encoder_key)
+        inputs = tokens_BP, segments_BP, mask_BP
+        every = self.mix is not None
+        x = self.encoder(*inputs, positions_BL=positions_BP, dropout_key=encoder_key, every_layer=every)
         x = self._freeze(x).astype(self.encoder.norm.dtype)
         x_BPD = x if self.mix is None else self.mix(x, mask_BP)
         x_BLD = take_tokens(x_BPD, starts_BL)
@@ -241,10 +232,7 @@ class BertTagger(_Head):
         """
         check_shapes("bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")})
         logits_BLC = self(
-            batch["inputs"],
-            batch["starts"],
-            batch["segments"],
-            batch["mask"],
+            *(batch[name] for name in ("inputs", "starts", "segments", "mask")),
             positions_BP=batch.get("positions"),
             dropout_key=dropout_key,
         )

@@ -19,7 +19,7 @@ from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
+from cope_jax.models.model import MODELS, Model, ModelOptions, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.ops.losses import sampled_cross_entropy, token_measures
@@ -29,7 +29,7 @@ PADDING = -1  # the segment of the tokens that stand before a shorter prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class DecoderOptions:
+class DecoderOptions(ModelOptions):
     """What an experiment chooses of a decoder-only transformer.
 
     Attributes:
@@ -54,13 +54,6 @@ class DecoderOptions:
     remat: Remat = "none"
     num_sampled: int = 0
     block: BlockConfig = BlockConfig()
-
-    def complete(self, task: Any, encoding: EncodingConfig, max_length: int, layout: Layout) -> "DecoderConfig":
-        """The config of the model for a task."""
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return DecoderConfig(
-            vocab_size=task.vocab_size, max_length=max_length, encoding=encoding, layout=layout, **options
-        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -18,7 +18,7 @@ from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.model import check_shapes
+from cope_jax.models.model import ModelOptions, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least, check_choices, unknown
@@ -49,11 +49,10 @@ def bert_block(model_dim: int = 256, num_heads: int = 4, **choices: Any) -> Bloc
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class EncoderOptions:
+class EncoderOptions(ModelOptions):
     """What an experiment chooses of the encoder, in every model that is built on it.
 
     Attributes:
-      name: of the model.
       num_layers: depth.
       encoding_sharing: whether each "layer" has its encoding for itself or the whole "model" shares one.
       type_vocab_size: kinds of segments, of which each token has one.
@@ -61,7 +60,6 @@ class EncoderOptions:
       block: the choices of every block.
     """
 
-    name: str = ""
     num_layers: int = 4
     encoding_sharing: Sharing = "layer"
     type_vocab_size: int = 2
@@ -81,10 +79,6 @@ class EncoderOptions:
         layers, width, heads = SIZES[size]
         sizes: dict[str, Any] = {"num_layers": layers, "block": bert_block(width, heads)}
         return cls(**(sizes | options))
-
-    def fields(self) -> dict[str, Any]:
-        """The options by name."""
-        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -117,11 +111,6 @@ class EncoderConfig(EncoderOptions):
     @property
     def stochastic(self) -> bool:
         return self.block.dropout > 0
-
-    @property
-    def frozen_modules(self) -> tuple[str, ...]:
-        """The modules at the top that training leaves as they are."""
-        return ()
 
     def encoder_flops(self, length: int) -> float:
         """Model FLOPs of training the blocks on a token, counted as `DecoderConfig.flops_per_token` counts."""
@@ -166,8 +155,9 @@ class Encoder(nnx.Module):
         *,
         positions_BL: Any = None,
         dropout_key: Array | None = None,
+        every_layer: bool = False,
     ) -> Array:
-        """The states of the last layer.
+        """The states of the last layer, or of every layer.
 
         Args:
           tokens_BL: int32 pieces. One that is none of the vocabulary gives NaN, and so does a segment of no kind.
@@ -175,43 +165,15 @@ class Encoder(nnx.Module):
           mask_BL: 1 for real tokens, 0 for padding, which no real token sees; None: all are real.
           positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
           dropout_key: random key; None means no dropout.
+          every_layer: see below.
 
         Returns:
-          x_BLD. What stands at padding means nothing.
+          x_BLD or, of every layer, x_JBLD, the embeddings first: J = num_layers + 1. What stands at padding means
+          nothing.
 
         Raises:
           ConfigError: a sequence longer than a table of the encoding.
         """
-        return self._run(tokens_BL, segments_BL, mask_BL, positions_BL, dropout_key, every=False)[0]
-
-    def layers(
-        self,
-        tokens_BL: Array,
-        segments_BL: Array | None = None,
-        mask_BL: Array | None = None,
-        *,
-        positions_BL: Any = None,
-        dropout_key: Array | None = None,
-    ) -> Array:
-        """The states of every layer, x_JBLD, the embeddings first: J = num_layers + 1. Arguments as for a call."""
-        bottom_BLD, states_JBLD = self._run(tokens_BL, segments_BL, mask_BL, positions_BL, dropout_key, every=True)
-        return jnp.concatenate([bottom_BLD[None], states_JBLD])
-
-    def pool(self, x_BLD: Array) -> Array:
-        """One vector for each sequence, from the state of its first token: pooled_BD = tanh(W x[CLS] + b)."""
-        return jnp.tanh(self.pooler(x_BLD[:, 0]))
-
-    def _run(
-        self,
-        tokens_BL: Array,
-        segments_BL: Array | None,
-        mask_BL: Array | None,
-        positions_BL: Any,
-        dropout_key: Array | None,
-        *,
-        every: bool,
-    ) -> tuple[Array, Any]:
-        """(the last states, None), or (the embeddings, the states of each block)."""
         check_shapes(self.config.name or "encoder", {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL})
         if positions_BL is None:  # NumPy, so that a table's length can be checked while tracing
             positions_BL = np.arange(tokens_BL.shape[1], dtype=np.int32)[None]
@@ -225,11 +187,19 @@ class Encoder(nnx.Module):
 
         def layer(block: Block, x_BLD: Array, key: Array | None) -> tuple[Array, Array | None]:
             x_BLD = block(x_BLD, self.encoding, context, key)
-            return x_BLD, x_BLD if every else None
+            return x_BLD, x_BLD if every_layer else None
 
         x_BLD = dropout(self._embed(tokens_BL, segments_BL, context), self.config.block.dropout, dropout_key)
         last_BLD, states = scan_stack(self.blocks, layer, x_BLD, layer_keys, self.config.remat)
-        return (x_BLD, states) if every else (last_BLD, None)
+        return jnp.concatenate([x_BLD[None], states]) if every_layer else last_BLD
+
+    def layers(self, *inputs: Any, **options: Any) -> Array:
+        """The states of every layer, x_JBLD, the embeddings first. Arguments as for a call."""
+        return self(*inputs, every_layer=True, **options)
+
+    def pool(self, x_BLD: Array) -> Array:
+        """One vector for each sequence, from the state of its first token: pooled_BD = tanh(W x[CLS] + b)."""
+        return jnp.tanh(self.pooler(x_BLD[:, 0]))
 
     def _embed(self, tokens_BL: Array, segments_BL: Array | None, context: Context) -> Array:
         layout, dtype = context.layout, self.config.block.dtype

@@ -11,6 +11,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
+from cope_jax.layout import Layout
 from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.registry import Registry
 
@@ -27,13 +28,37 @@ Ability = Literal["generate", "score", "map"]
 """
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """What an experiment chooses of a model.
+
+    Attributes:
+      name: of the model in the registry.
+    """
+
+    name: str = ""
+
+    def fields(self) -> dict[str, Any]:
+        """The options by name."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
+        """The config of the model for a task.
+
+        What only the Config has is an argument or, of the same name, an attribute of the task.
+        """
+        kind, options = MODELS.get(self.name).Config, self.fields()
+        decided |= {"encoding": encoding, "max_length": max_length, "layout": layout}
+        names = [field.name for field in dataclasses.fields(kind) if field.name not in options]
+        return kind(**options, **{name: decided[name] if name in decided else getattr(task, name) for name in names})
+
+
 class Model(nnx.Module):
     """Base class of the models that `experiments.train` trains.
 
-    A subclass takes `(config, *, rngs)` and names two frozen dataclasses: `Options`, what an experiment chooses, whose
-    field `name` is the model's in the registry; and `Config`, these options and what the task decides. Options are
-    completed by `Options.complete(task, encoding, max_length, layout)`, which gives the Config; every Config has a
-    `layout`, and `stochastic`, whether training draws random numbers (dropout, say).
+    A subclass takes `(config, *, rngs)` and names two frozen dataclasses: `Options`, what an experiment chooses, see
+    `ModelOptions`; and `Config`, these options and what the task decides. Every Config has a `layout`, and
+    `stochastic`, whether training draws random numbers (dropout, say).
 
     Attributes:
       losses: names of the metrics whose means are added up to what training minimises.

@@ -15,7 +15,7 @@ from cope_jax.layers.char_cnn import CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Bidirectional, Cell
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
+from cope_jax.models.model import MODELS, Model, ModelOptions, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import take
 from cope_jax.ops.losses import token_measures
@@ -25,7 +25,7 @@ CHARACTER_DIM, CHARACTER_WIDTH = 16, 3
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TaggerOptions:
+class TaggerOptions(ModelOptions):
     """What an experiment chooses of a `Tagger`.
 
     Attributes:
@@ -64,16 +64,11 @@ class TaggerOptions:
         if self.layer is not None and (self.layer_norm or self.penalty):
             raise ConfigError("tagger.layer_norm and penalty are of the mix of all layers: leave out tagger.layer")
 
-    def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout) -> "TaggerConfig":
-        """The config of a model for `task`, of which it reads `num_tags`, `vocab_size`, and `vector_shape`."""
-        del encoding, max_length
-        options = {field.name: getattr(self, field.name) for field in dataclasses.fields(TaggerOptions)}
+    def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
         shape = getattr(task, "vector_shape", None) if self.vectors else None
         if self.vectors and shape is None:
             raise ConfigError("tagger.vectors: the task has no vectors, give it an embedder")
-        return TaggerConfig(
-            **options, num_tags=task.num_tags, vocab_size=task.vocab_size, vector_shape=shape, layout=layout
-        )
+        return super().complete(task, encoding, max_length, layout, vector_shape=shape, **decided)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

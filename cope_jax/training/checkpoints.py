@@ -62,7 +62,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.close()
+        self.wait()
 
     def save(self, step: int, state: PyTree, progress: dict[str, Any], score: float | None = None) -> None:
         """Begins to write the checkpoint of `step`, unless there is one.
@@ -97,10 +97,6 @@ class Checkpoints:
                 writing.result()
                 self._steps.add(self._written)
                 self._remove(self._steps - kept(self._steps, self._scores, self._keep, self._keep_best))
-
-    def close(self) -> None:
-        """Waits as `wait` does."""
-        self.wait()
 
     def steps(self) -> list[int]:
         """The steps of all checkpoints that are whole, ascending."""

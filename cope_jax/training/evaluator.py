@@ -105,11 +105,8 @@ class Evaluator:
 
     def _with_loss(self, errors: Errors) -> Errors:
         """With the loss, where it is a sum of several; what most models measure comes first, for tables."""
-        errors = (
-            errors
-            if "loss" in errors
-            else {"loss": sum(errors[name] for name in self._program.learner.losses), **errors}
-        )
+        if "loss" not in errors:
+            errors = {"loss": sum(errors[name] for name in self._program.learner.losses), **errors}
         first = {name: errors[name] for name in ("loss", "token_error", "sequence_error") if name in errors}
         return first | errors
 

@@ -2,7 +2,7 @@
 
 import io
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -11,6 +11,7 @@ import rich.console
 import rich.table
 
 from cope_jax.array_types import PyTree
+from cope_jax.training import checksum
 
 WIDTH = 120
 
@@ -28,9 +29,10 @@ def parameter_table(params: PyTree) -> rich.table.Table:
     for name in ("a device", "number"):
         table.add_column(name, justify="right")
     for name, module in params.items():
-        leaves = list(_named(module, name))
+        leaves = jax.tree.leaves_with_path({name: module})
         for path, leaf in leaves:
-            table.add_row(path, _shape(leaf), str(leaf.dtype), _split(leaf), *_amount([leaf]))
+            shape = ", ".join(map(str, leaf.shape))
+            table.add_row(checksum.name(path), shape, str(leaf.dtype), _split(leaf), *_amount([leaf]))
         if len(leaves) > 1:
             table.add_row(f"{name}, all", "", "", "", *_amount(module), style="bold")
             table.add_section()
@@ -87,17 +89,8 @@ def bytes_a_device(tree: PyTree) -> int:
     return sum(math.prod(_local_shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 
-def _named(tree: Any, path: str) -> Iterator[tuple[str, Any]]:
-    for keys, leaf in jax.tree.leaves_with_path(tree):
-        yield ".".join([path, *(str(getattr(key, "key", key)) for key in keys)]), leaf
-
-
 def _local_shape(leaf: Any) -> Sequence[int]:
     return leaf.shape if leaf.sharding is None else leaf.sharding.shard_shape(leaf.shape)
-
-
-def _shape(leaf: Any) -> str:
-    return ", ".join(map(str, leaf.shape))
 
 
 def _split(leaf: Any) -> str:

@@ -199,21 +199,23 @@ def test_dropout_is_on_what_layers_read_and_on_the_top():
     loss = jit(lambda key: tested.metrics(batch(), (), key)[0]["loss"][0])
     assert loss(jax.random.key(0)) != loss(jax.random.key(1))
     x, carry = jnp.ones((BATCH, LENGTH, 3)), tested.initial_carry(BATCH)
-    below, top = map(np.asarray, jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2)))
-    assert not (below == 0).any(), "a layer's output is dropped from where it is read, not before"
-    assert 0.2 < (top == 0).mean() < 0.8
-    assert np.abs(below[0] - below[1]).max() > 1e-3, "rows of the same input, so the first layer reads dropped ones"
+    states = jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2))
+    for dropped in states:
+        assert 0.2 < (np.asarray(dropped) == 0).mean() < 0.8
+    calm = np.asarray(jit(lambda x: tested.directions[0][0](x)[0])(states[0]))
+    kept = np.asarray(states[1]) != 0
+    close(np.asarray(states[1])[kept], 2 * calm[kept], 1e-6)
 
 
 def test_a_residual_adds_what_the_layer_has_read_with_dropout():
-    """The second layer puts out 0 here, so the top is its input, dropped from twice: what is kept is four times it."""
+    """The second layer puts out 0 here, so the top is its input, dropped from again: what is kept is twice it."""
     tested = noisy(lambda: Elmo(dataclasses.replace(CONFIG, dropout=0.5), rngs=nnx.Rngs(0)))
     tested.directions[0][1].outer_NP[...] = jnp.zeros((4, 3))
     x, carry = jnp.ones((BATCH, 40, 3)), tested.initial_carry(BATCH)
-    below, top = map(np.asarray, jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2)))
+    _, below, top = map(np.asarray, jit(lambda key: tested._read(0, x, carry[0], key=key)[0])(jax.random.key(2)))
     kept = top != 0
     assert 0.15 < kept.mean() < 0.35
-    close(top[kept], 4 * below[kept], 1e-6)
+    close(top[kept], 2 * below[kept], 1e-6)
 
 
 def test_all_words_sampled_are_the_full_softmax():

@@ -222,7 +222,7 @@ def test_dropout_is_on_the_embedding_between_layers_and_on_the_top(direction):
 
     @jit
     def run(key):
-        states, _ = tested._read(direction, tokens, carry, key=key)
+        states, _ = tested._read(direction, tested._embed(tokens), carry, key=key)
         layers = zip(tested.directions[direction], states[:-1], strict=True)
         return states, [tested.embedding_VD[...][tokens], *(layer(x)[0] for layer, x in layers)]
 

@@ -134,7 +134,7 @@ def test_an_error_of_a_write_is_raised_by_what_comes_next(tmp_path, monkeypatch)
     with pytest.raises(StorageError, match=r"cannot write to .* \(No space left on device\)"):
         checkpoints.save(4, create(4), PROGRESS)
     assert checkpoints.latest() is None
-    checkpoints.close()
+    checkpoints.wait()
 
 
 def split(devices):

@@ -1,0 +1,174 @@
+"""What recurrent language models over words have in common: a stack of layers for each direction, and their loss."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.array_types import Array
+from cope_jax.errors import ConfigError
+from cope_jax.layers.recurrent import Carry, Cell, Recurrent, clear
+from cope_jax.layers.word_softmax import WordSoftmax
+from cope_jax.models.model import Model, ModelOptions, SumAndWeight, check_shapes
+from cope_jax.ops.dropout import dropout
+from cope_jax.registry import check_at_least, check_choices
+
+Carries = tuple[tuple[Carry, ...], ...]
+"""The state of every layer of every direction, the forward one first."""
+
+PREFIXES = ("", "backward_")
+"""Of the fields of batches with which the forward and the backward model are trained."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RecurrentLMOptions(ModelOptions):
+    """What an experiment chooses of any recurrent language model.
+
+    Attributes:
+      num_layers: depth.
+      dropout: rate on the input of each layer, and on the top: on what is not recurrent.
+      num_sampled: words drawn for a sampled softmax while training; 0: all of the vocabulary, which for sampling must
+        be sorted by falling frequency.
+    """
+
+    num_layers: int = 2
+    dropout: float = 0.0
+    num_sampled: int = 0
+
+    def __post_init__(self):
+        check_choices(self, self.name)
+        check_at_least(1, self.name, num_layers=self.num_layers)
+        check_at_least(0, self.name, num_sampled=self.num_sampled)
+        if not 0 <= self.dropout < 1:
+            raise ConfigError(f"{self.name}.dropout must lie in [0, 1), got {self.dropout}")
+
+    @property
+    def stochastic(self) -> bool:
+        return self.dropout > 0 or self.num_sampled > 0
+
+
+class RecurrentLM(Model):
+    """Base of language models over words, in one direction or in both.
+
+    States are carried from batch to batch, gradients are not: truncated backpropagation through time.
+
+    Attributes:
+      residual: each layer but the first adds its input to its output.
+      token_fields: what in a batch has the shape of its targets.
+    """
+
+    residual: bool = False
+    token_fields: ClassVar[tuple[str, ...]] = ("inputs", "targets", "weights")
+    directions: nnx.List[nnx.List[Recurrent]]
+    softmax: WordSoftmax | None
+
+    def initial_carry(self, batch_size: int) -> Carries:
+        return tuple(tuple(layer.initial_carry(batch_size) for layer in stack) for stack in self.directions)
+
+    def metrics(
+        self, batch: Mapping[str, Array], carry: Any = (), dropout_key: Array | None = None
+    ) -> tuple[dict[str, SumAndWeight], Carries]:
+        """`loss`, where no words are sampled `token_error`, and of both directions `forward_loss`, `backward_loss`.
+
+        Both directions count alike: loss and error are those of all their tokens. Fields of the batch: `inputs`,
+        `targets`, `weights`, the same of the reversed text under `backward_…`, and `reset`, `[B]`, not 0 where the
+        state is to be cleared first.
+
+        Raises:
+          ConfigError: a model without a vocabulary, or one of both directions and a batch without the reversed text.
+        """
+        name, prefixes = self.config.name, PREFIXES[: len(self.directions)]
+        if self.softmax is None:
+            raise ConfigError(
+                f"{name}: this model has no output layer (vocab_size=0): it encodes, and cannot be trained"
+            )
+        for field in (prefix + field for prefix in prefixes for field in ("inputs", "targets", "weights")):
+            if field not in batch:
+                raise ConfigError(f"{name}: the batch has no {field!r}, which a task with both directions gives")
+        carry = carry if len(carry) else self.initial_carry(len(batch["inputs"]))
+        carry = clear(jax.lax.stop_gradient(carry), batch.get("reset"))
+        keys = [None, None] if dropout_key is None else list(jax.random.split(dropout_key))
+        inputs = self._inputs([batch[f"{prefix}inputs"] for prefix in prefixes])
+        parts, last = [], []
+        for number, (prefix, x_BLD, key) in enumerate(zip(prefixes, inputs, keys, strict=False)):
+            check_shapes(name, {field: batch[prefix + field] for field in self.token_fields})
+            weights_BL = batch[f"{prefix}weights"]
+            sample_key, key = (None, None) if key is None else jax.random.split(key)
+            states, end = self._read(number, x_BLD, carry[number], key=key)
+            losses = self.softmax.losses(
+                states[-1],
+                batch[f"{prefix}targets"],
+                weights_BL,
+                tied_VD=self._tied(),
+                sample_key=sample_key,
+                num_sampled=self.config.num_sampled,
+                layout=self.config.layout,
+            )
+            parts.append((losses, jnp.sum(weights_BL)))
+            last.append(end)
+        return _join(parts), jax.lax.stop_gradient(tuple(last))
+
+    def _inputs(self, words: Sequence[Array]) -> Iterator[Array]:
+        """x_BLD of the words of each direction."""
+        raise NotImplementedError
+
+    def _tied(self) -> Array | None:
+        """The embedding, where it is the output layer too."""
+        return None
+
+    def _states(self, x_BLD: Array, carry: Carries | None, lengths_B: Array | None) -> tuple[list[Array], Carries]:
+        """What each layer puts out, of both directions one after the other, layer 0 being x; and the last states."""
+        if lengths_B is not None:
+            real_BL1 = (np.arange(x_BLD.shape[1], dtype=np.int32)[None] < lengths_B[:, None])[..., None]
+            x_BLD = jnp.where(real_BL1, x_BLD, jnp.zeros((), x_BLD.dtype))
+        carry = self.initial_carry(len(x_BLD)) if carry is None else carry
+        runs = [
+            self._read(number, x_BLD, before, lengths_B=lengths_B, reverse=number == 1)
+            for number, before in enumerate(carry)
+        ]
+        layers = [jnp.concatenate(parts, axis=-1) for parts in zip(*(states for states, _ in runs), strict=True)]
+        return layers, tuple(last for _, last in runs)
+
+    def _read(
+        self,
+        number: int,
+        x_BLD: Array,
+        carry: tuple[Carry, ...],
+        *,
+        lengths_B: Array | None = None,
+        reverse: bool = False,
+        key: Array | None = None,
+    ) -> tuple[list[Array], tuple[Carry, ...]]:
+        """(the input and the outputs of each layer of a direction, dropped on the way up, the last states)."""
+        rate, stack = self.config.dropout, self.directions[number]
+        keys = [None] * (len(stack) + 1) if key is None else list(jax.random.split(key, len(stack) + 1))
+        states = [dropout(x_BLD, rate, keys[0])]
+        last: list[Carry] = []
+        for layer, before, layer_key in zip(stack, carry, keys[1:], strict=True):
+            y_BLD, end = layer(states[-1], before, lengths_B=lengths_B, reverse=reverse)
+            # What is added has been dropped from, as in the original ELMo.
+            y_BLD = y_BLD + states[-1] if self.residual and last else y_BLD
+            states.append(dropout(y_BLD, rate, layer_key))
+            last.append(end)
+        return states, tuple(last)
+
+
+def create_directions(
+    cell: Cell, widths: Sequence[int], directions: int, rngs: nnx.Rngs
+) -> nnx.List[nnx.List[Recurrent]]:
+    """A stack of layers for each direction, given the widths of what the layers read."""
+    return nnx.List([nnx.List([Recurrent(cell, width, rngs=rngs) for width in widths]) for _ in range(directions)])
+
+
+def _join(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, SumAndWeight]:
+    """The metrics from each direction's (sums, weight): those of all tokens and, of both, the loss of each."""
+    sums, weights = zip(*parts, strict=True)
+    joined = {name: (sum(part[name] for part in sums), sum(weights)) for name in sums[0]}
+    if len(parts) == 2:
+        for name, part, weight in zip(("forward_loss", "backward_loss"), sums, weights, strict=True):
+            joined[name] = (part["loss"], weight)
+    return joined
