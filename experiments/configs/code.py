@@ -17,13 +17,10 @@ million tokens a step, a vocabulary learned from the training files, files packe
 2307.09288) has it.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "text",
         {"corpus": "code", "vocab_size": 32_000, "length": 4096, "packing": "documents"},

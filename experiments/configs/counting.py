@@ -11,13 +11,10 @@ dropout 0.1, block 512, 100 epochs of batches of 64 (15,625 steps), Adam with a 
 positions, position logits divided by √K. Our choice: initialisation and no gradient clipping.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "counting",
         {"num_variables": 1},

@@ -11,13 +11,10 @@ From the paper: task, 4 layers, width 256, 4 heads, 10,000 steps, AdamW with rat
 without end (Liu et al. have 1.6 million sequences, of which this run would see a tenth), no gradient clipping.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "flip_flop",
         {"length": 512},

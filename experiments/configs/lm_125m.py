@@ -13,13 +13,10 @@ small: 12 heads, dropout 0.1. Our choice: AdamW as GPT-3 (arXiv 2005.14165) has 
 Every device has the parameters whole and its share of the batch, 4 sequences on each of 16.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "zipf",
         {"vocab_size": 50_257, "length": 1024},

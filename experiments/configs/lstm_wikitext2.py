@@ -10,13 +10,10 @@ this reads the text about once, and trains with 1,024 sampled words.
 `rnn_wikitext2.py` and `transformer_wikitext2.py` have as many parameters, the same batches and as much time.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     config = base.named("rnn_wikitext2")
     config.model.update(cell="lstm", embed_dim=256, hidden_dim=256)
     return config
