@@ -13,6 +13,7 @@ given to experiments.evaluate and experiments.inspect.
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,6 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from cope_jax import encodings, tasks
-from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import comparison, plots
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
@@ -36,6 +36,7 @@ from cope_jax.training import processes
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import distributed, entry
+from experiments.cli.flag_lists import read_names
 
 _CONFIG = entry.DEFINE_config("config")
 _ENCODINGS = flags.DEFINE_string(
@@ -54,7 +55,8 @@ def main() -> None:
     """Trains what is missing, then shows everything."""
     config = entry.read_config(_CONFIG.value)
     workdir = Path(_WORKDIR.value)
-    labels = read_encodings(_ENCODINGS.value, config)
+    known = functools.partial(encodings.EncodingConfig.parse, defaults=config.encodings)
+    labels = read_names("encodings", _ENCODINGS.value, known)
     distributed.join()
     experiment = {label: dataclasses.replace(config, encoding=label) for label in labels}
     task = tasks.create(config.task.name, **config.task.options)
@@ -71,16 +73,6 @@ def main() -> None:
         grid.train_missing(experiment, planned, workdir)
         if first:
             show(workdir, config, task, labels, planned, Console())
-
-
-def read_encodings(text: str, config: ExperimentConfig) -> list[str]:
-    """The encodings of the flag; ConfigError for an unknown or a repeated one."""
-    labels = [label.strip() for label in encodings.split_outside_parentheses(text, ",")]
-    for label in labels:
-        encodings.EncodingConfig.parse(label, config.encodings)
-        if labels.count(label) > 1:
-            raise ConfigError(f"--encodings names {label!r} twice")
-    return labels
 
 
 def side_by_side(config: ExperimentConfig) -> int:

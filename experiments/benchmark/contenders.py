@@ -19,7 +19,6 @@ from cope_jax import encodings
 from cope_jax.array_types import PyTree
 from cope_jax.attention import Cache, attend, attend_cached, create_cache
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
 from experiments.benchmark.devices import AXIS, Attention, Plan, split_heads, split_sequence
 from experiments.benchmark.timing import Case, LeftOut, Task, WithNote
@@ -44,27 +43,14 @@ DEFAULT = (
 OF_FULL, OF_JAX_NN = 10, 6
 
 
-def read(text: str) -> list[str]:
-    """The names of --contenders; ConfigError for an unknown or a repeated one."""
-    names = [name.strip() for name in encodings.split_outside_parentheses(text, ",")]
-    for name in names:
-        find(name)
-        if names.count(name) > 1:
-            raise ConfigError(f"--contenders names {name!r} twice")
-    return names
-
-
 def cases(problems: Sequence[Problem], names: Sequence[str], reference: str) -> list[Case]:
     """One case for each problem: attention, forward and with all gradients."""
-    return [
-        Case(
-            {"section": "attention", **problem.fields()},
-            {name: functools.partial(find(name), problem) for name in names},
-            reference,
-            cost=problem.length**2,
-        )
-        for problem in problems
-    ]
+    built = []
+    for problem in problems:
+        builds = {name: functools.partial(find(name), problem) for name in names}
+        fields = {"section": "attention", **problem.fields()}
+        built.append(Case(fields, builds, reference, cost=problem.length**2))
+    return built
 
 
 def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:

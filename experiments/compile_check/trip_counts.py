@@ -20,28 +20,20 @@ class Loop:
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """An instruction as it runs in one place of the program.
-
-    Attributes:
-      times: how often.
-      fused: it is a part of a fusion, so it has no cost of its own in the compiler's schedule.
-      unknown: it is a loop that counts as one turn because nobody knows better.
-    """
+    """An instruction as it runs in one place of the program."""
 
     instruction: Instruction
     computation: Computation
-    times: float
-    fused: bool
-    unknown: bool = False
+    times: float  # how often
+    fused: bool  # it is a part of a fusion, so it has no cost of its own in the compiler's schedule
+    unknown: bool = False  # it is a loop that counts as one turn because nobody knows better
 
 
 def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit]:
     """Every instruction that runs, with how often it does; all branches of a conditional count.
 
-    Args:
-      module: the program.
-      turns: how often a loop turns of which the program does not say it, from the loop's name in the source, the
-        `op_name` of its metadata; None: not known, then it counts as one turn.
+    `turns` tells how often a loop turns of which the program does not say it, from the loop's name in the source, the
+    `op_name` of its metadata; where it does not know either, None, the loop counts as one turn.
     """
 
     def within(computation: Computation, times: float, fused: bool, around: Loop | None) -> Iterator[Visit]:
@@ -55,10 +47,9 @@ def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit
             count = trip_count(module, loop)
             told = turns(instruction.attribute(r'op_name="([^"]*)"') or "") if count is None else float(count)
             yield Visit(instruction, computation, times, fused, unknown=told is None)
+            of_parts = times if told is None else times * told
             for part in ("body", "condition"):
-                yield from within(
-                    module[_called(instruction, part)], times * (1 if told is None else told), fused, loop
-                )
+                yield from within(module[_called(instruction, part)], of_parts, fused, loop)
 
     yield from within(module[module.entry], 1.0, False, None)
 

@@ -32,6 +32,7 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import environment
 from cope_jax.training.config import ExperimentConfig
 from experiments.cli import entry
+from experiments.cli.flag_lists import check_names
 from experiments.cli.flag_values import with_options
 from experiments.cli.renamed_flags import renamed
 
@@ -58,7 +59,7 @@ renamed("bert", "model")
 
 def main() -> None:
     """Trains and tests what is missing, then shows everything."""
-    encoder_heads.check_names("system", _SYSTEMS.value, SYSTEMS)
+    check_names("system", _SYSTEMS.value, SYSTEMS)
     workdir = Path(_WORKDIR.value)
     config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value)
     systems = [name for name in SYSTEMS if name in _SYSTEMS.value and is_there(name)]

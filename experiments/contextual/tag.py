@@ -31,6 +31,7 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import select
 from cope_jax.training.config import ExperimentConfig
 from experiments.cli import entry
+from experiments.cli.flag_lists import check_names
 from experiments.cli.flag_values import by_kind, with_options
 from experiments.cli.renamed_flags import renamed
 
@@ -63,7 +64,7 @@ def main() -> None:
 
 def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
     """The systems of the flag whose models there are; ConfigError for an unknown one, and where none is left."""
-    encoder_heads.check_names("system", names, SYSTEMS)
+    check_names("system", names, SYSTEMS)
     missing = [kind for kind in ("elmo", "bert") if kind not in models]
     systems = [name for name in SYSTEMS if name in names and not any(kind in name for kind in missing)]
     if not systems:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -17,7 +18,7 @@ from cope_jax.evaluation.report.plot_style import (
     NothingToPlot,
     colour,
     legend,
-    marker,
+    line,
     plain_log,
 )
 from cope_jax.runs.records import Record, select, summarise
@@ -51,7 +52,7 @@ def scores_by_layer(
     places = np.arange(len(layers))
     for number, (name, runs) in enumerate(scores.items()):
         means, stds = _moments(runs)
-        axes.plot(places, means, label=name, color=colour(number), marker=marker(number), zorder=3)
+        axes.plot(places, means, label=name, zorder=3, **line(number))
         if np.nansum(stds):
             axes.errorbar(places, means, yerr=stds, fmt="none", color=colour(number), elinewidth=0.9, capsize=2)
     axes.set_xlim(-0.3, len(layers) - 0.7)
@@ -120,8 +121,7 @@ def language_model_curves(curves: Sequence[Record]) -> Figure:
         seconds = [float(np.mean([row["seconds"] for row in by_step[step]])) for step in steps]
         for axes, x in ((panels[0], [float(step) for step in steps]), (panels[1], seconds)):
             means, lowest, highest = ([float(f(own)) for own in values] for f in (np.mean, np.min, np.max))
-            line = {"color": colour(number), "marker": marker(number), "markevery": max(1, len(x) // 8)}
-            axes.plot(x, means, label=model, **line)
+            axes.plot(x, means, label=model, markevery=max(1, len(x) // 8), **line(number))
             axes.fill_between(x, lowest, highest, color=colour(number), alpha=0.2, linewidth=0)
     for axes, name in zip(panels, ("steps", "seconds of training"), strict=True):
         axes.set_xscale("log")
@@ -170,7 +170,6 @@ def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
 
 def _layer_axis(axes: Axes, layers: Sequence[str], room: float) -> None:
     """The names of layers, aslant where they do not fit side by side into some inches."""
-    if 1.2 * CHARACTER * len(layers) * max(map(len, layers)) > room:
-        axes.set_xticks(range(len(layers)), list(layers), rotation=35, ha="right", rotation_mode="anchor")
-    else:
-        axes.set_xticks(range(len(layers)), list(layers))
+    fit = 1.2 * CHARACTER * len(layers) * max(map(len, layers)) <= room
+    aslant: dict[str, Any] = {} if fit else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(layers)), list(layers), **aslant)

@@ -1,7 +1,7 @@
 """Heads on a pretrained encoder: their configs, and what they learned."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +13,11 @@ from flax import nnx
 from cope_jax.data import pipeline
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.models.encoder import EncoderOptions
-from cope_jax.registry import unknown
 from cope_jax.runs.load import load, load_run
 from cope_jax.training.config import ExperimentConfig, TaskConfig
 
 PREDICTED = 64
 """Examples of a batch whose classes are predicted."""
-
-
-def check_names(kind: str, names: Sequence[str], choices: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is not among the choices."""
-    for name in names:
-        if name not in choices:
-            raise unknown(kind, name, choices)
 
 
 def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, vocabulary: str) -> ExperimentConfig:
