@@ -72,7 +72,7 @@ def main() -> None:
         planned = grid.plan(labels, _SEEDS.value, side_by_side(config), workdir)
         grid.train_missing(experiment, planned, workdir)
         if first:
-            show(workdir, config, task, labels, planned, Console())
+            show(workdir, config, task, labels, planned)
 
 
 def side_by_side(config: ExperimentConfig) -> int:
@@ -83,18 +83,14 @@ def side_by_side(config: ExperimentConfig) -> int:
 
 
 def show(
-    workdir: Path,
-    config: ExperimentConfig,
-    task: Task,
-    labels: Sequence[str],
-    planned: Sequence[GridRun],
-    console: Console,
+    workdir: Path, config: ExperimentConfig, task: Task, labels: Sequence[str], planned: Sequence[GridRun]
 ) -> None:
     """Writes results, table and plots of all cells, and prints the table."""
     finished, paths = grid.write_results(workdir, planned)
     paper = {} if is_changed() else config.paper
     paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels)
+    console = Console()
     console.print(comparison.table(task, finished, labels, paper=paper).rich())
     console.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
 

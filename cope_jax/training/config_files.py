@@ -25,6 +25,11 @@ BERT: Mapping[str, Any] = {"schedule": "linear", "epsilon": 1e-6, "weight_decay"
 """What BERT's optimizers have in common (arXiv 1810.04805)."""
 
 
+def every(steps: int) -> dict[str, int]:
+    """The fields of a training that is evaluated and kept after every so many steps."""
+    return {"evaluate_every": steps, "checkpoint_every": steps}
+
+
 def config(name: str, **changes: Any) -> ExperimentConfig:
     """The config of a file of experiments/configs, with changes.
 

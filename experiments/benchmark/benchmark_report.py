@@ -7,11 +7,9 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from cope_jax.evaluation.report.plot_style import STYLE, TEXT_WIDTH, line, save
-from cope_jax.evaluation.report.table import MISSING, Table
+from cope_jax.evaluation.report.table import FIRM, MISSING, Table
 from cope_jax.runs.records import Record, select
 from experiments.benchmark.workloads import BACKWARD, FORWARD
-
-FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, where a narrow terminal would break a line
 
 _SIZES = "B{batch} H{heads} K{head_dim}, {dtype}, npos_max {npos_max}, {devices}"
 _TIMES = "time, and times that of {reference}"

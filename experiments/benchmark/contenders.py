@@ -28,17 +28,13 @@ Contender = Callable[[Problem], Mapping[str, Task]]
 
 CONTENDERS: Registry[Contender] = Registry("contender")
 IMPLEMENTATIONS = ("full", "blockwise", "ring", "auto")
-DEFAULT = (
-    "cope/blockwise",
-    "cope/full",
-    "cope/ring",
-    "rope/blockwise",
-    "rope/full",
-    "rope/jax.nn",
-    "cope/torch-listing",
-    "cope/x-transformers",
-    "rope/torch-sdpa",
-)
+OURS = ("cope/blockwise", "cope/full", "cope/ring", "rope/blockwise", "rope/full", "rope/jax.nn")
+OF_TORCH = {
+    "cope/torch-listing": "cope_listing",
+    "cope/x-transformers": "x_transformers_cope",
+    "rope/torch-sdpa": "sdpa_with_rope",
+}
+DEFAULT = (*OURS, *OF_TORCH)
 # Matrices of all pairs, float32, that backward holds at its peak, roughly.
 OF_FULL, OF_JAX_NN = 10, 6
 
@@ -83,13 +79,15 @@ def find(name: str) -> Contender:
 
 def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task]:
     """An encoding in `cope_jax.attention.attend`."""
-    options: Any = {"sequence_axis": AXIS} if implementation == "ring" else {}
+    options: Any = {"implementation": implementation, "embedded": True}
+    if implementation == "ring":
+        options["sequence_axis"] = AXIS
 
     def build(problem: Problem) -> tuple[Attention, PyTree]:
         merge, params = problem.encoding(spec)
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attend(q, k, v, encoding=merge(params), implementation=implementation, embedded=True, **options)
+            return attend(q, k, v, encoding=merge(params), **options)
 
         return attention, params
 
@@ -197,6 +195,5 @@ def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, 
         raise LeftOut(f"{error.name} is not installed: pip install -e '.[bench]'") from error
 
 
-CONTENDERS.register("cope/torch-listing")(functools.partial(of_torch, "cope_listing"))
-CONTENDERS.register("cope/x-transformers")(functools.partial(of_torch, "x_transformers_cope"))
-CONTENDERS.register("rope/torch-sdpa")(functools.partial(of_torch, "sdpa_with_rope"))
+for _name, _function in OF_TORCH.items():
+    CONTENDERS.register(_name)(functools.partial(of_torch, _function))

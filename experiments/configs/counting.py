@@ -28,13 +28,7 @@ def get_config() -> base.ConfigDict:
             "relative": {"scale_position_logits": True},
         },
         optimizer={"name": "adam", "learning_rate": 7e-5, "schedule": "constant", "warmup_steps": 0, "clip_norm": None},
-        training={
-            "steps": 15_625,
-            "examples": 10_000,
-            "steps_per_dispatch": 25,
-            "evaluate_every": 625,
-            "checkpoint_every": 625,
-        },
+        training={"steps": 15_625, "examples": 10_000, "steps_per_dispatch": 25, **base.every(625)},
         paper={
             "learned": {"in_distribution": "5.3 (0.8)"},
             "relative": {"in_distribution": "1.1 (0.4)", "pass_100": "8.8 (1.1)", "pass_10": "34.1 (2.5)"},

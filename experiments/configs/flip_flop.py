@@ -27,13 +27,7 @@ def get_config() -> base.ConfigDict:
             "weight_decay": 0.1,
             "clip_norm": None,
         },
-        training={
-            "steps": 10_000,
-            "batch_size": 16,
-            "steps_per_dispatch": 50,
-            "evaluate_every": 500,
-            "checkpoint_every": 500,
-        },
+        training={"steps": 10_000, "batch_size": 16, "steps_per_dispatch": 50, **base.every(500)},
         evaluation={"examples": 4000},
         paper={
             "learned": {"in_distribution": "6.8 (6.9)", "sparse": "21.7 (7.9)"},

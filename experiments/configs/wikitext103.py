@@ -33,13 +33,7 @@ def get_config() -> base.ConfigDict:
         },
         encodings={"cope": {"npos_max": 64}},
         optimizer={**base.GPT3, "learning_rate": 6e-4, "warmup_steps": 2000},
-        training={
-            "steps": 180_000,
-            "batch_size": 64,
-            "steps_per_dispatch": 10,
-            "evaluate_every": 1000,
-            "checkpoint_every": 1000,
-        },
+        training={"steps": 180_000, "batch_size": 64, "steps_per_dispatch": 10, **base.every(1000)},
         evaluation={"examples": 100_000, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64},
         paper={
             "learned": {"validation": "23.96", "test": "24.87"},

@@ -5,7 +5,7 @@ Spam is 1, ham 0. scikit-learn fits and measures.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -16,26 +16,17 @@ Classify = Callable[[Sequence[str], np.ndarray, Sequence[str]], np.ndarray]
 """(training texts, their labels, test texts) → labels of the test texts."""
 Fold = tuple[np.ndarray, np.ndarray]
 """Places of the training and of the test texts."""
-Metric = Literal["accuracy", "mcc", "f1", "spam_caught", "blocked_ham"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """What matters of the counts tp (spam found), fp (ham blocked), fn (spam missed) and tn.
+    """What matters of the counts tp (spam found), fp (ham blocked), fn (spam missed) and tn."""
 
-    Attributes:
-      accuracy: (tp + tn) / all.
-      mcc: Matthews' correlation, (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 where that is 0/0.
-      f1: of spam, 2 tp / (2 tp + fp + fn).
-      spam_caught: tp / (tp + fn).
-      blocked_ham: fp / (fp + tn), which is to be low.
-    """
-
-    accuracy: float
-    mcc: float
-    f1: float
-    spam_caught: float
-    blocked_ham: float
+    accuracy: float  # (tp + tn) / all
+    mcc: float  # Matthews' correlation, (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 where that is 0/0
+    f1: float  # of spam, 2 tp / (2 tp + fp + fn)
+    spam_caught: float  # tp / (tp + fn)
+    blocked_ham: float  # fp / (fp + tn), which is to be low
 
 
 def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.ndarray) -> Metrics:
@@ -68,12 +59,9 @@ def tfidf_svm(
 ) -> Classify:
     """A linear SVM on TF-IDF of n-grams: the rival that BERT has to beat on short messages.
 
-    w = (1 + log tf)·idf, idf = 1 + log((1 + n)/(1 + df)), of length 1; then the squared hinge loss with L2.
-
-    Args:
-      analyzer: n-grams of "char"acters across words, within words ("char_wb"), or of "word"s.
-      ngrams: the shortest and the longest.
-      penalty: C, the weight of the loss.
+    w = (1 + log tf)·idf, idf = 1 + log((1 + n)/(1 + df)), of length 1; then the squared hinge loss with L2, of
+    weight C, the penalty. The n-grams, from the shortest to the longest, are of "char"acters across words, within words
+    ("char_wb"), or of "word"s.
     """
     if analyzer not in ("char", "char_wb", "word"):
         raise unknown("analyzer", analyzer, ("char", "char_wb", "word"))
@@ -95,31 +83,24 @@ def majority(texts: Sequence[str], labels: np.ndarray, tests: Sequence[str]) -> 
     return np.full(len(tests), np.bincount(labels).argmax())
 
 
-def classifiers() -> dict[str, Classify]:
-    """The classical rivals by name."""
-    return {
-        "majority": majority,
-        "word SVM": tfidf_svm("word", (1, 2)),
-        "character SVM": tfidf_svm("char_wb", (2, 5)),
-    }
+CLASSIFIERS = {
+    "majority": majority,
+    "svm_words": tfidf_svm("word", (1, 2)),
+    "svm_characters": tfidf_svm("char_wb", (2, 5)),
+}
+"""The classical rivals."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossValidation:
-    """The predictions on every fold.
+    """The predictions on every fold."""
 
-    Attributes:
-      labels: `[N]`, the truth.
-      folds: stratified, the same for all classifiers that are compared.
-      predictions: for each fold those of its test texts.
-    """
+    labels: np.ndarray  # `[N]`, the truth
+    folds: Sequence[Fold]  # stratified, the same for all classifiers that are compared
+    predictions: Sequence[np.ndarray]  # for each fold those of its test texts
 
-    labels: np.ndarray
-    folds: Sequence[Fold]
-    predictions: Sequence[np.ndarray]
-
-    def by_fold(self, metric: Metric) -> np.ndarray:
-        """One value for each fold."""
+    def by_fold(self, metric: str) -> np.ndarray:
+        """One value of a field of `Metrics` for each fold."""
         pairs = zip(self.folds, self.predictions, strict=True)
         return np.array([getattr(metrics(self.labels[test], found), metric) for (_, test), found in pairs])
 
@@ -127,17 +108,17 @@ class CrossValidation:
         """Over all test texts of all folds together."""
         return metrics(np.concatenate([self.labels[test] for _, test in self.folds]), np.concatenate(self.predictions))
 
-    def mean_interval(self, metric: Metric, confidence: float = 0.95) -> tuple[float, float, float]:
+    def mean_interval(self, metric: str) -> tuple[float, float, float]:
         """Mean over the folds, and Nadeau and Bengio's interval, see `corrected_interval`."""
         train, test = self.folds[0]
-        return corrected_interval(self.by_fold(metric), len(test) / len(train), confidence)
+        return corrected_interval(self.by_fold(metric), len(test) / len(train))
 
     def summary(self) -> dict[str, dict[str, float]]:
         """By metric: its `mean` over the folds with the interval `low` to `high`, and `pooled` over all texts."""
-        found, pooled = {}, dataclasses.asdict(self.pooled())
-        for metric in get_args(Metric):
+        found = {}
+        for metric, pooled in dataclasses.asdict(self.pooled()).items():
             mean, low, high = self.mean_interval(metric)
-            found[metric] = {"mean": mean, "low": low, "high": high, "pooled": pooled[metric]}
+            found[metric] = {"mean": mean, "low": low, "high": high, "pooled": pooled}
         return found
 
 
@@ -150,13 +131,8 @@ def corrected_interval(
     interval. Without n_test/n_train it would be far too narrow. Nadeau and Bengio 2003, "Inference for the
     generalization error"; Bouckaert and Frank 2004 for repeated folds.
 
-    Args:
-      values: one for each fold of each repeat.
-      test_share: n_test/n_train, 1/9 for 10 folds.
-      confidence: of the interval.
-
-    Returns:
-      mean, low, high.
+    There is a value for each fold of each repeat; `test_share` is n_test/n_train, 1/9 for 10 folds. Returns mean, low,
+    high.
     """
     from scipy.stats import t
 

@@ -37,13 +37,8 @@ def scores_by_layer(
 ) -> Figure:
     """Lines over the layers with one marker for each, and baselines as level lines with their names at the right.
 
-    Args:
-      layers: names, the lowest first.
-      scores: for each line its runs (seeds), and of each run a share in [0, 1] for each layer, None where there is
-        none. Mean and standard deviation over runs are shown.
-      baselines: name → a share in [0, 1].
-      label: of the upright axis.
-      title: above all.
+    Each line has its runs (seeds), and each run a share in [0, 1] for each layer, the lowest first, None where there is
+    none; mean and standard deviation over runs are shown. A baseline is a share in [0, 1].
     """
     if not scores or not layers:
         raise NothingToPlot("there are no scores by layer")
@@ -67,12 +62,8 @@ def scores_by_layer(
 def mix_weights(layers: Sequence[str], weights: Mapping[str, Sequence[Values]], *, title: str = "") -> Figure:
     """What share of the mix each layer has, by task: mean over seeds, its deviation, and the level of equal shares.
 
-    Each bar has its figure above, where there is room.
-
-    Args:
-      layers: names, the lowest first.
-      weights: for each task its runs, and of each the softmax weights of the layers.
-      title: above all.
+    Each bar has its figure above, where there is room. Each task has its runs, and each of these the softmax weights of
+    the layers, the lowest first.
     """
     if not weights:
         raise NothingToPlot("no task has weights of layers; a model without a mix has none")
@@ -104,9 +95,8 @@ def mix_weights(layers: Sequence[str], weights: Mapping[str, Sequence[Values]], 
 def language_model_curves(curves: Sequence[Record]) -> Figure:
     """Perplexity of language models against steps, and against seconds of training, side by side; both axes log.
 
-    Args:
-      curves: rows with `model`, `seed`, `step`, `seconds` and `perplexity`. The band reaches from the best seed to the
-        worst; against time, steps stand at their mean seconds.
+    Rows have `model`, `seed`, `step`, `seconds` and `perplexity`. The band reaches from the best seed to the worst;
+    against time, steps stand at their mean seconds.
     """
     if not curves:
         raise NothingToPlot("there are no learning curves")

@@ -4,31 +4,27 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual import pretrained
+from cope_jax.evaluation.contextual.embedders import embed
 from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.load import load
 from cope_jax.training.config import ExperimentConfig
-
-SENTENCES = 512
-"""Of a step of the progress bar."""
 
 
 def make(model: str | None, config: ExperimentConfig, folder: Path, title: str) -> Path:
     """Writes SPLIT.npy, float16 `[words, J, D]`, for each split of the config's treebank, unless they are there.
 
-    Args:
-      model: what `pretrained.load` takes.
-      config: its task has `sentences`.
-      folder: is created.
-      title: of the kind of embedder that the model must be.
+    The model is what `pretrained.load` takes, and its embedder must have the title. Returns the folder.
 
     Raises:
       ConfigError: no such model, it is of another kind, or the folder holds the vectors of another.
     """
-    settings = {"model": pretrained.stamp(model), "data_dir": config.task.options.get("data_dir")}
+    found = load(model)
+    stamp = {"folder": str(found.folder.resolve()), "step": found.step}
+    settings = {"model": stamp, "data_dir": config.task.options.get("data_dir")}
     done = folder / "made.json"
     if done.exists():
         held = workdirs.read_json(done, "of")["of"]
@@ -41,11 +37,8 @@ def make(model: str | None, config: ExperimentConfig, folder: Path, title: str) 
     task: Any = tasks.create(config.task.name, **config.task.options)
     folder.mkdir(parents=True, exist_ok=True)
     for split in task.splits:
-        sentences = task.sentences(split)
-        parts = []
-        for start in tqdm(range(0, len(sentences), SENTENCES), desc=f"vectors of {split}", dynamic_ncols=True):
-            for vectors_JLD in embedder(sentences[start : start + SENTENCES]):
-                parts.append(np.swapaxes(vectors_JLD, 0, 1).astype(np.float16))
+        vectors = embed(embedder, task.sentences(split), chunk=512, label=f"vectors of {split}")
+        parts = [np.swapaxes(vectors_JLD, 0, 1).astype(np.float16) for vectors_JLD in vectors]
         with clear_storage_errors(folder):
             np.save(folder / f"{split}.npy", np.concatenate(parts))
     workdirs.write_json(done, {"of": settings})

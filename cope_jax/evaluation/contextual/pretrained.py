@@ -1,7 +1,5 @@
 """Embedders from what is on disk: a run of the train command, or a model in a published format."""
 
-from typing import Any
-
 from cope_jax.errors import ConfigError
 from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.models.encoder import EncoderConfig
@@ -9,12 +7,6 @@ from cope_jax.runs import workdir
 from cope_jax.runs.load import MINILM as MINILM
 from cope_jax.runs.load import Loaded
 from cope_jax.runs.load import load as load_folder
-
-
-def stamp(text: str | None) -> dict[str, Any]:
-    """What tells a model from another, and from itself before it was trained further."""
-    found = load_folder(text)
-    return {"folder": str(found.folder.resolve()), "step": found.step}
 
 
 def lowercase(found: Loaded) -> bool:
@@ -26,15 +18,9 @@ def lowercase(found: Loaded) -> bool:
 
 
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
-    """The embedder of a folder.
+    """The embedder of a run of a model that gives words vectors, of a published BERT or ELMo, or of "minilm".
 
-    Args:
-      text: a run of a model that gives words vectors; a BERT in the format of Hugging Face; an ELMo in that of
-        AllenNLP; "minilm".
-      name: of the embedder; None: of its kind of model.
-
-    Raises:
-      ConfigError: there is no such model.
+    Its name, where none is given, is that of its kind of model. Raises ConfigError where there is no such model.
     """
     found = load_folder(text)
     name = name or ("MiniLM" if text == MINILM else None)

@@ -26,18 +26,7 @@ def read(
     Positions are 0, 1, … in each window, whatever training sampled. Where documents are packed windows do not cross
     them, and ends of documents, which the text does not have, do not count.
 
-    Args:
-      model: a decoder.
-      task: whose text it is.
-      split: of the task.
-      length: tokens of a window.
-      stride: from one window to the next.
-      width: tokens of a row, which may hold several windows.
-      batch_size: rows at a time.
-      label: stands before the progress bar.
-
-    Raises:
-      ConfigError: as `sliding` and `losses` do.
+    Length, stride and width are those of `sliding`, batch size and label those of `losses`; both raise ConfigError.
     """
     nats, seen = [], []
     for entries in task.token_streams(split):
