@@ -77,9 +77,7 @@ def main() -> None:
 
 def side_by_side(config: ExperimentConfig) -> int:
     """Seeds to train in one program: on a CPU vmap over seeds is slower than one after the other."""
-    if config.seeds_side_by_side:
-        return config.seeds_side_by_side
-    return 1 if jax.default_backend() == "cpu" else _SEEDS.value
+    return config.seeds_side_by_side or (1 if jax.default_backend() == "cpu" else _SEEDS.value)
 
 
 def show(

@@ -62,7 +62,8 @@ class Problem:
         """An encoding as a function of its parameters, and these: the initial ones with `parameter` added."""
         config = EncodingConfig.parse(spec, {"cope": {"npos_max": self.npos_max}})
         shape = AttentionShape(self.heads, self.head_dim, max_length=self.length)
-        graph, initial, rest = nnx.split(config.build(shape, rngs=nnx.Rngs(0)), nnx.Param, ...)
+        parts: Any = nnx.split(config.build(shape, rngs=nnx.Rngs(0)), nnx.Param, ...)
+        graph, initial, rest = parts
         params = jax.tree.map(lambda leaf: leaf + jnp.asarray(self.parameter(leaf.shape), leaf.dtype), initial)
         return lambda params: nnx.merge(graph, params, rest), params
 

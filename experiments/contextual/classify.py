@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
 from rich.console import Console
 
@@ -95,21 +94,15 @@ def cross_validate(
     else:
         model = pretrained.MINILM if system.startswith("minilm") else _MODEL.value
         head = encoder_heads.on_encoder(config, model, frozen=ENCODERS[system], vocabulary="vocab")
-        configs = {
-            f"{system}_repeat_{task.config.repeat}_fold_{task.config.fold}": with_options(
-                head, repeat=task.config.repeat, fold=task.config.fold
-            )
-            for task in folds
-        }
+        configs = {}
+        for repeat, fold in ((task.config.repeat, task.config.fold) for task in folds):
+            configs[f"{system}_repeat_{repeat}_fold_{fold}"] = with_options(head, repeat=repeat, fold=fold)
         Experiment.check(next(iter(configs.values())))
         planned = grid.plan(list(configs), 1, 1, workdir)
         grid.train_missing(configs, planned, workdir)
         found = [encoder_heads.classify(cell.workdir) for cell in planned]
-    labels = np.zeros(sum(folds[0].size(split) for split in folds[0].splits), np.int32)
-    for split in folds[0].splits:
-        labels[folds[0].indices[split]] = folds[0].labels(split)
-    places = [(task.indices["train"], task.indices["test"]) for task in folds]
-    return classification.CrossValidation(labels, places, found)
+    test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])
+    return classification.CrossValidation([task.labels("test") for task in folds], found, test_share)
 
 
 def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual import contextual_plots, encoder_heads, frozen_vectors
+from cope_jax.evaluation.contextual import contextual_plots, encoder_heads, pretrained
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import Table, mean_std
 from cope_jax.files import write_atomically
@@ -90,7 +90,7 @@ def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: P
     for config in (recurrent, *configs.values()):  # before the vectors, which take long
         Experiment.check(config)
     if "words+characters+elmo" in systems:
-        folder = frozen_vectors.make(models["elmo"], recurrent, workdir / "vectors" / "elmo", "ELMo")
+        folder = pretrained.write_vectors(models["elmo"], recurrent, workdir / "vectors" / "elmo", "ELMo")
         configs["words+characters+elmo"] = dataclasses.replace(
             with_options(recurrent, vectors=str(folder)), model=dataclasses.replace(characters, vectors=True)
         )

@@ -14,8 +14,6 @@ from cope_jax.registry import unknown
 
 Classify = Callable[[Sequence[str], np.ndarray, Sequence[str]], np.ndarray]
 """(training texts, their labels, test texts) → labels of the test texts."""
-Fold = tuple[np.ndarray, np.ndarray]
-"""Places of the training and of the test texts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,14 +52,11 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
     )
 
 
-def tfidf_svm(
-    analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5), penalty: float = 1.0
-) -> Classify:
+def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5)) -> Classify:
     """A linear SVM on TF-IDF of n-grams: the rival that BERT has to beat on short messages.
 
-    w = (1 + log tf)·idf, idf = 1 + log((1 + n)/(1 + df)), of length 1; then the squared hinge loss with L2, of
-    weight C, the penalty. The n-grams, from the shortest to the longest, are of "char"acters across words, within words
-    ("char_wb"), or of "word"s.
+    w = (1 + log tf)·idf, idf = 1 + log((1 + n)/(1 + df)), of length 1; then the squared hinge loss with L2. The
+    n-grams, from the shortest to the longest, are of "char"acters, also within words ("char_wb"), or of "word"s.
     """
     if analyzer not in ("char", "char_wb", "word"):
         raise unknown("analyzer", analyzer, ("char", "char_wb", "word"))
@@ -72,7 +67,7 @@ def tfidf_svm(
         from sklearn.svm import LinearSVC
 
         vectorizer = TfidfVectorizer(analyzer=analyzer, ngram_range=ngrams, sublinear_tf=True)
-        return make_pipeline(vectorizer, LinearSVC(C=penalty, random_state=0)).fit(texts, labels).predict(tests)
+        return make_pipeline(vectorizer, LinearSVC(random_state=0)).fit(texts, labels).predict(tests)
 
     return classify
 
@@ -95,23 +90,22 @@ CLASSIFIERS = {
 class CrossValidation:
     """The predictions on every fold."""
 
-    labels: np.ndarray  # `[N]`, the truth
-    folds: Sequence[Fold]  # stratified, the same for all classifiers that are compared
-    predictions: Sequence[np.ndarray]  # for each fold those of its test texts
+    labels: Sequence[np.ndarray]  # for each fold, the same for all classifiers that are compared, its test texts' own
+    predictions: Sequence[np.ndarray]  # and those that were found
+    test_share: float  # test texts of a fold over its training texts
 
     def by_fold(self, metric: str) -> np.ndarray:
         """One value of a field of `Metrics` for each fold."""
-        pairs = zip(self.folds, self.predictions, strict=True)
-        return np.array([getattr(metrics(self.labels[test], found), metric) for (_, test), found in pairs])
+        pairs = zip(self.labels, self.predictions, strict=True)
+        return np.array([getattr(metrics(labels, found), metric) for labels, found in pairs])
 
     def pooled(self) -> Metrics:
         """Over all test texts of all folds together."""
-        return metrics(np.concatenate([self.labels[test] for _, test in self.folds]), np.concatenate(self.predictions))
+        return metrics(np.concatenate(self.labels), np.concatenate(self.predictions))
 
     def mean_interval(self, metric: str) -> tuple[float, float, float]:
         """Mean over the folds, and Nadeau and Bengio's interval, see `corrected_interval`."""
-        train, test = self.folds[0]
-        return corrected_interval(self.by_fold(metric), len(test) / len(train))
+        return corrected_interval(self.by_fold(metric), self.test_share)
 
     def summary(self) -> dict[str, dict[str, float]]:
         """By metric: its `mean` over the folds with the interval `low` to `high`, and `pooled` over all texts."""
@@ -122,10 +116,8 @@ class CrossValidation:
         return found
 
 
-def corrected_interval(
-    values: Sequence[float] | np.ndarray, test_share: float, confidence: float = 0.95
-) -> tuple[float, float, float]:
-    """Mean and interval of a metric over repeated folds, whose training sets overlap.
+def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) -> tuple[float, float, float]:
+    """Mean and 95 % interval of a metric over repeated folds, whose training sets overlap.
 
     mean ± t_{n−1} √((1/n + n_test/n_train) s²), with s² the sample variance of the n values: the corrected resampled t
     interval. Without n_test/n_train it would be far too narrow. Nadeau and Bengio 2003, "Inference for the
@@ -140,5 +132,5 @@ def corrected_interval(
     if x.size < 2:
         raise ConfigError(f"an interval needs at least 2 folds, got {x.size}")
     mean, variance = float(x.mean()), float(x.var(ddof=1))
-    half = float(t.ppf((1 + confidence) / 2, x.size - 1)) * ((1 / x.size + test_share) * variance) ** 0.5
+    half = float(t.ppf(0.975, x.size - 1)) * ((1 / x.size + test_share) * variance) ** 0.5
     return mean, mean - half, mean + half

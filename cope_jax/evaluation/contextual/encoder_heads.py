@@ -11,8 +11,9 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.data import pipeline
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
-from cope_jax.models.encoder import EncoderOptions
+from cope_jax.models.encoder import EncoderConfig, EncoderOptions
 from cope_jax.runs.load import load, load_run
 from cope_jax.training.config import ExperimentConfig, TaskConfig
 
@@ -22,7 +23,10 @@ def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, voc
 
     A frozen encoder stays as it is. `vocabulary` names the option of the task that takes the path of a vocabulary.
     """
-    found, encoder = load(model), pretrained.encoder_of(model)
+    found = load(model)
+    encoder = found.config
+    if not isinstance(encoder, EncoderConfig):
+        raise ConfigError(f"{found.folder} holds {found.name}: choose a run of bert, or a folder of Hugging Face")
     chosen = {vocabulary: str(found.folder / "vocab.txt"), "lowercase": pretrained.lowercase(found)}
     same = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(EncoderOptions) if f.name != "name"}
     return dataclasses.replace(

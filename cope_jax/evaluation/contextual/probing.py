@@ -66,12 +66,8 @@ def probe_layers(
 ) -> Probing:
     """Probes every layer, the control task, and the mixes of the layers up to each.
 
-    Args:
-      name: of the embedder.
-      layers: names of its J layers.
-      train: vectors `[N, J, D]`, words and labels. For word senses the words are the lemmas.
-      test: the same of the test data; a label that training does not have is always wrong.
-      config: how each probe is trained.
+    The data to train and to test on are vectors `[N, J, D]`, words and labels; for word senses the words are lemmas. A
+    label that training does not have is always wrong in the test.
     """
     (x, words, labels), (test_x, test_words, test_labels) = train, test
     names = sorted(set(labels))

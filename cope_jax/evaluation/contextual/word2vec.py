@@ -124,7 +124,7 @@ class ContextFree:
         return self.vectors[word] if word in self.vectors else self.vectors.get(word.lower(), self._zeros)
 
 
-class ContextMean:
+class ContextMean(ContextFree):
     """A word has the mean of its neighbours' static vectors, without its own: v(w_i) = mean_{j≠i} E[w_j].
 
     It knows which words are around, and neither their order nor the word. Words without a vector count for nothing.
@@ -135,13 +135,11 @@ class ContextMean:
     """
 
     def __init__(self, vectors: Mapping[str, np.ndarray], name: str = "mean of the context"):
-        self.name = name
-        self.layers: tuple[str, ...] = ("static",)
-        self._vectors = ContextFree(vectors, name)
+        super().__init__(vectors, name)
 
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
         found = []
-        for vectors_1LD in self._vectors(sentences):
+        for vectors_1LD in super().__call__(sentences):
             has_vector_1L1 = vectors_1LD.any(axis=-1, keepdims=True).astype(np.float32)
             count_1L1 = has_vector_1L1.sum(axis=1, keepdims=True) - has_vector_1L1
             others_1LD = vectors_1LD.sum(axis=1, keepdims=True) - vectors_1LD

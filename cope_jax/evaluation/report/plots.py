@@ -31,12 +31,9 @@ def write_plots(
 ) -> tuple[list[Path], list[str]]:
     """Writes `error_by_split.png`, `learning_curves.png` and `error_by_length.png` into `workdir`.
 
-    Args:
-      workdir: is created.
-      task: names the splits, the sweep and the headline metric, which is what all plots show.
-      records: as `cope_jax.runs.records` describes them, of fixed and of sweep splits.
-      curves: rows with `encoding`, `seed`, `step`, `split`, and a field for each metric.
-      encodings: in the order that decides their colours and markers.
+    All show the headline metric of the task. Records, see `cope_jax.runs.records`, are of fixed and of sweep splits;
+    curves are rows with `encoding`, `seed`, `step`, `split`, and a field for each metric. The order of the encodings
+    decides their colours and markers.
 
     Returns:
       The paths written, and for each plot left out one line that says why.
@@ -176,7 +173,7 @@ def _curve(axes: Axes, rows: Sequence[Record], task: Task, number: int, label: s
     if not by_step:
         return
     steps, errors = list(by_step), list(by_step.values())
-    lowest, highest, means = ([f(own) for own in errors] for f in (min, max, np.mean))
+    lowest, highest, means = ([float(f(own)) for own in errors] for f in (np.min, np.max, np.mean))
     axes.fill_between(steps, lowest, highest, color=colour(number), alpha=0.15, linewidth=0)
     marks = {"markevery": max(1, len(steps) // 6), "clip_on": False, **line(number)}
     axes.plot(steps, means, label=label, zorder=3, **marks)

@@ -111,14 +111,9 @@ class Losses:
 
 
 def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "loss") -> Losses:
-    """The loss of every token of a text under a decoder.
+    """The loss of every token of a text, in the windows of `sliding`, under a decoder.
 
-    Args:
-      model: like `cope_jax.models.decoder.Decoder`: (tokens_BL, positions_BL, segment_ids_BL) → logits_BLV, with its
-        `config` and `encoding`.
-      windows: from `sliding`.
-      batch_size: rows at a time.
-      label: stands before the progress bar.
+    So many rows are read at a time. The label stands before the progress bar.
 
     Raises:
       ConfigError: windows are longer than a table of the encoding, or a loss is no number.

@@ -47,7 +47,7 @@ def by_thirds(classify):
     third = np.arange(len(texts)) // 4 % 3
     parts = [(np.flatnonzero(third != part), np.flatnonzero(third == part)) for part in range(3)]
     found = [classify([texts[i] for i in train], labels[train], [texts[i] for i in test]) for train, test in parts]
-    return CrossValidation(labels, parts, found)
+    return CrossValidation([labels[test] for _, test in parts], found, 20 / 40)
 
 
 def test_rivals_learn_spam_and_the_majority_does_not():
