@@ -22,11 +22,14 @@ from experiments.benchmark import (
     workloads,
 )
 from experiments.benchmark.workloads import Problem, Recipe
+from experiments.cli import flag_lists
 from experiments.cli.flag_lists import read_names
 
 
 @pytest.mark.parametrize(
-    "module", [benchmark_report, contenders, devices, process, timing, workloads], ids=lambda module: module.__name__
+    "module",
+    [benchmark_report, contenders, devices, flag_lists, process, timing, workloads],
+    ids=lambda module: module.__name__,
 )
 def test_examples_in_docstrings(module):
     tried = doctest.testmod(importlib.import_module(module.__name__), optionflags=doctest.ELLIPSIS)
