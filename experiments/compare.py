@@ -13,6 +13,7 @@ given to experiments.evaluate and experiments.inspect.
 
 import contextlib
 import dataclasses
+import functools
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,7 +25,6 @@ from ml_collections import config_flags
 from rich.console import Console
 
 from cope_jax import encodings, tasks
-from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report import comparison, plots
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
@@ -36,6 +36,7 @@ from cope_jax.training import processes
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import distributed, entry
+from experiments.cli.flag_lists import read_names
 
 _CONFIG = entry.DEFINE_config("config")
 _ENCODINGS = flags.DEFINE_string(
@@ -54,7 +55,8 @@ def main() -> None:
     """Trains what is missing, then shows everything."""
     config = entry.read_config(_CONFIG.value)
     workdir = Path(_WORKDIR.value)
-    labels = read_encodings(_ENCODINGS.value, config)
+    known = functools.partial(encodings.EncodingConfig.parse, defaults=config.encodings)
+    labels = read_names("encodings", _ENCODINGS.value, known)
     distributed.join()
     experiment = {label: dataclasses.replace(config, encoding=label) for label in labels}
     task = tasks.create(config.task.name, **config.task.options)
@@ -70,39 +72,23 @@ def main() -> None:
         planned = grid.plan(labels, _SEEDS.value, side_by_side(config), workdir)
         grid.train_missing(experiment, planned, workdir)
         if first:
-            show(workdir, config, task, labels, planned, Console())
-
-
-def read_encodings(text: str, config: ExperimentConfig) -> list[str]:
-    """The encodings of the flag; ConfigError for an unknown or a repeated one."""
-    labels = [label.strip() for label in encodings.split_outside_parentheses(text, ",")]
-    for label in labels:
-        encodings.EncodingConfig.parse(label, config.encodings)
-        if labels.count(label) > 1:
-            raise ConfigError(f"--encodings names {label!r} twice")
-    return labels
+            show(workdir, config, task, labels, planned)
 
 
 def side_by_side(config: ExperimentConfig) -> int:
     """Seeds to train in one program: on a CPU vmap over seeds is slower than one after the other."""
-    if config.seeds_side_by_side:
-        return config.seeds_side_by_side
-    return 1 if jax.default_backend() == "cpu" else _SEEDS.value
+    return config.seeds_side_by_side or (1 if jax.default_backend() == "cpu" else _SEEDS.value)
 
 
 def show(
-    workdir: Path,
-    config: ExperimentConfig,
-    task: Task,
-    labels: Sequence[str],
-    planned: Sequence[GridRun],
-    console: Console,
+    workdir: Path, config: ExperimentConfig, task: Task, labels: Sequence[str], planned: Sequence[GridRun]
 ) -> None:
     """Writes results, table and plots of all cells, and prints the table."""
     finished, paths = grid.write_results(workdir, planned)
     paper = {} if is_changed() else config.paper
     paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels)
+    console = Console()
     console.print(comparison.table(task, finished, labels, paper=paper).rich())
     console.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
 

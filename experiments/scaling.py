@@ -13,6 +13,7 @@ from absl import flags
 
 from cope_jax.errors import ConfigError
 from experiments.cli import entry
+from experiments.cli.flag_lists import read_numbers
 from experiments.compile_check import prediction
 
 _FIGURES = flags.DEFINE_string("figures", None, "Folder with the files of compile_check --json.", required=True)
@@ -24,9 +25,7 @@ _DEVICES = flags.DEFINE_list(
 
 def main() -> None:
     """Prints the table, and writes the plot."""
-    if not all(count.isdecimal() and int(count) for count in _DEVICES.value):
-        raise ConfigError(f"--devices={','.join(_DEVICES.value)} must be whole numbers from 1 on")
-    counts = [int(count) for count in _DEVICES.value]
+    counts = read_numbers("devices", _DEVICES.value)
     points = {chip: prediction.fill(own, counts) for chip, own in prediction.read(Path(_FIGURES.value)).items()}
     print(prediction.markdown(points), end="")
     if _PLOT.value is not None:

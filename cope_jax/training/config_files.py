@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
-from ml_collections import config_dict
+from ml_collections.config_dict import ConfigDict as ConfigDict
+from ml_collections.config_dict import placeholder
 
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
@@ -22,6 +23,11 @@ GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 
 
 BERT: Mapping[str, Any] = {"schedule": "linear", "epsilon": 1e-6, "weight_decay": 0.01, "decayed": "weights"}
 """What BERT's optimizers have in common (arXiv 1810.04805)."""
+
+
+def every(steps: int) -> dict[str, int]:
+    """The fields of a training that is evaluated and kept after every so many steps."""
+    return {"evaluate_every": steps, "checkpoint_every": steps}
 
 
 def config(name: str, **changes: Any) -> ExperimentConfig:
@@ -45,7 +51,7 @@ def config(name: str, **changes: Any) -> ExperimentConfig:
     return ExperimentConfig.from_mapping(_merged(named(name).to_dict(), changes))
 
 
-def named(name: str) -> config_dict.ConfigDict:
+def named(name: str) -> ConfigDict:
     """The same without changes, as what `get_config` returned: for a config that differs in a few fields.
 
     Args:
@@ -53,7 +59,7 @@ def named(name: str) -> config_dict.ConfigDict:
     """
     path, *argument = find(name).split(":", 1)
     try:
-        found: config_dict.ConfigDict = runpy.run_path(path)["get_config"](*argument)
+        found: ConfigDict = runpy.run_path(path)["get_config"](*argument)
     except (OSError, KeyError) as error:
         raise ConfigError(f"{path} is no config: give a file whose get_config() returns a ConfigDict") from error
     return found
@@ -87,7 +93,7 @@ def _folder() -> Path:
     return installed if installed.exists() else package.parent / "experiments" / "configs"
 
 
-def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides: Any) -> config_dict.ConfigDict:
+def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides: Any) -> ConfigDict:
     """The config of an experiment on `task`, every field of it reachable by a flag.
 
     Args:
@@ -105,16 +111,16 @@ def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides:
     return config
 
 
-def _fields(config: Any) -> config_dict.ConfigDict:
+def _fields(config: Any) -> ConfigDict:
     """A dataclass as a ConfigDict; an optional field keeps its type, so that a flag can set it."""
-    fields = config_dict.ConfigDict()
+    fields = ConfigDict()
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)
         if dataclasses.is_dataclass(value):
             value = _fields(value)
         elif value is None:
             kind = next(kind for kind in get_args(field.type) if kind is not type(None))
-            value = config_dict.placeholder(get_origin(kind) or kind)
+            value = placeholder(get_origin(kind) or kind)
         fields[field.name] = value
     return fields
 

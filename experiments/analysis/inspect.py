@@ -94,20 +94,15 @@ def show_text(console: Console, workdir: Path, run: LoadedRun) -> Callable[[Path
         check_sources(run.task, workdir, [split])
     tokens_BL = inspect_text.windows(run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value)
     shape = run.config.block.attention_shape(None)
-    for name, given, count in (
-        ("layer", _LAYER.value, run.config.num_layers),
-        ("head", _HEAD.value, shape.num_heads),
-    ):
-        if given is not None and not 0 <= given < count:
-            raise ConfigError(f"{name} must lie between 0 and {count - 1}, got {given}")
+    layers = maps.choose("layer", _LAYER.value, run.config.num_layers)
+    heads = maps.choose("head", _HEAD.value, shape.num_heads)
     console.print(run.title(_SEED.value), markup=False)
     found = inspect_text.score_text(run.model(_SEED.value), run.task.codec(), tokens_BL)
     console.print(f"{found.count:,} tokens in {len(tokens_BL)} windows of {tokens_BL.shape[1]}\n", markup=False)
     console.print(views.ranking(found.heads, found.bound, found.top_tokens).rich())
     console.print(*views.sentences(found.heads, found.bound), sep="\n", markup=False, soft_wrap=True)
-    layer, head = _LAYER.value, _HEAD.value
-    shown = [one for one in found.heads if layer in (None, one.layer) and head in (None, one.head)]
-    for one in shown[: _TOP.value if layer is None and head is None else None]:
+    shown = [one for one in found.heads if one.layer in layers and one.head in heads]
+    for one in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
         console.print(f"\nlayer {one.layer}, head {one.head}: mean gates", style="bold", markup=False)
         console.print(views.coloured(found.pieces, found.gates_LHBL[one.layer, one.head, 0]), soft_wrap=True)
     return functools.partial(views.write, heads=found.heads)

@@ -28,6 +28,7 @@ from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
 from cope_jax.tasks.task import TextTask
 from experiments.cli import entry
+from experiments.cli.flag_lists import read_numbers
 from experiments.cli.renamed_flags import renamed
 
 _MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
@@ -43,7 +44,7 @@ renamed("workdir", "model")
 def main() -> None:
     """Measures what is missing, then shows everything that was asked for."""
     workdir = Path(_MODEL.value)
-    plan = read_lengths()
+    plan = read_numbers("lengths", _LENGTHS.value)
     run = load_run(workdir)
     task = run.task
     models = [run.model(seed) for seed in run.seeds]
@@ -67,9 +68,8 @@ def measure(
 ) -> list[Record]:
     """Measures and writes what is missing of the windows of a plan, with a stride for each of its lengths."""
     path = workdir / "perplexity.json"
-    rows = max(
-        1, run.experiment.evaluation.batch_size * task.max_length // plan[-1]
-    )  # about as much as fitted in training
+    # About as much as fitted in training.
+    rows = max(1, run.experiment.evaluation.batch_size * task.max_length // plan[-1])
     shown = []
     for length, stride in zip(plan, strides, strict=True):
         for seed, model in zip(run.seeds, models, strict=True):
@@ -79,24 +79,11 @@ def measure(
             if not found:
                 label = f"seed {seed}, windows of {length}"
                 losses = perplexity_report.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)
-                found = [
-                    {
-                        "seed": seed,
-                        "step": run.restored.step,
-                        **perplexity_report.record(task, _SPLIT.value, length, stride, losses),
-                    }
-                ]
+                figures = perplexity_report.record(task, _SPLIT.value, length, stride, losses)
+                found = [{"seed": seed, "step": run.restored.step, **figures}]
                 workdirs.replace_records(path, key, found)
             shown += found
     return shown
-
-
-def read_lengths() -> list[int]:
-    """The numbers of --lengths."""
-    for text in _LENGTHS.value:
-        if not text.strip().isdecimal() or int(text) < 1:
-            raise ConfigError(f"--lengths has {text!r}, which is no length: write numbers such as 128,256,512")
-    return [int(text) for text in _LENGTHS.value]
 
 
 def show(workdir: Path, task: TextTask, records: Sequence[Record], first: int) -> None:

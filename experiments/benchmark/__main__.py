@@ -9,20 +9,22 @@ PyTorch's contenders take part. Ctrl-C ends it, and what was measured is kept.
 """
 
 import dataclasses
+import functools
 import sys
 from pathlib import Path
 
 from absl import flags
 from rich.console import Console
 
+from cope_jax.encodings import EncodingConfig
 from cope_jax.files import write_atomically
-from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
 from cope_jax.training.preemption import GracefulStop, Interrupted
 from experiments.benchmark import benchmark_report, contenders, devices, memory_use, process, timing, training_steps
-from experiments.benchmark.workloads import Problem, Recipe, cores, read_problems
+from experiments.benchmark.workloads import Recipe, cores, read_problems
 from experiments.cli import entry
+from experiments.cli.flag_lists import check_names, read_names
 
 SECTIONS = ("attention", "memory", "decode", "train")
 
@@ -63,15 +65,15 @@ _WORKDIR = flags.DEFINE_string("workdir", "runs/benchmark", "Folder for the repo
 
 def main() -> None:
     """Measures, and reports also when it is interrupted."""
-    for name in _ONLY.value:
-        if name not in SECTIONS:
-            raise unknown("section of --only", name, SECTIONS)
-    names = contenders.read(_CONTENDERS.value)
+    check_names("section of --only", _ONLY.value, SECTIONS)
+    names = read_names("contenders", _CONTENDERS.value, contenders.find)
     reference = names[0] if _REFERENCE.value is None else _REFERENCE.value
-    if reference not in names:
-        raise unknown("--reference", reference, names)
-    timed, weighed, decoded = (_problems(flag) for flag in (_LENGTHS, _MEMORY_LENGTHS, _CONTEXTS))
-    labels = training_steps.read_encodings(_ENCODINGS.value)
+    check_names("--reference", [reference], names)
+    sizes = (_BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value)
+    timed, weighed, decoded = (
+        read_problems(flag.name, flag.value, _NPOS_MAX.value, *sizes) for flag in (_LENGTHS, _MEMORY_LENGTHS, _CONTEXTS)
+    )
+    labels = read_names("encodings", _ENCODINGS.value, EncodingConfig.parse)
     recipes = [Recipe.parse(text) for text in _RECIPES.value]
     if _TUNE.value:
         process.restart(["-m", "experiments.benchmark", *sys.argv[1:]], _DEVICES.value or cores())
@@ -89,9 +91,7 @@ def main() -> None:
     def stop() -> bool:
         return interruption.number is not None
 
-    def keep() -> None:
-        write(workdir, facts, results)
-
+    keep = functools.partial(write, workdir, facts, results)
     try:
         with workdirs.locked(workdir), GracefulStop() as interruption:
             timing.run(cases, _ROUNDS.value, results, stop, keep)
@@ -106,15 +106,9 @@ def main() -> None:
         raise Interrupted(f"stopped early; {workdir} has what was measured so far")
 
 
-def _problems(lengths: "flags.FlagHolder[list[str]]") -> list[Problem]:
-    sizes = (_BATCH.value, _HEADS.value, _HEAD_DIM.value, _DTYPE.value)
-    return read_problems(lengths.name, lengths.value, _NPOS_MAX.value, *sizes)
-
-
 def write(workdir: Path, facts: Record, results: timing.Results) -> None:
     """Writes everything that was measured so far."""
-    content = {"environment": facts, "records": results.records, "left_out": results.left_out, "notes": results.notes}
-    workdirs.write_json(workdir / "benchmark.json", content)
+    workdirs.write_json(workdir / "benchmark.json", {"environment": facts, **vars(results)})
     write_atomically(workdir / "benchmark.md", benchmark_report.markdown(results.records, *results.lines(), facts))
 
 

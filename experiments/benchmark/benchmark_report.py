@@ -6,13 +6,10 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from cope_jax.evaluation.report.plot_style import COLOURS, MARKERS, STYLE, TEXT_WIDTH
-from cope_jax.evaluation.report.table import Table
+from cope_jax.evaluation.report.plot_style import STYLE, TEXT_WIDTH, line, save
+from cope_jax.evaluation.report.table import FIRM, MISSING, Table
 from cope_jax.runs.records import Record, select
 from experiments.benchmark.workloads import BACKWARD, FORWARD
-
-MISSING = "–"
-FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, where a narrow terminal would break a line
 
 _SIZES = "B{batch} H{heads} K{head_dim}, {dtype}, npos_max {npos_max}, {devices}"
 _TIMES = "time, and times that of {reference}"
@@ -58,7 +55,9 @@ def _tables(
 
 
 def _time(record: Record) -> str:
-    return f"{milliseconds(record['median_seconds'])}  {times(record['ratio'])}"
+    ratio = record["ratio"]
+    times = MISSING if ratio is None else f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.0f}×"
+    return f"{milliseconds(record['median_seconds'])}  {times}"
 
 
 def milliseconds(seconds: float) -> str:
@@ -69,11 +68,6 @@ def milliseconds(seconds: float) -> str:
     """
     value = 1000 * seconds
     return f"{value:.{3 if value < 1 else 2 if value < 10 else 1 if value < 100 else 0}f}{FIRM}ms"
-
-
-def times(ratio: float | None) -> str:
-    """A ratio, as text."""
-    return MISSING if ratio is None else f"{ratio:.2f}×" if ratio < 10 else f"{ratio:.0f}×"
 
 
 def _memory(record: Record) -> str:
@@ -93,12 +87,10 @@ def mebibytes(count: int) -> str:
 def write_plots(workdir: Path, records: Sequence[Record]) -> list[Path]:
     """Writes `attention_npos_max_N.png` for each N measured. Returns the paths."""
     attention = select(records, section="attention")
-    paths = []
-    for npos_max in dict.fromkeys(record["npos_max"] for record in attention):
-        path = workdir / f"attention_npos_max_{npos_max}.png"
-        time_by_length(select(attention, npos_max=npos_max)).savefig(path, dpi=200)
-        paths.append(path)
-    return paths
+    return [
+        save(time_by_length(select(attention, npos_max=npos_max)), workdir / f"attention_npos_max_{npos_max}.png")
+        for npos_max in dict.fromkeys(record["npos_max"] for record in attention)
+    ]
 
 
 @rc_context(STYLE)
@@ -110,13 +102,8 @@ def time_by_length(records: Sequence[Record]) -> Figure:
     for axes, what in zip(panels, (FORWARD, BACKWARD), strict=True):
         for number, name in enumerate(dict.fromkeys(record["contender"] for record in records)):
             own = sorted(select(records, contender=name, what=what), key=lambda record: record["length"])
-            axes.plot(
-                [record["length"] for record in own],
-                [1000 * record["median_seconds"] for record in own],
-                label=name,
-                color=COLOURS[number % len(COLOURS)],
-                marker=MARKERS[number % len(MARKERS)],
-            )
+            times = [1000 * record["median_seconds"] for record in own]
+            axes.plot([record["length"] for record in own], times, label=name, **line(number))
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(lengths, [str(length) for length in lengths])

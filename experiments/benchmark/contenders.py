@@ -19,7 +19,6 @@ from cope_jax import encodings
 from cope_jax.array_types import PyTree
 from cope_jax.attention import Cache, attend, attend_cached, create_cache
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
 from experiments.benchmark.devices import AXIS, Attention, Plan, split_heads, split_sequence
 from experiments.benchmark.timing import Case, LeftOut, Task, WithNote
@@ -29,42 +28,25 @@ Contender = Callable[[Problem], Mapping[str, Task]]
 
 CONTENDERS: Registry[Contender] = Registry("contender")
 IMPLEMENTATIONS = ("full", "blockwise", "ring", "auto")
-DEFAULT = (
-    "cope/blockwise",
-    "cope/full",
-    "cope/ring",
-    "rope/blockwise",
-    "rope/full",
-    "rope/jax.nn",
-    "cope/torch-listing",
-    "cope/x-transformers",
-    "rope/torch-sdpa",
-)
+OURS = ("cope/blockwise", "cope/full", "cope/ring", "rope/blockwise", "rope/full", "rope/jax.nn")
+OF_TORCH = {
+    "cope/torch-listing": "cope_listing",
+    "cope/x-transformers": "x_transformers_cope",
+    "rope/torch-sdpa": "sdpa_with_rope",
+}
+DEFAULT = (*OURS, *OF_TORCH)
 # Matrices of all pairs, float32, that backward holds at its peak, roughly.
 OF_FULL, OF_JAX_NN = 10, 6
 
 
-def read(text: str) -> list[str]:
-    """The names of --contenders; ConfigError for an unknown or a repeated one."""
-    names = [name.strip() for name in encodings.split_outside_parentheses(text, ",")]
-    for name in names:
-        find(name)
-        if names.count(name) > 1:
-            raise ConfigError(f"--contenders names {name!r} twice")
-    return names
-
-
 def cases(problems: Sequence[Problem], names: Sequence[str], reference: str) -> list[Case]:
     """One case for each problem: attention, forward and with all gradients."""
-    return [
-        Case(
-            {"section": "attention", **problem.fields()},
-            {name: functools.partial(find(name), problem) for name in names},
-            reference,
-            cost=problem.length**2,
-        )
-        for problem in problems
-    ]
+    built = []
+    for problem in problems:
+        builds = {name: functools.partial(find(name), problem) for name in names}
+        fields = {"section": "attention", **problem.fields()}
+        built.append(Case(fields, builds, reference, cost=problem.length**2))
+    return built
 
 
 def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:
@@ -97,13 +79,15 @@ def find(name: str) -> Contender:
 
 def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task]:
     """An encoding in `cope_jax.attention.attend`."""
-    options: Any = {"sequence_axis": AXIS} if implementation == "ring" else {}
+    options: Any = {"implementation": implementation, "embedded": True}
+    if implementation == "ring":
+        options["sequence_axis"] = AXIS
 
     def build(problem: Problem) -> tuple[Attention, PyTree]:
         merge, params = problem.encoding(spec)
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attend(q, k, v, encoding=merge(params), implementation=implementation, embedded=True, **options)
+            return attend(q, k, v, encoding=merge(params), **options)
 
         return attention, params
 
@@ -211,6 +195,5 @@ def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, 
         raise LeftOut(f"{error.name} is not installed: pip install -e '.[bench]'") from error
 
 
-CONTENDERS.register("cope/torch-listing")(functools.partial(of_torch, "cope_listing"))
-CONTENDERS.register("cope/x-transformers")(functools.partial(of_torch, "x_transformers_cope"))
-CONTENDERS.register("rope/torch-sdpa")(functools.partial(of_torch, "sdpa_with_rope"))
+for _name, _function in OF_TORCH.items():
+    CONTENDERS.register(_name)(functools.partial(of_torch, _function))

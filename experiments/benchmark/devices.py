@@ -39,21 +39,13 @@ def choose(asked: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How attention runs.
+    """How attention runs, on one device or on those of a mesh."""
 
-    Attributes:
-      attention: of all heads.
-      params: its parameters, of which every device of the mesh has the whole.
-      mesh: the devices, as its axis `AXIS`; None: one device.
-      split: the dimension of q, k and v that they share.
-      note: why it is not split although several devices are there, in one line; or empty.
-    """
-
-    attention: Attention
-    params: PyTree
-    mesh: Mesh | None = None
-    split: int = HEADS
-    note: str = ""
+    attention: Attention  # of all heads
+    params: PyTree  # every device has the whole
+    mesh: Mesh | None = None  # its axis is `AXIS`
+    split: int = HEADS  # the dimension of q, k and v that the devices share
+    note: str = ""  # why it is not split although several devices are there, in one line
 
     @property
     def spec(self) -> PartitionSpec:
@@ -64,8 +56,8 @@ class Plan:
         """Parameters and arrays where they are needed."""
         if self.mesh is None:
             return params, arrays
-        whole, share = (NamedSharding(self.mesh, spec) for spec in (PartitionSpec(), self.spec))
-        return jax.device_put(params, whole), jax.device_put(arrays, share)
+        places = NamedSharding(self.mesh, PartitionSpec()), NamedSharding(self.mesh, self.spec)
+        return jax.device_put((params, arrays), places)
 
 
 def _mesh(devices: int) -> Mesh:

@@ -37,19 +37,12 @@ class WithNote(dict[str, Task]):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Contenders that do the same work and so are timed in turns.
+    """Contenders that do the same work and so are timed in turns."""
 
-    Attributes:
-      fields: what the records of this case share, such as section and length.
-      builds: by the contender's name.
-      reference: the contender that the ratios are relative to; the first that takes part where it does not.
-      cost: how long the case takes in comparison with others, for the progress bar.
-    """
-
-    fields: Record
-    builds: Mapping[str, Build]
-    reference: str
-    cost: float = 1.0
+    fields: Record  # what the records of this case share, such as section and length
+    builds: Mapping[str, Build]  # by the contender's name
+    reference: str  # what the ratios are relative to; where it does not take part, the first that does
+    cost: float = 1.0  # how long the case takes in comparison with others, for the progress bar
 
 
 @dataclasses.dataclass
@@ -66,11 +59,11 @@ class Results:
 
 
 def _lines(rows: Sequence[Record], field: str) -> list[str]:
-    lines: dict[tuple[str, str], list[str]] = {}
+    lines: dict[tuple[str, str], dict[str, None]] = {}
     for row in rows:
         at = row.get("length") or row.get("recipe") or row.get("context")
-        lines.setdefault((row["contender"], row[field]), []).append(str(at))
-    return [f"{name} ({', '.join(dict.fromkeys(at))}): {text}" for (name, text), at in lines.items()]
+        lines.setdefault((row["contender"], row[field]), {})[str(at)] = None
+    return [f"{name} ({', '.join(at)}): {text}" for (name, text), at in lines.items()]
 
 
 def progress(total: float) -> Any:
@@ -112,27 +105,20 @@ def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], a
         except (LeftOut, ConfigError) as reason:
             results.left_out.append({**case.fields, "contender": name, "reason": str(reason)})
     advance()
-    seconds: dict[tuple[str, str], list[float]] = {key: [] for key in tasks}
-    for measured in interleave(tasks, rounds):
-        for key, one in measured.items():
-            seconds[key].append(one)
+    measured = []
+    for one_round in interleave(tasks, rounds):
+        measured.append(one_round)
         advance()
         if stop():
             break
-    names = [name for name, _ in seconds]
+    seconds = {key: [one_round[key] for one_round in measured] for key in tasks}
+    names = [name for name, _ in tasks]
     reference = case.reference if case.reference in names else next(iter(names), "")
-    results.records += [
-        {
-            **case.fields,
-            "contender": name,
-            "what": what,
-            "median_seconds": statistics.median(own),
-            "reference": reference,
-            "ratio": ratio(own, seconds[reference, what]) if (reference, what) in seconds else None,
-            "seconds": own,
-        }
-        for (name, what), own in seconds.items()
-    ]
+    for (name, what), own in seconds.items():
+        of_reference = seconds.get((reference, what))
+        times = {"median_seconds": statistics.median(own), "reference": reference}
+        times |= {"ratio": of_reference and ratio(own, of_reference), "seconds": own}
+        results.records.append({**case.fields, "contender": name, "what": what, **times})
 
 
 def interleave(

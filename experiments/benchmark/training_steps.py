@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import jax
 import numpy as np
 
-from cope_jax import encodings, tasks
+from cope_jax import tasks
 from cope_jax.training import from_config
 from cope_jax.training.config import JobConfig, MeshConfig
 from experiments.benchmark.contenders import of_torch
@@ -47,11 +47,3 @@ def ours(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
     if shares < devices:
         return WithNote({STEP: step}, f"on 1 device, for {devices} cannot share a batch of {size} evenly")
     return {STEP: step}
-
-
-def read_encodings(text: str) -> list[str]:
-    """The encodings of a flag; ConfigError for an unknown one."""
-    labels = [label.strip() for label in encodings.split_outside_parentheses(text, ",")]
-    for label in labels:
-        encodings.EncodingConfig.parse(label)
-    return labels

@@ -21,6 +21,7 @@ from cope_jax.registry import check_at_least, unknown
 from cope_jax.training import config_files
 from cope_jax.training.config import ExperimentConfig
 from experiments.benchmark.timing import LeftOut
+from experiments.cli.flag_lists import read_numbers
 
 FORWARD, BACKWARD, STEP = "forward", "forward+backward", "step"
 ROOT = Path(experiments.__file__).parents[1]
@@ -28,25 +29,15 @@ ROOT = Path(experiments.__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """Causal self-attention of L tokens.
+    """Causal self-attention of L tokens."""
 
-    Attributes:
-      length: L.
-      npos_max: N, rows of CoPE's table.
-      batch: B.
-      heads: H.
-      head_dim: K.
-      dtype: of queries, keys and values, "float32" or "bfloat16".
-      devices: of JAX, over which its contenders split the work.
-    """
-
-    length: int
-    npos_max: int = 64
-    batch: int = 1
-    heads: int = 8
-    head_dim: int = 64
-    dtype: str = "float32"
-    devices: int = 1
+    length: int  # L
+    npos_max: int = 64  # N, rows of CoPE's table
+    batch: int = 1  # B
+    heads: int = 8  # H
+    head_dim: int = 64  # K
+    dtype: str = "float32"  # of queries, keys and values; or "bfloat16"
+    devices: int = 1  # of JAX, over which its contenders split the work
 
     def __post_init__(self):
         check_at_least(1, "benchmark", length=self.length, batch=self.batch, heads=self.heads, head_dim=self.head_dim)
@@ -80,8 +71,8 @@ class Problem:
         """Raises LeftOut if that many matrices of all pairs would take more than half of the memory that is free."""
         needed, free = 4.0 * matrices * self.batch * self.heads * self.length**2, free_memory()
         if needed > free / 2:
-            needed, free = needed / 2**30, free / 2**30
-            raise LeftOut(f"holds the pairs of all tokens, about {needed:.1f} GiB, and {free:.1f} GiB are free")
+            sizes = f"about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
+            raise LeftOut(f"holds the pairs of all tokens, {sizes}")
 
     def fields(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -133,24 +124,10 @@ def read_problems(flag: str, lengths: Sequence[str], npos_max: Sequence[str], *s
     [4, 8, 4, 16]
     """
     problems = []
-    for length in read_numbers(flag, lengths):
+    for length in read_numbers(flag, lengths or [""]):
         found = read_numbers("npos_max", [str(length) if n == "T" else n for n in npos_max])
         problems += [Problem(length, n, *sizes) for n in dict.fromkeys(found)]
     return problems
-
-
-def read_numbers(flag: str, texts: Sequence[str]) -> list[int]:
-    """Positive numbers; ConfigError for anything else.
-
-    >>> read_numbers("lengths", ["512", "1k"])
-    Traceback (most recent call last):
-    ...
-    cope_jax.errors.ConfigError: --lengths takes positive numbers with commas between them, not '1k'
-    """
-    for text in texts or [""]:
-        if not text.strip().isdecimal() or int(text) < 1:
-            raise ConfigError(f"--{flag} takes positive numbers with commas between them, not {text!r}")
-    return [int(text) for text in texts]
 
 
 def free_memory() -> float:

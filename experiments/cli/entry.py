@@ -174,13 +174,7 @@ class _ConfigParser(flags.ArgumentParser[Any]):
 
 
 def DEFINE_config(name: str, default: str | None = None, what: str = "") -> flags.FlagHolder[Any]:
-    """A flag for a config, all of whose fields are flags too.
-
-    Args:
-      name: of the flag.
-      default: name of a config.
-      what: it is of.
-    """
+    """A flag for a config, all of whose fields are flags too; its help begins with what the config is of."""
     path = None if default is None else config_files.find(default)
     holder = config_flags.DEFINE_config_file(
         name, path, f"{what}A name of experiments/configs, such as quick, or the path of a file."

@@ -20,11 +20,5 @@ class _OldName(flags.Flag):  # type: ignore[type-arg]  # absl's class has no par
 
 
 def renamed(old: str, new: str, values: flags.FlagValues = flags.FLAGS) -> None:
-    """Lets --OLD stand for --NEW, with a line on stderr; of a list each old name adds to it.
-
-    Args:
-      old: the name until now.
-      new: the flag, which is defined.
-      values: where it is.
-    """
+    """Lets --OLD stand for --NEW, which is defined, with a line on stderr; of a list each old name adds to it."""
     flags.DEFINE_flag(_OldName(old, new, values), values, module_name=__name__)

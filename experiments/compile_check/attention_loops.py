@@ -26,7 +26,7 @@ def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
     (2.0, None)
     """
     return lambda name: next(
-        (counted[loop] for loop in LOOPS if loop in counted and re.search(rf"\b{loop}\b[^/]*/while[^/]*$", name)), None
+        (turns for loop, turns in counted.items() if re.search(rf"\b{loop}\b[^/]*/while[^/]*$", name)), None
     )
 
 

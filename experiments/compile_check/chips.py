@@ -23,30 +23,18 @@ _COUNTS = tuple("1 2 4 8".split())
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One kind of accelerator; all figures are of one JAX device.
+    """One kind of accelerator; all figures are of one JAX device."""
 
-    Attributes:
-      platform: "tpu" or "cuda".
-      hbm_bytes: memory.
-      hbm_bandwidth: bytes/s.
-      ring_bandwidth: bytes/s that a device sends in a ring; on a TPU, over both directions of one axis of the torus.
-      shapes: the common slices, as text.
-      clock: Hz in which the compiler counts cycles: the peak over the FLOPs of the matrix units in a cycle. None: the
-        compiler counts none.
-      devices_per_chip: JAX devices in a chip.
-      options: what `get_topology_desc` wants besides the shape.
-      name: of a GPU, for its compiler.
-    """
-
-    platform: str
-    hbm_bytes: float
-    hbm_bandwidth: float
-    ring_bandwidth: float
-    shapes: tuple[str, ...]
+    platform: str  # "tpu" or "cuda"
+    hbm_bytes: float  # memory
+    hbm_bandwidth: float  # bytes/s
+    ring_bandwidth: float  # bytes/s sent in a ring; on a TPU, over both directions of one axis of the torus
+    shapes: tuple[str, ...]  # the common slices, as text
+    # Hz in which the compiler counts cycles, if it does: the peak over the FLOPs of the matrix units in a cycle.
     clock: float | None = None
     devices_per_chip: int = 1
-    options: dict[str, str] = dataclasses.field(default_factory=dict)
-    name: str = ""
+    options: dict[str, str] = dataclasses.field(default_factory=dict)  # for `get_topology_desc`, besides the shape
+    name: str = ""  # of a GPU, for its compiler
 
 
 CHIPS = {

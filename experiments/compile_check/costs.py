@@ -16,20 +16,12 @@ _UNESTIMATED = ("fusion", "gather", "scatter", "sort", "custom-call", "convoluti
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of message between chips, over the whole step.
+    """One kind of message between chips, over the whole step."""
 
-    Attributes:
-      kind: as "all-gather".
-      group: chips that take part in each.
-      count: how often it runs.
-      payload: bytes of the whole array, summed over all runs: what an all-gather ends with, a reduce-scatter begins
-        with, the others begin and end with.
-    """
-
-    kind: str
-    group: int
-    count: float
-    payload: float
+    kind: str  # as "all-gather"
+    group: int  # chips that take part in each
+    count: float  # how often it runs
+    payload: float  # bytes of the whole array, over all runs: what an all-gather ends with, and others begin with
 
     @property
     def sent(self) -> float:

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 
 from cope_jax import tasks
+from cope_jax.evaluation.report.table import FIRM
 from cope_jax.training import from_config
 from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.flops import peak_flops
@@ -18,7 +19,6 @@ from experiments.compile_check.hlo import Module
 Figures = dict[str, Any]
 """In bytes, seconds and FLOPs; those of memory, work and time are of one device, and absent where it does not fit."""
 
-FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, where a narrow terminal would break a line
 _BYTES = {"arguments": "argument", "outputs": "output", "aliased": "alias", "temporaries": "temp"}
 
 
@@ -132,10 +132,20 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
         ("mesh", mesh),
         ("batch", f"{figures['batch_size']:,} × {figures['length']:,} tokens"),
         ("parameters", f"{figures['parameters']:,}"),
-        ("model FLOPs of a step, by formula", number(figures["model_flops"])),
+        ("model FLOPs of a step, by formula", re.sub(r"e\+0?", "e", f"{figures['model_flops']:.2e}")),
     ]
-    if "bytes" in figures:
-        found += _work(figures)
+    if memory := figures.get("bytes"):
+        hbm = figures["hbm_bytes"]
+        found += [
+            ("arguments of a device", size(memory["arguments"])),
+            ("outputs, of which in the arguments' place", f"{size(memory['outputs'])}, {size(memory['aliased'])}"),
+            ("temporaries", size(memory["temporaries"])),
+            ("program", size(memory["program"])),
+            ("peak, of the device's memory", f"{size(memory['peak'])}, {memory['peak'] / hbm:.0%} of {size(hbm)}"),
+        ]
+        for c in figures["collectives"]:
+            sent = f"{c['count']:,.0f} times, {size(c['sent_bytes'])} sent"
+            found.append((f"{c['kind']} among {c['group']}", sent))
     else:
         found += [("memory of a device", size(figures["hbm_bytes"])), ("the compiler", figures["excess"])]
     if "step_seconds" in figures:
@@ -148,21 +158,6 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
         if figures["peak_flops"]:
             found.append(("MFU", between(*(f"{share:.1%}" for share in reversed(figures["mfu"])))))
     return [*found, ("compiled in", seconds(figures["compile_seconds"]))]
-
-
-def _work(figures: Figures) -> list[tuple[str, str]]:
-    memory, hbm = figures["bytes"], figures["hbm_bytes"]
-    return [
-        ("arguments of a device", size(memory["arguments"])),
-        ("outputs, of which in the arguments' place", f"{size(memory['outputs'])}, {size(memory['aliased'])}"),
-        ("temporaries", size(memory["temporaries"])),
-        ("program", size(memory["program"])),
-        ("peak, of the device's memory", f"{size(memory['peak'])}, {memory['peak'] / hbm:.0%} of {size(hbm)}"),
-        *(
-            (f"{c['kind']} among {c['group']}", f"{c['count']:,.0f} times, {size(c['sent_bytes'])} sent")
-            for c in figures["collectives"]
-        ),
-    ]
 
 
 def notes(figures: Figures) -> list[str]:
@@ -202,11 +197,6 @@ def size(count: float) -> str:
     power = next((power for power in range(3) if count < 1024 ** (power + 1)), 3)
     unit, digits = units[power]
     return f"{count / 1024**power:.{digits}f}{FIRM}{unit}"
-
-
-def number(count: float) -> str:
-    """A large number as text, as "1.25e15"."""
-    return re.sub(r"e\+0?", "e", f"{count:.2e}")
 
 
 def seconds(count: float) -> str:

@@ -37,11 +37,6 @@ class Shape:
         )
 
     @property
-    def size(self) -> int:
-        """The number of entries."""
-        return math.prod(self.sizes)
-
-    @property
     def bytes(self) -> int:
         """The bytes of all entries.
 
@@ -51,26 +46,18 @@ class Shape:
         digits = re.search(r"\d+", self.type)
         if digits is None and self.type not in _BITS:
             raise ValueError(f"how many bits an entry of type {self.type!r} has is not known")
-        return -(-self.size * (int(digits[0]) if digits else _BITS[self.type]) // 8)
+        return -(-math.prod(self.sizes) * (int(digits[0]) if digits else _BITS[self.type]) // 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction.
+    """One instruction."""
 
-    Attributes:
-      name: unique in its computation.
-      shapes: of the result; of a tuple, those of all its entries.
-      opcode: as "dot" or "while".
-      arguments: the text between its parentheses.
-      attributes: the text after them.
-    """
-
-    name: str
-    shapes: tuple[Shape, ...]
-    opcode: str
-    arguments: str
-    attributes: str
+    name: str  # unique in its computation
+    shapes: tuple[Shape, ...]  # of the result; of a tuple, those of all its entries
+    opcode: str  # as "dot" or "while"
+    arguments: str  # the text between its parentheses
+    attributes: str  # the text after them
 
     @classmethod
     def parse(cls, name: str, text: str) -> "Instruction":

@@ -11,13 +11,12 @@ import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.report.plot_style import COLOURS, COLUMN_WIDTH, MARKERS, STYLE
+from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, line
 from cope_jax.evaluation.report.table import Table
 from experiments.compile_check.figures import Figures, between, seconds, size
 
@@ -26,24 +25,16 @@ HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tok
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A step on so many devices: compiled for them, or following from one that was compiled for others.
+    """A step on so many devices: compiled for them, or following from one that was compiled for others."""
 
-    Attributes:
-      devices: n.
-      compiled: whether the figures are those of a program.
-      memory: bytes of a device.
-      compute, sent, messages: C, S and M.
-      steps, efficiency: with (nothing hidden, everything hidden).
-    """
-
-    devices: int
-    compiled: bool
-    memory: float
-    compute: float
-    sent: float
-    messages: float
-    steps: tuple[float, float]
-    efficiency: tuple[float, float]
+    devices: int  # n
+    compiled: bool  # whether the figures are those of a program
+    memory: float  # bytes of a device
+    compute: float  # C
+    sent: float  # S
+    messages: float  # M
+    steps: tuple[float, float]  # with (nothing hidden, everything hidden)
+    efficiency: tuple[float, float]  # the same
     figures: Figures
 
     @classmethod
@@ -136,11 +127,7 @@ def plot(points: dict[str, list[Point]]) -> Figure:
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, (chip, own) in enumerate(points.items()):
-        style: dict[str, Any] = {
-            "color": COLOURS[number % len(COLOURS)],
-            "marker": MARKERS[number % len(MARKERS)],
-            "markevery": [place for place, point in enumerate(own) if point.compiled],
-        }
+        style = line(number) | {"markevery": [place for place, point in enumerate(own) if point.compiled]}
         low, high = ([100 * share for share in shares] for shares in zip(*(p.efficiency for p in own), strict=True))
         devices = [point.devices for point in own]
         axes.plot(devices, low, label=f"{chip}, no message hidden", **style)

@@ -10,60 +10,43 @@ _SAME = ("copy", "bitcast", "convert", "reshape", "copy-start", "copy-done", "op
 
 
 @dataclasses.dataclass(frozen=True)
-class Loop:
-    """A while loop, in the computation that it stands in, and the loops around that."""
-
-    instruction: Instruction
-    computation: Computation
-    around: "Loop | None"
-
-
-@dataclasses.dataclass(frozen=True)
 class Visit:
-    """An instruction as it runs in one place of the program.
-
-    Attributes:
-      times: how often.
-      fused: it is a part of a fusion, so it has no cost of its own in the compiler's schedule.
-      unknown: it is a loop that counts as one turn because nobody knows better.
-    """
+    """An instruction as it runs in one place of the program."""
 
     instruction: Instruction
     computation: Computation
-    times: float
-    fused: bool
-    unknown: bool = False
+    times: float  # how often
+    fused: bool  # it is a part of a fusion, so it has no cost of its own in the compiler's schedule
+    around: "Visit | None"  # the innermost of the loops that it stands in
+    unknown: bool = False  # it is a loop that counts as one turn because nobody knows better
 
 
 def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit]:
     """Every instruction that runs, with how often it does; all branches of a conditional count.
 
-    Args:
-      module: the program.
-      turns: how often a loop turns of which the program does not say it, from the loop's name in the source, the
-        `op_name` of its metadata; None: not known, then it counts as one turn.
+    `turns` tells how often a loop turns of which the program does not say it, from the loop's name in the source, the
+    `op_name` of its metadata; where it does not know either, None, the loop counts as one turn.
     """
 
-    def within(computation: Computation, times: float, fused: bool, around: Loop | None) -> Iterator[Visit]:
+    def within(computation: Computation, times: float, fused: bool, around: Visit | None) -> Iterator[Visit]:
         for instruction in computation.instructions.values():
+            visit = Visit(instruction, computation, times, fused, around)
             if instruction.opcode != "while":
-                yield Visit(instruction, computation, times, fused)
+                yield visit
                 for name in instruction.calls():
                     yield from within(module[name], times, fused or instruction.opcode == "fusion", around)
                 continue
-            loop = Loop(instruction, computation, around)
-            count = trip_count(module, loop)
+            count = trip_count(module, visit)
             told = turns(instruction.attribute(r'op_name="([^"]*)"') or "") if count is None else float(count)
-            yield Visit(instruction, computation, times, fused, unknown=told is None)
+            yield dataclasses.replace(visit, unknown=told is None)
+            of_parts = times if told is None else times * told
             for part in ("body", "condition"):
-                yield from within(
-                    module[_called(instruction, part)], times * (1 if told is None else told), fused, loop
-                )
+                yield from within(module[_called(instruction, part)], of_parts, fused, visit)
 
     yield from within(module[module.entry], 1.0, False, None)
 
 
-def trip_count(module: Module, loop: Loop) -> int | None:
+def trip_count(module: Module, loop: Visit) -> int | None:
     """The turns of a loop that counts upward from one constant to below another; None of any other.
 
     XLA's own analysis stands in the text on CPUs and GPUs, but not on TPUs.
@@ -120,7 +103,7 @@ def _step(body: Computation, index: int) -> int | None:
     return _number(constants[0]) if len(own) == len(constants) == 1 else None
 
 
-def _initial(module: Module, loop: Loop, index: int) -> int | None:
+def _initial(module: Module, loop: Visit, index: int) -> int | None:
     """The value of an entry of the state before the loop."""
     state = _source(loop.computation, loop.instruction.operands[0])
     if state.opcode != "tuple":
@@ -128,7 +111,7 @@ def _initial(module: Module, loop: Loop, index: int) -> int | None:
     return _constant(module, loop.computation, _source(loop.computation, state.operands[index]), loop.around)
 
 
-def _constant(module: Module, computation: Computation, value: Instruction, loop: Loop | None) -> int | None:
+def _constant(module: Module, computation: Computation, value: Instruction, loop: Visit | None) -> int | None:
     """The number that a value is, also where it comes into the loop around as a part of a state that never changes."""
     if value.opcode == "constant":
         return _number(value)

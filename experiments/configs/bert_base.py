@@ -13,13 +13,10 @@ and norms, clipping at 1, dropout 0.1. It trains the last tenth of the steps on 
 has no bias correction; ours, as everyone's after it, has.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "masked_lm",
         {"length": 128, "vocab_size": 30_522, "max_predictions": 20},

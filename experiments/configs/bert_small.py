@@ -12,13 +12,10 @@ original's: initial weights are wider, since the model is narrower, and position
 BERT's own, `--config.encoding=learned`, do not begin to matter: experiments/RESULTS.md has both.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "masked_lm",
         {"corpus": "both", "length": 64, "vocab_size": 8192, "max_predictions": 10},

@@ -4,13 +4,10 @@
 et al. (arXiv 1810.04805) fine-tune for 2 to 4 epochs at 2e-5 to 5e-5; a model as small as ours wants a higher rate.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "tagging",
         {"length": 48, "max_pieces": 64},

@@ -17,13 +17,10 @@ million tokens a step, a vocabulary learned from the training files, files packe
 2307.09288) has it.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "text",
         {"corpus": "code", "vocab_size": 32_000, "length": 4096, "packing": "documents"},
@@ -42,13 +39,7 @@ def get_config() -> config_dict.ConfigDict:
         },
         encodings={"cope": {"npos_max": 64}},
         optimizer={**base.GPT3, "learning_rate": 5e-4, "warmup_steps": 2000, "epsilon": 1e-5},
-        training={
-            "steps": 190_000,
-            "batch_size": 128,
-            "steps_per_dispatch": 10,
-            "evaluate_every": 1000,
-            "checkpoint_every": 1000,
-        },
+        training={"steps": 190_000, "batch_size": 128, "steps_per_dispatch": 10, **base.every(1000)},
         # 8 M tokens of each split, which are held in memory.
         evaluation={"examples": 2_000, "curve_examples": 128, "sweep_examples": 0, "batch_size": 128},
         paper={

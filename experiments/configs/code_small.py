@@ -10,13 +10,10 @@ another file.
 `--config.task.options.globs` names other files.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     config = base.named("wikitext2_small")
     config.task.options.update(corpus="code", packing="documents")
     return config

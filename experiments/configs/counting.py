@@ -11,13 +11,10 @@ dropout 0.1, block 512, 100 epochs of batches of 64 (15,625 steps), Adam with a 
 positions, position logits divided by √K. Our choice: initialisation and no gradient clipping.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "counting",
         {"num_variables": 1},
@@ -31,13 +28,7 @@ def get_config() -> config_dict.ConfigDict:
             "relative": {"scale_position_logits": True},
         },
         optimizer={"name": "adam", "learning_rate": 7e-5, "schedule": "constant", "warmup_steps": 0, "clip_norm": None},
-        training={
-            "steps": 15_625,
-            "examples": 10_000,
-            "steps_per_dispatch": 25,
-            "evaluate_every": 625,
-            "checkpoint_every": 625,
-        },
+        training={"steps": 15_625, "examples": 10_000, "steps_per_dispatch": 25, **base.every(625)},
         paper={
             "learned": {"in_distribution": "5.3 (0.8)"},
             "relative": {"in_distribution": "1.1 (0.4)", "pass_100": "8.8 (1.1)", "pass_10": "34.1 (2.5)"},

@@ -7,13 +7,10 @@ Hardware: one GPU or TPU (the paper: 8 GPUs). Wall time: not measured yet.
 Expected: the figures of the paper stand beside ours in the table.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     config = base.named("counting")
     config.task.options.num_variables = 3
     config.paper = {

@@ -6,13 +6,10 @@ Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, where the measured 
 Expected: CoPE's error is the lowest; none is trained to the end.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     config = base.named("counting_small")
     config.task.options.num_variables = 3
     return config

@@ -7,13 +7,10 @@ Expected: all learn the training distribution (CoPE 0.1 %, absolute 3.4 %); with
 the lowest, about 10 %, and absolute's the highest, about 40 %.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "counting",
         {"num_variables": 1, "max_operations": 96, "block_length": 96},

@@ -11,13 +11,10 @@ From the published program: 2,048 filters, 4,096 cells projected to 512, cells a
 this package does not offer; Adam at 1e-3 is our choice.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "bilm",
         {"length": 20, "max_characters": 50},

@@ -9,13 +9,10 @@ A fifth of the filters, half the cells and the projection of the published "smal
 Adam on about one epoch of 2 million words, where the original reads ten epochs of 769 million with Adagrad.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "bilm",
         {"corpus": "both", "length": 20, "vocab_size": 30_000, "max_characters": 20},

@@ -11,13 +11,10 @@ From the paper: task, 4 layers, width 256, 4 heads, 10,000 steps, AdamW with rat
 without end (Liu et al. have 1.6 million sequences, of which this run would see a tenth), no gradient clipping.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "flip_flop",
         {"length": 512},
@@ -30,13 +27,7 @@ def get_config() -> config_dict.ConfigDict:
             "weight_decay": 0.1,
             "clip_norm": None,
         },
-        training={
-            "steps": 10_000,
-            "batch_size": 16,
-            "steps_per_dispatch": 50,
-            "evaluate_every": 500,
-            "checkpoint_every": 500,
-        },
+        training={"steps": 10_000, "batch_size": 16, "steps_per_dispatch": 50, **base.every(500)},
         evaluation={"examples": 4000},
         paper={
             "learned": {"in_distribution": "6.8 (6.9)", "sparse": "21.7 (7.9)"},

@@ -8,13 +8,10 @@ Expected: CoPE, RoPE and relative make about no error in distribution; absolute 
 the error swings by an order of magnitude between seeds and within a run: look at the median and the worst seed.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "flip_flop",
         {"length": 128},

@@ -13,13 +13,10 @@ small: 12 heads, dropout 0.1. Our choice: AdamW as GPT-3 (arXiv 2005.14165) has 
 Every device has the parameters whole and its share of the batch, 4 sequences on each of 16.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "zipf",
         {"vocab_size": 50_257, "length": 1024},
@@ -37,12 +34,6 @@ def get_config() -> config_dict.ConfigDict:
         },
         encodings={"cope": {"npos_max": 64}},
         optimizer={**base.GPT3, "learning_rate": 6e-4, "warmup_steps": 2000},
-        training={
-            "steps": 180_000,
-            "batch_size": 64,
-            "steps_per_dispatch": 10,
-            "evaluate_every": 1000,
-            "checkpoint_every": 1000,
-        },
+        training={"steps": 180_000, "batch_size": 64, "steps_per_dispatch": 10, **base.every(1000)},
         evaluation={"examples": 256, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64},
     )

@@ -14,38 +14,15 @@ The parameters are split over all devices, as the batch is; what lies between th
 anew in the backward pass.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
-    return base.experiment(
-        "zipf",
-        {"vocab_size": 50_304, "length": 2048},
-        model={
-            "num_layers": 24,
-            "encoding_sharing": "model",
-            "remat": "dots",
-            "tie_embeddings": True,
-            "block": {
-                "model_dim": 2048,
-                "num_heads": 16,
-                "mlp_dim": 8192,
-                "compute_dtype": "bfloat16",
-                "attention_blocks": (64, 256, 512),
-            },
-        },
-        encodings={"cope": {"npos_max": 64}},
-        optimizer={**base.GPT3, "learning_rate": 2e-4, "warmup_steps": 500},
-        training={
-            "steps": 25_000,
-            "batch_size": 512,
-            "steps_per_dispatch": 5,
-            "evaluate_every": 500,
-            "checkpoint_every": 250,
-        },
-        job={"mesh": {"data": 1, "fsdp": -1}},
-        evaluation={"examples": 256, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64},
-    )
+def get_config() -> base.ConfigDict:
+    config = base.named("lm_125m")
+    config.task.options.update(vocab_size=50_304, length=2048)
+    config.model.update(num_layers=24, remat="dots")
+    config.model.block.update(model_dim=2048, num_heads=16, mlp_dim=8192, dropout=0.0)
+    config.optimizer.update(learning_rate=2e-4, warmup_steps=500)
+    config.training.update(steps=25_000, batch_size=512, steps_per_dispatch=5, evaluate_every=500, checkpoint_every=250)
+    config.job.mesh.update(data=1, fsdp=-1)
+    return config

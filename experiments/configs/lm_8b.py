@@ -14,41 +14,16 @@ The parameters are split over all devices, as the batch is; the backward pass co
 outcome of attention.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
-    return base.experiment(
-        "zipf",
-        {"vocab_size": 128_256, "length": 4096},
-        model={
-            "num_layers": 32,
-            "encoding_sharing": "model",
-            "remat": "attention",
-            "block": {
-                "model_dim": 4096,
-                "num_heads": 32,
-                "num_kv_heads": 8,
-                "mlp_dim": 14_336,
-                "activation": "swiglu",
-                "norm": "rms",
-                "use_bias": False,
-                "compute_dtype": "bfloat16",
-                "attention_blocks": (64, 256, 512),
-            },
-        },
-        encodings={"cope": {"npos_max": 64}},
-        optimizer={**base.GPT3, "learning_rate": 3e-4, "warmup_steps": 2000},
-        training={
-            "steps": 153_000,
-            "batch_size": 256,
-            "steps_per_dispatch": 1,
-            "evaluate_every": 1000,
-            "checkpoint_every": 250,
-        },
-        job={"mesh": {"data": 1, "fsdp": -1}},
-        evaluation={"examples": 256, "curve_examples": 256, "sweep_examples": 0, "batch_size": 256},
-    )
+def get_config() -> base.ConfigDict:
+    config = base.named("lm_1b")
+    config.task.options.update(vocab_size=128_256, length=4096)
+    config.model.update(num_layers=32, remat="attention", tie_embeddings=False)
+    config.model.block.update(model_dim=4096, num_heads=32, num_kv_heads=8, mlp_dim=14_336)
+    config.model.block.update(activation="swiglu", norm="rms", use_bias=False)
+    config.optimizer.update(learning_rate=3e-4, warmup_steps=2000)
+    config.training.update(steps=153_000, batch_size=256, steps_per_dispatch=1, evaluate_every=1000)
+    config.evaluation.update(curve_examples=256, batch_size=256)
+    return config

@@ -10,13 +10,10 @@ this reads the text about once, and trains with 1,024 sampled words.
 `lstm_wikitext2.py` and `transformer_wikitext2.py` have as many parameters, the same batches and as much time.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "words",
         {"length": 35},

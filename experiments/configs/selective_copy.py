@@ -11,13 +11,10 @@ initialisation, p_max, test size, and that its error is the sequence error (its 
 errors).
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "selective_copy",
         {"num_tokens": 256, "num_blanks": 256},

@@ -8,13 +8,10 @@ Expected: CoPE makes no error on any split; RoPE and relative have learned the t
 51 %) and fail beyond it (80 to 100 %); absolute learns more slowly and fails as well.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "selective_copy",
         {"num_tokens": 32, "num_blanks": 32},

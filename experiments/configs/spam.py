@@ -10,13 +10,10 @@ better.
 once on each fold.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "spam",
         {"length": 48, "folds": 5},

@@ -9,13 +9,10 @@ Expected: on the test set each word's most frequent tag is right for 86.16 % of 
 The recipe is that of ELMo's paper for named entities (arXiv 1802.05365, A.7), with one narrower layer and fewer steps.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "tagging",
         {"length": 48},

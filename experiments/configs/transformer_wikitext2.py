@@ -9,13 +9,10 @@ As many parameters and the same batches as `rnn_wikitext2.py` and `lstm_wikitext
 the 35 words of a window; this model sees the window alone.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "words",
         {"length": 35},

@@ -18,13 +18,10 @@ or "cope+relative"; and `--config.model.encoding_sharing=layer`, where it has 22
 test.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "text",
         {"corpus": "wikitext-103-raw", "vocab_size": 50_257, "length": 1024},
@@ -32,28 +29,11 @@ def get_config() -> config_dict.ConfigDict:
             "num_layers": 12,
             "encoding_sharing": "model",
             "tie_embeddings": True,
-            "block": {
-                "model_dim": 768,
-                "num_heads": 12,
-                "dropout": 0.1,
-                "compute_dtype": "bfloat16",
-            },
+            "block": {"model_dim": 768, "num_heads": 12, "dropout": 0.1, "compute_dtype": "bfloat16"},
         },
         encodings={"cope": {"npos_max": 64}},
-        optimizer={
-            "learning_rate": 6e-4,
-            "warmup_steps": 2000,
-            "final_fraction": 0.1,
-            "weight_decay": 0.1,
-            "beta2": 0.95,
-        },
-        training={
-            "steps": 180_000,
-            "batch_size": 64,
-            "steps_per_dispatch": 10,
-            "evaluate_every": 1000,
-            "checkpoint_every": 1000,
-        },
+        optimizer={**base.GPT3, "learning_rate": 6e-4, "warmup_steps": 2000},
+        training={"steps": 180_000, "batch_size": 64, "steps_per_dispatch": 10, **base.every(1000)},
         evaluation={"examples": 100_000, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64},
         paper={
             "learned": {"validation": "23.96", "test": "24.87"},

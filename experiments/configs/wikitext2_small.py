@@ -10,13 +10,10 @@ Byte-pair encoding of 2,048 tokens, learned from the training text of 3.5 M of t
 `relative(beyond=nothing)` is its "relative".
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "text",
         {"corpus": "wikitext-2", "vocab_size": 2048, "length": 128, "sweep": (128, 256, 512, 1024)},

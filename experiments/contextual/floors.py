@@ -18,11 +18,9 @@ from rich.console import Console
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import task_baselines
-from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.records import environment
 from cope_jax.training.config import ExperimentConfig
-from experiments.cli import entry
+from experiments.cli import entry, outputs
 from experiments.cli.renamed_flags import renamed
 
 _MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
@@ -46,14 +44,10 @@ def main() -> None:
     task = tasks.create(config.task.name, **options)
     run, source = task_baselines.run_figures(workdir)
     found = task_baselines.measure(task, config, run, _EXAMPLES.value)
-    content = {"floors": [one.record() for one in found], "run": source, "environment": environment()}
     table = task_baselines.table(found, f"{config.task.name}, the run's own figures from {source or 'nowhere yet'}")
-    paths = [workdir / "floors.json", workdir / "floors.md"]
-    workdirs.write_json(paths[0], content)
-    write_atomically(paths[1], f"{table.markdown()}\n")
-    console = Console()
-    console.print(table.rich())
-    console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
+    Console().print(table.rich())
+    content = {"floors": [one.record() for one in found], "run": source}
+    outputs.list_files(outputs.write(workdir, "floors", content, table.markdown()))
 
 
 if __name__ == "__main__":

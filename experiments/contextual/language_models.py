@@ -25,7 +25,7 @@ from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
 from cope_jax.training.metrics import read_metrics
-from experiments.cli import entry
+from experiments.cli import entry, outputs
 from experiments.cli.renamed_flags import renamed
 
 _MODELS = flags.DEFINE_list("models", None, "Finished workdirs of experiments.train.", required=True)
@@ -46,16 +46,15 @@ def main() -> None:
     for run in runs:
         run["equal_steps"] = at(run["curve"], "step", steps)
         run["equal_time"] = at(run["curve"], "seconds", seconds)
-    workdir, console = Path(_WORKDIR.value), Console()
+    workdir = Path(_WORKDIR.value)
     with workdirs.locked(workdir):
-        rows = [row for run in runs for row in run["curve"]]
         table = create_table(runs, steps, seconds)
-        curves = contextual_plots.language_model_curves(rows)
+        curves = contextual_plots.language_model_curves([row for run in runs for row in run["curve"]])
         paths = [save(curves, workdir / "curves.png")]
         paths.append(write_atomically(workdir / "table.md", f"{table.markdown()}\n"))
         workdirs.write_json(workdir / "language_models.json", {"models": runs})
-        console.print(table.rich())
-        console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
+        Console().print(table.rich())
+        outputs.list_files(paths)
 
 
 def read(workdir: Path) -> dict[str, Any]:

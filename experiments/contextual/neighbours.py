@@ -28,11 +28,9 @@ from cope_jax.evaluation.contextual import contextual_plots, nearest_words, word
 from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean, Word2VecConfig, train_word2vec
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import MISSING, Table, share
-from cope_jax.files import write_atomically
 from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.records import environment
-from experiments.cli import entry
+from experiments.cli import entry, outputs
 from experiments.cli.flag_values import load_models
 from experiments.cli.renamed_flags import renamed
 
@@ -57,30 +55,25 @@ WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {"of the word": ("same
 """Which occurrences count, and how many of one word."""
 
 
-@dataclasses.dataclass(frozen=True)
-class ModelScores:
-    """How well a model, or a baseline, predicts senses."""
-
-    model: str
-    layers: tuple[str, ...]
-    scores: list[word_senses.SenseScore]
+Scores = Mapping[str, Sequence[word_senses.SenseScore]]
+"""How well each model, or baseline, predicts senses."""
 
 
 def main() -> None:
     """Looks for neighbours, or predicts senses; writes and prints what is found."""
-    workdir, console = Path(_WORKDIR.value), Console()
+    workdir = Path(_WORKDIR.value)
     if _TASK.value == "neighbours":
         queries = read_queries(_WORD.value, _SENTENCES.value)
         text = read_text()
         corpus = nearest_words.choose_sentences(text, _WORD.value or "", _CORPUS_SENTENCES.value)
         models = load_models(_MODELS.value)
         with workdirs.locked(workdir):
-            find_neighbours(models, queries, text, corpus, workdir, console)
+            find_neighbours(models, queries, text, corpus, workdir)
     else:
         models = load_models(_MODELS.value)
         train, test = word_senses.read_occurrences(_CORPUS.value, _CORPORA_DIR.value, _TRAIN.value, _TEST.value)
         with workdirs.locked(workdir):
-            show_senses(score_models(models, train, test), train, test, workdir, console)
+            show_senses(score_models(models, train, test), train, test, workdir)
 
 
 def read_text() -> list[Sentence]:
@@ -122,18 +115,9 @@ def find_neighbours(
     text: Sequence[Sentence],
     corpus: Sequence[Sentence],
     workdir: Path,
-    console: Console,
 ) -> None:
-    """Finds, writes and prints the neighbours.
-
-    Args:
-      models: give the contextual vectors.
-      queries: sentences, and the place of the word in each.
-      text: that word2vec learns from.
-      corpus: what neighbours are looked for in.
-      workdir: for the files.
-      console: for the tables.
-    """
+    """Finds neighbours in the corpus, and writes and prints them; word2vec learns from the whole text."""
+    console = Console()
     vectors = static_vectors(text)
     parts: list[str] = []
     found: dict[str, Any] = {}
@@ -144,9 +128,9 @@ def find_neighbours(
         for way, (kind, per_word) in WAYS.items():
             compared = nearest_words.compare(index, vectors, queries, count=_COUNT.value, words=kind, per_word=per_word)
             table = nearest_words.table(compared)
-            parts.append(f"## {model.name}: occurrences {way}\n\n{table.markdown()}\n")
+            parts.append(f"## {model.name}: occurrences {way}\n\n{table.markdown()}")
             found[model.name][way] = [
-                {layer: [_plain(one) for one in near] for layer, near in layers.items()}
+                {layer: [one.record() for one in near] for layer, near in layers.items()}
                 for layers in compared.contextual
             ]
             console.print(f"[bold]{model.name}: occurrences {way}[/bold]", table.rich(), sep="\n")
@@ -156,90 +140,46 @@ def find_neighbours(
         "corpus": {"sentences": len(corpus), "words": words},
         "static": [{"word": word, "cosine": cosine} for word, cosine in compared.static],
         "models": found,
-        "environment": environment(),
     }
-    workdirs.write_json(workdir / "neighbours.json", content)
-    write_atomically(workdir / "neighbours.md", "\n".join(parts))
-    console.print(workdir / "neighbours.json", workdir / "neighbours.md", sep="\n", soft_wrap=True, highlight=False)
+    outputs.list_files(outputs.write(workdir, "neighbours", content, "\n\n".join(parts)))
 
 
-def _plain(one: nearest_words.Neighbour) -> dict[str, Any]:
-    return {"word": one.word, "cosine": one.cosine, "place": one.place, "sentence": " ".join(one.sentence)}
-
-
-def score_models(
-    models: Sequence[Embedder], train: Sequence[Occurrence], test: Sequence[Occurrence]
-) -> list[ModelScores]:
+def score_models(models: Sequence[Embedder], train: Sequence[Occurrence], test: Sequence[Occurrence]) -> Scores:
     """The baseline without vectors, the context-free ones, and all layers of each model."""
     vectors = static_vectors(read_text())
     baseline = word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))
-    found = [ModelScores("no vectors", (), [baseline])]
+    found = {"no vectors": [baseline]}
     static: list[Embedder] = [ContextFree(vectors, "word2vec, word"), ContextMean(vectors, "word2vec, context")]
     for model in (*static, *models):
-        _, *scores = word_senses.disambiguate(model, train, test, k=_K.value, label="occurrences")
-        found.append(ModelScores(model.name, model.layers, scores))
+        _, *found[model.name] = word_senses.disambiguate(model, train, test, k=_K.value, label="occurrences")
     return found
 
 
-def create_table(found: Sequence[ModelScores], title: str) -> Table:
-    """A row for each method on each layer of each model."""
-    rows = [
-        [
-            own.model,
-            one.layer or MISSING,
-            one.method,
-            share(one.micro, one.interval()),
-            share(one.macro, one.interval(macro=True)),
-        ]
-        for own in found
-        for one in own.scores
-    ]
-    return Table(title, ("model", "layer", "method", "micro", "macro"), rows, text_columns=3)
-
-
-def show_senses(
-    found: Sequence[ModelScores],
-    train: Sequence[Occurrence],
-    test: Sequence[Occurrence],
-    workdir: Path,
-    console: Console,
-) -> None:
+def show_senses(found: Scores, train: Sequence[Occurrence], test: Sequence[Occurrence], workdir: Path) -> None:
     """Writes and prints how often senses are right, with a plot for each model that has layers."""
+    rows, records = [], []
+    for name, scores in found.items():
+        for one in scores:
+            micro, macro = one.interval(), one.interval(macro=True)
+            rows.append([name, one.layer or MISSING, one.method, share(one.micro, micro), share(one.macro, macro)])
+            figures = {"micro": one.micro, "macro": one.macro, "micro_interval": micro, "macro_interval": macro}
+            records.append({"model": name, **dataclasses.asdict(one), **figures})
     sizes = f"{_CORPUS.value}: {len(train):,} known occurrences, {len(test):,} to predict"
-    table = create_table(found, f"right senses, in % [95 % interval]; {sizes}")
-    content = {
-        "corpus": _CORPUS.value,
-        "train": len(train),
-        "test": len(test),
-        "k": _K.value,
-        "scores": [{"model": own.model, **_record(one)} for own in found for one in own.scores],
-        "environment": environment(),
-    }
-    paths = [workdir / "senses.json", workdir / "senses.md"]
-    workdirs.write_json(paths[0], content)
-    write_atomically(paths[1], f"{table.markdown()}\n")
-    baselines = {own.model: max(one.micro for one in own.scores) for own in found if len(own.layers) < 2}
-    for own in found:
-        if len(own.layers) > 1:
-            lines = _by_method(own.scores)
-            figure = contextual_plots.scores_by_layer(
-                own.layers, lines, baselines, label="right senses (%)", title=own.model
-            )
-            paths.append(save(figure, contextual_plots.plot_path(workdir, "senses", own.model)))
-    console.print(table.rich())
-    console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
-
-
-def _record(one: word_senses.SenseScore) -> dict[str, Any]:
-    averages = {"micro": one.micro, "macro": one.macro}
-    intervals = {"micro_interval": one.interval(), "macro_interval": one.interval(macro=True)}
-    return {**dataclasses.asdict(one), **averages, **intervals}
-
-
-def _by_method(scores: Sequence[word_senses.SenseScore]) -> Mapping[str, list[list[float]]]:
-    """One run of each method over the layers."""
-    methods = dict.fromkeys(one.method for one in scores)
-    return {method: [[one.micro for one in scores if one.method == method]] for method in methods}
+    title = f"right senses, in % [95 % interval]; {sizes}"
+    table = Table(title, ("model", "layer", "method", "micro", "macro"), rows, text_columns=3)
+    content = {"corpus": _CORPUS.value, "train": len(train), "test": len(test), "k": _K.value, "scores": records}
+    paths = outputs.write(workdir, "senses", content, table.markdown())
+    layers = {name: list(dict.fromkeys(one.layer for one in scores)) for name, scores in found.items()}
+    baselines = {name: max(one.micro for one in scores) for name, scores in found.items() if len(layers[name]) < 2}
+    for name in (name for name in found if name not in baselines):
+        lines = {
+            method: [[one.micro for one in found[name] if one.method == method]]
+            for method in dict.fromkeys(one.method for one in found[name])
+        }
+        figure = contextual_plots.scores_by_layer(layers[name], lines, baselines, label="right senses (%)", title=name)
+        paths.append(save(figure, contextual_plots.plot_path(workdir, "senses", name)))
+    Console().print(table.rich())
+    outputs.list_files(paths)
 
 
 if __name__ == "__main__":

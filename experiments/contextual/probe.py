@@ -29,11 +29,9 @@ from cope_jax.evaluation.contextual.linear_probe import ProbeConfig
 from cope_jax.evaluation.contextual.probe_report import SENSES, TAGS
 from cope_jax.evaluation.contextual.probing import Probing, probe_layers
 from cope_jax.evaluation.report.plot_style import save
-from cope_jax.files import write_atomically
 from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.records import environment
-from experiments.cli import entry
+from experiments.cli import entry, outputs
 from experiments.cli.flag_values import load_models
 from experiments.cli.renamed_flags import renamed
 
@@ -62,7 +60,7 @@ def main() -> None:
         found = {
             model.name: {name: probe(model, name, task, config) for name, task in tasks.items()} for model in models
         }
-        show(found, {name: len(test) for name, (_, test) in tasks.items()}, workdir, Console())
+        show(found, {name: len(test) for name, (_, test) in tasks.items()}, workdir)
 
 
 def tags_task(data_dir: str | None) -> Task:
@@ -95,52 +93,41 @@ def senses_task(data_dir: str | None) -> Task:
 
 def probe(model: Embedder, name: str, task: Task, config: ProbeConfig) -> Probing:
     """Makes the vectors of a task, in half floats, and probes all layers."""
-    train, test = (
-        (
-            occurrence_vectors(
-                model,
-                [one.words for one in side],
-                [one.index for one in side],
-                dtype=np.float16,
-                label=f"{name}, {side[0].split}",
-            ),
-            [one.lemma for one in side],
-            [one.sense for one in side],
-        )
-        for side in task
-    )
-    return probe_layers(model.name, model.layers, train, test, config)
+
+    def read(side: list[Occurrence]) -> tuple[np.ndarray, list[str], list[str]]:
+        sentences, places = [one.words for one in side], [one.index for one in side]
+        label = f"{name}, {side[0].split}"
+        vectors = occurrence_vectors(model, sentences, places, dtype=np.float16, label=label)
+        return vectors, [one.lemma for one in side], [one.sense for one in side]
+
+    train, test = task
+    return probe_layers(model.name, model.layers, read(train), read(test), config)
 
 
-def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path, console: Console) -> None:
+def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path) -> None:
     """Writes and prints tables, plots and the paragraph."""
-    paths = [workdir / "probe.json", workdir / "probe.md"]
+    console, parts, plots = Console(highlight=False), [], []
     conclusion = probe_report.paragraph(found, sizes)
     records = {
         name: {task: probe_report.record(own, sizes[task]) for task, own in by_task.items()}
         for name, by_task in found.items()
     }
-    workdirs.write_json(
-        paths[0],
-        {"models": records, "tested": dict(sizes), "paragraph": conclusion, "environment": environment()},
-    )
-    parts = []
     for name, by_task in found.items():
         for task, own in by_task.items():
             table = probe_report.table(own, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]")
             mix = probe_report.mix_summary(own)
-            console.print(table.rich(), mix, sep="\n", soft_wrap=True, highlight=False)
-            parts.append(f"{table.markdown()}\n\n{mix}\n\n")
-        paths += plot(name, by_task, workdir)
-    write_atomically(paths[1], "".join(parts) + textwrap.fill(conclusion, 120) + "\n")
-    console.print(f"\n{conclusion}\n", highlight=False, markup=False)
-    console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
+            console.print(table.rich(), mix, sep="\n", soft_wrap=True)
+            parts += [table.markdown(), mix]
+        plots += plot(name, by_task, workdir)
+    console.print(f"\n{conclusion}\n", markup=False)
+    content = {"models": records, "tested": dict(sizes), "paragraph": conclusion}
+    text = "\n\n".join([*parts, textwrap.fill(conclusion, 120)])
+    outputs.list_files([*outputs.write(workdir, "probe", content, text), *plots])
 
 
 def plot(name: str, by_task: Mapping[str, Probing], workdir: Path) -> list[Path]:
     """Accuracies by layer over their baselines, and the shares of layers in the mixes."""
     layers = [score.layer for score in next(iter(by_task.values())).scores]
-    lines: dict[str, list[list[float | None]]]
     lines = {task: [[score.accuracy for score in own.scores]] for task, own in by_task.items()}
     lines |= {f"control of {task}": [[score.control for score in own.scores]] for task, own in by_task.items()}
     baselines = {f"{kind}, {task}": value for task, own in by_task.items() for kind, value in own.baselines.items()}

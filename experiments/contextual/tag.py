@@ -9,7 +9,6 @@ after an interruption the same command goes on.
 Writes results.json, results.csv, table.md, and a plot of which layers the mixes chose.
 """
 
-import contextlib
 import dataclasses
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from rich.console import Console
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual import contextual_plots, encoder_heads, frozen_vectors
+from cope_jax.evaluation.contextual import contextual_plots, encoder_heads, pretrained
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import Table, mean_std
 from cope_jax.files import write_atomically
@@ -30,7 +29,8 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import select
 from cope_jax.training.config import ExperimentConfig
-from experiments.cli import entry
+from experiments.cli import entry, outputs
+from experiments.cli.flag_lists import check_names
 from experiments.cli.flag_values import by_kind, with_options
 from experiments.cli.renamed_flags import renamed
 
@@ -53,17 +53,16 @@ def main() -> None:
     models = by_kind(_MODELS.value, ("elmo", "bert"))
     systems = read_systems(_SYSTEMS.value, models)
     workdir = Path(_WORKDIR.value)
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(workdirs.locked(workdir))
+    with workdirs.locked(workdir):
         configs = create_configs(systems, models, workdir)
         planned = grid.plan(list(configs), _SEEDS.value, 1, workdir)
         grid.train_missing(configs, planned, workdir)
-        show(workdir, systems, configs, planned, Console())
+        show(workdir, systems, configs, planned)
 
 
 def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
     """The systems of the flag whose models there are; ConfigError for an unknown one, and where none is left."""
-    encoder_heads.check_names("system", names, SYSTEMS)
+    check_names("system", names, SYSTEMS)
     missing = [kind for kind in ("elmo", "bert") if kind not in models]
     systems = [name for name in SYSTEMS if name in names and not any(kind in name for kind in missing)]
     if not systems:
@@ -91,7 +90,7 @@ def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: P
     for config in (recurrent, *configs.values()):  # before the vectors, which take long
         Experiment.check(config)
     if "words+characters+elmo" in systems:
-        folder = frozen_vectors.make(models["elmo"], recurrent, workdir / "vectors" / "elmo", "ELMo")
+        folder = pretrained.write_vectors(models["elmo"], recurrent, workdir / "vectors" / "elmo", "ELMo")
         configs["words+characters+elmo"] = dataclasses.replace(
             with_options(recurrent, vectors=str(folder)), model=dataclasses.replace(characters, vectors=True)
         )
@@ -109,13 +108,10 @@ def create_table(accuracies: Mapping[str, Mapping[str, Sequence[float]]]) -> Tab
 
 
 def show(
-    workdir: Path,
-    systems: Sequence[str],
-    configs: Mapping[str, ExperimentConfig],
-    planned: Sequence[grid.GridRun],
-    console: Console,
+    workdir: Path, systems: Sequence[str], configs: Mapping[str, ExperimentConfig], planned: Sequence[grid.GridRun]
 ) -> None:
     """Writes and prints the accuracies, and which layers were chosen."""
+    console = Console()
     paths: list[Path] = []
     accuracies: dict[str, dict[str, list[float]]] = {}
     if "majority" in systems:
@@ -143,7 +139,7 @@ def show(
         console.print(f"{label} mixes layers {shares}; most of layer {np.argmax(means)}", markup=False, soft_wrap=True)
         figure = contextual_plots.mix_weights(layers, {label: runs})
         paths.append(save(figure, workdir / f"mix_{label.replace('+', '_')}.png"))
-    console.print(*paths, sep="\n", soft_wrap=True, highlight=False)
+    outputs.list_files(paths)
 
 
 if __name__ == "__main__":

@@ -39,18 +39,8 @@ renamed("from", "model")
 renamed("to", "out")
 
 COMPANIONS = (
-    "added_tokens.json",
-    "encoder.json",
-    "generation_config.json",
-    "merges.txt",
-    "special_tokens_map.json",
-    "tokenizer.json",
-    "tokenizer.model",
-    "tokenizer_config.json",
-    "vocab.bpe",
-    "vocab.json",
-    "vocab.txt",
-    "words.txt",
+    *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"),
+    *("vocab.json", "vocab.txt", "vocab.bpe", "encoder.json", "merges.txt", "words.txt", "generation_config.json"),
 )
 """Files beside a model that go with it."""
 

@@ -9,8 +9,8 @@ from absl import flags
 
 from cope_jax.data.fetch import SOURCES, download
 from cope_jax.errors import ConfigError
-from cope_jax.registry import unknown
 from experiments.cli import entry
+from experiments.cli.flag_lists import check_names
 from experiments.cli.renamed_flags import renamed
 
 _CORPORA = flags.DEFINE_list("corpora", None, f"Which: {', '.join(SOURCES)}.", required=True)
@@ -21,9 +21,7 @@ renamed("data_dir", "out")
 
 def main() -> None:
     """Downloads what is missing and says what is where."""
-    for name in _CORPORA.value:
-        if name not in SOURCES:
-            raise unknown("corpus to download", name, SOURCES)
+    check_names("corpus to download", _CORPORA.value, SOURCES)
     for name in _CORPORA.value:
         source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
         try:

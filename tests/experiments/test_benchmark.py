@@ -10,6 +10,7 @@ import sys
 import numpy as np
 import pytest
 
+from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from experiments.benchmark import (
     benchmark_report,
@@ -18,14 +19,17 @@ from experiments.benchmark import (
     memory_use,
     process,
     timing,
-    training_steps,
     workloads,
 )
 from experiments.benchmark.workloads import Problem, Recipe
+from experiments.cli import flag_lists
+from experiments.cli.flag_lists import read_names
 
 
 @pytest.mark.parametrize(
-    "module", [benchmark_report, contenders, devices, process, timing, workloads], ids=lambda module: module.__name__
+    "module",
+    [benchmark_report, contenders, devices, flag_lists, process, timing, workloads],
+    ids=lambda module: module.__name__,
 )
 def test_examples_in_docstrings(module):
     tried = doctest.testmod(importlib.import_module(module.__name__), optionflags=doctest.ELLIPSIS)
@@ -307,10 +311,19 @@ def test_an_interruption_keeps_what_was_measured(start, tmp_path):
         (lambda: workloads.read_problems("lengths", ["8"], ["t"]), "--npos_max takes positive numbers .* not 't'"),
         (lambda: workloads.read_problems("lengths", ["8"], ["1"]), "benchmark.npos_max must be at least 2, got 1"),
         (lambda: workloads.read_problems("lengths", ["8"], ["4"], 1, 2, 7), "benchmark.head_dim must be even"),
-        (lambda: contenders.read("cope/flash"), "unknown contender 'cope/flash'"),
-        (lambda: contenders.read("coppe/full"), "unknown encoding 'coppe': did you mean 'cope'?"),
-        (lambda: contenders.read("cope/full,cope/full"), "--contenders names 'cope/full' twice"),
-        (lambda: training_steps.read_encodings("ropee"), "unknown encoding 'ropee': did you mean 'rope'?"),
+        (lambda: read_names("contenders", "cope/flash", contenders.find), "unknown contender 'cope/flash'"),
+        (
+            lambda: read_names("contenders", "coppe/full", contenders.find),
+            "unknown encoding 'coppe': did you mean 'cope'?",
+        ),
+        (
+            lambda: read_names("contenders", "cope/full,cope/full", contenders.find),
+            "--contenders names 'cope/full' twice",
+        ),
+        (
+            lambda: read_names("encodings", "ropee", EncodingConfig.parse),
+            "unknown encoding 'ropee': did you mean 'rope'?",
+        ),
         (lambda: Recipe.parse("quik"), "unknown recipe 'quik': did you mean 'quick'?"),
         (lambda: Recipe.parse("quick:0"), "--recipes=quick:0: write NAME:BATCH with a batch size of at least 1"),
         (lambda: devices.choose(9), "--devices=9, and JAX has 8"),

@@ -15,8 +15,7 @@ from tests.oracle.attention import cope_backward
 from tests.oracle.encodings import Sizes
 
 PROBLEM = Problem(length=16, npos_max=4, batch=1, heads=2, head_dim=8, dtype="float64")
-TORCH = ["cope/torch-listing", "cope/x-transformers", "rope/torch-sdpa"]
-OURS = [name for name in contenders.DEFAULT if name not in TORCH]
+TORCH, OURS = contenders.OF_TORCH, contenders.OURS
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -10,9 +10,10 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual import encoder_heads, frozen_vectors, pretrained
+from cope_jax.evaluation.contextual import encoder_heads, pretrained
 from cope_jax.runs import warm_start
 from cope_jax.runs.experiment import Experiment
+from cope_jax.runs.load import load as load_model
 from cope_jax.runs.load import load_run
 from cope_jax.training.config import ExperimentConfig
 from tests.experiments.shrink import TEXT, load, shrink
@@ -84,15 +85,15 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     np.testing.assert_allclose(made, theirs, atol=2e-3)  # float16
     stamp = (folder / "train.npy").stat().st_mtime_ns
     config = text_config("tagger")
-    assert frozen_vectors.make(str(trained / "elmo"), config, folder, "ELMo") == folder
+    assert pretrained.write_vectors(str(trained / "elmo"), config, folder, "ELMo") == folder
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
     with pytest.raises(ConfigError, match="holds vectors of "):
-        frozen_vectors.make(str(trained / "rnn"), config, folder, "ELMo")
+        pretrained.write_vectors(str(trained / "rnn"), config, folder, "ELMo")
 
 
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
     with pytest.raises(ConfigError, match="bert holds no ELMo: choose a run of one"):
-        frozen_vectors.make(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors", "ELMo")
+        pretrained.write_vectors(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors", "ELMo")
     assert not (tmp_path / "vectors").exists()
 
 
@@ -203,4 +204,4 @@ def test_models_in_our_format_give_the_same_vectors(trained, start, tmp_path):
     before, after = (pretrained.load(str(folder / "bert"))(sentences)[0] for folder in (trained, tmp_path))
     np.testing.assert_array_equal(after, before)
     assert json.loads((tmp_path / "bert" / "tokenizer_config.json").read_text()) == {"do_lower_case": True}
-    assert pretrained.encoder_of(str(tmp_path / "bert")).block == pretrained.encoder_of(str(trained / "bert")).block
+    assert load_model(tmp_path / "bert").config.block == load_model(trained / "bert").config.block

@@ -84,7 +84,7 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
     [
         (["--split=dev"], "unknown --split 'dev'"),
         (["--stride=9"], "--stride=9 leaves tokens out between windows of 8: lower it"),
-        (["--lengths=8,x"], "--lengths has 'x', which is no length: write numbers such as 128,256,512"),
+        (["--lengths=8,x"], "--lengths takes positive numbers with commas between them, not 'x'"),
         (["--lengths=64"], "windows of 64 tokens are too long, for position 63 is outside of the learned table of 32"),
     ],
 )

@@ -5,7 +5,7 @@ Spam is 1, ham 0. scikit-learn fits and measures.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 
@@ -14,28 +14,17 @@ from cope_jax.registry import unknown
 
 Classify = Callable[[Sequence[str], np.ndarray, Sequence[str]], np.ndarray]
 """(training texts, their labels, test texts) → labels of the test texts."""
-Fold = tuple[np.ndarray, np.ndarray]
-"""Places of the training and of the test texts."""
-Metric = Literal["accuracy", "mcc", "f1", "spam_caught", "blocked_ham"]
 
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """What matters of the counts tp (spam found), fp (ham blocked), fn (spam missed) and tn.
+    """What matters of the counts tp (spam found), fp (ham blocked), fn (spam missed) and tn."""
 
-    Attributes:
-      accuracy: (tp + tn) / all.
-      mcc: Matthews' correlation, (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 where that is 0/0.
-      f1: of spam, 2 tp / (2 tp + fp + fn).
-      spam_caught: tp / (tp + fn).
-      blocked_ham: fp / (fp + tn), which is to be low.
-    """
-
-    accuracy: float
-    mcc: float
-    f1: float
-    spam_caught: float
-    blocked_ham: float
+    accuracy: float  # (tp + tn) / all
+    mcc: float  # Matthews' correlation, (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 where that is 0/0
+    f1: float  # of spam, 2 tp / (2 tp + fp + fn)
+    spam_caught: float  # tp / (tp + fn)
+    blocked_ham: float  # fp / (fp + tn), which is to be low
 
 
 def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.ndarray) -> Metrics:
@@ -63,17 +52,11 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
     )
 
 
-def tfidf_svm(
-    analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5), penalty: float = 1.0
-) -> Classify:
+def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5)) -> Classify:
     """A linear SVM on TF-IDF of n-grams: the rival that BERT has to beat on short messages.
 
-    w = (1 + log tf)·idf, idf = 1 + log((1 + n)/(1 + df)), of length 1; then the squared hinge loss with L2.
-
-    Args:
-      analyzer: n-grams of "char"acters across words, within words ("char_wb"), or of "word"s.
-      ngrams: the shortest and the longest.
-      penalty: C, the weight of the loss.
+    w = (1 + log tf)·idf, idf = 1 + log((1 + n)/(1 + df)), of length 1; then the squared hinge loss with L2. The
+    n-grams, from the shortest to the longest, are of "char"acters, also within words ("char_wb"), or of "word"s.
     """
     if analyzer not in ("char", "char_wb", "word"):
         raise unknown("analyzer", analyzer, ("char", "char_wb", "word"))
@@ -84,7 +67,7 @@ def tfidf_svm(
         from sklearn.svm import LinearSVC
 
         vectorizer = TfidfVectorizer(analyzer=analyzer, ngram_range=ngrams, sublinear_tf=True)
-        return make_pipeline(vectorizer, LinearSVC(C=penalty, random_state=0)).fit(texts, labels).predict(tests)
+        return make_pipeline(vectorizer, LinearSVC(random_state=0)).fit(texts, labels).predict(tests)
 
     return classify
 
@@ -95,68 +78,53 @@ def majority(texts: Sequence[str], labels: np.ndarray, tests: Sequence[str]) -> 
     return np.full(len(tests), np.bincount(labels).argmax())
 
 
-def classifiers() -> dict[str, Classify]:
-    """The classical rivals by name."""
-    return {
-        "majority": majority,
-        "word SVM": tfidf_svm("word", (1, 2)),
-        "character SVM": tfidf_svm("char_wb", (2, 5)),
-    }
+CLASSIFIERS = {
+    "majority": majority,
+    "svm_words": tfidf_svm("word", (1, 2)),
+    "svm_characters": tfidf_svm("char_wb", (2, 5)),
+}
+"""The classical rivals."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossValidation:
-    """The predictions on every fold.
+    """The predictions on every fold."""
 
-    Attributes:
-      labels: `[N]`, the truth.
-      folds: stratified, the same for all classifiers that are compared.
-      predictions: for each fold those of its test texts.
-    """
+    labels: Sequence[np.ndarray]  # for each fold, the same for all classifiers that are compared, its test texts' own
+    predictions: Sequence[np.ndarray]  # and those that were found
+    test_share: float  # test texts of a fold over its training texts
 
-    labels: np.ndarray
-    folds: Sequence[Fold]
-    predictions: Sequence[np.ndarray]
-
-    def by_fold(self, metric: Metric) -> np.ndarray:
-        """One value for each fold."""
-        pairs = zip(self.folds, self.predictions, strict=True)
-        return np.array([getattr(metrics(self.labels[test], found), metric) for (_, test), found in pairs])
+    def by_fold(self, metric: str) -> np.ndarray:
+        """One value of a field of `Metrics` for each fold."""
+        pairs = zip(self.labels, self.predictions, strict=True)
+        return np.array([getattr(metrics(labels, found), metric) for labels, found in pairs])
 
     def pooled(self) -> Metrics:
         """Over all test texts of all folds together."""
-        return metrics(np.concatenate([self.labels[test] for _, test in self.folds]), np.concatenate(self.predictions))
+        return metrics(np.concatenate(self.labels), np.concatenate(self.predictions))
 
-    def mean_interval(self, metric: Metric, confidence: float = 0.95) -> tuple[float, float, float]:
+    def mean_interval(self, metric: str) -> tuple[float, float, float]:
         """Mean over the folds, and Nadeau and Bengio's interval, see `corrected_interval`."""
-        train, test = self.folds[0]
-        return corrected_interval(self.by_fold(metric), len(test) / len(train), confidence)
+        return corrected_interval(self.by_fold(metric), self.test_share)
 
     def summary(self) -> dict[str, dict[str, float]]:
         """By metric: its `mean` over the folds with the interval `low` to `high`, and `pooled` over all texts."""
-        found, pooled = {}, dataclasses.asdict(self.pooled())
-        for metric in get_args(Metric):
+        found = {}
+        for metric, pooled in dataclasses.asdict(self.pooled()).items():
             mean, low, high = self.mean_interval(metric)
-            found[metric] = {"mean": mean, "low": low, "high": high, "pooled": pooled[metric]}
+            found[metric] = {"mean": mean, "low": low, "high": high, "pooled": pooled}
         return found
 
 
-def corrected_interval(
-    values: Sequence[float] | np.ndarray, test_share: float, confidence: float = 0.95
-) -> tuple[float, float, float]:
-    """Mean and interval of a metric over repeated folds, whose training sets overlap.
+def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) -> tuple[float, float, float]:
+    """Mean and 95 % interval of a metric over repeated folds, whose training sets overlap.
 
     mean ± t_{n−1} √((1/n + n_test/n_train) s²), with s² the sample variance of the n values: the corrected resampled t
     interval. Without n_test/n_train it would be far too narrow. Nadeau and Bengio 2003, "Inference for the
     generalization error"; Bouckaert and Frank 2004 for repeated folds.
 
-    Args:
-      values: one for each fold of each repeat.
-      test_share: n_test/n_train, 1/9 for 10 folds.
-      confidence: of the interval.
-
-    Returns:
-      mean, low, high.
+    There is a value for each fold of each repeat; `test_share` is n_test/n_train, 1/9 for 10 folds. Returns mean, low,
+    high.
     """
     from scipy.stats import t
 
@@ -164,5 +132,5 @@ def corrected_interval(
     if x.size < 2:
         raise ConfigError(f"an interval needs at least 2 folds, got {x.size}")
     mean, variance = float(x.mean()), float(x.var(ddof=1))
-    half = float(t.ppf((1 + confidence) / 2, x.size - 1)) * ((1 / x.size + test_share) * variance) ** 0.5
+    half = float(t.ppf(0.975, x.size - 1)) * ((1 / x.size + test_share) * variance) ** 0.5
     return mean, mean - half, mean + half

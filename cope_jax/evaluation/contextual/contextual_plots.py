@@ -3,6 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -17,7 +18,7 @@ from cope_jax.evaluation.report.plot_style import (
     NothingToPlot,
     colour,
     legend,
-    marker,
+    line,
     plain_log,
 )
 from cope_jax.runs.records import Record, select, summarise
@@ -36,13 +37,8 @@ def scores_by_layer(
 ) -> Figure:
     """Lines over the layers with one marker for each, and baselines as level lines with their names at the right.
 
-    Args:
-      layers: names, the lowest first.
-      scores: for each line its runs (seeds), and of each run a share in [0, 1] for each layer, None where there is
-        none. Mean and standard deviation over runs are shown.
-      baselines: name → a share in [0, 1].
-      label: of the upright axis.
-      title: above all.
+    Each line has its runs (seeds), and each run a share in [0, 1] for each layer, the lowest first, None where there is
+    none; mean and standard deviation over runs are shown. A baseline is a share in [0, 1].
     """
     if not scores or not layers:
         raise NothingToPlot("there are no scores by layer")
@@ -51,7 +47,7 @@ def scores_by_layer(
     places = np.arange(len(layers))
     for number, (name, runs) in enumerate(scores.items()):
         means, stds = _moments(runs)
-        axes.plot(places, means, label=name, color=colour(number), marker=marker(number), zorder=3)
+        axes.plot(places, means, label=name, zorder=3, **line(number))
         if np.nansum(stds):
             axes.errorbar(places, means, yerr=stds, fmt="none", color=colour(number), elinewidth=0.9, capsize=2)
     axes.set_xlim(-0.3, len(layers) - 0.7)
@@ -66,12 +62,8 @@ def scores_by_layer(
 def mix_weights(layers: Sequence[str], weights: Mapping[str, Sequence[Values]], *, title: str = "") -> Figure:
     """What share of the mix each layer has, by task: mean over seeds, its deviation, and the level of equal shares.
 
-    Each bar has its figure above, where there is room.
-
-    Args:
-      layers: names, the lowest first.
-      weights: for each task its runs, and of each the softmax weights of the layers.
-      title: above all.
+    Each bar has its figure above, where there is room. Each task has its runs, and each of these the softmax weights of
+    the layers, the lowest first.
     """
     if not weights:
         raise NothingToPlot("no task has weights of layers; a model without a mix has none")
@@ -103,9 +95,8 @@ def mix_weights(layers: Sequence[str], weights: Mapping[str, Sequence[Values]], 
 def language_model_curves(curves: Sequence[Record]) -> Figure:
     """Perplexity of language models against steps, and against seconds of training, side by side; both axes log.
 
-    Args:
-      curves: rows with `model`, `seed`, `step`, `seconds` and `perplexity`. The band reaches from the best seed to the
-        worst; against time, steps stand at their mean seconds.
+    Rows have `model`, `seed`, `step`, `seconds` and `perplexity`. The band reaches from the best seed to the worst;
+    against time, steps stand at their mean seconds.
     """
     if not curves:
         raise NothingToPlot("there are no learning curves")
@@ -120,8 +111,7 @@ def language_model_curves(curves: Sequence[Record]) -> Figure:
         seconds = [float(np.mean([row["seconds"] for row in by_step[step]])) for step in steps]
         for axes, x in ((panels[0], [float(step) for step in steps]), (panels[1], seconds)):
             means, lowest, highest = ([float(f(own)) for own in values] for f in (np.mean, np.min, np.max))
-            line = {"color": colour(number), "marker": marker(number), "markevery": max(1, len(x) // 8)}
-            axes.plot(x, means, label=model, **line)
+            axes.plot(x, means, label=model, markevery=max(1, len(x) // 8), **line(number))
             axes.fill_between(x, lowest, highest, color=colour(number), alpha=0.2, linewidth=0)
     for axes, name in zip(panels, ("steps", "seconds of training"), strict=True):
         axes.set_xscale("log")
@@ -170,7 +160,6 @@ def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
 
 def _layer_axis(axes: Axes, layers: Sequence[str], room: float) -> None:
     """The names of layers, aslant where they do not fit side by side into some inches."""
-    if 1.2 * CHARACTER * len(layers) * max(map(len, layers)) > room:
-        axes.set_xticks(range(len(layers)), list(layers), rotation=35, ha="right", rotation_mode="anchor")
-    else:
-        axes.set_xticks(range(len(layers)), list(layers))
+    fit = 1.2 * CHARACTER * len(layers) * max(map(len, layers)) <= room
+    aslant: dict[str, Any] = {} if fit else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    axes.set_xticks(range(len(layers)), list(layers), **aslant)

@@ -13,13 +13,9 @@ from cope_jax.models.embedder import Embedder, Sentence
 def embed(
     embedder: Embedder, sentences: Sequence[Sentence], *, chunk: int = 256, label: str | None = None
 ) -> Iterator[np.ndarray]:
-    """The vectors `[J, words, D]` of each sentence, of which only `chunk` are held at a time.
+    """The vectors `[J, words, D]` of each sentence; `chunk` of them are made together, and no more are held at a time.
 
-    Args:
-      embedder: gives the vectors.
-      sentences: words of each.
-      chunk: sentences that are embedded together.
-      label: stands before a progress bar; None: there is none.
+    A label stands before a progress bar; without one there is none.
     """
     options = {"unit": "sentence", "dynamic_ncols": True, "disable": label is None}
     with tqdm(total=len(sentences), desc=f"{embedder.name}: {label}", **options) as bar:

@@ -1,7 +1,7 @@
 """Heads on a pretrained encoder: their configs, and what they learned."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,42 +11,27 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.data import pipeline
+from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
-from cope_jax.models.encoder import EncoderOptions
-from cope_jax.registry import unknown
+from cope_jax.models.encoder import EncoderConfig, EncoderOptions
 from cope_jax.runs.load import load, load_run
 from cope_jax.training.config import ExperimentConfig, TaskConfig
 
-PREDICTED = 64
-"""Examples of a batch whose classes are predicted."""
-
-
-def check_names(kind: str, names: Sequence[str], choices: Sequence[str]) -> None:
-    """Raises ConfigError for a name that is not among the choices."""
-    for name in names:
-        if name not in choices:
-            raise unknown(kind, name, choices)
-
 
 def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, vocabulary: str) -> ExperimentConfig:
-    """The config of a head that starts from a pretrained model, and has its encoder, sizes and vocabulary.
+    """The config of a head, such as bert_tagger, that starts from a pretrained model with its sizes and vocabulary.
 
-    Args:
-      config: of a head, such as bert_tagger.
-      model: the folder of the pretrained model.
-      frozen: whether the encoder stays as it is.
-      vocabulary: the option of the task that takes the path of a vocabulary.
+    A frozen encoder stays as it is. `vocabulary` names the option of the task that takes the path of a vocabulary.
     """
-    found, encoder = load(model), pretrained.encoder_of(model)
-    options = config.task.options
-    chosen = {
-        vocabulary: str(found.folder / "vocab.txt"),
-        "lowercase": pretrained.lowercase(found),
-    }
+    found = load(model)
+    encoder = found.config
+    if not isinstance(encoder, EncoderConfig):
+        raise ConfigError(f"{found.folder} holds {found.name}: choose a run of bert, or a folder of Hugging Face")
+    chosen = {vocabulary: str(found.folder / "vocab.txt"), "lowercase": pretrained.lowercase(found)}
     same = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(EncoderOptions) if f.name != "name"}
     return dataclasses.replace(
         config,
-        task=TaskConfig(config.task.name, {**options, **chosen}),
+        task=TaskConfig(config.task.name, {**config.task.options, **chosen}),
         model=dataclasses.replace(config.model, **same, frozen=frozen),
         encoding=encoder.encoding.text(),
         training=dataclasses.replace(config.training, start=str(found.folder), max_position=encoder.max_length),
@@ -66,7 +51,7 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
 
     size, found = task.size(split), []
     assert size is not None
-    for batch in pipeline.evaluation_batches(task, split, examples=size, batch_size=PREDICTED, seed=0):
+    for batch in pipeline.evaluation_batches(task, split, examples=size, batch_size=64, seed=0):
         found.append(np.asarray(predict(state, batch)))
     return np.concatenate(found)[:size]
 

@@ -16,21 +16,13 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeConfig:
-    """How a probe is trained.
+    """How a probe is trained."""
 
-    Attributes:
-      epochs: passes over the vectors.
-      batch_size: vectors in a step.
-      learning_rate: of Adam at the start; it falls to 0 along a cosine.
-      weight_decay: λ of the decoupled decay of W.
-      seed: of the order of vectors.
-    """
-
-    epochs: int = 20
-    batch_size: int = 512
-    learning_rate: float = 5e-3
-    weight_decay: float = 1e-2
-    seed: int = 0
+    epochs: int = 20  # passes over the vectors
+    batch_size: int = 512  # vectors in a step
+    learning_rate: float = 5e-3  # of Adam at the start; it falls to 0 along a cosine
+    weight_decay: float = 1e-2  # λ of the decoupled decay of W
+    seed: int = 0  # of the order of vectors
 
     def __post_init__(self):
         check_at_least(1, "probe", epochs=self.epochs, batch_size=self.batch_size)
@@ -42,21 +34,13 @@ DEFAULT = ProbeConfig()
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Multinomial logistic regression on a mix of layers: p(y | x) = softmax(W Σ_j s_j (x_j − μ_j)/σ_j + b).
+    """Multinomial logistic regression on a mix of layers: p(y | x) = softmax(W Σ_j s_j (x_j − μ_j)/σ_j + b)."""
 
-    Attributes:
-      kernel_DV: W, transposed.
-      bias_V: b.
-      mix_J: s, positive with sum 1.
-      mean_JD: μ over the training vectors.
-      std_JD: σ; 1 where a coordinate never changes.
-    """
-
-    kernel_DV: np.ndarray
-    bias_V: np.ndarray
-    mix_J: np.ndarray
-    mean_JD: np.ndarray
-    std_JD: np.ndarray
+    kernel_DV: np.ndarray  # W, transposed
+    bias_V: np.ndarray  # b
+    mix_J: np.ndarray  # s, positive with sum 1
+    mean_JD: np.ndarray  # μ over the training vectors
+    std_JD: np.ndarray  # σ; 1 where a coordinate never changes
 
     def predict(self, x_NJD: np.ndarray, block: int = 8192) -> np.ndarray:
         """The most probable class of each vector, `[N]`."""
@@ -98,32 +82,16 @@ def fit_probe(x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: Pro
     order_TB = np.concatenate(
         [rng.permutation(len(x_NJD))[: steps * size].reshape(steps, size) for _ in range(config.epochs)]
     )
-    params = _train(
-        jnp.asarray(x_NJD),
-        jnp.asarray(labels_N, jnp.int32),
-        jnp.asarray(order_TB, jnp.int32),
-        jnp.asarray(mean_JD),
-        jnp.asarray(std_JD),
-        classes=classes,
-        learning_rate=config.learning_rate,
-        weight_decay=config.weight_decay,
-    )
+    numbers = labels_N.astype(np.int32), order_TB.astype(np.int32)
+    params = _train(jnp.asarray(x_NJD), *numbers, mean_JD, std_JD, classes=classes, config=config)
     kernel, bias, mix = (np.asarray(params[name]) for name in ("kernel", "bias", "mix"))
     mix_J = np.exp(mix - mix.max())
     return Probe(kernel, bias, mix_J / mix_J.sum(), mean_JD, std_JD)
 
 
-@functools.partial(jax.jit, static_argnames=("classes", "learning_rate", "weight_decay"))
+@functools.partial(jax.jit, static_argnames=("classes", "config"))
 def _train(
-    x_NJD: Array,
-    labels_N: Array,
-    order_TB: Array,
-    mean_JD: Array,
-    std_JD: Array,
-    *,
-    classes: int,
-    learning_rate: float,
-    weight_decay: float,
+    x_NJD: Array, labels_N: Any, order_TB: Any, mean_JD: Any, std_JD: Any, *, classes: int, config: ProbeConfig
 ) -> dict[str, Array]:
     layers, width = mean_JD.shape
     params = {
@@ -131,9 +99,9 @@ def _train(
         "bias": jnp.zeros(classes, jnp.float32),
         "mix": jnp.zeros(layers, jnp.float32),
     }
-    schedule = optax.cosine_decay_schedule(learning_rate, len(order_TB))
+    schedule = optax.cosine_decay_schedule(config.learning_rate, len(order_TB))
     decayed = {"kernel": True, "bias": False, "mix": False}
-    optimizer = optax.adamw(schedule, weight_decay=weight_decay, mask=decayed)
+    optimizer = optax.adamw(schedule, weight_decay=config.weight_decay, mask=decayed)
 
     def loss(params: dict[str, Array], x_BJD: Array, labels_B: Array) -> Array:
         x_BJD = (x_BJD.astype(jnp.float32) - mean_JD[None]) / std_JD[None]

@@ -6,7 +6,7 @@ Peters et al. (arXiv 1802.05365), table 4.
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,21 +23,19 @@ BLOCK = 16384  # rows that are float32 at a time
 
 @dataclasses.dataclass(frozen=True)
 class Neighbour:
-    """An occurrence of a word near to another.
+    """An occurrence of a word near to another."""
 
-    Attributes:
-      sentence: its words.
-      place: which of them.
-      cosine: with the vector asked for.
-    """
-
-    sentence: tuple[str, ...]
-    place: int
-    cosine: float
+    sentence: tuple[str, ...]  # its words
+    place: int  # which of them
+    cosine: float  # with the vector asked for
 
     @property
     def word(self) -> str:
         return self.sentence[self.place]
+
+    def record(self) -> dict[str, Any]:
+        """As JSON has it."""
+        return {"word": self.word, "cosine": self.cosine, "place": self.place, "sentence": " ".join(self.sentence)}
 
     def context(self, words: int = 5, mark: str = "*") -> str:
         """The word, marked, with up to some words on each side.
@@ -54,11 +52,7 @@ class Neighbour:
 class OccurrenceIndex:
     """The words of a corpus as unit vectors in every layer, N × J × D half floats: 200,000 × 3 × 256 take 300 MB.
 
-    Args:
-      embedder: gives the vectors.
-      sentences: the corpus.
-      max_words: words from here on are left out; a sentence is kept whole or not at all.
-      label: stands before a progress bar; None: there is none.
+    Words from `max_words` on are left out; a sentence is kept whole or not at all. `label` is that of `embed`.
     """
 
     def __init__(
@@ -131,21 +125,14 @@ class OccurrenceIndex:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A word in several sentences: what is near to it.
+    """A word in several sentences: what is near to it."""
 
-    Attributes:
-      word: as it was asked for.
-      queries: the sentences and the word's place in each, as neighbours of themselves.
-      static: the words near to its context-free vector, and their cosines; empty where it has none.
-      contextual: for each query, neighbours by layer.
-      embedder: name of what gave the contextual vectors.
-    """
-
-    word: str
-    queries: tuple[Neighbour, ...]
+    word: str  # as it was asked for
+    queries: tuple[Neighbour, ...]  # the sentences and the word's place in each, as neighbours of themselves
+    # The words near to its context-free vector, and their cosines; empty where it has none.
     static: list[tuple[str, float]]
-    contextual: list[dict[str, list[Neighbour]]]
-    embedder: str
+    contextual: list[dict[str, list[Neighbour]]]  # for each query, neighbours by layer
+    embedder: str  # name of what gave the contextual vectors
 
 
 def compare(
@@ -159,13 +146,8 @@ def compare(
 ) -> Comparison:
     """The neighbours of one word in several sentences beside its static ones.
 
-    Args:
-      index: the corpus.
-      vectors: context-free, trained on the same text.
-      queries: (sentence, place), all of the same word, whose case does not matter.
-      count: see `OccurrenceIndex.nearest`.
-      words: the same.
-      per_word: the same.
+    The context-free vectors are trained on the same text. Queries, (sentence, place), are all of the same word, whose
+    case does not matter; the other options are those of `OccurrenceIndex.nearest`.
     """
     found = {sentence[place].lower() for sentence, place in queries}
     if len(found) != 1:

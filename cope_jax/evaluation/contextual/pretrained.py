@@ -1,20 +1,19 @@
-"""Embedders from what is on disk: a run of the train command, or a model in a published format."""
+"""Embedders from what is on disk, a run of the train command or a published model, and vectors made once and kept."""
 
+from pathlib import Path
 from typing import Any
 
-from cope_jax.errors import ConfigError
+import numpy as np
+
+from cope_jax import tasks
+from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.evaluation.contextual.embedders import embed
 from cope_jax.models.embedder import ModelEmbedder
-from cope_jax.models.encoder import EncoderConfig
-from cope_jax.runs import workdir
+from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import MINILM as MINILM
 from cope_jax.runs.load import Loaded
 from cope_jax.runs.load import load as load_folder
-
-
-def stamp(text: str | None) -> dict[str, Any]:
-    """What tells a model from another, and from itself before it was trained further."""
-    found = load_folder(text)
-    return {"folder": str(found.folder.resolve()), "step": found.step}
+from cope_jax.training.config import ExperimentConfig
 
 
 def lowercase(found: Loaded) -> bool:
@@ -22,19 +21,13 @@ def lowercase(found: Loaded) -> bool:
     if found.experiment is not None:
         return bool(found.experiment.task.options.get("lowercase", True))
     path = found.folder / "tokenizer_config.json"
-    return bool(workdir.read_json(path).get("do_lower_case", True)) if path.exists() else True
+    return bool(workdirs.read_json(path).get("do_lower_case", True)) if path.exists() else True
 
 
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
-    """The embedder of a folder.
+    """The embedder of a run of a model that gives words vectors, of a published BERT or ELMo, or of "minilm".
 
-    Args:
-      text: a run of a model that gives words vectors; a BERT in the format of Hugging Face; an ELMo in that of
-        AllenNLP; "minilm".
-      name: of the embedder; None: of its kind of model.
-
-    Raises:
-      ConfigError: there is no such model.
+    Its name, where none is given, is that of its kind of model. Raises ConfigError where there is no such model.
     """
     found = load_folder(text)
     name = name or ("MiniLM" if text == MINILM else None)
@@ -42,9 +35,32 @@ def load(text: str | None, name: str | None = None) -> ModelEmbedder:
     return embedder
 
 
-def encoder_of(text: str | None) -> EncoderConfig:
-    """The config of a trained encoder, of which a head's must be."""
-    found = load_folder(text)
-    if not isinstance(found.config, EncoderConfig):
-        raise ConfigError(f"{found.folder} holds {found.name}: choose a run of bert, or a folder of Hugging Face")
-    return found.config
+def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, title: str) -> Path:
+    """Writes SPLIT.npy, float16 `[words, J, D]`, for each split of the config's treebank, unless they are there.
+
+    The model is what `load` takes, and its embedder must have the title. Returns the folder.
+
+    Raises:
+      ConfigError: no such model, it is of another kind, or the folder holds the vectors of another.
+    """
+    found = load_folder(model)
+    stamp = {"folder": str(found.folder.resolve()), "step": found.step}
+    settings = {"model": stamp, "data_dir": config.task.options.get("data_dir")}
+    done = folder / "made.json"
+    if done.exists():
+        held = workdirs.read_json(done, "of")["of"]
+        if held != settings:
+            raise ConfigError(f"{folder} holds vectors of {held}, not of {settings}: choose another --workdir")
+        return folder
+    embedder = load(model)
+    if embedder.title != title:
+        raise ConfigError(f"{model} holds no {title}: choose a run of one, or a folder with a published one")
+    task: Any = tasks.create(config.task.name, **config.task.options)
+    folder.mkdir(parents=True, exist_ok=True)
+    for split in task.splits:
+        vectors = embed(embedder, task.sentences(split), chunk=512, label=f"vectors of {split}")
+        parts = [np.swapaxes(vectors_JLD, 0, 1).astype(np.float16) for vectors_JLD in vectors]
+        with clear_storage_errors(folder):
+            np.save(folder / f"{split}.npy", np.concatenate(parts))
+    workdirs.write_json(done, {"of": settings})
+    return folder

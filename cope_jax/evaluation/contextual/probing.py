@@ -12,62 +12,49 @@ from collections.abc import Sequence
 import numpy as np
 
 from cope_jax.corpora.baselines import majority_by_word, majority_label
-from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual.linear_probe import DEFAULT, ProbeConfig, fit_probe
 
 
 @dataclasses.dataclass(frozen=True)
 class LayerScore:
-    """What a probe found in one layer.
+    """What a probe found in one layer."""
 
-    Attributes:
-      layer: its name.
-      accuracy: of the task, on the test vectors.
-      control: the same of the control task; None where it was not asked for.
-    """
-
-    layer: str
-    accuracy: float
-    control: float | None = None
+    layer: str  # its name
+    accuracy: float  # of the task, on the test vectors
+    control: float  # the same of the control task
 
     @property
-    def selectivity(self) -> float | None:
+    def selectivity(self) -> float:
         """Accuracy − control: what is not the probe's own memory. Hewitt and Liang (arXiv 1909.03368)."""
-        return None if self.control is None else self.accuracy - self.control
+        return self.accuracy - self.control
 
 
 @dataclasses.dataclass(frozen=True)
 class Probing:
-    """All that was measured of one embedder on one task.
+    """All that was measured of one embedder on one task."""
 
-    Attributes:
-      name: of the embedder.
-      scores: for each layer, the lowest first.
-      mix: softmax weights of the layers in a probe on all of them.
-      mix_accuracy: of that probe.
-      cumulative: accuracies of probes on the layers up to each.
-      baselines: name → accuracy, from `baselines`.
-    """
-
-    name: str
-    scores: tuple[LayerScore, ...]
-    mix: tuple[float, ...]
-    mix_accuracy: float
-    cumulative: tuple[float, ...]
-    baselines: dict[str, float]
+    name: str  # of the embedder
+    scores: tuple[LayerScore, ...]  # for each layer, the lowest first
+    mix: tuple[float, ...]  # softmax weights of the layers in a probe on all of them
+    mix_accuracy: float  # of that probe
+    cumulative: tuple[float, ...]  # accuracies of probes on the layers up to each
+    baselines: dict[str, float]  # name → accuracy, from `baselines`
 
     @property
     def centre_of_gravity(self) -> float:
-        """See `centre_of_gravity`."""
-        return centre_of_gravity(self.mix)
+        """Σ_l l·s_l over the layers l = 0, 1, …, s being the `mix`. Tenney et al. (arXiv 1905.05950)."""
+        s = np.asarray(self.mix, np.float64)
+        return float(np.arange(len(s)) @ s / s.sum())
 
     @property
     def expected_layer(self) -> float | None:
-        """See `expected_layer`; None where no layer adds to the lowest."""
-        try:
-            return expected_layer(self.cumulative)
-        except ConfigError:
-            return None
+        """Σ_l l·Δ_l / Σ_l Δ_l, Δ_l = score(l) − score(l−1) of `cumulative`: the layer at which the answer is found.
+
+        Layer l = 0 is the lowest, whose score is where the differences start. None where no layer adds to it. Tenney et
+        al. (arXiv 1905.05950).
+        """
+        gains = np.diff(np.asarray(self.cumulative, np.float64))
+        return float(np.arange(1, len(gains) + 1) @ gains / gains.sum()) if gains.sum() > 0 else None
 
 
 def probe_layers(
@@ -76,18 +63,11 @@ def probe_layers(
     train: tuple[np.ndarray, Sequence[str], Sequence[str]],
     test: tuple[np.ndarray, Sequence[str], Sequence[str]],
     config: ProbeConfig = DEFAULT,
-    *,
-    control: bool = True,
 ) -> Probing:
     """Probes every layer, the control task, and the mixes of the layers up to each.
 
-    Args:
-      name: of the embedder.
-      layers: names of its J layers.
-      train: vectors `[N, J, D]`, words and labels. For word senses the words are the lemmas.
-      test: the same of the test data; a label that training does not have is always wrong.
-      config: how each probe is trained.
-      control: whether to train on the control task too.
+    The data to train and to test on are vectors `[N, J, D]`, words and labels; for word senses the words are lemmas. A
+    label that training does not have is always wrong in the test.
     """
     (x, words, labels), (test_x, test_words, test_labels) = train, test
     names = sorted(set(labels))
@@ -99,7 +79,7 @@ def probe_layers(
     for j, layer in enumerate(layers):
         x_N1D, test_N1D = x[:, j : j + 1], test_x[:, j : j + 1]
         accuracy = fit_probe(x_N1D, y, len(names), config).accuracy(test_N1D, test_y)
-        memory = fit_probe(x_N1D, r, len(names), config).accuracy(test_N1D, test_r) if control else None
+        memory = fit_probe(x_N1D, r, len(names), config).accuracy(test_N1D, test_r)
         scores.append(LayerScore(layer, accuracy, memory))
     cumulative = [scores[0].accuracy]
     mix: tuple[float, ...] = (1.0,)
@@ -107,14 +87,8 @@ def probe_layers(
         probe = fit_probe(x[:, :stop], y, len(names), config)
         cumulative.append(probe.accuracy(test_x[:, :stop], test_y))
         mix = tuple(map(float, probe.mix_J))
-    return Probing(
-        name,
-        tuple(scores),
-        mix,
-        cumulative[-1],
-        tuple(cumulative),
-        baselines((words, labels), (test_words, test_labels)),
-    )
+    floors = baselines((words, labels), (test_words, test_labels))
+    return Probing(name, tuple(scores), mix, cumulative[-1], tuple(cumulative), floors)
 
 
 def baselines(
@@ -156,54 +130,18 @@ def best_layers(probing: Probing, size: int) -> tuple[int, list[int]]:
 def control_labels(words: Sequence[str], labels: Sequence[str], *, seed: int = 0) -> list[str]:
     """Labels of the control task: each word has one label, drawn with the frequencies of the real ones.
 
-    A hash of the word makes the draw, so it is the same in every text and process, also for words that training never
-    saw. Hewitt and Liang (arXiv 1909.03368).
-
-    Args:
-      words: those to label.
-      labels: the real labels of the training data.
-      seed: another seed draws other labels.
+    A hash of the word and the seed makes the draw, so it is the same in every text and process, also for words that
+    training, whose real labels these are, never saw. Hewitt and Liang (arXiv 1909.03368).
 
     >>> control_labels(["play", "run", "play"], ["NOUN", "VERB"])
     ['NOUN', 'VERB', 'NOUN']
     """
     counts = sorted(Counter(labels).items())
     ends = np.cumsum([count for _, count in counts]) / len(labels)
-    drawn = {
-        word: counts[int(np.searchsorted(ends[:-1], _uniform(word, seed), side="right"))][0] for word in set(words)
-    }
+
+    def draw(word: str) -> str:
+        digest = hashlib.blake2b(f"{seed} {word}".encode(), digest_size=8).digest()
+        return counts[int(np.searchsorted(ends[:-1], int.from_bytes(digest, "big") / 2**64, side="right"))][0]
+
+    drawn = {word: draw(word) for word in set(words)}
     return [drawn[word] for word in words]
-
-
-def _uniform(word: str, seed: int) -> float:
-    digest = hashlib.blake2b(f"{seed} {word}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") / 2**64
-
-
-def centre_of_gravity(weights: Sequence[float]) -> float:
-    """Σ_l l·s_l over the layers l = 0, 1, …, with weights s of sum 1. Tenney et al. (arXiv 1905.05950).
-
-    >>> centre_of_gravity([0.25, 0.25, 0.5])
-    1.25
-    """
-    s = np.asarray(weights, np.float64)
-    if s.ndim != 1 or not s.size or (s < 0).any() or abs(s.sum() - 1) > 1e-4:
-        raise ConfigError(f"mix weights must be positive with sum 1, got {list(weights)}: take their softmax")
-    return float(np.arange(len(s)) @ s / s.sum())
-
-
-def expected_layer(scores: Sequence[float]) -> float:
-    """Σ_l l·Δ_l / Σ_l Δ_l, Δ_l = score(l) − score(l−1): the layer at which the answer is found.
-
-    Layer l = 0 is the lowest, whose score is where the differences start. Tenney et al. (arXiv 1905.05950).
-
-    Args:
-      scores: of probes on the layers up to each.
-
-    >>> expected_layer([0.5, 0.75, 0.875])
-    1.333...
-    """
-    gains = np.diff(np.asarray(scores, np.float64))
-    if not gains.size or gains.sum() <= 0:
-        raise ConfigError(f"the expected layer needs upper layers that add to the lowest, got scores {list(scores)}")
-    return float(np.arange(1, len(gains) + 1) @ gains / gains.sum())

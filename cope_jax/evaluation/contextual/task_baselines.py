@@ -58,11 +58,8 @@ def measure(
 ) -> list[BesideRun]:
     """All baselines of a task on its evaluation splits.
 
-    Args:
-      task: one of `known()`.
-      config: of the run, which says on which examples it is measured.
-      own: of the run, from `run_figures`.
-      examples: that a baseline may learn from.
+    The config says on which examples the run is measured, `own` is what `run_figures` found of it, and a baseline may
+    learn from so many examples.
     """
 
     def run(baseline: Baseline) -> float | None:
@@ -96,11 +93,7 @@ def table(baselines: Sequence[BesideRun], title: str) -> Table:
 
 def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:
     """The examples that the run is measured on; of training, for which it has none, all."""
-    evaluation, size = config.evaluation, task.size(split)
-    examples = evaluation.examples
-    if split == "train":
-        assert size is not None
-        examples = size
-    return pipeline.evaluation_batches(
-        task, split, examples=examples, batch_size=evaluation.batch_size, seed=config.training.data_seed
-    )
+    examples = task.size(split) if split == "train" else config.evaluation.examples
+    assert examples is not None
+    size, seed = config.evaluation.batch_size, config.training.data_seed
+    return pipeline.evaluation_batches(task, split, examples=examples, batch_size=size, seed=seed)

@@ -13,27 +13,16 @@ from cope_jax.registry import check_at_least, unknown
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Word2VecConfig:
-    """Skip-gram with negative sampling.
+    """Skip-gram with negative sampling."""
 
-    Attributes:
-      width: D.
-      window: the farthest word that counts as context.
-      min_count: rarer words have no vector.
-      negative: noise words for each true one.
-      epochs: passes over the text.
-      sample: threshold from which on frequent words are left out at random.
-      lowercase: whether "Play" and "play" are one word.
-      seed: of the initial vectors and all draws.
-    """
-
-    width: int = 100
-    window: int = 5
-    min_count: int = 5
-    negative: int = 5
-    epochs: int = 5
-    sample: float = 1e-3
-    lowercase: bool = True
-    seed: int = 0
+    width: int = 100  # D
+    window: int = 5  # the farthest word that counts as context
+    min_count: int = 5  # rarer words have no vector
+    negative: int = 5  # noise words for each true one
+    epochs: int = 5  # passes over the text
+    sample: float = 1e-3  # threshold from which on frequent words are left out at random
+    lowercase: bool = True  # whether "Play" and "play" are one word
+    seed: int = 0  # of the initial vectors and all draws
 
     def __post_init__(self):
         sizes = {"width": self.width, "window": self.window, "min_count": self.min_count, "epochs": self.epochs}
@@ -48,10 +37,6 @@ def train_word2vec(
 
     Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w and their contexts c. Mikolov et al. (arXiv
     1310.4546). One thread and a hash of our own: the same text gives the same vectors in every process.
-
-    Args:
-      sentences: words of each.
-      config: see `Word2VecConfig`.
 
     Returns:
       Word → float32 `[D]`.
@@ -139,7 +124,7 @@ class ContextFree:
         return self.vectors[word] if word in self.vectors else self.vectors.get(word.lower(), self._zeros)
 
 
-class ContextMean:
+class ContextMean(ContextFree):
     """A word has the mean of its neighbours' static vectors, without its own: v(w_i) = mean_{j≠i} E[w_j].
 
     It knows which words are around, and neither their order nor the word. Words without a vector count for nothing.
@@ -150,14 +135,11 @@ class ContextMean:
     """
 
     def __init__(self, vectors: Mapping[str, np.ndarray], name: str = "mean of the context"):
-        self.name = name
-        self.layers: tuple[str, ...] = ("static",)
-        self._vectors = ContextFree(vectors, name)
+        super().__init__(vectors, name)
 
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
-        check_sentences(sentences)
         found = []
-        for vectors_1LD in self._vectors(sentences):
+        for vectors_1LD in super().__call__(sentences):
             has_vector_1L1 = vectors_1LD.any(axis=-1, keepdims=True).astype(np.float32)
             count_1L1 = has_vector_1L1.sum(axis=1, keepdims=True) - has_vector_1L1
             others_1LD = vectors_1LD.sum(axis=1, keepdims=True) - vectors_1LD

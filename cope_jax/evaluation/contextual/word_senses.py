@@ -22,19 +22,12 @@ TIE = 1e-5  # cosines this near to each other are the same: sums of equal vector
 
 @dataclasses.dataclass(frozen=True)
 class SenseScore:
-    """How often the sense was right.
+    """How often the sense was right."""
 
-    Attributes:
-      method: "most frequent", "nearest mean" or "k nearest".
-      layer: name of the layer; empty for the baseline.
-      right: lemma → how many of its test occurrences.
-      total: lemma → the number of its test occurrences.
-    """
-
-    method: str
-    layer: str
-    right: dict[str, int]
-    total: dict[str, int]
+    method: str  # "most frequent", "nearest mean" or "k nearest"
+    layer: str  # name of the layer; empty for the baseline
+    right: dict[str, int]  # lemma → how many of its test occurrences
+    total: dict[str, int]  # lemma → the number of its test occurrences
 
     @property
     def by_word(self) -> dict[str, float]:
@@ -71,11 +64,11 @@ class SenseScore:
 def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[Occurrence]:
     """At most so many occurrences of each lemma, drawn at random, in their order."""
     check_at_least(1, "senses", cap=most)
-    places: dict[str, list[int]] = {}
-    for place, occurrence in enumerate(occurrences):
-        places.setdefault(occurrence.lemma, []).append(place)
     rng = np.random.default_rng(seed)
-    kept = [own if len(own) <= most else rng.choice(own, most, replace=False) for _, own in sorted(places.items())]
+    kept = [
+        own if len(own) <= most else rng.choice(own, most, replace=False)
+        for _, own in sorted(_places(occurrences).items())
+    ]
     return [occurrences[place] for place in sorted(int(place) for own in kept for place in own)]
 
 
@@ -123,8 +116,7 @@ def nearest_mean(
 
     def predict(own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray) -> np.ndarray:
         means = np.stack([own_ND[labels == sense].astype(np.float64).mean(axis=0) for sense in range(senses)])
-        cosines = normalise(queries_MD) @ normalise(means).T
-        return _first_best(cosines)
+        return _first_best(normalise(queries_MD) @ normalise(means).T)
 
     return _by_lemma(train, train_ND, test, test_MD, predict)
 
@@ -149,22 +141,9 @@ def k_nearest(
 
 
 def disambiguate(
-    embedder: Embedder,
-    train: Sequence[Occurrence],
-    test: Sequence[Occurrence],
-    *,
-    k: int = 5,
-    label: str | None = None,
+    embedder: Embedder, train: Sequence[Occurrence], test: Sequence[Occurrence], *, k: int = 5, label: str | None = None
 ) -> list[SenseScore]:
-    """The baseline, then both methods for each layer of an embedder.
-
-    Args:
-      embedder: gives the vectors.
-      train: occurrences whose senses are known.
-      test: occurrences whose senses are asked for.
-      k: neighbours that vote.
-      label: stands before a progress bar; None: there is none.
-    """
+    """The baseline, then both methods for each layer of an embedder; k neighbours vote. `label` is that of `embed`."""
     if not train or not test:
         raise ConfigError("senses need occurrences to train and to test on: give a corpus that has both")
     train_NJD, test_MJD = (
@@ -189,6 +168,14 @@ def score(method: str, layer: str, test: Sequence[Occurrence], senses: Sequence[
     return SenseScore(method, layer, right, total)
 
 
+def _places(occurrences: Sequence[Occurrence]) -> dict[str, list[int]]:
+    """Where the occurrences of each lemma are."""
+    places: dict[str, list[int]] = {}
+    for place, occurrence in enumerate(occurrences):
+        places.setdefault(occurrence.lemma, []).append(place)
+    return places
+
+
 def _first_best(values_MS: np.ndarray) -> np.ndarray:
     """In each row the first entry that is as high as the highest."""
     return np.argmax(values_MS >= values_MS.max(axis=1, keepdims=True) - TIE, axis=1)
@@ -202,12 +189,7 @@ def _by_lemma(
     predict: Callable[[np.ndarray, np.ndarray, int, np.ndarray], np.ndarray],
 ) -> list[str | None]:
     """Predicts for each lemma among its own senses, which are numbered by falling frequency."""
-    rows: dict[str, list[int]] = {}
-    for row, occurrence in enumerate(train):
-        rows.setdefault(occurrence.lemma, []).append(row)
-    queries: dict[str, list[int]] = {}
-    for row, occurrence in enumerate(test):
-        queries.setdefault(occurrence.lemma, []).append(row)
+    rows, queries = _places(train), _places(test)
     found: list[str | None] = [None] * len(test)
     for lemma, senses in senses_by_frequency(train).items():
         if lemma in queries:

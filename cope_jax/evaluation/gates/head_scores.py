@@ -24,49 +24,34 @@ BLOCK = 32
 
 @dataclasses.dataclass(frozen=True)
 class HeadScore:
-    """What the gates of one head follow.
+    """What the gates of one head follow."""
 
-    Attributes:
-      layer: from 0.
-      head: from 0.
-      aucs: by feature; NaN where all tokens have it, or none.
-      best: the feature of the highest AUC; "" where there is none.
-      interval: of that AUC, 95 %, by a bootstrap of blocks of tokens.
-      mean_with: the mean gate of the keys that have the best feature.
-      mean_without: of those that do not.
-      identity: the share of the gates' variance that the token itself explains, adjusted R² of a mean for each token; 0
-        if it explains nothing, NaN if no token comes twice or no gate differs.
-    """
-
-    layer: int
-    head: int
-    aucs: dict[str, float]
-    best: str
-    interval: tuple[float, float]
-    mean_with: float
-    mean_without: float
+    layer: int  # from 0
+    head: int  # from 0
+    aucs: dict[str, float]  # by feature; NaN where all tokens have it, or none
+    best: str  # the feature of the highest AUC; "" where there is none
+    interval: tuple[float, float]  # of that AUC, 95 %, by a bootstrap of blocks of tokens
+    mean_with: float  # the mean gate of the keys that have the best feature
+    mean_without: float  # of those that do not
+    # The share of the gates' variance that the token itself explains, adjusted R² of a mean for each token; 0 if it
+    # explains nothing, NaN if no token comes twice or no gate differs.
     identity: float
 
 
-def mean_gates(model: Any, tokens_BL: np.ndarray, positions_1L: Any = None) -> np.ndarray:
-    """The mean gate of each key over the queries that see it, float64 `[layers, H, B, L]`.
-
-    Args:
-      model: a module like `cope_jax.models.decoder.Decoder`.
-      tokens_BL: int32 tokens.
-      positions_1L: None: 0 … L−1.
+def mean_gates(model: Any, tokens_BL: np.ndarray) -> np.ndarray:
+    """The mean gate of each key of a decoder over the queries that see it, float64 `[layers, H, B, L]`.
 
     Raises:
       ConfigError: the model's encoding has no gates.
     """
     graph, state = nnx.split(model)
-    rows = [_means(StaticGraphDef(graph), state, row_L[None], positions_1L) for row_L in tokens_BL]
+    rows = [_means(StaticGraphDef(graph), state, row_L[None]) for row_L in tokens_BL]
     return np.stack([np.asarray(row, np.float64) for row in rows], axis=2)
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef",))
-def _means(graphdef: StaticGraphDef, state: Any, tokens_1L: Array, positions_1L: Any) -> Array:
-    maps = nnx.merge(graphdef.graph, state).maps(tokens_1L, positions_BL=positions_1L)
+def _means(graphdef: StaticGraphDef, state: Any, tokens_1L: Array) -> Array:
+    maps = nnx.merge(graphdef.graph, state).maps(tokens_1L)
     if "gates" not in maps:
         raise ConfigError("the encoding of this model has no gates that could count: give a model with cope")
     gates_NHLM = maps["gates"][:, 0].astype(jnp.float32)
@@ -144,11 +129,7 @@ def rank(
 ) -> list[HeadScore]:
     """All heads, first the one whose gates follow a feature best.
 
-    Args:
-      gates_LHN: of each key, `[layers, H, N]`, in the order of the text.
-      has: bool `[N]` by feature.
-      tokens_N: the keys.
-      rng: of the bootstrap.
+    Gates `[layers, H, N]` are of each key in the order of the text, and `has` says, bool `[N]`, which have a feature.
     """
     heads = []
     for layer, gates_HN in enumerate(gates_LHN):

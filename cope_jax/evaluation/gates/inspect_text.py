@@ -16,14 +16,7 @@ _FEWEST = 16  # tokens of which anything can be said
 
 
 def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) -> np.ndarray:
-    """The tokens that are looked at, `[B, L]`: a text of the user's, or the first windows of a split.
-
-    Args:
-      task: of the run.
-      codec: of the task.
-      text: of the user; None: none.
-      split: of the task.
-      count: how many windows at most.
+    """The tokens that are looked at, `[B, L]`: a text of the user's, or the first windows of a split, `count` at most.
 
     Raises:
       ConfigError: an empty or too short text, or a split that there is not.
@@ -48,23 +41,14 @@ def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) 
 
 @dataclasses.dataclass(frozen=True)
 class TextGates:
-    """What the gates of a model follow in windows of a text.
+    """What the gates of a model follow in windows of a text."""
 
-    Attributes:
-      heads: ranked, see `head_scores.rank`.
-      bound: of `head_scores.chance`.
-      top_tokens: for each head, the tokens that it opens widest for, as text.
-      count: the tokens that were looked at.
-      gates_LHBL: the mean gate of each key, by layer and head.
-      pieces: the text of each key of the first window.
-    """
-
-    heads: list[head_scores.HeadScore]
-    bound: float
-    top_tokens: list[str]
-    count: int
-    gates_LHBL: np.ndarray
-    pieces: list[str]
+    heads: list[head_scores.HeadScore]  # ranked, see `head_scores.rank`
+    bound: float  # of `head_scores.chance`
+    top_tokens: list[str]  # for each head, the tokens that it opens widest for, as text
+    count: int  # the tokens that were looked at
+    gates_LHBL: np.ndarray  # the mean gate of each key, by layer and head
+    pieces: list[str]  # the text of each key of the first window
 
 
 def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:

@@ -26,25 +26,15 @@ MOST_LABELS = 64  # from more tokens on, labels on the axes could not be read
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """One input seen by a model.
+    """One input seen by a model."""
 
-    Attributes:
-      tokens: the input as text.
-      maps: by name, each float32 `[layers, heads, L, L]`.
-      query: place of the query that is looked at, from 0.
-      layers: numbers of the layers that are shown.
-      heads: numbers of the heads that are shown.
-      predicted: the most probable next token after the query.
-      probability: of that token.
-    """
-
-    tokens: tuple[str, ...]
-    maps: dict[str, np.ndarray]
-    query: int
-    layers: Sequence[int]
-    heads: Sequence[int]
-    predicted: str
-    probability: float
+    tokens: tuple[str, ...]  # the input as text
+    maps: dict[str, np.ndarray]  # by name, each float32 `[layers, heads, L, L]`
+    query: int  # place of the query that is looked at, from 0
+    layers: Sequence[int]  # numbers of the layers that are shown
+    heads: Sequence[int]  # numbers of the heads that are shown
+    predicted: str  # the most probable next token after the query
+    probability: float  # of that token
 
     @property
     def shading(self) -> str:
@@ -99,8 +89,8 @@ def inspect(
         tokens=tuple(vocabulary[token] for token in tokens_L),
         maps=maps,
         query=query % length,
-        layers=_choose("layer", layer, num_layers),
-        heads=_choose("head", head, num_heads),
+        layers=choose("layer", layer, num_layers),
+        heads=choose("head", head, num_heads),
         predicted=vocabulary[int(jnp.argmax(probabilities_V))],
         probability=float(jnp.max(probabilities_V)),
     )
@@ -129,13 +119,9 @@ def strips(seen: Inspection, width: int) -> Text:
 
 
 def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | None = None, width: int = 100) -> Text:
-    """Tokens in a line, each on a background as strong as its shade, and numbers below; broken at `width` letters.
+    """Tokens in a line, each on a background as strong as its shade in [0, 1]; broken at `width` letters.
 
-    Args:
-      tokens: the keys.
-      shades_M: in [0, 1], 0 is white.
-      numbers_M: what to write below, e.g. the positions p_ij; None writes nothing.
-      width: of the terminal.
+    Numbers, such as the positions p_ij, stand below, if there are any.
     """
     below = [""] * len(tokens) if numbers_M is None else [f"{number:.1f}" for number in numbers_M]
     lines: list[tuple[Text, Text]] = []
@@ -184,7 +170,8 @@ def heat_map(seen: Inspection, name: str) -> Figure:
     return figure
 
 
-def _choose(what: str, number: int | None, count: int) -> Sequence[int]:
+def choose(what: str, number: int | None, count: int) -> Sequence[int]:
+    """The layers or heads that are shown: one, or all; ConfigError where there is no such one."""
     if number is None:
         return range(count)
     if not 0 <= number < count:

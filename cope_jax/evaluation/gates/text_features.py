@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 BRACKETS = frozenset("()[]{}")
-_ENDS, _CLOSING = frozenset(".!?…"), frozenset("\"'”’»)]")
+_ENDS, _CLOSING = tuple(".!?…"), "\"'”’»)]"
 
 
 def pieces(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[str]:
@@ -70,7 +70,4 @@ def _is_punctuation(part: str) -> bool:
 def _ends_sentence(part: str, after: str) -> bool:
     if after and not after.isspace() and not part[-1:].isspace():
         return False
-    end = part.rstrip()
-    while end and end[-1] in _CLOSING:
-        end = end[:-1]
-    return end[-1:] in _ENDS if end else False
+    return part.rstrip().rstrip(_CLOSING).endswith(_ENDS)

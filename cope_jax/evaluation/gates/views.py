@@ -18,9 +18,7 @@ from cope_jax.evaluation.report.table import Table, figure
 
 _NAMES = {
     "word start": "beginnings of words",
-    "whitespace": "whitespace",
     "newline": "ends of lines",
-    "punctuation": "punctuation",
     "sentence end": "ends of sentences",
     "digit": "digits",
     "bracket": "brackets",
@@ -30,10 +28,7 @@ _NAMES = {
 def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[str]:
     """What is seen, in plain sentences: how many heads follow what, and what the first of them do.
 
-    Args:
-      heads: as `rank` gives them.
-      bound: of `chance`; heads that do not exceed it follow nothing that can be told from noise.
-      most: heads that have a sentence of their own.
+    Heads, as `rank` gives them, that do not exceed the bound of `chance` follow nothing that can be told from noise.
     """
     clear = [head for head in heads if head.best and head.aucs[head.best] > bound]
     lines = [
@@ -62,12 +57,9 @@ def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[s
 
 
 def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> Table:
-    """A row for each head, the best first.
+    """A row for each head, as `rank` gives them, with the tokens that it opens widest for.
 
-    Args:
-      heads: as `rank` gives them.
-      bound: of `chance`; what exceeds it is bold.
-      tokens: for each head, the tokens that it opens widest for.
+    What exceeds the bound of `chance` is bold.
     """
     headings = ["layer", "head", "opens for", "AUC", "95 %", "gate there", "elsewhere", "by token", "widest for"]
     rows, bold = [], []

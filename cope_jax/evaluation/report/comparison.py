@@ -26,12 +26,7 @@ def table(
     Cells are mean ± std over seeds, errors in per cent; from three seeds on median and [best, worst] stand below, since
     errors out of distribution swing from seed to seed. The best of each column is bold.
 
-    Args:
-      task: names the splits, their order and the headline metric.
-      records: as `cope_jax.runs.records` describes them.
-      encodings: the rows, in this order.
-      metric: None is the task's headline metric.
-      paper: figures to show below ours.
+    The metric, if none is given, is the task's headline metric. The paper's figures stand below ours.
     """
     metric, splits = metric or task.metric, task.evaluation_splits
     unit = unit_of(metric)
@@ -61,7 +56,7 @@ def table(
 def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
     """The comparison as GitHub Markdown: the table of the headline metric, and below it those of the task's others.
 
-    Args are those of `table`.
+    Its arguments are those of `table`.
     """
     values = [record["value"] for record in select(records, metric=task.metric)]
     parts = [_markdown_table(task, records, encodings, task.metric, paper)]

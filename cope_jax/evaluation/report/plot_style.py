@@ -92,6 +92,6 @@ def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def marker(number: int) -> str:
-    """The marker of line `number`."""
-    return MARKERS[number % len(MARKERS)]
+def line(number: int) -> dict[str, Any]:
+    """The colour and the marker of line `number`, as `Axes.plot` takes them."""
+    return {"color": colour(number), "marker": MARKERS[number % len(MARKERS)]}

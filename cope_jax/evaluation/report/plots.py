@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from matplotlib import rc_context
@@ -18,7 +17,7 @@ from cope_jax.evaluation.report.plot_style import (
     is_doubling,
     legend,
     level_axis,
-    marker,
+    line,
     plain_log,
     save,
 )
@@ -32,12 +31,9 @@ def write_plots(
 ) -> tuple[list[Path], list[str]]:
     """Writes `error_by_split.png`, `learning_curves.png` and `error_by_length.png` into `workdir`.
 
-    Args:
-      workdir: is created.
-      task: names the splits, the sweep and the headline metric, which is what all plots show.
-      records: as `cope_jax.runs.records` describes them, of fixed and of sweep splits.
-      curves: rows with `encoding`, `seed`, `step`, `split`, and a field for each metric.
-      encodings: in the order that decides their colours and markers.
+    All show the headline metric of the task. Records, see `cope_jax.runs.records`, are of fixed and of sweep splits;
+    curves are rows with `encoding`, `seed`, `step`, `split`, and a field for each metric. The order of the encodings
+    decides their colours and markers.
 
     Returns:
       The paths written, and for each plot left out one line that says why.
@@ -69,9 +65,8 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
     for number, encoding in enumerate(encodings):
         places = np.arange(len(splits)) + (number - (len(encodings) - 1) / 2) * width
         own = [errors.get((encoding, split), []) for split in splits]
-        axes.bar(
-            places, [float(np.mean(e)) if e else np.nan for e in own], 0.86 * width, color=colour(number), alpha=0.3
-        )
+        means = [float(np.mean(errors)) if errors else np.nan for errors in own]
+        axes.bar(places, means, 0.86 * width, color=colour(number), alpha=0.3)
         _points(axes, places, own, number, encoding, linestyle="none", spread=0.6 * width, highest=highest)
     axes.set_xticks(range(len(splits)), [words(split) for split in splits])
     axes.tick_params(axis="x", length=0)
@@ -159,9 +154,8 @@ def _points(
     shown = [(place, own, summary) for place, own in zip(places, errors, strict=True) if (summary := summarise(own))]
     means = np.array([summary.mean for _, _, summary in shown])
     stds = np.array([summary.std or 0.0 for _, _, summary in shown])
-    line: dict[str, Any] = {"color": colour(number), "marker": marker(number), "linestyle": linestyle}
     at = [place for place, _, _ in shown]
-    axes.plot(at, means, label=label, clip_on=False, zorder=3, **line)
+    axes.plot(at, means, label=label, linestyle=linestyle, clip_on=False, zorder=3, **line(number))
     if stds.any():
         bars = [np.minimum(stds, means), np.minimum(stds, np.inf if highest is None else highest - means)]
         axes.errorbar(at, means, yerr=bars, fmt="none", color=colour(number), elinewidth=0.9, capsize=2, clip_on=False)
@@ -179,19 +173,10 @@ def _curve(axes: Axes, rows: Sequence[Record], task: Task, number: int, label: s
     if not by_step:
         return
     steps, errors = list(by_step), list(by_step.values())
-    axes.fill_between(
-        steps, [min(e) for e in errors], [max(e) for e in errors], color=colour(number), alpha=0.15, linewidth=0
-    )
-    axes.plot(
-        steps,
-        [np.mean(e) for e in errors],
-        label=label,
-        color=colour(number),
-        marker=marker(number),
-        markevery=max(1, len(steps) // 6),
-        clip_on=False,
-        zorder=3,
-    )
+    lowest, highest, means = ([float(f(own)) for own in errors] for f in (np.min, np.max, np.mean))
+    axes.fill_between(steps, lowest, highest, color=colour(number), alpha=0.15, linewidth=0)
+    marks = {"markevery": max(1, len(steps) // 6), "clip_on": False, **line(number)}
+    axes.plot(steps, means, label=label, zorder=3, **marks)
 
 
 def _error_axis(axes: Axes, task: Task, values: Sequence[float]) -> None:

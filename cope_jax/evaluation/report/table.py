@@ -15,6 +15,7 @@ from rich.text import Text
 from cope_jax.runs.records import summarise
 
 MISSING = "–"
+FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, where a narrow terminal would break a line
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,22 +28,15 @@ class Table:
     | length | 512 |
     | --- | ---: |
     | cope | 1.02 ms |
-
-    Attributes:
-      title: what the cells are; none if it is empty.
-      headings: of the columns; the first column names the row. Without headings `rich` shows no line for them.
-      rows: cells, as many in each as there are headings; a cell may have several lines.
-      text_columns: how many of the first columns hold words; the others hold numbers, which stand at the right.
-      caption: below the table in the terminal.
-      bold: (row, column) of cells whose first line is bold.
     """
 
-    title: str
+    title: str  # what the cells are; none if it is empty
+    # Of the columns; the first column names the row. Without headings `rich` shows no line for them.
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]
-    text_columns: int = 1
-    caption: str = ""
-    bold: Collection[tuple[int, int]] = ()
+    rows: Sequence[Sequence[str]]  # cells, as many in each as there are headings; a cell may have several lines
+    text_columns: int = 1  # how many of the first columns hold words; the others hold numbers, which stand at the right
+    caption: str = ""  # below the table in the terminal
+    bold: Collection[tuple[int, int]] = ()  # (row, column) of cells whose first line is bold
 
     def rich(self) -> rich.table.Table:
         """The table for the terminal: words may be broken where it is narrow, numbers are not."""
@@ -91,19 +85,12 @@ class Table:
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
-    """How the values of a metric are shown.
+    """How the values of a metric are shown."""
 
-    Attributes:
-      scale: what a value is multiplied by.
-      symbol: "%" or nothing.
-      highest: the highest value that there can be, shown as such; None: there is none.
-      decimals: of a value of 1 and more in a table.
-    """
-
-    scale: float
-    symbol: str
-    highest: float | None
-    decimals: int
+    scale: float  # what a value is multiplied by
+    symbol: str  # "%" or nothing
+    highest: float | None  # the highest value that there can be, shown as such; None: there is none
+    decimals: int  # of a value of 1 and more in a table
 
     def suffix(self, separator: str) -> str:
         """The symbol behind a separator, and nothing where there is none.

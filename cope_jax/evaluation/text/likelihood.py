@@ -26,19 +26,12 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """A text of N + 1 tokens as windows in rows of W places; the first token is only read.
+    """A text of N + 1 tokens as windows in rows of W places; the first token is only read."""
 
-    Attributes:
-      tokens: int `[N + 1]`.
-      pieces: the windows, of the N entries that are predicted.
-      rows: the windows that stand in each row.
-      width: W.
-    """
-
-    tokens: np.ndarray
-    pieces: Pieces
-    rows: list[list[int]]
-    width: int
+    tokens: np.ndarray  # int `[N + 1]`
+    pieces: Pieces  # the windows, of the N entries that are predicted
+    rows: list[list[int]]  # the windows that stand in each row
+    width: int  # W
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -97,15 +90,10 @@ def sliding(
 
 @dataclasses.dataclass(frozen=True)
 class Losses:
-    """The loss of every token of a text.
+    """The loss of every token of a text."""
 
-    Attributes:
-      nats: float64 `[N]`, −log p(token | those before it in its window).
-      seen: int `[N]`, how many tokens the window had before it.
-    """
-
-    nats: np.ndarray
-    seen: np.ndarray
+    nats: np.ndarray  # float64 `[N]`, −log p(token | those before it in its window)
+    seen: np.ndarray  # int `[N]`, how many tokens the window had before it
 
     def by_seen(self, most: int, bins: int = 16) -> tuple[np.ndarray, np.ndarray]:
         """(number of tokens seen, mean loss) of tokens that saw about equally many, in `bins` equal parts of 1 … most.
@@ -123,14 +111,9 @@ class Losses:
 
 
 def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "loss") -> Losses:
-    """The loss of every token of a text under a decoder.
+    """The loss of every token of a text, in the windows of `sliding`, under a decoder.
 
-    Args:
-      model: like `cope_jax.models.decoder.Decoder`: (tokens_BL, positions_BL, segment_ids_BL) → logits_BLV, with its
-        `config` and `encoding`.
-      windows: from `sliding`.
-      batch_size: rows at a time.
-      label: stands before the progress bar.
+    So many rows are read at a time. The label stands before the progress bar.
 
     Raises:
       ConfigError: windows are longer than a table of the encoding, or a loss is no number.

@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from cope_jax.corpora.packing import TokenStream
-from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, colour, level_axis, marker, plain_log
+from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, colour, level_axis, line, plain_log
 from cope_jax.evaluation.report.table import Table, mean_std, words
 from cope_jax.evaluation.text import likelihood
 from cope_jax.evaluation.text.likelihood import Losses, losses, sliding
@@ -26,18 +26,7 @@ def read(
     Positions are 0, 1, … in each window, whatever training sampled. Where documents are packed windows do not cross
     them, and ends of documents, which the text does not have, do not count.
 
-    Args:
-      model: a decoder.
-      task: whose text it is.
-      split: of the task.
-      length: tokens of a window.
-      stride: from one window to the next.
-      width: tokens of a row, which may hold several windows.
-      batch_size: rows at a time.
-      label: stands before the progress bar.
-
-    Raises:
-      ConfigError: as `sliding` and `losses` do.
+    Length, stride and width are those of `sliding`, batch size and label those of `losses`; both raise ConfigError.
     """
     nats, seen = [], []
     for entries in task.token_streams(split):
@@ -110,7 +99,7 @@ def loss_by_position(records: Sequence[Record]) -> Figure:
         losses_SP = np.array([row["loss"] for row in own])
         seen = own[0]["seen"]
         axes.fill_between(seen, losses_SP.min(0), losses_SP.max(0), color=colour(number), alpha=0.15, linewidth=0)
-        axes.plot(seen, losses_SP.mean(0), color=colour(number), marker=marker(number), label=f"windows of {length}")
+        axes.plot(seen, losses_SP.mean(0), label=f"windows of {length}", **line(number))
     axes.set_xscale("log")
     axes.set_xlabel("tokens seen")
     axes.set_ylabel("loss (nats by token)")
@@ -124,7 +113,7 @@ def by_length(records: Sequence[Record], metric: str, trained: int) -> Figure:
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     values = [[row[metric] for row in select(records, length=length)] for length in lengths(records)]
-    axes.plot(lengths(records), [np.mean(own) for own in values], color=colour(0), marker=marker(0))
+    axes.plot(lengths(records), [np.mean(own) for own in values], **line(0))
     for length, own in zip(lengths(records), values, strict=True):
         axes.scatter([length] * len(own), own, s=6, color=colour(0), alpha=0.5, linewidths=0)
     level_axis(axes, [(length, length == trained) for length in lengths(records)])

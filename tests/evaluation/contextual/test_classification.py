@@ -4,8 +4,8 @@ from sklearn.metrics import accuracy_score, f1_score, matthews_corrcoef, recall_
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual.classification import (
+    CLASSIFIERS,
     CrossValidation,
-    classifiers,
     corrected_interval,
     majority,
     metrics,
@@ -47,13 +47,13 @@ def by_thirds(classify):
     third = np.arange(len(texts)) // 4 % 3
     parts = [(np.flatnonzero(third != part), np.flatnonzero(third == part)) for part in range(3)]
     found = [classify([texts[i] for i in train], labels[train], [texts[i] for i in test]) for train, test in parts]
-    return CrossValidation(labels, parts, found)
+    return CrossValidation([labels[test] for _, test in parts], found, 20 / 40)
 
 
 def test_rivals_learn_spam_and_the_majority_does_not():
-    by_name = {name: by_thirds(one).pooled() for name, one in classifiers().items()}
+    by_name = {name: by_thirds(one).pooled() for name, one in CLASSIFIERS.items()}
     assert by_name["majority"].accuracy == 0.75 and by_name["majority"].mcc == 0
-    for name in ("word SVM", "character SVM"):
+    for name in ("svm_words", "svm_characters"):
         assert by_name[name].mcc > 0.9
     np.testing.assert_array_equal(majority(["a", "b", "c"], np.array([1, 1, 0]), ["x", "y"]), [1, 1])
 

@@ -1,3 +1,4 @@
+import dataclasses
 import math
 
 import numpy as np
@@ -7,12 +8,9 @@ from sklearn.linear_model import LogisticRegression
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual.linear_probe import ProbeConfig, fit_probe
 from cope_jax.evaluation.contextual.probing import (
-    LayerScore,
     Probing,
     baselines,
-    centre_of_gravity,
     control_labels,
-    expected_layer,
     probe_layers,
 )
 
@@ -95,11 +93,10 @@ def test_layers_baselines_and_control_task_of_a_made_up_language(rng):
     assert found.expected_layer == 1.0
 
 
-def test_one_layer_has_no_control_mix_or_expected_layer(rng):
+def test_one_layer_has_no_mix_or_expected_layer(rng):
     x, y = clusters(rng, 90)
     data = (x[:, None], ["w"] * 90, [str(label) for label in y])
-    found = probe_layers("one", ("only",), data, data, FAST, control=False)
-    assert found.scores[0].control is None and found.scores[0].selectivity is None
+    found = probe_layers("one", ("only",), data, data, FAST)
     assert found.mix == (1.0,) and found.expected_layer is None and found.centre_of_gravity == 0
 
 
@@ -125,13 +122,14 @@ def test_control_labels_are_fixed_by_word_and_drawn_as_often_as_the_real_ones():
 
 def test_centre_of_gravity_and_expected_layer_by_explicit_sums(rng):
     weights = rng.dirichlet(np.ones(7))
-    assert centre_of_gravity(weights) == pytest.approx(math.fsum(layer * s for layer, s in enumerate(weights)))
     scores = [0.6, 0.8, 0.78, 0.9]
     gains = [0.2, -0.02, 0.12]
     expected = (1 * gains[0] + 2 * gains[1] + 3 * gains[2]) / sum(gains)
-    assert expected_layer(scores) == pytest.approx(expected)
-    probing = Probing("x", (LayerScore("a", 0.6),), (0.5, 0.5), 0.9, (0.7, 0.7), {})
-    assert probing.centre_of_gravity == 0.5 and probing.expected_layer is None
+    probing = Probing("x", (), tuple(weights), 0.9, tuple(scores), {})
+    assert probing.expected_layer == pytest.approx(expected)
+    gravity = math.fsum(layer * s for layer, s in enumerate(weights))
+    assert probing.centre_of_gravity == pytest.approx(gravity)
+    assert dataclasses.replace(probing, cumulative=(0.7, 0.7)).expected_layer is None
 
 
 def test_wrong_input_is_named():
@@ -142,9 +140,5 @@ def test_wrong_input_is_named():
         fit_probe(x, np.zeros(3, int), 2)
     with pytest.raises(ConfigError, match=r"labels must lie in \[0, 2\), got 0 to 2"):
         fit_probe(x, np.array([0, 1, 2, 0]), 2)
-    with pytest.raises(ConfigError, match="sum 1"):
-        centre_of_gravity([0.5, 0.2])
-    with pytest.raises(ConfigError, match="add to the lowest"):
-        expected_layer([0.9, 0.8])
     with pytest.raises(ConfigError, match=r"probe.epochs must be at least 1"):
         ProbeConfig(epochs=0)
