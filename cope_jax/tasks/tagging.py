@@ -11,10 +11,10 @@ from etils import epath
 
 from cope_jax.corpora import baselines, conllu
 from cope_jax.corpora.sentences_by_corpus import SPLITS
-from cope_jax.corpora.streams import drawn, first
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
+from cope_jax.tasks.stored import StoredTask
+from cope_jax.tasks.task import TASKS, Baseline, Batch, check
 from cope_jax.tokenizers.characters import characters
 from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -23,7 +23,7 @@ Chunks = list[tuple[int, int]]
 
 
 @TASKS.register("tagging")
-class Tagging(Task):
+class Tagging(StoredTask):
     """Words to their universal parts of speech. A sentence longer than L goes on in the next example: none is cut.
 
     The fields are `inputs` `[B, L]`, words in small letters, of which those that occur once in training are unknown;
@@ -116,12 +116,6 @@ class Tagging(Task):
         targets_BL = np.where(real_BL, self._targets[split][indices_BL], 0).astype(np.int32)
         fields = text.fields(bounds, indices_BL, real_BL)
         return {**fields, "targets": targets_BL, "weights": real_BL.astype(np.float32)}
-
-    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        return self.take(split, drawn(rng, n, self.size(split)))
-
-    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        return self.take(split, first(n, self.size(split), f"the split {split!r} of tagging"))
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
         tags = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in batches("train")])
