@@ -38,12 +38,9 @@ def parse(corpus: str) -> tuple[tuple[float, str], ...]:
     names = [name for _, name in parts]
     if len(set(names)) < len(names):
         raise ConfigError(f"text.corpus={corpus!r} names a corpus twice: give it one weight")
-    for group in SAME_TESTS:
-        same = [name for name in names if name in group]
-        if len(same) > 1:
-            raise ConfigError(
-                f"text.corpus={corpus!r}: {' and '.join(same)} have the same validation and test: take one"
-            )
+    same = [name for name in names if name in SAME_TESTS]
+    if len(same) > 1:
+        raise ConfigError(f"text.corpus={corpus!r}: {' and '.join(same)} have the same validation and test: take one")
     return tuple(parts)
 
 

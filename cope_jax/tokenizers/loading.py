@@ -25,12 +25,7 @@ _PROBE = "Aa  Bé\n\tÉ 日本 😀 12"
 
 
 def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenizer:
-    """Learns a tokenizer from texts.
-
-    Args:
-      kind: "bpe", "words" or "bytes".
-      texts: to learn from; bytes need none.
-      size: the most tokens; None: 8,192 of "bpe", and all words.
+    """Learns a tokenizer of at most `size` tokens from texts; None: 8,192 of "bpe", and all words. Bytes need no texts.
 
     Raises:
       ConfigError: `size` has no room for what each vocabulary must have.

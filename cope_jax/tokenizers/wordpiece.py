@@ -71,7 +71,8 @@ class WordPiece:
         # these pieces as special ones, which keep the order they are given in.
         counts: collections.Counter[str] = collections.Counter()
         for text in texts:
-            counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(_normal(tokenizer, text)))
+            normal = tokenizer.normalizer.normalize_str(text)
+            counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
         characters: collections.Counter[str] = collections.Counter()
         for word, count in counts.items():
             for character in word:
@@ -181,7 +182,3 @@ def _tokenizer(numbers: dict[str, int], lowercase: bool) -> Any:
     # Nothing is added to the vocabulary, so that no string in a text is special; this says so again.
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _normal(tokenizer: Any, text: str) -> str:
-    return tokenizer.normalizer.normalize_str(text)
