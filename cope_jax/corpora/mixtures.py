@@ -47,10 +47,7 @@ def parse(corpus: str) -> tuple[tuple[float, str], ...]:
 class Mixture:
     """The texts of one corpus or of several, which are looked for when they are asked for.
 
-    Args:
-      corpus: see `parse`.
-      data_dir: as of `documents`.
-      globs: as of `documents`, of the one corpus that takes them.
+    Takes what `documents` does, but the corpora are a text for `parse`, of which one may take globs.
 
     Attributes:
       weights: of each corpus.

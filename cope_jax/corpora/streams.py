@@ -1,7 +1,7 @@
 """Long sequences cut into windows, for models that carry their state from one to the next."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -54,13 +54,7 @@ class Stream(Sequence[dict[str, np.ndarray]]):
     def __len__(self) -> int:
         return self._len
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, np.ndarray]]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._len))]
+    def __getitem__(self, index: Any) -> Any:
         place = range(self._len)[index]  # IndexError beyond the end, which ends a loop
         window = slice(place * self._length, (place + 1) * self._length)
         batch = self._finish({name: rows[:, window] for name, rows in self._rows.items()})

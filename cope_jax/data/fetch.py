@@ -132,12 +132,8 @@ def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
 
 
 def _unzip(archive: pathlib.Path, names: list[str]) -> list[pathlib.Path]:
-    found = [archive.with_name(str(number)) for number in range(len(names))]
     with zipfile.ZipFile(archive) as members:
-        for name, path in zip(names, found, strict=True):
-            with members.open(name) as packed, path.open("wb") as plain:
-                shutil.copyfileobj(packed, plain)
-    return found
+        return [pathlib.Path(members.extract(name, archive.parent)) for name in names]
 
 
 def _reason(error: BaseException) -> str:

@@ -14,7 +14,7 @@ import numpy as np
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.encodings.earlier import earlier_path
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, first_line
 from cope_jax.exchange import bert_files, elmo_files, safetensors_io
 from cope_jax.exchange.gpt2 import GPT2
 from cope_jax.exchange.llama import LLAMA
@@ -77,10 +77,10 @@ def save(
     form: str = OWN,
     tokens: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a model that `load` reads.
+    """Writes a model that `load` reads, over files of the same names.
 
     Args:
-      folder: made where there is none; files of these names are overwritten.
+      folder: made where there is none.
       config: of a registered model.
       params: nested dicts like `nnx.to_pure_dict` of the model.
       form: a name of `FORMATS`.
@@ -151,7 +151,7 @@ def _read_config(folder: Path) -> Any:
     try:
         return configure(MODELS.get(name).Config, model, str(path))
     except TypeError as error:  # a field without a default is missing
-        raise ConfigError(f"{path} has no whole config: {safetensors_io.first_line(error)}") from error
+        raise ConfigError(f"{path} has no whole config: {first_line(error)}") from error
 
 
 def _check(array: Any, path: tuple[Any, ...], leaf: Any, where: str) -> None:

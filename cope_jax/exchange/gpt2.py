@@ -58,13 +58,9 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
 
 def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
     block, shape = config.block, config.block.attention_shape(None)
-    told = {
-        "norm_position": ("pre",),
-        "norm": ("layer",),
-        "activation": tuple(ACTIVATIONS.values()),
-        "use_bias": (True,),
-    }
+    told = {"norm_position": ("pre",), "norm": ("layer",), "use_bias": (True,)}
     told |= {"num_kv_heads": (None, block.num_heads), "head_dim": (None, block.model_dim / block.num_heads)}
+    told |= {"activation": tuple(ACTIVATIONS.values())}
     strange = tensor_map.strange_choices(config, "learned", **told)
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     return strange, tensor_map.decoder_values(config) | {

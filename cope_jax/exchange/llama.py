@@ -55,13 +55,8 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
     values = {**values, **(rope.rope_parameters or rope.rope_scaling or {})}
     kind = values.get("rope_type", values.get("type", "default"))
     require({"rope_type": kind}, path, rope_type=("default", "llama3"))
-    require(
-        values,
-        path,
-        hidden_act=("silu", "swish"),
-        partial_rotary_factor=(1.0, None),
-        quantization_config=(None,),
-    )
+    known = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1.0, None), "quantization_config": (None,)}
+    require(values, path, **known)
     held = typed(_Values, values, path)
     if held.mlp_bias != held.attention_bias:
         raise ConfigError(f"{path}: attention_bias and mlp_bias differ, and a block has biases everywhere or nowhere")

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.errors import ConfigError, StorageError
+from cope_jax.errors import ConfigError, StorageError, first_line
 from cope_jax.files import replacing, write_atomically
 from cope_jax.models.model import overlay
 from cope_jax.registry import configure
@@ -188,8 +188,3 @@ def look_up(params: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
             return None
         params = params[name]
     return params
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    return next(iter(str(error).splitlines() or [type(error).__name__]))

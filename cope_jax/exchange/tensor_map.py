@@ -43,11 +43,6 @@ class _Entry(NamedTuple):
         return "{}" in self.name
 
 
-def _unchanged(config: Any, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    del config
-    return params
-
-
 @dataclasses.dataclass(frozen=True)
 class Format:
     """An architecture: its tensors, and how its config is read and written.
@@ -74,7 +69,7 @@ class Format:
     tied: Mapping[str, str]
     read: Callable[[Mapping[str, Any], str], Any]
     write: Callable[[Any], tuple[list[str], dict[str, Any]]]
-    adapt: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] = _unchanged
+    adapt: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] = lambda config, params: params
     optional: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
 

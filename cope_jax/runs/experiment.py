@@ -158,11 +158,7 @@ class Experiment:
         return records
 
     def evaluate(self, run: str | Path | LoadedRun) -> list[Record]:
-        """Measures a trained run anew, on as many examples as this config says. Returns records like those of `train`.
-
-        Args:
-          run: a folder in which such an experiment was trained, or that folder loaded.
-        """
+        """Measures a run, or a folder with one, on as many examples as this config says; records as of `train`."""
         run = run if isinstance(run, LoadedRun) else load_run(run)
         if len(run.seeds) != self.seed_batch.width:
             return Experiment(self.config, len(run.seeds), self.task).evaluate(run)

@@ -78,9 +78,7 @@ class Spam(StoredTask):
         else:
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
             self.wordpiece.check_specials()
-        super().__init__(
-            config, vocab_size=len(self.wordpiece), lengths={"train": config.length, "test": config.length}
-        )
+        super().__init__(config, vocab_size=len(self.wordpiece), lengths=dict.fromkeys(self.indices, config.length))
         self._fields = {split: self._encoded(split) for split in self.splits}
 
     def texts(self, split: str) -> list[str]:

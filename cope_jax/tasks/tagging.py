@@ -78,16 +78,19 @@ class Tagging(StoredTask):
         self._pieces = WordPiece.load(config.pieces, lowercase=config.lowercase) if config.pieces else None
         if self._pieces:
             self._pieces.check_specials()
-        self._targets = {split: self._numbers(split) for split in SPLITS}
+        numbers = {tag: number for number, tag in enumerate(self.tags)}
+        self._targets = {
+            split: np.array([numbers[tag] for sentence in sentences for tag in sentence.tags], np.int32)
+            for split, sentences in self._sentences.items()
+        }
         self._splits: dict[str, _Words | _Pieces] = {}
         for split in SPLITS:
+            lengths, words = [len(sentence.words) for sentence in self._sentences[split]], self._words(split)
             if self._pieces:
-                self._splits[split] = _Pieces(self._lengths_of(split), self._words(split), self._pieces, config)
+                self._splits[split] = _Pieces(lengths, words, self._pieces, config)
             else:
-                vectors = _vectors(config.vectors, split, len(self._words(split))) if config.vectors else None
-                self._splits[split] = _Words(
-                    self._lengths_of(split), self._words(split), self.vocabulary, config, vectors
-                )
+                vectors = _vectors(config.vectors, split, len(words)) if config.vectors else None
+                self._splits[split] = _Words(lengths, words, self.vocabulary, config, vectors)
         train = self._splits["train"]
         self.vector_shape = train.vectors.shape[1:] if isinstance(train, _Words) and train.vectors is not None else None
         super().__init__(
@@ -141,13 +144,6 @@ class Tagging(StoredTask):
 
     def _words(self, split: str) -> list[str]:
         return [word for sentence in self._sentences[split] for word in sentence.words]
-
-    def _lengths_of(self, split: str) -> list[int]:
-        return [len(sentence.words) for sentence in self._sentences[split]]
-
-    def _numbers(self, split: str) -> np.ndarray:
-        numbers = {tag: number for number, tag in enumerate(self.tags)}
-        return np.array([numbers[tag] for sentence in self._sentences[split] for tag in sentence.tags], np.int32)
 
 
 class _Words:

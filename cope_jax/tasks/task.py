@@ -1,7 +1,6 @@
 """The contract of a task: what to learn, drawn or read from files; and the registry of all tasks."""
 
 import abc
-import dataclasses
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -43,11 +42,6 @@ class Baseline(NamedTuple):
     metric: str
 
 
-@dataclasses.dataclass(frozen=True)
-class NoOptions:
-    """The config of a task without options."""
-
-
 class Task(Persistent, abc.ABC):
     """Base class of what can be learned.
 
@@ -73,7 +67,7 @@ class Task(Persistent, abc.ABC):
       sweep_label: the title of that plot's horizontal axis.
     """
 
-    Config: ClassVar[type] = NoOptions
+    Config: ClassVar[type]
     other_metrics: ClassVar[tuple[str, ...]] = ("sequence_error", "token_error")
     sweep_label: ClassVar[str] = ""
     packable: ClassVar[bool] = False

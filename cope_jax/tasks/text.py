@@ -158,7 +158,6 @@ class Text(TextTask):
         return self._text(self._parse(split)[0])[1]
 
     def token_streams(self, split: str) -> list[TokenStream]:
-        """The whole text of a split, one of each corpus, for windows of any other kind, such as overlapping ones."""
         return self._text(self._parse(split)[0])[0]
 
     def codec(self) -> Codec:
@@ -241,15 +240,13 @@ class Text(TextTask):
             corpora = self._corpora.texts(split)
             parts = [join(self.tokenizer.encode(texts), self.tokenizer.end) for texts in corpora]
             texts = [text for texts in corpora for text in texts]
-            self._texts[split] = (
-                parts,
-                Counts(
-                    tokens=sum(int(entries.counted.sum()) for entries in parts),
-                    words=sum(len(text.split()) + text.count("\n") for text in texts),
-                    bytes=sum(len(text.encode("utf-8", "ignore")) for text in texts),
-                    unknown=sum(self.tokenizer.unknown(text) for text in texts),
-                ),
+            counts = Counts(
+                tokens=sum(int(entries.counted.sum()) for entries in parts),
+                words=sum(len(text.split()) + text.count("\n") for text in texts),
+                bytes=sum(len(text.encode("utf-8", "ignore")) for text in texts),
+                unknown=sum(self.tokenizer.unknown(text) for text in texts),
             )
+            self._texts[split] = parts, counts
         return self._texts[split]
 
 

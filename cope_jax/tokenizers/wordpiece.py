@@ -5,7 +5,6 @@ Schuster and Nakajima, "Japanese and Korean voice search", ICASSP 2012; Devlin e
 
 import collections
 import functools
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -119,11 +118,6 @@ class WordPiece:
     def text(self) -> str:
         """The vocabulary as the content of a `vocab.txt`."""
         return "".join(f"{piece}\n" for piece in self.pieces)
-
-    @property
-    def sha256(self) -> str:
-        """Of `text`: equal where vocabularies are."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The pieces of a text, without special ones around it."""
