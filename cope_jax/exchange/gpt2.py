@@ -58,7 +58,7 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
 
 def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
     block, shape = config.block, config.block.attention_shape(None)
-    told = {"norm_position": ("pre",), "norm": ("layer",), "use_bias": (True,)}
+    told: dict[str, tuple[Any, ...]] = {"norm_position": ("pre",), "norm": ("layer",), "use_bias": (True,)}
     told |= {"num_kv_heads": (None, block.num_heads), "head_dim": (None, block.model_dim / block.num_heads)}
     told |= {"activation": tuple(ACTIVATIONS.values())}
     strange = tensor_map.strange_choices(config, "learned", **told)
