@@ -40,13 +40,14 @@ command
         )
 
 
+def first_line(error: BaseException) -> str:
+    """The first line of what an error says."""
+    return next(iter(str(error).splitlines() or [type(error).__name__]))
+
+
 @contextlib.contextmanager
 def clear_storage_errors(path: object) -> Iterator[None]:
-    """Raises StorageError in place of an exception that comes from a full or read-only disk.
-
-    Args:
-      path: what was being written; stands in the message unless the exception names a file.
-    """
+    """Raises StorageError in place of an exception that comes from a full or read-only disk, at `path`."""
     try:
         yield
     except StorageError:

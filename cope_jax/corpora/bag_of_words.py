@@ -15,12 +15,9 @@ FEATURES = ("weighted overlap", "cosine", "shared kinds", "log length of A", "lo
 
 
 def bags(batch: Mapping[str, np.ndarray], vocab_size: int, special: Sequence[int]) -> list[Any]:
-    """How often each piece stands in A, and in B: two sparse arrays `[n, V]`.
+    """How often each piece but the `special` ones stands in A, and in B: two sparse arrays `[n, V]`.
 
-    Args:
-      batch: `inputs`, `segments` and `mask` `[n, L]`, as of the task masked_lm: what a model reads, `[MASK]` included.
-      vocab_size: V.
-      special: pieces that do not count, such as `[CLS]`.
+    A batch has `inputs`, `segments` and `mask` `[n, L]`, as of the task masked_lm: what a model reads.
 
     >>> batch = {"inputs": [[0, 3, 4, 1, 3, 1, 2]], "segments": [[0, 0, 0, 0, 1, 1, 0]], "mask": [[1] * 6 + [0]]}
     >>> a, b = bags({name: np.array(field) for name, field in batch.items()}, 5, special=[0, 1])

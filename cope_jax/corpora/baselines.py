@@ -11,26 +11,18 @@ def majority_label(labels: Sequence[Any]) -> Any:
     >>> majority_label(["NOUN", "VERB", "ADJ", "VERB", "ADJ"])
     'ADJ'
     """
-    return _first(Counter(labels))
+    count = Counter(labels)
+    return min(count, key=lambda label: (-count[label], label))
 
 
 def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequence[str]) -> list[Any]:
     """Each test word's most frequent label in training, and the most frequent of all labels for unknown words.
 
-    Args:
-      words: of training.
-      labels: of these.
-      tests: whose labels to guess.
-
     >>> majority_by_word(["play", "play", "run"], ["NOUN", "NOUN", "VERB"], ["run", "play", "Kaunas"])
     ['VERB', 'NOUN', 'NOUN']
     """
-    counts: dict[str, Counter[Any]] = defaultdict(Counter)
+    held: dict[str, list[Any]] = defaultdict(list)
     for word, label in zip(words, labels, strict=True):
-        counts[word][label] += 1
-    own, other = {word: _first(count) for word, count in counts.items()}, majority_label(labels)
+        held[word].append(label)
+    own, other = {word: majority_label(mine) for word, mine in held.items()}, majority_label(labels)
     return [own.get(word, other) for word in tests]
-
-
-def _first(count: Counter[Any]) -> Any:
-    return min(count, key=lambda label: (-count[label], label))

@@ -15,11 +15,7 @@ SAMPLES = epath.Path(__file__).parent / "samples"
 def find(data_dir: str | None, folder: str, names: Sequence[str], download: str | None = None) -> epath.Path:
     """The first of `names` (which may have `*`), plain or with `.gz`, in a folder of the data directory.
 
-    Args:
-      data_dir: None: the built-in sample.
-      folder: of the corpus.
-      names: of the file, the best first.
-      download: the corpus that `experiments.download` has it in.
+    Where `experiments.download` has it, `download` is the name there.
 
     Raises:
       ConfigError: none of them is there; the line says what to put where.
@@ -45,10 +41,7 @@ def first(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path
     root = _root(data_dir)
     for name in names:
         for pattern in (name, f"{name}.gz"):
-            if "*" in pattern:
-                found = sorted((root / folder).glob(pattern)) if (root / folder).exists() else []
-            else:
-                found = [root / folder / pattern] if (root / folder / pattern).exists() else []
+            found = sorted((root / folder).glob(pattern)) if (root / folder).exists() else []
             if found:
                 return found[0]
     return None
@@ -87,12 +80,8 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
     """The files below a folder that match any of some globs, each once, by their names below it, sorted.
 
     A glob with a full path looks elsewhere, and its files are named by what is below the parent of where it begins, the
-    last folder without a star; or by their full paths, where the name is taken.
-
-    Args:
-      folder: where other globs begin.
-      globs: as `pathlib` has them; `**` is any number of folders.
-      without: folders and files of these names are left out, wherever they are below the beginning.
+    last folder without a star; or by their full paths, where the name is taken. Folders and files of the names
+    `without` are left out, wherever they are below the beginning.
 
     Raises:
       ConfigError: a pattern that is no glob.

@@ -38,22 +38,16 @@ def parse(corpus: str) -> tuple[tuple[float, str], ...]:
     names = [name for _, name in parts]
     if len(set(names)) < len(names):
         raise ConfigError(f"text.corpus={corpus!r} names a corpus twice: give it one weight")
-    for group in SAME_TESTS:
-        same = [name for name in names if name in group]
-        if len(same) > 1:
-            raise ConfigError(
-                f"text.corpus={corpus!r}: {' and '.join(same)} have the same validation and test: take one"
-            )
+    same = [name for name in names if name in SAME_TESTS]
+    if len(same) > 1:
+        raise ConfigError(f"text.corpus={corpus!r}: {' and '.join(same)} have the same validation and test: take one")
     return tuple(parts)
 
 
 class Mixture:
     """The texts of one corpus or of several, which are looked for when they are asked for.
 
-    Args:
-      corpus: see `parse`.
-      data_dir: as of `documents`.
-      globs: as of `documents`, of the one corpus that takes them.
+    Takes what `documents` does, but the corpora are a text for `parse`, of which one may take globs.
 
     Attributes:
       weights: of each corpus.

@@ -70,11 +70,7 @@ class Pieces(NamedTuple):
 
 
 def cut(bounds: np.ndarray, length: int, stride: int) -> Pieces:
-    """Pieces of `length` entries, each `stride` further on, of what stands between some bounds.
-
-    >>> [field.tolist() for field in cut(np.array([0, 3, 4]), 2, 1)]
-    [[0, 1, 3], [2, 2, 1], [0, 1, 0]]
-    """
+    """Pieces of `length` entries, each `stride` further on, of what stands between some bounds."""
     sizes = np.diff(bounds)
     counts = np.where(sizes > 0, 1 + np.maximum(0, -(-(sizes - length) // stride)), 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -90,26 +86,24 @@ def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], w
       `inputs`; `targets`, the token after each; `positions`, from 0 in each piece; `segments`, the number of the piece
       in its row, −1 behind the last; `entries`, which entry this is, −1 where none counts.
     """
-    shape = len(rows), width
-    inputs, targets, positions = (np.zeros(shape, np.int32) for _ in range(3))
-    segments, entries = (np.full(shape, -1, np.int32) for _ in range(2))
+    fields = {name: np.zeros((len(rows), width), np.int32) for name in ("inputs", "targets", "positions")}
+    fields |= {name: np.full((len(rows), width), -1, np.int32) for name in ("segments", "entries")}
     for number, row in enumerate(rows):
         begin = 0
         for segment, piece in enumerate(row):
             start, size, context = (int(field[piece]) for field in pieces)
             here = number, slice(begin, begin + size)
-            inputs[here] = tokens[start : start + size]
-            targets[here] = tokens[start + 1 : start + size + 1]
-            positions[here] = np.arange(size)
-            segments[here] = segment
-            entries[number, begin + context : begin + size] = np.arange(start + context, start + size)
+            fields["inputs"][here] = tokens[start : start + size]
+            fields["targets"][here] = tokens[start + 1 : start + size + 1]
+            fields["positions"][here] = np.arange(size)
+            fields["segments"][here] = segment
+            fields["entries"][number, begin + context : begin + size] = np.arange(start + context, start + size)
             begin += size
-    fields = {"inputs": inputs, "targets": targets, "positions": positions}
-    return {**fields, "segments": segments, "entries": entries}
+    return fields
 
 
 class Packed:
-    """TokenStream as examples of length L.
+    """A `TokenStream` as examples of length L.
 
     "stream": windows one after the other, whatever document they are in. "documents": of each document the windows that
     it fills, and rests of several, by their lengths, in one example, so that attention and positions know them apart.
@@ -160,10 +154,6 @@ class Mixed:
 
     Example i of a text of n comes where (i + 1/2)/n of all has been: those of any beginning are of all texts, by size.
 
-    Args:
-      parts: the examples of each text.
-      spread: whether they are spread.
-
     >>> texts = [join([np.array(tokens)], end=0) for tokens in ([5, 5, 5, 0], [6, 0])]
     >>> mixed = Mixed([Packed(text, 1, "stream", every=True) for text in texts], spread=True)
     >>> mixed.take(np.arange(6))["targets"].ravel().tolist()
@@ -173,12 +163,10 @@ class Mixed:
     def __init__(self, parts: Sequence[Packed], *, spread: bool):
         self._parts = parts
         self._ends = np.cumsum([0, *map(len, parts)])
-        order = None
+        self._order = None
         if spread and len(parts) > 1:
-            order = np.argsort(
-                np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in parts]), kind="stable"
-            )
-        self._order = order
+            places = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in parts])
+            self._order = np.argsort(places, kind="stable")
 
     def __len__(self) -> int:
         return int(self._ends[-1])
@@ -205,14 +193,8 @@ class Mixed:
 def fit(sizes: Sequence[int], length: int) -> list[list[int]]:
     """Pieces in as few rows of a length as they easily go: the longest first, each where the least room is left.
 
-    Best-fit decreasing; Ding et al., "Fewer truncations improve language modeling" (arXiv 2404.10830).
-
-    Args:
-      sizes: of the pieces, from 1 to `length`.
-      length: of a row.
-
-    Returns:
-      The numbers of the pieces in each row, growing; rows by their first piece.
+    Best-fit decreasing; Ding et al., "Fewer truncations improve language modeling" (arXiv 2404.10830). Sizes are from 1
+    to `length`. Returns the numbers of the pieces in each row, growing; rows by their first piece.
 
     >>> fit([2, 4, 1, 3, 2], 4)
     [[0, 4], [1], [2, 3]]

@@ -26,8 +26,8 @@ READERS: Registry[Callable[[str | None, Sequence[str]], Reader]] = Registry("cor
 WITHOUT_WORDS = frozenset({"code"})
 """Corpora without words that everyone cuts alike, so that perplexities by words do not compare."""
 
-SAME_TESTS = (frozenset({"wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw"}),)
-"""Groups of corpora that have one validation and one test, in the same or in other spelling."""
+SAME_TESTS = ("wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw")
+"""Corpora that have one validation and one test, in the same or in other spelling."""
 
 STANDARD_PLACES = {"code": "the standard library of the running Python"}
 """Where texts come from without a data_dir, of corpora that have more than the built-in sample."""
@@ -109,7 +109,7 @@ def _wikitext(name: str) -> Callable[[str | None, Sequence[str]], Reader]:
     return lambda data_dir, globs: lambda split: wikitext.texts(data_dir, split, corpus, raw=raw)
 
 
-for _name in ("wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw"):
+for _name in SAME_TESTS:
     READERS.register(_name)(_wikitext(_name))
 
 

@@ -62,11 +62,7 @@ def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[
 def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
     """The files below a folder that match any of `globs`, each once, unpacked where their names end in `.gz`.
 
-    Empty files, and folders of installed packages, tests and caches, are left out.
-
-    Args:
-      root: the folder.
-      globs: see `cope_jax.corpora.corpus_files.matching`.
+    Empty files, and folders of installed packages, tests and caches, are left out. What a glob is, says `matching`.
 
     Raises:
       ConfigError: there is no text, or a file cannot be read.

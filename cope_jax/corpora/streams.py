@@ -1,7 +1,7 @@
 """Long sequences cut into windows, for models that carry their state from one to the next."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import overload
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +17,15 @@ class Stream(Sequence[dict[str, np.ndarray]]):
     Row r holds the r-th of B equal parts, so that every entry is in one batch, once. What fills the last row and the
     last batch up is zeros. Every batch has `reset`, float32 `[B]`: 1 in batch 0, else 0.
 
+    Args:
+      fields: sequences, `[N]` each.
+      batch_size: B.
+      length: L.
+      finish: what a batch goes through at last, to look up what is too large to be kept for every entry.
+
+    Raises:
+      ConfigError: B or L below 1, or N = 0.
+
     >>> stream = Stream({"inputs": np.arange(1, 8)}, batch_size=2, length=3)
     >>> len(stream), stream[1]["inputs"].tolist(), stream[1]["reset"].tolist()
     (2, [[4, 0, 0], [0, 0, 0]], [0.0, 0.0])
@@ -29,17 +38,6 @@ class Stream(Sequence[dict[str, np.ndarray]]):
         length: int,
         finish: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]] = lambda batch: batch,
     ):
-        """Cuts the sequences up.
-
-        Args:
-          fields: sequences, `[N]` each.
-          batch_size: B.
-          length: L.
-          finish: what a batch goes through at last, to look up what is too large to be kept for every entry.
-
-        Raises:
-          ConfigError: B or L below 1, or N = 0.
-        """
         check_at_least(1, "stream", batch_size=batch_size, length=length)
         size = len(next(iter(fields.values())))
         if not size:
@@ -56,13 +54,7 @@ class Stream(Sequence[dict[str, np.ndarray]]):
     def __len__(self) -> int:
         return self._len
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, np.ndarray]]: ...
-    def __getitem__(self, index):
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(self._len))]
+    def __getitem__(self, index: Any) -> Any:
         place = range(self._len)[index]  # IndexError beyond the end, which ends a loop
         window = slice(place * self._length, (place + 1) * self._length)
         batch = self._finish({name: rows[:, window] for name, rows in self._rows.items()})
@@ -80,15 +72,8 @@ def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.nda
 
 
 def first(n: int, size: int, what: str) -> np.ndarray:
-    """The places of the first n of `size` examples. ConfigError: there are fewer, or n is negative.
-
-    >>> first(5, 4, "the split 'test' of spam")
-    Traceback (most recent call last):
-    ...
-    cope_jax.errors.ConfigError: the split 'test' of spam has 4 examples, not 5: ask for at most 4
-    """
-    if n < 0:
-        raise ConfigError(f"the number of examples must be at least 0, got {n}")
+    """The places of the first n of `size` examples. ConfigError: there are fewer, or n is negative."""
+    _check_number(n)
     if n > size:
         raise ConfigError(f"{what} has {size} examples, not {n}: ask for at most {size}")
     return np.arange(n)
@@ -96,6 +81,10 @@ def first(n: int, size: int, what: str) -> np.ndarray:
 
 def drawn(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
     """Draws n places among `size`, each alone. ConfigError: n is negative."""
+    _check_number(n)
+    return rng.integers(0, size, n)
+
+
+def _check_number(n: int) -> None:
     if n < 0:
         raise ConfigError(f"the number of examples must be at least 0, got {n}")
-    return rng.integers(0, size, n)

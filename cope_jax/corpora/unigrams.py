@@ -20,7 +20,7 @@ def probabilities(batches: Iterable[Batch], vocab_size: int) -> dict[str, np.nda
     """
     counts: dict[str, np.ndarray] = {}
     for batch in batches:
-        for prefix in _directions(batch):
+        for prefix in (prefix for prefix in ("", "backward_") if f"{prefix}targets" in batch):
             targets = batch[f"{prefix}targets"][batch[f"{prefix}weights"] > 0]
             counts.setdefault(prefix, np.ones(vocab_size))
             counts[prefix] += np.bincount(targets, minlength=vocab_size)
@@ -35,7 +35,3 @@ def cross_entropy(known: Mapping[str, np.ndarray], batches: Iterable[Batch]) -> 
             total -= float(batch[f"{prefix}weights"].ravel() @ np.log(p_V)[batch[f"{prefix}targets"].ravel()])
             count += float(batch[f"{prefix}weights"].sum())
     return total / count
-
-
-def _directions(batch: Batch) -> list[str]:
-    return [prefix for prefix in ("", "backward_") if f"{prefix}targets" in batch]

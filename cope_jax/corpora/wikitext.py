@@ -24,13 +24,8 @@ _HEADING = re.compile(r"= .* =")
 def read(data_dir: str | None, split: str, *, raw: bool = False) -> list[str]:
     """The lines of `wikitext-2/wiki.{train,valid,test}.tokens`, one of which is a paragraph, a heading or blank.
 
-    Args:
-      data_dir: None: the built-in sample.
-      split: "train", "validation" or "test".
-      raw: prefer `.raw`, where rare words stand as they are, over `.tokens`, where they are `<unk>`.
-
-    Raises:
-      ConfigError: no such split or file.
+    With `raw` rather those of `.raw`, where rare words stand as they are and not as `<unk>`. ConfigError: no such split
+    or file.
     """
     return read_lines(path(data_dir, split, raw=raw))
 
@@ -60,10 +55,7 @@ def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -
     >>> [text[:12] for text in texts(None, "test", "wikitext-2")]
     [' \n = The Isl', ' = The Wolf ']
     """
-    if data_dir is None:
-        lines = read(None, split)
-    else:
-        lines = read_lines(_official(data_dir, split, corpus, raw))
+    lines = read(None, split) if data_dir is None else read_lines(_official(data_dir, split, corpus, raw))
     found: list[list[str]] = []
     stripped = [line.strip() for line in lines]
     for line, before, text, after in zip(lines, ["", *stripped], stripped, [*stripped[1:], ""], strict=False):

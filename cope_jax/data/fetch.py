@@ -44,37 +44,21 @@ class Source:
         return dataclasses.replace(self, url=f"{mirror.rstrip('/')}/{self.url.rpartition('/')[2]}")
 
 
-def _wikitext(name: str, kind: str, size: int, sha256: str) -> Source:
+def _wikitext(name: str, size: int, sha256: str) -> Source:
+    kind = "raw" if name.endswith("-raw") else "tokens"
     files = tuple(f"{name}/wiki.{split}.{kind}" for split in ("train", "valid", "test"))
     return Source(f"https://wikitext.smerity.com/{name}-v1.zip", size, sha256, files)
 
 
 # Sizes and digests are those that Hugging Face's `datasets` has for WikiText, and TFDS for tiny shakespeare.
+_WIKITEXT = {
+    "wikitext-2": (4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
+    "wikitext-2-raw": (4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
+    "wikitext-103": (190_229_076, "242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590"),
+    "wikitext-103-raw": (191_984_949, "91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794"),
+}
 SOURCES = {
-    "wikitext-2": _wikitext(
-        "wikitext-2",
-        "tokens",
-        size=4_475_746,
-        sha256="92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-    ),
-    "wikitext-2-raw": _wikitext(
-        "wikitext-2-raw",
-        "raw",
-        size=4_721_645,
-        sha256="ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11",
-    ),
-    "wikitext-103": _wikitext(
-        "wikitext-103",
-        "tokens",
-        size=190_229_076,
-        sha256="242ba0f20b329cfdf1ccc61e9e9e5b59becf189db7f7a81cd2a0e2fc31539590",
-    ),
-    "wikitext-103-raw": _wikitext(
-        "wikitext-103-raw",
-        "raw",
-        size=191_984_949,
-        sha256="91c00ae287f0d699e18605c84afc9e45c192bc6b7797ff8837e5474655a33794",
-    ),
+    **{name: _wikitext(name, size, sha256) for name, (size, sha256) in _WIKITEXT.items()},
     "tinyshakespeare": Source(
         "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt",
         size=1_115_394,
@@ -148,12 +132,8 @@ def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
 
 
 def _unzip(archive: pathlib.Path, names: list[str]) -> list[pathlib.Path]:
-    found = [archive.with_name(str(number)) for number in range(len(names))]
     with zipfile.ZipFile(archive) as members:
-        for name, path in zip(names, found, strict=True):
-            with members.open(name) as packed, path.open("wb") as plain:
-                shutil.copyfileobj(packed, plain)
-    return found
+        return [pathlib.Path(members.extract(name, archive.parent)) for name in names]
 
 
 def _reason(error: BaseException) -> str:

@@ -6,6 +6,7 @@ parts of a mixture, is kept too, so that examples that were made from files are 
 with `tfds.data_source("counting", data_dir=..., split="train")`.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -17,6 +18,7 @@ from etils import epath
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
+from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
 
 VERSION = "1.0.0"
@@ -83,29 +85,27 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
     return Written(builder.as_data_source(split), dtypes, whole["size"], mixture)
 
 
-class Written(Sequence[dict[str, np.ndarray]]):
+@dataclasses.dataclass(frozen=True)
+class Written:
     """A source whose every field is an array; TFDS gives plain numbers where a field has no dimension.
 
     Attributes:
+      source: of TFDS.
+      dtypes: of the fields.
       size: `Task.size` of the split.
       mixture: `Task.mixture` of the split.
     """
 
-    def __init__(
-        self,
-        source: Sequence[Any],
-        dtypes: Mapping[str, Any],
-        size: int | None,
-        mixture: Sequence[tuple[float, range]],
-    ):
-        self._source, self._dtypes = source, dtypes
-        self.size, self.mixture = size, mixture
+    source: Sequence[Any]
+    dtypes: Mapping[str, Any]
+    size: int | None
+    mixture: Sequence[tuple[float, range]]
 
     def __len__(self) -> int:
-        return len(self._source)
+        return len(self.source)
 
-    def __getitem__(self, index: Any) -> Any:
-        return {name: np.asarray(value, self._dtypes[name]) for name, value in self._source[index].items()}
+    def __getitem__(self, index: Any) -> dict[str, np.ndarray]:
+        return {name: np.asarray(value, self.dtypes[name]) for name, value in self.source[index].items()}
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]  # untyped
@@ -138,17 +138,14 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
 
     def _generate_examples(self, split: str, size: int) -> Iterator[tuple[int, dict[str, np.ndarray]]]:
         chunks: Iterable[Batch]
-        if self._task.size(split) is None:
-            chunks = [self._task.dataset(split, size, self._seed)]
-        else:
+        task = self._task
+        if isinstance(task, StoredTask):
             starts = range(0, size, _CHUNK)
-            chunks = (self._task.take(split, np.arange(start, min(start + _CHUNK, size))) for start in starts)
-        rows = ({name: field[row] for name, field in batch.items()} for batch in chunks for row in _rows(batch))
-        yield from enumerate(rows)
-
-
-def _rows(batch: Batch) -> range:
-    return range(len(batch["inputs"]))
+            chunks = (task.take(split, np.arange(start, min(start + _CHUNK, size))) for start in starts)
+        else:
+            chunks = [task.dataset(split, size, self._seed)]
+        places = ((batch, row) for batch in chunks for row in range(len(batch["inputs"])))
+        yield from enumerate({name: field[row] for name, field in batch.items()} for batch, row in places)
 
 
 def _path(task: Task, data_dir: epath.PathLike) -> epath.Path:

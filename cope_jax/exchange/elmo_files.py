@@ -10,20 +10,54 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
+from cope_jax.exchange.safetensors_io import insert, read_json
 from cope_jax.models.elmo import Elmo, ElmoConfig
+from cope_jax.registry import configure
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
 
 OPTIONS = "options.json"
+_FIELDS = {
+    "char_cnn.embedding.dim": "character_dim",
+    "char_cnn.filters": "filters",
+    "char_cnn.n_highway": "num_highways",
+    "char_cnn.max_characters_per_token": "max_characters",
+    "lstm.n_layers": "num_layers",
+    "lstm.dim": "cell_dim",
+    "lstm.projection_dim": "projection_dim",
+    "lstm.use_skip_connections": "residual",
+    "lstm.cell_clip": "cell_clip",
+    "lstm.proj_clip": "projection_clip",
+}
+"""Their options → the fields of our config."""
+
+
+def _same(value: Any) -> Any:
+    return value
 
 
 class _Entry(NamedTuple):
-    """A dataset of the file: what it holds (`read` of the model's numbers), and how it is taken over (`write`)."""
+    """A dataset of the file.
+
+    Attributes:
+      name: of the dataset.
+      params: of the model, which lie there one above the other.
+      there: from these numbers to the dataset.
+      here: from the dataset to these numbers.
+    """
 
     name: str
-    read: Callable[[], Array]
-    write: Callable[[np.ndarray], None]
+    params: tuple[Any, ...]
+    there: Callable[[np.ndarray], np.ndarray] = _same
+    here: Callable[[np.ndarray], np.ndarray] = _same
+
+    def read(self) -> np.ndarray:
+        return self.there(np.concatenate([np.asarray(param[...], np.float32) for param in self.params]))
+
+    def write(self, dataset: np.ndarray) -> None:
+        ends = np.cumsum([len(param) for param in self.params])
+        for param, rows in zip(self.params, np.split(self.here(dataset), ends[:-1]), strict=True):
+            param[...] = jnp.asarray(rows, jnp.float32)
 
 
 def load(folder: Path) -> tuple[ElmoConfig, dict[Any, Any]]:
@@ -81,77 +115,38 @@ def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -
     Raises:
       ConfigError: a file that cannot be written.
     """
-    config = model.config
-    options = {
-        "lstm": {
-            "use_skip_connections": config.residual,
-            "projection_dim": config.projection_dim,
-            "cell_clip": config.cell_clip,
-            "proj_clip": config.projection_clip,
-            "dim": config.cell_dim,
-            "n_layers": config.num_layers,
-        },
-        "char_cnn": {
-            "activation": "relu",
-            "filters": [list(pair) for pair in config.filters],
-            "n_highway": config.num_highways,
-            "embedding": {"dim": config.character_dim},
-            "n_characters": NUM_CHARACTERS,
-            "max_characters_per_token": config.max_characters,
-        },
-    }
+    options: dict[str, Any] = {}
+    fixed = {"char_cnn.activation": "relu", "char_cnn.n_characters": NUM_CHARACTERS}
+    for name, value in (fixed | {name: getattr(model.config, field) for name, field in _FIELDS.items()}).items():
+        insert(options, tuple(name.split(".")), value)
     try:
         Path(options_path).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {options_path}: {error.strerror}") from error
     with _open(weights_path, "w") as file:
         for entry in _entries(model):
-            file[entry.name] = np.asarray(entry.read(), np.float32)
+            file[entry.name] = entry.read()
 
 
 def _config(path: Path) -> ElmoConfig:
-    try:
-        options = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read the options {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise ConfigError(f"{path} is no JSON: give the options.json of an ELMo") from error
+    options = read_json(path)
 
-    def option(*names: str) -> Any:
+    def option(name: str) -> Any:
         value = options
-        for name in names:
-            if not isinstance(value, dict) or name not in value:
-                raise ConfigError(f"{path} has no option {'.'.join(names)!r}: give the options.json of an ELMo")
-            value = value[name]
+        for part in name.split("."):
+            if not isinstance(value, dict) or part not in value:
+                raise ConfigError(f"{path} has no option {name!r}: give the options.json of an ELMo")
+            value = value[part]
         return value
 
-    activation, count = option("char_cnn", "activation"), option("char_cnn", "n_characters")
+    activation, count = option("char_cnn.activation"), option("char_cnn.n_characters")
     if activation != "relu":
         raise ConfigError(f"{path}: char_cnn.activation is {activation!r}, and only 'relu' is known")
     if count not in (NUM_CHARACTERS - 1, NUM_CHARACTERS):  # in training and in use
         raise ConfigError(f"{path}: char_cnn.n_characters is {count}, and should be {NUM_CHARACTERS}")
-    try:
-        return ElmoConfig(
-            character_dim=option("char_cnn", "embedding", "dim"),
-            filters=tuple((width, number) for width, number in option("char_cnn", "filters")),
-            num_highways=option("char_cnn", "n_highway"),
-            max_characters=option("char_cnn", "max_characters_per_token"),
-            num_layers=option("lstm", "n_layers"),
-            cell_dim=option("lstm", "dim"),
-            projection_dim=option("lstm", "projection_dim"),
-            residual=option("lstm", "use_skip_connections"),
-            cell_clip=_clip(option("lstm", "cell_clip")),
-            projection_clip=_clip(option("lstm", "proj_clip")),
-            vocab_size=0,
-        )
-    except (TypeError, ValueError) as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"{path} holds an option of a wrong kind ({error})") from error
-
-
-def _clip(value: float | None) -> float | None:
-    return None if value is None else float(value)
+    return configure(
+        ElmoConfig, {field: option(name) for name, field in _FIELDS.items()} | {"vocab_size": 0}, str(path)
+    )
 
 
 def _open(path: str | Path, mode: str) -> Any:
@@ -175,55 +170,29 @@ def _datasets(file: Any) -> set[str]:
 def _entries(model: Elmo) -> Iterator[_Entry]:
     """All datasets of a model's file."""
     encoder: Any = model.characters
-    table = encoder.embedding_KE
     # The file has no row for the character 0 of padding words.
-    yield _Entry("char_embed", lambda: table[...][1:], lambda value: _set(table, np.pad(value, ((1, 0), (0, 0)))))
+    yield _Entry(
+        "char_embed", (encoder.embedding_KE,), lambda table: table[1:], lambda table: np.pad(table, ((1, 0), (0, 0)))
+    )
     for number, (kernel, bias) in enumerate(zip(encoder.filters, encoder.biases, strict=True)):
-        yield _filters(f"CNN/W_cnn_{number}", kernel)
-        yield _plain(f"CNN/b_cnn_{number}", bias)
+        # A convolution over pictures of height 1.
+        yield _Entry(f"CNN/W_cnn_{number}", (kernel,), lambda kernel: kernel[None], lambda kernel: kernel[0])
+        yield _Entry(f"CNN/b_cnn_{number}", (bias,))
     for number, highway in enumerate(encoder.highways):
         for part, linear in (("carry", highway.carry), ("transform", highway.transform)):
-            yield _plain(f"CNN_high_{number}/W_{part}", linear.kernel)
-            yield _plain(f"CNN_high_{number}/b_{part}", linear.bias)
-    yield _plain("CNN_proj/W_proj", encoder.projection.kernel)
-    yield _plain("CNN_proj/b_proj", encoder.projection.bias)
+            yield _Entry(f"CNN_high_{number}/W_{part}", (linear.kernel,))
+            yield _Entry(f"CNN_high_{number}/b_{part}", (linear.bias,))
+    yield _Entry("CNN_proj/W_proj", (encoder.projection.kernel,))
+    yield _Entry("CNN_proj/b_proj", (encoder.projection.bias,))
     for direction, stack in enumerate(model.directions):
         for number, layer in enumerate(stack):
             cell = f"RNN_{direction}/RNN/MultiRNNCell/Cell{number}/LSTMCell"
-            yield _matrices(f"{cell}/W_0", layer.inner_DG, layer.state_PG)
-            yield _bias(f"{cell}/B", layer.bias_G)
-            yield _plain(f"{cell}/W_P_0", layer.outer_NP)
+            yield _Entry(f"{cell}/W_0", (layer.inner_DG, layer.state_PG), _exchange, _exchange)
+            yield _Entry(f"{cell}/B", (layer.bias_G,), _exchange, _exchange)
+            yield _Entry(f"{cell}/W_P_0", (layer.outer_NP,))
 
 
-def _plain(name: str, param: Any) -> _Entry:
-    return _Entry(name, lambda: param[...], lambda value: _set(param, value))
-
-
-def _filters(name: str, param: Any) -> _Entry:
-    """A convolution over pictures of height 1."""
-    return _Entry(name, lambda: param[...][None], lambda value: _set(param, value[0]))
-
-
-def _matrices(name: str, inner: Any, state: Any) -> _Entry:
-    """Input and state in one matrix."""
-
-    def write(value: np.ndarray) -> None:
-        rows = inner.shape[0]
-        _set(inner, _exchange(value[:rows]))
-        _set(state, _exchange(value[rows:]))
-
-    return _Entry(name, lambda: _exchange(jnp.concatenate([inner[...], state[...]])), write)
-
-
-def _bias(name: str, param: Any) -> _Entry:
-    return _Entry(name, lambda: _exchange(param[...]), lambda value: _set(param, _exchange(value)))
-
-
-def _exchange(gates: Any) -> Any:
+def _exchange(gates: np.ndarray) -> np.ndarray:
     """From the order i, f, g, o of the gates to i, g, f, o of the file, and back."""
-    i, second, third, o = jnp.split(jnp.asarray(gates), 4, axis=-1)
-    return jnp.concatenate([i, third, second, o], axis=-1)
-
-
-def _set(param: Any, value: Any) -> None:
-    param[...] = jnp.asarray(value, jnp.float32)
+    i, second, third, o = np.split(gates, 4, axis=-1)
+    return np.concatenate([i, third, second, o], axis=-1)

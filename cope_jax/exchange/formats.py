@@ -6,7 +6,6 @@ of an ELMo h5py.
 """
 
 import dataclasses
-import functools
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -15,8 +14,10 @@ import numpy as np
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.encodings.earlier import earlier_path
-from cope_jax.errors import ConfigError
-from cope_jax.exchange import bert_files, decoder_files, elmo_files, safetensors_io
+from cope_jax.errors import ConfigError, first_line
+from cope_jax.exchange import bert_files, elmo_files, safetensors_io
+from cope_jax.exchange.gpt2 import GPT2
+from cope_jax.exchange.llama import LLAMA
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
 from cope_jax.models.model import MODELS
 from cope_jax.registry import configure, unknown
@@ -53,10 +54,7 @@ def read_config(folder: str | Path) -> Any:
 
 
 def load(folder: str | Path) -> tuple[Any, Params]:
-    """Reads a model in whatever format a folder has it.
-
-    Returns:
-      (the config, as from `read_config`; the parameters as nested dicts).
+    """(the config, as from `read_config`; the parameters as nested dicts), in whatever format a folder has them.
 
     Raises:
       ConfigError: a file is missing or damaged, of a model that is not known, or does not fit the config.
@@ -79,10 +77,10 @@ def save(
     form: str = OWN,
     tokens: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a model that `load` reads.
+    """Writes a model that `load` reads, over files of the same names.
 
     Args:
-      folder: made where there is none; files of these names are overwritten.
+      folder: made where there is none.
       config: of a registered model.
       params: nested dicts like `nnx.to_pure_dict` of the model.
       form: a name of `FORMATS`.
@@ -153,7 +151,7 @@ def _read_config(folder: Path) -> Any:
     try:
         return configure(MODELS.get(name).Config, model, str(path))
     except TypeError as error:  # a field without a default is missing
-        raise ConfigError(f"{path} has no whole config: {safetensors_io.first_line(error)}") from error
+        raise ConfigError(f"{path} has no whole config: {first_line(error)}") from error
 
 
 def _check(array: Any, path: tuple[Any, ...], leaf: Any, where: str) -> None:
@@ -182,15 +180,7 @@ class Format(NamedTuple):
 
 FORMATS = {
     OWN: Format(_read_config, _load, _save),
-    "bert": Format(bert_files.read_config, bert_files.load, bert_files.save, "bert"),
-    **{
-        name: Format(
-            decoder_files.read_config,
-            decoder_files.load,
-            functools.partial(decoder_files.save, architecture=name),
-            "decoder",
-        )
-        for name in decoder_files.FORMATS
-    },
+    "bert": Format(bert_files.BERT.read_config, bert_files.load, bert_files.save, "bert"),
+    **{form.kind: Format(form.read_config, form.load, form.save, "decoder") for form in (GPT2, LLAMA)},
 }
 """By the `model_type` of config.json."""

@@ -5,18 +5,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from cope_jax.encodings import EncodingConfig
+from cope_jax.exchange import tensor_map
 from cope_jax.exchange.safetensors_io import ACTIVATIONS, require, typed
-from cope_jax.exchange.tensor_map import (
-    LM_HEAD,
-    Entry,
-    Format,
-    common_values,
-    linear_entries,
-    norm_entries,
-    strange_choices,
-)
 from cope_jax.layers.block_config import BlockConfig
-from cope_jax.models.decoder import DecoderConfig
+from cope_jax.models.decoder import Decoder, DecoderConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,11 +58,12 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
 
 def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
     block, shape = config.block, config.block.attention_shape(None)
-    told = {"norm": ("layer",), "activation": tuple(ACTIVATIONS.values()), "use_bias": (True,)}
+    told: dict[str, tuple[Any, ...]] = {"norm_position": ("pre",), "norm": ("layer",), "use_bias": (True,)}
     told |= {"num_kv_heads": (None, block.num_heads), "head_dim": (None, block.model_dim / block.num_heads)}
-    strange = strange_choices(config, "learned", **told)
+    told |= {"activation": tuple(ACTIVATIONS.values())}
+    strange = tensor_map.strange_choices(config, "learned", **told)
     names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-    return strange, common_values(config) | {
+    return strange, tensor_map.decoder_values(config) | {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "n_positions": dict(config.encoding.parts).get("learned", {}).get("max_length") or config.max_length,
@@ -84,17 +77,26 @@ def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
     }
 
 
-_QUERY_KEY_VALUE = tuple(f"blocks/attention/{name}" for name in ("query", "key", "value"))
-_ENTRIES = (
-    Entry("transformer.wte.weight", ("embedding/embedding",)),
-    Entry("transformer.wpe.weight", ("encoding/learned/table",)),
-    *norm_entries("transformer.h.{}.ln_1", "blocks/attention_norm"),
-    *linear_entries("transformer.h.{}.attn.c_attn", *_QUERY_KEY_VALUE),
-    *linear_entries("transformer.h.{}.attn.c_proj", "blocks/attention/out"),
-    *norm_entries("transformer.h.{}.ln_2", "blocks/mlp_norm"),
-    *linear_entries("transformer.h.{}.mlp.c_fc", "blocks/mlp/inner"),
-    *linear_entries("transformer.h.{}.mlp.c_proj", "blocks/mlp/outer"),
-    *norm_entries("transformer.ln_f", "norm"),
-    Entry(LM_HEAD, ("out/kernel",), transposed=True),
+GPT2 = tensor_map.Format(
+    kind="gpt2",
+    model=Decoder,
+    modules={
+        "transformer.wte": "embedding",
+        "transformer.wpe": "encoding/learned",
+        "transformer.h.{}.ln_1": "blocks/attention_norm/norm",
+        "transformer.h.{}.attn.c_attn": "blocks/attention/query blocks/attention/key blocks/attention/value",
+        "transformer.h.{}.attn.c_proj": "blocks/attention/out",
+        "transformer.h.{}.ln_2": "blocks/mlp_norm/norm",
+        "transformer.h.{}.mlp.c_fc": "blocks/mlp/inner",
+        "transformer.h.{}.mlp.c_proj": "blocks/mlp/outer",
+        "transformer.ln_f": "norm/norm",
+        "lm_head": "out",
+    },
+    prefixes=("transformer.", "lm_head."),
+    ignored=r".*\.attn\.(bias|masked_bias)",
+    tied=tensor_map.TIED_HEAD,
+    read=_read,
+    write=_write,
+    adapt=tensor_map.with_scaled_norm,
+    plain=("transformer.",),
 )
-GPT2 = Format(_ENTRIES, "transformer.", r".*\.attn\.(bias|masked_bias)", _read, _write)

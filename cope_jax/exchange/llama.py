@@ -6,18 +6,10 @@ from typing import Any
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
+from cope_jax.exchange import tensor_map
 from cope_jax.exchange.safetensors_io import require, typed
-from cope_jax.exchange.tensor_map import (
-    LM_HEAD,
-    Entry,
-    Format,
-    common_values,
-    linear_entries,
-    norm_entries,
-    strange_choices,
-)
 from cope_jax.layers.block_config import BlockConfig
-from cope_jax.models.decoder import DecoderConfig
+from cope_jax.models.decoder import Decoder, DecoderConfig
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,13 +55,8 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
     values = {**values, **(rope.rope_parameters or rope.rope_scaling or {})}
     kind = values.get("rope_type", values.get("type", "default"))
     require({"rope_type": kind}, path, rope_type=("default", "llama3"))
-    require(
-        values,
-        path,
-        hidden_act=("silu", "swish"),
-        partial_rotary_factor=(1.0, None),
-        quantization_config=(None,),
-    )
+    known = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1.0, None), "quantization_config": (None,)}
+    require(values, path, **known)
     held = typed(_Values, values, path)
     if held.mlp_bias != held.attention_bias:
         raise ConfigError(f"{path}: attention_bias and mlp_bias differ, and a block has biases everywhere or nowhere")
@@ -100,7 +87,7 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
 
 def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
     block, shape = config.block, config.block.attention_shape(None)
-    strange = strange_choices(config, "rope", norm=("rms",), activation=("swiglu",))
+    strange = tensor_map.strange_choices(config, "rope", norm_position=("pre",), norm=("rms",), activation=("swiglu",))
     rope = dict(config.encoding.parts).get("rope", {})
     if rope.get("fraction", 1.0) != 1:
         strange.append(f"rope.fraction={rope['fraction']}")
@@ -111,7 +98,7 @@ def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
         factor, low, high, length = rope["llama3"]
         scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
         scaling |= {"original_max_position_embeddings": int(length)}
-    return strange, common_values(config) | {
+    return strange, tensor_map.decoder_values(config) | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "max_position_embeddings": config.max_length,
@@ -131,25 +118,27 @@ def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
     }
 
 
-_LINEAR = {
-    "self_attn.q_proj": "attention/query",
-    "self_attn.k_proj": "attention/key",
-    "self_attn.v_proj": "attention/value",
-    "self_attn.o_proj": "attention/out",
-    "mlp.gate_proj": "mlp/gate",
-    "mlp.up_proj": "mlp/inner",
-    "mlp.down_proj": "mlp/outer",
-}
-_ENTRIES = (
-    Entry("model.embed_tokens.weight", ("embedding/embedding",)),
-    *norm_entries("model.layers.{}.input_layernorm", "blocks/attention_norm"),
-    *norm_entries("model.layers.{}.post_attention_layernorm", "blocks/mlp_norm"),
-    *(
-        entry
-        for theirs, ours in _LINEAR.items()
-        for entry in linear_entries(f"model.layers.{{}}.{theirs}", f"blocks/{ours}", transposed=True)
-    ),
-    *norm_entries("model.norm", "norm"),
-    Entry(LM_HEAD, ("out/kernel",), transposed=True),
+LLAMA = tensor_map.Format(
+    kind="llama",
+    model=Decoder,
+    modules={
+        "model.embed_tokens": "embedding",
+        "model.layers.{}.input_layernorm": "blocks/attention_norm/norm",
+        "model.layers.{}.self_attn.q_proj": "blocks/attention/query",
+        "model.layers.{}.self_attn.k_proj": "blocks/attention/key",
+        "model.layers.{}.self_attn.v_proj": "blocks/attention/value",
+        "model.layers.{}.self_attn.o_proj": "blocks/attention/out",
+        "model.layers.{}.post_attention_layernorm": "blocks/mlp_norm/norm",
+        "model.layers.{}.mlp.gate_proj": "blocks/mlp/gate",
+        "model.layers.{}.mlp.up_proj": "blocks/mlp/inner",
+        "model.layers.{}.mlp.down_proj": "blocks/mlp/outer",
+        "model.norm": "norm/norm",
+        "lm_head": "out",
+    },
+    prefixes=("model.", "lm_head."),
+    ignored=r".*\.rotary_emb\.inv_freq",
+    tied=tensor_map.TIED_HEAD,
+    read=_read,
+    write=_write,
+    adapt=tensor_map.with_scaled_norm,
 )
-LLAMA = Format(_ENTRIES, "model.", r".*\.rotary_emb\.inv_freq", _read, _write)

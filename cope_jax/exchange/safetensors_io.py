@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from cope_jax.errors import ConfigError, StorageError
+from cope_jax.errors import ConfigError, StorageError, first_line
 from cope_jax.files import replacing, write_atomically
 from cope_jax.models.model import overlay
 from cope_jax.registry import configure
@@ -59,10 +59,6 @@ def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
     >>> Size = dataclasses.make_dataclass("Size", [("n_layer", int)])
     >>> typed(Size, {"n_layer": 2, "use_cache": True}, "config.json")
     Size(n_layer=2)
-    >>> typed(Size, {"n_layer": 1.5}, "config.json")
-    Traceback (most recent call last):
-    ...
-    cope_jax.errors.ConfigError: config.json.n_layer must be int, got 1.5 of type float
     """
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # T is always a dataclass
     for field in fields:
@@ -131,11 +127,7 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
 
 
 def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
-    """The tensor in float32, or in float64 if it is of that; ConfigError if it holds no real numbers.
-
-    >>> as_float(np.ones(2, jnp.bfloat16), "norm.weight", Path("gpt2")).dtype.name
-    'float32'
-    """
+    """The tensor in float32, or in float64 if it is of that; ConfigError if it holds no real numbers."""
     if array.dtype in (np.float32, np.float64):
         return array
     if not jnp.issubdtype(array.dtype, jnp.floating):
@@ -171,13 +163,7 @@ def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
 
 
 def create(kind: Any, config: Any, params: Mapping[Any, Any]) -> Any:
-    """A model with these parameters.
-
-    Args:
-      kind: the class of the model.
-      config: of the model.
-      params: nested dicts like `nnx.to_pure_dict` of it; those that are absent are drawn as usual, with seed 0.
-    """
+    """A model with these parameters, as `nnx.to_pure_dict` gives them; those absent are drawn as usual, with seed 0."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
     if any(look_up(params, path) is None for path, _ in nnx.to_flat_state(state)):
         # Under jit: one by one, the operations of an initialisation take many times as long.
@@ -188,13 +174,7 @@ def create(kind: Any, config: Any, params: Mapping[Any, Any]) -> Any:
 
 
 def insert(params: Params, path: tuple[Any, ...], array: Any) -> None:
-    """Puts an array into nested dicts.
-
-    >>> params = {}
-    >>> insert(params, ("blocks", "encoding", "cope", "table"), 3.0)
-    >>> params
-    {'blocks': {'encoding': {'cope': {'table': 3.0}}}}
-    """
+    """Puts an array into nested dicts."""
     *modules, leaf = path
     for module in modules:
         params = params.setdefault(module, {})
@@ -202,18 +182,9 @@ def insert(params: Params, path: tuple[Any, ...], array: Any) -> None:
 
 
 def look_up(params: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
-    """The array of nested dicts; None where there is none.
-
-    >>> look_up({"norm": {"scale": 1.0}}, ("norm", "scale")), look_up({"norm": {}}, ("norm", "bias"))
-    (1.0, None)
-    """
+    """The array of nested dicts; None where there is none."""
     for name in path:
         if not isinstance(params, Mapping) or name not in params:
             return None
         params = params[name]
     return params
-
-
-def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
-    return next(iter(str(error).splitlines() or [type(error).__name__]))

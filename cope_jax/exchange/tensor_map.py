@@ -1,16 +1,29 @@
-"""What the formats of GPT-2 and Llama are made of: tables of tensors, and what their configs can say."""
+"""Folders in the format of Hugging Face's transformers: config.json, and tensors by the names of an architecture."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from cope_jax.exchange.safetensors_io import TOKENS
+import jax
+import numpy as np
+
+from cope_jax.errors import ConfigError
+from cope_jax.exchange import safetensors_io
+from cope_jax.exchange.safetensors_io import CONFIG, TOKENS, Params
 from cope_jax.models.decoder import DecoderConfig
 
-LM_HEAD = "lm_head.weight"
+TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
+"""The output layer that a file of a decoder may have though it is tied to the embedding."""
+_LEAVES = {**dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight"), "bias": "bias", "bias_V": "bias"}
+"""The parameters of our modules → what theirs call them."""
+_EARLIER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+"""Ends of names in old files → in those of today."""
 
 
-class Entry(NamedTuple):
-    """One tensor of a file; in the name of one that every layer has, {} stands for the layer.
+class _Entry(NamedTuple):
+    """A tensor of a file, or one of each layer where {} stands for its number in the name.
 
     Attributes:
       name: theirs.
@@ -19,50 +32,182 @@ class Entry(NamedTuple):
     """
 
     name: str
-    paths: tuple[str, ...]
-    transposed: bool = False
+    paths: list[str]
+    transposed: bool
+
+    def names(self, num_layers: int) -> list[str]:
+        return [self.name.format(layer) for layer in range(num_layers)] if self.stacked else [self.name]
+
+    @property
+    def stacked(self) -> bool:
+        return "{}" in self.name
 
 
-class Format(NamedTuple):
-    """An architecture: its tensors, the prefix that its body's may lack, names without meaning, and its config."""
+@dataclasses.dataclass(frozen=True)
+class Format:
+    """An architecture: its tensors, and how its config is read and written.
 
-    entries: tuple[Entry, ...]
-    prefix: str
+    Attributes:
+      kind: its `model_type`.
+      model: the class of ours.
+      modules: theirs → ours, of which several lie side by side, with spaces between; {} stands for the layer.
+      prefixes: with which names begin; one that does not lacks the first.
+      ignored: names without meaning.
+      tied: tensors that a file may have once more, and the parameters that they must equal.
+      read: our config from theirs, of a file that errors name.
+      write: the choices of our config that theirs has no words for, and theirs.
+      adapt: our parameters as the format has a place for them.
+      optional: beginnings of the names of what may be absent, there and here.
+      plain: beginnings of the names of matrices that lie there as here, [inputs, outputs].
+    """
+
+    kind: str
+    model: type
+    modules: Mapping[str, str]
+    prefixes: tuple[str, ...]
     ignored: str
-    read: Callable[[Mapping[str, Any], str], DecoderConfig]
-    write: Callable[[DecoderConfig], tuple[list[str], dict[str, Any]]]
+    tied: Mapping[str, str]
+    read: Callable[[Mapping[str, Any], str], Any]
+    write: Callable[[Any], tuple[list[str], dict[str, Any]]]
+    adapt: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] = lambda config, params: params
+    optional: tuple[str, ...] = ()
+    plain: tuple[str, ...] = ()
+
+    def read_config(self, folder: Path) -> Any:
+        """The config of a model, whose tensors are not read."""
+        path = folder / CONFIG
+        values = safetensors_io.read_object(path)
+        kind = values.get("model_type", "bert")
+        if kind != self.kind:
+            raise ConfigError(f"{path} is of a model of type {kind!r}, and not of {self.kind!r}")
+        return self.read(values, str(path))
+
+    def load(self, folder: Path) -> tuple[Any, Params]:
+        """(the config, the parameters as nested dicts).
+
+        Raises:
+          ConfigError: a file or tensor is missing or damaged, or does not fit the config.
+        """
+        config, tensors = self.read_config(folder), {}
+        for name, array in safetensors_io.read_tensors(folder).items():
+            name = name if name.startswith(self.prefixes) else self.prefixes[0] + name
+            for old, new in _EARLIER.items():
+                name = name.removesuffix(old) + new if name.endswith(old) else name
+            if not re.fullmatch(self.ignored, name):
+                tensors[name] = safetensors_io.as_float(array, name, folder)
+        params: Params = {}
+        wanted = self._shapes(config)
+        for entry in self._entries(wanted):
+            if entry.name.startswith(self.optional) and entry.name not in tensors:
+                continue
+            parts = _parts(entry, [wanted[path] for path in entry.paths], tensors, folder, config.num_layers)
+            for path, array in zip(entry.paths, parts, strict=True):
+                safetensors_io.insert(params, tuple(path.split("/")), array)
+        for theirs, ours in self.tied.items():
+            tied = tensors.pop(theirs, None)
+            if tied is not None and not np.array_equal(tied, _look_up(params, ours)):
+                raise ConfigError(f"{folder}: {theirs} differs from {ours}, to which {CONFIG} says it is tied")
+        if tensors:
+            raise ConfigError(f"{folder}: {min(tensors)!r} is no tensor of this model ({len(tensors)} such names)")
+        return config, params
+
+    def save(
+        self, folder: str | Path, config: Any, params: Mapping[str, Any], tokens: Mapping[str, Any] | None = None
+    ) -> None:
+        """Writes a model that `load` and transformers read, with `tokens` in its config.json.
+
+        Raises:
+          ConfigError: choices that the format has no words for, or the parameters are not those of the config.
+        """
+        strange, written = self.write(config)
+        if strange:
+            raise ConfigError(f"the format of {self.kind} has no words for {', '.join(strange)}")
+        params, wanted = self.adapt(config, params), self._shapes(config)
+        tensors = {}
+        for entry in self._entries(wanted):
+            found = {path: _look_up(params, path) for path in entry.paths}
+            if entry.name.startswith(self.optional) and found[entry.paths[0]] is None:
+                continue
+            for path, array in found.items():
+                if array is None or np.shape(array) != wanted[path]:
+                    raise ConfigError(
+                        f"parameter {path} has shape {list(np.shape(array))}, and by the config {list(wanted[path])}"
+                    )
+            whole = np.concatenate([np.asarray(array) for array in found.values()], axis=-1)
+            rows = whole if entry.stacked else whole[None]
+            for name, row in zip(entry.names(config.num_layers), rows, strict=True):
+                tensors[name] = row.T if entry.transposed else row
+        safetensors_io.write(Path(folder), {**written, **(tokens or {})}, tensors)
+
+    def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
+        """The shape of each parameter by path."""
+        found = safetensors_io.shapes(self.model, config)
+        return {"/".join(map(str, path)): leaf.shape for path, leaf in found.items()}
+
+    def _entries(self, wanted: Mapping[str, Any]) -> Iterator[_Entry]:
+        """The tensors of those parameters that a model has."""
+        for theirs, ours in self.modules.items():
+            for leaf, end in _LEAVES.items():
+                paths = [f"{module}/{leaf}".lstrip("/") for module in ours.split(" ")]
+                if paths[0] in wanted:
+                    yield _Entry(f"{theirs}.{end}", paths, leaf == "kernel" and not theirs.startswith(self.plain))
 
 
-def strange_choices(config: DecoderConfig, encoding: str, **told: tuple[Any, ...]) -> list[str]:
+def _parts(
+    entry: _Entry, wanted: list[tuple[int, ...]], tensors: dict[str, np.ndarray], folder: Path, num_layers: int
+) -> list[np.ndarray]:
+    """The parameters that lie in a tensor, or in one of each layer, which are taken out of `tensors`."""
+    widths = [shape[-1] for shape in wanted]
+    expected = (*wanted[0][entry.stacked : -1], sum(widths))
+    rows = []
+    for name in entry.names(num_layers):
+        array = tensors.pop(name, None)
+        if array is None:
+            raise ConfigError(f"{folder} lacks {name}")
+        there = expected[::-1] if entry.transposed else expected
+        if array.shape != there:
+            raise ConfigError(
+                f"{folder}: {name} has shape {list(array.shape)}, and by {CONFIG} {list(there)}: they are of "
+                f"different models"
+            )
+        rows.append(array.T if entry.transposed else array)
+    whole = np.stack(rows) if entry.stacked else rows[0]
+    return np.split(whole, np.cumsum(widths)[:-1], axis=-1)
+
+
+def _look_up(params: Mapping[str, Any], path: str) -> Any:
+    return safetensors_io.look_up(params, tuple(path.split("/")))
+
+
+def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A decoder's parameters where the scale of the logits, which the formats have not, is in the last norm."""
+    scale = config.logit_scale
+    if scale is None:
+        scale = config.block.model_dim**-0.5 if config.tie_embeddings else 1.0
+    if scale == 1:
+        return params
+    norm = jax.tree.map(lambda array: np.asarray(array) * np.asarray(scale, array.dtype), params["norm"])
+    return {**params, "norm": norm}
+
+
+def strange_choices(config: Any, encoding: str, **told: tuple[Any, ...]) -> list[str]:
     """The choices that a format cannot say; `told` are those of the block that it can."""
-    block = config.block
     names = [name for name, _ in config.encoding.parts]
     found = [] if names == [encoding] else [f"encoding {'+'.join(names) or 'none'}"]
     return found + [
-        f"block.{name}={getattr(block, name)!r}"
-        for name, known in {"norm_position": ("pre",), **told}.items()
-        if getattr(block, name) not in known
+        f"block.{name}={getattr(config.block, name)!r}"
+        for name, known in told.items()
+        if getattr(config.block, name) not in known
     ]
 
 
-def common_values(config: DecoderConfig) -> dict[str, Any]:
-    """What both architectures say in the same words."""
-    return {
-        "vocab_size": config.vocab_size,
-        "tie_word_embeddings": config.tie_embeddings,
-        "initializer_range": 0.02 if config.block.initial_stddev is None else config.block.initial_stddev,
-        **dict.fromkeys(TOKENS),  # without these, transformers takes those of its defaults
-    }
+def common_values(config: Any) -> dict[str, Any]:
+    """What all architectures say in the same words."""
+    stddev = config.block.initial_stddev
+    return {"vocab_size": config.vocab_size, "initializer_range": 0.02 if stddev is None else stddev}
 
 
-def norm_entries(theirs: str, ours: str) -> tuple[Entry, ...]:
-    """The tensors of a norm; one without a bias has only the first."""
-    return Entry(f"{theirs}.weight", (f"{ours}/norm/scale",)), Entry(f"{theirs}.bias", (f"{ours}/norm/bias",))
-
-
-def linear_entries(theirs: str, *ours: str, transposed: bool = False) -> tuple[Entry, ...]:
-    """The tensors of a linear layer, which may be several of ours side by side."""
-    return (
-        Entry(f"{theirs}.weight", tuple(f"{path}/kernel" for path in ours), transposed),
-        Entry(f"{theirs}.bias", tuple(f"{path}/bias" for path in ours)),
-    )
+def decoder_values(config: DecoderConfig) -> dict[str, Any]:
+    """What both decoders say in the same words."""
+    # Without tokens of their own, transformers takes those of its defaults.
+    return common_values(config) | {"tie_word_embeddings": config.tie_embeddings, **dict.fromkeys(TOKENS)}

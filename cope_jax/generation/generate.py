@@ -1,6 +1,6 @@
 """Text, or any tokens, from a model: prompts are read once, then one token follows the other over a cache."""
 
-import functools
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -58,22 +58,12 @@ def generate(
     Raises:
       ConfigError: an argument of a wrong kind or out of range, or more positions than a table of the encoding has.
     """
-    request = _request(model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token)
-    new_BT, count_B = _generate(**request)
+    new_BT, count_B = _generate(_request(model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token))
     return [row[:count] for row, count in zip(np.asarray(new_BT), np.asarray(count_B), strict=True)]
 
 
 def generate_stream(
-    model: Any,
-    prompts: Sequence[Sequence[int]],
-    max_new_tokens: int,
-    *,
-    key: Array,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    stop_token: int | None = None,
-    chunk: int = 8,
+    model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, chunk: int = 8, **arguments: Any
 ) -> Iterator[list[np.ndarray]]:
     """The tokens of `generate` while they are drawn: those of each row that are new, again and again.
 
@@ -91,7 +81,7 @@ def generate_stream(
     [[1, 1], [3, 3], [1, 1]]
     """
     check_at_least(1, "generate_stream", chunk=chunk)
-    return _chunks(chunk, **_request(model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token))
+    return _chunks(_request(model, prompts, max_new_tokens, **arguments), chunk)
 
 
 class _Loop(NamedTuple):
@@ -104,17 +94,34 @@ class _Loop(NamedTuple):
     cache: Any
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class _Request:
+    """The arguments of the programs."""
+
+    state: nnx.State[Any, Any]
+    tokens_BL: Any
+    lengths_B: Any
+    params: SamplingParams
+    structure: StaticGraphDef = dataclasses.field(metadata={"static": True})
+    max_new_tokens: int = dataclasses.field(metadata={"static": True})
+
+    @property
+    def model(self) -> Any:
+        return nnx.merge(self.structure.graph, self.state)
+
+
 def _request(
     model: Any,
     prompts: Sequence[Sequence[int]],
     max_new_tokens: int,
     key: Array,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    stop_token: int | None,
-) -> dict[str, Any]:
-    """The arguments of the programs; ConfigError for those of `generate` that make no sense."""
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    stop_token: int | None = None,
+) -> _Request:
+    """ConfigError for arguments of `generate` that make no sense."""
     vocab_size = model.config.vocab_size
     tokens_BL, lengths_B = pad_left(prompts, vocab_size)
     for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k), ("stop_token", stop_token)):
@@ -133,20 +140,14 @@ def _request(
     # The last token is never read, so it needs no position.
     check_positions(model, longest + max_new_tokens - 1, what, "ask for fewer")
     graph, state = nnx.split(model)
-    return {
-        "structure": StaticGraphDef(graph),
-        "state": state,
-        "tokens_BL": tokens_BL,
-        "lengths_B": lengths_B,
-        "draws": SamplingParams(
-            _keys(key, len(lengths_B)),
-            np.float32(temperature),
-            None if top_p is None else np.float32(top_p),
-            np.int32(-1 if stop_token is None else stop_token),
-        ),
-        "max_new_tokens": max_new_tokens,
-        "top_k": None if top_k is None else min(top_k, vocab_size),
-    }
+    params = SamplingParams(
+        keys_B=_keys(key, len(tokens_BL)),
+        temperature=np.float32(temperature),
+        top_p=None if top_p is None else np.float32(top_p),
+        stop_token=np.int32(-1 if stop_token is None else stop_token),
+        top_k=None if top_k is None else min(top_k, vocab_size),
+    )
+    return _Request(state, tokens_BL, lengths_B, params, StaticGraphDef(graph), max_new_tokens)
 
 
 def _keys(key: Array, rows: int) -> Array:
@@ -156,35 +157,20 @@ def _keys(key: Array, rows: int) -> Array:
     return key if key.shape else row_keys(key, range(rows))
 
 
-def _begin(
-    structure: StaticGraphDef,
-    state: nnx.State[Any, Any],
-    tokens_BL: Array,
-    lengths_B: Array,
-    draws: SamplingParams,
-    max_new_tokens: int,
-    top_k: int | None,
-) -> _Loop:
+def _begin(request: _Request) -> _Loop:
     """Reads the prompts, and draws the first token of each row."""
-    model = nnx.merge(structure.graph, state)
-    batch, length = tokens_BL.shape
+    (batch, length), most = request.tokens_BL.shape, request.max_new_tokens
     # The last token is never read, so it needs no slot.
-    logits_BV, cache = model.prefill(tokens_BL, length + max_new_tokens - 1, lengths_B=lengths_B)
-    token_B = draw(draws, jnp.zeros((), jnp.int32), logits_BV, top_k)
-    new_BT = jnp.zeros((batch, max_new_tokens), jnp.int32).at[:, 0].set(token_B)
-    return _Loop(jnp.ones((), jnp.int32), token_B != draws.stop_token, jnp.ones(batch, jnp.int32), new_BT, cache)
+    logits_BV, cache = request.model.prefill(request.tokens_BL, length + most - 1, lengths_B=request.lengths_B)
+    token_B = draw(request.params, jnp.zeros((), jnp.int32), logits_BV)
+    new_BT = jnp.zeros((batch, most), jnp.int32).at[:, 0].set(token_B)
+    running_B = token_B != request.params.stop_token
+    return _Loop(jnp.ones((), jnp.int32), running_B, jnp.ones(batch, jnp.int32), new_BT, cache)
 
 
-def _advance(
-    structure: StaticGraphDef,
-    state: nnx.State[Any, Any],
-    loop: _Loop,
-    draws: SamplingParams,
-    until: int | Array,
-    top_k: int | None,
-) -> _Loop:
-    """SamplingParams one token after the other, until each row has so many or has said the stop token."""
-    model = nnx.merge(structure.graph, state)
+def _advance(request: _Request, loop: _Loop, until: int | Array) -> _Loop:
+    """Draws one token after the other, until each row has so many or has said the stop token."""
+    model, params = request.model, request.params
 
     def unfinished(loop: _Loop) -> Array:
         return (loop.step < until) & loop.running_B.any()
@@ -192,52 +178,33 @@ def _advance(
     def next_token(loop: _Loop) -> _Loop:
         step, running_B, count_B, new_BT, cache = loop
         logits_BV, cache = model.decode(jax.lax.dynamic_slice_in_dim(new_BT, step - 1, 1, axis=1), cache)
-        token_B = draw(draws, step, logits_BV, top_k)
+        token_B = draw(params, step, logits_BV)
         new_BT = new_BT.at[:, step].set(token_B)
-        running = running_B & (token_B != draws.stop_token)
+        running = running_B & (token_B != params.stop_token)
         return _Loop(step + 1, running, count_B + running_B.astype(jnp.int32), new_BT, cache)
 
     return jax.lax.while_loop(unfinished, next_token, loop)
 
 
-@functools.partial(jax.jit, static_argnames=("structure", "max_new_tokens", "top_k"))
-def _generate(
-    structure: StaticGraphDef,
-    state: nnx.State[Any, Any],
-    tokens_BL: Array,
-    lengths_B: Array,
-    draws: SamplingParams,
-    max_new_tokens: int,
-    top_k: int | None,
-) -> tuple[Array, Array]:
+@jax.jit
+def _generate(request: _Request) -> tuple[Array, Array]:
     """(new_BT, how many of them count in each row)."""
-    loop = _begin(structure, state, tokens_BL, lengths_B, draws, max_new_tokens, top_k)
-    loop = _advance(structure, state, loop, draws, max_new_tokens, top_k)
+    loop = _advance(request, _begin(request), request.max_new_tokens)
     return loop.new_BT, loop.count_B
 
 
-_first = jax.jit(_begin, static_argnames=("structure", "max_new_tokens", "top_k"))
-_next = jax.jit(_advance, static_argnames=("structure", "top_k"), donate_argnames=("loop",))
+_first = jax.jit(_begin)
+_next = jax.jit(_advance, donate_argnames=("loop",))
 
 
-def _chunks(
-    chunk: int,
-    *,
-    structure: StaticGraphDef,
-    state: nnx.State[Any, Any],
-    tokens_BL: Array,
-    lengths_B: Array,
-    draws: SamplingParams,
-    max_new_tokens: int,
-    top_k: int | None,
-) -> Iterator[list[np.ndarray]]:
-    loop = _first(structure, state, tokens_BL, lengths_B, draws, max_new_tokens, top_k)
-    seen_B, until = np.zeros(len(tokens_BL), np.int32), 1
+def _chunks(request: _Request, chunk: int) -> Iterator[list[np.ndarray]]:
+    loop = _first(request)
+    seen_B, until = np.zeros(len(request.tokens_BL), np.int32), 1
     while True:
         # The first of these draws nothing: it compiles, so that the tokens behind come at an even speed.
-        loop = _next(structure, state, loop, draws, np.int32(until), top_k)
+        loop = _next(request, loop, np.int32(until))
         new_BT, count_B = np.array(loop.new_BT), np.array(loop.count_B)
         yield [row[seen:count] for row, seen, count in zip(new_BT, seen_B, count_B, strict=True)]
-        if until == max_new_tokens or not np.asarray(loop.running_B).any():
+        if until == request.max_new_tokens or not np.asarray(loop.running_B).any():
             return
-        seen_B, until = count_B, min(until + chunk, max_new_tokens)
+        seen_B, until = count_B, min(until + chunk, request.max_new_tokens)

@@ -30,13 +30,9 @@ def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndar
 
 
 def check_positions(model: Any, length: int, what: str, remedy: str) -> None:
-    """ConfigError where a table of the encoding has no row for one of the positions 0, …, L − 1.
+    """ConfigError where a table of a decoder's encoding has no row for one of `length` positions.
 
-    Args:
-      model: a decoder.
-      length: L.
-      what: has these positions, and is too much; begins the message.
-      remedy: ends it.
+    The message begins with `what`, which has these positions and is too much, and ends with the `remedy`.
     """
     width = model.config.block.model_dim
     positions_1L = np.arange(length, dtype=np.int32)[None]

@@ -32,19 +32,11 @@ def generate(
 ) -> np.ndarray:
     """Continues each prompt, a word at a time, each drawn from softmax(logits/temperature) of the words before it.
 
-    Args:
-      model: a recurrent language model like `RNNLM`, whose forward direction speaks.
-      prompts: words of each prompt; they may differ in length.
-      max_new_tokens: how many words follow each.
-      key: the random key; the words depend on nothing else.
-      temperature: 0 takes the most probable word.
-      top_k: only the so many most probable words are drawn from.
+    Takes a recurrent language model like `RNNLM`, whose forward direction speaks. Other arguments, and errors, are
+    those of `cope_jax.generation.generate`.
 
     Returns:
       The new words, int32 `[B, max_new_tokens]`.
-
-    Raises:
-      ConfigError: a prompt that is empty or not of the vocabulary, or an argument out of range.
     """
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
     check_at_least(0, "generate", temperature=temperature)

@@ -1,7 +1,8 @@
 """The next token of each row, drawn from logits."""
 
+import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,13 +11,16 @@ import numpy as np
 from cope_jax.array_types import Array
 
 
-class SamplingParams(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class SamplingParams:
     """How rows are drawn, each with a key of its own, so that none depends on those beside it."""
 
     keys_B: Array
     temperature: Any
     top_p: Any
     stop_token: Any
+    top_k: int | None = dataclasses.field(metadata={"static": True})
 
 
 def row_keys(key: Array, rows: Sequence[int]) -> Array:
@@ -28,14 +32,14 @@ def row_keys(key: Array, rows: Sequence[int]) -> Array:
     return jax.vmap(jax.random.fold_in, (None, 0))(key, np.array(rows, np.uint32))
 
 
-def draw(draws: SamplingParams, step: Array, logits_BV: Array, top_k: int | None) -> Array:
+def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
     """The token of each row that is drawn at a step."""
 
     def row(logits_V: Array, key: Array) -> Array:
         key = jax.random.fold_in(key, step)
-        return sample(logits_V[None], key, draws.temperature, top_k, draws.top_p)[0]
+        return sample(logits_V[None], key, params.temperature, params.top_k, params.top_p)[0]
 
-    return jax.vmap(row)(logits_BV, draws.keys_B)
+    return jax.vmap(row)(logits_BV, params.keys_B)
 
 
 def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None) -> Array:

@@ -25,7 +25,7 @@ from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
 from cope_jax.training import processes, summary
 from cope_jax.training.config import ExperimentConfig
-from cope_jax.training.evaluator import Errors, Evaluator
+from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.from_config import batch_shapes, create_iterator, create_learner, create_program
 from cope_jax.training.learner import TrainState
 from cope_jax.training.loop import Run
@@ -158,11 +158,7 @@ class Experiment:
         return records
 
     def evaluate(self, run: str | Path | LoadedRun) -> list[Record]:
-        """Measures a trained run anew, on as many examples as this config says. Returns records like those of `train`.
-
-        Args:
-          run: a folder in which such an experiment was trained, or that folder loaded.
-        """
+        """Measures a run, or a folder with one, on as many examples as this config says; records as of `train`."""
         run = run if isinstance(run, LoadedRun) else load_run(run)
         if len(run.seeds) != self.seed_batch.width:
             return Experiment(self.config, len(run.seeds), self.task).evaluate(run)
@@ -183,7 +179,7 @@ class Experiment:
         }
         return [
             {**common, "seed": seed, "split": split, "metric": metric, "value": value}
-            for split, runs in self._measure(params).items()
+            for split, runs in self.evaluator(params).items()
             for seed, errors in zip(seeds, runs, strict=True)
             for metric, value in errors.items()
         ]
@@ -245,11 +241,8 @@ class Experiment:
             start,
         )
 
-    def _measure(self, params: PyTree, *args: Any) -> dict[str, list[Errors]]:
-        return self.evaluator(params, *args)
-
     def _curve(self, seeds: Sequence[int], state: TrainState, step: int) -> list[dict[str, Any]]:
-        measured = self._measure(state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples)
+        measured = self.evaluator(state.params, self.task.evaluation_splits, self.config.evaluation.curve_examples)
         return [
             {"step": step, "seed": seed, "split": split, **errors}
             for split, runs in measured.items()

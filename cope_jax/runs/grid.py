@@ -28,12 +28,9 @@ class GridRun:
 
 
 def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path) -> None:
-    """Trains the runs that have no result, with one program for all of a label's that have as many seeds.
+    """Trains those of the runs from `plan` that have no result, with one program for all of a label's of one width.
 
-    Args:
-      configs: by label.
-      runs: from `plan`.
-      workdir: where results.json and results.csv of all that is finished are kept.
+    What is finished is in results.json and results.csv of `workdir`; the configs are by label.
     """
     environment = records.environment()  # now, since the checkout may change while this runs
     compiled: dict[tuple[str, int], Experiment] = {}

@@ -26,13 +26,7 @@ MINILM = "minilm"
 
 
 class Restored(NamedTuple):
-    """What a checkpoint holds of a run.
-
-    Attributes:
-      step: of the checkpoint.
-      params: the parameters, with a leading axis of seeds where several were trained side by side.
-      seconds: spent on it over all interruptions.
-    """
+    """A checkpoint of a run: its step, its parameters, of several seeds along a first axis, and the seconds it took."""
 
     step: int
     params: Any
@@ -68,8 +62,7 @@ class Loaded:
     @property
     def name(self) -> str:
         """The name of the model in the registry."""
-        name: str = self.config.name
-        return name
+        return str(self.config.name)
 
     @property
     def step(self) -> int | None:
@@ -123,8 +116,7 @@ class LoadedRun(Loaded):
 
     @property
     def name(self) -> str:
-        name: str = self.experiment.model.name
-        return name
+        return str(self.experiment.model.name)
 
     @property
     def step(self) -> int | None:
@@ -153,8 +145,7 @@ class LoadedRun(Loaded):
         return Restored(step, state["params"], progress["seconds"])
 
     def params(self, seed: int | None = None) -> Any:
-        place = self._place(seed)
-        return SeedBatch(len(self.seeds)).unstack(self.restored.params)[place]
+        return SeedBatch(len(self.seeds)).unstack(self.restored.params)[self._place(seed)]
 
     def title(self, seed: int | None = None) -> str:
         number = self.seeds[self._place(seed)]

@@ -88,14 +88,14 @@ def environment() -> Record:
 
 
 def write_results(workdir: Path, records: Sequence[Record], environment: Record) -> list[Path]:
-    """Writes `results.json`, `{"records": [...], "environment": {...}}`, and `results.csv` into `workdir`.
+    """Writes `results.json`, `{"records": [...], "environment": {...}}`, and `results.csv` into `workdir`; their paths.
 
     A file is either the old or the new one, never half of it. JSON knows no NaN: a value that is not finite is null.
-
-    Returns:
-      The two paths.
     """
-    plain = [{name: _finite(value) for name, value in record.items()} for record in records]
+    plain = [
+        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
+        for row in records
+    ]
     names = list(dict.fromkeys(name for record in records for name in record))
     table = io.StringIO()
     writer = csv.DictWriter(table, names, lineterminator="\n")
@@ -106,10 +106,6 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
         write_atomically(workdir / "results.json", text),
         write_atomically(workdir / "results.csv", table.getvalue()),
     ]
-
-
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _commit() -> str | None:

@@ -14,7 +14,7 @@ from typing import Any
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.files import write_atomically
-from cope_jax.runs.records import Record
+from cope_jax.runs.records import Record, select
 from cope_jax.training.config import ExperimentConfig
 
 MEASURING = ".measuring.lock"
@@ -27,9 +27,7 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
 
     Of a run in several processes the first has the lock. Where the file system has no locks, a line on stderr says so.
 
-    Args:
-      workdir: is created.
-      name: of the lock's file: that of training, or `MEASURING`, which a run at work does not hold.
+    The file of the lock is that of training, or `MEASURING`, which a run at work does not hold.
 
     Raises:
       ConfigError: another run holds it, or it cannot be written to.
@@ -88,7 +86,7 @@ def open_workdir(
         if not path.exists():
             write_json(path, settings)
         elif not os.access(workdir, os.W_OK):
-            raise PermissionError(13, "Permission denied")
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         held = read_settings(workdir)
     known = _settings(ExperimentConfig.from_mapping(held["config"]), held.get("seeds"))
     if json.dumps(known, sort_keys=True) != json.dumps(settings, sort_keys=True):
@@ -104,7 +102,7 @@ def open_workdir(
 def _clear_write_errors(workdir: Path) -> Iterator[None]:
     try:
         if workdir.exists() and not workdir.is_dir():
-            raise NotADirectoryError(20, "it is a file, not a folder")
+            raise NotADirectoryError(errno.ENOTDIR, "it is a file, not a folder")
         with clear_storage_errors(workdir):
             yield
     except StorageError:
@@ -150,20 +148,10 @@ def read_records(path: Path) -> list[Record]:
 
 
 def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:
-    """Writes records in place of those with some fields, beside all others that are in the file by now.
-
-    Args:
-      path: of the file.
-      fields: names and values; a record that has all of them goes.
-      records: come.
-    """
-    others = [row for row in read_records(path) if not has(row, fields)]
-    write_json(path, {"records": [*others, *records]})
-
-
-def has(record: Record, fields: Record) -> bool:
-    """Whether a record has these values."""
-    return all(record.get(name) == value for name, value in fields.items())
+    """Writes records in place of those with all of some fields, beside all others that are in the file by now."""
+    held = read_records(path)
+    old = select(held, **fields)
+    write_json(path, {"records": [*(row for row in held if row not in old), *records]})
 
 
 def write_files(folder: Path, contents: Mapping[str, str]) -> None:

@@ -4,15 +4,14 @@ Peters et al., "Deep contextualized word representations", NAACL 2018.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
 from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
-from cope_jax.corpora.streams import Stream, drawn, first, windows
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, unigram_baselines
+from cope_jax.tasks.stored import WordTask
+from cope_jax.tasks.task import TASKS, Batch
 from cope_jax.tokenizers import characters as chars
 from cope_jax.tokenizers.vocabulary import UNKNOWN, Vocabulary
 
@@ -20,7 +19,7 @@ BEGIN, END = "<S>", "</S>"
 
 
 @TASKS.register("bilm")
-class BiLM(Task):
+class BiLM(WordTask):
     """A sentence of words w₁…wₙ is read from both ends, and all sentences of a split stand one after the other.
 
         forward:   <S> w₁ … wₙ  predicts  w₁ … wₙ </S>
@@ -73,33 +72,15 @@ class BiLM(Task):
             for split in SPLITS
         }
         words = (word for sentence in texts["train"] for word in sentence)
-        self.vocabulary = Vocabulary.build(words, config.vocab_size, reserved=(UNKNOWN, BEGIN, END))
+        vocabulary = Vocabulary.build(words, config.vocab_size, reserved=(UNKNOWN, BEGIN, END))
         self.max_characters = config.max_characters
-        self._splits = {split: _Split(text, self.vocabulary, config.max_characters) for split, text in texts.items()}
-        super().__init__(config, vocab_size=len(self.vocabulary), lengths=dict.fromkeys(SPLITS, config.length))
+        self._splits = {split: _Split(text, vocabulary, config.max_characters) for split, text in texts.items()}
+        super().__init__(config, vocabulary, {split: text.fields for split, text in self._splits.items()})
 
-    def size(self, split: str) -> int:
-        """Windows of L words that do not overlap."""
-        length = self.length(split)
-        return -(-self._splits[split].size // length)
-
-    def stream(self, split: str, batch_size: int) -> Sequence[Batch]:
-        length, text = self.length(split), self._splits[split]
-        return Stream(text.fields, batch_size, length, text.spell)
-
-    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        length, text = self.length(split), self._splits[split]
-        return text.spell(windows(text.fields, drawn(rng, n, max(1, text.size - length + 1)), length))
-
-    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        indices, text = first(n, self.size(split), f"the split {split!r} of bilm"), self._splits[split]
-        return text.spell(windows(text.fields, indices * self.length(split), self.length(split)))
-
-    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
-        return unigram_baselines(self, batches)
-
-    def saved_files(self) -> dict[str, str]:
-        return {"words.txt": self.vocabulary.text}
+    def _finish(self, split: str, batch: Batch) -> Batch:
+        """The words read are their characters; those of padding are zeros."""
+        table_UC = self._splits[split].table_UC
+        return {**batch, **{name: table_UC[batch[name]] for name in ("inputs", "backward_inputs")}}
 
 
 class _Split:
@@ -110,7 +91,7 @@ class _Split:
         indices = {word: place for place, word in enumerate(kinds, start=3)}
         marks = [chars.sentence_mark(mark, max_characters) for mark in (chars.BEGIN_SENTENCE, chars.END_SENTENCE)]
         padding = np.zeros((1, max_characters), np.int32)
-        self._table_UC = np.concatenate([padding, np.stack(marks), chars.characters(kinds, max_characters)])
+        self.table_UC = np.concatenate([padding, np.stack(marks), chars.characters(kinds, max_characters)])
         target_U = np.concatenate([np.zeros(1, np.int32), vocabulary.encode([BEGIN, END, *kinds])])
         begin, end = 1, 2
         forward: list[int] = []
@@ -120,7 +101,6 @@ class _Split:
             numbers = [indices[word] for word in sentence]
             forward += [begin, *numbers]
             backward += [end, *numbers[::-1]]
-        self.size = len(forward)
         self.fields: dict[str, np.ndarray] = {}
         for name, entries, last in (("", forward, end), ("backward_", backward, begin)):
             read = np.array(entries, np.int32)
@@ -129,8 +109,3 @@ class _Split:
             self.fields[f"{name}inputs"] = read
             self.fields[f"{name}targets"] = target_U[following]
             self.fields[f"{name}weights"] = np.ones(len(read), np.float32)
-
-    def spell(self, batch: dict[str, Any]) -> Batch:
-        """A batch in which words read are their characters; those of padding are zeros."""
-        read = {name: self._table_UC[batch[name]] for name in ("inputs", "backward_inputs")}
-        return {**batch, **read}

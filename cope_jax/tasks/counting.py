@@ -66,16 +66,11 @@ class Counting(SyntheticTask):
         ood_pass_weights: tuple[float, ...] = (100.0, 10.0)
 
         def __post_init__(self):
-            check(
-                1 <= self.num_variables <= 26,
-                f"counting.num_variables must be between 1 and 26, got {self.num_variables}",
-            )
+            variables, least, most = self.num_variables, self.min_operations, self.max_operations
+            check(1 <= variables <= 26, f"counting.num_variables must be between 1 and 26, got {variables}")
             check(self.max_value >= 1, f"counting.max_value must be at least 1, got {self.max_value}")
-            check(
-                1 <= self.min_operations <= self.max_operations,
-                "counting needs 1 <= min_operations <= max_operations, "
-                f"got {self.min_operations} and {self.max_operations}",
-            )
+            bounds = "counting needs 1 <= min_operations <= max_operations"
+            check(1 <= least <= most, f"{bounds}, got {least} and {most}")
             check(self.block_length >= 2, f"counting.block_length must hold `print a`, got {self.block_length}")
             check(self.set_weight > 0, f"counting.set_weight must be positive, got {self.set_weight}")
             for weight in (self.increment_weight, self.pass_weight, *self.ood_pass_weights):
@@ -90,12 +85,8 @@ class Counting(SyntheticTask):
         levels = {"train": c.pass_weight, "in_distribution": c.pass_weight}
         levels |= {f"pass_{weight:g}": weight for weight in c.ood_pass_weights}
         points = sorted({max(1, round(c.pass_weight * factor)) for factor in (0.2, 0.5, 1, 1.5, 2)})
-        super().__init__(
-            config,
-            vocabulary=("<pad>", "=", ";", "++;", "pass;", "print", *variables, *numbers),
-            levels=levels,
-            sweep=[(point, point) for point in points],
-        )
+        vocabulary = ("<pad>", "=", ";", "++;", "pass;", "print", *variables, *numbers)
+        super().__init__(config, vocabulary=vocabulary, levels=levels, sweep=[(point, point) for point in points])
 
     def _length(self, level: float) -> int:
         longest_set = 4 * self.config.max_operations + 2

@@ -62,13 +62,8 @@ class FlipFlop(SyntheticTask):
     sweep_label = "ignored instructions (%)"
 
     def __init__(self, config: Config):
-        c = config
-        levels = {
-            "train": c.p_ignore,
-            "in_distribution": c.p_ignore,
-            "dense": c.dense_p_ignore,
-            "sparse": c.sparse_p_ignore,
-        }
+        levels = dict.fromkeys(("train", "in_distribution"), config.p_ignore)
+        levels |= {"dense": config.dense_p_ignore, "sparse": config.sparse_p_ignore}
         sweep = [(round(100 * p), p) for p in (0.1, 0.5, 0.8, 0.9, 0.98)]
         super().__init__(config, vocabulary=("w", "r", "i", "0", "1"), levels=levels, sweep=sweep)
 

@@ -20,10 +20,10 @@ from cope_jax.corpora.streams import drawn
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
+from cope_jax.tokenizers.vocabulary import UNKNOWN
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 _SHORT = 0.1
-_UNKNOWN_WORD = "<unk>"
 
 
 @TASKS.register("masked_lm")
@@ -142,10 +142,11 @@ class MaskedLM(Task):
         return found
 
     def unigram_accuracy(self, split: str) -> float:
-        """The share of pieces of `split` that are the most frequent one of training: one always guesses the same."""
+        """The share of known pieces of `split` that are the most frequent one of training."""
         self.length(split)
         train, test = (self._splits[name].pieces for name in ("train", split))
-        return unigram_accuracy(train, test, self.wordpiece.unknown)
+        unknown = self.wordpiece.unknown
+        return float(np.mean(test[test != unknown] == np.bincount(train[train != unknown]).argmax()))
 
     def saved_files(self) -> dict[str, str]:
         return {"vocab.txt": self.wordpiece.text}
@@ -154,16 +155,6 @@ class MaskedLM(Task):
     def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
         file = epath.Path(folder) / "vocab.txt"
         return {**options, "vocab": str(file)} if file.exists() else dict(options)
-
-
-def unigram_accuracy(train: np.ndarray, test: np.ndarray, unknown: int) -> float:
-    """The share of pieces in `test` that are the most frequent one of `train`; unknown ones do not count.
-
-    >>> unigram_accuracy(np.array([3, 3, 4, 1, 1, 1]), np.array([3, 4, 4, 4, 1]), unknown=1)
-    0.25
-    """
-    most = np.bincount(train[train != unknown]).argmax()
-    return float(np.mean(test[test != unknown] == most))
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
@@ -242,7 +233,7 @@ def _trimmed(rng: np.random.Generator, pieces: np.ndarray, kept: int) -> np.ndar
 def _sentences(text: Iterable[Document]) -> Iterator[str]:
     for document in text:
         for sentence in document:
-            yield " ".join(word for word in sentence if word != _UNKNOWN_WORD)
+            yield " ".join(word for word in sentence if word != UNKNOWN)
 
 
 @functools.lru_cache(maxsize=2)  # a command makes the task of each of its configs, and learning takes minutes

@@ -1,7 +1,7 @@
 """What a run keeps of its task's data, and how it knows them again."""
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from etils import epath
@@ -29,12 +29,7 @@ class Persistent:
 
     def same_saved_files(self, folder: epath.PathLike) -> bool | None:
         """Whether the saved files in a folder mean what the task's do; None: it has none."""
-        there = {name: file for name in self.saved_files() if (file := epath.Path(folder) / name).exists()}
-        if not there:
-            return None
-        return all(
-            read_text(file).splitlines() == self.saved_files()[name].splitlines() for name, file in there.items()
-        )
+        return _same(self.saved_files(), folder, str.splitlines)
 
     def data_digest(self) -> dict[str, str]:
         """Files that tell the data of the task from others: content by name. Default: none.
@@ -46,8 +41,7 @@ class Persistent:
     def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
         """Whether the data of some splits are those of the digests in a folder; None: it has none."""
         del splits
-        there = {name: file for name in self.data_digest() if (file := epath.Path(folder) / name).exists()}
-        return all(read_text(file) == self.data_digest()[name] for name, file in there.items()) if there else None
+        return _same(self.data_digest(), folder, str)
 
     def example_options(self) -> dict[str, Any]:
         """The options that examples depend on beside the content of `saved_files` and `data_digest`. Default: all."""
@@ -58,3 +52,9 @@ class Persistent:
         """The options by which the task takes the saved files of a run instead of learning them anew."""
         del folder
         return dict(options)
+
+
+def _same(files: Mapping[str, str], folder: epath.PathLike, meaning: Callable[[str], Any]) -> bool | None:
+    """Whether those files that are in the folder too mean the same there; None: none is."""
+    there = {name: read_text(file) for name in files if (file := epath.Path(folder) / name).exists()}
+    return all(meaning(text) == meaning(files[name]) for name, text in there.items()) if there else None

@@ -7,8 +7,9 @@ import dataclasses
 
 import numpy as np
 
+from cope_jax.registry import check_at_least
 from cope_jax.tasks.synthetic import SyntheticTask
-from cope_jax.tasks.task import TASKS, Batch, check, next_token_batch
+from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 
 BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 
@@ -50,12 +51,9 @@ class SelectiveCopy(SyntheticTask):
         sparse_blanks: int | None = None
 
         def __post_init__(self):
-            for name in ("num_symbols", "num_tokens"):
-                value = getattr(self, name)
-                check(value >= 1, f"selective_copy.{name} must be at least 1, got {value}")
-            for name in ("num_blanks", "dense_blanks", "sparse_blanks"):
-                value = getattr(self, name)
-                check(value is None or value >= 0, f"selective_copy.{name} must be at least 0, got {value}")
+            check_at_least(1, "selective_copy", num_symbols=self.num_symbols, num_tokens=self.num_tokens)
+            blanks = {name: getattr(self, name) for name in ("num_blanks", "dense_blanks", "sparse_blanks")}
+            check_at_least(0, "selective_copy", **blanks)
 
     metric = "sequence_error"
     axis = "blanks"

@@ -8,14 +8,14 @@ import dataclasses
 import numpy as np
 
 from cope_jax.corpora import sms
-from cope_jax.corpora.streams import drawn, first
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.task import TASKS, Batch, Task, check
+from cope_jax.tasks.stored import StoredTask
+from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 
 @TASKS.register("spam")
-class Spam(Task):
+class Spam(StoredTask):
     """A message is ham, 0, or spam, 1. Of k folds, which all have the same share of spam, one is the test.
 
     The fields are `inputs`, `mask` (1: a piece) and `segments` (zeros) `[B, L]`, pieces between `[CLS]` and `[SEP]`, of
@@ -65,8 +65,6 @@ class Spam(Task):
             check_at_least(0, "spam", repeat=self.repeat)
             check(0 <= self.fold < self.folds, f"spam.fold must be 0 to {self.folds - 1}, got {self.fold}")
 
-    metric = "token_error"
-
     def __init__(self, config: Config):
         messages = sms.read(config.data_dir)
         train, test = _divide(np.array([message.label for message in messages]), config)
@@ -80,9 +78,7 @@ class Spam(Task):
         else:
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)
             self.wordpiece.check_specials()
-        super().__init__(
-            config, vocab_size=len(self.wordpiece), lengths={"train": config.length, "test": config.length}
-        )
+        super().__init__(config, vocab_size=len(self.wordpiece), lengths=dict.fromkeys(self.indices, config.length))
         self._fields = {split: self._encoded(split) for split in self.splits}
 
     def texts(self, split: str) -> list[str]:
@@ -99,12 +95,7 @@ class Spam(Task):
         self.length(split)
         return len(self._messages[split])
 
-    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        indices = drawn(rng, n, self.size(split))
-        return {name: field[indices] for name, field in self._fields[split].items()}
-
-    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        indices = first(n, self.size(split), f"the split {split!r} of spam")
+    def take(self, split: str, indices: np.ndarray) -> Batch:
         return {name: field[indices] for name, field in self._fields[split].items()}
 
     def saved_files(self) -> dict[str, str]:

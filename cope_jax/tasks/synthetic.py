@@ -34,21 +34,13 @@ class SyntheticTask(Task):
     axis: ClassVar[str]
 
     def __init__(
-        self,
-        config: Any,
-        *,
-        vocabulary: Iterable[str],
-        levels: Mapping[str, float],
-        sweep: Iterable[tuple[int, float]],
+        self, config: Any, *, vocabulary: Iterable[str], levels: Mapping[str, float], sweep: Iterable[tuple[int, float]]
     ):
         self.config = config
         self.vocabulary = tuple(vocabulary)
         self._levels = dict(levels)
-        super().__init__(
-            config,
-            vocab_size=len(self.vocabulary),
-            lengths={split: self._length(level) for split, level in self._levels.items()},
-        )
+        lengths = {split: self._length(level) for split, level in levels.items()}
+        super().__init__(config, vocab_size=len(self.vocabulary), lengths=lengths)
         self.sweep = tuple((value, f"{self.axis}={level:g}") for value, level in sweep)
         self._numbers = {token: number for number, token in enumerate(self.vocabulary)}
 

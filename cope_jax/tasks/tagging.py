@@ -11,10 +11,10 @@ from etils import epath
 
 from cope_jax.corpora import baselines, conllu
 from cope_jax.corpora.sentences_by_corpus import SPLITS
-from cope_jax.corpora.streams import drawn, first
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
+from cope_jax.tasks.stored import StoredTask
+from cope_jax.tasks.task import TASKS, Baseline, Batch, check
 from cope_jax.tokenizers.characters import characters
 from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -23,7 +23,7 @@ Chunks = list[tuple[int, int]]
 
 
 @TASKS.register("tagging")
-class Tagging(Task):
+class Tagging(StoredTask):
     """Words to their universal parts of speech. A sentence longer than L goes on in the next example: none is cut.
 
     The fields are `inputs` `[B, L]`, words in small letters, of which those that occur once in training are unknown;
@@ -78,16 +78,19 @@ class Tagging(Task):
         self._pieces = WordPiece.load(config.pieces, lowercase=config.lowercase) if config.pieces else None
         if self._pieces:
             self._pieces.check_specials()
-        self._targets = {split: self._numbers(split) for split in SPLITS}
+        numbers = {tag: number for number, tag in enumerate(self.tags)}
+        self._targets = {
+            split: np.array([numbers[tag] for sentence in sentences for tag in sentence.tags], np.int32)
+            for split, sentences in self._sentences.items()
+        }
         self._splits: dict[str, _Words | _Pieces] = {}
         for split in SPLITS:
+            lengths, words = [len(sentence.words) for sentence in self._sentences[split]], self._words(split)
             if self._pieces:
-                self._splits[split] = _Pieces(self._lengths_of(split), self._words(split), self._pieces, config)
+                self._splits[split] = _Pieces(lengths, words, self._pieces, config)
             else:
-                vectors = _vectors(config.vectors, split, len(self._words(split))) if config.vectors else None
-                self._splits[split] = _Words(
-                    self._lengths_of(split), self._words(split), self.vocabulary, config, vectors
-                )
+                vectors = _vectors(config.vectors, split, len(words)) if config.vectors else None
+                self._splits[split] = _Words(lengths, words, self.vocabulary, config, vectors)
         train = self._splits["train"]
         self.vector_shape = train.vectors.shape[1:] if isinstance(train, _Words) and train.vectors is not None else None
         super().__init__(
@@ -117,12 +120,6 @@ class Tagging(Task):
         fields = text.fields(bounds, indices_BL, real_BL)
         return {**fields, "targets": targets_BL, "weights": real_BL.astype(np.float32)}
 
-    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        return self.take(split, drawn(rng, n, self.size(split)))
-
-    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        return self.take(split, first(n, self.size(split), f"the split {split!r} of tagging"))
-
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
         tags = np.concatenate([batch["targets"][batch["weights"] > 0] for batch in batches("train")])
         most, found = np.bincount(tags).argmax(), []
@@ -147,13 +144,6 @@ class Tagging(Task):
 
     def _words(self, split: str) -> list[str]:
         return [word for sentence in self._sentences[split] for word in sentence.words]
-
-    def _lengths_of(self, split: str) -> list[int]:
-        return [len(sentence.words) for sentence in self._sentences[split]]
-
-    def _numbers(self, split: str) -> np.ndarray:
-        numbers = {tag: number for number, tag in enumerate(self.tags)}
-        return np.array([numbers[tag] for sentence in self._sentences[split] for tag in sentence.tags], np.int32)
 
 
 class _Words:

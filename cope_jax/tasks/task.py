@@ -1,16 +1,12 @@
 """The contract of a task: what to learn, drawn or read from files; and the registry of all tasks."""
 
 import abc
-import dataclasses
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from cope_jax.corpora import unigrams
-from cope_jax.corpora.packing import TokenStream
-from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
 from cope_jax.tasks.persistence import Persistent
@@ -46,19 +42,13 @@ class Baseline(NamedTuple):
     metric: str
 
 
-@dataclasses.dataclass(frozen=True)
-class NoOptions:
-    """The config of a task without options."""
-
-
 class Task(Persistent, abc.ABC):
     """Base class of what can be learned.
 
     A subclass names its options in a frozen dataclass, `Config`, takes `(config)`, and says how to `sample`. That is
     all of a task whose examples are drawn, such as a `SyntheticTask`. What others override:
 
-    - examples in files: `size`, `take` where all are too many to be held at once, `mixture`, and what a run keeps of
-      them, see `Persistent`;
+    - examples in files: those of a `StoredTask`, `mixture`, and what a run keeps of them, see `Persistent`;
     - batches whose order means something: `stream`;
     - what is shown: `metric`, `reported_metrics`, `sweep`;
     - for models that generate, `codec`; and what is known without a model, `baselines`.
@@ -77,7 +67,7 @@ class Task(Persistent, abc.ABC):
       sweep_label: the title of that plot's horizontal axis.
     """
 
-    Config: ClassVar[type] = NoOptions
+    Config: ClassVar[type]
     other_metrics: ClassVar[tuple[str, ...]] = ("sequence_error", "token_error")
     sweep_label: ClassVar[str] = ""
     packable: ClassVar[bool] = False
@@ -161,17 +151,11 @@ class Task(Persistent, abc.ABC):
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         """The fixed n sequences of `split`: the same on every machine, and each split from a stream of its own.
 
-        A split with a `size` gives its first n in the order of its file, whatever the seed.
+        That of a `StoredTask` gives its first n in the order of its file, whatever the seed.
         """
         if seed < 0:
             raise ConfigError(f"a data seed must be at least 0, got {seed}")
         return self.sample(np.random.default_rng([seed, zlib.crc32(split.encode())]), n, split)
-
-    def take(self, split: str, indices: np.ndarray) -> Batch:
-        """The examples of a split with a `size` at `indices` in its file; here cut out of all of them."""
-        size = self.size(split)
-        assert size is not None
-        return {name: field[indices] for name, field in self.dataset(split, size).items()}
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         """What is shown of the means of a model's metrics on `split`, or on some of its examples; here the same."""
@@ -200,26 +184,6 @@ class Task(Persistent, abc.ABC):
         return []
 
 
-class TextTask(Task):
-    """Base class of tasks of running text, whose whole text can be read in windows of any kind.
-
-    Attributes:
-      window_length: L, the tokens of a training window.
-      crosses_documents: whether a window may go from one document into the next.
-    """
-
-    window_length: int
-    crosses_documents: bool
-
-    @abc.abstractmethod
-    def token_streams(self, split: str) -> list[TokenStream]:
-        """The whole text of a split, one of each corpus."""
-
-    @abc.abstractmethod
-    def counts(self, split: str) -> Counts:
-        """How many tokens, words and bytes the text of a split has."""
-
-
 def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
     """The batch that predicts `tokens[:, 1:]` from `tokens[:, :-1]`; `weights` belong to the predicted tokens.
 
@@ -228,17 +192,6 @@ def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
     """
     tokens = tokens.astype(np.int32)
     return {"inputs": tokens[:, :-1], "targets": tokens[:, 1:], "weights": weights.astype(np.float32)}
-
-
-def unigram_baselines(task: Task, batches: Callable[[str], Sequence[Batch]]) -> list[Baseline]:
-    """The perplexity of words by their frequency in the training text, of a task with a stream."""
-    stream = task.stream("train", batch_size=1024)
-    assert stream is not None
-    known = unigrams.probabilities((stream[place] for place in range(len(stream))), task.vocab_size)
-    return [
-        Baseline(split, "perplexity", "unigram", float(np.exp(unigrams.cross_entropy(known, batches(split)))), "loss")
-        for split in task.evaluation_splits
-    ]
 
 
 def check(condition: bool, message: str) -> None:

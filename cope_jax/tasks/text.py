@@ -16,12 +16,12 @@ from cope_jax.corpora.mixtures import Mixture
 from cope_jax.corpora.packing import Mixed, Packed, Packing, TokenStream, join
 from cope_jax.corpora.raw_text import Texts
 from cope_jax.corpora.sentences_by_corpus import SPLITS
-from cope_jax.corpora.streams import drawn, first
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 from cope_jax.registry import check_at_least, check_choices, unknown
-from cope_jax.tasks.task import TASKS, Batch, TextTask, check
+from cope_jax.tasks.stored import TextTask
+from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.tokenizer import Codec, Tokenizer
 
@@ -138,14 +138,11 @@ class Text(TextTask):
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
         mixture = self.mixture(split)
         if not mixture:
-            return self.take(split, drawn(rng, n, self.size(split)))
+            return super().sample(rng, n, split)
         weights = np.array([weight for weight, _ in mixture])
         check(n >= 0, f"the number of examples must be at least 0, got {n}")
         parts = [mixture[part][1] for part in rng.choice(len(mixture), n, p=weights / weights.sum())]
         return self.take(split, np.array([rng.integers(part.start, part.stop) for part in parts], np.int64))
-
-    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        return self.take(split, first(n, self.size(split), f"the split {split!r} of text"))
 
     def take(self, split: str, indices: np.ndarray) -> Batch:
         return self._examples(split).take(indices)
@@ -161,7 +158,6 @@ class Text(TextTask):
         return self._text(self._parse(split)[0])[1]
 
     def token_streams(self, split: str) -> list[TokenStream]:
-        """The whole text of a split, one of each corpus, for windows of any other kind, such as overlapping ones."""
         return self._text(self._parse(split)[0])[0]
 
     def codec(self) -> Codec:
@@ -244,15 +240,13 @@ class Text(TextTask):
             corpora = self._corpora.texts(split)
             parts = [join(self.tokenizer.encode(texts), self.tokenizer.end) for texts in corpora]
             texts = [text for texts in corpora for text in texts]
-            self._texts[split] = (
-                parts,
-                Counts(
-                    tokens=sum(int(entries.counted.sum()) for entries in parts),
-                    words=sum(len(text.split()) + text.count("\n") for text in texts),
-                    bytes=sum(len(text.encode("utf-8", "ignore")) for text in texts),
-                    unknown=sum(self.tokenizer.unknown(text) for text in texts),
-                ),
+            counts = Counts(
+                tokens=sum(int(entries.counted.sum()) for entries in parts),
+                words=sum(len(text.split()) + text.count("\n") for text in texts),
+                bytes=sum(len(text.encode("utf-8", "ignore")) for text in texts),
+                unknown=sum(self.tokenizer.unknown(text) for text in texts),
             )
+            self._texts[split] = parts, counts
         return self._texts[split]
 
 

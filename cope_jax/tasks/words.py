@@ -5,23 +5,23 @@ mixture models", ICLR 2017, for WikiText-2.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
 from cope_jax.corpora import conllu, wikitext
 from cope_jax.corpora.sentences_by_corpus import SPLITS
-from cope_jax.corpora.streams import Stream, drawn, first, windows
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, unigram_baselines
+from cope_jax.tasks.stored import WordTask
+from cope_jax.tasks.task import TASKS
 from cope_jax.tokenizers import word_level as tokenizer
 from cope_jax.tokenizers.tokenizer import Codec
 from cope_jax.tokenizers.vocabulary import Vocabulary
 
 
 @TASKS.register("words")
-class Words(Task):
+class Words(WordTask):
     """A split is one long text; `<eos>` ends each line and counts as a word, and one stands before the first.
 
     So the loss over `stream` is that of every word once, and its exponential the `perplexity` that is published.
@@ -67,27 +67,9 @@ class Words(Task):
 
     def __init__(self, config: Config):
         texts = {split: _read(config, split) for split in SPLITS}
-        self.vocabulary = Vocabulary.build(texts["train"], config.vocab_size)
-        self._fields = {split: _fields(self.vocabulary, text, config.backward) for split, text in texts.items()}
-        super().__init__(config, vocab_size=len(self.vocabulary), lengths=dict.fromkeys(SPLITS, config.length))
-
-    def size(self, split: str) -> int:
-        """Windows of L words that do not overlap."""
-        length = self.length(split)
-        return -(-len(self._fields[split]["inputs"]) // length)
-
-    def stream(self, split: str, batch_size: int) -> Sequence[Batch]:
-        length = self.length(split)
-        return Stream(self._fields[split], batch_size, length)
-
-    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        length = self.length(split)
-        words = len(self._fields[split]["inputs"])
-        return windows(self._fields[split], drawn(rng, n, max(1, words - length + 1)), length)
-
-    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        indices = first(n, self.size(split), f"the split {split!r} of words")
-        return windows(self._fields[split], indices * self.length(split), self.length(split))
+        vocabulary = Vocabulary.build(texts["train"], config.vocab_size)
+        fields = {split: _fields(vocabulary, text, config.backward) for split, text in texts.items()}
+        super().__init__(config, vocabulary, fields)
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
         self.length(split)
@@ -96,12 +78,6 @@ class Words(Task):
 
     def codec(self) -> Codec:
         return Codec.of(tokenizer.Words(self.vocabulary))
-
-    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
-        return unigram_baselines(self, batches)
-
-    def saved_files(self) -> dict[str, str]:
-        return {"words.txt": self.vocabulary.text}
 
 
 def _read(config: Words.Config, split: str) -> list[str]:

@@ -7,8 +7,9 @@ import dataclasses
 
 import numpy as np
 
+from cope_jax.registry import check_at_least
 from cope_jax.tasks.synthetic import SyntheticTask
-from cope_jax.tasks.task import TASKS, Batch, check, next_token_batch
+from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 
 
 @TASKS.register("zipf")
@@ -45,9 +46,7 @@ class Zipf(SyntheticTask):
         length: int = 64
 
         def __post_init__(self):
-            for name in ("vocab_size", "length"):
-                value = getattr(self, name)
-                check(value >= 1, f"zipf.{name} must be at least 1, got {value}")
+            check_at_least(1, "zipf", vocab_size=self.vocab_size, length=self.length)
 
     axis = "exponent"
     sweep_label = "exponent of the frequencies (%)"

@@ -19,7 +19,15 @@ ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
 _CHUNK = 256  # texts at a time, since the library's results are many times as large as their tokens
 
 
-class Bytes:
+class _NothingUnknown:
+    file = "tokenizer.json"
+
+    def unknown(self, text: str) -> int:
+        del text
+        return 0
+
+
+class Bytes(_NothingUnknown):
     r"""The UTF-8 bytes of a text: 256 tokens, and `end`, 256.
 
     >>> Bytes().encode(["né\n"])[0].tolist()
@@ -27,7 +35,6 @@ class Bytes:
     """
 
     end = 256
-    file = "tokenizer.json"
 
     def __len__(self) -> int:
         return 257
@@ -40,17 +47,13 @@ class Bytes:
         pieces = (END.encode() if token == self.end else bytes([token]) for token in np.asarray(tokens).tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
-    def unknown(self, text: str) -> int:
-        del text
-        return 0
-
     @property
     def text(self) -> str:
         """As byte-pair encoding without a pair, which any program reads that knows the `tokenizers` library."""
         return BPE.create({character: byte for byte, character in enumerate(_alphabet())} | {END: self.end}, []).text
 
 
-class BPE:
+class BPE(_NothingUnknown):
     r"""Byte-pair encoding: bytes, of which pairs are merged in the order in which they were learned.
 
     A text is split, as in GPT-2, into words with the space before them, numbers, and runs of other signs and of
@@ -60,8 +63,6 @@ class BPE:
     >>> [bpe.decode([token]) for token in bpe.encode(["lower slow"])[0]]
     ['low', 'e', 'r', ' ', 's', 'low']
     """
-
-    file = "tokenizer.json"
 
     def __init__(self, tokenizer: Any):
         """Takes a `tokenizers.Tokenizer`. ConfigError: it has no token that stands between texts."""
@@ -134,10 +135,6 @@ class BPE:
     def decode(self, tokens: np.ndarray) -> str:
         """The text of the tokens; what is no UTF-8, as at a cut, is �."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
-
-    def unknown(self, text: str) -> int:
-        del text
-        return 0
 
     @property
     def text(self) -> str:

@@ -42,11 +42,7 @@ def characters(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> np
 
 
 def sentence_mark(mark: int, max_characters: int = MAX_CHARACTERS) -> np.ndarray:
-    """The characters of the word `BEGIN_SENTENCE` or `END_SENTENCE`, int32 `[C]`.
-
-    >>> sentence_mark(BEGIN_SENTENCE, 5).tolist()
-    [259, 257, 260, 261, 261]
-    """
+    """The characters of the word `BEGIN_SENTENCE` or `END_SENTENCE`, int32 `[C]`."""
     return np.array([BEGIN_WORD, mark, END_WORD, *[PADDING] * (max_characters - 3)], np.int32)
 
 

@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from etils import epath
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, first_line
 from cope_jax.files import read_text
 from cope_jax.tokenizers.byte_level import BPE, Bytes
 from cope_jax.tokenizers.tokenizer import Tokenizer
@@ -25,12 +25,7 @@ _PROBE = "Aa  Bé\n\tÉ 日本 😀 12"
 
 
 def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenizer:
-    """Learns a tokenizer from texts.
-
-    Args:
-      kind: "bpe", "words" or "bytes".
-      texts: to learn from; bytes need none.
-      size: the most tokens; None: 8,192 of "bpe", and all words.
+    """Learns a tokenizer of at most `size` tokens from texts; None: 8,192 of "bpe", and all words. Bytes need no texts.
 
     Raises:
       ConfigError: `size` has no room for what each vocabulary must have.
@@ -113,7 +108,7 @@ def _tokenizer_json(path: epath.Path) -> BPE:
     except ConfigError:
         raise
     except Exception as error:  # the library raises this very class
-        raise ConfigError(f"{path} is no tokenizer.json ({_line(error)}): fetch it again") from error
+        raise ConfigError(f"{path} is no tokenizer.json ({first_line(error)}): fetch it again") from error
     try:
         found = BPE(tokenizer)
     except ConfigError as error:
@@ -122,7 +117,7 @@ def _tokenizer_json(path: epath.Path) -> BPE:
     try:
         back = found.decode(found.encode([_PROBE])[0])
     except Exception as error:  # this very class, where it has no token for what it does not know
-        raise ConfigError(f"{path} cannot write every text ({_line(error)}): {another}") from error
+        raise ConfigError(f"{path} cannot write every text ({first_line(error)}): {another}") from error
     if back.removeprefix(" ") != _PROBE:  # a space that some put before every text loses nothing
         raise ConfigError(f"{path} loses text: {_PROBE!r} comes back as {back!r}; {another}")
     return found
@@ -154,7 +149,3 @@ def _named(folder: epath.Path, name: str) -> epath.Path | None:
     found = sorted(path for suffix in ("", ".gz") for path in folder.glob(f"*{name}{suffix}"))
     exact = [path for path in found if path.name in (name, f"{name}.gz")]
     return next(iter(exact or found), None)
-
-
-def _line(error: Exception) -> str:
-    return str(error).split("\n")[0]

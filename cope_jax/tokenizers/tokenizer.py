@@ -57,11 +57,7 @@ class Codec(NamedTuple):
         return cls(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (start,))
 
     def read(self, prompt: str, name: str) -> np.ndarray:
-        """The tokens of a prompt, without `begin`.
-
-        Args:
-          prompt: a text.
-          name: what an error calls it.
+        """The tokens of a prompt, without `begin`, which errors call `name`.
 
         Raises:
           ConfigError: the prompt is empty, or has a word that the vocabulary does not have.

@@ -37,14 +37,8 @@ class Vocabulary:
     ) -> "Vocabulary":
         """The words of a text by falling count, as log-uniform sampling needs them, and equal counts by the alphabet.
 
-        Args:
-          text: its words.
-          size: the most words there may be; None: all.
-          reserved: words that stand first, whether the text has them or not.
-          min_count: rarer words are left out.
-
-        Raises:
-          ConfigError: `size` has no room for a word of the text.
+        At most `size`, or all where that is None; `reserved` ones stand first, whether the text has them or not, and
+        those rarer than `min_count` are left out. ConfigError: `size` has no room for a word of the text.
         """
         if size is not None and size <= len(reserved):
             raise ConfigError(f"a vocabulary of {size} has no room beside {', '.join(reserved)}: set a larger size")

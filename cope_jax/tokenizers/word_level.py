@@ -86,12 +86,7 @@ def split(text: str) -> Iterator[str]:
     >>> list(split("a <eos> b"))
     ['a', '<unk>', 'b']
     """
-    *lines, rest = text.split("\n")
-    for line in lines:
-        yield from _spelled(line)
-        yield EOS
-    yield from _spelled(rest)
-
-
-def _spelled(line: str) -> Iterator[str]:
-    return (UNKNOWN if word == EOS else word for word in line.split())
+    for number, line in enumerate(text.split("\n")):
+        if number:
+            yield EOS
+        yield from (UNKNOWN if word == EOS else word for word in line.split())

@@ -5,7 +5,6 @@ Schuster and Nakajima, "Japanese and Korean voice search", ICASSP 2012; Devlin e
 
 import collections
 import functools
-import hashlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -71,7 +70,8 @@ class WordPiece:
         # these pieces as special ones, which keep the order they are given in.
         counts: collections.Counter[str] = collections.Counter()
         for text in texts:
-            counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(_normal(tokenizer, text)))
+            normal = tokenizer.normalizer.normalize_str(text)
+            counts.update(word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normal))
         characters: collections.Counter[str] = collections.Counter()
         for word, count in counts.items():
             for character in word:
@@ -118,11 +118,6 @@ class WordPiece:
     def text(self) -> str:
         """The vocabulary as the content of a `vocab.txt`."""
         return "".join(f"{piece}\n" for piece in self.pieces)
-
-    @property
-    def sha256(self) -> str:
-        """Of `text`: equal where vocabularies are."""
-        return hashlib.sha256(self.text.encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """The pieces of a text, without special ones around it."""
@@ -181,7 +176,3 @@ def _tokenizer(numbers: dict[str, int], lowercase: bool) -> Any:
     # Nothing is added to the vocabulary, so that no string in a text is special; this says so again.
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _normal(tokenizer: Any, text: str) -> str:
-    return tokenizer.normalizer.normalize_str(text)

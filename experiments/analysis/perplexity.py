@@ -25,8 +25,8 @@ from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import LoadedRun, load_run
-from cope_jax.runs.records import Record
-from cope_jax.tasks.task import TextTask
+from cope_jax.runs.records import Record, select
+from cope_jax.tasks.stored import TextTask
 from experiments.cli import entry
 from experiments.cli.flag_lists import read_numbers
 from experiments.cli.renamed_flags import renamed
@@ -75,7 +75,7 @@ def measure(
         for seed, model in zip(run.seeds, models, strict=True):
             key = {"seed": seed, "split": _SPLIT.value, "length": length, "stride": stride}
             text = {"step": run.restored.step, **vars(task.counts(_SPLIT.value))}
-            found = [row for row in workdirs.read_records(path) if workdirs.has(row, key | text)]
+            found = select(workdirs.read_records(path), **key, **text)
             if not found:
                 label = f"seed {seed}, windows of {length}"
                 losses = perplexity_report.read(model, task, _SPLIT.value, length, stride, plan[-1], rows, label)

@@ -25,7 +25,7 @@ from cope_jax.exchange import formats, safetensors_io
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import load
-from cope_jax.tasks.task import TextTask
+from cope_jax.tasks.stored import TextTask
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.word_level import Words
 from experiments.cli import entry

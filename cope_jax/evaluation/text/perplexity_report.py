@@ -13,7 +13,7 @@ from cope_jax.evaluation.report.table import Table, mean_std, words
 from cope_jax.evaluation.text import likelihood
 from cope_jax.evaluation.text.likelihood import Losses, losses, sliding
 from cope_jax.runs.records import Record, select
-from cope_jax.tasks.task import TextTask
+from cope_jax.tasks.stored import TextTask
 
 FIGURES = ("perplexity", "token_perplexity", "bits_per_byte", "loss")
 

@@ -1,0 +1,104 @@
+"""Tasks whose examples lie in files, so that a split has as many as there are."""
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from cope_jax.corpora import unigrams
+from cope_jax.corpora.packing import TokenStream
+from cope_jax.corpora.sentences_by_corpus import SPLITS
+from cope_jax.corpora.streams import Stream, drawn, first, windows
+from cope_jax.corpora.text_units import Counts
+from cope_jax.tasks.task import Baseline, Batch, Task
+from cope_jax.tokenizers.vocabulary import Vocabulary
+
+
+class StoredTask(Task):
+    """Base class of tasks that have a `size`: a subclass says how many examples a split has, and which `take` gives."""
+
+    @abc.abstractmethod
+    def size(self, split: str) -> int:
+        """How many examples `split` has."""
+
+    @abc.abstractmethod
+    def take(self, split: str, indices: np.ndarray) -> Batch:
+        """The examples of a split at `indices` in the order of its file."""
+
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        return self.take(split, drawn(rng, n, self.size(split)))
+
+    def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
+        return self.take(split, first(n, self.size(split), f"the split {split!r} of {self.name}"))
+
+
+class TextTask(StoredTask):
+    """Base class of tasks of running text, whose whole text can be read in windows of any kind.
+
+    Attributes:
+      window_length: L, the tokens of a training window.
+      crosses_documents: whether a window may go from one document into the next.
+    """
+
+    window_length: int
+    crosses_documents: bool
+
+    @abc.abstractmethod
+    def token_streams(self, split: str) -> list[TokenStream]:
+        """The whole text of a split, one of each corpus."""
+
+    @abc.abstractmethod
+    def counts(self, split: str) -> Counts:
+        """How many tokens, words and bytes the text of a split has."""
+
+
+class WordTask(StoredTask):
+    """Base class of tasks of words from a vocabulary, each split one long text, for models that carry their state.
+
+    Without `stream`, an example is a window of `config.length` words: all of them in order, or drawn with any start.
+
+    Its `__init__` hands on:
+
+      vocabulary: the words to predict.
+      fields: split -> sequences, `[N]` each, that windows are cut from.
+    """
+
+    def __init__(self, config: Any, vocabulary: Vocabulary, fields: Mapping[str, Mapping[str, np.ndarray]]):
+        self.vocabulary, self._fields = vocabulary, fields
+        super().__init__(config, vocab_size=len(vocabulary), lengths=dict.fromkeys(SPLITS, config.length))
+
+    def size(self, split: str) -> int:
+        """Windows of L words that do not overlap."""
+        return -(-self._words(split) // self.length(split))
+
+    def stream(self, split: str, batch_size: int) -> Sequence[Batch]:
+        length = self.length(split)
+        return Stream(self._fields[split], batch_size, length, lambda batch: self._finish(split, batch))
+
+    def take(self, split: str, indices: np.ndarray) -> Batch:
+        return self._windows(split, indices * self.length(split))
+
+    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
+        return self._windows(split, drawn(rng, n, max(1, self._words(split) - self.length(split) + 1)))
+
+    def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
+        """The perplexity of words by their frequency in the training text."""
+        known = unigrams.probabilities(self.stream("train", batch_size=1024), self.vocab_size)
+        losses = {split: unigrams.cross_entropy(known, batches(split)) for split in self.evaluation_splits}
+        return [Baseline(split, "perplexity", "unigram", float(np.exp(loss)), "loss") for split, loss in losses.items()]
+
+    def saved_files(self) -> dict[str, str]:
+        return {"words.txt": self.vocabulary.text}
+
+    def _words(self, split: str) -> int:
+        self.length(split)
+        return len(self._fields[split]["weights"])
+
+    def _windows(self, split: str, starts: np.ndarray) -> Batch:
+        return self._finish(split, windows(self._fields[split], starts, self.length(split)))
+
+    def _finish(self, split: str, batch: Batch) -> Batch:
+        """A batch of the fields, with what is too large to be kept for every word."""
+        del split
+        return batch
