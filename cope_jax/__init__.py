@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     from cope_jax import tasks as tasks
     from cope_jax.attention import attend as attend
     from cope_jax.evaluation.gates.maps import inspect as inspect
-    from cope_jax.generation.generate import generate as generate
+    from cope_jax.generation.decoding import generate as generate
     from cope_jax.runs.experiment import Experiment as Experiment
     from cope_jax.runs.load import load as load
-    from cope_jax.training.config import ExperimentConfig as ExperimentConfig
     from cope_jax.training.config_files import config as config
+    from cope_jax.training.experiment_config import ExperimentConfig as ExperimentConfig
 
 __version__ = "0.1.0"
 
@@ -31,10 +31,10 @@ _PLACES = {
     "tasks": "cope_jax.tasks",
     "models": "cope_jax.models",
     "config": "cope_jax.training.config_files",
-    "ExperimentConfig": "cope_jax.training.config",
+    "ExperimentConfig": "cope_jax.training.experiment_config",
     "Experiment": "cope_jax.runs.experiment",
     "load": "cope_jax.runs.load",
-    "generate": "cope_jax.generation.generate",
+    "generate": "cope_jax.generation.decoding",
     "inspect": "cope_jax.evaluation.gates.maps",
 }
 """The module in which each name of the face is found, or which it is."""

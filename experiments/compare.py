@@ -33,7 +33,7 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.grid import GridRun
 from cope_jax.tasks import Task
 from cope_jax.training import processes
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import distributed, entry
 from experiments.cli.flag_lists import read_names

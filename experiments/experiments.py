@@ -2,4 +2,5 @@
 
 import sys
 
-raise SystemExit(f"run it as: python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}")
+if __name__ == "experiments":
+    raise SystemExit(f"run it as: python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}")

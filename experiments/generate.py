@@ -20,8 +20,8 @@ from absl import flags
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.files import read_text
 from cope_jax.generation import text_model
+from cope_jax.generation.decoding import generate_stream
 from cope_jax.generation.detokenizer import Continuation
-from cope_jax.generation.generate import generate_stream
 from cope_jax.generation.sampling import row_keys
 from cope_jax.registry import check_at_least
 from experiments.cli import entry

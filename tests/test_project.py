@@ -40,7 +40,7 @@ MAY_NAME = {
     "cope_jax/encodings/earlier.py": "files of earlier versions have the encodings there were, under other names",
     "cope_jax/exchange/": "a published format is that of one model and of its encoding",
     "cope_jax/models/encoder.py": "the encoder is BERT's, and has its encoding by default",
-    "cope_jax/training/config.py": "the experiment by default; what has no attention has the encoding `none`",
+    "cope_jax/training/experiment_config.py": "the default experiment; what has no attention has the encoding `none`",
     "experiments/benchmark": "what is measured is named, and compared with other programs' implementation of it",
     "experiments/compil": "the loops of attention are counted in a decoder",
     "experiments/contextual/classify.py": "the systems of one comparison",
@@ -48,14 +48,7 @@ MAY_NAME = {
     "experiments/contextual/tag.py": "the systems of one comparison",
 }
 """Files, or how their paths begin, that name an encoding, task or model, with the reason."""
-SAME_NAME = {
-    "__init__.py",
-    "__main__.py",
-    "config.py",
-    "generate.py",
-    "linear.py",
-    "perplexity.py",
-}
+SAME_NAME = {"__init__.py", "__main__.py"}
 STANDARD_NAME = {"inspect.py"}
 
 

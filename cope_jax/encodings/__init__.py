@@ -29,9 +29,9 @@ from cope_jax.encodings.base import Carry as Carry
 from cope_jax.encodings.base import Encoding as Encoding
 from cope_jax.encodings.base import Pairs as Pairs
 from cope_jax.encodings.compose import Composed as Composed
-from cope_jax.encodings.config import EncodingConfig as EncodingConfig
-from cope_jax.encodings.config import Sharing as Sharing
-from cope_jax.encodings.config import split_outside_parentheses as split_outside_parentheses
+from cope_jax.encodings.encoding_config import EncodingConfig as EncodingConfig
+from cope_jax.encodings.encoding_config import Sharing as Sharing
+from cope_jax.encodings.encoding_config import split_outside_parentheses as split_outside_parentheses
 from cope_jax.registry import unknown
 
 

@@ -33,7 +33,7 @@ def generate(
     """Continues each prompt, a word at a time, each drawn from softmax(logits/temperature) of the words before it.
 
     Takes a recurrent language model like `RNNLM`, whose forward direction speaks. Other arguments, and errors, are
-    those of `cope_jax.generation.generate`.
+    those of `cope_jax.generation.decoding`.
 
     Returns:
       The new words, int32 `[B, max_new_tokens]`.

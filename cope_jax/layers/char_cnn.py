@@ -9,7 +9,7 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import take
-from cope_jax.ops.linear import linear
+from cope_jax.ops.product import linear
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
 

@@ -6,7 +6,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, accumulator_dtype
 from cope_jax.layers.block_config import BlockConfig
-from cope_jax.ops.linear import dot_general
+from cope_jax.ops.product import dot_general
 
 
 def create_linear(

@@ -11,7 +11,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
-from cope_jax.ops.linear import linear
+from cope_jax.ops.product import linear
 from cope_jax.registry import check_at_least, check_choices
 
 CellName = Literal["tanh", "lstm"]

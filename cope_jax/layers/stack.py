@@ -7,7 +7,7 @@ import jax
 from flax import nnx
 
 from cope_jax.attention.blockwise import RESIDUALS
-from cope_jax.ops.linear import PRODUCT
+from cope_jax.ops.product import PRODUCT
 
 L = TypeVar("L", bound=nnx.Module)
 

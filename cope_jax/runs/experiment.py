@@ -24,8 +24,8 @@ from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
 from cope_jax.training import processes, summary
-from cope_jax.training.config import ExperimentConfig
 from cope_jax.training.evaluator import Evaluator
+from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.from_config import batch_shapes, create_iterator, create_learner, create_program
 from cope_jax.training.learner import TrainState
 from cope_jax.training.loop import Run

@@ -11,7 +11,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.tasks import Task
 from cope_jax.training import processes
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 
 
 @dataclasses.dataclass(frozen=True)

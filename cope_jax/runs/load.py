@@ -17,7 +17,7 @@ from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.tokenizer import Codec
 from cope_jax.tokenizers.word_level import Words as WordTokenizer
 from cope_jax.training.checkpoints import Checkpoints
-from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
+from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig
 from cope_jax.training.from_config import create_learner
 from cope_jax.training.seed_batch import SeedBatch
 

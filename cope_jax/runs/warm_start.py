@@ -20,7 +20,7 @@ from cope_jax.models import MODELS
 from cope_jax.registry import configure
 from cope_jax.runs.load import load
 from cope_jax.tasks import Task
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.learner import Learner
 
 OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}

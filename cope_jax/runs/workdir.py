@@ -15,7 +15,7 @@ from typing import Any
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record, select
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 
 MEASURING = ".measuring.lock"
 """The lock of commands that measure a run and write beside it."""

@@ -16,7 +16,7 @@ from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.models import MODELS
 from cope_jax.registry import unknown
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 
 GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
 """What optimizers of large language models have in common (arXiv 2005.14165)."""

@@ -11,7 +11,7 @@ from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.tasks import Task
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program

@@ -16,7 +16,7 @@ from tqdm import tqdm
 from cope_jax.array_types import PyTree
 from cope_jax.errors import NonFiniteError
 from cope_jax.training.checkpoints import Checkpoints
-from cope_jax.training.config import JobConfig, TrainingConfig
+from cope_jax.training.experiment_config import JobConfig, TrainingConfig
 from cope_jax.training.learner import TrainState
 from cope_jax.training.metrics import MetricsWriter
 from cope_jax.training.preemption import GracefulStop, Interrupted

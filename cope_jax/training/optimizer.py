@@ -6,7 +6,7 @@ import jax
 import optax
 
 from cope_jax.errors import ConfigError
-from cope_jax.training.config import OptimizerConfig
+from cope_jax.training.experiment_config import OptimizerConfig
 
 
 def create_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:

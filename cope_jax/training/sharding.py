@@ -15,7 +15,7 @@ from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import Layout
-from cope_jax.training.config import MeshConfig
+from cope_jax.training.experiment_config import MeshConfig
 
 # From the one whose devices talk least to the one whose devices talk most: the last ones are neighbours.
 AXES = ("data", "fsdp", "sequence", "tensor")

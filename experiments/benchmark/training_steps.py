@@ -9,7 +9,7 @@ import numpy as np
 
 from cope_jax import tasks
 from cope_jax.training import from_config
-from cope_jax.training.config import JobConfig, MeshConfig
+from cope_jax.training.experiment_config import JobConfig, MeshConfig
 from experiments.benchmark.contenders import of_torch
 from experiments.benchmark.timing import Build, Case, Task, WithNote
 from experiments.benchmark.workloads import STEP, Recipe

@@ -19,7 +19,7 @@ from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.training import config_files
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.benchmark.timing import LeftOut
 from experiments.cli.flag_lists import read_numbers
 

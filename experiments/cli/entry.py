@@ -15,7 +15,7 @@ from ml_collections import config_flags
 
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
 from cope_jax.training import config_files
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
 
 flags.disclaim_key_flags()  # what is defined here is a flag of the module that asks for it, which --help shows

@@ -9,7 +9,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.models.embedder import Embedder
 from cope_jax.runs.load import load
-from cope_jax.training.config import ExperimentConfig, TaskConfig
+from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 
 
 def load_models(models: Sequence[str]) -> list[Embedder]:

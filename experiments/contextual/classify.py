@@ -28,7 +28,7 @@ from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import environment
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry, outputs
 from experiments.cli.flag_lists import check_names
 from experiments.cli.flag_values import with_options

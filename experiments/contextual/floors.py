@@ -19,7 +19,7 @@ from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import task_baselines
 from cope_jax.runs import workdir as workdirs
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry, outputs
 from experiments.cli.renamed_flags import renamed
 

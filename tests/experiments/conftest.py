@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cope_jax.training import config_files
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from tests.experiments.commands import CONFIG, Command
 from tests.experiments.pretrained import MODELS, write_run
 

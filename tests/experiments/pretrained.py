@@ -7,7 +7,7 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.kept_files import keep_files
 from cope_jax.runs.workdir import open_workdir, write_json
 from cope_jax.training.checkpoints import Checkpoints
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 
 BLOCK = {"model_dim": 8, "num_heads": 2, "mlp_dim": 16, "dropout": 0.0}
 MODELS = {

@@ -7,7 +7,7 @@ from typing import Any
 
 from cope_jax.tasks.synthetic import SyntheticTask
 from cope_jax.tasks.task import TASKS
-from cope_jax.training.config import ExperimentConfig, MeshConfig
+from cope_jax.training.experiment_config import ExperimentConfig, MeshConfig
 
 SMALL_TASK: dict[str, Any] = {
     "block_length": 12,

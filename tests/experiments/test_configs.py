@@ -8,7 +8,7 @@ import pytest
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.runs.experiment import Experiment
-from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig
+from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig
 from cope_jax.training.from_config import create_program
 from cope_jax.training.metrics import read_metrics
 from tests.experiments.shrink import CONFIGS, SYNTHETIC, load, shrink

@@ -9,7 +9,7 @@ from cope_jax.corpora import sentences_by_corpus
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import nearest_words, pretrained
 from cope_jax.runs import workdir as workdirs
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli.flag_values import by_kind, load_models
 from tests.experiments.pretrained import MODELS
 

@@ -16,7 +16,7 @@ from cope_jax.runs import warm_start
 from cope_jax.runs.load import load_run
 from cope_jax.tokenizers import loading
 from cope_jax.training import from_config
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from tests.exchange.exchange_cases import LLAMA, VOCAB, tensors, write
 from tests.experiments.pretrained import TEXT_CONFIG
 

@@ -15,7 +15,7 @@ from cope_jax.runs import warm_start
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load as load_model
 from cope_jax.runs.load import load_run
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from tests.experiments.shrink import TEXT, load, shrink
 
 pytestmark = pytest.mark.xdist_group("contextual_commands")  # what its fixtures train is shared

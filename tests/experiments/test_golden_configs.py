@@ -14,7 +14,7 @@ import pytest
 
 from cope_jax.encodings import ENCODINGS
 from cope_jax.training import config_files
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from tests.experiments import shrink
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from cope_jax import tasks
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from tests.experiments.pretrained import write_run
 
 pytestmark = pytest.mark.xdist_group("inspect")  # what its fixtures train is shared

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from tests.experiments.launching import LAUNCH, ROOT, VARIABLES, Stage, remote, verbs
 
 SCRIPTS = sorted([*LAUNCH.glob("*.sh"), LAUNCH / "slurm.sbatch"])

@@ -11,7 +11,7 @@ import pytest
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.runs.experiment import Experiment
-from cope_jax.training.config import JobConfig, MeshConfig, OptimizerConfig, TaskConfig
+from cope_jax.training.experiment_config import JobConfig, MeshConfig, OptimizerConfig, TaskConfig
 from cope_jax.training.from_config import create_iterator, create_learner
 from cope_jax.training.metrics import read_metrics
 from tests.experiments.shrink import TEXT, load, shrink

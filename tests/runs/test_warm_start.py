@@ -12,7 +12,7 @@ from cope_jax.exchange import formats
 from cope_jax.models.decoder import Decoder
 from cope_jax.runs import warm_start
 from cope_jax.runs.load import load
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.from_config import create_learner
 from tests.exchange.exchange_cases import CASES, tensors, tokens, write
 from tests.models.cases import build, config, jit

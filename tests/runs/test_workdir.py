@@ -12,7 +12,7 @@ import pytest
 
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.runs.workdir import locked, open_workdir, read_records, replace_records, write_files
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry
 
 ROOT = Path(__file__).parents[2]

@@ -29,7 +29,7 @@ from cope_jax.evaluation.report.table import Table
 from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.training import from_config
 from cope_jax.training.checkpoints import Checkpoints
-from cope_jax.training.config import ExperimentConfig, MeshConfig
+from cope_jax.training.experiment_config import ExperimentConfig, MeshConfig
 from cope_jax.training.program import Program
 from tests.torture import killing
 from tests.torture.killing import PLACES, BrokenError, Plan, Start

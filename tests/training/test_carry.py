@@ -12,8 +12,8 @@ import pytest
 from cope_jax.data import pipeline
 from cope_jax.models.rnn_lm import RNNLMConfig
 from cope_jax.tasks.task import Task
-from cope_jax.training.config import MeshConfig, TrainingConfig
 from cope_jax.training.evaluator import Evaluator
+from cope_jax.training.experiment_config import MeshConfig, TrainingConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule

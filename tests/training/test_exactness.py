@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cope_jax.training.checkpoints import Checkpoints
-from cope_jax.training.config import MeshConfig
+from cope_jax.training.experiment_config import MeshConfig
 from cope_jax.training.metrics import read_metrics
 from cope_jax.training.preemption import Interrupted
 from tests.training import tiny

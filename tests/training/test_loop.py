@@ -12,7 +12,7 @@ from cope_jax import tasks
 from cope_jax.errors import NonFiniteError
 from cope_jax.training import loop
 from cope_jax.training.checkpoints import Checkpoints
-from cope_jax.training.config import JobConfig
+from cope_jax.training.experiment_config import JobConfig
 from cope_jax.training.metrics import read_metrics
 from cope_jax.training.preemption import Interrupted
 from cope_jax.training.profiling import Profile

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.training.config import OptimizerConfig
+from cope_jax.training.experiment_config import OptimizerConfig
 from cope_jax.training.optimizer import applied_rate, create_optimizer, create_schedule
 
 pytestmark = pytest.mark.newest

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from cope_jax.training.config import MeshConfig
+from cope_jax.training.experiment_config import MeshConfig
 from tests.training import tiny
 
 pytestmark = pytest.mark.newest

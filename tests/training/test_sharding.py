@@ -15,7 +15,7 @@ from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import WHOLE
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.training import from_config, sharding
-from cope_jax.training.config import MeshConfig, OptimizerConfig
+from cope_jax.training.experiment_config import MeshConfig, OptimizerConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program

@@ -15,7 +15,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import Layout
 from cope_jax.models.decoder import DecoderConfig
-from cope_jax.training.config import MeshConfig, OptimizerConfig
+from cope_jax.training.experiment_config import MeshConfig, OptimizerConfig
 from cope_jax.training.optimizer import create_optimizer
 from cope_jax.training.sharding import (
     AXES,

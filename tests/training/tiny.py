@@ -17,7 +17,7 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.decoder import DecoderConfig
-from cope_jax.training.config import MeshConfig, OptimizerConfig, TrainingConfig
+from cope_jax.training.experiment_config import MeshConfig, OptimizerConfig, TrainingConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule

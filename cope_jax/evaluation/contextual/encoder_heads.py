@@ -15,7 +15,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.models.encoder import EncoderConfig, EncoderOptions
 from cope_jax.runs.load import load, load_run
-from cope_jax.training.config import ExperimentConfig, TaskConfig
+from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 
 
 def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, vocabulary: str) -> ExperimentConfig:

@@ -13,7 +13,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import MINILM as MINILM
 from cope_jax.runs.load import Loaded
 from cope_jax.runs.load import load as load_folder
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 
 
 def lowercase(found: Loaded) -> bool:

@@ -12,7 +12,7 @@ from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.runs import workdir as workdirs
 from cope_jax.tasks import TASKS, Task
 from cope_jax.tasks.task import Baseline
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 
 

@@ -7,7 +7,7 @@ from cope_jax import tasks
 from cope_jax.corpora import sentences_by_corpus, unigrams, wikitext
 from cope_jax.data import pipeline
 from cope_jax.evaluation.contextual import task_baselines
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from tests.experiments.pretrained import MODELS
 
 

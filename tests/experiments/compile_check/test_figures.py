@@ -5,7 +5,7 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from cope_jax.runs import experiment
-from cope_jax.training.config import ExperimentConfig
+from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.compile_check import figures
 from experiments.compile_check.chips import Chip, Topology
 

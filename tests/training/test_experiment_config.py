@@ -7,7 +7,7 @@ import pytest
 from cope_jax.errors import ConfigError
 from cope_jax.layout import Layout
 from cope_jax.tasks import create
-from cope_jax.training.config import ExperimentConfig, JobConfig, MeshConfig, TrainingConfig
+from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig, TrainingConfig
 
 pytestmark = pytest.mark.newest
 

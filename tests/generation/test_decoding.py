@@ -11,7 +11,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
-from cope_jax.generation.generate import generate, generate_stream
+from cope_jax.generation.decoding import generate, generate_stream
 from cope_jax.generation.sampling import keep_top_k, keep_top_p, row_keys, sample
 from cope_jax.models.decoder import Decoder
 from tests.models.cases import LENGTH, VOCAB, build, config, jit, model

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.ops.linear import dot_general, linear
+from cope_jax.ops.product import dot_general, linear
 
 
 @pytest.mark.parametrize("shape", [(2, 5, 3), (4, 3)], ids=str)
