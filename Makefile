@@ -85,7 +85,7 @@ test-slow: $(REFERENCE) ## the slow tests
 torture: $(READY) ## kill a small training run KILLS times, and compare every bit with one left alone
 	$(TESTS_ON_CPU) $(BIN)/python -m tests.torture --kills=$(KILLS) --seed=0 --workdir=$(TORTURED)
 
-mutants: $(REFERENCE) ## how many random faults in the library the tests catch
+mutants: $(REFERENCE) ## how many random faults in the numerical rooms the tests catch
 	$(BIN)/python -m tests.mutants --count=$(FAULTS) --jobs=2
 
 compare: $(READY) ## train CoPE and its rivals on a small task: a table and plots in WORKDIR

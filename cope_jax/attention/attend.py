@@ -101,7 +101,7 @@ def attend(
         fast on a CPU.
 
     Returns:
-      out_BLHK, in the type of the values; 0 for a query that sees no key.
+      out_BLHK, in the type of the values; 0, or what the sink weighs, for a query that sees no key.
 
     Raises:
       ConfigError: shapes that do not fit, an unknown implementation, a ring without its mesh, or an encoding that the

@@ -24,7 +24,8 @@ class ALiBiConfig:
 class ALiBi(Encoding):
     """A fixed penalty proportional to the distance, with a slope for each head.
 
-    a_ij = softmax_j(q_i·k_j/√K − m_h |i−j|), m_h = 2^(−8(h+1)/H). Press et al. (arXiv 2108.12409).
+    a_ij = softmax_j(q_i·k_j/√K − m_h |i−j|), m_h = 2^(−8(h+1)/H) where H is a power of two, else as in
+    `default_slopes`. Press et al. (arXiv 2108.12409).
     """
 
     Config = ALiBiConfig

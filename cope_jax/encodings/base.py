@@ -21,8 +21,9 @@ An encoding keeps these laws, and then runs in every implementation of attention
 - **Devices.** Any split of the sequence over devices gives the same.
 - **Maps.** `maps` are what `score` used.
 
-In `score`, `tail`, `saturated`, `done`, `sink` and `initial_carry` data are touched by `cope_jax.ops` and arithmetic
-only, never by raw indexing, flips, cumulative sums or barriers: a kernel that traces them replaces the ops.
+In `score`, `tail`, `saturated`, `done`, `sink` and `initial_carry` data are touched by `cope_jax.ops`, arithmetic,
+products and static slices only, never by gathers, flips, cumulative sums or barriers: a kernel that traces them
+replaces the ops.
 """
 
 import copy

@@ -1,5 +1,6 @@
 """Several encodings at once, such as CoPE with RoPE, by composing their hooks."""
 
+import collections
 import dataclasses
 import functools
 import operator
@@ -26,6 +27,9 @@ class Composed(Encoding):
 
     def __init__(self, parts: Mapping[str, Encoding], shape: AttentionShape):
         super().__init__(NoOptions(), shape, rngs=nnx.Rngs(0))
+        for name in parts:
+            if name in (*dir(self), "names"):
+                raise ConfigError(f"rename the encoding {name!r}: every encoding has an attribute of that name")
         self.names = tuple(parts)
         for name, part in parts.items():
             setattr(self, name, part)
@@ -98,7 +102,11 @@ class Composed(Encoding):
         return _in_all(part.done(_part(name, carry)) for name, part in scoring.items())
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        return {key: one for name, part in self.parts.items() for key, one in part.maps(_of(name, pairs)).items()}
+        maps = {name: part.maps(_of(name, pairs)) for name, part in self.parts.items()}
+        counts = collections.Counter(key for own in maps.values() for key in own)
+        return {
+            key if counts[key] == 1 else f"{name}.{key}": one for name, own in maps.items() for key, one in own.items()
+        }
 
     def of_head(self, head: int) -> "Composed":
         return self._one_head(**{name: part.of_head(head) for name, part in self.parts.items()})
@@ -118,7 +126,7 @@ def _join(carries: dict[str, Carry]) -> Carry:
 
 
 def _in_all(rows: Iterable[Array | None]) -> Array | None:
-    """What is so in all; None where it never is, in one or because there are none."""
+    """True where all are; None if there are no rows, or some are None."""
     found = list(rows)
     known = [one for one in found if one is not None]
     return functools.reduce(operator.and_, known) if known and len(known) == len(found) else None

@@ -1,6 +1,6 @@
 """Where parameters of encodings were before the parts of a composition had names, so that older files can be read.
 
-Until version 0.1 the path of a part was `encoding.table_NK` where it was alone, and `encoding.parts.1.table_NK` among
+At first the path of a part was `encoding.table_NK` where it was alone, and `encoding.parts.1.table_NK` among
 several; today it is `encoding.cope.table` in both cases.
 """
 
@@ -34,11 +34,12 @@ def earlier_path(path: Path, model: Any) -> Path:
     if "encoding" not in path or not hasattr(model, "encoding"):
         return path
     at = path.index("encoding")
-    name, leaf = path[at + 1 :]
+    name, *leaf = path[at + 1 :]
     shared, own = model.encoding.split(model.encoding_sharing)
     names = [part for part, _ in (own if "blocks" in path[:at] else shared).parts]
     number = () if len(names) == 1 else ("parts", names.index(name))
-    return (*path[: at + 1], *number, _LEAVES.get(name, {}).get(leaf, leaf))
+    renamed = _LEAVES.get(name, {})
+    return (*path[: at + 1], *number, *(renamed.get(part, part) for part in leaf))
 
 
 def earlier_tree(tree: PyTree, model: Any) -> PyTree:

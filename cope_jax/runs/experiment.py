@@ -160,6 +160,10 @@ class Experiment:
     def evaluate(self, run: str | Path | LoadedRun) -> list[Record]:
         """Measures a run, or a folder with one, on as many examples as this config says; records as of `train`."""
         run = run if isinstance(run, LoadedRun) else load_run(run)
+        theirs, ours = ({**config.recipe(), "evaluation": None} for config in (run.experiment, self.config))
+        if theirs != ours:
+            different = ", ".join(name for name in ours if theirs.get(name) != ours[name])
+            raise ConfigError(f"{run.folder} is a run of another experiment ({different} differ): use its own config")
         if len(run.seeds) != self.seed_batch.width:
             return Experiment(self.config, len(run.seeds), self.task).evaluate(run)
         step, params, seconds = run.restored

@@ -32,8 +32,8 @@ def keep_files(task: Task, workdir: Path) -> None:
     """
     if task.same_saved_files(workdir) is False:
         raise ConfigError(
-            f"{' and '.join(task.saved_files())} in {workdir} is another than the data give now, which the run goes "
-            "by: restore its data, or choose another --workdir"
+            f"{' and '.join(task.saved_files())} in {workdir} differs from what the data give now; the run needs the "
+            "original: restore its data, or choose another --workdir"
         )
     missing = {name: content for name, content in task.saved_files().items() if not (workdir / name).exists()}
     write_files(workdir, missing | task.data_digest())

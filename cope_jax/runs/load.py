@@ -35,7 +35,9 @@ class Restored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What is in a folder: a model that was exported or published, or a run. Only `params` and `model` read arrays.
+    """What is in a folder: a model that was exported or published, or a run.
+
+    Only `params`, `model` and the `title` of a run read arrays.
 
     Attributes:
       folder: where it is.
@@ -95,7 +97,8 @@ class Loaded:
     def title(self, seed: int | None = None) -> str:
         """What it is, in a line."""
         del seed
-        return f"{self.name} of {self.folder}, {self.config.encoding.text() or 'none'}"
+        encoding = getattr(self.config, "encoding", None)
+        return f"{self.name} of {self.folder}" + (f", {encoding.text() or 'none'}" if encoding else "")
 
 
 @dataclasses.dataclass(frozen=True)

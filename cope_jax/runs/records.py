@@ -14,7 +14,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +87,25 @@ def environment() -> Record:
     }
 
 
+def finite(content: Any) -> Any:
+    """The content of a JSON file with null, by None, for each number that is not finite: JSON has no words for it.
+
+    >>> finite({"values": [1.0, float("nan")]})
+    {'values': [1.0, None]}
+    """
+    if isinstance(content, Mapping):
+        return {name: finite(value) for name, value in content.items()}
+    if isinstance(content, list | tuple):
+        return [finite(value) for value in content]
+    return None if isinstance(content, float) and not math.isfinite(content) else content
+
+
 def write_results(workdir: Path, records: Sequence[Record], environment: Record) -> list[Path]:
     """Writes `results.json`, `{"records": [...], "environment": {...}}`, and `results.csv` into `workdir`; their paths.
 
     A file is either the old or the new one, never half of it. JSON knows no NaN: a value that is not finite is null.
     """
-    plain = [
-        {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in row.items()}
-        for row in records
-    ]
+    plain = finite(list(records))
     names = list(dict.fromkeys(name for record in records for name in record))
     table = io.StringIO()
     writer = csv.DictWriter(table, names, lineterminator="\n")

@@ -14,7 +14,7 @@ from typing import Any
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.files import write_atomically
-from cope_jax.runs.records import Record, select
+from cope_jax.runs.records import Record, finite, select
 from cope_jax.training.experiment_config import ExperimentConfig
 
 MEASURING = ".measuring.lock"
@@ -138,8 +138,8 @@ def read_json(path: Path, *names: str) -> Any:
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file at once or not at all; StorageError if the disk is full or read-only."""
-    write_atomically(path, json.dumps(content, indent=1) + "\n")
+    """Writes a JSON file whole or not at all, with null for NaN and infinity; StorageError if the disk is full."""
+    write_atomically(path, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
 
 
 def read_records(path: Path) -> list[Record]:
@@ -165,8 +165,8 @@ def write_files(folder: Path, contents: Mapping[str, str]) -> None:
         if (folder / name).exists():
             if (folder / name).read_text(encoding="utf-8") != content:
                 raise ConfigError(
-                    f"{folder / name} is another than the data give now, which the run goes by: restore its data, or "
-                    f"choose another --workdir"
+                    f"{folder / name} differs from what the data give now; the run needs the original: restore its "
+                    f"data, or choose another --workdir"
                 )
             continue
         write_atomically(folder / name, content)

@@ -8,13 +8,10 @@ Expected, sequence errors of seed 0 (in distribution, dense, sparse): CoPE 0, 0,
 Rounding differs between machines, so that on another machine seed 0 may fare like any of them.
 """
 
-from ml_collections import config_dict
-
 from cope_jax.training import config_files as base
 
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+def get_config() -> base.ConfigDict:
     return base.experiment(
         "selective_copy",
         {"num_tokens": 16, "num_blanks": 16},

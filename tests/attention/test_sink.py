@@ -178,6 +178,19 @@ class Coupled(Encoding):
         return pairs.logits - pairs.logits.mean(axis=2, keepdims=True), carry
 
 
+def test_a_part_cannot_take_the_name_of_a_hook():
+    with pytest.raises(ConfigError, match="rename the encoding 'sink'"):
+        Composed({"sink": StickBreaking()}, SHAPE)
+
+
+@pytest.mark.parametrize("law", ["splits_keys", "splits_queries"])
+def test_a_composition_keeps_a_law_that_all_its_parts_keep(law):
+    keeps, breaks = (Encoding(NoOptions(), SHAPE, rngs=nnx.Rngs(0)) for _ in range(2))
+    setattr(breaks, law, False)
+    assert getattr(Composed({"one": keeps, "two": keeps}, SHAPE), law)
+    assert not getattr(Composed({"one": keeps, "two": breaks}, SHAPE), law)
+
+
 def test_an_encoding_that_couples_queries_runs_in_full_only():
     encoding = Coupled(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
     q, k, v = (jnp.ones((1, 100, heads, WIDTH)) for heads in (HEADS, GROUPS, GROUPS))

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import attention, encodings
+from cope_jax.encodings import Composed, Encoding
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import ORACLES, Rule, Sizes, compose
 
@@ -99,13 +100,16 @@ def build(spec: str, seed: int = 0, sizes: Sizes = SIZES, dtype: Any = np.float6
     graphdef, state = nnx.split(encoding)
 
     def random(path, leaf):
-        if path[-1].key == "threshold":  # FIRE's L: within the positions of the tests, and at none of them
-            return np.array(3.3, dtype)
         return np.array(rng.normal(scale=0.7, size=leaf.shape), dtype)
 
     plain = jax.tree_util.tree_map_with_path(random, nnx.to_pure_dict(state))
     nnx.replace_by_pure_dict(state, plain)
     return graphdef, state
+
+
+def parts_of(encoding: Encoding) -> list[Encoding]:
+    """The parts of a composition, or the encoding itself."""
+    return list(encoding.parts.values()) if isinstance(encoding, Composed) else [encoding]
 
 
 def _arguments(sizes: Sizes) -> dict[str, int]:

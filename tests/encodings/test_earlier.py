@@ -1,4 +1,4 @@
-"""Files of version 0.1, in which parts of compositions had numbers, are read as they are."""
+"""Files of earlier code, in which parts of compositions had numbers, are read as they are."""
 
 from typing import NamedTuple
 
@@ -42,6 +42,7 @@ def saved(spec):
         ("rope+cope", "blocks.encoding.cope.gate_key", "blocks.encoding.parts.1.gate_key_DGK"),
         ("learned+relative+cope", "blocks.encoding.relative.table", "blocks.encoding.parts.0.table_NK"),
         ("learned+relative+cope", "encoding.learned.table", "encoding.table_ND"),
+        ("cope", "blocks.encoding.cope.net.table", "blocks.encoding.net.table_NK"),
         ("cope", "blocks.attention.query.kernel", "blocks.attention.query.kernel"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.encodings import Carry, Encoding, cope
-from tests.encodings.cases import every
+from tests.encodings.cases import build, every, parts_of
 from tests.encodings.jaxprs import mask_ops, primitives
 from tests.encodings.test_laws import block_of
 
@@ -38,7 +38,8 @@ def test_hooks_touch_data_by_ops_only(spec, monkeypatch, x64):
     mask_ops(monkeypatch)
     found = traced(block_of(spec))
     assert not found & FORBIDDEN
-    assert found or spec in ("none", "learned", "sinusoidal", "rope") or "(" in spec
+    encoding = nnx.merge(*build(spec))
+    assert found or all(type(part).score is Encoding.score for part in parts_of(encoding))
 
 
 BAD = [lambda x: jnp.flip(x, -1), lambda x: jnp.cumsum(x, -1), lambda x: x[..., x[0, 0, 0].astype(int)]]

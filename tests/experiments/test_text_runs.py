@@ -151,7 +151,7 @@ def test_a_tokenizer_of_a_run_that_is_only_written_otherwise_is_the_same(tmp_pat
     keep_files(task, tmp_path)
     assert file.read_text() == kept and (tmp_path / "corpus.json").exists()
     other = tasks.create("text", vocab_size=301, length=16)
-    with pytest.raises(ConfigError, match=r"^tokenizer\.json in .* is another than the data give now"):
+    with pytest.raises(ConfigError, match=r"^tokenizer\.json in .* differs from what the data give now"):
         keep_files(other, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Mutation testing: the share of small faults in the library that the fast suite catches.
+"""Mutation testing: the share of small faults in the numerical rooms (`faults.FOLDERS`) that the fast suite catches.
 
     python -m tests.mutants --count=300 --seed=0 --jobs=2
 

@@ -1,5 +1,6 @@
 """One loader for all that a folder may hold: configs without arrays, parameters without optimizer state."""
 
+import dataclasses
 import json
 import shutil
 
@@ -88,6 +89,9 @@ def test_an_experiment_resumes_and_measures_what_it_has_trained(run, experiment)
     for found in (again, experiment.evaluate(folder)):
         assert [row | {"wall_seconds": 0} for row in found] == [row | {"wall_seconds": 0} for row in records]
     assert json.loads((folder / "result.json").read_text())["records"] == again
+    other = dataclasses.replace(experiment.config, encoding="rope")
+    with pytest.raises(ConfigError, match=r"is a run of another experiment \(encoding.* differ\): use its own config"):
+        Experiment(other, width=2).evaluate(folder)
     with pytest.raises(ConfigError, match=r"holds a run with another seeds \(\[3, 5\], not \[3\]\)"):
         experiment.train(folder, [3])
 
@@ -102,6 +106,7 @@ def test_every_format_is_known_without_its_tensors(folders):
         for path in [*folder.glob("*.safetensors"), *folder.glob("*.hdf5")]:
             path.write_bytes(b"damaged")
         assert load(folder).config == whole.config
+        assert load(folder).title().startswith(f"{whole.name} of {folder}")
         with pytest.raises(ConfigError, match="cannot read"):
             load(folder).params()
         with pytest.raises(ConfigError, match="holds one model and no run: leave the seed out"):

@@ -187,7 +187,7 @@ def run(code, **environment):
 def test_files_of_a_run_are_written_once_and_never_changed(tmp_path):
     write_files(tmp_path, {"vocab.txt": "a\nb\n"})
     write_files(tmp_path, {"vocab.txt": "a\nb\n"})
-    with pytest.raises(ConfigError, match=r"vocab\.txt is another than the data give now"):
+    with pytest.raises(ConfigError, match=r"vocab\.txt differs from what the data give now"):
         write_files(tmp_path, {"vocab.txt": "b\na\n"})
     assert (tmp_path / "vocab.txt").read_text() == "a\nb\n"
     assert [path.name for path in tmp_path.iterdir()] == ["vocab.txt"]
