@@ -41,12 +41,7 @@ def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: BlockSizes |
     encoding's carry; the gradient is written by hand, and computes the pairs anew. Blocks that causality, window or
     segments rule out are skipped, and those that the encoding says are `done`. Memory is linear in the length. An
     encoding that does not split the keys, or has a carry of other than sums, has all keys in one block: linear still,
-    but larger.
-
-    Args:
-      encoding: the position encoding.
-      inputs: from `prepare`.
-      blocks: sizes; None takes `choose_sizes`.
+    but larger. Without `blocks`, sizes are those of `choose_sizes`.
 
     Returns:
       out_BLHK, in the type of the values.

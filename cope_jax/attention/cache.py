@@ -70,12 +70,11 @@ class Cache:
             new_BL = jnp.broadcast_to(jnp.asarray(new_BL, jnp.int32), (slots_BC.shape[0], length))
             return jax.lax.dynamic_update_slice_in_dim(slots_BC, new_BL, self.filled, axis=1)
 
+        segment_ids_BL = np.zeros((1, length)) if segment_ids_BL is None else segment_ids_BL
         return dataclasses.replace(
             self,
             positions_BC=write(self.positions_BC, positions_BL),
-            segment_ids_BC=write(
-                self.segment_ids_BC, np.zeros((1, length)) if segment_ids_BL is None else segment_ids_BL
-            ),
+            segment_ids_BC=write(self.segment_ids_BC, segment_ids_BL),
             filled=self.filled + length,
         )
 

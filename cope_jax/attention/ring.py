@@ -30,13 +30,8 @@ def ring_attention(encoding: Encoding, inputs: Inputs, axis: str, blocks: BlockS
     """The same as `full_attention`, with the sequence split over the devices of a mesh axis.
 
     The mesh is that of `jax.set_mesh`. Arrays come and go in their natural order, and are best split over the axis
-    already: no device ever holds more than its share of the keys. Other axes of the mesh are left to XLA.
-
-    Args:
-      encoding: the position encoding.
-      inputs: from `prepare`.
-      axis: the mesh axis.
-      blocks: sizes, within a chunk.
+    already: no device ever holds more than its share of the keys. Other axes of the mesh are left to XLA. `blocks` are
+    sizes within a chunk.
 
     Returns:
       out_BLHK, in the type of the values.

@@ -177,20 +177,12 @@ def backward(stream: Stream, residuals: Residuals, state: Gradients) -> Gradient
         dqueries = QueryGradients(dpairs.q, weights_times_v(dlogits, block.k), dq_v, dpairs.q_features)
         groups = block.k.shape[1]
         dk = q_times_weights(queries.rotated_q, dlogits, groups)
+        dk = jnp.swapaxes(dpairs.k, 2, 3).astype(dk.dtype) + dk
         dv = q_times_weights(residuals.dout.astype(block.v.dtype), kept_BHLM.astype(block.v.dtype), groups)
-        return Gradients(
-            carry,
-            dsums,
-            jax.tree.map(add_cotangent, state.drest, dcarry),
-            _add(state.queries, dqueries),
-            jax.tree.map(add_cotangent, state.params, dparams),
-            state.keys.add(
-                end,
-                jnp.swapaxes(dpairs.k, 2, 3).astype(dk.dtype) + dk,
-                jnp.swapaxes(dpairs.v, 2, 3).astype(dv.dtype) + dv,
-                dpairs.k_features,
-            ),
-        )
+        dv = jnp.swapaxes(dpairs.v, 2, 3).astype(dv.dtype) + dv
+        drest, dparams = jax.tree.map(add_cotangent, (state.drest, state.params), (dcarry, dparams))
+        dkeys = state.keys.add(end, dk, dv, dpairs.k_features)
+        return Gradients(carry, dsums, drest, _add(state.queries, dqueries), dparams, dkeys)
 
     return over_blocks(stream, state, step)
 
@@ -215,10 +207,8 @@ def finish(stream: Stream, residuals: Residuals, state: Gradients) -> tuple[PyTr
     vjp = jax.vjp(initial_carry, params, queries.q, queries.features)[1]
     more, dq, dfeatures = vjp(cotangent(dcarry))
     none = jnp.zeros_like(dqueries.rotated_q)
-    return (
-        jax.tree.map(add_cotangent, dparams, more),
-        _add(dqueries, QueryGradients(dq, none, None, dfeatures)),
-    )
+    dqueries = _add(dqueries, QueryGradients(dq, none, None, dfeatures))
+    return jax.tree.map(add_cotangent, dparams, more), dqueries
 
 
 def of(stream: Stream, dparams: PyTree, dqueries: Any, dkeys: Any) -> Any:

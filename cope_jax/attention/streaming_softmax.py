@@ -28,12 +28,6 @@ class HasCarry(Protocol):
     def carry(self) -> Carry: ...
 
 
-class Step(Protocol[T]):
-    """One block of the pass."""
-
-    def __call__(self, end: Array, state: T, *, size: int, masked: bool, saturated: bool) -> T: ...
-
-
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class State:
@@ -89,8 +83,8 @@ def start(stream: Stream, gradient: bool) -> State:
     return State(carry, lowest, zeros, wide, (zeros,) * sums, (wide,) * sums)
 
 
-def over_blocks(stream: Stream, state: T, step: Step[T]) -> T:
-    """Goes over the blocks that hold pairs, from near to far, with a state that has the carry.
+def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
+    """Goes over the blocks that hold pairs, from near to far: `step(end, state, size=…, masked=…, saturated=…)`.
 
     The blocks are aligned with the last key that the queries see. Near blocks need a mask and the carry. Once all rows
     are saturated, or all keys of a block are seen by all, blocks are wider and their steps cheaper; once all are done,

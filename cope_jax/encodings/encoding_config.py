@@ -80,11 +80,9 @@ position, scale_position_logits, slope
 
         Parts that act on the input embeddings belong to the model whatever `sharing` says.
         """
-        shared = [sharing == "model" or ENCODINGS.get(name).embeds_input for name, _ in self.parts]
-        return (
-            EncodingConfig(tuple(part for part, one in zip(self.parts, shared, strict=True) if one)),
-            EncodingConfig(tuple(part for part, one in zip(self.parts, shared, strict=True) if not one)),
-        )
+        shared = [part for part in self.parts if sharing == "model" or ENCODINGS.get(part[0]).embeds_input]
+        own = [part for part in self.parts if part not in shared]
+        return EncodingConfig(tuple(shared)), EncodingConfig(tuple(own))
 
 
 def split_outside_parentheses(text: str, separator: str) -> list[str]:

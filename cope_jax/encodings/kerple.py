@@ -18,8 +18,9 @@ class Kerple(Encoding):
 
     def __init__(self, config: NoOptions, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        self.r1 = nnx.Param(_inverse_softplus(2 * _unit(rngs.params(), shape.num_heads)))
-        self.r2 = nnx.Param(_inverse_softplus(_unit(rngs.params(), shape.num_heads)))
+        r1_H, r2_H = (jax.random.uniform(rngs.params(), (shape.num_heads,), minval=0.01, maxval=1.0) for _ in range(2))
+        # The inverse of softplus.
+        self.r1, self.r2 = (nnx.Param(jnp.log(jnp.expm1(r_H))) for r_H in (2 * r1_H, r2_H))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         dtype = pairs.logits.dtype
@@ -30,11 +31,3 @@ class Kerple(Encoding):
     def of_head(self, head: int) -> "Kerple":
         r1, r2 = (nnx.Param(r[...][head : head + 1]) for r in (self.r1, self.r2))
         return self._one_head(r1=r1, r2=r2)
-
-
-def _unit(key: Array, num_heads: int) -> Array:
-    return jax.random.uniform(key, (num_heads,), minval=0.01, maxval=1.0)
-
-
-def _inverse_softplus(r: Array) -> Array:
-    return jnp.log(jnp.expm1(r))

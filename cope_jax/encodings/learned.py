@@ -49,8 +49,6 @@ class Learned(Encoding):
         if not isinstance(positions_BL, jax.core.Tracer) and positions_BL.size:
             low, high = int(positions_BL.min()), int(positions_BL.max())
             if low < 0 or high >= rows:
-                raise ConfigError(
-                    f"position {high if high >= rows else low} is outside of the learned table of {rows} rows: "
-                    f"give a larger max_length"
-                )
+                far = f"position {high if high >= rows else low} is outside of the learned table of {rows} rows"
+                raise ConfigError(f"{far}: give a larger max_length")
         return x_BLD + take(self.table[...], positions_BL).astype(x_BLD.dtype)

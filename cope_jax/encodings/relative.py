@@ -51,10 +51,8 @@ class Relative(Encoding):
         rows = shape.max_length if config.max_distance is None else config.max_distance
         if rows is None:
             raise ConfigError("encoding 'relative' has a table of fixed length: give max_distance or max_length")
-        self.first = 1 - rows if config.signed else 0
-        self.end = rows
-        total = self.end - self.first
-        self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (total, shape.head_dim)))
+        self.first, self.end = 1 - rows if config.signed else 0, rows
+        self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows - self.first, shape.head_dim)))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         first, end, dtype = self.first, self.end, pairs.logits.dtype

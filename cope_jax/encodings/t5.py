@@ -53,13 +53,10 @@ class T5(Encoding):
         # The buckets are computed in float64 beforehand: a float32 logarithm misplaces distances on a boundary.
         of_distance = jnp.asarray(buckets(self.side, self.config.max_distance))
         distance_BLM = pairs.distance[:, 0]
+        steps_BLM = jnp.abs(distance_BLM) if self.config.bidirectional else distance_BLM
+        bucket_BLM = take_from_table(of_distance, jnp.clip(steps_BLM, 0, self.config.max_distance))
         if self.config.bidirectional:
-            after_BLM = self.side * (distance_BLM < 0).astype(jnp.int32)
-            bucket_BLM = after_BLM + take_from_table(
-                of_distance, jnp.clip(jnp.abs(distance_BLM), 0, self.config.max_distance)
-            )
-        else:
-            bucket_BLM = take_from_table(of_distance, jnp.clip(distance_BLM, 0, self.config.max_distance))
+            bucket_BLM += self.side * (distance_BLM < 0).astype(jnp.int32)
         bias_BHLM = jnp.moveaxis(take_from_table(self.table[...], bucket_BLM), -1, 1)
         return pairs.logits + bias_BHLM.astype(pairs.logits.dtype), carry
 

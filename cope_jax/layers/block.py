@@ -8,9 +8,8 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.attention import Cache
 from cope_jax.encodings import AttentionShape, Composed, EncodingConfig
+from cope_jax.layers.basic import MLP, Norm
 from cope_jax.layers.block_config import BlockConfig
-from cope_jax.layers.mlp import MLP
-from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context, SelfAttention
 from cope_jax.layout import Layout
 from cope_jax.ops.dropout import dropout
@@ -29,13 +28,7 @@ class Block(nnx.Module):
     """
 
     def __init__(
-        self,
-        config: BlockConfig,
-        encoding: EncodingConfig,
-        shape: AttentionShape,
-        num_layers: int,
-        *,
-        rngs: nnx.Rngs,
+        self, config: BlockConfig, encoding: EncodingConfig, shape: AttentionShape, num_layers: int, *, rngs: nnx.Rngs
     ):
         residual_scale = (2 * num_layers) ** -0.5
         self.config = config
@@ -47,17 +40,7 @@ class Block(nnx.Module):
         self.mlp_norm = Norm(config, rngs=rngs)
 
     def __call__(self, x_BLD: Array, shared: Composed, context: Context, dropout_key: Array | None = None) -> Array:
-        """One block.
-
-        Args:
-          x_BLD: the residual stream.
-          shared: the parts of the encoding that the whole model has once.
-          context: positions and segments.
-          dropout_key: None means no dropout.
-
-        Returns:
-          x_BLD.
-        """
+        """The residual stream x_BLD after the block; `shared` are the parts of the encoding that the model has once."""
         keys = (None,) * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
         attended_BLD = self.attention(self._attention_input(x_BLD), self.compose(shared), context, keys[0])
         return self._add(x_BLD, attended_BLD, context.layout, keys[1], keys[2])

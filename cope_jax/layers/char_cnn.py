@@ -42,11 +42,6 @@ class CharCNNConfig:
     def num_filters(self) -> int:
         return sum(number for _, number in self.filters)
 
-    @property
-    def outputs(self) -> int:
-        """The width of a word's vector."""
-        return self.projection or self.num_filters
-
     def flops_per_word(self, max_characters: int) -> float:
         """FLOPs of the products of one word, forward: the filters stand at every place of the word."""
         indices = (max(max_characters - width + 1, 0) * width * number for width, number in self.filters)
@@ -94,8 +89,8 @@ class CharCNN(nnx.Module):
         self.filters = nnx.List([uniform(0.05, width, config.embed_dim, number) for width, number in config.filters])
         self.biases = nnx.List([nnx.Param(jnp.zeros(number)) for _, number in config.filters])
         self.highways = nnx.List([Highway(config.num_filters, rngs=rngs) for _ in range(config.num_highways)])
-        axes = "mlp", "embed"
-        self.projection = _dense(config.num_filters, config.outputs, axes, rngs=rngs) if config.projection else None
+        outputs, axes = config.projection, ("mlp", "embed")
+        self.projection = _dense(config.num_filters, outputs, axes, rngs=rngs) if outputs else None
 
     def __call__(self, characters_BLC: Array) -> Array:
         """x_BLD of characters, int32 from 0 to 261; a word with any other has a vector of NaN.

@@ -25,12 +25,7 @@ class ScalarMix(nnx.Module):
         self.gamma = nnx.Param(jnp.ones(()))
 
     def __call__(self, layers_JBLD: Array, mask_BL: Array | None = None) -> Array:
-        """The mix, `[B, L, D]`.
-
-        Args:
-          layers_JBLD: the layers.
-          mask_BL: not 0 where a token is real; read by `layer_norm` only; None: everywhere.
-        """
+        """The mix, `[B, L, D]`; `layer_norm` alone reads the mask, not 0 where a token is real; None: everywhere."""
         if self.layer_norm:
             layers_JBLD = self._normed(layers_JBLD, mask_BL)
         return self.gamma[...] * jnp.einsum("J,JBLD->BLD", self.shares(), layers_JBLD)

@@ -8,8 +8,8 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.attention import Cache, attend, attend_cached, attention_weights, prepare
 from cope_jax.encodings import Encoding
+from cope_jax.layers.basic import create_linear
 from cope_jax.layers.block_config import BlockConfig
-from cope_jax.layers.linear import create_linear
 from cope_jax.layout import WHOLE, Layout
 
 
@@ -45,15 +45,8 @@ class SelfAttention(nnx.Module):
 
     def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
-        out_BLHK = attend(
-            q,
-            k,
-            v,
-            **self._execution(context),
-            dropout_rate=self.config.dropout,
-            dropout_key=dropout_key,
-            **options,
-        )
+        options |= {"dropout_rate": self.config.dropout, "dropout_key": dropout_key}
+        out_BLHK = attend(q, k, v, **self._execution(context), **options)
         return self._merge_heads(out_BLHK)
 
     def extend(
@@ -61,13 +54,8 @@ class SelfAttention(nnx.Module):
     ) -> tuple[Array, Cache]:
         """Appends the tokens that were entered into the cache last, and attends from them to all in it.
 
-        Args:
-          x_BLD: the layer's input.
-          encoding: the position encoding.
-          context: positions and segments of these tokens.
-          cache: of all layers of the model.
-          layer: which of them this one is.
-          first: the cache held nothing before these tokens, so they attend among themselves alone.
+        The cache is that of all layers of the model, of which `layer` is this one. `first` says that it held nothing
+        before these tokens, so that they attend among themselves alone.
         """
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
         cache = cache.append(q, k, v, encoding=encoding, x_BLD=x_BLD, layer=layer)

@@ -41,14 +41,8 @@ class WordSoftmax(nnx.Module):
     ) -> dict[str, Array]:
         """Sums over the tokens: `loss` and, where all classes are computed, `token_error`.
 
-        Args:
-          x_BLD: what the layer reads.
-          targets_BL: int32, the right words.
-          weights_BL: of the tokens.
-          tied_VD: W where it is another layer's.
-          sample_key: None: all classes are computed.
-          num_sampled: how many classes are drawn; 0: all are computed.
-          layout: where the logits lie.
+        `num_sampled` classes are drawn from `sample_key`; without either, all are computed. `tied_VD` is W where it is
+        another layer's.
         """
         if sample_key is not None and num_sampled:
             table_VD, bias_V = self._table(tied_VD), self.bias_V[...]

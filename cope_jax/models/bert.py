@@ -12,14 +12,11 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.layers.linear import create_linear, logits
-from cope_jax.layers.mlp import ACTIVATIONS
-from cope_jax.layers.norm import Norm
-from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, jitted, numbered
+from cope_jax.layers.basic import ACTIVATIONS, Norm, create_linear, logits
+from cope_jax.models.embedder import LENGTHS, ModelEmbedder, Sentence, Window, jitted, numbered, overlapping
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.models.encoder import bert_block as bert_block
 from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
-from cope_jax.models.sentence_windows import Window, overlapping
 from cope_jax.ops.gather import take_tokens
 from cope_jax.ops.losses import cross_entropy
 from cope_jax.registry import check_at_least, unknown
@@ -104,15 +101,9 @@ class Bert(Model):
         positions_BL: Any = None,
         dropout_key: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Predicts tokens, and whether the second text follows the first.
+        """Predicts tokens, and whether the second text follows the first; arguments are those of `Encoder`, and one.
 
-        Args:
-          tokens_BL: int32 pieces.
-          segments_BL: int32, the kind of segment of each; None: 0.
-          mask_BL: 1 for real tokens, 0 for padding; None: all are real.
-          indices_BP: int32, where in each sequence to predict; None: everywhere. A place outside of it gives NaN.
-          positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
-          dropout_key: None means no dropout.
+        `indices_BP`, int32, says where in each sequence to predict; None: everywhere. A place outside of it gives NaN.
 
         Returns:
           (mlm_BPV, nsp_B2), logits in float32 (float64 where the compute type is), with L for P where there are no
@@ -126,20 +117,13 @@ class Bert(Model):
         """The states of every layer, x_JBLD, the embeddings first."""
         return self.encoder.layers(tokens_BL, segments_BL, mask_BL)
 
-    def pooled(self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None) -> Array:
-        """The vector of each sequence, pooled_BD."""
-        return self.encoder.pool(self.encoder(tokens_BL, segments_BL, mask_BL))
-
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`mlm_loss` and `mlm_error` of the predicted tokens, `nsp_loss` and `nsp_error` of the sequences.
 
-        Args:
-          batch: `inputs`, `segments`, `mask`, `targets`, `weights`, all `[B, L]`; `next`, `[B]`; maybe `positions`.
-            Rows whose first token is padding count for nothing.
-          carry: handed on.
-          dropout_key: None outside of training.
+        Fields of the batch: `inputs`, `segments`, `mask`, `targets`, `weights`, all `[B, L]`; `next`, `[B]`; maybe
+        `positions`. Rows whose first token is padding count for nothing.
         """
         next_B = batch["next"]
         check_shapes("bert", {name: batch[name] for name in ("inputs", "targets", "weights")})
@@ -194,8 +178,8 @@ class BertEmbedder(ModelEmbedder):
       tokenizer: words to pieces.
       pooling: "first" or "mean".
       max_length: places of a window, [CLS] and [SEP] included; None is what the model was made for.
-      name: see `Embedder`.
-      options: see `ModelEmbedder`.
+      name: see `ModelEmbedder`, as for further options.
+      options: see there.
     """
 
     title = "BERT"
@@ -223,7 +207,7 @@ class BertEmbedder(ModelEmbedder):
             mask_BL = jnp.arange(tokens_BL.shape[1], dtype=jnp.int32)[None] < lengths_B[:, None]
             return model.layers(tokens_BL, jnp.zeros_like(tokens_BL), mask_BL.astype(jnp.int32))
 
-        self._layers = jitted(model, layers)
+        self.forward = jitted(model, layers)
 
     def windows(self, sentence: Sentence) -> list[Window]:
         pieces, starts = self._tokenizer.encode_words(sentence)
@@ -236,6 +220,3 @@ class BertEmbedder(ModelEmbedder):
             indices = np.array(owned, np.int64)
             windows.append(Window(np.array(row, np.int32), indices, spans[indices - words.start]))
         return windows
-
-    def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:
-        return self._layers(rows_BL, lengths_B)

@@ -9,7 +9,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
-from cope_jax.layers.linear import create_linear, logits
+from cope_jax.layers.basic import create_linear, logits
 from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import Layout
 from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
@@ -130,10 +130,8 @@ class BertClassifier(_Head):
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`loss` and `sequence_error`, the share of sequences of a wrong class; `token_error` is the same.
 
-        Args:
-          batch: `inputs`, `segments` and `mask`, `[B, L]`; `targets` and `weights`, `[B]`; maybe `positions`.
-          carry: handed on.
-          dropout_key: None outside of training.
+        Fields of the batch: `inputs`, `segments` and `mask`, `[B, L]`; `targets` and `weights`, `[B]`; maybe
+        `positions`.
         """
         logits_BC = self(
             *(batch[name] for name in ("inputs", "segments", "mask")),
@@ -196,19 +194,10 @@ class BertTagger(_Head):
         positions_BP: Any = None,
         dropout_key: Array | None = None,
     ) -> Array:
-        """The logits of each word.
+        """logits_BLC of each word; arguments are those of `Encoder`, but for the places of the words.
 
-        Args:
-          tokens_BP: int32 pieces; `segments_BP`, `mask_BP`, `positions_BP` and `dropout_key` are as for `Encoder`.
-          starts_BL: int32, the place of each word's first piece; anything within [0, P) behind the last word. A place
-            outside of that gives NaN.
-          segments_BP: the kind of segment of each piece.
-          mask_BP: 1 for real pieces.
-          positions_BP: of the pieces.
-          dropout_key: None means no dropout.
-
-        Returns:
-          logits_BLC.
+        `starts_BL`, int32, has that of each word's first piece, and behind the last word anything within [0, P). A
+        place outside of that gives NaN.
         """
         encoder_key, head_key = self._keys(dropout_key)
         inputs = tokens_BP, segments_BP, mask_BP
@@ -216,19 +205,15 @@ class BertTagger(_Head):
         x = self.encoder(*inputs, positions_BL=positions_BP, dropout_key=encoder_key, every_layer=every)
         x = self._freeze(x).astype(self.encoder.norm.dtype)
         x_BPD = x if self.mix is None else self.mix(x, mask_BP)
-        x_BLD = take_tokens(x_BPD, starts_BL)
-        return self._logits(x_BLD, head_key)
+        return self._logits(take_tokens(x_BPD, starts_BL), head_key)
 
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`loss`, `token_error` and `sequence_error` of the words.
 
-        Args:
-          batch: `inputs`, `segments` and `mask`, `[B, P]`; `starts`, `targets` and `weights`, `[B, L]`; maybe
-            `positions`, of the pieces.
-          carry: handed on.
-          dropout_key: None outside of training.
+        Fields of the batch: `inputs`, `segments` and `mask`, `[B, P]`; `starts`, `targets` and `weights`, `[B, L]`;
+        maybe `positions`, of the pieces.
         """
         check_shapes("bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")})
         logits_BLC = self(

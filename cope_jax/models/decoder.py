@@ -13,9 +13,9 @@ from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import Cache, create_cache
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
+from cope_jax.layers.basic import Norm
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
-from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
@@ -95,21 +95,13 @@ class DecoderConfig(DecoderOptions):
         Not counted, so that figures compare between encodings and settings: what an encoding adds, norms, biases,
         activations, softmax and loss, the optimizer, and whatever is computed twice to save memory.
 
-        Args:
-          length: L, the tokens of a sequence.
-
-        Returns:
-          FLOPs. One multiplication and one addition are two.
-
         >>> DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope")).flops_per_token(8)
         608256.0
         """
         matrices, heads = self.block.matrix_parameters()
         outputs = self.num_sampled or self.vocab_size
-        return (
-            float(6 * (self.num_layers * matrices + self.block.model_dim * outputs))
-            + 12.0 * self.num_layers * heads * length
-        )
+        products = float(6 * (self.num_layers * matrices + self.block.model_dim * outputs))
+        return products + 12.0 * self.num_layers * heads * length
 
 
 @MODELS.register("decoder")

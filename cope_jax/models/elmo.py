@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array
@@ -14,10 +13,9 @@ from cope_jax.layers.char_cnn import ORIGINAL_FILTERS, CharCNN, CharCNNConfig
 from cope_jax.layers.recurrent import Cell
 from cope_jax.layers.word_softmax import WordSoftmax
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
+from cope_jax.models.embedder import ModelEmbedder, Sentence, Window, jitted, numbered, whole
 from cope_jax.models.model import MODELS, check_shapes
 from cope_jax.models.recurrent_lm import Carries, RecurrentLM, RecurrentLMOptions, create_directions
-from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.tokenizers.characters import batch_sentences
 
@@ -174,12 +172,7 @@ class ElmoEmbedder(ModelEmbedder):
     """All layers of a bidirectional LSTM over characters: (x; x), then (forward; backward) of each layer.
 
     A sentence stands between its two marks, whose vectors are left out, and starts with empty states. Peters et al.
-    2018 (arXiv 1802.05365).
-
-    Args:
-      model: the language model.
-      name: see `Embedder`.
-      options: see `ModelEmbedder`.
+    2018 (arXiv 1802.05365). Options are those of `ModelEmbedder`.
     """
 
     title = "ELMo"
@@ -187,11 +180,8 @@ class ElmoEmbedder(ModelEmbedder):
     def __init__(self, model: Elmo, *, name: str | None = None, **options: Any):
         super().__init__(name, ("words", *numbered(model.config.num_layers)), **options)
         self._max_characters = model.config.max_characters
-        self._layers = jitted(model, lambda model, characters, lengths: model.layers(characters, lengths)[0])
+        self.forward = jitted(model, lambda model, characters, lengths: model.layers(characters, lengths)[0])
 
     def windows(self, sentence: Sentence) -> list[Window]:
         rows_1LC, _ = batch_sentences([sentence], self._max_characters)
         return [whole(rows_1LC[0], begin=1, end=1)]
-
-    def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:
-        return self._layers(rows_BL, lengths_B)

@@ -5,7 +5,8 @@ neighbours, tells senses apart or probes layers knows this interface and no mode
 """
 
 import abc
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Protocol
 
 import jax
@@ -14,11 +15,25 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
-from cope_jax.models.sentence_windows import Window, pool
 from cope_jax.registry import check_at_least
 
 Sentence = Sequence[str]
 LENGTHS = (16, 32, 64, 128, 256)
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """What a model sees at once, a sentence or a part of one, and the words that take their vectors from there.
+
+    Attributes:
+      row: `[P, ...]`, the model's input at P places.
+      words: `[W]`, places of the words in their sentence.
+      spans: `[W, 2]`, of each of these words its first place in the row and the one after its last.
+    """
+
+    row: np.ndarray
+    words: np.ndarray
+    spans: np.ndarray
 
 
 class Embedder(Protocol):
@@ -50,9 +65,12 @@ class ModelEmbedder(abc.ABC):
 
     Attributes:
       title: of embedders of this kind.
+      forward: (rows_BL, lengths_B) to `[J, B, L, D]`, all layers. Rows may have further axes; places from `lengths_B`
+        on are padding, of 0.
     """
 
     title: ClassVar[str]
+    forward: Callable[[np.ndarray, np.ndarray], Array]
 
     def __init__(
         self, name: str | None, layers: Sequence[str], *, tokens: int = 4096, lengths: Sequence[int] = LENGTHS
@@ -66,19 +84,15 @@ class ModelEmbedder(abc.ABC):
     def windows(self, sentence: Sentence) -> list[Window]:
         """The windows of a sentence, in which each word occurs exactly once among all `words`."""
 
-    @abc.abstractmethod
-    def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:
-        """`[J, B, L, D]`: all layers. Rows may have further axes; places from `lengths_B` on are padding, of 0."""
-
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
         check_sentences(sentences)
-        windows = [(number, window) for number, words in enumerate(sentences) for window in self.windows(words)]
         buckets: dict[int, list[tuple[int, Window]]] = {}
-        for number, window in windows:
-            buckets.setdefault(self._padded(len(window.row)), []).append((number, window))
+        for number, words in enumerate(sentences):
+            for window in self.windows(words):
+                buckets.setdefault(self._padded(len(window.row)), []).append((number, window))
         results: list[Any] = [None] * len(sentences)
         for length, members in sorted(buckets.items()):
-            most = _power_of_two_below(max(1, self._tokens // length))
+            most = 1 << max(1, self._tokens // length).bit_length() - 1
             for start in range(0, len(members), most):
                 self._run(members[start : start + most], length, sentences, results)
         return results
@@ -87,7 +101,7 @@ class ModelEmbedder(abc.ABC):
         self, members: Sequence[tuple[int, Window]], length: int, sentences: Sequence[Sentence], results: list[Any]
     ) -> None:
         first = members[0][1].row
-        rows = np.zeros((_power_of_two_above(len(members)), length, *first.shape[1:]), first.dtype)
+        rows = np.zeros((1 << (len(members) - 1).bit_length(), length, *first.shape[1:]), first.dtype)
         lengths = np.ones(len(rows), np.int32)  # of the rows that only fill the batch: none may be empty
         for place, (_, window) in enumerate(members):
             rows[place, : len(window.row)] = window.row
@@ -125,9 +139,51 @@ def numbered(layers: int) -> tuple[str, ...]:
     return tuple(f"layer {number}" for number in range(1, layers + 1))
 
 
-def _power_of_two_above(size: int) -> int:
-    return 1 << (size - 1).bit_length()
+def whole(row: np.ndarray, begin: int = 0, end: int = 0) -> Window:
+    """The window of a row with one place for each word, after `begin` and before `end` places of marks."""
+    indices = np.arange(len(row) - begin - end)
+    return Window(row, indices, np.stack([begin + indices, begin + indices + 1], axis=1))
 
 
-def _power_of_two_below(size: int) -> int:
-    return 1 << (size.bit_length() - 1)
+def overlapping(sizes: Sequence[int], room: int) -> list[tuple[range, list[int]]]:
+    """Cuts words of some sizes into windows that overlap by half.
+
+    Each word is owned by the window in which it is farthest from a cut; the ends of the sentence are no cuts.
+
+    Args:
+      sizes: pieces of each word, from 1 to `room`.
+      room: pieces of a window.
+
+    Returns:
+      The words of each window, and those that it owns, which may be none.
+
+    >>> overlapping([1, 1, 1, 1, 1, 1], 4)
+    [(range(0, 4), [0, 1, 2]), (range(2, 6), [3, 4, 5])]
+    """
+    ends = np.cumsum([0, *sizes])
+    ranges, start = [], 0
+    while True:
+        stop = int(np.searchsorted(ends, ends[start] + room, side="right")) - 1
+        ranges.append(range(start, stop))
+        if stop == len(sizes):
+            break
+        half = int(np.searchsorted(ends, (ends[start] + ends[stop]) / 2))
+        start = min(max(half, start + 1), stop)
+    best = [(-1.0, -1)] * len(sizes)
+    for number, words in enumerate(ranges):
+        for word in words:
+            left = np.inf if words.start == 0 else ends[word] - ends[words.start]
+            right = np.inf if words.stop == len(sizes) else ends[words.stop] - ends[word + 1]
+            if min(left, right) > best[word][0]:
+                best[word] = (min(left, right), number)
+    return [(words, [word for word in words if best[word][1] == number]) for number, words in enumerate(ranges)]
+
+
+def pool(layers_JLD: np.ndarray, spans: np.ndarray) -> np.ndarray:
+    """The mean over the places of each span, `[J, W, D]`."""
+    starts, stops = spans.T
+    if np.all(stops - starts == 1):
+        return layers_JLD[:, starts]
+    sums = np.cumsum(layers_JLD, axis=1, dtype=np.float64)
+    sums = np.pad(sums, ((0, 0), (1, 0), (0, 0)))
+    return (sums[:, stops] - sums[:, starts]) / (stops - starts)[:, None]

@@ -11,10 +11,9 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.encodings import EncodingConfig, Sharing
 from cope_jax.errors import ConfigError
+from cope_jax.layers.basic import Norm, create_linear
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
-from cope_jax.layers.linear import create_linear
-from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
@@ -206,10 +205,7 @@ class Encoder(nnx.Module):
         # Gathered as a table first: see the decoder.
         table_VD = layout.constrain(self.words.embedding[...].astype(dtype), "width", None)
         segments_SD = self.segments.embedding[...].astype(dtype)
-        x_BLD = take(table_VD, tokens_BL)
-        if segments_BL is None:
-            x_BLD = x_BLD + segments_SD[:1][None]
-        else:
-            x_BLD = x_BLD + take(segments_SD, segments_BL)
+        kinds_BLD = segments_SD[:1][None] if segments_BL is None else take(segments_SD, segments_BL)
+        x_BLD = take(table_VD, tokens_BL) + kinds_BLD
         x_BLD = self.encoding.embed(layout.constrain(x_BLD, "batch", "length", None), context.positions)
         return self.norm(x_BLD)

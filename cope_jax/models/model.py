@@ -108,15 +108,15 @@ class Model(nnx.Module):
         )
 
 
-def overlay(params: Any, part: Any) -> Any:
-    """`params` with the leaves of `part`, which has some of their nested dicts, in place of their own.
+def overlay(whole: Any, part: Any) -> Any:
+    """Nested dicts with the leaves of others in place of their own.
 
     >>> overlay({"encoder": {"a": 1, "b": 2}, "head": 3}, {"encoder": {"b": 4}})
     {'encoder': {'a': 1, 'b': 4}, 'head': 3}
     """
-    if not isinstance(part, Mapping):
+    if not isinstance(whole, Mapping) or not isinstance(part, Mapping):
         return part
-    return {name: overlay(value, part[name]) if name in part else value for name, value in params.items()}
+    return {**whole, **{name: overlay(whole.get(name), value) for name, value in part.items()}}
 
 
 def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:

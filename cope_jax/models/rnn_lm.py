@@ -7,7 +7,6 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array
@@ -15,10 +14,9 @@ from cope_jax.errors import ConfigError
 from cope_jax.layers.recurrent import Cell, CellName
 from cope_jax.layers.word_softmax import WordSoftmax
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.embedder import ModelEmbedder, Sentence, jitted, numbered
+from cope_jax.models.embedder import ModelEmbedder, Sentence, Window, jitted, numbered, whole
 from cope_jax.models.model import MODELS, check_shapes
 from cope_jax.models.recurrent_lm import Carries, RecurrentLM, RecurrentLMOptions, create_directions
-from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.vocabulary import Vocabulary
@@ -158,13 +156,7 @@ class RnnEmbedder(ModelEmbedder):
     """The states of a recurrent language model: v_l(w_i) = h_i^l, in one direction or in both.
 
     Forward states know the words up to i and backward ones those from i on; layer 0 is the embedding. A sentence starts
-    with empty states. Peters et al. 2017 (arXiv 1705.00108).
-
-    Args:
-      model: the language model.
-      vocabulary: gives words their numbers.
-      name: see `Embedder`.
-      options: see `ModelEmbedder`.
+    with empty states. Peters et al. 2017 (arXiv 1705.00108). Options are those of `ModelEmbedder`.
     """
 
     title = "RNN"
@@ -172,10 +164,7 @@ class RnnEmbedder(ModelEmbedder):
     def __init__(self, model: RNNLM, vocabulary: Vocabulary, *, name: str | None = None, **options: Any):
         super().__init__(name, ("embeddings", *numbered(model.config.num_layers)), **options)
         self._vocabulary = vocabulary
-        self._states = jitted(model, lambda model, tokens, lengths: model.states(tokens, lengths_B=lengths))
+        self.forward = jitted(model, lambda model, tokens, lengths: model.states(tokens, lengths_B=lengths))
 
     def windows(self, sentence: Sentence) -> list[Window]:
         return [whole(self._vocabulary.encode(sentence))]
-
-    def forward(self, rows_BL: np.ndarray, lengths_B: np.ndarray) -> Array:
-        return self._states(rows_BL, lengths_B)

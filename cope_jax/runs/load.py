@@ -19,7 +19,7 @@ from cope_jax.tokenizers.word_level import Words as WordTokenizer
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig
 from cope_jax.training.from_config import create_learner
-from cope_jax.training.seed_batch import SeedBatch
+from cope_jax.training.program import SeedBatch
 
 MINILM = "minilm"
 """Stands for the folder of an installed MiniLM wherever a folder is asked for."""

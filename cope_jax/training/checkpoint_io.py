@@ -74,8 +74,7 @@ def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False
     alone.pytree.loading.partial_load = partial
     with without_stderr(), jax.transfer_guard("allow"), alone:
         try:
-            held = in_all_processes(lambda: _held(folder, like, model))
-            label = in_all_processes(lambda: _compare(folder, held, partial))
+            held, label = in_all_processes(lambda: _compare(folder, like, model, partial))
             loaded = in_all_processes(
                 lambda: ocp.load_checkpointables(folder.resolve(), {"state": held, "progress": None})
             )
@@ -88,20 +87,16 @@ def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False
     return state, loaded["progress"]
 
 
-def _held(folder: Path, like: PyTree, model: Any) -> PyTree:
-    """`like` by the paths that the checkpoint has."""
-    earlier = earlier_tree(like, model)
-    held = _read_label(folder)["arrays"].items()
-    return earlier if not _arrays(like).items() <= held and _arrays(earlier).items() <= held else like
-
-
-def _compare(folder: Path, like: PyTree, partial: bool) -> dict[str, Any]:
-    """The label of a checkpoint; ConfigError unless its arrays have the names, shapes and types of `like`.
+def _compare(folder: Path, like: PyTree, model: Any, partial: bool) -> tuple[PyTree, dict[str, Any]]:
+    """(`like` by the paths that a checkpoint has, its label); ConfigError unless names, shapes and types are its own.
 
     With `partial` it may have others too, beside the groups of `like`: further parameters are of another model still.
     """
-    label = _read_label(folder)
-    held, wanted = label["arrays"], _arrays(like)
+    label, earlier = _read_label(folder), earlier_tree(like, model)
+    held = label["arrays"]
+    if not _arrays(like).items() <= held.items() and _arrays(earlier).items() <= held.items():
+        like = earlier
+    wanted = _arrays(like)
     if partial:
         groups = {name.partition(".")[0] for name in wanted}
         held = {name: kind for name, kind in held.items() if name.partition(".")[0] in groups}
@@ -111,7 +106,7 @@ def _compare(folder: Path, like: PyTree, partial: bool) -> dict[str, Any]:
                 f"checkpoint {folder} is of another model ({name}: {held.get(name, 'nothing')}, "
                 f"not {wanted.get(name, 'nothing')}): use the config that it was trained with, or another --workdir"
             )
-    return label
+    return like, label
 
 
 def _arrays(tree: PyTree) -> dict[str, str]:

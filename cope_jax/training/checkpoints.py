@@ -1,5 +1,6 @@
 """Checkpoints that hold everything needed to go on exactly."""
 
+import itertools
 import math
 import shutil
 import sys
@@ -169,10 +170,8 @@ class Checkpoints:
                     target.parent.mkdir(exist_ok=True)
                     folder.rename(target)
                 fate = f"it is now {target}"
-            print(
-                f"warning: checkpoint {folder} cannot be read ({reason}): {fate}; using that of step {used}",
-                file=sys.stderr,
-            )
+            warning = f"warning: checkpoint {folder} cannot be read ({reason}): {fate}; using that of step {used}"
+            print(warning, file=sys.stderr)
 
 
 def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: int) -> set[int]:
@@ -191,9 +190,5 @@ def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
 
 
 def _unused(path: Path) -> Path:
-    number = 1
-    free = path
-    while free.exists():
-        number += 1
-        free = path.with_name(f"{path.name}-{number}")
-    return free
+    further = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(free for free in itertools.chain([path], further) if not free.exists())

@@ -15,6 +15,7 @@ from ml_collections.config_dict import placeholder
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.models import MODELS
+from cope_jax.models.model import overlay
 from cope_jax.registry import unknown
 from cope_jax.training.experiment_config import ExperimentConfig
 
@@ -48,7 +49,7 @@ def config(name: str, **changes: Any) -> ExperimentConfig:
     Raises:
       ConfigError: no such file, or a field that there is not, or of a wrong type.
     """
-    return ExperimentConfig.from_mapping(_merged(named(name).to_dict(), changes))
+    return ExperimentConfig.from_mapping(overlay(named(name).to_dict(), changes))
 
 
 def named(name: str) -> ConfigDict:
@@ -123,12 +124,3 @@ def _fields(config: Any) -> ConfigDict:
             value = placeholder(get_origin(kind) or kind)
         fields[field.name] = value
     return fields
-
-
-def _merged(whole: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Nested dicts with the leaves of others in place of their own."""
-    merged = dict(whole)
-    for name, value in changes.items():
-        nested = isinstance(value, Mapping) and isinstance(merged.get(name), Mapping)
-        merged[name] = _merged(merged[name], value) if nested else value
-    return merged

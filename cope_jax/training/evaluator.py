@@ -81,12 +81,9 @@ class Evaluator:
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
     ) -> dict[str, list[Errors]]:
-        """The errors on each split, one for each run side by side.
+        """The errors on each split, one for each run side by side, whose parameters have a leading axis for them.
 
-        Args:
-          params: the parameters, with a leading axis where runs are side by side.
-          splits: which; None takes all.
-          examples: bound on the examples of each split, rounded up to whole batches; None takes all.
+        `examples` bounds those of each split, rounded up to whole batches; None takes all, of splits as of examples.
         """
         splits = self._batches if splits is None else splits
         with jax.set_mesh(self._program.mesh):

@@ -57,11 +57,8 @@ class OptimizerConfig:
     clip_norm: float | None = 1.0
 
     def __post_init__(self):
-        check_at_least(0, "optimizer", learning_rate=self.learning_rate, warmup_steps=self.warmup_steps)
-        check_at_least(0, "optimizer", weight_decay=self.weight_decay, final_fraction=self.final_fraction)
-        check_at_least(
-            0, "optimizer", beta1=self.beta1, beta2=self.beta2, epsilon=self.epsilon, clip_norm=self.clip_norm
-        )
+        numbers = {name: value for name, value in dataclasses.asdict(self).items() if not isinstance(value, str)}
+        check_at_least(0, "optimizer", **numbers)
         if max(self.beta1, self.beta2) >= 1:
             raise ConfigError(f"optimizer.beta1={self.beta1} and beta2={self.beta2} must be less than 1")
 

@@ -14,8 +14,7 @@ from cope_jax.tasks import Task
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_optimizer, create_schedule
-from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import SeedBatch
+from cope_jax.training.program import Program, SeedBatch
 from cope_jax.training.sharding import LENGTH, check_sizes, create_mesh, layout_of
 
 
@@ -42,27 +41,20 @@ def create_learner(config: ExperimentConfig, task: Task, layout: Layout = WHOLE)
 def create_program(
     config: ExperimentConfig, task: Task, width: int = 1, devices: Sequence[Any] | None = None
 ) -> Program:
-    """The training program of the experiment, on the mesh that its job asks for.
+    """The training program of the experiment, for `width` seeds side by side, on the mesh that its job asks for.
 
-    Args:
-      config: the experiment.
-      task: its task.
-      width: seeds side by side.
-      devices: None: all that there are.
+    The mesh is of `devices`, or of all that there are.
 
     Raises:
       ConfigError: the mesh does not fit the devices, or the sizes of the experiment.
     """
     mesh = create_mesh(config.job.mesh, devices)
     training = config.training
-    check_sizes(
-        mesh,
-        getattr(config.model, "block", None),
-        {
-            "training.batch_size / accumulate": training.batch_size // training.accumulate,
-            "evaluation.batch_size": config.evaluation.batch_size,
-        },
-    )
+    batch_sizes = {
+        "training.batch_size / accumulate": training.batch_size // training.accumulate,
+        "evaluation.batch_size": config.evaluation.batch_size,
+    }
+    check_sizes(mesh, getattr(config.model, "block", None), batch_sizes)
     learner = create_learner(config, task, layout_of(mesh))
     carry = jax.eval_shape(lambda: learner.initial_carry(training.batch_size))
     if mesh.shape[LENGTH] > 1 and jax.tree.leaves(carry):

@@ -65,8 +65,7 @@ class Learner:
           seed: decides the parameters, and all that training draws.
           start: parameters that are not drawn: part of the nested dicts of all.
         """
-        key = jax.random.key(seed)
-        model_key, run_key = jax.random.split(key)
+        model_key, run_key = jax.random.split(jax.random.key(seed))
         model = self._create(nnx.Rngs(model_key))
         params = overlay(nnx.to_pure_dict(nnx.state(model, nnx.Param)), start or {})
         carry = model.initial_carry(self.batch_size)
@@ -108,13 +107,7 @@ class Learner:
         """What training minimises: the sum of the means of the model's losses.
 
         Σ_t (Σ_b w_tb ℓ_tb) / max(W_t, 1). Dropout is drawn from `key`, and so are positions that the batch has not.
-
-        Args:
-          params: the parameters.
-          batch: as the task gives it.
-          key: random key.
-          carry: what the batch before handed on.
-          totals: W of each loss, where the batch is only a part of what is averaged over; None: Σ_b w_tb.
+        `totals` has W of each loss, where the batch is only a part of what is averaged over; None: Σ_b w_tb.
 
         Returns:
           (loss, (all metrics, what is carried on)).
@@ -181,16 +174,10 @@ class Learner:
         with jax.numpy_dtype_promotion("standard"):  # optax relies on implicit promotion
             updates, opt_state = self.optimizer.update(grads, state.opt_state, state.params)
             learning_rate = applied_rate(self.schedule, state.opt_state)
-        updates = {
-            name: jax.tree.map(jnp.zeros_like, update) if name in self.frozen else update
-            for name, update in updates.items()
-        }
-        metrics = {
-            **losses,
-            "grad_norm": optax.tree.norm(grads),
-            "update_norm": optax.tree.norm(updates),
-            "learning_rate": learning_rate,
-        }
+        frozen = getattr(self.model, "frozen_modules", ())
+        updates = {**updates, **{name: jax.tree.map(jnp.zeros_like, updates[name]) for name in frozen}}
+        norms = {"grad_norm": optax.tree.norm(grads), "update_norm": optax.tree.norm(updates)}
+        metrics = {**losses, **norms, "learning_rate": learning_rate}
         finite = (
             jnp.isfinite(losses["loss"]) & jnp.isfinite(metrics["grad_norm"]) & jnp.isfinite(metrics["update_norm"])
         )
@@ -207,18 +194,10 @@ class Learner:
         return jax.lax.scan(self.train_step, state, batches)
 
     @property
-    def frozen(self) -> tuple[str, ...]:
-        """The modules of the model whose parameters stay as they are."""
-        return getattr(self.model, "frozen_modules", ())
-
-    @property
     def losses(self) -> tuple[str, ...]:
         """The metrics whose means are added up to what training minimises."""
-        return self._kind.losses
-
-    @property
-    def _kind(self) -> type[Model]:
-        return models.MODELS.get(self.model.name)
+        kind: type[Model] = models.MODELS.get(self.model.name)
+        return kind.losses
 
     def _pad(self, batch: dict[str, Any]) -> dict[str, Any]:
         """Lengthens the sequences until the devices divide them."""

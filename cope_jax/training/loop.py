@@ -75,13 +75,21 @@ class Run:
           NonFiniteError: a loss, gradient or update is not finite, and the job says to stop, or there is nothing else.
         """
         with contextlib.ExitStack() as stack:
-            checkpoints = stack.enter_context(
-                Checkpoints(self.workdir / "checkpoints", self.job.keep, self.job.keep_best)
-            )
+            checkpoints = Checkpoints(self.workdir / "checkpoints", self.job.keep, self.job.keep_best)
+            stack.enter_context(checkpoints)
             stop = stack.enter_context(GracefulStop())
             state, step, seconds = self._start(checkpoints)
             metrics = stack.enter_context(MetricsWriter(self.workdir, step, active=jax.process_index() == 0))
-            bar = stack.enter_context(self._progress_bar(step))
+            bar = tqdm(
+                total=self.config.steps,
+                initial=step,
+                desc=self.label,
+                unit="step",
+                dynamic_ncols=True,
+                smoothing=0.1,
+                disable=jax.process_index() != 0,
+            )
+            stack.enter_context(bar)
             if self.profile is not None:
                 stack.enter_context(self.profile)
             return self._train(state, step, seconds, checkpoints, metrics, bar, stop)
@@ -121,9 +129,8 @@ class Run:
             step += size
             metrics.write(rows)
             metrics.board(step, speeds)
-            bar.set_postfix_str(
-                ", ".join(filter(None, (f"loss {np.mean(losses):.3f}", describe(speeds)))), refresh=False
-            )
+            shown = filter(None, (f"loss {np.mean(losses):.3f}", describe(speeds)))
+            bar.set_postfix_str(", ".join(shown), refresh=False)
             if step == first + size:
                 _start_clock(bar, step)
             else:
@@ -171,25 +178,13 @@ class Run:
                     f"whole; {others}lower optimizer.learning_rate in a new workdir"
                 )
             if skipped.size and jax.process_index() == 0:
-                tqdm.write(
-                    f"warning: loss, gradient or update of seed {seed} not finite: skipped {skipped}", sys.stderr
-                )
+                warning = f"warning: loss, gradient or update of seed {seed} not finite: skipped {skipped}"
+                tqdm.write(warning, sys.stderr)
             means = {name: float(np.mean(values[finite])) if finite.any() else None for name, values in one.items()}
             row: dict[str, Any] = {"step": step + self.config.steps_per_dispatch, "seed": seed, **means}
             rows.append(row | ({"skipped": skipped.tolist()} if skipped.size else {}))
             losses.append(np.nan if means["loss"] is None else means["loss"])
         return rows, losses
-
-    def _progress_bar(self, step: int) -> Any:
-        return tqdm(
-            total=self.config.steps,
-            initial=step,
-            desc=self.label,
-            unit="step",
-            dynamic_ncols=True,
-            smoothing=0.1,
-            disable=jax.process_index() != 0,
-        )
 
 
 def _start_clock(bar: Any, step: int) -> None:

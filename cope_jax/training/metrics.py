@@ -55,11 +55,13 @@ class MetricsWriter:
             return
         with clear_storage_errors(self.path):
             # JSON knows no NaN: a number that is not finite is null.
-            rows = [{name: None if _is_lost(value) else value for name, value in row.items()} for row in rows]
+            rows = [{name: _finite(value) for name, value in row.items()} for row in rows]
             self._file.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
             self._file.flush()
         for row in rows:
-            self._board_row(row)
+            labels = [f"seed_{row['seed']}", *(value for value in row.values() if isinstance(value, str) and value)]
+            numbers = {name: value for name, value in row.items() if isinstance(value, float)}
+            self.board(row["step"], {"/".join([*labels, name]): value for name, value in numbers.items()})
 
     def sync(self) -> None:
         """Waits until all rows are on disk: to be called before a checkpoint is saved that must not be without them."""
@@ -75,17 +77,9 @@ class MetricsWriter:
             for name, value in numbers.items():
                 self._board.add(name, value, step)
 
-    def _board_row(self, row: dict[str, Any]) -> None:
-        labels = "/".join(str(value) for name, value in row.items() if isinstance(value, str))
-        prefix = "/".join(part for part in (f"seed_{row['seed']}", labels) if part)
-        self.board(
-            row["step"],
-            {f"{prefix}/{name}": value for name, value in row.items() if isinstance(value, float)},
-        )
 
-
-def _is_lost(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class _Board:

@@ -1,5 +1,6 @@
 """XLA profiles of chosen steps."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import jax
 from cope_jax.errors import ConfigError
 
 
+@dataclasses.dataclass
 class Profile:
     """Profiles the steps from `first` up to `last`, in `folder`; a context manager, which ends a profile left open.
 
@@ -22,11 +24,10 @@ class Profile:
     (100, 110)
     """
 
-    def __init__(self, first: int, last: int, folder: Path):
-        self.first = first
-        self.last = last
-        self.folder = folder
-        self._running = False
+    first: int
+    last: int
+    folder: Path
+    _running: bool = dataclasses.field(default=False, init=False)
 
     @classmethod
     def parse(cls, text: str | None, folder: Path) -> "Profile":
@@ -51,9 +52,7 @@ class Profile:
     def at(self, step: int, steps: int) -> None:
         """Starts or ends the profile; to be called before each dispatch, when the results of the last are there.
 
-        Args:
-          step: steps done so far.
-          steps: steps in the dispatch to come.
+        `step` are done so far, and `steps` are in the dispatch to come.
         """
         self._turn(on=step < self.last and step + steps > self.first)
 

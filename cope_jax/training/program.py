@@ -1,6 +1,7 @@
 """The compiled functions of training on a mesh, shared by all runs that differ in their seeds only."""
 
-from collections.abc import Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -11,7 +12,40 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from cope_jax.array_types import PyTree
 from cope_jax.training import sharding
 from cope_jax.training.learner import Learner, TrainState
-from cope_jax.training.seed_batch import SeedBatch
+
+
+@dataclasses.dataclass(frozen=True)
+class SeedBatch:
+    """Lifts functions of one run to `width` runs with different seeds, by vmap over a leading axis S.
+
+    A single run has no such axis: its program is the plain one.
+
+    >>> SeedBatch(2).lift(lambda x, y: x + y, shared=1)(np.array([1, 2]), 10).tolist()
+    [11, 12]
+    """
+
+    width: int = 1
+
+    def lift(self, function: Callable[..., Any], shared: int = 0) -> Callable[..., Any]:
+        """`function` for all runs at once; its last `shared` arguments are the same for all."""
+        if self.width == 1:
+            return function
+
+        def lifted(*args: Any) -> Any:
+            axes = (0,) * (len(args) - shared) + (None,) * shared
+            return jax.vmap(function, in_axes=axes)(*args)
+
+        return lifted
+
+    def stack(self, trees: Sequence[PyTree]) -> PyTree:
+        """One tree for each run, as the lifted functions take them."""
+        return trees[0] if self.width == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+    def unstack(self, tree: PyTree) -> list[PyTree]:
+        """The inverse of `stack`."""
+        if self.width == 1:
+            return [tree]
+        return [jax.tree.map(lambda leaf, s=s: leaf[s], tree) for s in range(self.width)]
 
 
 class Program:
@@ -44,11 +78,9 @@ class Program:
         )
 
     def init(self, seeds: Sequence[int], start: PyTree = None) -> TrainState:
-        """The states before the first step.
+        """The states before the first step, one for each seed.
 
-        Args:
-          seeds: one for each run.
-          start: parameters that are not drawn, the same for all runs: part of the nested dicts of all.
+        `start` has parameters that are not drawn, the same for all runs: part of the nested dicts of all.
         """
         stacked = self.seed_batch.stack([np.int32(seed) for seed in seeds])
         with jax.set_mesh(self.mesh):
@@ -75,12 +107,7 @@ class Program:
         )
 
     def lower(self, batch: Mapping[str, Any], steps: int = 1) -> jax.stages.Lowered:
-        """The training step for such batches, as far as it goes without data, or the devices of the mesh.
-
-        Args:
-          batch: arrays, or their shapes, of one batch.
-          steps: of one call.
-        """
+        """The training steps of a call, for such batches or shapes, as far as it goes without data or devices."""
         lead = (*((self.seed_batch.width,) if self._lead else ()), steps)
         batches = {
             name: jax.ShapeDtypeStruct((*lead, *field.shape), field.dtype, sharding=self.batch_sharding)

@@ -116,12 +116,7 @@ def spec_of(name: str, shape: Sequence[int], axes: Sequence[str | None], sizes: 
 
 
 def parameter_specs(params: Any, sizes: Mapping[str, int]) -> PyTree:
-    """The spec of each parameter of a model, in nested dicts: see `spec_of`.
-
-    Args:
-      params: variables of shapes, with their metadata.
-      sizes: devices along each axis of the mesh.
-    """
+    """The spec of each parameter of a model, given as variables of shapes, in nested dicts: see `spec_of`."""
 
     def spec(path: Any, variable: nnx.Variable[Any]) -> PartitionSpec:
         name = ".".join(str(getattr(key, "key", key)) for key in path)

@@ -13,8 +13,6 @@ import rich.table
 from cope_jax.array_types import PyTree
 from cope_jax.training import checksum
 
-WIDTH = 120
-
 
 def parameter_table(params: PyTree) -> rich.table.Table:
     """Every parameter: name, shape, type, the mesh axes that split its axes, its bytes on one device, its size.
@@ -46,12 +44,7 @@ def job_table(
 ) -> rich.table.Table:
     """Devices, mesh, memory of the training state, batch, and model FLOPs.
 
-    Args:
-      state: shapes of all that is kept between steps.
-      mesh: the devices.
-      batch_size: sequences a step, over all devices and seeds.
-      length: tokens of a sequence.
-      flops_per_token: as `flops_per_token` of the model's config counts them.
+    `state` has the shapes of all that is kept between steps; `batch_size` counts sequences over all devices and seeds.
     """
     devices = list(mesh.devices.flat)
     processes = len({device.process_index for device in devices})
@@ -80,7 +73,7 @@ def summarise(params: PyTree, *parts: rich.console.RenderableType) -> str:
     total                                         4.0 KiB    1,024
     """
     text = io.StringIO()
-    rich.console.Console(file=text, width=WIDTH, color_system=None).print(parameter_table(params), *parts, sep="\n")
+    rich.console.Console(file=text, width=120, color_system=None).print(parameter_table(params), *parts, sep="\n")
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 

@@ -1,6 +1,6 @@
 """The accelerators that steps are compiled for: what is public of their memory, clocks and links, and their devices.
 
-Peaks are in `cope_jax.training.flops.PEAK_FLOPS`. TPUs: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and
+Peaks are in `cope_jax.training.throughput.PEAK_FLOPS`. TPUs: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and
 /tpu7x; GPUs: NVIDIA's data sheets, and compute capability 9.0 in NVIDIA's CUDA programming guide.
 """
 

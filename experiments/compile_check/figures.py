@@ -10,7 +10,7 @@ from cope_jax import tasks
 from cope_jax.evaluation.report.table import FIRM
 from cope_jax.training import from_config
 from cope_jax.training.experiment_config import ExperimentConfig
-from cope_jax.training.flops import peak_flops
+from cope_jax.training.throughput import peak_flops
 from experiments.compile_check import costs, trip_counts
 from experiments.compile_check.attention_loops import count_turns, turns_of
 from experiments.compile_check.chips import Topology

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from cope_jax import encodings
 from cope_jax.attention import attend, full_attention
-from cope_jax.attention.batch_parallel import shard_batch
+from cope_jax.attention.attend import shard_batch
 from cope_jax.attention.blockwise import blockwise_attention
 from cope_jax.attention.ring import ring_attention
 from cope_jax.attention.tiles import BlockSizes

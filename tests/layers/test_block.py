@@ -10,9 +10,9 @@ from flax import nnx
 
 from cope_jax import encodings
 from cope_jax.encodings import EncodingConfig
+from cope_jax.layers.basic import Norm
 from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
-from cope_jax.layers.norm import Norm
 from cope_jax.layers.self_attention import Context, SelfAttention
 from tests.encodings.cases import jit
 

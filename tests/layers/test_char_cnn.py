@@ -40,7 +40,7 @@ def test_vectors_are_the_oracles(name, x64):
     config = CONFIGS[name]
     layer = noisy(lambda: CharCNN(config, rngs=nnx.Rngs(0)), np.float64)
     found = np.asarray(jit(lambda x: layer(x))(inputs()))
-    assert found.shape == (2, 3, config.outputs)
+    assert found.shape == (2, 3, config.projection or config.num_filters)
     expected = [by_oracle(numbers(layer), config, word) for word in inputs().reshape(6, 8)]
     close(found.reshape(6, -1), expected, 1e-12)
     assert not found[1, 2].any(), "a padding word is 0"

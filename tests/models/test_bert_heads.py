@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
-from cope_jax.layers.linear import logits as last_logits
+from cope_jax.layers.basic import logits as last_logits
 from cope_jax.layout import WHOLE
 from cope_jax.models.bert import Bert, bert_block
 from cope_jax.models.bert_heads import BertClassifier, BertClassifierConfig, BertTagger

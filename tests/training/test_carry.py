@@ -17,8 +17,7 @@ from cope_jax.training.experiment_config import MeshConfig, TrainingConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.loop import Run
 from cope_jax.training.optimizer import create_optimizer, create_schedule
-from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import SeedBatch
+from cope_jax.training.program import Program, SeedBatch
 from cope_jax.training.sharding import create_mesh, layout_of
 from cope_jax.training.throughput import Throughput
 from tests.training import tiny

@@ -6,8 +6,8 @@ import pytest
 from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import DecoderConfig
-from cope_jax.training import flops
 from cope_jax.training.learner import Learner
+from cope_jax.training.throughput import mfu, peak_flops
 
 
 def decoder(length=128, vocab_size=512, num_layers=1, tied=False, encoding="none", **block):
@@ -117,15 +117,15 @@ def test_a_model_of_8_billion_parameters():
     ],
 )
 def test_peaks_are_of_the_longest_name_that_fits(kind, teraflops):
-    assert flops.peak_flops(kind) == teraflops * 1e12
+    assert peak_flops(kind) == teraflops * 1e12
 
 
 @pytest.mark.parametrize(
     "kind", ["cpu", "", "Tesla T4", "NVIDIA A1000", "NVIDIA L400", "TPU v55", "NVIDIA GeForce RTX 4090 Laptop GPU"]
 )
 def test_devices_that_are_not_in_the_table_have_no_peak(kind):
-    assert flops.peak_flops(kind) is None
+    assert peak_flops(kind) is None
 
 
 def test_mfu_is_the_share_of_all_devices():
-    assert flops.mfu(500.0, 2e9, devices=4, peak=1e12) == 0.25
+    assert mfu(500.0, 2e9, devices=4, peak=1e12) == 0.25

@@ -3,7 +3,7 @@ import jax
 import numpy as np
 import pytest
 
-from cope_jax.training.seed_batch import SeedBatch
+from cope_jax.training.program import SeedBatch
 from tests.training import tiny
 
 

@@ -18,8 +18,7 @@ from cope_jax.training import from_config, sharding
 from cope_jax.training.experiment_config import MeshConfig, OptimizerConfig
 from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_optimizer, create_schedule
-from cope_jax.training.program import Program
-from cope_jax.training.seed_batch import SeedBatch
+from cope_jax.training.program import Program, SeedBatch
 from cope_jax.training.summary import bytes_a_device
 from tests.training import tiny
 

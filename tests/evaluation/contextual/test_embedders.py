@@ -8,10 +8,9 @@ from cope_jax.evaluation.contextual.embedders import embed, occurrence_vectors
 from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean
 from cope_jax.models.bert import Bert, BertConfig, BertEmbedder
 from cope_jax.models.elmo import Elmo, ElmoConfig, ElmoEmbedder
-from cope_jax.models.embedder import ModelEmbedder
+from cope_jax.models.embedder import ModelEmbedder, overlapping, pool, whole
 from cope_jax.models.encoder import bert_block
 from cope_jax.models.rnn_lm import RNNLM, RnnEmbedder, RNNLMConfig
-from cope_jax.models.sentence_windows import overlapping, pool, whole
 from cope_jax.tokenizers.characters import batch_sentences
 from cope_jax.tokenizers.vocabulary import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece

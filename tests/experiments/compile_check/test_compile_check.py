@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.training.flops import peak_flops
+from cope_jax.training.throughput import peak_flops
 from experiments.compile_check import chips
 
 QUICK = "experiments/configs/quick.py"
