@@ -45,15 +45,10 @@ class _Values:
 
 
 def load(folder: str | Path) -> tuple[BertConfig, Params]:
-    """Reads a model.
+    """Reads (the config, the parameters as nested dicts like `nnx.to_pure_dict` of a `Bert`).
 
-    Args:
-      folder: with config.json and model.safetensors, and maybe vocab.txt, whose lines are then counted. Names may lack
-        the prefix "bert.", as those of a `BertModel` do; pooler and heads may be absent.
-
-    Returns:
-      (the config, the parameters as nested dicts like `nnx.to_pure_dict` of a `Bert`: the module `encoder`, and as many
-      of the heads as there are).
+    Names may lack the prefix "bert.", as those of a `BertModel` do; pooler and heads may be absent. The lines of a
+    vocab.txt, if there is one, are counted.
 
     Raises:
       ConfigError: a file is missing or damaged, of another kind of model, or does not fit the config.
@@ -78,12 +73,8 @@ def save(
 ) -> None:
     """Writes a model that `load` and transformers read, over files of the same names.
 
-    Args:
-      folder: made where there is none.
-      config: of the model.
-      params: nested dicts like `nnx.to_pure_dict` of a `Bert`; heads may be absent.
-      pieces: the vocabulary, in order.
-      tokens: what `read_tokens` gives, to be kept in config.json.
+    `params` are nested dicts like `nnx.to_pure_dict` of a `Bert`, of which heads may be absent; `pieces` are the
+    vocabulary, in order; `tokens`, what `read_tokens` gives, are kept in config.json.
 
     Raises:
       ConfigError: choices that the format has no words for, or a vocabulary of another size.

@@ -21,7 +21,7 @@ from cope_jax.models.recurrent_lm import Carries, RecurrentLM, RecurrentLMOption
 from cope_jax.models.sentence_windows import Window, whole
 from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least
-from cope_jax.tokenizers.vocabulary import Vocabulary
+from cope_jax.tokenizers.word_level import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
