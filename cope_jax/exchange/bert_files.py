@@ -12,7 +12,7 @@ from typing import Any
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
-from cope_jax.exchange.safetensors_io import ACTIVATIONS, Params, require, typed
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, THEIR_ACTIVATIONS, Params, require, typed
 from cope_jax.exchange.safetensors_io import CONFIG as CONFIG
 from cope_jax.exchange.safetensors_io import WEIGHTS as WEIGHTS
 from cope_jax.files import read_text
@@ -131,9 +131,8 @@ def _read(values: Mapping[str, Any], path: str) -> BertConfig:
 
 def _write(config: BertConfig) -> tuple[list[str], dict[str, Any]]:
     block = config.block
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     told = {"norm": ("layer",), "use_bias": (True,), "num_kv_heads": (None,), "head_dim": (None,)}
-    strange = tensor_map.strange_choices(config, "learned", **told, activation=tuple(names))
+    strange = tensor_map.strange_choices(config, "learned", **told, activation=tuple(THEIR_ACTIVATIONS))
     return strange, tensor_map.common_values(config) | {
         "architectures": ["BertForPreTraining"],
         "model_type": "bert",
@@ -143,7 +142,7 @@ def _write(config: BertConfig) -> tuple[list[str], dict[str, Any]]:
         "hidden_size": block.model_dim,
         "num_attention_heads": block.num_heads,
         "intermediate_size": block.mlp_dim or 4 * block.model_dim,
-        "hidden_act": names.get(block.activation),
+        "hidden_act": THEIR_ACTIVATIONS.get(block.activation),
         "layer_norm_eps": block.norm_epsilon,
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": block.dropout,

@@ -26,6 +26,7 @@ TOKENS = ("bos_token_id", "eos_token_id")
 """What published configs call the numbers of the tokens that begin and end a text."""
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
 """Names of Hugging Face → ours."""
+THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 Params = dict[Any, Any]
 T = TypeVar("T")
 
