@@ -11,7 +11,6 @@ from absl import flags
 from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import load_run
 from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed
@@ -27,7 +26,7 @@ def main() -> None:
     """Prints the errors on all splits and writes evaluation.json into the folder of the run."""
     workdir = Path(_MODEL.value)
     run = load_run(workdir)
-    check_sources(run.task, workdir, run.task.evaluation_splits)
+    workdirs.check_sources(run.task, workdir, run.task.evaluation_splits)
     config = run.experiment
     if _EXAMPLES.value is not None:
         evaluation = dataclasses.replace(config.evaluation, examples=_EXAMPLES.value)

@@ -1,8 +1,15 @@
-"""Labels of words without their context: the most frequent one. The baseline of every tagger."""
+"""What is reached without any context: labels and words by their frequency, and the words that two texts share."""
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
+
+from cope_jax.errors import ConfigError
+
+Batch = Mapping[str, np.ndarray]
+FEATURES = ("weighted overlap", "cosine", "shared kinds", "log length of A", "log length of B", "log total length")
 
 
 def majority_label(labels: Sequence[Any]) -> Any:
@@ -26,3 +33,108 @@ def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequenc
         held[word].append(label)
     own, other = {word: majority_label(mine) for word, mine in held.items()}, majority_label(labels)
     return [own.get(word, other) for word in tests]
+
+
+def unigram_probabilities(batches: Iterable[Batch], vocab_size: int) -> dict[str, np.ndarray]:
+    """Of each word p(w) = (n_w + 1)/(N + V), so that no word is impossible: prefix of a direction to float64 `[V]`.
+
+    A batch has `targets` and `weights`, and those with `backward_` before their names where there are two directions.
+
+    >>> batch = {"targets": np.array([[0, 0, 1]]), "weights": np.ones((1, 3))}
+    >>> unigram_probabilities([batch], 2)[""].tolist()
+    [0.6, 0.4]
+    """
+    counts: dict[str, np.ndarray] = {}
+    for batch in batches:
+        for prefix in (prefix for prefix in ("", "backward_") if f"{prefix}targets" in batch):
+            targets = batch[f"{prefix}targets"][batch[f"{prefix}weights"] > 0]
+            counts.setdefault(prefix, np.ones(vocab_size))
+            counts[prefix] += np.bincount(targets, minlength=vocab_size)
+    return {prefix: count / count.sum() for prefix, count in counts.items()}
+
+
+def unigram_cross_entropy(known: Mapping[str, np.ndarray], batches: Iterable[Batch]) -> float:
+    """−mean log p(w) over the words of all directions, in nats; `known` is from `unigram_probabilities`."""
+    total = count = 0.0
+    for batch in batches:
+        for prefix, p_V in known.items():
+            total -= float(batch[f"{prefix}weights"].ravel() @ np.log(p_V)[batch[f"{prefix}targets"].ravel()])
+            count += float(batch[f"{prefix}weights"].sum())
+    return total / count
+
+
+def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
+    """How often each piece but the `special` ones stands in A, and in B: two sparse arrays `[n, V]`.
+
+    A batch has `inputs`, `segments` and `mask` `[n, L]`, as of the task masked_lm: what a model reads.
+
+    >>> batch = {"inputs": [[0, 3, 4, 1, 3, 1, 2]], "segments": [[0, 0, 0, 0, 1, 1, 0]], "mask": [[1] * 6 + [0]]}
+    >>> a, b = bags({name: np.array(field) for name, field in batch.items()}, 5, special=[0, 1])
+    >>> a.toarray().tolist(), b.toarray().tolist()
+    ([[0.0, 0.0, 0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 1.0, 0.0]])
+    """
+    from scipy.sparse import coo_array  # here, as scikit-learn, since few commands need it
+
+    counted_BL = (batch["mask"] == 1) & ~np.isin(batch["inputs"], list(special))
+    found = []
+    for side in (0, 1):
+        rows, indices = np.nonzero(counted_BL & (batch["segments"] == side))
+        pieces = batch["inputs"][rows, indices]
+        found.append(coo_array((np.ones(len(rows)), (rows, pieces)), (len(counted_BL), vocab_size)).tocsr())
+    return found
+
+
+class BagOfWords:
+    """Logistic regression on what two bags of pieces have in common: p(next | A, B) = σ(w·f(A, B) + b).
+
+    Sentences of one document share its words, so much of what next-sentence prediction asks for needs no order of
+    words: Lan et al., "ALBERT", ICLR 2020, section 4.6.
+
+    With idf(v) = log((1 + n)/(1 + n_v)), where n_v of the n sides of the training examples have v, f has: Σ idf over
+    the kinds that both have; the cosine of the bags weighted by idf; the share of that sum in Σ idf over the kinds of
+    either; the lengths. Features are standardised over the training examples; `special` pieces do not count.
+    """
+
+    def __init__(self, vocab_size: int, special: Sequence[int], *, seed: int = 0):
+        from sklearn.linear_model import LogisticRegression
+        from sklearn.pipeline import make_pipeline
+        from sklearn.preprocessing import StandardScaler
+
+        self._vocab_size, self._special = vocab_size, tuple(special)
+        self._model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=1000, random_state=seed))
+        self.idf_V: np.ndarray | None = None
+
+    def fit(self, batch: Batch) -> "BagOfWords":
+        """Learns from examples with `next` `[n]`, 0 where B follows A; returns itself.
+
+        Raises:
+          ConfigError: not both kinds of examples.
+        """
+        if len(np.unique(batch["next"])) < 2:
+            raise ConfigError("the next-sentence baseline needs examples of both kinds: draw more of them")
+        sides_V = sum(bag.sign().sum(axis=0) for bag in bags(batch, self._vocab_size, self._special))
+        self.idf_V = np.log((1 + 2 * len(batch["next"])) / (1 + sides_V))
+        self._model.fit(self.features(batch), batch["next"])
+        return self
+
+    def features(self, batch: Batch) -> np.ndarray:
+        """`[n, F]`, in the order of `FEATURES`."""
+        if self.idf_V is None:
+            raise ConfigError("the next-sentence baseline has not seen any examples: fit it first")
+        a_BV, b_BV = bags(batch, self._vocab_size, self._special)
+        both_B = a_BV.sign().multiply(b_BV.sign()) @ self.idf_V
+        either_B = (a_BV + b_BV).sign() @ self.idf_V
+        product_B = a_BV.multiply(b_BV) @ self.idf_V**2
+        norms_B = np.sqrt((a_BV.power(2) @ self.idf_V**2) * (b_BV.power(2) @ self.idf_V**2))
+        lengths = a_BV.sum(axis=1), b_BV.sum(axis=1)
+        logs = np.log1p([*lengths, sum(lengths)])
+        return np.stack([both_B, _ratio(product_B, norms_B), _ratio(both_B, either_B), *logs], axis=1)
+
+    def accuracy(self, batch: Batch) -> float:
+        """The share of examples of which it tells rightly whether B follows A."""
+        return float(np.mean(self._model.predict(self.features(batch)) == batch["next"]))
+
+
+def _ratio(above_B: np.ndarray, below_B: np.ndarray) -> np.ndarray:
+    """0 where nothing is below: two sides without a piece that counts share nothing."""
+    return np.where(below_B > 0, above_B / np.where(below_B > 0, below_B, 1), 0)

@@ -5,12 +5,12 @@ LREC 2014, of which the English Web Treebank, EWT, is the treebank here.
 """
 
 import dataclasses
+import itertools
 import re
 
 from etils import epath
 
-from cope_jax.corpora.corpus_files import find, read_lines
-from cope_jax.corpora.sentences import Document
+from cope_jax.corpora.corpus_files import Document, find, read_lines
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 
@@ -19,8 +19,6 @@ TAGS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCON
 
 SPLITS = {"train": "train", "validation": "dev", "test": "test"}
 """Our name of a split -> that in the names of files."""
-
-_COLUMNS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,30 +69,26 @@ def parse(path: epath.Path) -> list[TaggedSentence]:
       ConfigError: a malformed line, or no sentence at all.
     """
     sentences = []
-    block: list[str] = []
-    for number, line in enumerate([*read_lines(path), ""], start=1):
-        if line.strip():
-            block.append(line)
-        elif block:
-            if any(not entry.startswith("#") for entry in block):
-                sentences.append(_sentence(block, path, number - len(block)))
-            block = []
+    for blank, lines in itertools.groupby(enumerate(read_lines(path), start=1), lambda entry: not entry[1].strip()):
+        block = list(lines)
+        if not blank and any(not line.startswith("#") for _, line in block):
+            sentences.append(_sentence(block, path))
     if not sentences:
         raise ConfigError(f"{path} has no sentence: give a CoNLL-U file with text")
     return sentences
 
 
-def _sentence(block: list[str], path: epath.Path, start: int) -> TaggedSentence:
-    """The sentence whose first line has the number `start`."""
+def _sentence(block: list[tuple[int, str]], path: epath.Path) -> TaggedSentence:
+    """The sentence of some lines with their numbers."""
     words: list[str] = []
     tags: list[str] = []
-    for number, line in enumerate(block, start):
+    for number, line in block:
         if line.startswith("#"):
             continue
         columns = line.split("\t")
         reason = ""
-        if len(columns) != _COLUMNS:
-            reason = f"{len(columns)} columns between tabs where CoNLL-U has {_COLUMNS}"
+        if len(columns) != 10:
+            reason = f"{len(columns)} columns between tabs where CoNLL-U has 10"
         elif re.fullmatch(r"[0-9]+[-.][0-9]+", columns[0]):
             continue
         elif columns[0] != str(len(words) + 1):
@@ -105,4 +99,4 @@ def _sentence(block: list[str], path: epath.Path, start: int) -> TaggedSentence:
             raise ConfigError(f"{path}, line {number}: {reason}; mend the line or fetch the file again")
         words.append(columns[1])
         tags.append(columns[3])
-    return TaggedSentence(tuple(words), tuple(tags), any(line.startswith("# newdoc") for line in block))
+    return TaggedSentence(tuple(words), tuple(tags), any(line.startswith("# newdoc") for _, line in block))

@@ -8,6 +8,9 @@ from etils import epath
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 
+Document = list[tuple[str, ...]]
+"""Sentences of words."""
+
 SAMPLES = epath.Path(__file__).parent / "samples"
 """The built-in data directory."""
 
@@ -52,11 +55,7 @@ def _root(data_dir: str | None) -> epath.Path:
 
 
 def read_prose(path: epath.PathLike) -> str:
-    """A UTF-8 file that holds text.
-
-    Raises:
-      ConfigError: as `read_text`, or it has a zero byte, which no text has.
-    """
+    """A UTF-8 file that holds text. ConfigError: as `read_text`, or it has a zero byte, which no text has."""
     text = read_text(path)
     place = text.find("\0")
     if place >= 0:
@@ -66,11 +65,7 @@ def read_prose(path: epath.PathLike) -> str:
 
 
 def read_lines(path: epath.Path) -> list[str]:
-    """The lines of a UTF-8 file, without their ends; a last one that is empty is none.
-
-    Raises:
-      ConfigError: as `read_prose`.
-    """
+    """The lines of a UTF-8 file, without their ends; a last one that is empty is none. ConfigError: as `read_prose`."""
     # Not splitlines: a text may hold line separators of other kinds, which end no line of these formats.
     lines = [line.removesuffix("\r") for line in read_prose(path).split("\n")]
     return lines[:-1] if not lines[-1] else lines

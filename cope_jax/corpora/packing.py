@@ -107,12 +107,7 @@ class Packed:
 
     "stream": windows one after the other, whatever document they are in. "documents": of each document the windows that
     it fills, and rests of several, by their lengths, in one example, so that attention and positions know them apart.
-
-    Args:
-      entries: of all documents.
-      length: L.
-      packing: "stream" or "documents".
-      every: whether what the text does not have, the `end`s between documents, is to be learned too.
+    With `every`, what the text does not have, the `end`s between documents, is to be learned too.
 
     >>> entries = join([np.array([5, 6, 7, 8]), np.array([9]), np.array([3, 4])], end=0)
     >>> batch = Packed(entries, 3, "documents", every=True).take(np.arange(4))

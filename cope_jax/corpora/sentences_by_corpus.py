@@ -3,7 +3,7 @@
 from typing import Literal
 
 from cope_jax.corpora import conllu, wikitext
-from cope_jax.corpora.sentences import Document
+from cope_jax.corpora.corpus_files import Document
 
 Corpus = Literal["wikitext-2", "ud-ewt", "both"]
 SPLITS = ("train", "validation", "test")
@@ -24,11 +24,8 @@ def documents(corpus: Corpus, data_dir: str | None, split: str) -> list[Document
     """
     found: list[Document] = []
     if corpus != "ud-ewt":
-        found += wikitext.documents(data_dir, split, raw=_has_raw(data_dir))
+        name = wikitext.path(data_dir, "train", raw=True).name
+        found += wikitext.documents(data_dir, split, raw=name.endswith((".raw", ".raw.gz")))
     if corpus != "wikitext-2":
         found += conllu.documents(data_dir, split)
     return found
-
-
-def _has_raw(data_dir: str | None) -> bool:
-    return wikitext.path(data_dir, "train", raw=True).name.removesuffix(".gz").endswith(".raw")

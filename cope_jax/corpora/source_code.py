@@ -98,12 +98,10 @@ def split_of(path: str) -> str:
 
 
 def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
-    """Names of texts that share with an earlier one more than 0.7 of the runs of five words and signs of both.
+    """Pairs of texts, a later and an earlier, that share more than 0.7 of the runs of five words and signs of both.
 
     J(A, B) = |A ∩ B|/|A ∪ B|, of all pairs that a hash by the least of 4 permutations puts together in any of 16 ways.
-
-    Returns:
-      Name of the later -> name of the earlier, which is no duplicate itself.
+    By name, later -> earlier, which is no duplicate itself.
 
     >>> near_duplicates({"a": "x = f(1, 2) + 3", "b": "x = f(1, 2) + 3 ", "c": "print(x)"})
     {'b': 'a'}

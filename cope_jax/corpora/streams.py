@@ -15,13 +15,8 @@ class Stream(Sequence[dict[str, np.ndarray]]):
     """Sequences of N entries as batches of B windows of L: row r of batch i + 1 goes on where that of i ends.
 
     Row r holds the r-th of B equal parts, so that every entry is in one batch, once. What fills the last row and the
-    last batch up is zeros. Every batch has `reset`, float32 `[B]`: 1 in batch 0, else 0.
-
-    Args:
-      fields: sequences, `[N]` each.
-      batch_size: B.
-      length: L.
-      finish: what a batch goes through at last, to look up what is too large to be kept for every entry.
+    last batch up is zeros. Every batch has `reset`, float32 `[B]`: 1 in batch 0, else 0. At last it goes through
+    `finish`, which looks up what is too large to be kept for every entry.
 
     Raises:
       ConfigError: B or L below 1, or N = 0.

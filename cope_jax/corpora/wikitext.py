@@ -4,11 +4,11 @@ Merity et al., "Pointer sentinel mixture models", ICLR 2017.
 """
 
 import re
+from collections.abc import Sequence
 
 from etils import epath
 
-from cope_jax.corpora.corpus_files import find, first, read_lines
-from cope_jax.corpora.sentences import Document, natural, split_sentences
+from cope_jax.corpora.corpus_files import Document, find, first, read_lines
 from cope_jax.registry import unknown
 
 EOS = "<eos>"
@@ -19,6 +19,8 @@ SPLITS = {"train": "train", "validation": "valid", "test": "test"}
 
 _TITLE = re.compile(r"= (?!= ).* =")
 _HEADING = re.compile(r"= .* =")
+_ENDS = {".", "!", "?"}
+_CLOSERS = {")", "]", "''", "”", "’"}
 
 
 def read(data_dir: str | None, split: str, *, raw: bool = False) -> list[str]:
@@ -42,12 +44,8 @@ def path(data_dir: str | None, split: str, *, raw: bool = False) -> epath.Path:
 def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -> list[str]:
     r"""The articles of a split as they are in its file; put one after the other, they are the file.
 
-    Args:
-      data_dir: None: the built-in sample, which stands for all of these corpora.
-      split: "train", "validation" or "test".
-      corpus: "wikitext-2" or "wikitext-103".
-      raw: `.raw`, where rare words stand as they are, in the folder of the corpus or in one with `-raw` behind its
-        name; else `.tokens`.
+    Without a `data_dir` the built-in sample stands for "wikitext-2" and "wikitext-103". With `raw` the file is `.raw`,
+    where rare words stand as they are, in the folder of the corpus or in one with `-raw` behind its name.
 
     Raises:
       ConfigError: no such split or file; the line says where to get it.
@@ -57,9 +55,8 @@ def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -
     """
     lines = read(None, split) if data_dir is None else read_lines(_official(data_dir, split, corpus, raw))
     found: list[list[str]] = []
-    stripped = [line.strip() for line in lines]
-    for line, before, text, after in zip(lines, ["", *stripped], stripped, [*stripped[1:], ""], strict=False):
-        if not found or (_is_title(before, text, after) and any(map(str.strip, found[-1]))):
+    for line, is_title in zip(lines, _titles(lines), strict=True):
+        if not found or (is_title and any(map(str.strip, found[-1]))):
             found.append([])
         found[-1].append(line)
     return ["".join(f"{line}\n" for line in article) for article in found]
@@ -97,18 +94,63 @@ def documents(data_dir: str | None, split: str, *, raw: bool = True) -> list[Doc
     'The lighthouse at Carrow Point was built after a storm drove three boats onto the rocks .'
     """
     articles: list[Document] = []
-    lines = [line.strip() for line in read(data_dir, split, raw=raw)]
-    for before, text, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
-        if _is_title(before, text, after):
+    lines = read(data_dir, split, raw=raw)
+    for line, is_title in zip(lines, _titles(lines), strict=True):
+        if is_title or not articles:  # a text without headings is one article
             articles.append([])
-        elif text and not _HEADING.fullmatch(text):
-            if not articles:
-                articles.append([])  # a text without headings is one article
-            articles[-1] += split_sentences(natural(text.split()))
+        if line.strip() and not _HEADING.fullmatch(line.strip()):
+            articles[-1] += split_sentences(natural(line.split()))
     return [article for article in articles if article]
 
 
-def _is_title(before: str, text: str, after: str) -> bool:
-    """Whether a line is the title of an article, given the lines around it."""
+def _titles(lines: list[str]) -> list[bool]:
+    """Whether each line is the title of an article."""
     # Lists that explain signs have lines like titles ("= Played , W ="), but not between blank lines.
-    return bool(_TITLE.fullmatch(text)) and not before and not after
+    texts = ["", *map(str.strip, lines), ""]
+    around = zip(texts, texts[1:-1], texts[2:], strict=False)
+    return [bool(_TITLE.fullmatch(text)) and not before and not after for before, text, after in around]
+
+
+def split_sentences(words: Sequence[str]) -> Document:
+    """The sentences of a paragraph of words: each ends with `.`, `!` or `?` and what closes after it.
+
+    A word that begins with a small letter goes on with the sentence. No word is lost.
+
+    >>> split_sentences('He left . " Why ? " she asked . Nobody knew'.split())
+    [('He', 'left', '.'), ('"', 'Why', '?', '"', 'she', 'asked', '.'), ('Nobody', 'knew')]
+    """
+    sentences, start, place, quoted = [], 0, 0, False
+    while place < len(words):
+        if words[place] == '"':
+            quoted = not quoted
+        elif words[place] in _ENDS:
+            while place + 1 < len(words) and (words[place + 1] in _CLOSERS or (words[place + 1] == '"' and quoted)):
+                place += 1
+                quoted = quoted and words[place] != '"'
+            following = words[place + 1] if place + 1 < len(words) else ""
+            if not following[:1].islower() and following not in _ENDS:
+                sentences.append(tuple(words[start : place + 1]))
+                start = place + 1
+        place += 1
+    if start < len(words):
+        sentences.append(tuple(words[start:]))
+    return sentences
+
+
+def natural(words: Sequence[str]) -> list[str]:
+    """Words in which the joints of WikiText are undone.
+
+    >>> natural("a 1 @,@ 250 @.@ 5 m 16 @-@ mile walk".split())
+    ['a', '1,250.5', 'm', '16', '-', 'mile', 'walk']
+    """
+    found: list[str] = []
+    joint = ""
+    for word in words:
+        if word in ("@,@", "@.@"):
+            joint += word[1]
+        elif joint:
+            found[-1:] = ["".join(found[-1:]) + joint + word]
+            joint = ""
+        else:
+            found.append("-" if word == "@-@" else word)
+    return [*found, joint] if joint else found

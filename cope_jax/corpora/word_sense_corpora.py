@@ -10,7 +10,6 @@ from cope_jax.errors import ConfigError
 
 Split = Literal["train", "test"]
 _HEADER = "word\tsplit\tsense\tindex\tsentence"
-_TEST_SHARE = 5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +56,11 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
             continue
         columns = line.split("\t")
         words = tuple(columns[-1].split())
-        if len(columns) != 5 or columns[1] not in get_args(Split) or not _inside(columns[3], words):
+        if (
+            len(columns) != 5
+            or columns[1] not in get_args(Split)
+            or not (columns[3].isdecimal() and int(columns[3]) < len(words))
+        ):
             raise ConfigError(f"{path}, line {number}: no word, split, sense, index and sentence; mend the line")
         found.append(Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1])))
     return found
@@ -88,7 +91,7 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
         try:
             entry = json.loads(line)
             words = tuple(entry["t"].split())
-            test = zlib.crc32(entry["d"].encode()) % _TEST_SHARE == 0
+            test = zlib.crc32(entry["d"].encode()) % 5 == 0
             for index, lemma, part, sense in entry["a"]:
                 if not 0 <= index < len(words):
                     raise ValueError("index outside the sentence")
@@ -96,7 +99,3 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}, line {number}: no annotated sentence ({error}); mend the line") from error
     return found
-
-
-def _inside(index: str, words: tuple[str, ...]) -> bool:
-    return index.isdecimal() and int(index) < len(words)

@@ -80,14 +80,11 @@ def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
-    """Downloads a corpus, checks it and puts its missing files into a data directory.
+    """Downloads a corpus, checks it, puts its missing files into a data directory and returns their paths below it.
 
     Every file appears there whole or not at all; until then all is in a folder `.download-…` of this call's own, which
     is removed at the end; one that a killed process has left, by a call on a later day. What is there already is left
     as it is.
-
-    Returns:
-      The files that were missing and are there now, by their paths below `data_dir`.
 
     Raises:
       ConfigError: the source cannot be reached, breaks off, or sends something else.
@@ -104,7 +101,10 @@ def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
     with tempfile.TemporaryDirectory(prefix=_WORK, dir=root) as folder:
         archive = pathlib.Path(folder, "archive")
         _fetch(source, archive, by_hand=f"put {', '.join(names)} into {data_dir} by hand")
-        whole = _unzip(archive, names) if source.url.endswith(".zip") else [archive]
+        whole = [archive]
+        if source.url.endswith(".zip"):
+            with zipfile.ZipFile(archive) as members:
+                whole = [pathlib.Path(members.extract(name, folder)) for name in names]
         for name, path in zip(names, whole, strict=True):
             (root / name).parent.mkdir(exist_ok=True)
             path.replace(root / name)
@@ -129,11 +129,6 @@ def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
             f"{source.url} has not sent what it should, {source.size:,} bytes with the SHA-256 {source.sha256}: "
             f"try again, or {by_hand}"
         )
-
-
-def _unzip(archive: pathlib.Path, names: list[str]) -> list[pathlib.Path]:
-    with zipfile.ZipFile(archive) as members:
-        return [pathlib.Path(members.extract(name, archive.parent)) for name in names]
 
 
 def _reason(error: BaseException) -> str:

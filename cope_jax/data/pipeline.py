@@ -5,8 +5,7 @@ Everything is a function of its seeds, not of timing: Grain's prefetching thread
 
 import sys
 import zlib
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import grain
 import numpy as np
@@ -41,16 +40,9 @@ def train_iterator(
 
     A task whose train split is a stream gives its batches in their order, again and again, whatever the seeds.
 
-    Args:
-      task: what to learn.
-      batch_size: rows of a batch.
-      examples: size of the fixed split, or None for the endless stream.
-      data_seed: seed of the examples.
-      shuffle_seed: seed of their order.
-      data_dir: where `cope_jax.data.tfds_builder.write` put the fixed split, to read it from there: the same batches,
-        bit for bit, as from memory.
-      rows: which rows of each batch to give, where other processes have the others; None: all.
-      readers: threads that read batches ahead. Which batches come, and `get_state()`, do not depend on it.
+    From `data_dir`, where `cope_jax.data.tfds_builder.write` put the fixed split, come the same batches as from memory,
+    bit for bit. `rows` are those of each batch to give, where other processes have the others; None: all. `readers` are
+    threads that read batches ahead: which batches come, and `get_state()`, do not depend on them.
 
     Returns:
       An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` goes on exactly from there.
@@ -105,13 +97,8 @@ def evaluation_batches(
 ) -> list[Batch]:
     """The fixed `examples` of `split` in order, in batches of one shape: the last is filled up with rows of weight 0.
 
-    Args:
-      task: what to evaluate on.
-      split: a fixed split, or one of a sweep.
-      examples: how many; of a split that has fewer, or of a stream, at most so many.
-      batch_size: rows of a batch.
-      seed: data seed.
-      data_dir: as in `train_iterator`; fixed splits only.
+    A split is a fixed one, or one of a sweep; of one that has fewer examples, or of a stream, come at most so many.
+    `data_dir` is as in `train_iterator`, and has fixed splits only.
 
     Raises:
       ConfigError: unknown split, a size or seed out of range, or `data_dir` does not hold these examples.
@@ -137,11 +124,10 @@ def evaluation_batches(
     ]
 
 
-def _shuffled(source: Any, mixture: Sequence[tuple[float, range]], seed: int) -> grain.MapDataset:
+def _shuffled(whole: grain.MapDataset, mixture: Sequence[tuple[float, range]], seed: int) -> grain.MapDataset:
     """Examples without end, in an order that changes with each epoch; of a mixture, by the weights of its parts."""
     # Grain shuffles epoch e by seed + e: unhashed, run 1 would see the epochs of run 0, one epoch early.
     seeds = np.random.SeedSequence(seed).generate_state(max(1, len(mixture))).tolist()
-    whole = grain.MapDataset.source(source)
     if not mixture:
         return whole.shuffle(seeds[0]).repeat()
     parts = [
@@ -151,22 +137,9 @@ def _shuffled(source: Any, mixture: Sequence[tuple[float, range]], seed: int) ->
     return grain.MapDataset.mix(parts, [weight for weight, _ in mixture])
 
 
-class _Rows:
-    """A random-access source of examples, of which `take` gives the one at a place, as a row alone."""
-
-    def __init__(self, size: int, take: Callable[[slice], Batch]):
-        self._size, self._take = size, take
-
-    def __len__(self) -> int:
-        return self._size
-
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]:
-        return {name: field[0] for name, field in self._take(slice(index, index + 1)).items()}
-
-
 def _examples(
     task: Task, split: str, examples: int | None, seed: int, data_dir: str | None
-) -> tuple[Any, Sequence[tuple[float, range]]]:
+) -> tuple[grain.MapDataset, Sequence[tuple[float, range]]]:
     """The examples of a split, and its parts where it is a mixture."""
     check_at_least(1, "pipeline", examples=examples)
     if data_dir is not None:
@@ -175,14 +148,18 @@ def _examples(
     if size is not None:
         examples = size if examples is None else min(examples, size)
     assert examples is not None  # only what is finite comes without a number
+    places = grain.MapDataset.range(examples)
     if isinstance(task, StoredTask):
-        return _Rows(examples, lambda place: task.take(split, np.arange(place.start, place.stop))), task.mixture(split)
-    batch = task.dataset(split, examples, seed)
-    rows = _Rows(len(batch["inputs"]), lambda place: {name: field[place] for name, field in batch.items()})
-    return rows, task.mixture(split)
+        source = places.map(lambda i: {name: rows[0] for name, rows in task.take(split, np.array([i])).items()})
+    else:
+        batch = task.dataset(split, examples, seed)
+        source = places.map(lambda i: {name: rows[i] for name, rows in batch.items()})
+    return source, task.mixture(split)
 
 
-def _written(task: Task, split: str, examples: int | None, seed: int, data_dir: str) -> tuple[Any, Any]:
+def _written(
+    task: Task, split: str, examples: int | None, seed: int, data_dir: str
+) -> tuple[grain.MapDataset, Sequence[tuple[float, range]]]:
     """As `_examples`, without asking the task for what it makes from files: that is what was written."""
     from cope_jax.data import tfds_builder  # here, since only reading from disk needs TFDS
 
@@ -196,4 +173,4 @@ def _written(task: Task, split: str, examples: int | None, seed: int, data_dir: 
         raise ConfigError(
             f"{data_dir} holds {len(source)} examples of {split!r}, not {examples}: set {field}={len(source)}"
         )
-    return source, source.mixture
+    return grain.MapDataset.source(source), source.mixture

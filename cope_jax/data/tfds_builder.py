@@ -28,14 +28,8 @@ _CHUNK = 1024  # examples at a time of a split that is made from files
 def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: int = 0) -> epath.Path:
     """Writes `sizes[split]` examples of each split; what is there already, from the same call, is left as it is.
 
-    Args:
-      task: whose examples do not depend on each other.
-      data_dir: where to; it may hold other tasks too.
-      sizes: by fixed split. {}: all examples of every fixed split, of a task that has only so many.
-      seed: data seed.
-
-    Returns:
-      The folder of the dataset, `<data_dir>/<task>/<version>`.
+    No `sizes` are all examples of every fixed split, of a task that has only so many. `data_dir` may hold other tasks
+    too. Returns the folder of the dataset, `<data_dir>/<task>/<version>`.
 
     Raises:
       ConfigError: an unknown split, a size or seed out of range, a task that is a stream, or `data_dir` holds other
@@ -89,11 +83,7 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
 class Written:
     """A source whose every field is an array; TFDS gives plain numbers where a field has no dimension.
 
-    Attributes:
-      source: of TFDS.
-      dtypes: of the fields.
-      size: `Task.size` of the split.
-      mixture: `Task.mixture` of the split.
+    `size` and `mixture` are those of the task for the split.
     """
 
     source: Sequence[Any]

@@ -12,7 +12,7 @@ from typing import Any
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
-from cope_jax.exchange.safetensors_io import ACTIVATIONS, Params, require, typed
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, THEIR_ACTIVATIONS, Params, require, typed
 from cope_jax.exchange.safetensors_io import CONFIG as CONFIG
 from cope_jax.exchange.safetensors_io import WEIGHTS as WEIGHTS
 from cope_jax.files import read_text
@@ -45,15 +45,10 @@ class _Values:
 
 
 def load(folder: str | Path) -> tuple[BertConfig, Params]:
-    """Reads a model.
+    """Reads (the config, the parameters as nested dicts like `nnx.to_pure_dict` of a `Bert`).
 
-    Args:
-      folder: with config.json and model.safetensors, and maybe vocab.txt, whose lines are then counted. Names may lack
-        the prefix "bert.", as those of a `BertModel` do; pooler and heads may be absent.
-
-    Returns:
-      (the config, the parameters as nested dicts like `nnx.to_pure_dict` of a `Bert`: the module `encoder`, and as many
-      of the heads as there are).
+    Names may lack the prefix "bert.", as those of a `BertModel` do; pooler and heads may be absent. The lines of a
+    vocab.txt, if there is one, are counted.
 
     Raises:
       ConfigError: a file is missing or damaged, of another kind of model, or does not fit the config.
@@ -78,12 +73,8 @@ def save(
 ) -> None:
     """Writes a model that `load` and transformers read, over files of the same names.
 
-    Args:
-      folder: made where there is none.
-      config: of the model.
-      params: nested dicts like `nnx.to_pure_dict` of a `Bert`; heads may be absent.
-      pieces: the vocabulary, in order.
-      tokens: what `read_tokens` gives, to be kept in config.json.
+    `params` are nested dicts like `nnx.to_pure_dict` of a `Bert`, of which heads may be absent; `pieces` are the
+    vocabulary, in order; `tokens`, what `read_tokens` gives, are kept in config.json.
 
     Raises:
       ConfigError: choices that the format has no words for, or a vocabulary of another size.
@@ -140,9 +131,8 @@ def _read(values: Mapping[str, Any], path: str) -> BertConfig:
 
 def _write(config: BertConfig) -> tuple[list[str], dict[str, Any]]:
     block = config.block
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
     told = {"norm": ("layer",), "use_bias": (True,), "num_kv_heads": (None,), "head_dim": (None,)}
-    strange = tensor_map.strange_choices(config, "learned", **told, activation=tuple(names))
+    strange = tensor_map.strange_choices(config, "learned", **told, activation=tuple(THEIR_ACTIVATIONS))
     return strange, tensor_map.common_values(config) | {
         "architectures": ["BertForPreTraining"],
         "model_type": "bert",
@@ -152,7 +142,7 @@ def _write(config: BertConfig) -> tuple[list[str], dict[str, Any]]:
         "hidden_size": block.model_dim,
         "num_attention_heads": block.num_heads,
         "intermediate_size": block.mlp_dim or 4 * block.model_dim,
-        "hidden_act": names.get(block.activation),
+        "hidden_act": THEIR_ACTIVATIONS.get(block.activation),
         "layer_norm_eps": block.norm_epsilon,
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": block.dropout,

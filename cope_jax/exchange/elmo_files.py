@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.errors import ConfigError
-from cope_jax.exchange.safetensors_io import insert, read_json
+from cope_jax.exchange.safetensors_io import read_object
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.registry import configure
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
@@ -32,24 +33,13 @@ _FIELDS = {
 """Their options → the fields of our config."""
 
 
-def _same(value: Any) -> Any:
-    return value
-
-
 class _Entry(NamedTuple):
-    """A dataset of the file.
-
-    Attributes:
-      name: of the dataset.
-      params: of the model, which lie there one above the other.
-      there: from these numbers to the dataset.
-      here: from the dataset to these numbers.
-    """
+    """A dataset of the file: parameters of the model, one above the other, and how their numbers go there and back."""
 
     name: str
     params: tuple[Any, ...]
-    there: Callable[[np.ndarray], np.ndarray] = _same
-    here: Callable[[np.ndarray], np.ndarray] = _same
+    there: Callable[[np.ndarray], np.ndarray] = lambda param: param
+    here: Callable[[np.ndarray], np.ndarray] = lambda dataset: dataset
 
     def read(self) -> np.ndarray:
         return self.there(np.concatenate([np.asarray(param[...], np.float32) for param in self.params]))
@@ -75,11 +65,7 @@ def read_config(folder: Path) -> ElmoConfig:
 
 
 def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
-    """An encoder from files in the official format; it has no output layer, as the files have none.
-
-    Args:
-      options_path: the JSON file of its sizes.
-      weights_path: the HDF5 file of its parameters.
+    """An encoder from the official files, of sizes and of weights; it has no output layer, as the files have none.
 
     Raises:
       ConfigError: a file that is missing or of another format, an option or a dataset that is missing or not known to
@@ -110,15 +96,10 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
 
 
 def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -> None:
-    """Writes the encoder of a model, which is all but its output layer, in the official format.
-
-    Raises:
-      ConfigError: a file that cannot be written.
-    """
-    options: dict[str, Any] = {}
-    fixed = {"char_cnn.activation": "relu", "char_cnn.n_characters": NUM_CHARACTERS}
-    for name, value in (fixed | {name: getattr(model.config, field) for name, field in _FIELDS.items()}).items():
-        insert(options, tuple(name.split(".")), value)
+    """Writes the encoder of a model, which is all but its output layer. ConfigError: a file that cannot be written."""
+    values = {"char_cnn.activation": "relu", "char_cnn.n_characters": NUM_CHARACTERS}
+    values |= {name: getattr(model.config, field) for name, field in _FIELDS.items()}
+    options = unflatten_dict(values, sep=".")
     try:
         Path(options_path).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -129,24 +110,17 @@ def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -
 
 
 def _config(path: Path) -> ElmoConfig:
-    options = read_json(path)
-
-    def option(name: str) -> Any:
-        value = options
-        for part in name.split("."):
-            if not isinstance(value, dict) or part not in value:
-                raise ConfigError(f"{path} has no option {name!r}: give the options.json of an ELMo")
-            value = value[part]
-        return value
-
-    activation, count = option("char_cnn.activation"), option("char_cnn.n_characters")
+    options = flatten_dict(read_object(path), sep=".")
+    for name in ("char_cnn.activation", "char_cnn.n_characters", *_FIELDS):
+        if name not in options:
+            raise ConfigError(f"{path} has no option {name!r}: give the options.json of an ELMo")
+    activation, count = options["char_cnn.activation"], options["char_cnn.n_characters"]
     if activation != "relu":
         raise ConfigError(f"{path}: char_cnn.activation is {activation!r}, and only 'relu' is known")
     if count not in (NUM_CHARACTERS - 1, NUM_CHARACTERS):  # in training and in use
         raise ConfigError(f"{path}: char_cnn.n_characters is {count}, and should be {NUM_CHARACTERS}")
-    return configure(
-        ElmoConfig, {field: option(name) for name, field in _FIELDS.items()} | {"vocab_size": 0}, str(path)
-    )
+    values = {field: options[name] for name, field in _FIELDS.items()}
+    return configure(ElmoConfig, {**values, "vocab_size": 0}, str(path))
 
 
 def _open(path: str | Path, mode: str) -> Any:

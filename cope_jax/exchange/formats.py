@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.encodings.earlier import earlier_path
@@ -36,8 +37,7 @@ def kind_of(folder: Path) -> str | None:
         return ELMO
     if not safetensors_io.holds_model(folder):
         return None
-    values = safetensors_io.read_json(folder / CONFIG)
-    kind = values.get("model_type", "bert") if isinstance(values, dict) else type(values).__name__
+    kind = safetensors_io.read_object(folder / CONFIG).get("model_type", "bert")
     if kind not in tuple(FORMATS):  # it may be a list, which no dict takes
         raise ConfigError(f"{folder / CONFIG} is of {unknown('model_type', kind, FORMATS)}")
     return str(kind)
@@ -79,12 +79,8 @@ def save(
 ) -> None:
     """Writes a model that `load` reads, over files of the same names.
 
-    Args:
-      folder: made where there is none.
-      config: of a registered model.
-      params: nested dicts like `nnx.to_pure_dict` of the model.
-      form: a name of `FORMATS`.
-      tokens: what `safetensors_io.read_tokens` gives, to be kept in config.json.
+    `params` are nested dicts like `nnx.to_pure_dict` of the model; `form` is a name of `FORMATS`; `tokens`, what
+    `safetensors_io.read_tokens` gives, are kept in config.json.
 
     Raises:
       ConfigError: the format has no words for such a model, or the parameters are not those of the config.
@@ -105,26 +101,24 @@ def build(config: Any, params: Mapping[Any, Any]) -> Any:
 def _load(folder: Path) -> tuple[Any, Params]:
     config = _read_config(folder)
     tensors = safetensors_io.read_tensors(folder)
-    params: Params = {}
+    params = {}
     for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
         name = _name(path)
-        array = tensors.pop(name if name in tensors else _name(earlier_path(path, config)), None)
-        _check(array, path, leaf, f"{folder / WEIGHTS}: ")
-        safetensors_io.insert(params, path, array)
+        params[path] = tensors.pop(name if name in tensors else _name(earlier_path(path, config)), None)
+        _check(params[path], path, leaf, f"{folder / WEIGHTS}: ")
     if tensors:
         raise ConfigError(
             f"{folder / WEIGHTS}: {min(tensors)!r} is no parameter of a {config.name} by {CONFIG} ({len(tensors)} "
             f"such names)"
         )
-    return config, params
+    return config, unflatten_dict(params)
 
 
 def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Mapping[str, Any] | None = None) -> None:
-    tensors = {}
+    tensors, held = {}, flatten_dict(params)
     for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
-        array = safetensors_io.look_up(params, path)
-        _check(array, path, leaf, "the parameters: ")
-        tensors[_name(path)] = np.asarray(array)
+        _check(held.get(path), path, leaf, "the parameters: ")
+        tensors[_name(path)] = np.asarray(held[path])
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "layout"}
     for name, value in values.items():
         if isinstance(value, EncodingConfig):
@@ -137,7 +131,7 @@ def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Ma
 
 def _read_config(folder: Path) -> Any:
     path = folder / CONFIG
-    values = safetensors_io.read_json(path)
+    values = safetensors_io.read_object(path)
     model = values.get("model")
     if values.get("version") != _VERSION or not isinstance(model, dict):
         raise ConfigError(f"{path} is not of version {_VERSION} of the format {OWN}: it is damaged, or newer than this")

@@ -6,7 +6,7 @@ from typing import Any
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.exchange import tensor_map
-from cope_jax.exchange.safetensors_io import ACTIVATIONS, require, typed
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, THEIR_ACTIVATIONS, require, typed
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
 
@@ -60,9 +60,7 @@ def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
     block, shape = config.block, config.block.attention_shape(None)
     told: dict[str, tuple[Any, ...]] = {"norm_position": ("pre",), "norm": ("layer",), "use_bias": (True,)}
     told |= {"num_kv_heads": (None, block.num_heads), "head_dim": (None, block.model_dim / block.num_heads)}
-    told |= {"activation": tuple(ACTIVATIONS.values())}
-    strange = tensor_map.strange_choices(config, "learned", **told)
-    names = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
+    strange = tensor_map.strange_choices(config, "learned", **told, activation=tuple(THEIR_ACTIVATIONS))
     return strange, tensor_map.decoder_values(config) | {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
@@ -71,7 +69,7 @@ def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
         "n_layer": config.num_layers,
         "n_head": shape.num_heads,
         "n_inner": block.mlp_dim,
-        "activation_function": names.get(block.activation),
+        "activation_function": THEIR_ACTIVATIONS.get(block.activation),
         "layer_norm_epsilon": block.norm_epsilon,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), block.dropout),
     }

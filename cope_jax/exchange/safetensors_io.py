@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict
 
 from cope_jax.errors import ConfigError, StorageError, first_line
 from cope_jax.files import replacing, write_atomically
@@ -25,6 +26,7 @@ TOKENS = ("bos_token_id", "eos_token_id")
 """What published configs call the numbers of the tokens that begin and end a text."""
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
 """Names of Hugging Face → ours."""
+THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 Params = dict[Any, Any]
 T = TypeVar("T")
 
@@ -34,17 +36,12 @@ def holds_model(folder: Path) -> bool:
     return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
 
 
-def read_json(path: Path) -> Any:
-    """What a JSON file holds; ConfigError where it cannot be read."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
-
-
 def read_object(path: Path) -> dict[str, Any]:
     """The values of a JSON file by their names; ConfigError where it cannot be read, or holds anything else."""
-    values = read_json(path)
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold names with values, and is a {type(values).__name__}: fetch it again")
     return values
@@ -101,8 +98,7 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
     """
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return _read_file(folder / WEIGHTS)
-    places = read_json(folder / INDEX)
-    places = places.get("weight_map") if isinstance(places, dict) else None
+    places = read_object(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(f, str) and Path(f).name == f for f in places.values()):
         raise ConfigError(f"{folder / INDEX} has no weight_map from tensors to files beside it")
     tensors: dict[str, np.ndarray] = {}
@@ -120,10 +116,9 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
     try:
-        tensors: dict[str, np.ndarray] = load_file(path)
+        return dict(load_file(path))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
-    return tensors
 
 
 def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
@@ -165,26 +160,9 @@ def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
 def create(kind: Any, config: Any, params: Mapping[Any, Any]) -> Any:
     """A model with these parameters, as `nnx.to_pure_dict` gives them; those absent are drawn as usual, with seed 0."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
-    if any(look_up(params, path) is None for path, _ in nnx.to_flat_state(state)):
+    if {path for path, _ in nnx.to_flat_state(state)} - flatten_dict(params).keys():
         # Under jit: one by one, the operations of an initialisation take many times as long.
         drawn = jax.jit(lambda: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(0)))))()
         params = overlay(drawn, params)
     nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))
     return nnx.merge(graphdef, state)
-
-
-def insert(params: Params, path: tuple[Any, ...], array: Any) -> None:
-    """Puts an array into nested dicts."""
-    *modules, leaf = path
-    for module in modules:
-        params = params.setdefault(module, {})
-    params[leaf] = array
-
-
-def look_up(params: Mapping[Any, Any], path: tuple[Any, ...]) -> Any:
-    """The array of nested dicts; None where there is none."""
-    for name in path:
-        if not isinstance(params, Mapping) or name not in params:
-            return None
-        params = params[name]
-    return params

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import safetensors_io
@@ -25,10 +26,7 @@ _EARLIER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.
 class _Entry(NamedTuple):
     """A tensor of a file, or one of each layer where {} stands for its number in the name.
 
-    Attributes:
-      name: theirs.
-      paths: ours; several lie side by side along the last axis.
-      transposed: it lies there as [outputs, inputs].
+    Several of our paths lie there side by side, along the last axis; what is transposed, as [outputs, inputs].
     """
 
     name: str
@@ -95,21 +93,20 @@ class Format:
                 name = name.removesuffix(old) + new if name.endswith(old) else name
             if not re.fullmatch(self.ignored, name):
                 tensors[name] = safetensors_io.as_float(array, name, folder)
-        params: Params = {}
+        params: dict[str, np.ndarray] = {}
         wanted = self._shapes(config)
         for entry in self._entries(wanted):
             if entry.name.startswith(self.optional) and entry.name not in tensors:
                 continue
             parts = _parts(entry, [wanted[path] for path in entry.paths], tensors, folder, config.num_layers)
-            for path, array in zip(entry.paths, parts, strict=True):
-                safetensors_io.insert(params, tuple(path.split("/")), array)
+            params |= zip(entry.paths, parts, strict=True)
         for theirs, ours in self.tied.items():
             tied = tensors.pop(theirs, None)
-            if tied is not None and not np.array_equal(tied, _look_up(params, ours)):
+            if tied is not None and not np.array_equal(tied, params.get(ours, ())):
                 raise ConfigError(f"{folder}: {theirs} differs from {ours}, to which {CONFIG} says it is tied")
         if tensors:
             raise ConfigError(f"{folder}: {min(tensors)!r} is no tensor of this model ({len(tensors)} such names)")
-        return config, params
+        return config, unflatten_dict(params, sep="/")
 
     def save(
         self, folder: str | Path, config: Any, params: Mapping[str, Any], tokens: Mapping[str, Any] | None = None
@@ -122,10 +119,10 @@ class Format:
         strange, written = self.write(config)
         if strange:
             raise ConfigError(f"the format of {self.kind} has no words for {', '.join(strange)}")
-        params, wanted = self.adapt(config, params), self._shapes(config)
+        held, wanted = flatten_dict(self.adapt(config, params), sep="/"), self._shapes(config)
         tensors = {}
         for entry in self._entries(wanted):
-            found = {path: _look_up(params, path) for path in entry.paths}
+            found = {path: held.get(path) for path in entry.paths}
             if entry.name.startswith(self.optional) and found[entry.paths[0]] is None:
                 continue
             for path, array in found.items():
@@ -173,10 +170,6 @@ def _parts(
         rows.append(array.T if entry.transposed else array)
     whole = np.stack(rows) if entry.stacked else rows[0]
     return np.split(whole, np.cumsum(widths)[:-1], axis=-1)
-
-
-def _look_up(params: Mapping[str, Any], path: str) -> Any:
-    return safetensors_io.look_up(params, tuple(path.split("/")))
 
 
 def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -33,10 +33,7 @@ def generate(
     """Continues each prompt, a word at a time, each drawn from softmax(logits/temperature) of the words before it.
 
     Takes a recurrent language model like `RNNLM`, whose forward direction speaks. Other arguments, and errors, are
-    those of `cope_jax.generation.decoding`.
-
-    Returns:
-      The new words, int32 `[B, max_new_tokens]`.
+    those of `cope_jax.generation.decoding`. The new words are int32 `[B, max_new_tokens]`.
     """
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
     check_at_least(0, "generate", temperature=temperature)
@@ -45,17 +42,8 @@ def generate(
     # Padding stands behind the prompts here, where the state does not see it.
     tokens_BL = np.stack([np.roll(row, length - len(row)) for row, length in zip(padded_BL, lengths_B, strict=True)])
     graphdef, state = nnx.split(model)
-    return np.asarray(
-        _generate(
-            graphdef,
-            state,
-            tokens_BL,
-            lengths_B,
-            jax.random.split(key, max_new_tokens),
-            np.float32(temperature),
-            top_k=None if top_k is None else min(top_k, vocab_size),
-        )
-    )
+    keys_T, top_k = jax.random.split(key, max_new_tokens), None if top_k is None else min(top_k, vocab_size)
+    return np.asarray(_generate(graphdef, state, tokens_BL, lengths_B, keys_T, np.float32(temperature), top_k))
 
 
 @functools.partial(jax.jit, static_argnames=("graphdef", "top_k"))
@@ -66,7 +54,6 @@ def _generate(
     lengths_B: Array,
     keys_T: Array,
     temperature: Array,
-    *,
     top_k: int | None,
 ) -> Array:
     model = nnx.merge(graphdef, state)

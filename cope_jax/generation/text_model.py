@@ -10,14 +10,7 @@ from cope_jax.tokenizers.tokenizer import Codec
 
 
 class TextGenerator(NamedTuple):
-    """A model with its codec.
-
-    Attributes:
-      title: what it is, in a line.
-      model: has `prefill` and `decode`.
-      codec: of its tokens.
-      length: of the sequences that it was trained on.
-    """
+    """A model with `prefill` and `decode`, what it is in a line, its codec, and the length that it was trained on."""
 
     title: str
     model: Any
@@ -26,11 +19,7 @@ class TextGenerator(NamedTuple):
 
 
 def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
-    """The model of a run, or of a folder with a model and its tokenizer.
-
-    Args:
-      folder: as `cope_jax.load` takes it.
-      seed: which of a run's; None: the first.
+    """The model of a run, by default its first seed, or of a folder with a model and its tokenizer.
 
     Raises:
       ConfigError: there is none, it cannot generate, or the tokenizer is missing or of another vocabulary.

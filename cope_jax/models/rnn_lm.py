@@ -19,7 +19,7 @@ from cope_jax.models.model import MODELS, check_shapes
 from cope_jax.models.recurrent_lm import Carries, RecurrentLM, RecurrentLMOptions, create_directions
 from cope_jax.ops.gather import take
 from cope_jax.registry import check_at_least
-from cope_jax.tokenizers.vocabulary import Vocabulary
+from cope_jax.tokenizers.word_level import Vocabulary
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

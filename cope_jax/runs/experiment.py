@@ -19,7 +19,6 @@ from cope_jax.models.model import attends
 from cope_jax.runs import records as recording
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.kept_files import check_alike, keep_files
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
@@ -41,12 +40,8 @@ class Experiment:
     >>> experiment.task.name, experiment.label
     ('selective_copy', 'decoder, rope')
 
-    `experiment.train("runs/rope")` then trains it, and `experiment.evaluate("runs/rope")` measures it anew.
-
-    Args:
-      config: the experiment.
-      width: seeds trained side by side, in one program.
-      task: of the config, where it is there already; None: made from the config.
+    `experiment.train("runs/rope")` then trains it, and `experiment.evaluate("runs/rope")` measures it anew. One program
+    trains `width` seeds side by side. The `task` is that of the config, where it is there already.
 
     Raises:
       ConfigError: what the config says does not fit together, or not these devices.
@@ -125,17 +120,11 @@ class Experiment:
         if len(seeds) != self.seed_batch.width:
             whole = Experiment(self.config, len(seeds), self.task)
             return whole.train(
-                workdir,
-                seeds,
-                label=label,
-                fields=fields,
-                environment=environment,
-                profile=profile,
-                verbose=verbose,
+                workdir, seeds, label=label, fields=fields, environment=environment, profile=profile, verbose=verbose
             )
         workdir = Path(workdir)
-        check_alike(self.task)
-        start = functools.cache(lambda: warm_start.start_of(self.config, self.learner, self.task))
+        workdirs.check_alike(self.task)
+        start = functools.cache(lambda: warm_start.start(self.config.training.start, self.learner, self.task))
         if not (workdir / "checkpoints").exists():  # before anything is written, for it may not fit
             start()
         with contextlib.ExitStack() as stack:
@@ -145,7 +134,7 @@ class Experiment:
                     stack.enter_context(workdirs.locked(workdir))
                     job = {"job": dataclasses.asdict(self.config.job)}
                     workdirs.open_workdir(workdir, self.config, seeds, environment | job)
-                    keep_files(self.task, workdir)
+                    workdirs.keep_files(self.task, workdir)
                     if verbose:
                         self._announce(workdir)
             # One process is like the others, and several on a host would write the same file.

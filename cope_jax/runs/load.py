@@ -132,11 +132,7 @@ class LoadedRun(Loaded):
 
     @functools.cached_property
     def restored(self) -> Restored:
-        """The newest checkpoint that can be read.
-
-        Raises:
-          ConfigError: there is none.
-        """
+        """The newest checkpoint that can be read. ConfigError: there is none."""
         learner, seed_batch = create_learner(self.experiment, self.task), SeedBatch(len(self.seeds))
         seeds = seed_batch.stack([np.int32(seed) for seed in self.seeds])
         params = jax.eval_shape(seed_batch.lift(learner.init), seeds).params

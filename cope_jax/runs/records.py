@@ -31,16 +31,7 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Figures of one quantity over seeds.
-
-    Attributes:
-      count: number of seeds.
-      mean: their mean.
-      std: sample standard deviation, √(Σ(x − mean)²/(count − 1)); None for a single seed.
-      median: half lie below.
-      minimum: the best seed, where the quantity is an error.
-      maximum: the worst.
-    """
+    """Figures of one quantity over seeds; `std` is √(Σ(x − mean)²/(count − 1)), and None for a single seed."""
 
     count: int
     mean: float

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.array_types import PyTree
 from cope_jax.attention import attend
@@ -20,7 +21,6 @@ from cope_jax.models import MODELS
 from cope_jax.registry import configure
 from cope_jax.runs.load import load
 from cope_jax.tasks import Task
-from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.learner import Learner
 
 OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
@@ -29,14 +29,8 @@ _PROBED = 8  # tokens by which an encoding is tried
 Place = tuple[Any, ...]  # of a parameter, in nested dicts
 
 
-def start_of(config: ExperimentConfig, learner: Learner, task: Task) -> PyTree:
-    """What a run of this config starts with: see `start`; nothing where it draws all."""
-    folder = config.training.start
-    return {} if folder is None else start(Path(folder), learner, task)
-
-
-def start(folder: Path, learner: Learner, task: Task) -> PyTree:
-    """The parameters of those modules that the model of `folder` and the learner's both have.
+def start(folder: str | Path | None, learner: Learner, task: Task) -> PyTree:
+    """The parameters of those modules that the model of `folder` and the learner's both have; {} where it is None.
 
     An encoding may have other parts here than there: those of both are taken over, whatever they are composed with, and
     new ones drawn as usual. What is new, left out, or otherwise chosen is printed.
@@ -44,15 +38,16 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
     Raises:
       ConfigError: they have none in common, their sizes differ, or their vocabularies do.
     """
-    model = learner.model
+    if folder is None:
+        return {}
+    folder, model = Path(folder), learner.model
     found = load(folder)
     config, params = found.config, jax.device_get(found.params())
     same = task.same_saved_files(folder)
     surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
     if same and surplus > 0:
         config, params = _without_surplus(config, params, model.vocab_size)
-    held = dict(_leaves(params))
-    wanted = dict(_leaves(nnx.to_pure_dict(learner.variables())))
+    held, wanted = flatten_dict(params), flatten_dict(nnx.to_pure_dict(learner.variables()))
     shared = {name[0] for name in held} & {name[0] for name in wanted}
     if not shared:
         raise ConfigError(
@@ -64,7 +59,7 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
     for name in sorted({*held, *wanted}, key=str):
         theirs, ours = held.get(name), wanted.get(name)
         if theirs is not None and ours is not None and theirs.shape == ours.shape:
-            safetensors_io.insert(taken, name, theirs)
+            taken[name] = theirs
         elif name[0] in shared and _part(name) not in changed_parts:
             raise ConfigError(
                 f"{folder} has {'.'.join(map(str, name))} {_text(theirs)}, and this model {_text(ours)}: "
@@ -83,26 +78,15 @@ def start(folder: Path, learner: Learner, task: Task) -> PyTree:
             print(f"warning: no vocabulary in {folder} to compare with", file=sys.stderr)
         for line in _differences(config, model):
             print(f"warning: {folder} was trained with {line}", file=sys.stderr)
-    return taken
+    return unflatten_dict(taken)
 
 
 def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any, PyTree]:
     """A model without the last rows of its tables of tokens, which made their size a round number."""
     config = dataclasses.replace(config, vocab_size=vocab_size)
-    kept: dict[Any, Any] = {}
-    for place, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
-        array = safetensors_io.look_up(params, place)
-        if array is not None:  # heads of a BERT may be absent
-            safetensors_io.insert(kept, place, array[tuple(map(slice, leaf.shape))])
-    return config, kept
-
-
-def _leaves(tree: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
-    if isinstance(tree, Mapping):
-        for name, value in tree.items():
-            yield from _leaves(value, (*place, name))
-    else:
-        yield place, tree
+    shapes, held = safetensors_io.shapes(MODELS.get(config.name), config), flatten_dict(params)
+    kept = {place: held[place][tuple(map(slice, leaf.shape))] for place, leaf in shapes.items() if place in held}
+    return config, unflatten_dict(kept)
 
 
 def _part(name: Place) -> Any:
@@ -152,10 +136,9 @@ def choices(config: Any) -> dict[str, Any]:
     >>> found["num_layers"], found["block.num_kv_heads"], "block.dropout" in found
     (2, 2, False)
     """
-    options = {field.name for field in dataclasses.fields(type(config)) if field.name not in OF_TRAINING}
-    found = {}
-    for name in sorted(options - {"name", "layout", "encoding", "vocab_size", "max_length", "block"}):
-        found[name] = getattr(config, name)
+    others = {"name", "layout", "encoding", "vocab_size", "max_length", "block"}
+    options = {field.name for field in dataclasses.fields(config)} - OF_TRAINING - others
+    found = {name: getattr(config, name) for name in sorted(options)}
     if hasattr(config, "block"):
         block, shape = config.block, config.block.attention_shape(None)
         whole = {"num_kv_heads": shape.kv_heads, "head_dim": shape.head_dim}

@@ -1,20 +1,26 @@
-"""The folder of a run: one run at a time, the settings it belongs to, and JSON files that are whole or absent."""
+"""The folder of a run: one run at a time, its settings and data, and JSON files that are whole or absent."""
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
 import re
 import socket
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record, finite, select
+from cope_jax.tasks import Task
 from cope_jax.training.experiment_config import ExperimentConfig
 
 MEASURING = ".measuring.lock"
@@ -67,14 +73,9 @@ def open_workdir(
 ) -> None:
     """Makes `workdir` the place of a run, whose settings are kept in its config.json.
 
-    A field that a config.json does not have, since the package was older, has its default.
-
-    Args:
-      workdir: is created.
-      config: of the run.
-      seeds: of the run; None makes it the place of a comparison, whose runs share all but encoding and seeds.
-      environment: versions and commit with which it is at work, kept in its environment.json; of a run that goes on
-        elsewhere, those of the last start.
+    A field that a config.json does not have, since the package was older, has its default. Without `seeds` it is the
+    place of a comparison, whose runs share all but encoding and seeds. The `environment`, versions and commit, is kept
+    in environment.json; of a run that goes on elsewhere, that of the last start.
 
     Raises:
       ConfigError: it cannot be written to, or belongs to other settings.
@@ -162,14 +163,53 @@ def write_files(folder: Path, contents: Mapping[str, str]) -> None:
       StorageError: the disk is full or read-only.
     """
     for name, content in contents.items():
-        if (folder / name).exists():
-            if (folder / name).read_text(encoding="utf-8") != content:
-                raise ConfigError(
-                    f"{folder / name} differs from what the data give now; the run needs the original: restore its "
-                    f"data, or choose another --workdir"
-                )
-            continue
-        write_atomically(folder / name, content)
+        file = folder / name
+        if not file.exists():
+            write_atomically(file, content)
+        elif file.read_text(encoding="utf-8") != content:
+            raise ConfigError(
+                f"{file} differs from what the data give now; the run needs the original: restore its data, or choose "
+                f"another --workdir"
+            )
+
+
+def check_sources(task: Task, workdir: Path, splits: Iterable[str]) -> None:
+    """ConfigError if a run is to be measured on other data than those whose digest it keeps."""
+    if task.same_data(workdir, splits) is False:
+        raise ConfigError(
+            f"the data are not those of the run in {workdir} ({', '.join(task.data_digest())} differs): restore the "
+            "original files"
+        )
+
+
+def keep_files(task: Task, workdir: Path) -> None:
+    """Keeps with a run the saved files of its task and the digest of its data.
+
+    Raises:
+      ConfigError: it keeps others, so that what it learned from has changed.
+      StorageError: the disk is full or read-only.
+    """
+    if task.same_saved_files(workdir) is False:
+        raise ConfigError(
+            f"{' and '.join(task.saved_files())} in {workdir} differs from what the data give now; the run "
+            "needs the original: restore its data, or choose another --workdir"
+        )
+    missing = {name: content for name, content in task.saved_files().items() if not (workdir / name).exists()}
+    write_files(workdir, missing | task.data_digest())
+
+
+def check_alike(task: Task) -> None:
+    """ConfigError in every process if one has other data than the first, on which it would train without a word."""
+    if jax.process_count() == 1:
+        return
+    content = json.dumps(task.saved_files() | task.data_digest(), sort_keys=True).encode()
+    digests = multihost_utils.process_allgather(np.frombuffer(hashlib.sha256(content).digest(), np.uint8))
+    for process, digest in enumerate(digests):
+        if (digest != digests[0]).any():
+            raise ConfigError(
+                f"process {process} has other data than process 0: give all of them the same, and for the standard "
+                "library the same Python"
+            )
 
 
 def _difference(held: Any, wanted: Any, where: str = "") -> str:

@@ -13,7 +13,7 @@ from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.stored import WordTask
 from cope_jax.tasks.task import TASKS, Batch
 from cope_jax.tokenizers import characters as chars
-from cope_jax.tokenizers.vocabulary import UNKNOWN, Vocabulary
+from cope_jax.tokenizers.word_level import UNKNOWN, Vocabulary
 
 BEGIN, END = "<S>", "</S>"
 
@@ -94,18 +94,13 @@ class _Split:
         self.table_UC = np.concatenate([padding, np.stack(marks), chars.characters(kinds, max_characters)])
         target_U = np.concatenate([np.zeros(1, np.int32), vocabulary.encode([BEGIN, END, *kinds])])
         begin, end = 1, 2
-        forward: list[int] = []
-        backward: list[int] = []
-        ends = np.cumsum([0, *(len(sentence) + 1 for sentence in sentences)])
-        for sentence in sentences:
-            numbers = [indices[word] for word in sentence]
-            forward += [begin, *numbers]
-            backward += [end, *numbers[::-1]]
+        numbers = [[indices[word] for word in sentence] for sentence in sentences]
+        lasts = np.cumsum([len(sentence) + 1 for sentence in sentences], dtype=np.int64) - 1
         self.fields: dict[str, np.ndarray] = {}
-        for name, entries, last in (("", forward, end), ("backward_", backward, begin)):
-            read = np.array(entries, np.int32)
+        for name, first, last, step in (("", begin, end, 1), ("backward_", end, begin, -1)):
+            read = np.array([word for sentence in numbers for word in (first, *sentence[::step])], np.int32)
             following = np.roll(read, -1)
-            following[ends[1:] - 1] = last
+            following[lasts] = last
             self.fields[f"{name}inputs"] = read
             self.fields[f"{name}targets"] = target_U[following]
             self.fields[f"{name}weights"] = np.ones(len(read), np.float32)

@@ -89,11 +89,7 @@ class Counting(SyntheticTask):
         super().__init__(config, vocabulary=vocabulary, levels=levels, sweep=[(point, point) for point in points])
 
     def _length(self, level: float) -> int:
-        longest_set = 4 * self.config.max_operations + 2
-        return min(self.config.block_length, longest_set)
-
-    def _valid(self, level: float) -> bool:
-        return level >= 0
+        return min(self.config.block_length, 4 * self.config.max_operations + 2)
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
         chunks: list[Batch] = []

@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from cope_jax.corpora.bag_of_words import BagOfWords
+from cope_jax.corpora.baselines import BagOfWords
+from cope_jax.corpora.corpus_files import Document
 from cope_jax.corpora.raw_text import Texts, fingerprint
-from cope_jax.corpora.sentences import Document
 from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import drawn
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
-from cope_jax.tokenizers.vocabulary import UNKNOWN
+from cope_jax.tokenizers.word_level import UNKNOWN
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 _SHORT = 0.1
@@ -97,7 +97,7 @@ class MaskedLM(Task):
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
         length, text, special = self.length(split), self._splits[split], self.wordpiece
-        begins = drawn(rng, n, text.num_sentences)
+        begins = drawn(rng, n, len(text.documents))
         batch = {name: np.zeros((n, length), np.int32) for name in ("targets", "segments", "mask")}
         batch["targets"][:] = special.pad
         following = np.zeros(n, np.int32)
@@ -169,10 +169,8 @@ class _Text:
 
     Attributes:
       pieces: int32 `[N]`.
-      num_sentences: S.
       bounds: `[S + 1]`, where sentences begin; the last is N.
-      ends: `[S]`, for each sentence the end of its document, a sentence.
-      documents: `[S]`, its document.
+      documents: `[S]`, the document of each.
       starts: the first sentence of each document, and S.
     """
 
@@ -184,18 +182,16 @@ class _Text:
                 f"masked_lm takes sentences of other documents, and a split has {len(encoded)}: give two or more"
             )
         sentences = [sentence for document in encoded for sentence in document]
-        self.num_sentences = len(sentences)
         self.pieces = np.concatenate([np.array(sentence, np.int32) for sentence in sentences])
         self.bounds = np.cumsum([0, *map(len, sentences)])
         sizes = [len(document) for document in encoded]
         self.starts = np.cumsum([0, *sizes])
-        self.ends = np.repeat(self.starts[1:], sizes)
         self.documents = np.repeat(np.arange(len(sizes)), sizes)
 
     def until(self, start: int, pieces: int) -> int:
         """The sentence before which there are `pieces` pieces or more since sentence `start`, or its document ends."""
         reached = np.searchsorted(self.bounds, self.bounds[start] + pieces)
-        return int(min(reached, self.ends[start]))
+        return int(min(reached, self.starts[self.documents[start] + 1]))
 
     def __getitem__(self, sentences: slice) -> np.ndarray:
         return self.pieces[self.bounds[sentences.start] : self.bounds[sentences.stop]]

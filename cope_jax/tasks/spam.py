@@ -24,7 +24,6 @@ class Spam(StoredTask):
     Attributes:
       indices: of the messages of each split among all of the corpus.
       classes: their names; a class's number is its place.
-      num_classes: 2.
       wordpiece: the vocabulary.
 
     >>> task = Spam(Spam.Config(folds=5))

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
-from cope_jax.corpora import unigrams
+from cope_jax.corpora.baselines import unigram_cross_entropy, unigram_probabilities
 from cope_jax.corpora.packing import TokenStream
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import Stream, drawn, first, windows
 from cope_jax.corpora.text_units import Counts
 from cope_jax.tasks.task import Baseline, Batch, Task
-from cope_jax.tokenizers.vocabulary import Vocabulary
+from cope_jax.tokenizers.word_level import Vocabulary
 
 
 class StoredTask(Task):
@@ -84,8 +84,8 @@ class WordTask(StoredTask):
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
         """The perplexity of words by their frequency in the training text."""
-        known = unigrams.probabilities(self.stream("train", batch_size=1024), self.vocab_size)
-        losses = {split: unigrams.cross_entropy(known, batches(split)) for split in self.evaluation_splits}
+        known = unigram_probabilities(self.stream("train", batch_size=1024), self.vocab_size)
+        losses = {split: unigram_cross_entropy(known, batches(split)) for split in self.evaluation_splits}
         return [Baseline(split, "perplexity", "unigram", float(np.exp(loss)), "loss") for split, loss in losses.items()]
 
     def saved_files(self) -> dict[str, str]:

@@ -16,10 +16,8 @@ from cope_jax.registry import check_at_least
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import TASKS, Baseline, Batch, check
 from cope_jax.tokenizers.characters import characters
-from cope_jax.tokenizers.vocabulary import Vocabulary
+from cope_jax.tokenizers.word_level import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
-
-Chunks = list[tuple[int, int]]
 
 
 @TASKS.register("tagging")
@@ -33,7 +31,6 @@ class Tagging(StoredTask):
 
     Attributes:
       tags: their names; a tag's number is its place.
-      num_tags: T.
       vector_shape: (J, D) of the vectors, or None.
 
     >>> task = Tagging(Tagging.Config(length=10))
@@ -204,7 +201,7 @@ class _Pieces:
         }
 
 
-def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pieces: int) -> Chunks:
+def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pieces: int) -> list[tuple[int, int]]:
     """First word and end of each part of each sentence: as many words as there is room for."""
     chunks, begin = [], 0
     for length in lengths:

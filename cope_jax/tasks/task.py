@@ -142,11 +142,7 @@ class Task(Persistent, abc.ABC):
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        """Draws n sequences of `split` from `rng`.
-
-        Raises:
-          ConfigError: `split` is unknown or n is negative.
-        """
+        """Draws n sequences of `split` from `rng`. ConfigError: `split` is unknown or n is negative."""
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         """The fixed n sequences of `split`: the same on every machine, and each split from a stream of its own.

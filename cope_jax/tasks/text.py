@@ -12,9 +12,8 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from cope_jax.corpora.mixtures import Mixture
 from cope_jax.corpora.packing import Mixed, Packed, Packing, TokenStream, join
-from cope_jax.corpora.raw_text import Texts
+from cope_jax.corpora.raw_text import Mixture, Texts
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError

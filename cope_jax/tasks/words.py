@@ -15,9 +15,8 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.stored import WordTask
 from cope_jax.tasks.task import TASKS
-from cope_jax.tokenizers import word_level as tokenizer
+from cope_jax.tokenizers import word_level
 from cope_jax.tokenizers.tokenizer import Codec
-from cope_jax.tokenizers.vocabulary import Vocabulary
 
 
 @TASKS.register("words")
@@ -67,7 +66,7 @@ class Words(WordTask):
 
     def __init__(self, config: Config):
         texts = {split: _read(config, split) for split in SPLITS}
-        vocabulary = Vocabulary.build(texts["train"], config.vocab_size)
+        vocabulary = word_level.Vocabulary.build(texts["train"], config.vocab_size)
         fields = {split: _fields(vocabulary, text, config.backward) for split, text in texts.items()}
         super().__init__(config, vocabulary, fields)
 
@@ -77,7 +76,7 @@ class Words(WordTask):
             return {**metrics, "perplexity": float(np.exp(metrics["loss"]))}
 
     def codec(self) -> Codec:
-        return Codec.of(tokenizer.Words(self.vocabulary))
+        return Codec.of(word_level.Words(self.vocabulary))
 
 
 def _read(config: Words.Config, split: str) -> list[str]:
@@ -86,7 +85,7 @@ def _read(config: Words.Config, split: str) -> list[str]:
     return [word for sentence in conllu.read(config.data_dir, split) for word in (*sentence.words, wikitext.EOS)]
 
 
-def _fields(vocabulary: Vocabulary, text: list[str], backward: bool) -> dict[str, np.ndarray]:
+def _fields(vocabulary: word_level.Vocabulary, text: list[str], backward: bool) -> dict[str, np.ndarray]:
     fields: dict[str, np.ndarray] = {}
     numbers = vocabulary.encode([wikitext.EOS, *text])
     for prefix, read in (("", numbers), ("backward_", numbers[::-1]))[: 2 if backward else 1]:

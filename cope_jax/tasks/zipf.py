@@ -71,9 +71,6 @@ class Zipf(SyntheticTask):
     def _length(self, level: float) -> int:
         return self.config.length
 
-    def _valid(self, level: float) -> bool:
-        return level >= 0
-
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
         below_V = np.cumsum(self._probabilities(level))[:-1]  # without the last, a sum that rounding leaves beside 1
         tokens = np.searchsorted(below_V, rng.random((n, self.config.length + 1)), side="right")

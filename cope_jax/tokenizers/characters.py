@@ -49,15 +49,9 @@ def sentence_mark(mark: int, max_characters: int = MAX_CHARACTERS) -> np.ndarray
 def batch_sentences(
     sentences: Sequence[Sequence[str]], max_characters: int = MAX_CHARACTERS, multiple: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences with a mark at either end, padded with zeros to one length.
+    """Sentences with a mark at either end, padded with zeros to one length L, which is a `multiple`.
 
-    Args:
-      sentences: words of each.
-      max_characters: C.
-      multiple: L is a multiple of it, so that fewer programs are compiled.
-
-    Returns:
-      (characters_BLC, lengths_B with the marks counted), int32.
+    Returns (characters_BLC, lengths_B with the marks counted), int32.
 
     >>> rows, lengths = batch_sentences([["a"], []], 3)
     >>> rows[1].tolist(), lengths.tolist()

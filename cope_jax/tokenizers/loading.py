@@ -40,11 +40,9 @@ def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenize
 def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
     """The tokenizer in a file, or in the files of a folder.
 
-    Args:
-      kind: "words": a file with a word in each line; "bpe": a `tokenizer.json`, or a folder with it or with GPT-2's
-        `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`, plain or with `.gz`, under names that end so;
-        "bytes": nothing is read.
-      path: of the file or folder.
+    "words" is a file with a word in each line; "bpe" a `tokenizer.json`, or a folder with it or with GPT-2's
+    `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`, plain or with `.gz`, under names that end so; of
+    "bytes" nothing is read.
 
     Raises:
       ConfigError: nothing of the kind is there, it is damaged, or text does not come back from it.
@@ -103,10 +101,9 @@ def _byte_level(folder: epath.Path) -> BPE | None:
 def _tokenizer_json(path: epath.Path) -> BPE:
     from tokenizers import Tokenizer as Library
 
+    content = read_text(path)
     try:
-        tokenizer = Library.from_str(read_text(path))
-    except ConfigError:
-        raise
+        tokenizer = Library.from_str(content)
     except Exception as error:  # the library raises this very class
         raise ConfigError(f"{path} is no tokenizer.json ({first_line(error)}): fetch it again") from error
     try:

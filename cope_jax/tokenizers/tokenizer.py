@@ -6,7 +6,7 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from cope_jax.errors import ConfigError
-from cope_jax.tokenizers.vocabulary import UNKNOWN
+from cope_jax.tokenizers.word_level import UNKNOWN
 
 
 class Tokenizer(Protocol):

@@ -11,6 +11,7 @@ from typing import Any
 from etils import epath
 
 from cope_jax.errors import ConfigError
+from cope_jax.files import read_text
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MAX_ALPHABET = 1000
@@ -97,18 +98,11 @@ class WordPiece:
 
     @classmethod
     def load(cls, path: epath.PathLike, *, lowercase: bool = True) -> "WordPiece":
-        """The vocabulary of a `vocab.txt`, a piece in each line.
-
-        Raises:
-          ConfigError: no such file, or no such vocabulary.
-        """
-        file = epath.Path(path)
-        if not file.is_file():
-            raise ConfigError(f"no vocabulary at {path}: give the path of a vocab.txt")
+        """The vocabulary of a `vocab.txt`, a piece in each line. ConfigError: no such file, or no such vocabulary."""
+        pieces = read_text(path).rstrip("\n").split("\n")
         try:
-            pieces = file.read_text(encoding="utf-8").rstrip("\n").split("\n")
             return cls((piece.removesuffix("\r") for piece in pieces), lowercase=lowercase)
-        except (UnicodeDecodeError, ConfigError) as error:
+        except ConfigError as error:
             raise ConfigError(f"{path} is no vocabulary of WordPiece ({error})") from error
 
     def __len__(self) -> int:

@@ -29,8 +29,8 @@ from cope_jax import models, positions
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text, maps, views
 from cope_jax.evaluation.report.table import console as wide_console
-from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import LoadedRun, load_run
+from cope_jax.runs.workdir import check_sources
 from cope_jax.tasks.synthetic import SyntheticTask
 from experiments.cli import entry
 from experiments.cli.renamed_flags import renamed

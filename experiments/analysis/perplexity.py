@@ -23,7 +23,6 @@ from cope_jax.evaluation.text import perplexity_report
 from cope_jax.models import Model
 from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.kept_files import check_sources
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record, select
 from cope_jax.tasks.stored import TextTask
@@ -52,7 +51,7 @@ def main() -> None:
         raise ConfigError(f"{workdir} holds a {run.name} on {task.name}: this measures decoders on text")
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
-    check_sources(task, workdir, [_SPLIT.value])
+    workdirs.check_sources(task, workdir, [_SPLIT.value])
     first = _LENGTH.value or task.window_length
     plan = sorted({first, *plan})
     strides = [_STRIDE.value or -(-length // 2) for length in plan]

@@ -3,7 +3,7 @@ import itertools
 import pytest
 
 from cope_jax.corpora import sentences_by_corpus, wikitext
-from cope_jax.corpora.sentences import natural, split_sentences
+from cope_jax.corpora.wikitext import natural, split_sentences
 from cope_jax.errors import ConfigError
 from tests.corpora.data import real, write
 

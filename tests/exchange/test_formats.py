@@ -113,7 +113,7 @@ MISTAKES = {
         lambda f: (f / "config.json").write_text('{"model_type": "gpt_neo"}'),
         "unknown model_type 'gpt_neo'",
     ),
-    "a list": (lambda f: (f / "config.json").write_text("[]"), "unknown model_type 'list'"),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), "must hold names with values, and is a list"),
     "a newer version": (
         lambda f: (f / "config.json").write_text('{"model_type": "cope_jax", "version": 2, "model": {}}'),
         "not of version 1",

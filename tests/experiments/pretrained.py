@@ -4,8 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.kept_files import keep_files
-from cope_jax.runs.workdir import open_workdir, write_json
+from cope_jax.runs.workdir import keep_files, open_workdir, write_json
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import ExperimentConfig
 

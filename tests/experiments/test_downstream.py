@@ -179,7 +179,7 @@ def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_p
         text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces"
     )
     experiment = Experiment(config)
-    assert list(warm_start.start_of(config, experiment.learner, experiment.task)) == ["encoder"]
+    assert list(warm_start.start(config.training.start, experiment.learner, experiment.task)) == ["encoder"]
     wider = dataclasses.replace(
         config, model=dataclasses.replace(config.model, block=dataclasses.replace(config.model.block, model_dim=12))
     )

@@ -15,8 +15,8 @@ from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.kept_files import check_alike, keep_files
 from cope_jax.runs.load import load_run
+from cope_jax.runs.workdir import check_alike, keep_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from tests.experiments.pretrained import TEXT_CONFIG
 

@@ -191,7 +191,7 @@ def test_always_the_same_piece_is_a_baseline(task):
         ({"mask_rate": 0.0}, r"masked_lm.mask_rate must be above 0"),
         ({"max_predictions": 0}, r"masked_lm.max_predictions must be at least 1"),
         ({"vocab_size": 40}, r"a WordPiece vocabulary of 40 has no room"),
-        ({"vocab": "nowhere.txt"}, r"no vocabulary at nowhere.txt"),
+        ({"vocab": "nowhere.txt"}, r"cannot read nowhere.txt"),
     ],
 )
 def test_wrong_options_are_one_line(options, message):

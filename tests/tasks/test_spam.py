@@ -93,7 +93,7 @@ def test_special_pieces_in_a_message_are_text(vocab, tmp_path):
         ({"folds": 30}, r"spam.folds must be at most 22"),
         ({"train": 1}, r"spam.train must be at least 2"),
         ({"train": 46}, r"spam.train must be at most 44"),
-        ({"vocab": "nowhere.txt"}, r"no vocabulary at nowhere.txt"),
+        ({"vocab": "nowhere.txt"}, r"cannot read nowhere.txt"),
     ],
 )
 def test_wrong_options_are_one_line(vocab, options, message):

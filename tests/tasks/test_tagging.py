@@ -164,7 +164,7 @@ def test_what_models_read(task):
         ({"max_pieces": 2}, r"tagging.max_pieces must be at least 3"),
         ({"max_characters": 2}, r"tagging.max_characters must be at least 3"),
         ({"vectors": "a", "pieces": "b"}, r"vectors or pieces, not both"),
-        ({"pieces": "nowhere.txt"}, r"no vocabulary at nowhere.txt"),
+        ({"pieces": "nowhere.txt"}, r"cannot read nowhere.txt"),
         ({"data_dir": "nowhere"}, r"no ud-ewt/en_ewt-ud-train.conllu in nowhere"),
     ],
 )

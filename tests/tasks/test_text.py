@@ -264,7 +264,7 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
             "^no wikitext-2/wiki.train.tokens in nowhere, which does not exist: put the corpus there",
         ),
         ({"vocab": "nowhere"}, "^no tokenizer at nowhere: give a tokenizer.json"),
-        ({"vocab": "nowhere", "tokenizer": "words"}, "no vocabulary at nowhere"),
+        ({"vocab": "nowhere", "tokenizer": "words"}, "cannot read nowhere"),
     ],
 )
 def test_wrong_options_are_one_line(options, message):

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.tokenizers.vocabulary import Vocabulary
+from cope_jax.tokenizers.word_level import Vocabulary
 
 TEXT = "d b a c b <unk> a b <unk> <unk> <unk>".split()
 
@@ -40,9 +40,9 @@ def test_wrong_sizes_and_files(tmp_path):
         Vocabulary(["a"])
     with pytest.raises(ConfigError, match="must have '<unk>' and each word once"):
         Vocabulary(["<unk>", "a", "a"])
-    with pytest.raises(ConfigError, match="no vocabulary at"):
+    with pytest.raises(ConfigError, match="cannot read"):
         Vocabulary.load(tmp_path / "none.txt")
     (tmp_path / "latin.txt").write_bytes("<unk>\né\n".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"latin.txt is no text in UTF-8") as error:
+    with pytest.raises(ConfigError, match=r"latin.txt, line 2: not UTF-8 text") as error:
         Vocabulary.load(tmp_path / "latin.txt")
     assert "\n" not in str(error.value)

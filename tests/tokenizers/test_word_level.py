@@ -7,8 +7,7 @@ from cope_jax.corpora import wikitext
 from cope_jax.corpora.raw_text import documents
 from cope_jax.errors import ConfigError
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.vocabulary import Vocabulary
-from cope_jax.tokenizers.word_level import Words, split
+from cope_jax.tokenizers.word_level import Vocabulary, Words, split
 
 WORDS = Words.train(documents("wikitext-2", None, "train"))
 
@@ -71,8 +70,8 @@ def test_a_mark_of_byte_order_is_no_part_of_the_first_word(tmp_path):
         (b"<unk>\na\n", "a vocabulary of running text must have '<eos>'"),
         (b"<eos>\na\n", "must have '<unk>' and each word once"),
         (b"<unk>\n<eos>\na\na\n", "must have '<unk>' and each word once"),
-        (b"<unk>\n\xff\n", "is no text in UTF-8"),
-        (None, "no vocabulary at"),
+        (b"<unk>\n\xff\n", "line 2: not UTF-8 text"),
+        (None, "cannot read"),
     ],
 )
 def test_a_damaged_file_is_one_clear_line(tmp_path, content, message):

@@ -12,7 +12,7 @@ from cope_jax.models.embedder import ModelEmbedder, overlapping, pool, whole
 from cope_jax.models.encoder import bert_block
 from cope_jax.models.rnn_lm import RNNLM, RnnEmbedder, RNNLMConfig
 from cope_jax.tokenizers.characters import batch_sentences
-from cope_jax.tokenizers.vocabulary import Vocabulary
+from cope_jax.tokenizers.word_level import Vocabulary
 from cope_jax.tokenizers.wordpiece import WordPiece
 
 SENTENCES = [text.split() for text in ("a play", "they play it again and again", "the", "a bad play by a good actor")]

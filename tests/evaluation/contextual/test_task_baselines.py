@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.corpora import sentences_by_corpus, unigrams, wikitext
+from cope_jax.corpora import baselines, sentences_by_corpus, wikitext
 from cope_jax.data import pipeline
 from cope_jax.evaluation.contextual import task_baselines
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -47,7 +47,7 @@ def test_the_baseline_of_both_directions_knows_the_ends_of_sentences():
     ]
     train = [word for document in words for word in document]
     stream = task.stream("train", 4)
-    forward = unigrams.probabilities([stream[i] for i in range(len(stream))], task.vocab_size)[""]
+    forward = baselines.unigram_probabilities([stream[i] for i in range(len(stream))], task.vocab_size)[""]
     assert forward[task.vocabulary.number("</S>")] == (train.count("</S>") + 1) / (len(train) + task.vocab_size)
     assert forward[task.vocabulary.number("<S>")] == 1 / (len(train) + task.vocab_size)
     assert run is None and 20 < baseline.value < task.vocab_size

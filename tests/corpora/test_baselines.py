@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from cope_jax.corpora.bag_of_words import FEATURES, BagOfWords, bags
+from cope_jax.corpora.baselines import FEATURES, BagOfWords, bags
 from cope_jax.errors import ConfigError
 
 VOCAB, SPECIAL = 60, (0, 1, 2)
