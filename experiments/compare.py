@@ -36,7 +36,7 @@ from cope_jax.training import processes
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import distributed, entry
-from experiments.cli.flag_lists import read_names
+from experiments.cli.flag_values import read_names
 
 _CONFIG = entry.DEFINE_config("config")
 _ENCODINGS = flags.DEFINE_string(

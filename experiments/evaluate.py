@@ -13,13 +13,12 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load_run
 from experiments.cli import entry
-from experiments.cli.renamed_flags import renamed
 
 _MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _EXAMPLES = flags.DEFINE_integer(
     "examples", None, "Of each split; without it, as many as in the run's config.", lower_bound=1
 )
-renamed("workdir", "model")
+entry.renamed("workdir", "model")
 
 
 def main() -> None:

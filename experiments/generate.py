@@ -6,6 +6,7 @@ python -m experiments.generate --model=runs/code_small --prompts=prompts.txt --t
 Prints a prompt with its continuation, or those of a file one after the other, and how fast tokens came. docs/text.md
 """
 
+import dataclasses
 import io
 import json
 import os
@@ -17,15 +18,14 @@ from pathlib import Path
 import jax
 from absl import flags
 
-from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 from cope_jax.generation import text_model
 from cope_jax.generation.decoding import generate_stream
 from cope_jax.generation.detokenizer import Continuation
 from cope_jax.generation.sampling import row_keys
 from cope_jax.registry import check_at_least
-from experiments.cli import entry
-from experiments.cli.renamed_flags import renamed
+from experiments.cli import entry, outputs
 
 _MODEL = flags.DEFINE_string(
     "model", None, "A run, or a folder with a model and its tokenizer, ours or Hugging Face's.", required=True
@@ -41,16 +41,17 @@ _STOP = flags.DEFINE_multi_string("stop", [], "Text that ends a continuation; ma
 _SAMPLE_SEED = flags.DEFINE_integer("sample_seed", 0, "Of the draws.", lower_bound=0, upper_bound=2**31 - 1)
 _MODEL_SEED = flags.DEFINE_integer("model_seed", None, "Which seed of the run; without it, the first.")
 _BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Prompts of a file that are continued side by side.")
-renamed("workdir", "model")
-renamed("seed", "sample_seed")  # with the next release --seed is that of the run, which is --model_seed until then
+entry.renamed("workdir", "model")
+entry.renamed(
+    "seed", "sample_seed"
+)  # with the next release --seed is that of the run, which is --model_seed until then
 
 
 def main() -> None:
     """Reads the prompts, and shows or writes what follows them."""
     named = list(_prompts())
-    for stop in _STOP.value:
-        if not stop:
-            raise ConfigError("--stop is empty: give a text, or leave it out")
+    if "" in _STOP.value:
+        raise ConfigError("--stop is empty: give a text, or leave it out")
     check_at_least(1, "generate", batch_size=_BATCH_SIZE.value)
     generator = text_model.load(Path(_MODEL.value), _MODEL_SEED.value)
     prompts = [(prompt, generator.codec.read(prompt, name).tolist()) for name, prompt in named]
@@ -72,12 +73,13 @@ def main() -> None:
     print(speed.line(), file=sys.stderr)
 
 
+@dataclasses.dataclass
 class Speed:
-    """Tokens drawn and seconds taken, without those of the first of each batch, which wait for the compiler."""
+    """Tokens drawn, and seconds taken without those of the first of each batch, which wait for the compiler."""
 
-    def __init__(self) -> None:
-        self.tokens = self.counted = 0
-        self.seconds = 0.0
+    tokens: int = 0
+    counted: int = 0  # those that the seconds are of
+    seconds: float = 0.0
 
     def line(self) -> str:
         """What was measured, in a sentence."""
@@ -144,13 +146,8 @@ def _show(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int
 
 def _write(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], out: Path, speed: Speed) -> None:
     """Writes a line of JSON for each prompt, a batch at a time."""
-    try:
-        with clear_storage_errors(out):
-            out.open("a").close()  # before anything is drawn
-    except StorageError:
-        raise
-    except OSError as error:
-        raise ConfigError(f"cannot write to {out} ({error.strerror}): choose another --out") from error
+    with outputs.writing(out):
+        out.open("a").close()  # before anything is drawn
     for start in range(0, len(prompts), _BATCH_SIZE.value):
         batch = prompts[start : start + _BATCH_SIZE.value]
         *_, rows = _rows(generator, batch, start, speed)
@@ -158,7 +155,7 @@ def _write(generator: text_model.TextGenerator, prompts: list[tuple[str, list[in
             {"prompt": prompt, "continuation": row.text} for (prompt, _), (row, _) in zip(batch, rows, strict=True)
         ]
         text = "".join(f"{json.dumps(values, ensure_ascii=False)}\n" for values in found)
-        with clear_storage_errors(out), out.open("a" if start else "w", encoding="utf-8") as file:
+        with outputs.writing(out), out.open("a" if start else "w", encoding="utf-8") as file:
             file.write(text)
     print(out)
 

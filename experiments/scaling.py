@@ -13,7 +13,7 @@ from absl import flags
 
 from cope_jax.errors import ConfigError
 from experiments.cli import entry
-from experiments.cli.flag_lists import read_numbers
+from experiments.cli.flag_values import read_numbers
 from experiments.compile_check import prediction
 
 _FIGURES = flags.DEFINE_string("figures", None, "Folder with the files of compile_check --json.", required=True)

@@ -32,8 +32,7 @@ from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.workdir import check_sources
 from cope_jax.tasks.synthetic import SyntheticTask
-from experiments.cli import entry
-from experiments.cli.renamed_flags import renamed
+from experiments.cli import entry, outputs
 
 _MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces, or a text; without it, of --split.")
@@ -46,7 +45,7 @@ _HEAD = flags.DEFINE_integer("head", None, "Only this head, from 0; without it, 
 _WINDOWS = flags.DEFINE_integer("windows", 16, "Of text: how many windows of the split.", lower_bound=1)
 _TOP = flags.DEFINE_integer("top", 3, "Of text: how many heads of the ranking are shown in colours.", lower_bound=0)
 _OUT = flags.DEFINE_string("out", None, "Folder for the heat maps; without it, `maps` in that of the run.")
-renamed("workdir", "model")
+entry.renamed("workdir", "model")
 
 
 def main() -> None:
@@ -61,11 +60,9 @@ def main() -> None:
         write = show_maps(console, run, run.task)
     else:
         write = show_text(console, workdir, run)
-    try:
+    with outputs.writing(out):
         paths = write(out)
-    except OSError as error:
-        raise ConfigError(f"cannot write to {out} ({error.strerror}): choose another --out") from error
-    console.print(*paths, sep="\n", soft_wrap=True)
+    outputs.list_files(paths)
 
 
 def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable[[Path], list[Path]]:

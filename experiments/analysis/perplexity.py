@@ -27,8 +27,7 @@ from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record, select
 from cope_jax.tasks.stored import TextTask
 from experiments.cli import entry
-from experiments.cli.flag_lists import read_numbers
-from experiments.cli.renamed_flags import renamed
+from experiments.cli.flag_values import read_numbers
 
 _MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
@@ -37,7 +36,7 @@ _STRIDE = flags.DEFINE_integer(
     "stride", None, "Tokens from one window to the next; without it, half of the length.", lower_bound=1
 )
 _LENGTHS = flags.DEFINE_list("lengths", [], "Further lengths, such as 128,256,512.")
-renamed("workdir", "model")
+entry.renamed("workdir", "model")
 
 
 def main() -> None:

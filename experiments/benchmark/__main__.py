@@ -21,10 +21,10 @@ from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
 from cope_jax.training.preemption import GracefulStop, Interrupted
-from experiments.benchmark import benchmark_report, contenders, devices, memory_use, process, timing, training_steps
+from experiments.benchmark import benchmark_report, contenders, devices, memory_use, process, timing
 from experiments.benchmark.workloads import Recipe, cores, read_problems
 from experiments.cli import entry
-from experiments.cli.flag_lists import check_names, read_names
+from experiments.cli.flag_values import check_names, read_names
 
 SECTIONS = ("attention", "memory", "decode", "train")
 
@@ -82,11 +82,11 @@ def main() -> None:
     facts, results, cases = process.facts(), timing.Results(), []
     if "attention" in _ONLY.value:
         split = [dataclasses.replace(problem, devices=shared) for problem in timed]
-        cases += contenders.cases(split, names, reference)
+        cases += contenders.attention_cases(split, names, reference)
     if "decode" in _ONLY.value:
         cases += [contenders.decoding_case(problem, labels) for problem in decoded]
     if "train" in _ONLY.value:
-        cases += training_steps.cases(recipes, labels, shared)
+        cases += contenders.training_cases(recipes, labels, shared)
 
     def stop() -> bool:
         return interruption.number is not None

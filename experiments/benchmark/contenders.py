@@ -1,8 +1,8 @@
-"""Who takes part in the attention benchmark: a name, ENCODING/EXECUTION, and one small function each.
+"""Who takes part in the benchmark of attention, decoding and training steps, and in which cases.
 
-A contender makes of a problem two tasks: "forward", which returns out_BLHK, and "forward+backward", which returns it
-with the gradients of q, k, v and of every parameter for a fixed cotangent. JAX's split the heads over the problem's
-devices, and a ring splits the sequence.
+A contender of attention, ENCODING/EXECUTION, makes of a problem two tasks: "forward", which returns out_BLHK, and
+"forward+backward", which returns it with the gradients of q, k, v and of every parameter for a fixed cotangent. JAX's
+split the heads over the problem's devices, and a ring splits the sequence.
 """
 
 import contextlib
@@ -13,20 +13,22 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from cope_jax import encodings
+from cope_jax import encodings, tasks
 from cope_jax.array_types import PyTree
 from cope_jax.attention import Cache, attend, attend_cached, create_cache
 from cope_jax.encodings import EncodingConfig
-from cope_jax.registry import Registry, unknown
+from cope_jax.registry import unknown
+from cope_jax.training import from_config
+from cope_jax.training.experiment_config import JobConfig, MeshConfig
 from experiments.benchmark.devices import AXIS, Attention, Plan, split_heads, split_sequence
-from experiments.benchmark.timing import Case, LeftOut, Task, WithNote
-from experiments.benchmark.workloads import BACKWARD, FORWARD, Problem, Recipe
+from experiments.benchmark.timing import Build, Case, LeftOut, Task, WithNote
+from experiments.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe
 
 Contender = Callable[[Problem], Mapping[str, Task]]
 
-CONTENDERS: Registry[Contender] = Registry("contender")
 IMPLEMENTATIONS = ("full", "blockwise", "ring", "auto")
 OURS = ("cope/blockwise", "cope/full", "cope/ring", "rope/blockwise", "rope/full", "rope/jax.nn")
 OF_TORCH = {
@@ -35,25 +37,37 @@ OF_TORCH = {
     "rope/torch-sdpa": "sdpa_with_rope",
 }
 DEFAULT = (*OURS, *OF_TORCH)
+X_TRANSFORMERS = ("cope", "rope")
 # Matrices of all pairs, float32, that backward holds at its peak, roughly.
 OF_FULL, OF_JAX_NN = 10, 6
 
 
-def cases(problems: Sequence[Problem], names: Sequence[str], reference: str) -> list[Case]:
+def attention_cases(problems: Sequence[Problem], names: Sequence[str], reference: str) -> list[Case]:
     """One case for each problem: attention, forward and with all gradients."""
     built = []
     for problem in problems:
         builds = {name: functools.partial(find(name), problem) for name in names}
-        fields = {"section": "attention", **problem.fields()}
-        built.append(Case(fields, builds, reference, cost=problem.length**2))
+        built.append(Case({"section": "attention", **vars(problem)}, builds, reference, cost=problem.length**2))
     return built
 
 
 def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:
     """Attention of one new token to a cache of a context of the problem's length, with each encoding."""
-    fields = {"section": "decode", "context": problem.length, **problem.fields()}
+    fields = {"section": "decode", "context": problem.length, **vars(problem)}
     builds = {spec: functools.partial(decode, spec, problem) for spec in specs}
     return Case(fields, builds, specs[0], cost=problem.length * 100)
+
+
+def training_cases(recipes: Sequence[Recipe], names: Sequence[str], devices: int) -> list[Case]:
+    """One case for each recipe: each encoding in our decoder, and CoPE and RoPE in x-transformers'."""
+    built = []
+    for recipe in recipes:
+        builds: dict[str, Build] = {name: functools.partial(train, recipe, name, devices) for name in names}
+        for name in X_TRANSFORMERS:
+            builds[f"{name}, x-transformers"] = functools.partial(of_torch, "x_transformers_step", recipe, name)
+        fields = {"section": "train", "recipe": recipe.label, "devices": devices}
+        built.append(Case(fields, builds, names[0], cost=recipe.batch()["inputs"].size * 500))
+    return built
 
 
 def find(name: str) -> Contender:
@@ -62,14 +76,10 @@ def find(name: str) -> Contender:
     >>> tasks = find("alibi/full")(Problem(length=4, heads=2, head_dim=8))
     >>> tasks["forward"]().shape
     (1, 4, 2, 8)
-    >>> find("rope/torch")
-    Traceback (most recent call last):
-    ...
-    cope_jax.errors.ConfigError: unknown contender 'rope/torch': did you mean 'rope/torch-sdpa'? Choices: ...
     """
     spec, _, implementation = name.rpartition("/")
     if name in CONTENDERS:
-        return CONTENDERS.get(name)
+        return CONTENDERS[name]
     if not spec or implementation not in IMPLEMENTATIONS:
         own = [f"{encoding}/{how}" for encoding in encodings.names() for how in IMPLEMENTATIONS]
         raise unknown("contender", name, [*CONTENDERS, *own])
@@ -98,7 +108,6 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
     return _tasks(split_heads(build, problem), problem)
 
 
-@CONTENDERS.register("rope/jax.nn")
 def _jax_nn(problem: Problem) -> Mapping[str, Task]:
     """`jax.nn.dot_product_attention` after our rotation."""
     problem.check_square(OF_JAX_NN)
@@ -185,6 +194,26 @@ def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
     return {"attention of one token": task}
 
 
+def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
+    """One step of training as the loop runs it, its batch split over devices; on one where that cannot be."""
+    size = recipe.config.training.batch_size
+    shares = 1 if size % devices else devices
+    config = dataclasses.replace(recipe.config, encoding=encoding, job=JobConfig(mesh=MeshConfig(data=shares)))
+    task = tasks.create(config.task.name, **config.task.options)
+    program = from_config.create_program(config, task, devices=jax.devices()[:shares])
+    state = program.init([0])
+    batches = program.place(jax.tree.map(lambda array: array[None], dict(recipe.batch())), size)
+
+    def step() -> float:
+        nonlocal state
+        state, metrics = program.train_steps(state, batches)
+        return float(np.asarray(jax.block_until_ready(metrics["loss"])).item())
+
+    if shares < devices:
+        return WithNote({STEP: step}, f"on 1 device, for {devices} cannot share a batch of {size} evenly")
+    return {STEP: step}
+
+
 def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, Task]:
     """The tasks of a function of `torch_contenders`, which is imported only where PyTorch is installed."""
     try:
@@ -195,5 +224,5 @@ def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, 
         raise LeftOut(f"{error.name} is not installed: pip install -e '.[bench]'") from error
 
 
-for _name, _function in OF_TORCH.items():
-    CONTENDERS.register(_name)(functools.partial(of_torch, _function))
+CONTENDERS: dict[str, Contender] = {"rope/jax.nn": _jax_nn}
+CONTENDERS |= {name: functools.partial(of_torch, function) for name, function in OF_TORCH.items()}

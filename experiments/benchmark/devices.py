@@ -26,11 +26,7 @@ LENGTH, TOLERANCE = 8, 1e-4
 
 
 def choose(asked: int) -> int:
-    """How many of JAX's devices share the work; 0 asks for all. Raises ConfigError where there are fewer than asked.
-
-    >>> choose(1)
-    1
-    """
+    """How many of JAX's devices share the work; 0 asks for all. Raises ConfigError where there are fewer than asked."""
     found = jax.device_count()
     if asked > found:
         raise ConfigError(f"--devices={asked}, and JAX has {found}: ask for fewer, or look into XLA_FLAGS")

@@ -29,7 +29,7 @@ def run(
         for problem in problems:
             for name in names:
                 bar.set_description(f"memory, {problem.length}")
-                fields = {"section": "memory", **problem.fields()}
+                fields = {"section": "memory", **vars(problem)}
                 measured = measure(name, problem)
                 if stop():
                     return
@@ -43,7 +43,7 @@ def run(
 
 def measure(name: str, problem: Problem) -> dict[str, Any]:
     """What `measure_here` finds in a new process; the `reason` where that fails."""
-    command = [sys.executable, "-m", __name__, name, json.dumps(problem.fields())]
+    command = [sys.executable, "-m", __name__, name, json.dumps(vars(problem))]
     done = subprocess.run(command, cwd=ROOT, env=process.untuned(), capture_output=True, text=True)
     if done.returncode:
         died = f"ended by signal {-done.returncode}" if done.returncode < 0 else (done.stderr.splitlines() or ["?"])[-1]
@@ -54,10 +54,9 @@ def measure(name: str, problem: Problem) -> dict[str, Any]:
 def measure_here(name: str, problem: Problem) -> dict[str, Any]:
     """As `measure`, in this process, of which it is the first work.
 
-    Returns:
-      The `reason` why the contender does not take part, or:
-      `temp_bytes`: what XLA allocates beside arguments and results; None for others. `start_bytes`: resident memory
-      with libraries, inputs and the compiled program. `peak_bytes`: the most that two calls took.
+    The `reason` why the contender does not take part, or `temp_bytes`, what XLA allocates beside arguments and results
+    (None for others), `start_bytes`, resident memory with libraries, inputs and the compiled program, and `peak_bytes`,
+    the most that two calls took.
     """
     try:
         task = contenders.find(name)(problem)[BACKWARD]

@@ -5,9 +5,8 @@
   allocates once for each call. So everybody is measured with an allocator that keeps its blocks.
 - PyTorch's threads spin while they wait for each other. Where other programs want the cores too, or another library's
   threads have their turn, that costs them a multiple of their own work. So idle threads sleep.
-- XLA runs the operations of a program one after another on a CPU, and hardly splits a small one over threads: one
-  device uses little more than one core. So a CPU is made one device for each core, with one thread each, and JAX's work
-  is split over them.
+- One CPU device of XLA uses little more than one core (docs/attention.md). So a CPU is made one device for each core,
+  with one thread each, and JAX's work is split over them.
 """
 
 import importlib.metadata

@@ -25,13 +25,10 @@ _PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one i
 
 
 def join() -> None:
-    """Connects this process with the others, if there are any; before anything asks for devices.
+    """Connects this process with the others, if there are any, before anything asks for devices.
 
     Leaves with status 134, as JAX does in a process that loses the others, where they are not found: they may only be
-    late, so that the same command is to be tried again.
-
-    Raises:
-      ConfigError: incomplete flags.
+    late, so that the same command is to be tried again. Raises ConfigError for incomplete flags.
     """
     given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")}
     explicit = any(value is not None for value in given.values())
@@ -58,6 +55,5 @@ def join() -> None:
 def several() -> bool:
     """Whether the environment says that this is one of several processes."""
     counts = (os.environ.get(name, "1") for name in ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE"))
-    return any(count.isdigit() and int(count) > 1 for count in counts) or "," in os.environ.get(
-        "TPU_WORKER_HOSTNAMES", ""
-    )
+    hosts = os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    return "," in hosts or any(count.isdigit() and int(count) > 1 for count in counts)

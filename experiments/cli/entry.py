@@ -101,12 +101,10 @@ def run(main: Callable[[], None]) -> None:
             main()
 
     def parse(argv: Sequence[str]) -> list[str]:
-        from absl.flags import FLAGS, Error
-
         with clear_errors():
             try:
-                return FLAGS(argv)
-            except Error as error:
+                return flags.FLAGS(argv)
+            except flags.Error as error:
                 raise _wrapped(error) or ConfigError(_flag_error(str(error))) from None
             except (AttributeError, KeyError) as error:
                 raise ConfigError(_unknown_field(_one_line(error))) from error
@@ -181,6 +179,25 @@ def DEFINE_config(name: str, default: str | None = None, what: str = "") -> flag
     )
     flags.FLAGS[name].parser = _ConfigParser(flags.FLAGS[name].parser)
     return holder
+
+
+class _OldName(flags.Flag):  # type: ignore[type-arg]  # absl's class has no parameters when it runs
+    """A flag that sets another one, and says so."""
+
+    def __init__(self, old: str, new: str, values: flags.FlagValues):
+        super().__init__(flags.ArgumentParser(), None, old, None, f"Old name of --{new}.")
+        self._new, self._values = new, values
+
+    def parse(self, argument: str) -> None:
+        print(f"warning: --{self.name} is now --{self._new}; the old name goes with the next release", file=sys.stderr)
+        flag = self._values[self._new]
+        flag.parse(",".join([*flag.value, argument]) if flag.present and isinstance(flag.value, list) else argument)
+        flag.using_default_value = False
+
+
+def renamed(old: str, new: str, values: flags.FlagValues = flags.FLAGS) -> None:
+    """Lets --OLD stand for --NEW, which is defined, with a line on stderr; of a list each old name adds to it."""
+    flags.DEFINE_flag(_OldName(old, new, values), values, module_name=__name__)
 
 
 def read_config(value: Any) -> ExperimentConfig:

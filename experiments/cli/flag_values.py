@@ -1,23 +1,52 @@
-"""What the flags of these commands name: models on disk, systems, options of a task."""
+"""What flags hold: names, encodings with options in parentheses, numbers, models on disk, options of a task."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from cope_jax import encodings
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.models.embedder import Embedder
+from cope_jax.registry import unknown
 from cope_jax.runs.load import load
 from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 
 
-def load_models(models: Sequence[str]) -> list[Embedder]:
-    """The embedders of --models, see `pretrained.load`; of two of one kind each has its folder's name beside it.
+def check_names(kind: str, names: Sequence[str], choices: Collection[str]) -> None:
+    """Raises ConfigError for a name that is not among the choices."""
+    for name in names:
+        if name not in choices:
+            raise unknown(kind, name, choices)
 
-    Raises:
-      ConfigError: there is none, one twice, or no such model.
+
+def read_names(flag: str, text: str, check: Callable[[str], Any]) -> list[str]:
+    """The names of a flag with commas between them; ConfigError for one that `check` refuses, or one twice."""
+    names = [name.strip() for name in encodings.split_outside_parentheses(text, ",")]
+    for name in names:
+        check(name)
+        if names.count(name) > 1:
+            raise ConfigError(f"--{flag} names {name!r} twice")
+    return names
+
+
+def read_numbers(flag: str, texts: Sequence[str]) -> list[int]:
+    """Positive numbers; ConfigError for anything else.
+
+    >>> read_numbers("lengths", ["512", "1k"])
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: --lengths takes positive numbers with commas between them, not '1k'
     """
+    for text in texts:
+        if not text.strip().isdecimal() or int(text) < 1:
+            raise ConfigError(f"--{flag} takes positive numbers with commas between them, not {text!r}")
+    return [int(text) for text in texts]
+
+
+def load_models(models: Sequence[str]) -> list[Embedder]:
+    """The embedders of --models, by `pretrained.load`; of two of one kind each has its folder's name beside it."""
     if not models or "" in models:
         raise ConfigError('--models names no model: give runs of experiments.train, folders of models, or "minilm"')
     if len(set(models)) < len(models):
@@ -32,11 +61,7 @@ def load_models(models: Sequence[str]) -> list[Embedder]:
 
 
 def by_kind(models: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
-    """The models of --models by the name of their kind, such as "elmo"; none is read.
-
-    Raises:
-      ConfigError: there is no such model, it is of another kind, or there are two of one kind.
-    """
+    """The models of --models by the name of their kind, such as "elmo"; ConfigError for another one, or two of one."""
     found: dict[str, str] = {}
     for model in models:
         kind = load(model).name

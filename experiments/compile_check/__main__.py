@@ -15,7 +15,7 @@ from rich.console import Console
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.table import Table
-from experiments.cli import entry
+from experiments.cli import entry, outputs
 from experiments.compile_check import chips
 from experiments.compile_check.figures import compile_step, notes, rows
 
@@ -37,10 +37,8 @@ def main() -> None:
     for note in notes(step):
         console.print(note, markup=False)
     if path is not None:
-        try:
+        with outputs.writing(path, "json"):
             path.write_text(json.dumps(step, indent=1) + "\n")
-        except OSError as error:
-            raise ConfigError(f"cannot write to {path} ({error.strerror}): choose another --json") from error
     if not step["fits"]:
         sys.exit(1)
 

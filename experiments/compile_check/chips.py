@@ -93,23 +93,12 @@ class Topology(NamedTuple):
 
 
 def known() -> str:
-    """The topologies that the command's help and errors list.
-
-    >>> known().split("; ")[1]
-    'v5e:1x1|2x2|2x4|4x4|4x8|8x8|8x16|16x16'
-    """
+    """The topologies that the command's help and errors list."""
     return "; ".join(f"{name}:{'|'.join(chip.shapes)}" for name, chip in CHIPS.items())
 
 
 def find(topology: str) -> tuple[Chip, str]:
-    """The chip and the shape that a topology names, as "v5e:4x4"; other shapes than the common ones pass too.
-
-    >>> find("v5p:2x4x4")[1]
-    '2x4x4'
-
-    Raises:
-      ConfigError: not of that form, or an unknown chip.
-    """
+    """The chip and the shape that a topology names, as "v5e:4x4"; other shapes than the common ones pass too."""
     name, _, shape = topology.partition(":")
     sizes = shape.split("x")
     if name not in CHIPS or not all(size.isdecimal() and int(size) > 0 for size in sizes):
@@ -122,12 +111,9 @@ def find(topology: str) -> tuple[Chip, str]:
 
 
 def describe(name: str) -> Topology:
-    """The devices of a topology; this process computes on the CPU from then on.
+    """The devices of a topology; this process, in which JAX has computed nothing yet, computes on the CPU from then on.
 
-    To be called before JAX has computed anything.
-
-    Raises:
-      ConfigError: an unknown topology, or its compiler is not installed.
+    Raises ConfigError for an unknown topology, and where its compiler is not installed.
     """
     chip, shape = find(name)
     jax.config.update("jax_platforms", "cpu")
@@ -151,9 +137,5 @@ def describe(name: str) -> Topology:
 
 
 def target_config(chip: Chip) -> str:
-    """What XLA must know of a GPU to compile for it without having one.
-
-    >>> "memory_bandwidth: 4800000000000" in target_config(CHIPS["h200"])
-    True
-    """
+    """What XLA must know of a GPU to compile for it without having one."""
     return _HOPPER.format(name=chip.name, memory=chip.hbm_bytes, bandwidth=chip.hbm_bandwidth)

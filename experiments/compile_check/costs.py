@@ -27,10 +27,7 @@ class Collective:
     def sent(self) -> float:
         """Bytes that each chip sends, by the ring algorithm.
 
-            all-gather, reduce-scatter, all-to-all: (n−1)/n · payload; all-reduce: twice that; permute: payload.
-
-        >>> Collective("all-reduce", 4, 1, 1000).sent
-        1500.0
+        all-gather, reduce-scatter, all-to-all: (n−1)/n · payload; all-reduce: twice that; permute: payload.
         """
         if self.kind == "collective-permute":
             return self.payload
@@ -89,11 +86,9 @@ def _group(instruction: Instruction, devices: int) -> int:
 
 
 def estimated_cycles(visits: Iterable[Visit]) -> tuple[float, dict[str, float]]:
-    """The compiler's estimate in cycles of the core's clock.
+    """The compiler's `estimated_cycles` of each instruction times how often that runs, and how many have no estimate.
 
-    Returns:
-      Its `estimated_cycles` of each instruction times how often that runs; and how many instructions that work on
-      arrays run without such a statement, by opcode, or by the name that the compiler chose for a fusion.
+    The latter are those that work on arrays, by opcode, or by the name that the compiler chose for a fusion.
     """
     total, without = 0.0, collections.defaultdict[str, float](float)
     for visit in visits:

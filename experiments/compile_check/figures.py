@@ -11,10 +11,10 @@ from cope_jax.evaluation.report.table import FIRM
 from cope_jax.training import from_config
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.throughput import peak_flops
-from experiments.compile_check import costs, trip_counts
-from experiments.compile_check.attention_loops import count_turns, turns_of
+from experiments.compile_check import costs
 from experiments.compile_check.chips import Topology
 from experiments.compile_check.hlo import Module
+from experiments.compile_check.trip_counts import count_turns, turns_of, walk
 
 Figures = dict[str, Any]
 """In bytes, seconds and FLOPs; those of memory, work and time are of one device, and absent where it does not fit."""
@@ -25,10 +25,8 @@ _BYTES = {"arguments": "argument", "outputs": "output", "aliased": "alias", "tem
 def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
     """Compiles the training step of an experiment for the devices of a topology.
 
-    It is one step, of which training dispatches `training.steps_per_dispatch` in one loop.
-
-    Raises:
-      ConfigError: an experiment or mesh that does not fit the devices.
+    It is one step, of which training dispatches `training.steps_per_dispatch` in one loop. Raises ConfigError for an
+    experiment or a mesh that does not fit the devices.
     """
     task = tasks.create(config.task.name, **config.task.options)
     program = from_config.create_program(config, task, devices=topology.devices)
@@ -79,7 +77,7 @@ def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
     """What a compiled program does in one device, from its text."""
-    visits = list(trip_counts.walk(Module.parse(text), turns_of(turns)))
+    visits = list(walk(Module.parse(text), turns_of(turns)))
     cycles, without = costs.estimated_cycles(visits)
     return {
         "collectives": [
@@ -115,11 +113,7 @@ def predict(figures: Figures) -> Figures:
 
 
 def excess(message: str) -> str:
-    """The sentence of a compiler's error that has the numbers.
-
-    >>> excess("RESOURCE_EXHAUSTED: E1000: Ran out of memory on HBM, it needs 23.30G and there are 15.75G. Module: x")
-    'Ran out of memory on HBM, it needs 23.30G and there are 15.75G'
-    """
+    """The sentence of a compiler's error that has the numbers, "Ran out of memory on HBM, …"."""
     found = re.search(r"((?:Ran )?out of memory[^\n]*?|Used [^\n]*?)(?:\.(?:\s|$)|\n|$)", message, re.IGNORECASE)
     return found[1] if found else " ".join(message.split())[:300]
 

@@ -19,11 +19,7 @@ _OPCODE = re.compile(r"\s*(?P<opcode>[a-z][\w\-]*)\(")
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
-    """The type and sizes of one array.
-
-    >>> Shape.all("(bf16[2,3]{1,0:T(8,128)(2,1)}, f32[])")
-    (Shape(type='bf16', sizes=(2, 3)), Shape(type='f32', sizes=()))
-    """
+    """The type and sizes of one array."""
 
     type: str
     sizes: tuple[int, ...]

@@ -74,11 +74,7 @@ def chip_of(figures: Figures) -> str:
 
 
 def read(folder: Path) -> dict[str, list[Figures]]:
-    """The figures of all files `*.json` in a folder whose steps compiled for several devices, by chip.
-
-    Raises:
-      ConfigError: no such file, or one that is something else.
-    """
+    """The figures of a folder's files `*.json` on several devices, by chip; ConfigError for none, or something else."""
     found: dict[str, list[Figures]] = {}
     for path in sorted(folder.glob("*.json")):
         try:

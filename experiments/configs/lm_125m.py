@@ -6,9 +6,8 @@ Hardware: a v5e-16 slice (topology v5e:4x4), or any GPU or TPU with 16 GB by a s
 Expected: the loss falls to 7.57 nats, the entropy of the tokens; they are Zipf's, drawn independently; on
 text this model is `wikitext103.py`, for which the paper has perplexity 23.46 (test), 22.55 (validation).
 
-From the paper: 12 layers, width 768, context 1024, GPT-2's vocabulary and tied embeddings (123.7 M parameters), p_max
-64 shared by the layers, batch 64, 100 epochs: 180,000 steps are as many tokens. It leaves the rest open. As GPT-2
-small: 12 heads, dropout 0.1. Our choice: AdamW as GPT-3 (arXiv 2005.14165) has it for this size.
+Its sizes and its training, 123.7 M parameters and 180,000 steps, are those of `wikitext103.py`, which says what comes
+from the paper.
 
 Every device has the parameters whole and its share of the batch, 4 sequences on each of 16.
 """
@@ -17,23 +16,9 @@ from cope_jax.training import config_files as base
 
 
 def get_config() -> base.ConfigDict:
-    return base.experiment(
-        "zipf",
-        {"vocab_size": 50_257, "length": 1024},
-        model={
-            "num_layers": 12,
-            "encoding_sharing": "model",
-            "tie_embeddings": True,
-            "block": {
-                "model_dim": 768,
-                "num_heads": 12,
-                "dropout": 0.1,
-                "compute_dtype": "bfloat16",
-                "attention_blocks": (64, 256, 512),
-            },
-        },
-        encodings={"cope": {"npos_max": 64}},
-        optimizer={**base.GPT3, "learning_rate": 6e-4, "warmup_steps": 2000},
-        training={"steps": 180_000, "batch_size": 64, "steps_per_dispatch": 10, **base.every(1000)},
-        evaluation={"examples": 256, "curve_examples": 64, "sweep_examples": 0, "batch_size": 64},
-    )
+    like = base.named("wikitext103").to_dict()
+    same = {name: like[name] for name in ("model", "encodings", "optimizer", "training", "evaluation")}
+    config = base.experiment("zipf", {"vocab_size": 50_257, "length": 1024}, **same)
+    config.model.block.attention_blocks = (64, 256, 512)
+    config.evaluation.examples = 256
+    return config

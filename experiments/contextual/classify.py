@@ -20,7 +20,7 @@ from rich.console import Console
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual import classification, encoder_heads, pretrained
+from cope_jax.evaluation.contextual import classification, pretrained
 from cope_jax.evaluation.report.table import Table, figure
 from cope_jax.exchange import bert_files
 from cope_jax.files import write_atomically
@@ -30,9 +30,7 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import environment
 from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry, outputs
-from experiments.cli.flag_lists import check_names
-from experiments.cli.flag_values import with_options
-from experiments.cli.renamed_flags import renamed
+from experiments.cli.flag_values import check_names, with_options
 
 ENCODERS = {"bert_frozen": True, "bert_fine_tuned": False, "minilm_fine_tuned": False}
 HEADINGS = {
@@ -50,8 +48,8 @@ _MODEL = flags.DEFINE_string("model", None, "A pretrained BERT.")
 _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Some of {', '.join(SYSTEMS)}.")
 _REPEATS = flags.DEFINE_integer("repeats", 1, "Divisions into folds.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results and checkpoints.", required=True)
-renamed("data_dir", "corpora_dir")
-renamed("bert", "model")
+entry.renamed("data_dir", "corpora_dir")
+entry.renamed("bert", "model")
 
 
 def main() -> None:
@@ -93,14 +91,14 @@ def cross_validate(
         found = [classify(task.texts("train"), task.labels("train"), task.texts("test")) for task in folds]
     else:
         model = pretrained.MINILM if system.startswith("minilm") else _MODEL.value
-        head = encoder_heads.on_encoder(config, model, frozen=ENCODERS[system], vocabulary="vocab")
+        head = pretrained.on_encoder(config, model, frozen=ENCODERS[system], vocabulary="vocab")
         configs = {}
         for repeat, fold in ((task.config.repeat, task.config.fold) for task in folds):
             configs[f"{system}_repeat_{repeat}_fold_{fold}"] = with_options(head, repeat=repeat, fold=fold)
         Experiment.check(next(iter(configs.values())))
         planned = grid.plan(list(configs), 1, 1, workdir)
         grid.train_missing(configs, planned, workdir)
-        found = [encoder_heads.classify(cell.workdir) for cell in planned]
+        found = [pretrained.classify(cell.workdir) for cell in planned]
     test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])
     return classification.CrossValidation([task.labels("test") for task in folds], found, test_share)
 
@@ -124,12 +122,11 @@ def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Tab
 def show(workdir: Path, found: Mapping[str, classification.CrossValidation]) -> None:
     """Writes and prints the scores of all systems."""
     scores = {name: run.summary() for name, run in found.items()}
-    json_path, table_path = workdir / "scores.json", workdir / "table.md"
-    workdirs.write_json(json_path, {"scores": scores, "environment": environment()})
+    workdirs.write_json(workdir / "scores.json", {"scores": scores, "environment": environment()})
     table = create_table(scores)
-    write_atomically(table_path, f"{table.markdown()}\n")
+    path = write_atomically(workdir / "table.md", f"{table.markdown()}\n")
     Console().print(table.rich())
-    outputs.list_files([json_path, table_path])
+    outputs.list_files([workdir / "scores.json", path])
 
 
 if __name__ == "__main__":

@@ -21,13 +21,12 @@ from cope_jax.evaluation.contextual import task_baselines
 from cope_jax.runs import workdir as workdirs
 from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry, outputs
-from experiments.cli.renamed_flags import renamed
 
 _MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 20_000, "Training examples that the bag of words learns from.", lower_bound=2
 )
-renamed("workdir", "model")
+entry.renamed("workdir", "model")
 
 
 def main() -> None:

@@ -26,11 +26,10 @@ from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import entry, outputs
-from experiments.cli.renamed_flags import renamed
 
 _MODELS = flags.DEFINE_list("models", None, "Finished workdirs of experiments.train.", required=True)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the table and the plot.", required=True)
-renamed("runs", "models")
+entry.renamed("runs", "models")
 
 HEADINGS = ("model", "parameters", "steps", "minutes", "validation", "test", "at equal steps", "at equal time")
 

@@ -32,7 +32,6 @@ from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.runs import workdir as workdirs
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import load_models
-from experiments.cli.renamed_flags import renamed
 
 _TASK = flags.DEFINE_enum("task", "neighbours", ["neighbours", "senses"], "What to look at.")
 _MODELS = flags.DEFINE_list("models", None, 'Runs, folders of published models, "minilm".', required=True)
@@ -47,14 +46,12 @@ _CORPUS = flags.DEFINE_enum("corpus", "coarsewsd20", list(word_senses.CORPORA), 
 _TRAIN = flags.DEFINE_integer("train_per_word", 100, "Most occurrences of known sense of a word.", lower_bound=1)
 _TEST = flags.DEFINE_integer("test_per_word", 50, "Most occurrences of a word to be tested on.", lower_bound=1)
 _K = flags.DEFINE_integer("k", 5, "Nearest occurrences that vote.", lower_bound=1)
-renamed("data_dir", "corpora_dir")
+entry.renamed("data_dir", "corpora_dir")
 
 LARGE = 50_000
 """Words of a text from which on word2vec leaves out rare ones."""
 WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {"of the word": ("same", None), "of any word": ("any", 1)}
 """Which occurrences count, and how many of one word."""
-
-
 Scores = Mapping[str, Sequence[word_senses.SenseScore]]
 """How well each model, or baseline, predicts senses."""
 
@@ -83,20 +80,16 @@ def read_text() -> list[Sentence]:
 
 
 def read_queries(word: str | None, sentences: str | None) -> list[tuple[Sentence, int]]:
-    """Each sentence of the flag, and the place of the word in it.
-
-    Raises:
-      ConfigError: a flag is missing, or a sentence has not the word.
-    """
+    """Each sentence of the flag, and the place of the word in it; ConfigError where either is missing."""
     missing = [f"--{name}" for name, value in (("word", word), ("sentences", sentences)) if not value]
     if not word or not sentences:
         raise ConfigError(f"missing {' and '.join(missing)}; see --help, or set --task=senses")
     queries: list[tuple[Sentence, int]] = []
-    for sentence in filter(None, (part.split() for part in sentences.split("|"))):
-        places = [place for place, other in enumerate(sentence) if other.lower() == word.lower()]
-        if not places:
+    for sentence in filter(None, map(str.split, sentences.split("|"))):
+        lower = [other.lower() for other in sentence]
+        if word.lower() not in lower:
             raise ConfigError(f"the sentence {' '.join(sentence)!r} has no word {word!r}: set spaces around the word")
-        queries.append((sentence, places[0]))
+        queries.append((sentence, lower.index(word.lower())))
     if not queries:
         raise ConfigError("--sentences has no sentence: write some that have the word, with | between them")
     return queries
@@ -147,9 +140,8 @@ def find_neighbours(
 def score_models(models: Sequence[Embedder], train: Sequence[Occurrence], test: Sequence[Occurrence]) -> Scores:
     """The baseline without vectors, the context-free ones, and all layers of each model."""
     vectors = static_vectors(read_text())
-    baseline = word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))
-    found = {"no vectors": [baseline]}
     static: list[Embedder] = [ContextFree(vectors, "word2vec, word"), ContextMean(vectors, "word2vec, context")]
+    found = {"no vectors": [word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))]}
     for model in (*static, *models):
         _, *found[model.name] = word_senses.disambiguate(model, train, test, k=_K.value, label="occurrences")
     return found

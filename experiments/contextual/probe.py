@@ -23,17 +23,15 @@ from rich.console import Console
 from cope_jax.corpora import conllu
 from cope_jax.corpora.conllu import TaggedSentence
 from cope_jax.corpora.word_sense_corpora import Occurrence, Split
-from cope_jax.evaluation.contextual import contextual_plots, probe_report, word_senses
+from cope_jax.evaluation.contextual import contextual_plots, probing, word_senses
 from cope_jax.evaluation.contextual.embedders import occurrence_vectors
 from cope_jax.evaluation.contextual.linear_probe import ProbeConfig
-from cope_jax.evaluation.contextual.probe_report import SENSES, TAGS
-from cope_jax.evaluation.contextual.probing import Probing, probe_layers
+from cope_jax.evaluation.contextual.probing import SENSES, TAGS, Probing, probe_layers
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import load_models
-from experiments.cli.renamed_flags import renamed
 
 _MODELS = flags.DEFINE_list("models", None, 'Runs, folders of published models, "minilm".', required=True)
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in samples.")
@@ -44,7 +42,7 @@ _TRAIN_SENSES = flags.DEFINE_integer("train_per_word", 50, "Occurrences to learn
 _TEST_SENSES = flags.DEFINE_integer("test_per_word", 50, "Occurrences to be tested on, a word.", lower_bound=1)
 _EPOCHS = flags.DEFINE_integer("epochs", 20, "Passes of a probe over its vectors.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Of probes and the control task.", lower_bound=0)
-renamed("data_dir", "corpora_dir")
+entry.renamed("data_dir", "corpora_dir")
 
 Task = tuple[list[Occurrence], list[Occurrence]]
 """Words with their labels, to learn from and to be tested on."""
@@ -107,15 +105,15 @@ def probe(model: Embedder, name: str, task: Task, config: ProbeConfig) -> Probin
 def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path) -> None:
     """Writes and prints tables, plots and the paragraph."""
     console, parts, plots = Console(highlight=False), [], []
-    conclusion = probe_report.paragraph(found, sizes)
+    conclusion = probing.paragraph(found, sizes)
     records = {
-        name: {task: probe_report.record(own, sizes[task]) for task, own in by_task.items()}
+        name: {task: probing.record(own, sizes[task]) for task, own in by_task.items()}
         for name, by_task in found.items()
     }
     for name, by_task in found.items():
         for task, own in by_task.items():
-            table = probe_report.table(own, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]")
-            mix = probe_report.mix_summary(own)
+            table = probing.table(own, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]")
+            mix = probing.mix_summary(own)
             console.print(table.rich(), mix, sep="\n", soft_wrap=True)
             parts += [table.markdown(), mix]
         plots += plot(name, by_task, workdir)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual import contextual_plots, encoder_heads, pretrained
+from cope_jax.evaluation.contextual import contextual_plots, pretrained
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import Table, mean_std
 from cope_jax.files import write_atomically
@@ -30,9 +30,7 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import select
 from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry, outputs
-from experiments.cli.flag_lists import check_names
-from experiments.cli.flag_values import by_kind, with_options
-from experiments.cli.renamed_flags import renamed
+from experiments.cli.flag_values import by_kind, check_names, with_options
 
 SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
 
@@ -43,9 +41,9 @@ _MODELS = flags.DEFINE_list("models", [], 'A trained ELMo, and a pretrained BERT
 _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Some of {', '.join(SYSTEMS)}.")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "Seeds 0 … N−1 of each system.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
-renamed("data_dir", "corpora_dir")
-renamed("elmo", "models")
-renamed("bert", "models")
+entry.renamed("data_dir", "corpora_dir")
+entry.renamed("elmo", "models")
+entry.renamed("bert", "models")
 
 
 def main() -> None:
@@ -83,7 +81,7 @@ def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: P
     for name in systems:
         if name.startswith("bert"):
             config = with_options(entry.read_config(_BERT_CONFIG.value), data_dir=_CORPORA_DIR.value)
-            config = encoder_heads.on_encoder(config, models["bert"], frozen=name == "bert_frozen", vocabulary="pieces")
+            config = pretrained.on_encoder(config, models["bert"], frozen=name == "bert_frozen", vocabulary="pieces")
             if name == "bert_frozen":
                 config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
             configs[name] = config
@@ -129,8 +127,7 @@ def show(
     console.print(table.rich())
     mixes: dict[str, list[list[float]]] = {}
     for cell in planned:
-        weights = encoder_heads.mix_weights(cell.workdir)
-        if weights is not None:
+        if weights := pretrained.mix_weights(cell.workdir):
             mixes.setdefault(cell.label, []).append(weights)
     for label, runs in mixes.items():
         layers = [str(layer) for layer in range(len(runs[0]))]

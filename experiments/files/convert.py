@@ -29,14 +29,13 @@ from cope_jax.tasks.stored import TextTask
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.word_level import Words
 from experiments.cli import entry
-from experiments.cli.renamed_flags import renamed
 
 _MODEL = flags.DEFINE_string("model", None, "A run, or a folder in a format of --format.", required=True)
 _OUT = flags.DEFINE_string("out", None, "Folder to write to, new or empty.", required=True)
 _FORMAT = flags.DEFINE_enum("format", formats.OWN, sorted(formats.FORMATS), "What to write.")
 _SEED = flags.DEFINE_integer("seed", None, "Which seed of a run; without it, the first.")
-renamed("from", "model")
-renamed("to", "out")
+entry.renamed("from", "model")
+entry.renamed("to", "out")
 
 COMPANIONS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"),
@@ -60,7 +59,7 @@ def main() -> None:
         on_text = isinstance(found.task, TextTask)
         options = found.experiment.task.options
         if "lowercase" in options:  # of the pieces, which no vocabulary says
-            texts["tokenizer_config.json"] = _json(do_lower_case=options["lowercase"])
+            texts["tokenizer_config.json"] = json.dumps({"do_lower_case": options["lowercase"]}) + "\n"
     else:
         on_text = found.name in models.able("generate")
         if safetensors_io.holds_model(source):
@@ -103,10 +102,6 @@ def vocabulary_flags(folder: Path) -> Iterator[str]:
     if tokenizer is not None:
         yield f"--config.task.options.tokenizer={'words' if isinstance(tokenizer, Words) else 'bpe'}"
         yield f"--config.task.options.vocab={folder}"
-
-
-def _json(**values: Any) -> str:
-    return json.dumps(values) + "\n"
 
 
 def _shapes(config: Any) -> dict[Any, Any]:

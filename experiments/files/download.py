@@ -8,15 +8,13 @@ What is there already is left alone, so that the same command goes on after an i
 from absl import flags
 
 from cope_jax.data.fetch import SOURCES, download
-from cope_jax.errors import ConfigError
-from experiments.cli import entry
-from experiments.cli.flag_lists import check_names
-from experiments.cli.renamed_flags import renamed
+from experiments.cli import entry, outputs
+from experiments.cli.flag_values import check_names
 
 _CORPORA = flags.DEFINE_list("corpora", None, f"Which: {', '.join(SOURCES)}.", required=True)
 _OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
 _MIRROR = flags.DEFINE_string("mirror", None, "URL of a folder with the same files, in place of the usual ones.")
-renamed("data_dir", "out")
+entry.renamed("data_dir", "out")
 
 
 def main() -> None:
@@ -24,10 +22,8 @@ def main() -> None:
     check_names("corpus to download", _CORPORA.value, SOURCES)
     for name in _CORPORA.value:
         source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
-        try:
+        with outputs.writing(_OUT.value):
             found = download(source, _OUT.value)
-        except OSError as error:
-            raise ConfigError(f"cannot write to {_OUT.value} ({error}): choose another --out") from error
         what = f"wrote {', '.join(found)}" if found else "is there already"
         print(f"{name}: {what}, in {_OUT.value}", flush=True)
 

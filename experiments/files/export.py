@@ -16,16 +16,15 @@ from absl import flags
 from cope_jax import tasks
 from cope_jax.data import tfds_builder
 from cope_jax.errors import ConfigError
-from experiments.cli import entry
-from experiments.cli.renamed_flags import renamed
+from experiments.cli import entry, outputs
 
 _TASK = flags.DEFINE_string("task", None, "Name of the task.", required=True)
 _OPTIONS = flags.DEFINE_string("options", "", "Options of the task, as name=value,name=value.")
 _SIZES = flags.DEFINE_string("sizes", "", "Examples of each split, as split=number,split=number; of text: all.")
 _DATA_SEED = flags.DEFINE_integer("data_seed", 0, "Of the examples.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
-renamed("data_dir", "out")
-renamed("seed", "data_seed")
+entry.renamed("data_dir", "out")
+entry.renamed("seed", "data_seed")
 
 
 def parse_assignments(text: str, what: str) -> dict[str, Any]:
@@ -48,10 +47,8 @@ def main() -> None:
     task = tasks.create(_TASK.value, **parse_assignments(_OPTIONS.value, "options"))
     sizes = parse_assignments(_SIZES.value, "sizes")
     tfds.disable_progress_bar()  # its bars are nested and count unknown sizes
-    try:
+    with outputs.writing(_OUT.value):
         print(tfds_builder.write(task, _OUT.value, sizes, _DATA_SEED.value))
-    except OSError as error:
-        raise ConfigError(f"cannot write to {_OUT.value} ({error}): choose another --out") from error
 
 
 if __name__ == "__main__":

@@ -22,13 +22,13 @@ from experiments.benchmark import (
     workloads,
 )
 from experiments.benchmark.workloads import Problem, Recipe
-from experiments.cli import flag_lists
-from experiments.cli.flag_lists import read_names
+from experiments.cli import flag_values
+from experiments.cli.flag_values import read_names
 
 
 @pytest.mark.parametrize(
     "module",
-    [benchmark_report, contenders, devices, flag_lists, process, timing, workloads],
+    [benchmark_report, contenders, flag_values, process, workloads],
     ids=lambda module: module.__name__,
 )
 def test_examples_in_docstrings(module):
@@ -160,14 +160,14 @@ RECORDS = [
         "median_seconds": factor * length / 1e6,
         "ratio": factor / 2,
         "reference": "cope/blockwise",
-        **{name: value for name, value in Problem(length).fields().items() if name != "length"},
+        **{name: value for name, value in vars(Problem(length)).items() if name != "length"},
     }
     for contender, factor in (("cope/blockwise", 2.0), ("cope/full", 9.0))
     for what in ("forward", "forward+backward")
     for length in (512, 1024)
 ]
 MEMORY = {"section": "memory", "contender": "rope/full", "start_bytes": 5 * 2**20, "peak_bytes": 8 * 2**20}
-MEMORY |= {"temp_bytes": 2**20, "what": "forward+backward", **Problem(64).fields()}
+MEMORY |= {"temp_bytes": 2**20, "what": "forward+backward", **vars(Problem(64))}
 TRAIN = {"section": "train", "recipe": "quick, batch 2", "devices": 2, "contender": "cope", "what": "step"}
 TRAIN |= {"median_seconds": 1.0, "ratio": None, "reference": "cope"}
 

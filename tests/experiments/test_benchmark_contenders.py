@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from experiments.benchmark import contenders, training_steps, workloads
+from experiments.benchmark import contenders, workloads
 from experiments.benchmark.timing import LeftOut
 from experiments.benchmark.workloads import STEP, Problem, Recipe
 from tests.encodings.cases import rule_of
@@ -142,7 +142,7 @@ def test_a_decoded_token_is_the_last_row_of_attention():
 
 def test_a_training_step_trains():
     recipe = Recipe.parse("quick:4")
-    step = training_steps.ours(recipe, "none", devices=2)[STEP]
+    step = contenders.train(recipe, "none", devices=2)[STEP]
     losses = [step() for _ in range(5)]
     assert recipe.batch()["inputs"].shape[0] == 4
     assert losses[-1] < losses[0] < 10
@@ -156,8 +156,8 @@ def test_a_batch_is_split_where_it_can_be(devices, shares, monkeypatch):
         made.append((config.job.mesh.data, len(devices)))
         return mock.MagicMock()
 
-    monkeypatch.setattr(training_steps.from_config, "create_program", create)
-    built = training_steps.ours(Recipe.parse("quick:4"), "none", devices)
+    monkeypatch.setattr(contenders.from_config, "create_program", create)
+    built = contenders.train(Recipe.parse("quick:4"), "none", devices)
     assert made == [(shares, shares)]
     assert getattr(built, "note", None) == {3: "on 1 device, for 3 cannot share a batch of 4 evenly"}.get(devices)
 
@@ -165,7 +165,7 @@ def test_a_batch_is_split_where_it_can_be(devices, shares, monkeypatch):
 def test_a_training_step_of_x_transformers_trains():
     pytest.importorskip("x_transformers", reason="x-transformers is not installed")
     recipe = Recipe.parse("quick:4")
-    for encoding in training_steps.X_TRANSFORMERS:
+    for encoding in contenders.X_TRANSFORMERS:
         step = contenders.of_torch("x_transformers_step", recipe, encoding)[STEP]
         losses = [step() for _ in range(20)]
         assert losses[-1] < losses[0] < 10

@@ -10,7 +10,7 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.contextual import encoder_heads, pretrained
+from cope_jax.evaluation.contextual import pretrained
 from cope_jax.runs import warm_start
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load as load_model
@@ -175,9 +175,7 @@ def test_wrong_input_is_one_line(name, flags, message, start, tmp_path):
 
 
 def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_path):
-    config = encoder_heads.on_encoder(
-        text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces"
-    )
+    config = pretrained.on_encoder(text_config("bert_tagger"), str(trained / "bert"), frozen=False, vocabulary="pieces")
     experiment = Experiment(config)
     assert list(warm_start.start(config.training.start, experiment.learner, experiment.task)) == ["encoder"]
     wider = dataclasses.replace(

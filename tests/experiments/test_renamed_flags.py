@@ -1,7 +1,7 @@
 import pytest
 from absl import flags
 
-from experiments.cli.renamed_flags import renamed
+from experiments.cli.entry import renamed
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Classification of messages as spam or ham: classical rivals, folds, metrics and intervals.
 
-Spam is 1, ham 0. scikit-learn fits and measures.
+Spam is 1, ham 0. scikit-learn fits.
 """
 
 import dataclasses
@@ -74,7 +74,6 @@ def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: 
 
 def majority(texts: Sequence[str], labels: np.ndarray, tests: Sequence[str]) -> np.ndarray:
     """The baseline: the more frequent label of the training texts for every test text."""
-    del texts
     return np.full(len(tests), np.bincount(labels).argmax())
 
 
@@ -103,15 +102,11 @@ class CrossValidation:
         """Over all test texts of all folds together."""
         return metrics(np.concatenate(self.labels), np.concatenate(self.predictions))
 
-    def mean_interval(self, metric: str) -> tuple[float, float, float]:
-        """Mean over the folds, and Nadeau and Bengio's interval, see `corrected_interval`."""
-        return corrected_interval(self.by_fold(metric), self.test_share)
-
     def summary(self) -> dict[str, dict[str, float]]:
-        """By metric: its `mean` over the folds with the interval `low` to `high`, and `pooled` over all texts."""
+        """By metric: `mean` over the folds, `low` and `high` of `corrected_interval`, and `pooled` over all texts."""
         found = {}
         for metric, pooled in dataclasses.asdict(self.pooled()).items():
-            mean, low, high = self.mean_interval(metric)
+            mean, low, high = corrected_interval(self.by_fold(metric), self.test_share)
             found[metric] = {"mean": mean, "low": low, "high": high, "pooled": pooled}
         return found
 
@@ -121,10 +116,8 @@ def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) 
 
     mean ± t_{n−1} √((1/n + n_test/n_train) s²), with s² the sample variance of the n values: the corrected resampled t
     interval. Without n_test/n_train it would be far too narrow. Nadeau and Bengio 2003, "Inference for the
-    generalization error"; Bouckaert and Frank 2004 for repeated folds.
-
-    There is a value for each fold of each repeat; `test_share` is n_test/n_train, 1/9 for 10 folds. Returns mean, low,
-    high.
+    generalization error"; Bouckaert and Frank 2004 for repeated folds. There is a value for each fold of each repeat;
+    `test_share` is n_test/n_train, 1/9 for 10 folds. Returns mean, low, high.
     """
     from scipy.stats import t
 

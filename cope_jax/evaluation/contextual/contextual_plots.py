@@ -16,6 +16,7 @@ from cope_jax.evaluation.report.plot_style import (
     STYLE,
     TEXT_WIDTH,
     NothingToPlot,
+    band,
     colour,
     legend,
     line,
@@ -109,10 +110,9 @@ def language_model_curves(curves: Sequence[Record]) -> Figure:
         steps = sorted(step for step in by_step if step > 0)  # a log axis has no 0
         values = [[row["perplexity"] for row in by_step[step]] for step in steps]
         seconds = [float(np.mean([row["seconds"] for row in by_step[step]])) for step in steps]
-        for axes, x in ((panels[0], [float(step) for step in steps]), (panels[1], seconds)):
-            means, lowest, highest = ([float(f(own)) for own in values] for f in (np.mean, np.min, np.max))
-            axes.plot(x, means, label=model, markevery=max(1, len(x) // 8), **line(number))
-            axes.fill_between(x, lowest, highest, color=colour(number), alpha=0.2, linewidth=0)
+        both: list[Sequence[float]] = [steps, seconds]
+        for axes, x in zip(panels, both, strict=True):
+            band(axes, x, values, number, label=model, markevery=max(1, len(x) // 8))
     for axes, name in zip(panels, ("steps", "seconds of training"), strict=True):
         axes.set_xscale("log")
         axes.set_xlabel(name)

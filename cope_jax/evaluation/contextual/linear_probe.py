@@ -59,16 +59,8 @@ def fit_probe(x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: Pro
     """Trains a probe by Adam for a fixed number of epochs; the same input gives the same probe.
 
     Everything starts at 0, so that the layers start with equal shares. With one layer this is plain logistic
-    regression.
-
-    Args:
-      x_NJD: vectors in any float type; they are standardised batch by batch, so half floats save memory.
-      labels_N: from 0 to `classes` − 1.
-      classes: V.
-      config: see `ProbeConfig`.
-
-    Raises:
-      ConfigError: shapes or labels do not fit.
+    regression. Vectors of any float type are standardised batch by batch, so half floats save memory; labels are from 0
+    to `classes` − 1. Raises ConfigError where shapes or labels do not fit.
     """
     x_NJD, labels_N = np.asarray(x_NJD), np.asarray(labels_N)
     if x_NJD.ndim != 3 or labels_N.shape != x_NJD.shape[:1] or not x_NJD.size:

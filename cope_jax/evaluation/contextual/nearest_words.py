@@ -67,13 +67,8 @@ class OccurrenceIndex:
         self.sentences = [tuple(sentence) for sentence in sentences[:kept]]
         self._rows = np.array([(s, i) for s, words in enumerate(self.sentences) for i in range(len(words))], np.int32)
         self._words = np.array([self.sentences[s][i].lower() for s, i in self._rows])
-        self._units_JND: np.ndarray | None = None
-        row = 0
-        for layers_JLD in embed(embedder, self.sentences, label=label):
-            if self._units_JND is None:
-                self._units_JND = np.zeros((len(layers_JLD), len(self._rows), layers_JLD.shape[-1]), np.float16)
-            self._units_JND[:, row : row + layers_JLD.shape[1]] = normalise(layers_JLD)
-            row += layers_JLD.shape[1]
+        vectors = embed(embedder, self.sentences, label=label)
+        self._units_JND = np.concatenate([normalise(own_JLD).astype(np.float16) for own_JLD in vectors], axis=1)
 
     def __len__(self) -> int:
         """Words in the index."""
@@ -84,12 +79,8 @@ class OccurrenceIndex:
     ) -> dict[str, list[Neighbour]]:
         """The occurrences of highest cosine with a word in a sentence, by layer, the nearest first.
 
-        Args:
-          sentence: need not be in the corpus; where it is, the word itself does not count.
-          place: which of its words.
-          count: how many.
-          words: "same": only occurrences of the same word; "other": only of others; case does not matter.
-          per_word: at most so many occurrences of one word; None sets no bound.
+        The sentence need not be in the corpus; where it is, the word itself does not count. Of `words` only "same" or
+        "other" ones count, without regard to case, and at most `per_word` occurrences of each.
         """
         check_at_least(1, "neighbours", count=count, per_word=per_word)
         if words not in ("any", "same", "other"):
@@ -100,16 +91,15 @@ class OccurrenceIndex:
         own = [number for number, other in enumerate(self.sentences) if other == tuple(sentence)]
         allowed = allowed & ~(np.isin(self._rows[:, 0], own) & (self._rows[:, 1] == place))
         return {
-            layer: self._best(self._cosines(number, unit_D), allowed, count, per_word)
-            for number, (layer, unit_D) in enumerate(zip(self.embedder.layers, normalise(query_JD), strict=True))
+            layer: self._best(units_ND, unit_D, allowed, count, per_word)
+            for layer, units_ND, unit_D in zip(self.embedder.layers, self._units_JND, normalise(query_JD), strict=True)
         }
 
-    def _cosines(self, layer: int, unit_D: np.ndarray) -> np.ndarray:
-        assert self._units_JND is not None
-        rows = self._units_JND[layer]
-        return np.concatenate([rows[i : i + BLOCK].astype(np.float32) @ unit_D for i in range(0, len(rows), BLOCK)])
-
-    def _best(self, cosines: np.ndarray, allowed: np.ndarray, count: int, per_word: int | None) -> list[Neighbour]:
+    def _best(
+        self, units_ND: np.ndarray, unit_D: np.ndarray, allowed: np.ndarray, count: int, per_word: int | None
+    ) -> list[Neighbour]:
+        blocks = (units_ND[start : start + BLOCK] for start in range(0, len(units_ND), BLOCK))
+        cosines = np.concatenate([block_ND.astype(np.float32) @ unit_D for block_ND in blocks])
         best: list[Neighbour] = []
         seen: dict[str, int] = {}
         for row in np.argsort(-cosines, kind="stable"):
@@ -163,11 +153,7 @@ def compare(
 
 
 def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int = 0) -> list[Sentence]:
-    """At most so many sentences: half of them, if there are, with the word, the others drawn at random.
-
-    Raises:
-      ConfigError: no sentence has the word.
-    """
+    """At most so many sentences, up to half of them with the word, the others drawn; ConfigError if none has it."""
     having = [place for place, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
     if not having:
         raise ConfigError(f"the corpus has no word {word!r}: choose a word that occurs in it")

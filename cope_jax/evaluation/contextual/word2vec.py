@@ -33,34 +33,22 @@ class Word2VecConfig:
 def train_word2vec(
     sentences: Sequence[Sequence[str]], config: Word2VecConfig = Word2VecConfig()
 ) -> dict[str, np.ndarray]:
-    """Trains skip-gram vectors; the most frequent word comes first.
+    """Trains skip-gram vectors, word → float32 `[D]`; the most frequent word comes first.
 
     Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w and their contexts c. Mikolov et al. (arXiv
-    1310.4546). One thread and a hash of our own: the same text gives the same vectors in every process.
-
-    Returns:
-      Word → float32 `[D]`.
-
-    Raises:
-      ConfigError: no word occurs `min_count` times, or gensim is missing.
+    1310.4546). One thread and a hash of our own: the same text gives the same vectors in every process. Raises
+    ConfigError where no word occurs `min_count` times, or gensim is missing.
     """
     try:
         from gensim.models import Word2Vec
     except ImportError as error:
         raise ConfigError("word2vec needs gensim: run pip install 'cope-jax[text]'") from error
-    text = [[word.lower() for word in sentence] if config.lowercase else list(sentence) for sentence in sentences]
-    model = Word2Vec(
-        vector_size=config.width,
-        window=config.window,
-        min_count=config.min_count,
-        negative=config.negative,
-        epochs=config.epochs,
-        sample=config.sample,
-        seed=config.seed,
-        sg=1,
-        workers=1,
-        hashfxn=lambda word: zlib.crc32(str(word).encode()),  # Python's own hash differs from process to process
-    )
+    options = dataclasses.asdict(config)
+    width, lowercase = options.pop("width"), options.pop("lowercase")
+    text = [[word.lower() for word in sentence] if lowercase else list(sentence) for sentence in sentences]
+    # Python's own hash differs from process to process.
+    options["hashfxn"] = lambda word: zlib.crc32(str(word).encode())
+    model = Word2Vec(vector_size=width, sg=1, workers=1, **options)
     model.build_vocab(text)
     if not len(model.wv):
         raise ConfigError(f"no word occurs {config.min_count} times: give more text, or lower word2vec.min_count")

@@ -39,11 +39,7 @@ class HeadScore:
 
 
 def mean_gates(model: Any, tokens_BL: np.ndarray) -> np.ndarray:
-    """The mean gate of each key of a decoder over the queries that see it, float64 `[layers, H, B, L]`.
-
-    Raises:
-      ConfigError: the model's encoding has no gates.
-    """
+    """The mean gate of each key over the queries that see it, float64 `[layers, H, B, L]`; ConfigError if none is."""
     graph, state = nnx.split(model)
     rows = [_means(StaticGraphDef(graph), state, row_L[None]) for row_L in tokens_BL]
     return np.stack([np.asarray(row, np.float64) for row in rows], axis=2)
@@ -73,10 +69,7 @@ def auc(gates_N: np.ndarray, has_N: np.ndarray) -> float:
 def bootstrap(
     gates_N: np.ndarray, has_N: np.ndarray, rng: np.random.Generator, draws: int = 200
 ) -> tuple[float, float]:
-    """The 95 % interval of an AUC, from blocks of neighbouring tokens drawn with replacement.
-
-    Draws without a token of either kind are left out; NaN where all are.
-    """
+    """The 95 % interval of an AUC, from blocks of tokens drawn with replacement; NaN where no draw has both kinds."""
     blocks_N = np.arange(len(gates_N)) // BLOCK
     count = int(blocks_N[-1]) + 1
     times_SN = rng.multinomial(count, np.full(count, 1 / count), size=draws)[:, blocks_N]
@@ -91,9 +84,7 @@ def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.G
 
     The null: features are shifted against gates by a random number of tokens, around the end, so that both keep their
     own dependence on neighbours. One bound for all heads and features together holds however many are looked at.
-
-    Raises:
-      ConfigError: there is no feature that some tokens have and others have not.
+    Raises ConfigError where no feature tells tokens apart.
     """
     ranks_HN = np.stack([_ranks(gates_N) for gates_N in gates_HN])
     mixed = [row for row in has.values() if 0 < row.sum() < len(row)]

@@ -21,7 +21,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates.head_scores import top_tokens
 from cope_jax.evaluation.report.plot_style import STYLE, save
 
-MOST_LABELS = 64  # from more tokens on, labels on the axes could not be read
+MOST_LABELS = 64  # of more tokens on the axes none could be read
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,11 +67,11 @@ def inspect(
     Args:
       model: a module like `cope_jax.models.decoder.Decoder`.
       vocabulary: text of each token.
-      tokens_L: int32 tokens.
+      tokens_L: int32.
       positions_BL: `[1, L]`; None is 0 … L−1.
       query: place of the query; negative counts from the end.
-      layer: the only layer to show; None shows all.
-      head: the only head to show; None shows all.
+      layer: the only one to show; None shows all.
+      head: likewise.
 
     Raises:
       ConfigError: no such query, layer or head.
@@ -119,10 +119,7 @@ def strips(seen: Inspection, width: int) -> Text:
 
 
 def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | None = None, width: int = 100) -> Text:
-    """Tokens in a line, each on a background as strong as its shade in [0, 1]; broken at `width` letters.
-
-    Numbers, such as the positions p_ij, stand below, if there are any.
-    """
+    """Tokens in lines of `width` letters, each on a background as strong as its shade in [0, 1], numbers below."""
     below = [""] * len(tokens) if numbers_M is None else [f"{number:.1f}" for number in numbers_M]
     lines: list[tuple[Text, Text]] = []
     for token, shade, number in zip(tokens, shades_M, below, strict=True):
@@ -142,10 +139,7 @@ def write_heat_maps(folder: Path, seen: Inspection) -> list[Path]:
 
 @rc_context(STYLE)
 def heat_map(seen: Inspection, name: str) -> Figure:
-    """One map as a grid of panels, layers downwards and heads to the right; pairs that causality hides stay blank.
-
-    Tokens label both axes where there are at most 64.
-    """
+    """One map as a grid of panels, layers downwards and heads to the right; pairs that causality hides stay blank."""
     tokens, layers, heads = seen.tokens, seen.layers, seen.heads
     map_NHLM = seen.maps[name][np.ix_(layers, heads)]
     length, labelled = len(tokens), len(tokens) <= MOST_LABELS

@@ -57,10 +57,7 @@ def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[s
 
 
 def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> Table:
-    """A row for each head, as `rank` gives them, with the tokens that it opens widest for.
-
-    What exceeds the bound of `chance` is bold.
-    """
+    """A row for each head of `rank`, bold above the bound of `chance`, with the tokens that it opens widest for."""
     headings = ["layer", "head", "opens for", "AUC", "95 %", "gate there", "elsewhere", "by token", "widest for"]
     rows, bold = [], []
     for place, (head, widest) in enumerate(zip(heads, tokens, strict=True)):

@@ -24,9 +24,8 @@ def table(
     """The comparison for the terminal: a row for each encoding, a column for each evaluation split.
 
     Cells are mean ± std over seeds, errors in per cent; from three seeds on median and [best, worst] stand below, since
-    errors out of distribution swing from seed to seed. The best of each column is bold.
-
-    The metric, if none is given, is the task's headline metric. The paper's figures stand below ours.
+    errors out of distribution swing from seed to seed. The best of each column is bold. The metric, if none is given,
+    is the task's headline metric. The paper's figures stand below ours.
     """
     metric, splits = metric or task.metric, task.evaluation_splits
     unit = unit_of(metric)
@@ -54,10 +53,7 @@ def table(
 
 
 def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
-    """The comparison as GitHub Markdown: the table of the headline metric, and below it those of the task's others.
-
-    Its arguments are those of `table`.
-    """
+    """The comparison as GitHub Markdown: the `table` of the headline metric, and those of the task's others below."""
     values = [record["value"] for record in select(records, metric=task.metric)]
     parts = [_markdown_table(task, records, encodings, task.metric, paper)]
     for metric in task.other_metrics:
@@ -103,13 +99,7 @@ def _is_best(summary: Summary | None, column: Sequence[Summary | None]) -> bool:
 
 
 def _cell(summary: Summary | None, unit: Unit = SHARE) -> list[str]:
-    """The lines of one cell.
-
-    >>> _cell(summarise([0.0, 1.0, 5.0, 6.0, 8.0]))
-    ['4.0 ± 3.4', '5.0', '[0.0, 8.0]']
-    >>> _cell(summarise([100.0] * 5))
-    ['100.0 ± 0.0']
-    """
+    """The lines of one cell."""
     if summary is None:
         return [MISSING]
     decimals = unit.decimals + (0 if summary.mean == 0 or summary.mean >= 1 else 1 if summary.mean >= 0.01 else 2)

@@ -95,3 +95,10 @@ def colour(number: int) -> str:
 def line(number: int) -> dict[str, Any]:
     """The colour and the marker of line `number`, as `Axes.plot` takes them."""
     return {"color": colour(number), "marker": MARKERS[number % len(MARKERS)]}
+
+
+def band(axes: Axes, x: Sequence[float], values: Sequence[Sequence[float]], number: int, **options: Any) -> None:
+    """Line `number` through the mean of the values at each place, and the band from the lowest to the highest."""
+    lowest, highest, means = ([float(f(own)) for own in values] for f in (np.min, np.max, np.mean))
+    axes.fill_between(x, lowest, highest, color=colour(number), alpha=0.15, linewidth=0)
+    axes.plot(x, means, zorder=3, **line(number), **options)

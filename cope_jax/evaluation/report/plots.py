@@ -13,6 +13,7 @@ from cope_jax.evaluation.report.plot_style import (
     STYLE,
     TEXT_WIDTH,
     NothingToPlot,
+    band,
     colour,
     is_doubling,
     legend,
@@ -33,10 +34,7 @@ def write_plots(
 
     All show the headline metric of the task. Records, see `cope_jax.runs.records`, are of fixed and of sweep splits;
     curves are rows with `encoding`, `seed`, `step`, `split`, and a field for each metric. The order of the encodings
-    decides their colours and markers.
-
-    Returns:
-      The paths written, and for each plot left out one line that says why.
+    decides their colours and markers. Returns the paths, and for each plot left out one line that says why.
     """
     plots: dict[str, Callable[[], Figure]] = {
         "error_by_split.png": lambda: error_by_split(task, records, encodings),
@@ -172,11 +170,8 @@ def _curve(axes: Axes, rows: Sequence[Record], task: Task, number: int, label: s
         by_step.setdefault(row["step"], []).append(unit_of(task.metric).scale * row[task.metric])
     if not by_step:
         return
-    steps, errors = list(by_step), list(by_step.values())
-    lowest, highest, means = ([float(f(own)) for own in errors] for f in (np.min, np.max, np.mean))
-    axes.fill_between(steps, lowest, highest, color=colour(number), alpha=0.15, linewidth=0)
-    marks = {"markevery": max(1, len(steps) // 6), "clip_on": False, **line(number)}
-    axes.plot(steps, means, label=label, zorder=3, **marks)
+    marks = {"markevery": max(1, len(by_step) // 6), "clip_on": False}
+    band(axes, list(by_step), list(by_step.values()), number, label=label, **marks)
 
 
 def _error_axis(axes: Axes, task: Task, values: Sequence[float]) -> None:

@@ -61,11 +61,10 @@ def sliding(
     Args:
       tokens: int `[N + 1]`.
       length: L.
-      stride: S, at most L; None: L.
-      width: W; None: L. Several windows in a row do not see each other, so that windows of many lengths take one
+      stride: S, at most L, which is also its default.
+      width: W; without it L. Several windows in a row do not see each other, so that windows of many lengths take one
         compiled program, and hardly any is padded.
-      bounds: the places at which documents begin, and N; windows do not cross them, and each document has a first one.
-        None: one document.
+      bounds: where documents begin, and N; windows do not cross them. Without them there is one document.
 
     Raises:
       ConfigError: a text without two tokens, or numbers that do not fit each other.
@@ -111,12 +110,9 @@ class Losses:
 
 
 def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "loss") -> Losses:
-    """The loss of every token of a text, in the windows of `sliding`, under a decoder.
+    """The loss of every token of a text under a decoder, in the windows of `sliding`, so many rows at a time.
 
-    So many rows are read at a time. The label stands before the progress bar.
-
-    Raises:
-      ConfigError: windows are longer than a table of the encoding, or a loss is no number.
+    Raises ConfigError where windows are longer than a table of the encoding, or a loss is no number.
     """
     check_length(model, int(windows.pieces.sizes.max()))
     graph, state = nnx.split(model)

@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from cope_jax.corpora.packing import TokenStream
-from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, colour, level_axis, line, plain_log
+from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, band, colour, level_axis, line, plain_log
 from cope_jax.evaluation.report.table import Table, mean_std, words
 from cope_jax.evaluation.text import likelihood
 from cope_jax.evaluation.text.likelihood import Losses, losses, sliding
@@ -24,9 +24,8 @@ def read(
     """The loss of every token of a split, read in windows that slide over it.
 
     Positions are 0, 1, … in each window, whatever training sampled. Where documents are packed windows do not cross
-    them, and ends of documents, which the text does not have, do not count.
-
-    Length, stride and width are those of `sliding`, batch size and label those of `losses`; both raise ConfigError.
+    them, and ends of documents, which the text does not have, do not count. Arguments and errors are those of `sliding`
+    and of `losses`.
     """
     nats, seen = [], []
     for entries in task.token_streams(split):
@@ -96,10 +95,8 @@ def loss_by_position(records: Sequence[Record]) -> Figure:
     axes = figure.subplots()
     for number, length in enumerate(lengths(records)):
         own = [row["by_seen"] for row in select(records, length=length)]
-        losses_SP = np.array([row["loss"] for row in own])
-        seen = own[0]["seen"]
-        axes.fill_between(seen, losses_SP.min(0), losses_SP.max(0), color=colour(number), alpha=0.15, linewidth=0)
-        axes.plot(seen, losses_SP.mean(0), label=f"windows of {length}", **line(number))
+        by_place = list(zip(*(row["loss"] for row in own), strict=True))
+        band(axes, own[0]["seen"], by_place, number, label=f"windows of {length}")
     axes.set_xscale("log")
     axes.set_xlabel("tokens seen")
     axes.set_ylabel("loss (nats by token)")
@@ -131,9 +128,5 @@ def lengths(records: Sequence[Record]) -> list[int]:
 
 
 def _cell(values: Sequence[float]) -> str:
-    """Mean ± standard deviation.
-
-    >>> _cell([2.0, 3.0]), _cell([12.3456])
-    ('2.500 ± 0.707', '12.35')
-    """
+    """Mean ± standard deviation, to about four digits."""
     return mean_std(values, 2 if np.mean(values) >= 10 else 3)

@@ -71,7 +71,8 @@ def test_corrected_interval_by_hand():
     half = 3.18245 * ((1 / 4 + 1 / 3) * 0.02 / 3) ** 0.5
     np.testing.assert_allclose([mean, low, high], [0.9, 0.9 - half, 0.9 + half], atol=1e-6)
     found = by_thirds(tfidf_svm("word", (1, 1)))
-    assert found.mean_interval("accuracy") == corrected_interval(found.by_fold("accuracy"), 20 / 40)
+    summary = found.summary()["accuracy"]
+    assert (summary["mean"], summary["low"], summary["high"]) == corrected_interval(found.by_fold("accuracy"), 20 / 40)
 
 
 def test_corrected_interval_holds_the_mean_as_often_as_it_says():

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from cope_jax.evaluation.contextual import probe_report
+from cope_jax.evaluation.contextual import probing
 from cope_jax.evaluation.contextual.probing import LayerScore, Probing
 
 
-def probing(accuracies):
+def measured(accuracies):
     scores = tuple(LayerScore(f"layer {n}", a, 0.5) for n, a in enumerate(accuracies))
     baselines = {"majority": 0.25, "majority of the word": 0.5}
     return Probing("x", scores, (0.25, 0.25, 0.5), 0.9, (0.5, 0.75, 0.9), baselines)
@@ -23,9 +23,9 @@ def probing(accuracies):
     ],
 )
 def test_the_paragraph_follows_from_the_numbers(syntax, meaning, verdict):
-    said = probe_report.paragraph(
-        {"BERT": {probe_report.TAGS: probing(syntax), probe_report.SENSES: probing(meaning)}},
-        {probe_report.TAGS: 1000, probe_report.SENSES: 1000},
+    said = probing.paragraph(
+        {"BERT": {probing.TAGS: measured(syntax), probing.SENSES: measured(meaning)}},
+        {probing.TAGS: 1000, probing.SENSES: 1000},
     )
     assert verdict in said
     assert f"best in layer {np.argmax(syntax)} ({100 * max(syntax):.1f} %" in said

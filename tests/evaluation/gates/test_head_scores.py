@@ -5,7 +5,7 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import head_scores
-from cope_jax.evaluation.gates.text_features import features
+from cope_jax.evaluation.gates.inspect_text import features
 from tests.models.cases import config, model, tokens
 
 NUMBER = 800

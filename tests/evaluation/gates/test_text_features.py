@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from cope_jax.evaluation.gates.text_features import features, pieces
+from cope_jax.evaluation.gates.inspect_text import features, pieces
 from cope_jax.tokenizers.byte_level import BPE, Bytes
 from cope_jax.tokenizers.word_level import Words
 

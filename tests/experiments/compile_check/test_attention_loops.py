@@ -10,9 +10,8 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import Layout
 from cope_jax.models.decoder import DecoderConfig
-from experiments.compile_check.attention_loops import LOOPS, count_turns, turns_of
 from experiments.compile_check.hlo import Module
-from experiments.compile_check.trip_counts import walk
+from experiments.compile_check.trip_counts import LOOPS, count_turns, turns_of, walk
 
 LENGTH = 512
 
