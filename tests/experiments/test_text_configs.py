@@ -62,7 +62,7 @@ def with_pieces(config, folder):
 
 @pytest.mark.parametrize(
     "name",
-    ["lstm_wikitext2", "bert_small", *(pytest.param(n, marks=pytest.mark.slow) for n in ("elmo_small", "code_small"))],
+    ["lstm_wikitext2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bert_small", "elmo_small", "code_small"))],
 )
 def test_a_batch_that_is_split_over_devices_gives_the_same_loss(name):
     """And parameters, or packed sequences, that are, where the mesh says so."""

@@ -177,6 +177,7 @@ def test_weights_count_by_tokens_not_by_microbatches():
         np.testing.assert_allclose([losses["loss"], grads["scale"]], [mean, mean], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_seeds_side_by_side_share_a_mesh():
     """Each is the run of its seed alone, on one device."""
     alone = program(ONE, encoding="none")
