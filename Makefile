@@ -10,8 +10,8 @@ PYTHON ?= python3
 ACCELERATOR ?=
 # The Python that .venv-newest is made with; found by itself where there is one.
 NEWEST_PYTHON ?= $(shell .ci/newest-python)
-# Worker processes of pytest: one more than cores, because some tests wait for processes that they start.
-WORKERS ?= $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)')
+# Worker processes of pytest. More than cores are slower.
+WORKERS ?= auto
 # Of `make torture`: how often it kills, and its new folder.
 KILLS ?= 50
 TORTURED ?= runs/torture

@@ -96,6 +96,7 @@ def test_only_the_first_process_prints(two):
     assert second.err == ""
 
 
+@pytest.mark.slow
 def test_sigterm_to_one_stops_both_and_one_process_goes_on(launch, tmp_path):
     workdir, steps = tmp_path / "run", 40
     flags = (f"--config.training.steps={steps}", "--config.training.evaluate_every=0")
