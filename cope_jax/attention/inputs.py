@@ -29,7 +29,7 @@ class Inputs:
       k_features: of the keys' tokens, `[B, heads, M, ...]`.
       q_positions, k_positions: `[B, L]` and `[B, M]`, or 1 for B.
       mask: which queries and keys may meet.
-      drop: dropout on the attention weights; None: there is none.
+      drop: dropout on the attention weights, or None.
     """
 
     q: Array

@@ -123,7 +123,7 @@ class Stream:
       params: of the encoding, apart from its structure as gradients need them.
       queries: some, or all.
       keys: some, or all.
-      drop: dropout on the attention weights; None: there is none.
+      drop: dropout on the attention weights, or None.
       graph: the structure of the encoding.
       sizes: of blocks.
       causal, window: see `Mask`.

@@ -65,7 +65,7 @@ def read_prose(path: epath.PathLike) -> str:
 
 
 def read_lines(path: epath.Path) -> list[str]:
-    """The lines of a UTF-8 file, without their ends; a last one that is empty is none. ConfigError: as `read_prose`."""
+    """The lines of a UTF-8 file, without their ends or an empty last one. ConfigError: as `read_prose`."""
     # Not splitlines: a text may hold line separators of other kinds, which end no line of these formats.
     lines = [line.removesuffix("\r") for line in read_prose(path).split("\n")]
     return lines[:-1] if not lines[-1] else lines

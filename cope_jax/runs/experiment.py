@@ -40,8 +40,8 @@ class Experiment:
     >>> experiment.task.name, experiment.label
     ('selective_copy', 'decoder, rope')
 
-    `experiment.train("runs/rope")` then trains it, and `experiment.evaluate("runs/rope")` measures it anew. One program
-    trains `width` seeds side by side. The `task` is that of the config, where it is there already.
+    `experiment.train("runs/rope")` then trains it, and `experiment.evaluate("runs/rope")` measures it again.
+    One program trains `width` seeds side by side. The `task` is that of the config, where it is there already.
 
     Raises:
       ConfigError: what the config says does not fit together, or not these devices.

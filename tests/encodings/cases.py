@@ -107,6 +107,10 @@ def build(spec: str, seed: int = 0, sizes: Sizes = SIZES, dtype: Any = np.float6
     return graphdef, state
 
 
+WITHOUT_BLOCKS = {"cope_two_sided"}
+"""The encodings whose keys cannot be split into blocks."""
+
+
 def parts_of(encoding: Encoding) -> list[Encoding]:
     """The parts of a composition, or the encoding itself."""
     return list(encoding.parts.values()) if isinstance(encoding, Composed) else [encoding]

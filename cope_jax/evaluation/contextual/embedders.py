@@ -15,7 +15,7 @@ def embed(
 ) -> Iterator[np.ndarray]:
     """The vectors `[J, words, D]` of each sentence; `chunk` of them are made together, and no more are held at a time.
 
-    A label stands before a progress bar; without one there is none.
+    With a label, a progress bar shows it.
     """
     options = {"unit": "sentence", "dynamic_ncols": True, "disable": label is None}
     with tqdm(total=len(sentences), desc=f"{embedder.name}: {label}", **options) as bar:

@@ -29,7 +29,7 @@ class HeadScore:
     layer: int  # from 0
     head: int  # from 0
     aucs: dict[str, float]  # by feature; NaN where all tokens have it, or none
-    best: str  # the feature of the highest AUC; "" where there is none
+    best: str  # the feature of the highest AUC; "" if no feature has an AUC
     interval: tuple[float, float]  # of that AUC, 95 %, by a bootstrap of blocks of tokens
     mean_with: float  # the mean gate of the keys that have the best feature
     mean_without: float  # of those that do not

@@ -89,7 +89,7 @@ class Unit:
 
     scale: float  # what a value is multiplied by
     symbol: str  # "%" or nothing
-    highest: float | None  # the highest value that there can be, shown as such; None: there is none
+    highest: float | None  # the highest possible value, marked in tables; None if unbounded
     decimals: int  # of a value of 1 and more in a table
 
     def suffix(self, separator: str) -> str:
