@@ -23,7 +23,7 @@ from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
 from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients
-from tests.encodings.cases import BATCH, SIZES, build, jit
+from tests.encodings.cases import BATCH, CASES, SIZES, WITHOUT_BLOCKS, build, jit, parts
 from tests.models import cases as models
 
 AXIS = "sequence"
@@ -47,11 +47,22 @@ def ring(*blocks):
         (8, "cope(npos_max=3)", 37, {}),
         (4, "cope(npos_max=4,gate=value)+rope", 21, {"dropout_rate": 0.3}),
         (1, "cope(position=slope,gate=separate_key)", 9, {}),
+        (4, "fox", 13, {}),
         (8, "none", 5, {}),
     ],
 )
 def test_it_equals_one_device(devices, spec, length, options, x64):
     """In value and every gradient: lengths that do not divide, several strips and blocks, segments, grouped heads."""
+    assert_equals_one_device(devices, spec, length, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("spec", [spec for spec in CASES if WITHOUT_BLOCKS.isdisjoint(dict(parts(spec)))])
+def test_every_encoding_equals_one_device(spec, x64):
+    assert_equals_one_device(4, spec, 11)
+
+
+def assert_equals_one_device(devices, spec, length, **options):
     graphdef, state = build(spec)
     once, around = (
         jit(lambda *data, how=how: value_and_gradients(how, graphdef, *data, **options))

@@ -92,7 +92,7 @@ def test_two_processes_train_as_one_does(name, two, alone):
 def test_only_the_first_process_prints(two):
     _, (first, second) = two("data")
     assert "in_distribution" in first.out and f"{STEPS}/{STEPS}" in first.err
-    # Gloo speaks on its own, from several threads: two of its lines may end after one another.
+    # Gloo prints from several threads: an empty line may stand between its own.
     assert [line for line in second.out.splitlines() if line and not line.startswith("[Gloo]")] == []
     assert second.err == ""
 
