@@ -198,7 +198,7 @@ MISTAKES = {
     "half the rotation": (
         LLAMA,
         reconfigure(partial_rotary_factor=0.5),
-        r"partial_rotary_factor=0\.5 is not known, only",
+        r"partial_rotary_factor=0\.5 is not known, only 1\.0",
     ),
     "half the later rotation": (
         LLAMA,

@@ -289,6 +289,18 @@ def test_mistakes_are_one_clear_line(create, message):
     assert "\n" not in str(error.value)
 
 
+def test_tables_start_at_one_over_the_root_of_the_width_unless_told():
+    choices = BertConfig(vocab_size=500, max_length=4, num_layers=1, block=bert_block(32, 2, initial_stddev=None))
+    table = jit(lambda: Bert(choices, rngs=nnx.Rngs(0)).encoder.words.embedding[...])()
+    assert abs(table.std() * 32**0.5 / 0.8796 - 1) < 0.03  # what cutting at two deviations leaves
+
+
+def test_fields_of_other_shapes_are_one_clear_line():
+    model = nnx.eval_shape(lambda: Bert(config(), rngs=nnx.Rngs(0)))
+    with pytest.raises(ConfigError, match=r"tokens \(2, 5\), mask \(2, 4\) must have the same 2 axes$"):
+        model.encoder(np.zeros((2, 5), np.int32), mask_BL=np.ones((2, 4), np.int32))
+
+
 def test_too_long_a_sequence_is_an_error():
     graphdef, state = build(config(), dtype=np.float32)
     with pytest.raises(ConfigError, match="position 11 is outside of the learned table of 11 rows"):

@@ -193,6 +193,7 @@ def test_flops_are_six_for_each_number_of_a_matrix():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"name": "taggers"}, "unknown tagger.name 'taggers': did you mean 'tagger'"),
         ({"word_dim": 0}, "tagger reads nothing"),
         ({"layer": 1}, "are of vectors: set tagger.vectors"),
         ({"vectors": True, "layer": 1, "penalty": 0.1}, "are of the mix of all layers: leave out tagger.layer"),
