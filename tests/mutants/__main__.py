@@ -3,8 +3,9 @@
     python -m tests.mutants --count=300 --seed=0 --jobs=2
 
 Each test runs once and notes the lines that it executes. Then one fault at a time is put into a copy of the checkout,
-and the tests of its line run, the nearest and fastest first, until one fails; it must pass without the fault. Other
-tests of the same file follow, for they may use what one of these has compiled. What is found is kept in `--out`, by the
+and the tests of its line run until one fails, which must pass without the fault: those of its own room, the nearest and
+fastest first, then of the other rooms, then the rest. Other tests of the same file follow, for they may use what one of
+these has compiled. What is found is kept in `--out`, by the
 content of the checkout: an interrupted run resumes.
 """
 
@@ -39,7 +40,7 @@ PRELOAD += (
 )
 PRELOAD += ("tensorboardX", "torch", "transformers")
 OUTCOMES = NOT_EXECUTED, SURVIVED, CAUGHT = ("not executed", "survived", "caught")
-ALL = "all"  # tests that are not in the fault's folder
+OTHERS, REST = "others", "rest"  # tests of the other numerical rooms, and those of none
 LONGEST = 900.0  # seconds that a test may take when its lines are noted
 
 
@@ -251,7 +252,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="of their choice")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument(
-        "--seconds", type=float, default=60.0, help="of tests for a fault, near and far each; more look again"
+        "--seconds",
+        type=float,
+        default=60.0,
+        help="of tests for a fault, in each of three parts of the suite; more look again",
     )
     parser.add_argument("--root", type=Path, default=ROOT, help="the checkout")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "mutants", help="where results are kept")
@@ -277,19 +281,18 @@ def main() -> None:
         return Tree(args.root.absolute(), out / "trees" / str(job), out / "compiled")
 
     groups = suite.groups(tree(0))
-    for folder in (*FOLDERS, ALL):
-        own = [group for group, tests in groups.items() if folder in (ALL, _folder(tests[0]))]
-        new = [group for group in own if not suite.recorded(group)]
+    room = {group: folder if (folder := _folder(tests[0])) in FOLDERS else REST for group, tests in groups.items()}
+    for part in (*FOLDERS, OTHERS, REST):
+        new = [group for group in groups if room[group] == part and not suite.recorded(group)]
         parallel(args.jobs, tree, lambda tree, group: suite.record(tree, group, groups[group]), new)
-        suite.load(own)
-        faults = [fault for fault in drawn if folder in (ALL, _folder(fault.path))]
+        suite.load([group for group in groups if room[group] == part])
+        faults = [fault for fault in drawn if part in (OTHERS, REST, _folder(fault.path))]
 
-        def attempt(tree: Tree, fault: Fault, part: str = folder) -> None:
-            home = _folder(fault.path)
-            chosen = [group for group, tests in groups.items() if (_folder(tests[0]) == home) == (part != ALL)]
-            suite.attempt(tree, fault, part, chosen, args.seconds)
+        def attempt(tree: Tree, fault: Fault, part: str = part) -> None:
+            rooms = {*FOLDERS} - {_folder(fault.path)} if part == OTHERS else {part}
+            suite.attempt(tree, fault, part, [group for group in groups if room[group] in rooms], args.seconds)
 
-        parallel(args.jobs, tree, attempt, suite.open_faults(faults, folder, args.seconds))
+        parallel(args.jobs, tree, attempt, suite.open_faults(faults, part, args.seconds))
     print(*summary(drawn, suite.lines()), sep="\n")
 
 
