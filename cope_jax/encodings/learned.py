@@ -8,7 +8,7 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
-from cope_jax.ops.gather import take
+from cope_jax.ops.gather import lookup
 from cope_jax.registry import check_at_least
 
 
@@ -51,4 +51,4 @@ class Learned(Encoding):
             if low < 0 or high >= rows:
                 far = f"position {high if high >= rows else low} is outside of the learned table of {rows} rows"
                 raise ConfigError(f"{far}: give a larger max_length")
-        return x_BLD + take(self.table[...], positions_BL).astype(x_BLD.dtype)
+        return x_BLD + lookup(self.table[...], positions_BL).astype(x_BLD.dtype)

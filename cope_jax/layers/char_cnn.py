@@ -8,7 +8,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
-from cope_jax.ops.gather import take
+from cope_jax.ops.gather import lookup
 from cope_jax.ops.product import linear
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
@@ -106,7 +106,7 @@ class CharCNN(nnx.Module):
         table_KE = self.embedding_KE[...]
         # Within a word 0 does not occur: its row is of no use but in the count of the official sizes.
         is_none_NC = characters_NC == 0
-        e_NCE = jnp.where(is_none_NC[..., None], jnp.zeros((), table_KE.dtype), take(table_KE, characters_NC))
+        e_NCE = jnp.where(is_none_NC[..., None], jnp.zeros((), table_KE.dtype), lookup(table_KE, characters_NC))
         pairs = zip(self.filters, self.biases, strict=True)
         x_ND = jnp.concatenate([_maxima(e_NCE, w_WEF[...], b_F[...]) for w_WEF, b_F in pairs], axis=-1)
         for highway in self.highways:

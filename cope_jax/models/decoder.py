@@ -21,7 +21,7 @@ from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.model import MODELS, Model, ModelOptions, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.gather import take
+from cope_jax.ops.gather import lookup
 from cope_jax.ops.losses import sampled_cross_entropy, token_measures
 from cope_jax.registry import check_at_least, check_choices
 
@@ -313,7 +313,7 @@ class Decoder(Model):
     def _embed(self, tokens_BL: Array, context: Context) -> Array:
         # Gathered as a table first: rows that lie by width would have to go through every device to lie by examples.
         table_VD = self.embedding.embedding[...].astype(self.config.block.dtype)
-        x_BLD = take(context.layout.constrain(table_VD, "width", None), tokens_BL)
+        x_BLD = lookup(context.layout.constrain(table_VD, "width", None), tokens_BL)
         x_BLD = context.layout.constrain(x_BLD, "batch", "length", None)
         return self.encoding.embed(x_BLD, context.positions)
 

@@ -19,7 +19,7 @@ from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.model import ModelOptions, check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.gather import take
+from cope_jax.ops.gather import lookup
 from cope_jax.registry import check_at_least, check_choices, unknown
 
 SIZES: dict[str, tuple[int, int, int]] = {
@@ -205,7 +205,7 @@ class Encoder(nnx.Module):
         # Gathered as a table first: see the decoder.
         table_VD = layout.constrain(self.words.embedding[...].astype(dtype), "width", None)
         segments_SD = self.segments.embedding[...].astype(dtype)
-        kinds_BLD = segments_SD[:1][None] if segments_BL is None else take(segments_SD, segments_BL)
-        x_BLD = take(table_VD, tokens_BL) + kinds_BLD
+        kinds_BLD = segments_SD[:1][None] if segments_BL is None else lookup(segments_SD, segments_BL)
+        x_BLD = lookup(table_VD, tokens_BL) + kinds_BLD
         x_BLD = self.encoding.embed(layout.constrain(x_BLD, "batch", "length", None), context.positions)
         return self.norm(x_BLD)

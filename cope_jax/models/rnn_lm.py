@@ -17,7 +17,7 @@ from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.embedder import ModelEmbedder, Sentence, Window, jitted, numbered, whole
 from cope_jax.models.model import MODELS, check_shapes
 from cope_jax.models.recurrent_lm import Carries, RecurrentLM, RecurrentLMOptions, create_directions
-from cope_jax.ops.gather import take
+from cope_jax.ops.gather import lookup
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.word_level import Vocabulary
 
@@ -143,7 +143,7 @@ class RNNLM(RecurrentLM):
         return RnnEmbedder(self, Vocabulary.load(folder / "words.txt"), name=name)
 
     def _embed(self, tokens_BL: Array) -> Array:
-        return self.config.layout.constrain(take(self.embedding_VD[...], tokens_BL), "batch", None, None)
+        return self.config.layout.constrain(lookup(self.embedding_VD[...], tokens_BL), "batch", None, None)
 
     def _inputs(self, words: Sequence[Array]) -> Iterator[Array]:
         return map(self._embed, words)

@@ -17,7 +17,7 @@ from cope_jax.layers.scalar_mix import ScalarMix
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.model import MODELS, Model, ModelOptions, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.ops.gather import take
+from cope_jax.ops.gather import lookup
 from cope_jax.ops.losses import token_measures
 from cope_jax.registry import check_at_least, check_choices
 
@@ -204,7 +204,7 @@ class Tagger(Model):
     def _parts(self, batch: Mapping[str, Array], mask_BL: Array) -> list[Array]:
         parts = []
         if self.embedding_VD is not None:
-            parts.append(take(self.embedding_VD[...], _field(batch, "inputs")))
+            parts.append(lookup(self.embedding_VD[...], _field(batch, "inputs")))
         if self.characters is not None:
             parts.append(self.characters(_field(batch, "characters")))
         if self.config.vectors:

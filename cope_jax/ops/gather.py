@@ -10,7 +10,7 @@ from jax.sharding import AxisType
 from cope_jax.array_types import Array
 
 
-def take(table_ND: Array, indices: Array) -> Array:
+def lookup(table_ND: Array, indices: Array) -> Array:
     """The rows of a table, y[…] = table[indices[…]], NaN where an index is not within [0, N−1].
 
     `jnp.take` by itself counts negative indices from the end, so that a wrong one would read some other row in silence.
@@ -19,7 +19,7 @@ def take(table_ND: Array, indices: Array) -> Array:
       table_ND: of a floating type, `[N, …]`.
       indices: integers of any shape.
 
-    >>> take(jnp.array([1.0, 2.0]), jnp.array([1, 2, -1])).tolist()
+    >>> lookup(jnp.array([1.0, 2.0]), jnp.array([1, 2, -1])).tolist()
     [2.0, nan, nan]
     """
     return jnp.take(table_ND, _out_of_range_to_nan(indices, len(table_ND)), axis=0, mode="fill")

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.array_types import Array, accumulator_dtype
-from cope_jax.ops.gather import take
+from cope_jax.ops.gather import lookup
 
 
 def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
@@ -77,8 +77,8 @@ def sampled_cross_entropy(
     # Not −∞, which has no gradient where nothing else is drawn.
     least = jnp.asarray(jnp.finfo(wide).min / 2, wide)
     drawn_BLS = jnp.where(targets_BL[..., None] == classes_S[None, None], least, drawn_BLS)
-    rows_BLD = take(table_VD, targets_BL).astype(dtype).astype(wide)
-    target_BL = jnp.sum(x_BLD.astype(wide) * rows_BLD, axis=-1) + take(bias_V, targets_BL)
+    rows_BLD = lookup(table_VD, targets_BL).astype(dtype).astype(wide)
+    target_BL = jnp.sum(x_BLD.astype(wide) * rows_BLD, axis=-1) + lookup(bias_V, targets_BL)
     target_BL = target_BL - _log_count(targets_BL, arrival, vocab_size, wide)
     return jnp.logaddexp(target_BL, jax.nn.logsumexp(drawn_BLS, axis=-1)) - target_BL
 
