@@ -12,6 +12,8 @@ from pathlib import Path
 
 import jax
 
+from experiments.cli import interrupts
+
 ROOT = Path(__file__).parents[2]
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(
@@ -101,6 +103,7 @@ def _child(cache: str, name: str, flags: list[str], out: str, err: str) -> None:
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     sys.argv = [f"{ROOT}/experiments/{name}.py", *flags]
+    interrupts.install()
     try:
         runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
     finally:

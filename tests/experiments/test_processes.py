@@ -172,4 +172,6 @@ def test_four_processes_train_as_one_does(launch, alone, tmp_path):
     assert [done.status for done in ended] == [0] * 4, ended
     assert_same_numbers(tmp_path / "run", alone)
     assert ["in_distribution" in done.out for done in ended] == [True, False, False, False]
-    assert [done.err == "" for done in ended] == [False, True, True, True]
+    # XLA warns of how it splits the gradient of the embedding.
+    said = [line for done in ended[1:] for line in done.err.splitlines() if "spmd_partitioner" not in line]
+    assert said == []
