@@ -257,7 +257,7 @@ def check(problem):
             np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
-@settings(few, max_examples=8)
+@settings(few, max_examples=5)
 @given(problems())
 def test_any_problem(x64, problem):
     """Any encoding, heads, lengths, blocks and masks."""

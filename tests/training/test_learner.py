@@ -13,6 +13,7 @@ from cope_jax.training.learner import Learner
 from cope_jax.training.optimizer import create_schedule
 from tests.training import tiny
 
+pytestmark = pytest.mark.xdist_group("loop")  # what `tiny` compiles is shared
 GOLDEN = {"loss": [1.6235056, 2.5116055], "grad_norm": [3.1924791, 4.1464148]}
 GOLDEN_HAS_CHANGED = (
     "the numbers of training have changed. A refactoring must not do that: find what did. If initialisation, model, "

@@ -6,6 +6,8 @@ import pytest
 from cope_jax.training.program import SeedBatch
 from tests.training import tiny
 
+pytestmark = pytest.mark.xdist_group("loop")  # what `tiny` compiles is shared
+
 
 def test_seeds_side_by_side_equal_single_runs():
     seeds, seed_batch = [3, 8], SeedBatch(2)
