@@ -33,7 +33,7 @@ help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  Variables, e.g. make compare ENCODINGS=cope,alibi SEEDS=3:"
-	@echo "  PYTHON, ACCELERATOR=cuda|tpu, NEWEST_PYTHON, WORKERS, FAULTS, CONFIG, ENCODINGS, SEEDS, WORKDIR"
+	@echo "  PYTHON, ACCELERATOR=cuda|tpu, NEWEST_PYTHON, WORKERS, KILLS, TORTURED, FAULTS, CONFIG, ENCODINGS, SEEDS, WORKDIR"
 
 setup: $(READY) ## make .venv, with the versions of constraints.txt
 

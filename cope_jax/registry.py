@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -105,7 +106,7 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
 
 
 def check_at_least(least: float, what: str, **values: float | None) -> None:
-    """Raises ConfigError for a value below `least`; None is allowed.
+    """Raises ConfigError for a value below `least`, NaN or infinity; None is allowed.
 
     >>> check_at_least(1, "decoder", num_layers=0)
     Traceback (most recent call last):
@@ -113,8 +114,9 @@ def check_at_least(least: float, what: str, **values: float | None) -> None:
     cope_jax.errors.ConfigError: decoder.num_layers must be at least 1, got 0
     """
     for name, value in values.items():
-        if value is not None and not value >= least:  # so written, NaN is an error too
-            raise ConfigError(f"{what}.{name} must be at least {least}, got {value}")
+        if value is not None and not least <= value < math.inf:  # so written, NaN is an error too
+            finite = " and finite" if value == math.inf else ""
+            raise ConfigError(f"{what}.{name} must be at least {least}{finite}, got {value}")
 
 
 def check_choices(config: Any, what: str) -> None:

@@ -22,10 +22,10 @@ from typing import Any
 import jax
 from absl import flags
 from ml_collections import config_flags
-from rich.console import Console
 
 from cope_jax import encodings, tasks
 from cope_jax.evaluation.report import comparison, plots
+from cope_jax.evaluation.report.table import console
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
@@ -88,9 +88,9 @@ def show(
     paper = {} if is_changed() else config.paper
     paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels)
-    console = Console()
-    console.print(comparison.table(task, finished, labels, paper=paper).rich())
-    console.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
+    out = console()
+    out.print(comparison.table(task, finished, labels, paper=paper).rich())
+    out.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
 
 
 def is_changed() -> bool:

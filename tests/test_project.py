@@ -42,7 +42,7 @@ MAY_NAME = {
     "cope_jax/models/encoder.py": "the encoder is BERT's, and has its encoding by default",
     "cope_jax/training/experiment_config.py": "the default experiment; what has no attention has the encoding `none`",
     "experiments/benchmark": "what is measured is named, and compared with other programs' implementation of it",
-    "experiments/compil": "the loops of attention are counted in a decoder",
+    "experiments/compile_check": "the loops of attention are counted in a decoder",
     "experiments/contextual/classify.py": "the systems of one comparison",
     "experiments/contextual/language_models.py": "a perplexity by words is that of one task",
     "experiments/contextual/tag.py": "the systems of one comparison",

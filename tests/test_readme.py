@@ -22,11 +22,7 @@ EXCHANGE = (ROOT / "docs" / "exchange.md").read_text()
 CONTEXTUAL = (ROOT / "docs" / "contextual.md").read_text()
 TEXT = (ROOT / "docs" / "text.md").read_text()
 ENCODINGS = (ROOT / "docs" / "encodings.md").read_text()
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "docs/encodings.md")]
-PAGES += [
-    ROOT / "docs" / f"{name}.md"
-    for name in ("attention", "contextual", "exchange", "models", "tasks", "text", "training", "tpu", "gpu")
-]
+PAGES = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "experiments" / "RESULTS.md")]
 CONFIGS = {
     "tag": {"config": "tagger.py", "bert_config": "bert_tagger.py"},
     "classify": {"config": "spam.py"},
@@ -168,7 +164,22 @@ def test_every_encoding_has_its_page_with_every_option_and_default():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_links_lead_to_files(page):
-    links = re.findall(r"\]\((?!https?:)([^)#\s]+)", page.read_text())
-    missing = [link for link in links if not (page.parent / link).exists()]
+def test_links_lead_to_files_and_headings(page):
+    missing = []
+    for link, name in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", page.read_text()):
+        target = page.parent / link if link else page
+        if not target.exists() or (name and name not in anchors(target.read_text())):
+            missing.append(f"{link}#{name}")
     assert not missing
+
+
+def anchors(text: str) -> set[str]:
+    """The names that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_modules_that_are_named_exist(page):
+    named = re.findall(r"`((?:cope_jax|experiments|tests)/[\w/]+\.py)`", page.read_text())
+    assert [path for path in named if "NAME" not in path and not (ROOT / path).exists()] == []

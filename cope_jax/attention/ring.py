@@ -45,6 +45,8 @@ def ring_attention(encoding: Encoding, inputs: Inputs, axis: str, blocks: BlockS
     length, keys = inputs.q.shape[2], inputs.v.shape[2]
     if length != keys:
         raise ConfigError(f"ring attention takes as many queries as keys, got {length} and {keys}")
+    if not length:
+        return jnp.zeros((len(inputs.q), 0, inputs.q.shape[1], inputs.v.shape[-1]), inputs.v.dtype)
     if needs_one_block(encoding, inputs):
         raise ConfigError("ring attention splits the keys, which this encoding does not: choose 'full' or 'blockwise'")
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)

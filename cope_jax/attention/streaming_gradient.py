@@ -83,11 +83,9 @@ class KeyGradients:
 
     def of(self, keys: KeyBlock) -> Any:
         """As the cotangent of `keys`, in its types."""
-        k, v = (jnp.swapaxes(x, 2, 3).astype(keys.k.dtype) for x in (self.k, self.v))
+        k, v = jnp.swapaxes(self.k, 2, 3).astype(keys.k.dtype), jnp.swapaxes(self.v, 2, 3).astype(keys.v.dtype)
         features = cotangent(jax.tree.map(lambda x, y: x.astype(y.dtype), self.features, keys.features))
-        return dataclasses.replace(
-            keys, k=k, v=v.astype(keys.v.dtype), features=features, positions=NONE, indices=NONE, segment_ids=NONE
-        )
+        return dataclasses.replace(keys, k=k, v=v, features=features, positions=NONE, indices=NONE, segment_ids=NONE)
 
     def add(self, end: Array | int, k: Array, v: Array, features: PyTree) -> "KeyGradients":
         """Adds to the block of keys before `end`: see `KeyBlock.block`."""

@@ -7,6 +7,7 @@
 (32, 16)
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 from flax import nnx
@@ -32,6 +33,7 @@ from cope_jax.encodings.compose import Composed as Composed
 from cope_jax.encodings.encoding_config import EncodingConfig as EncodingConfig
 from cope_jax.encodings.encoding_config import Sharing as Sharing
 from cope_jax.encodings.encoding_config import split_outside_parentheses as split_outside_parentheses
+from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 
 
@@ -69,9 +71,11 @@ def create(
     names_of_parts = [part for part, _ in EncodingConfig.parse(name).parts]
     if len(names_of_parts) == 1:
         options = {names_of_parts[0]: options}
-    for part in options:
+    for part, own in options.items():
         if part not in names_of_parts:
             raise unknown(f"part of {name}", part, names_of_parts)
+        if not isinstance(own, Mapping):
+            raise ConfigError(f"{name}: {part}={own!r} must be a dict of the options of {part}")
     shape = AttentionShape(num_heads, head_dim, num_kv_heads, model_dim, max_length)
     composed = EncodingConfig.parse(name, options).build(shape, rngs=rngs)
     return composed.parts[names_of_parts[0]] if len(names_of_parts) == 1 else composed

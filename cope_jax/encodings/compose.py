@@ -19,7 +19,7 @@ class Composed(Encoding):
 
     `embed` and `rotate` are chained in order. What the parts' `score` add to the content logits is summed:
     logits + Σ_e (score_e(logits) − logits). So every part sees the content logits, CoPE's gates are σ(q·k) whatever
-    it is composed with, and the order of the parts does not matter to `score`.
+    it is composed with (with rope, of the rotated q and k), and the order of the parts does not matter to `score`.
 
     Raises:
       ConfigError: two parts have a sink.

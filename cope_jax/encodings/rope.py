@@ -1,6 +1,7 @@
 """Rotary position embeddings."""
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,8 +40,8 @@ class RoPE(Encoding):
 
     def __init__(self, config: RoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        if not config.base > 0:
-            raise ConfigError(f"rope.base must be positive, got {config.base}")
+        if not 0 < config.base < math.inf:
+            raise ConfigError(f"rope.base must be positive and finite, got {config.base}")
         if not 0 < config.fraction <= 1:
             raise ConfigError(f"rope.fraction must lie in (0, 1], got {config.fraction}")
         if self._rotated() == 0:

@@ -1,6 +1,7 @@
 """Fixed sinusoidal position embeddings."""
 
 import dataclasses
+import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,7 @@ from cope_jax.errors import ConfigError
 @dataclasses.dataclass(frozen=True)
 class SinusoidalConfig:
     """Attributes:
-    base: the longest wavelength is 2π·base.
+    base: wavelengths are below 2π·base.
     """
 
     base: float = 10_000.0
@@ -33,8 +34,8 @@ class Sinusoidal(Encoding):
 
     def __init__(self, config: SinusoidalConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        if not config.base > 0:
-            raise ConfigError(f"sinusoidal.base must be positive, got {config.base}")
+        if not 0 < config.base < math.inf:
+            raise ConfigError(f"sinusoidal.base must be positive and finite, got {config.base}")
         if shape.width % 2:
             raise ConfigError(f"encoding 'sinusoidal' needs an even model width, got {shape.width}")
 

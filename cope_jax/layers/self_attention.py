@@ -72,8 +72,10 @@ class SelfAttention(nnx.Module):
         return {"attention": attention_weights(encoding, inputs), **encoding.maps(inputs.pairs())}
 
     def _execution(self, context: Context) -> dict[str, Any]:
+        # A sequence that no devices share, as where a config is checked, has no ring to go around.
+        alone = self.config.attention == "ring" and context.layout.length is None
         return {
-            "implementation": self.config.attention,
+            "implementation": "auto" if alone else self.config.attention,
             "blocks": self.config.attention_blocks,
             "sequence_axis": context.layout.length,
             "batch_axes": context.layout.batch,

@@ -226,7 +226,8 @@ class Decoder(Model):
             _check_lengths(lengths_B, batch, length)
             lengths_B = jnp.asarray(lengths_B, jnp.int32)
             place_BL = jnp.arange(length, dtype=jnp.int32)[None] - (length - lengths_B[:, None])
-            context = Context(jnp.maximum(place_BL, 0), jnp.where(place_BL < 0, PADDING, 0))
+            segments_BL = jnp.where(place_BL < 0, PADDING, 0)
+            context = Context(jnp.maximum(place_BL, 0), segments_BL, layout=self.config.layout)
         graph, stacked = nnx.split(self.blocks)
         block = nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], stacked))
         cache = create_cache(

@@ -8,6 +8,7 @@ import numpy as np
 from jax.sharding import AxisType
 
 from cope_jax.array_types import Array
+from cope_jax.errors import ConfigError
 
 
 def lookup(table_ND: Array, indices: Array) -> Array:
@@ -91,7 +92,7 @@ def take_windows(z: Array, starts: Array, size: int) -> Array:
     if not _may_be_split():
         rows = math.prod(lead)
         if rows * row_size > np.iinfo(np.int32).max:
-            raise ValueError(f"{rows} rows of {row_size} entries are too many for 32-bit indices: use a smaller batch")
+            raise ConfigError(f"{rows} rows of {row_size} entries are too many for 32-bit indices: use a smaller batch")
         firsts = (row_size * jnp.arange(rows, dtype=jnp.int32)).reshape(*lead, 1)
         return _gather(z.ravel(), (firsts + starts).ravel(), size).reshape(*starts.shape, size)
     return _gather(z, starts, size)

@@ -147,7 +147,11 @@ class Experiment:
         return records
 
     def evaluate(self, run: str | Path | LoadedRun) -> list[Record]:
-        """Measures a run, or a folder with one, on as many examples as this config says; records as of `train`."""
+        """Measures a run, or a folder with one, on as many examples as this config says; records as of `train`.
+
+        Raises:
+          ConfigError: it is a run of another experiment, or of other data or another vocabulary than there are now.
+        """
         run = run if isinstance(run, LoadedRun) else load_run(run)
         theirs, ours = ({**config.recipe(), "evaluation": None} for config in (run.experiment, self.config))
         if theirs != ours:
@@ -155,6 +159,9 @@ class Experiment:
             raise ConfigError(f"{run.folder} is a run of another experiment ({different} differ): use its own config")
         if len(run.seeds) != self.seed_batch.width:
             return Experiment(self.config, len(run.seeds), self.task).evaluate(run)
+        workdirs.check_sources(self.task, run.folder, self.task.evaluation_splits)
+        if self.task.same_saved_files(run.folder) is False:
+            raise ConfigError(f"the vocabulary is not that of the run in {run.folder}: restore the original files")
         step, params, seconds = run.restored
         return self.records(run.seeds, jax.device_put(params, self.program.state_shardings.params), step, seconds)
 

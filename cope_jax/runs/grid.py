@@ -88,9 +88,8 @@ def seeds_of(folder: Path) -> tuple[int, ...]:
 
 def write_results(workdir: Path, runs: Sequence[GridRun]) -> tuple[list[records.Record], list[Path]]:
     """Writes results.json and results.csv of finished runs. Returns the records and the paths."""
-    results = [workdirs.read_json(run.result, "records", "environment") for run in runs]
-    finished = [record for result in results for record in result["records"]]
-    environments = [result["environment"] for result in results]
+    environments = [workdirs.read_json(run.result, "environment")["environment"] for run in runs]
+    finished = [record for run in runs for record in workdirs.read_records(run.result)]
     different = [other for n, other in enumerate(environments) if other not in environments[:n]]
     # Runs that were trained elsewhere, or at another commit, keep their own environment on record.
     others = {"others": different[1:]} if different[1:] else {}

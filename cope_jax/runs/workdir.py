@@ -5,6 +5,7 @@ import errno
 import fcntl
 import hashlib
 import json
+import math
 import os
 import re
 import socket
@@ -115,7 +116,7 @@ def _clear_write_errors(workdir: Path) -> Iterator[None]:
 def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str, Any]:
     if seeds is None:
         return {"config": config.recipe(with_encoding=False)}
-    return {"config": config.recipe(), "seeds": list(seeds)}
+    return {"config": config.recipe(), "seeds": [int(seed) for seed in seeds]}
 
 
 def read_settings(workdir: Path) -> dict[str, Any]:
@@ -144,8 +145,9 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a JSON file; none where it is not there yet."""
-    return read_json(path, "records")["records"] if path.exists() else []
+    """The records of a JSON file, none if it is not there; a value that is null there was not finite, and is NaN."""
+    held = read_json(path, "records")["records"] if path.exists() else []
+    return [{**record, "value": math.nan} if record.get("value", 0) is None else record for record in held]
 
 
 def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:

@@ -157,6 +157,8 @@ def in_all_processes(attempt: Callable[[], Any]) -> Any:
 
 def _is_passing(error: BaseException | None) -> bool:
     while error is not None:
+        if isinstance(error, StorageError):
+            return True
         code = re.search(r"os_error_code='(\d+)'", str(error))
         number = int(code[1]) if code else getattr(error, "errno", None)
         if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in str(error) or number in _PASSING:

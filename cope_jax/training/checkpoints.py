@@ -139,12 +139,13 @@ class Checkpoints:
             else:
                 self._put_aside(unreadable, step)
                 return step, state, progress
+        if self._read_only and any(not (self.directory / str(step)).exists() for step in unreadable):
+            # The run at work has removed it meanwhile, and written others.
+            return Checkpoints(self.directory, read_only=True).restore(like, model, partial=partial)
         if unreadable:
-            raise ConfigError(
-                f"no checkpoint in {self.directory} can be read "
-                f"({'; '.join(f'{step}: {reason}' for step, reason in unreadable.items())}): put back whole ones, "
-                f"or delete that folder to train anew"
-            )
+            reasons = "; ".join(f"{step}: {reason}" for step, reason in unreadable.items())
+            mend = "put back whole ones" + ("" if self._read_only else ", or delete that folder to train anew")
+            raise ConfigError(f"no checkpoint in {self.directory} can be read ({reasons}): {mend}")
         return None
 
     def _put_aside(self, unreadable: dict[int, str], used: int) -> None:

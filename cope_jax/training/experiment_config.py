@@ -58,6 +58,7 @@ class OptimizerConfig:
 
     def __post_init__(self):
         numbers = {name: value for name, value in dataclasses.asdict(self).items() if not isinstance(value, str)}
+        check_choices(self, "optimizer")
         check_at_least(0, "optimizer", **numbers)
         if max(self.beta1, self.beta2) >= 1:
             raise ConfigError(f"optimizer.beta1={self.beta1} and beta2={self.beta2} must be less than 1")

@@ -3,6 +3,7 @@
 import itertools
 import os
 import signal
+import threading
 import types
 from typing import Any
 
@@ -27,7 +28,7 @@ class Interrupted(Exception):
 class GracefulStop:
     """A context manager in which Ctrl-C (SIGINT) and SIGTERM only ask, so that the loop can save and leave.
 
-    A second Ctrl-C raises KeyboardInterrupt at once.
+    A second Ctrl-C raises KeyboardInterrupt at once. Only the main thread gets signals: in another, none asks.
 
     With several processes a signal to one of them stops all, after the same step: JAX's preemption service has the
     handler of SIGTERM from `jax.distributed.initialize` on, and agrees on the step; Ctrl-C is handed to it.
@@ -45,7 +46,8 @@ class GracefulStop:
         self._alone = jax.process_count() == 1
 
     def __enter__(self) -> "GracefulStop":
-        for number in (signal.SIGINT, signal.SIGTERM) if self._alone else (signal.SIGINT,):
+        numbers = (signal.SIGINT, signal.SIGTERM) if self._alone else (signal.SIGINT,)
+        for number in numbers if threading.current_thread() is threading.main_thread() else ():
             self._before[number] = signal.signal(number, self._request)
         return self
 

@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from rich.console import Console
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import classification, pretrained
-from cope_jax.evaluation.report.table import Table, figure
+from cope_jax.evaluation.report.table import Table, console, figure
 from cope_jax.exchange import bert_files
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
@@ -125,7 +124,7 @@ def show(workdir: Path, found: Mapping[str, classification.CrossValidation]) -> 
     workdirs.write_json(workdir / "scores.json", {"scores": scores, "environment": environment()})
     table = create_table(scores)
     path = write_atomically(workdir / "table.md", f"{table.markdown()}\n")
-    Console().print(table.rich())
+    console().print(table.rich())
     outputs.list_files([workdir / "scores.json", path])
 
 

@@ -13,11 +13,11 @@ Writes floors.json and floors.md into the folder of the run.
 from pathlib import Path
 
 from absl import flags
-from rich.console import Console
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import task_baselines
+from cope_jax.evaluation.report.table import console
 from cope_jax.runs import workdir as workdirs
 from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry, outputs
@@ -44,7 +44,7 @@ def main() -> None:
     run, source = task_baselines.run_figures(workdir)
     found = task_baselines.measure(task, config, run, _EXAMPLES.value)
     table = task_baselines.table(found, f"{config.task.name}, the run's own figures from {source or 'nowhere yet'}")
-    Console().print(table.rich())
+    console().print(table.rich())
     content = {"floors": [one.record() for one in found], "run": source}
     outputs.list_files(outputs.write(workdir, "floors", content, table.markdown()))
 

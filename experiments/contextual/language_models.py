@@ -16,12 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from rich.console import Console
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots
 from cope_jax.evaluation.report.plot_style import save
-from cope_jax.evaluation.report.table import Table, figure
+from cope_jax.evaluation.report.table import Table, console, figure
 from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
 from cope_jax.training.metrics import read_metrics
@@ -52,7 +51,7 @@ def main() -> None:
         paths = [save(curves, workdir / "curves.png")]
         paths.append(write_atomically(workdir / "table.md", f"{table.markdown()}\n"))
         workdirs.write_json(workdir / "language_models.json", {"models": runs})
-        Console().print(table.rich())
+        console().print(table.rich())
         outputs.list_files(paths)
 
 
@@ -60,7 +59,7 @@ def read(workdir: Path) -> dict[str, Any]:
     """What is to be known of a finished run."""
     if not (workdir / "result.json").exists():
         raise ConfigError(f"{workdir} holds no finished run: train it first with experiments.train")
-    records = workdirs.read_json(workdir / "result.json", "records")["records"]
+    records = workdirs.read_records(workdir / "result.json")
     losses = {record["split"]: record["value"] for record in records if record["metric"] == "loss"}
     first = records[0]
     if first["task"] != "words":

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 from absl import flags
-from rich.console import Console
 
 from cope_jax.corpora import sentences_by_corpus
 from cope_jax.corpora.word_sense_corpora import Occurrence
@@ -27,7 +26,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, nearest_words, word_senses
 from cope_jax.evaluation.contextual.word2vec import ContextFree, ContextMean, Word2VecConfig, train_word2vec
 from cope_jax.evaluation.report.plot_style import save
-from cope_jax.evaluation.report.table import MISSING, Table, share
+from cope_jax.evaluation.report.table import MISSING, Table, console, share
 from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.runs import workdir as workdirs
 from experiments.cli import entry, outputs
@@ -110,7 +109,7 @@ def find_neighbours(
     workdir: Path,
 ) -> None:
     """Finds neighbours in the corpus, and writes and prints them; word2vec learns from the whole text."""
-    console = Console()
+    out = console()
     vectors = static_vectors(text)
     parts: list[str] = []
     found: dict[str, Any] = {}
@@ -126,7 +125,7 @@ def find_neighbours(
                 {layer: [one.record() for one in near] for layer, near in layers.items()}
                 for layers in compared.contextual
             ]
-            console.print(f"[bold]{model.name}: occurrences {way}[/bold]", table.rich(), sep="\n")
+            out.print(f"[bold]{model.name}: occurrences {way}[/bold]", table.rich(), sep="\n")
     content = {
         "word": _WORD.value,
         "sentences": [{"words": list(sentence), "place": place} for sentence, place in queries],
@@ -170,7 +169,7 @@ def show_senses(found: Scores, train: Sequence[Occurrence], test: Sequence[Occur
         }
         figure = contextual_plots.scores_by_layer(layers[name], lines, baselines, label="right senses (%)", title=name)
         paths.append(save(figure, contextual_plots.plot_path(workdir, "senses", name)))
-    Console().print(table.rich())
+    console().print(table.rich())
     outputs.list_files(paths)
 
 

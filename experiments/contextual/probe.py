@@ -18,7 +18,6 @@ from pathlib import Path
 
 import numpy as np
 from absl import flags
-from rich.console import Console
 
 from cope_jax.corpora import conllu
 from cope_jax.corpora.conllu import TaggedSentence
@@ -28,6 +27,7 @@ from cope_jax.evaluation.contextual.embedders import occurrence_vectors
 from cope_jax.evaluation.contextual.linear_probe import ProbeConfig
 from cope_jax.evaluation.contextual.probing import SENSES, TAGS, Probing, probe_layers
 from cope_jax.evaluation.report.plot_style import save
+from cope_jax.evaluation.report.table import console
 from cope_jax.models.embedder import Embedder
 from cope_jax.runs import workdir as workdirs
 from experiments.cli import entry, outputs
@@ -104,7 +104,7 @@ def probe(model: Embedder, name: str, task: Task, config: ProbeConfig) -> Probin
 
 def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], workdir: Path) -> None:
     """Writes and prints tables, plots and the paragraph."""
-    console, parts, plots = Console(highlight=False), [], []
+    out, parts, plots = console(), [], []
     conclusion = probing.paragraph(found, sizes)
     records = {
         name: {task: probing.record(own, sizes[task]) for task, own in by_task.items()}
@@ -114,10 +114,10 @@ def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], w
         for task, own in by_task.items():
             table = probing.table(own, sizes[task], f"{name}, {task}: linear probes, in % [95 % interval]")
             mix = probing.mix_summary(own)
-            console.print(table.rich(), mix, sep="\n", soft_wrap=True)
+            out.print(table.rich(), mix, sep="\n", soft_wrap=True)
             parts += [table.markdown(), mix]
         plots += plot(name, by_task, workdir)
-    console.print(f"\n{conclusion}\n", markup=False)
+    out.print(f"\n{conclusion}\n", markup=False)
     content = {"models": records, "tested": dict(sizes), "paragraph": conclusion}
     text = "\n\n".join([*parts, textwrap.fill(conclusion, 120)])
     outputs.list_files([*outputs.write(workdir, "probe", content, text), *plots])

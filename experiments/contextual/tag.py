@@ -16,13 +16,12 @@ from typing import Any
 
 import numpy as np
 from absl import flags
-from rich.console import Console
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, pretrained
 from cope_jax.evaluation.report.plot_style import save
-from cope_jax.evaluation.report.table import Table, mean_std
+from cope_jax.evaluation.report.table import Table, console, mean_std
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
@@ -109,7 +108,7 @@ def show(
     workdir: Path, systems: Sequence[str], configs: Mapping[str, ExperimentConfig], planned: Sequence[grid.GridRun]
 ) -> None:
     """Writes and prints the accuracies, and which layers were chosen."""
-    console = Console()
+    out = console()
     paths: list[Path] = []
     accuracies: dict[str, dict[str, list[float]]] = {}
     if "majority" in systems:
@@ -124,7 +123,7 @@ def show(
                 accuracies[label].setdefault(record["split"], []).append(1 - record["value"])
     table = create_table(accuracies)
     paths.append(write_atomically(workdir / "table.md", f"{table.markdown()}\n"))
-    console.print(table.rich())
+    out.print(table.rich())
     mixes: dict[str, list[list[float]]] = {}
     for cell in planned:
         if weights := pretrained.mix_weights(cell.workdir):
@@ -133,7 +132,7 @@ def show(
         layers = [str(layer) for layer in range(len(runs[0]))]
         means = np.mean(runs, axis=0)
         shares = ", ".join(f"{layer}: {share:.3f}" for layer, share in zip(layers, means, strict=True))
-        console.print(f"{label} mixes layers {shares}; most of layer {np.argmax(means)}", markup=False, soft_wrap=True)
+        out.print(f"{label} mixes layers {shares}; most of layer {np.argmax(means)}", markup=False, soft_wrap=True)
         figure = contextual_plots.mix_weights(layers, {label: runs})
         paths.append(save(figure, workdir / f"mix_{label.replace('+', '_')}.png"))
     outputs.list_files(paths)

@@ -1,6 +1,7 @@
 """What decides the numbers of each config file, every default filled in: a changed default is a changed experiment.
 
-A golden file holds the recipe of its config: neither the job nor the options of encodings that the config does not use.
+A golden file holds the recipe of its config: neither the job nor the options of encodings that the config does not use,
+whose defaults docs/encodings.md holds, compared by a test.
 A golden file may lack a new field or option whose default keeps the former behaviour.
 """
 

@@ -1,6 +1,7 @@
 import errno
 import fcntl
 import json
+import math
 import os
 import signal
 import socket
@@ -11,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
-from cope_jax.runs.workdir import locked, open_workdir, read_records, replace_records, write_files
+from cope_jax.runs import grid
+from cope_jax.runs.workdir import locked, open_workdir, read_records, replace_records, write_files, write_json
 from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry
 
@@ -87,6 +89,15 @@ def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_pat
     path.write_text(json.dumps({"records": [*read_records(path), {"a": 2, "b": 2}]}))
     replace_records(path, {"a": 1}, [{"a": 1, "b": 3}])
     assert read_records(path) == [{"a": 2, "b": 2}, {"a": 1, "b": 3}]
+
+
+def test_a_value_that_was_not_finite_is_nan_again(tmp_path):
+    path = tmp_path / "result.json"
+    write_json(path, {"records": [{"value": math.inf}, {"value": 0.5}], "environment": {}})
+    assert json.loads(path.read_text())["records"] == [{"value": None}, {"value": 0.5}]
+    run = grid.GridRun("cope", (0,), tmp_path)
+    first, second = grid.write_results(tmp_path / "all", [run])[0]
+    assert math.isnan(first["value"]) and second["value"] == 0.5
 
 
 def test_a_workdir_that_is_a_file_is_refused(tmp_path):

@@ -1,6 +1,7 @@
 """What was measured of encodings, as tables: on the terminal and as Markdown."""
 
 import dataclasses
+import math
 from collections.abc import Mapping, Sequence
 
 from cope_jax.evaluation.report.table import MISSING, SHARE, Table, Unit, console, figure, unit_of, words
@@ -94,14 +95,16 @@ def _markdown_table(
 
 def _is_best(summary: Summary | None, column: Sequence[Summary | None]) -> bool:
     """Whether no mean of the column is lower; where all are the same, none is best."""
-    means = [other.mean for other in column if other]
-    return summary is not None and summary.mean == min(means) < max(means)
+    means = [other.mean for other in column if other and not math.isnan(other.mean)]
+    return summary is not None and summary.mean in means and summary.mean == min(means) < max(means)
 
 
 def _cell(summary: Summary | None, unit: Unit = SHARE) -> list[str]:
     """The lines of one cell."""
     if summary is None:
         return [MISSING]
+    if math.isnan(summary.mean):  # of one seed at least
+        return ["not finite"]
     decimals = unit.decimals + (0 if summary.mean == 0 or summary.mean >= 1 else 1 if summary.mean >= 0.01 else 2)
     mean, median, low, high = (
         f"{value:.{decimals}f}" for value in (summary.mean, summary.median, summary.minimum, summary.maximum)

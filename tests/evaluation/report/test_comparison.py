@@ -42,6 +42,12 @@ def test_rows_keep_the_order_that_was_asked_for():
     assert cells(shown, 1) == ["–", "0.0 ± 0.0"]
 
 
+def test_what_is_not_finite_is_said_and_never_the_best():
+    errors = {"cope": {"dense": [0.01, float("nan")]}, "rope": {"dense": [0.5, 0.5]}, "none": {"dense": [1.0, 1.0]}}
+    shown = table(TASK, records(errors), list(errors))
+    assert cells(shown, 2) == ["not finite", "50.0 ± 0.0", "100.0 ± 0.0"] and shown.bold == {(1, 2)}
+
+
 def test_only_a_column_with_differences_has_a_best():
     shown = table(TASK, records(ERRORS), list(ERRORS))
     assert cells(shown, 1) == ["0.0 ± 0.0", "0.0 ± 0.0"]

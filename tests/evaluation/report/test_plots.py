@@ -69,6 +69,13 @@ def test_groups_do_not_overlap():
     assert np.ptp(places, axis=0).max() < 1
 
 
+def test_a_value_that_is_not_finite_leaves_the_bar_out():
+    (axes,) = error_by_split(
+        TASK, records({"cope": {"dense": [float("nan")]}, "rope": {"dense": [0.5]}}), ENCODINGS
+    ).axes
+    assert 50 < axes.get_ylim()[1] < 110
+
+
 def test_error_bars_stay_between_0_and_100():
     errors = {"cope": {"dense": [0.0, 0.9]}, "rope": {"dense": [1.0, 0.1]}}
     (axes,) = error_by_split(TASK, records(errors), ["cope", "rope"]).axes
