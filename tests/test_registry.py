@@ -207,6 +207,11 @@ def test_the_bound_itself_and_no_value_are_allowed():
     check_at_least(1, "block", heads=1, width=2, length=None)
 
 
+def test_infinity_is_an_error():
+    with pytest.raises(ConfigError, match=r"^block\.width must be at least 0 and finite, got inf$"):
+        check_at_least(0, "block", width=float("inf"))
+
+
 @pytest.mark.parametrize("value", [0, -3, 0.5, float("nan")])
 def test_a_value_below_its_bound_is_an_error(value):
     with pytest.raises(ConfigError) as error:

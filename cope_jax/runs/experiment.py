@@ -117,6 +117,7 @@ class Experiment:
           ConfigError: the folder belongs to other settings or data, or the model to start from does not fit.
           Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved, and the same call resumes from it.
         """
+        seeds = [int(seed) for seed in seeds]  # NumPy's are no JSON
         if len(seeds) != self.seed_batch.width:
             whole = Experiment(self.config, len(seeds), self.task)
             return whole.train(

@@ -116,7 +116,7 @@ def _clear_write_errors(workdir: Path) -> Iterator[None]:
 def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str, Any]:
     if seeds is None:
         return {"config": config.recipe(with_encoding=False)}
-    return {"config": config.recipe(), "seeds": [int(seed) for seed in seeds]}
+    return {"config": config.recipe(), "seeds": list(seeds)}
 
 
 def read_settings(workdir: Path) -> dict[str, Any]:

@@ -98,3 +98,14 @@ def test_bfloat16_inputs_keep_float32_positions():
     good, short = off(CoPE), off(ShortCoPE)
     assert max(good.values()) < 0.005
     assert short["dq"] > 0.5
+
+
+def test_the_gradient_of_v_has_the_precision_of_v():
+    """Though k is bfloat16."""
+    q, k, v, dout, table = one_head(24, 8)
+    q, k = jnp.bfloat16(q), jnp.bfloat16(k)
+    v, dout, table = (jnp.float32(x) for x in (v, dout, table))
+    full, blocks = (
+        value_and_gradients(attention, CoPE, q, k, v, dout, table)[3] for attention in (full_attention, in_blocks)
+    )
+    np.testing.assert_allclose(blocks, full, rtol=0, atol=1e-6)

@@ -196,14 +196,30 @@ def test_a_decoder_trains_as_on_one_device():
         np.testing.assert_allclose(found[name], gradient, rtol=0, atol=models.ROUNDING, err_msg=name)
 
 
-def test_prompts_are_read_around_the_ring():
+@pytest.mark.parametrize("lengths", [None, np.array([3, 6])], ids=["whole", "ragged"])
+def test_prompts_are_read_around_the_ring(lengths):
     config = models.config(block={"attention": "ring"}, layout=Layout(length=AXIS))
     graphdef, state = models.abstract(config)
-    read = functools.partial(jax.eval_shape, lambda state: nnx.merge(graphdef, state).prefill(models.tokens(), 9))
+    read = functools.partial(
+        jax.eval_shape, lambda state: nnx.merge(graphdef, state).prefill(models.tokens(), 9, lengths_B=lengths)
+    )
     with jax.set_mesh(mesh_of(8)):
         assert read(state)[0].shape == (2, models.VOCAB)
     with pytest.raises(ConfigError, match="needs a mesh"):
         read(state)
+
+
+def test_a_sequence_that_no_devices_share_needs_no_ring():
+    graphdef, state = models.abstract(models.config(block={"attention": "ring"}))
+    logits = jax.eval_shape(lambda state: nnx.merge(graphdef, state)(models.tokens()), state)
+    assert logits.shape[-1] == models.VOCAB
+
+
+def test_nothing_gives_nothing():
+    encoding = encodings.create("cope", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    q, k = jnp.ones((2, 0, 4, 4)), jnp.ones((2, 0, 2, 4))
+    with jax.set_mesh(mesh_of(8)):
+        assert attend(q, k, k, encoding=encoding, sequence_axis=AXIS).shape == q.shape
 
 
 def test_a_length_that_the_devices_do_not_divide_is_left_whole():

@@ -57,6 +57,8 @@ def test_the_oracle_is_independent():
         ("relative(max_distance=4,beyond=zero)", "clip, nothing"),
         ("learned", "max_length"),
         ("learned(max_length=-1)", "at least 1"),
+        ("rope(base=1e400)", "rope.base must be positive and finite"),
+        ("sinusoidal(base=1e400)", "sinusoidal.base must be positive and finite"),
         ("rope(fraction=0.0)", "fraction"),
         ("rope(fraction=1.5)", "fraction"),
         ("rope(fraction=0.25)", "fraction"),
@@ -75,3 +77,8 @@ def test_mistakes_are_one_clear_line(spec, message):
     with pytest.raises(ConfigError) as error:
         encodings.create(spec, num_heads=4, head_dim=4, rngs=nnx.Rngs(0))
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_options_of_a_part_are_a_dict():
+    with pytest.raises(ConfigError, match=r"cope\+rope: cope=3 must be a dict of the options of cope"):
+        encodings.create("cope+rope", num_heads=4, head_dim=4, cope=3, rngs=nnx.Rngs(0))

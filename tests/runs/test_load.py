@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import threading
 
 import jax
 import numpy as np
@@ -94,6 +95,21 @@ def test_an_experiment_resumes_and_measures_what_it_has_trained(run, experiment)
         Experiment(other, width=2).evaluate(folder)
     with pytest.raises(ConfigError, match=r"holds a run with another seeds \(\[3, 5\], not \[3\]\)"):
         experiment.train(folder, [3])
+
+
+@pytest.mark.parametrize(("hook", "message"), [("same_data", "the data are not"), ("same_saved_files", "vocabulary")])
+def test_a_run_is_not_measured_on_other_data_or_words_than_its_own(hook, message, run, experiment, monkeypatch):
+    monkeypatch.setattr(type(experiment.task), hook, lambda *_: False)
+    with pytest.raises(ConfigError, match=message):
+        experiment.evaluate(run[0])
+
+
+def test_seeds_of_numpy_and_another_thread_train_alike(run, experiment, tmp_path):
+    records = []
+    worker = threading.Thread(target=lambda: records.extend(experiment.train(tmp_path / "run", np.array([3, 5]))))
+    worker.start()
+    worker.join()
+    assert [row["value"] for row in records] == [row["value"] for row in run[1]]
 
 
 def test_every_format_is_known_without_its_tensors(folders):

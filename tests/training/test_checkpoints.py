@@ -296,6 +296,20 @@ def test_who_only_reads_moves_nothing(tmp_path, impatient, capfd):
     gc.collect()
 
 
+def test_who_reads_while_the_run_rotates_its_checkpoints_gets_the_newest(tmp_path, impatient):
+    save(tmp_path / "run", 4)
+    with Checkpoints(tmp_path / "run", read_only=True) as reader:
+        save(tmp_path / "run", 6, 8)
+        assert held(tmp_path / "run") == [6, 8]
+        assert reader.restore(jax.eval_shape(create))[0] == 8
+
+
+def test_a_disk_that_refuses_a_move_is_no_damage():
+    error = StorageError("the disk is full")
+    with pytest.raises(StorageError, match="the disk is full"):
+        checkpoint_io.in_all_processes(lambda: (_ for _ in ()).throw(error))
+
+
 @LEFTOVERS
 def test_where_no_checkpoint_can_be_read_nothing_is_moved(tmp_path, impatient):
     save(tmp_path / "run", 4, 6)

@@ -7,7 +7,7 @@ import pytest
 from cope_jax.errors import ConfigError
 from cope_jax.layout import Layout
 from cope_jax.tasks import create
-from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig, TrainingConfig
+from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig, OptimizerConfig, TrainingConfig
 
 pytestmark = pytest.mark.newest
 
@@ -42,6 +42,8 @@ def test_a_wrong_job_is_one_clear_line(mapping, message):
 def test_choices_are_checked_in_python_too():
     with pytest.raises(ConfigError, match=r"unknown job.on_non_finite 'go on'"):
         JobConfig(on_non_finite="go on")
+    with pytest.raises(ConfigError, match=r"unknown optimizer.name 'sgd'"):
+        OptimizerConfig(name="sgd")
 
 
 def test_one_axis_may_have_what_remains():
