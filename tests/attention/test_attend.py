@@ -8,6 +8,8 @@ from flax import nnx
 
 from cope_jax import attention, encodings
 from cope_jax.attention import attend
+from cope_jax.encodings import AttentionShape, Encoding
+from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import build, parameters, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
@@ -183,6 +185,32 @@ def test_dtype_of_the_output_is_that_of_the_values():
         assert attend(q, k, v, encoding=encoding).dtype == dtype
 
 
+SHAPE = AttentionShape(4, 4, 2)
+
+
+class NamesFeatures(Encoding):
+    """Adds to a pair's logit what tells queries, keys and values apart."""
+
+    def features(self, x_BMD, q_BMHK, k_BMGK, v_BMGK, state):
+        assert x_BMD is None and state is None
+        return {"k": k_BMGK[..., :1], "v": v_BMGK[..., :1]}, ()
+
+    def score(self, pairs, carry):
+        own = pairs.k_features["k"][..., 0] - 2 * pairs.k_features["v"][..., 0]
+        return pairs.logits + jnp.repeat(own, 2, axis=1)[:, :, None], carry
+
+
+def test_features_are_of_these_queries_keys_and_values():
+    q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
+    encoding = NamesFeatures(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
+    out = attend(q, k, v, encoding=encoding, implementation="full")
+    logits = np.einsum("blhk,bmhk->bhlm", q, np.repeat(k, 2, 2)) / 2
+    logits += np.repeat(np.moveaxis(k[..., 0] - 2 * v[..., 0], 1, 2), 2, 1)[:, :, None]
+    weights = np.exp(np.where(np.tri(6, dtype=bool), logits, -np.inf))
+    weights /= weights.sum(-1, keepdims=True)
+    np.testing.assert_allclose(out, np.einsum("bhlm,bmhk->blhk", weights, np.repeat(v, 2, 2)), rtol=0, atol=1e-5)
+
+
 def ones(*shape):
     return jnp.ones(shape)
 
@@ -202,6 +230,10 @@ MISTAKES = {
     "one segment ids": (dict(q_segment_ids=np.zeros((2, 6), np.int32)), "both"),
     "positions": (dict(q_positions=np.arange(5, dtype=np.int32)[None]), "q_positions must have shape"),
     "positions without batch": (dict(k_positions=np.arange(6, dtype=np.int32)), "k_positions must have shape"),
+    "more queries than keys with features": (
+        dict(encoding=NamesFeatures(NoOptions(), SHAPE, rngs=nnx.Rngs(0)), k=ones(2, 5, 2, 4), v=ones(2, 5, 2, 4)),
+        "6 queries and 5 keys: this encoding needs the keys of the queries' own tokens",
+    ),
     "segments": (
         dict(q_segment_ids=np.zeros((2, 6), np.int32), k_segment_ids=np.zeros((2, 5), np.int32)),
         "k_segment_ids must have shape",

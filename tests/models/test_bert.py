@@ -202,6 +202,7 @@ def test_parameter_counts_are_the_published_ones(size, encoder, whole):
 
 
 def test_sizes_are_the_published_ones():
+    assert bert_block().norm_epsilon == 1e-12
     assert SIZES["tiny"] == (2, 128, 2) and SIZES["mini"] == (4, 256, 4)
     for size, (layers, width, heads) in SIZES.items():
         options = BertOptions.of_size(size, predictions=7)

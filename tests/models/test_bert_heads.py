@@ -9,6 +9,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError
 from cope_jax.layers.basic import logits as last_logits
 from cope_jax.layout import WHOLE
 from cope_jax.models.bert import Bert, bert_block
@@ -36,6 +37,14 @@ def head_batch(cls):
         | {"starts": starts, "targets": np.array([[0, 1, 2], [2, 1, 0], [0, 0, 1]], np.int32)}
         | {"weights": weights}
     )
+
+
+def test_fields_of_other_shapes_are_one_clear_line():
+    _, graphdef, state = head(BertTagger)
+    with pytest.raises(
+        ConfigError, match=r"^bert_tagger: starts \(3, 3\), targets \(3, 2\), weights \(3, 3\) must have"
+    ):
+        nnx.merge(graphdef, state).metrics(head_batch(BertTagger) | {"targets": np.zeros((3, 2), np.int32)})
 
 
 @pytest.mark.parametrize("frozen", [False, True])

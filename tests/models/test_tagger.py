@@ -209,6 +209,12 @@ def test_wrong_options(options, message):
         TaggerConfig(**{"num_tags": 2, "vocab_size": 3} | options)
 
 
+def test_vectors_of_words_start_with_a_deviation_of_a_tenth():
+    config = TaggerConfig(num_tags=2, vocab_size=200, word_dim=40, recurrent=(2,))
+    table = jit(lambda: Tagger(config, rngs=nnx.Rngs(0)).embedding_VD[...])()
+    assert abs(table.std() / 0.1 - 1) < 0.05
+
+
 def test_batches_that_do_not_fit():
     fields = batch()
     with pytest.raises(ConfigError, match="the batch has no 'characters'"):
