@@ -283,16 +283,19 @@ def main() -> None:
     groups = suite.groups(tree(0))
     room = {group: folder if (folder := _folder(tests[0])) in FOLDERS else REST for group, tests in groups.items()}
     for part in (*FOLDERS, OTHERS, REST):
+        faults = [fault for fault in drawn if part in (OTHERS, REST, _folder(fault.path))]
+        faults = suite.open_faults(faults, part, args.seconds)
+        if part == REST and not faults:
+            break
         new = [group for group in groups if room[group] == part and not suite.recorded(group)]
         parallel(args.jobs, tree, lambda tree, group: suite.record(tree, group, groups[group]), new)
         suite.load([group for group in groups if room[group] == part])
-        faults = [fault for fault in drawn if part in (OTHERS, REST, _folder(fault.path))]
 
         def attempt(tree: Tree, fault: Fault, part: str = part) -> None:
             rooms = {*FOLDERS} - {_folder(fault.path)} if part == OTHERS else {part}
             suite.attempt(tree, fault, part, [group for group in groups if room[group] in rooms], args.seconds)
 
-        parallel(args.jobs, tree, attempt, suite.open_faults(faults, part, args.seconds))
+        parallel(args.jobs, tree, attempt, faults)
     print(*summary(drawn, suite.lines()), sep="\n")
 
 
