@@ -78,6 +78,8 @@ def prepare(
 ) -> Inputs:
     """Checks the arguments of `attend`, calls `features` where none are given, and `rotate`."""
     _check_shapes(q_BLHK, k_BMGK, v_BMGK)
+    if not isinstance(encoding, Encoding):
+        raise ConfigError(f"encoding={encoding!r} is no encoding: make one with cope_jax.encodings.create")
     _check_encoding(encoding, q_BLHK, k_BMGK)
     check_embedded(encoding, embedded)
     length, keys = q_BLHK.shape[1], k_BMGK.shape[1]

@@ -155,9 +155,8 @@ class Experiment:
         """
         run = run if isinstance(run, LoadedRun) else load_run(run)
         theirs, ours = ({**config.recipe(), "evaluation": None} for config in (run.experiment, self.config))
-        if theirs != ours:
-            different = ", ".join(name for name in ours if theirs.get(name) != ours[name])
-            raise ConfigError(f"{run.folder} is a run of another experiment ({different} differ): use its own config")
+        if other := workdirs.difference(theirs, ours):
+            raise ConfigError(f"{run.folder} is a run with other settings, {other}: use its own config")
         if len(run.seeds) != self.seed_batch.width:
             return Experiment(self.config, len(run.seeds), self.task).evaluate(run)
         workdirs.check_sources(self.task, run.folder, self.task.evaluation_splits)

@@ -91,10 +91,9 @@ def open_workdir(
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         held = read_settings(workdir)
     known = _settings(ExperimentConfig.from_mapping(held["config"]), held.get("seeds"))
-    if json.dumps(known, sort_keys=True) != json.dumps(settings, sort_keys=True):
+    if other := difference(known, settings):
         raise ConfigError(
-            f"{workdir} holds a run with another {_difference(known, settings)}: "
-            f"choose another --workdir, or the same config"
+            f"{workdir} holds a run with other settings, {other}: choose another --workdir, or the same config"
         )
     if environment is not None:
         write_json(workdir / "environment.json", environment)
@@ -214,9 +213,20 @@ def check_alike(task: Task) -> None:
             )
 
 
-def _difference(held: Any, wanted: Any, where: str = "") -> str:
+def difference(held: Any, wanted: Any) -> str | None:
+    """The first setting that differs, as JSON has it, with both values; None: none does.
+
+    >>> difference({"task": {"length": (8, 9)}}, {"task": {"length": [8, 9]}})
+    >>> difference({"task": {"length": 8}}, {"task": {"length": 9}})
+    'task.length (8, not 9)'
+    """
+    same = json.dumps(held, sort_keys=True) == json.dumps(wanted, sort_keys=True)
+    return None if same else _first_difference(held, wanted, "")
+
+
+def _first_difference(held: Any, wanted: Any, where: str) -> str:
     if isinstance(held, dict) and isinstance(wanted, dict):
         for name in [*wanted, *held]:
             if name not in held or name not in wanted or json.dumps(held[name]) != json.dumps(wanted[name]):
-                return _difference(held.get(name), wanted.get(name), f"{where}.{name}" if where else name)
+                return _first_difference(held.get(name), wanted.get(name), f"{where}.{name}" if where else name)
     return f"{where} ({json.dumps(held)}, not {json.dumps(wanted)})"

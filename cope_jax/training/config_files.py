@@ -61,7 +61,11 @@ def named(name: str) -> ConfigDict:
     path, *argument = find(name).split(":", 1)
     try:
         found: ConfigDict = runpy.run_path(path)["get_config"](*argument)
-    except (OSError, KeyError) as error:
+    except OSError as error:
+        raise ConfigError(
+            f"cannot read the config {path} ({error.strerror}): give a file or one of the names"
+        ) from error
+    except KeyError as error:
         raise ConfigError(f"{path} is no config: give a file whose get_config() returns a ConfigDict") from error
     return found
 

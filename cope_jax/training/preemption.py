@@ -10,7 +10,7 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-WORDS = b"\nsaving and stopping after the steps at work; Ctrl-C leaves at once\n"
+WORDS = b"\nsaving and stopping after the steps at work; a second Ctrl-C leaves at once\n"
 
 
 class Interrupted(Exception):

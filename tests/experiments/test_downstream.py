@@ -110,7 +110,7 @@ def test_figures_of_another_config_are_not_shown_as_new(tagged, trained, start):
     _, flags, _ = tagged
     done = start("tag", *flags, "--config.model.dropout=0.1").wait()
     assert done.status == 2
-    assert "holds a run with another config.model.dropout (0.5, not 0.1)" in done.error
+    assert "holds a run with other settings, config.model.dropout (0.5, not 0.1)" in done.error
 
 
 def test_spam_is_told_apart_on_the_same_folds_by_all(trained, start, tmp_path):

@@ -169,15 +169,15 @@ def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(start, confi
     before = contents(workdir)
     done = start("compare", *compare(config, workdir, "--config.optimizer.learning_rate=0.5")).wait()
     assert done.status == 2, done.err
-    assert f"{workdir} holds a run with another config.optimizer.learning_rate (0.001, not 0.5)" in done.error
+    assert f"{workdir} holds a run with other settings, config.optimizer.learning_rate (0.001, not 0.5)" in done.error
     cell = workdir / "cells/rope/seed_0"
     same = f"--config={config}", "--config.training.steps=8", "--config.encoding=rope", f"--workdir={cell}"
     done = start("train", *same, "--seed=1").wait()
     assert done.status == 2, done.err
-    assert f"{cell} holds a run with another seeds ([0], not [1])" in done.error
+    assert f"{cell} holds a run with other settings, seeds ([0], not [1])" in done.error
     done = start("train", *same[:-1], f"--workdir={workdir}").wait()
     assert done.status == 2, done.err
-    assert f"{workdir} holds a run with another" in done.error
+    assert f"{workdir} holds a run with other settings, config.encoding" in done.error
     assert contents(workdir) == before
 
 

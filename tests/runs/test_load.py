@@ -91,9 +91,11 @@ def test_an_experiment_resumes_and_measures_what_it_has_trained(run, experiment)
         assert [row | {"wall_seconds": 0} for row in found] == [row | {"wall_seconds": 0} for row in records]
     assert json.loads((folder / "result.json").read_text())["records"] == again
     other = dataclasses.replace(experiment.config, encoding="rope")
-    with pytest.raises(ConfigError, match=r"is a run of another experiment \(encoding.* differ\): use its own config"):
+    with pytest.raises(
+        ConfigError, match=r'is a run with other settings, encoding \("cope", not "rope"\): use its own config'
+    ):
         Experiment(other, width=2).evaluate(folder)
-    with pytest.raises(ConfigError, match=r"holds a run with another seeds \(\[3, 5\], not \[3\]\)"):
+    with pytest.raises(ConfigError, match=r"holds a run with other settings, seeds \(\[3, 5\], not \[3\]\)"):
         experiment.train(folder, [3])
 
 
