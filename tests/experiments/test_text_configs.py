@@ -60,10 +60,8 @@ def with_pieces(config, folder):
     return dataclasses.replace(config, task=dataclasses.replace(config.task, options=options))
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["lstm_wikitext2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("bert_small", "elmo_small", "code_small"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["lstm_wikitext2", "bert_small", "elmo_small", "code_small"])
 def test_a_batch_that_is_split_over_devices_gives_the_same_loss(name):
     """And parameters, or packed sequences, that are, where the mesh says so."""
     config = shrink(load(next(path for path in TEXT if path.stem == name)))

@@ -20,6 +20,7 @@ from tests.models.bert_cases import (
     LENGTH,
     LENGTHS,
     VOCAB,
+    WIDTH,
     batch,
     build,
     config,
@@ -210,6 +211,12 @@ def test_sizes_are_the_published_ones():
         assert options.predictions == 7 and options.block.attention_shape(None).head_dim == 64
     with pytest.raises(ConfigError, match="unknown size of BERT 'bass': did you mean 'base'"):
         BertOptions.of_size("bass")
+
+
+def test_flops_of_the_heads_are_shared_by_the_tokens():
+    choices = config(predictions=3)
+    heads = 3 * (WIDTH * WIDTH + WIDTH * VOCAB) + WIDTH * WIDTH + 2 * WIDTH  # pieces; the pooler, the next sentence
+    assert choices.flops_per_token(9) == pytest.approx(choices.encoder_flops(9) + 6 * heads / 9)
 
 
 def test_initial_parameters():

@@ -352,6 +352,13 @@ def test_sizes_are_at_least_one(name):
         config(**{name: 0})
 
 
+def test_choices_and_scales_are_checked():
+    with pytest.raises(ConfigError, match=r"unknown decoder\.remat 'ful': did you mean 'full'"):
+        config(remat="ful")
+    with pytest.raises(ConfigError, match=r"decoder\.num_sampled must be at least 0, got -1"):
+        config(num_sampled=-1)
+
+
 def test_too_long_a_sequence_is_an_error_while_tracing():
     decoder = model(config("learned"))
     with pytest.raises(ConfigError, match=f"{LENGTH} rows: give a larger max_length") as error:

@@ -107,6 +107,13 @@ def test_measures_are_the_oracles(name, x64):
         close(found["backward_loss"], (losses[1], weight[1]), 1e-12)
 
 
+@pytest.mark.parametrize("name", ["lstm", "both"])
+def test_a_call_gives_the_logits_of_the_forward_model(name, x64):
+    config, tested, tokens = CONFIGS[name], model(name, np.float64), stream()["inputs"]
+    found = jit(lambda tokens: tested(tokens)[0])(tokens)
+    close(found, by_oracle(config, numbers(tested), tokens, np.full(BATCH, LENGTH), 0)[1], 1e-12)
+
+
 @pytest.mark.parametrize("name", CONFIGS)
 def test_states_of_ragged_rows_are_the_oracles(name, x64):
     """The narrower embedding is filled up with zeros, and what is behind the end is 0."""

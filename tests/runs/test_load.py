@@ -21,6 +21,8 @@ from cope_jax.training import config_files
 from cope_jax.training.checkpoints import Checkpoints
 from tests.exchange.exchange_cases import GPT2, LLAMA, tensors, write
 
+pytestmark = pytest.mark.xdist_group("load")  # what its fixture trains is shared
+
 CONFIG = {
     "task": {"options": {"num_tokens": 2, "num_blanks": 2}},
     "model": {"num_layers": 1, "block": {"model_dim": 8}},

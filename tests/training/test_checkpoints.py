@@ -59,6 +59,7 @@ def test_what_is_loaded_is_what_was_saved_to_the_last_bit(tmp_path):
     assert jnp.issubdtype(state["key"].dtype, jax.dtypes.prng_key)
     assert progress == PROGRESS
     assert isinstance(progress["data"][0]["next_index"], int)
+    assert {device for leaf in jax.tree.leaves(state) for device in leaf.devices()} == {jax.devices()[0]}
 
 
 def test_where_nothing_was_saved_nothing_is_restored(tmp_path):

@@ -110,3 +110,19 @@ def apply(config, gradients, params, steps=10):
             updates, state = optimizer.update([jnp.asarray([g], jnp.float32) for g in gradient], state, tree)
             tree = jax.tree.map(jnp.add, tree, updates)
     return [float(leaf[0]) for leaf in tree]
+
+
+@pytest.mark.parametrize("decayed", ["all", "weights"])
+def test_decay_is_of_all_or_of_weights_alone(decayed):
+    """Without a gradient only what decays moves."""
+    config = OptimizerConfig(weight_decay=0.1, decayed=decayed, warmup_steps=0, schedule="constant")
+    optimizer, one = create_optimizer(config, 4), jnp.ones(2)
+    params = {"bias_table": {"kernel": one, "bias": one}, "mix": {"weights": one}, "norm": {"scale": one}}
+    updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
+    moved = jax.tree.map(lambda update: bool(update.any()), updates)
+    every = decayed == "all"
+    assert moved == {
+        "bias_table": {"kernel": True, "bias": every},
+        "mix": {"weights": every},
+        "norm": {"scale": every},
+    }

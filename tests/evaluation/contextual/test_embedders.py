@@ -209,6 +209,8 @@ def test_wrong_input_is_named(bert):
         occurrence_vectors(embedder, [["a"], ["a", "b"]], [0, 2])
     with pytest.raises(ConfigError, match="no vectors"):
         ContextFree({})
+    with pytest.raises(ConfigError, match="lengths must be at least 1, got 0"):
+        ModelEmbedder("none", ["words"], lengths=())
     with pytest.raises(ConfigError, match="unknown pooling 'last'"):
         BertEmbedder(model, tokenizer, pooling="last")
     with pytest.raises(ConfigError, match=r"BERT.max_length must be at least 3, got 2"):

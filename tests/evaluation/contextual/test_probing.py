@@ -6,6 +6,7 @@ import pytest
 from sklearn.linear_model import LogisticRegression
 
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual import linear_probe
 from cope_jax.evaluation.contextual.linear_probe import ProbeConfig, fit_probe
 from cope_jax.evaluation.contextual.probing import (
     Probing,
@@ -132,6 +133,13 @@ def test_centre_of_gravity_and_expected_layer_by_explicit_sums(rng):
     assert dataclasses.replace(probing, cumulative=(0.7, 0.7)).expected_layer is None
 
 
+def test_means_and_deviations_do_not_depend_on_the_blocks(rng):
+    x = rng.normal(3, 2, (10, 2, 3))
+    mean, std = linear_probe._moments(x, block=4)
+    np.testing.assert_allclose(mean, x.mean(axis=0), rtol=1e-6)
+    np.testing.assert_allclose(std, x.std(axis=0), rtol=1e-6)
+
+
 def test_wrong_input_is_named():
     x = np.zeros((4, 1, 2), np.float32)
     with pytest.raises(ConfigError, match=r"vectors \[N, J, D\] and labels \[N\], got \(4, 2\) and \(4,\)"):
@@ -140,5 +148,7 @@ def test_wrong_input_is_named():
         fit_probe(x, np.zeros(3, int), 2)
     with pytest.raises(ConfigError, match=r"labels must lie in \[0, 2\), got 0 to 2"):
         fit_probe(x, np.array([0, 1, 2, 0]), 2)
+    with pytest.raises(ConfigError, match=r"labels must lie in \[0, 2\), got -1 to 1"):
+        fit_probe(x, np.array([0, 1, -1, 0]), 2)
     with pytest.raises(ConfigError, match=r"probe.epochs must be at least 1"):
         ProbeConfig(epochs=0)

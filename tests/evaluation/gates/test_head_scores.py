@@ -74,6 +74,12 @@ def test_the_interval_of_a_known_auc_covers_it():
     assert 83 <= covered  # of 95 expected, five standard deviations down
 
 
+def test_draws_without_a_rare_feature_are_left_out_of_the_interval():
+    gates_N, has_N = np.zeros(3 * head_scores.BLOCK), np.zeros(3 * head_scores.BLOCK, bool)
+    gates_N[-1], has_N[-1] = 1, True  # a third of the blocks has it, so many draws have none
+    assert head_scores.bootstrap(gates_N, has_N, np.random.default_rng(0)) == (1.0, 1.0)
+
+
 def test_what_the_token_explains(text):
     _, tokens_N = text
     rng = np.random.default_rng(5)
