@@ -210,7 +210,7 @@ def test_wrong_input_is_named(bert):
     with pytest.raises(ConfigError, match="no vectors"):
         ContextFree({})
     with pytest.raises(ConfigError, match="lengths must be at least 1, got 0"):
-        ModelEmbedder("none", ["words"], lengths=())
+        Places(lengths=())
     with pytest.raises(ConfigError, match="unknown pooling 'last'"):
         BertEmbedder(model, tokenizer, pooling="last")
     with pytest.raises(ConfigError, match=r"BERT.max_length must be at least 3, got 2"):
