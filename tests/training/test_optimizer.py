@@ -117,12 +117,13 @@ def test_decay_is_of_all_or_of_weights_alone(decayed):
     """Without a gradient only what decays moves."""
     config = OptimizerConfig(weight_decay=0.1, decayed=decayed, warmup_steps=0, schedule="constant")
     optimizer, one = create_optimizer(config, 4), jnp.ones(2)
-    params = {"bias_table": {"kernel": one, "bias": one}, "mix": {"weights": one}, "norm": {"scale": one}}
+    layer = {"bias_table": {"kernel": one, "bias": one}, "mix": {"weights": one}, "norm": {"scale": one}}
+    params = {"blocks": layer}
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer
         updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
     moved = jax.tree.map(lambda update: bool(update.any()), updates)
     every = decayed == "all"
-    assert moved == {
+    assert moved["blocks"] == {
         "bias_table": {"kernel": True, "bias": every},
         "mix": {"weights": every},
         "norm": {"scale": every},
