@@ -144,7 +144,9 @@ class Checkpoints:
             return Checkpoints(self.directory, read_only=True).restore(like, model, partial=partial)
         if unreadable:
             reasons = "; ".join(f"{step}: {reason}" for step, reason in unreadable.items())
-            mend = "put back whole ones" + ("" if self._read_only else ", or delete that folder to train anew")
+            mend = "put back whole ones" + (
+                "" if self._read_only else ", or delete that folder to train from the start"
+            )
             raise ConfigError(f"no checkpoint in {self.directory} can be read ({reasons}): {mend}")
         return None
 

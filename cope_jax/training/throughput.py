@@ -91,7 +91,7 @@ class Throughput:
         self._began = self._clock()
 
     def dispatched(self, steps: int) -> dict[str, float]:
-        """Reads the clock and starts it anew; to be called once the results of a dispatch of `steps` are there.
+        """Reads the clock and restarts it; to be called once the results of a dispatch of `steps` are there.
 
         Returns:
           `tokens_per_second`, `step_seconds`; `mfu` in [0, 1] where the peak is known; and, where the devices tell,

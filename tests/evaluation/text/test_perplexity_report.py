@@ -121,7 +121,11 @@ def test_windows_share_rows_unless_a_state_would_go_from_one_to_the_next():
     for carried in (False, True):
         placed = []
         carry = (lambda rows: jnp.zeros((rows, 1))) if carried else (lambda rows: ())
-        place = lambda batch, placed=placed: placed.append(batch) or batch  # noqa: E731
+
+        def place(batch, placed=placed):
+            placed.append(batch)
+            return batch
+
         evaluate, state = evaluator(create(), ["length=4", "length=32"], carry, place=place)
         evaluate(state, ["length=4"], 5)
         batches[carried] = placed
