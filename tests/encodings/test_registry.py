@@ -70,6 +70,7 @@ def test_the_oracle_is_independent():
         ("alibi(slopes=(1.0,2.0))", "2 entries for 4 heads"),
         ("t5(num_buckets=1)", "num_buckets"),
         ("t5(num_buckets=32,max_distance=16)", "max_distance"),
+        ("t5(num_buckets=7,max_distance=16,bidirectional=True)", "even num_buckets"),
         ("fire(hidden=0)", "hidden"),
         ("cope(npos_max)", "cannot read"),
         ("cope(npos_max=4,npos_max=8)", "cannot read"),

@@ -128,6 +128,7 @@ def test_every_token_sees_every_other():
 @pytest.mark.newest
 def test_dropout_is_on_the_embeddings_and_in_every_block():
     """Each layer is compared with what it makes, without dropout, of the same dropped states below it."""
+    assert config(dropout=0.3).stochastic and not config().stochastic
     graphdef, state, _ = compiled()
     fields = batch()
     context = Context(np.arange(LENGTH, dtype=np.int32)[None], fields["mask"], causal=False)

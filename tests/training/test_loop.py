@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import os
 import signal
 import time
 import types
@@ -284,13 +285,20 @@ def two_splits(state, step):
 
 
 def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_split(tmp_path, monkeypatch):
-    scores, save = {}, Checkpoints.save
+    """And when it is saved, all rows of metrics up to it are on disk, even if the machine goes down."""
+    scores, save, fsync, on_disk = {}, Checkpoints.save, os.fsync, []
 
     def scoring(self, step, state, progress, score=None):
+        assert on_disk[-1] == (tmp_path / "metrics.jsonl").stat().st_size
         scores[step] = score
         save(self, step, state, progress, score)
 
+    def noting(file):
+        fsync(file)
+        on_disk.append(os.fstat(file).st_size)
+
     monkeypatch.setattr(Checkpoints, "save", scoring)
+    monkeypatch.setattr(os, "fsync", noting)
     run = tiny.create_run(tmp_path, [3, 8], evaluate=two_splits)
     run.config = dataclasses.replace(run.config, checkpoint_every=2)
     run.train()
@@ -303,8 +311,10 @@ def test_the_best_and_the_newest_checkpoints_are_kept(keep, keep_best, kept, tmp
     assert saved(tmp_path) == kept
 
 
-def test_a_profile_of_chosen_steps_is_written(tmp_path):
-    profile = Profile.parse("4:6", tmp_path / "profile")
+@pytest.mark.parametrize("steps", ["4:6", f"8:{tiny.STEPS + 10}"])
+def test_a_profile_of_chosen_steps_is_written(steps, tmp_path):
+    """Of steps beyond the last one too, when the run ends."""
+    profile = Profile.parse(steps, tmp_path / "profile")
     at, told = profile.at, []
     profile.at = lambda step, steps: told.append((step, steps)) or at(step, steps)
     tiny.create_run(tmp_path, [3], profile=profile).train()

@@ -2,6 +2,7 @@
 
 import types
 
+import chex
 import jax
 import numpy as np
 import pytest
@@ -115,3 +116,15 @@ def test_the_step_lowers_without_data_and_gives_its_state_away(width):
     assert {name: array.shape for name, array in metrics.items()} == dict.fromkeys(
         ("loss", "grad_norm", "update_norm", "learning_rate", "finite"), (*lead, STEPS)
     )
+
+
+@pytest.mark.parametrize("width", [1, 2])
+def test_what_a_run_starts_from_is_not_drawn(width):
+    """Part of the parameters, the same for all seeds, split over the mesh; all others are drawn as without it."""
+    made = program({"fsdp": 2, "tensor": 2}, width)
+    table = np.arange(32, dtype=np.float32).reshape(2, 4, 4)
+    expected = jax.device_get(made.init([0, 1][:width]).params)
+    params = made.init([0, 1][:width], {"blocks": {"encoding": {"cope": {"table": table}}}}).params
+    expected["blocks"]["encoding"]["cope"]["table"] = np.stack([table, table]) if width > 1 else table
+    chex.assert_trees_all_equal(jax.device_get(params), expected)
+    assert params["out"]["kernel"].sharding == made.state_shardings.params["out"]["kernel"]

@@ -240,7 +240,8 @@ def test_products_in_bfloat16_leave_the_state_in_float32():
     made = program(mesh_config(MESHES["all but data"]), block=block)
     lowered = made.lower(from_config.batch_shapes(TASK, BATCH))
     assert "xbf16>" in lowered.as_text()
-    (before, _), _ = lowered.args_info
+    (before, batch), _ = lowered.args_info
+    assert batch["inputs"].shape == (1, BATCH, TASK.length("train"))
     after, metrics = lowered.out_info
     types = {leaf.dtype for leaf in jax.tree.leaves((before, after, metrics))}
     assert {t for t in types if jnp.issubdtype(t, jnp.floating)} == {jnp.dtype("float32")}

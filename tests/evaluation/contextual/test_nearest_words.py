@@ -89,6 +89,8 @@ def test_memory_is_bounded(corpus):
     index = OccurrenceIndex(Drawn(), corpus, max_words=50)
     assert len(index) <= 50 < len(index) + 8 and index._units_JND.dtype == np.float16
     assert len(index) == sum(map(len, index.sentences)) and index.sentences == corpus[: len(index.sentences)]
+    with pytest.raises(ConfigError, match=r"max_words must be at least 1"):
+        OccurrenceIndex(Drawn(), corpus, max_words=0)
 
 
 def test_comparison_shows_static_neighbours_and_each_sentence(index, corpus):

@@ -42,6 +42,11 @@ def test_rows_keep_the_order_that_was_asked_for():
     assert cells(shown, 1) == ["–", "0.0 ± 0.0"]
 
 
+def test_of_one_seed_no_deviation_is_promised():
+    text = markdown(TASK, records({"cope": {"dense": [0.25]}}), ["cope"])
+    assert "1,000 steps, 1 seed.\n" in text
+
+
 def test_what_is_not_finite_is_said_and_never_the_best():
     errors = {"cope": {"dense": [0.01, float("nan")]}, "rope": {"dense": [0.5, 0.5]}, "none": {"dense": [1.0, 1.0]}}
     shown = table(TASK, records(errors), list(errors))

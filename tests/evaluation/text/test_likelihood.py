@@ -168,6 +168,8 @@ def test_losses_by_what_was_seen():
     assert seen.tolist() == [1.5, 3.5, 5.5]
     assert mean.tolist() == [3.5, 5.5, 7.5]
     assert found.by_seen(6, bins=9)[0].tolist() == [1, 2, 3, 4, 5, 6]
+    with_a_gap = Losses(np.array([4.0, 2.0]), np.array([1, 6]))
+    assert [x.tolist() for x in with_a_gap.by_seen(6, bins=3)] == [[1.5, 5.5], [4.0, 2.0]]
 
 
 @pytest.mark.parametrize(
