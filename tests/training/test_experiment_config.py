@@ -6,6 +6,7 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from cope_jax.layout import Layout
+from cope_jax.models.decoder import DecoderOptions
 from cope_jax.tasks import create
 from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig, OptimizerConfig, TrainingConfig
 
@@ -86,3 +87,10 @@ def test_the_decoder_has_the_layout_that_it_is_given():
     config, task = ExperimentConfig(), create("flip_flop", length=8)
     assert config.model_config(task, layout) == dataclasses.replace(config.model_config(task), layout=layout)
     assert config.model_config(task).layout == Layout()
+
+
+def test_an_error_within_a_model_is_not_taken_for_one_of_the_task(monkeypatch):
+    """What a task lacks is one line; what a model's own code lacks shows where."""
+    monkeypatch.setattr(DecoderOptions, "complete", lambda *_: object().nothing)
+    with pytest.raises(AttributeError, match="'object' object has no attribute 'nothing'"):
+        ExperimentConfig().model_config(create("selective_copy"))
