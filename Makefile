@@ -2,20 +2,20 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-main test-newest test-slow torture mutants compare clean
+.PHONY: help setup check test test-main test-newest test-slow torture mutants compare docs clean
 
 # The Python that .venv is made with.
 PYTHON ?= python3
 # cuda or tpu; empty means CPU only.
 ACCELERATOR ?=
-# The Python that .venv-newest is made with; found by itself where there is one.
+# The Python that .venv-newest is made with; found automatically if there is one.
 NEWEST_PYTHON ?= $(shell .ci/newest-python)
 # Worker processes of pytest. More than cores are slower.
 WORKERS ?= auto
-# Of `make torture`: how often it kills, and its new folder.
+# For `make torture`: number of kills, and its new folder.
 KILLS ?= 50
 TORTURED ?= runs/torture
-# How many faults `make mutants` tries.
+# Number of faults that `make mutants` tries.
 FAULTS ?= 30
 # What `make compare` compares.
 CONFIG ?= experiments/configs/quick.py
@@ -40,7 +40,7 @@ setup: $(READY) ## make .venv, with the versions of constraints.txt
 $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 \
 	  || { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
-	       || { echo "cope-jax needs Python 3.11 or newer, and '$(PYTHON)' is none: name one, e.g. make PYTHON=python3.12" >&2; exit 1; }; \
+	       || { echo "cope-jax needs Python 3.11 or newer, and '$(PYTHON)' is not: choose another, e.g. make PYTHON=python3.12" >&2; exit 1; }; \
 	       $(PYTHON) -m venv --clear .venv; }
 	@echo "Installing into .venv: this takes a few minutes, once."
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev$(ACCELERATOR:%=,%)]'
@@ -67,7 +67,7 @@ test-newest: $(READY)
 	@if $(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 12))'; then \
 	  echo "The short suite on the newest JAX is skipped: .venv has the newest JAX already."; \
 	elif newest="$(NEWEST_PYTHON)"; [ -z "$$newest" ]; then \
-	  echo "The short suite on the newest JAX is skipped: no Python 3.12 or 3.13 found; NEWEST_PYTHON=... names one."; \
+	  echo "The short suite on the newest JAX is skipped: no Python 3.12 or 3.13 found; set NEWEST_PYTHON=..."; \
 	else \
 	  $(MAKE) --no-print-directory .venv-newest/.ready NEWEST_PYTHON="$$newest" && \
 	  $(TESTS_ON_CPU) .venv-newest/bin/python $(PYTEST) -m "newest and not slow"; \
@@ -82,14 +82,21 @@ test-newest: $(READY)
 test-slow: $(REFERENCE) ## the slow tests
 	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST) -m slow
 
-torture: $(READY) ## kill a small training run KILLS times, and compare every bit with one left alone
+torture: $(READY) ## kill a small training run KILLS times, and compare every bit with an uninterrupted one
 	$(TESTS_ON_CPU) $(BIN)/python -m tests.torture --kills=$(KILLS) --seed=0 --workdir=$(TORTURED)
 
-mutants: $(REFERENCE) ## how many random faults in the numerical rooms the tests catch
+mutants: $(REFERENCE) ## count the random faults in the numerical packages that the tests catch
 	$(BIN)/python -m tests.mutants --count=$(FAULTS) --jobs=2
 
 compare: $(READY) ## train CoPE and its rivals on a small task: a table and plots in WORKDIR
 	$(BIN)/python -m experiments.compare --config=$(CONFIG) --encodings=$(ENCODINGS) --seeds=$(SEEDS) --workdir=$(WORKDIR)
+
+docs: .venv/.ready-docs ## build the documentation site in build/site; a broken link or a missing name is an error
+	$(BIN)/mkdocs build --strict --quiet
+
+.venv/.ready-docs: $(READY)
+	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,docs]'
+	@touch $@
 
 clean: ## remove environments and caches; runs/ stays
 	rm -rf .venv .venv-newest .mypy_cache .pytest_cache .ruff_cache .import_linter_cache build *.egg-info

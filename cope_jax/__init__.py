@@ -1,7 +1,7 @@
 """A laboratory for position encodings in JAX: Contextual Position Encoding (CoPE) against its rivals.
 
-`import cope_jax as cj` has what most people need, ten names. They are imported when they are first used, so that the
-import itself costs nothing, and starts no JAX.
+`import cope_jax as cj` gives the ten names that most people need. Each name is imported on first use, so the import
+itself costs nothing and does not start JAX.
 
 >>> import cope_jax as cj
 >>> cj.encodings.names()[:3]
@@ -37,7 +37,7 @@ _PLACES = {
     "generate": "cope_jax.generation.decoding",
     "inspect": "cope_jax.evaluation.gates.maps",
 }
-"""The module in which each name of the face is found, or which it is."""
+"""The module that defines each public name, or that the name refers to."""
 
 __all__ = [*_PLACES]
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterator
 
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""What the file system answers where it is full, over a quota, over a file's largest size, or read-only."""
+"""Error numbers of a file system that is full, over quota, over the maximum file size, or read-only."""
 
 
 class ConfigError(ValueError):
-    """Wrong input that the user can mend: the message is one line that says what is wrong and what to do.
+    """Wrong input that the user can fix: a one-line message says what is wrong and what to do.
 
     Commands print it and exit with status 2.
     """
@@ -22,26 +22,26 @@ class NonFiniteError(RuntimeError):
 
 
 class StorageError(OSError):
-    """Nothing can be written, since the disk is full or read-only; what was whole before is whole still.
+    """Nothing can be written because the disk is full or read-only; files that were complete stay intact.
 
     Commands print it and exit with status 4.
     """
 
     @classmethod
     def of(cls, path: object, reason: str) -> "StorageError":
-        """The error with its usual words.
+        """Creates the error with its standard message.
 
         >>> print(StorageError.of("runs/cope", "No space left on device"))
-        cannot write to runs/cope (No space left on device): earlier checkpoints are whole; make room and run the same \
+        cannot write to runs/cope (No space left on device): earlier checkpoints are intact; free space and rerun the \
 command
         """
         return cls(
-            f"cannot write to {path} ({reason}): earlier checkpoints are whole; make room and run the same command"
+            f"cannot write to {path} ({reason}): earlier checkpoints are intact; free space and rerun the command"
         )
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of what an error says."""
+    """The first line of an error's message."""
     return next(iter(str(error).splitlines() or [type(error).__name__]))
 
 
@@ -60,9 +60,9 @@ def clear_storage_errors(path: object) -> Iterator[None]:
 
 
 def storage_reason(error: BaseException | None) -> str | None:
-    """What the file system answered, if that is why an exception was raised; None if it has another cause.
+    """The file system's error message, if that caused the exception; None if it has another cause.
 
-    Libraries in C++ raise exceptions of their own, in which the answer is a part of the text.
+    C++ libraries raise their own exceptions, whose text contains the error number.
 
     >>> storage_reason(OSError(errno.ENOSPC, "cannot write"))
     'No space left on device'

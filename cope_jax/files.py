@@ -1,4 +1,4 @@
-"""Files: read plain or compressed, written at once or not at all."""
+"""Reads files, plain or compressed, and writes them completely or not at all."""
 
 import contextlib
 import gzip
@@ -12,7 +12,7 @@ from cope_jax.errors import ConfigError, clear_storage_errors
 
 
 def read_bytes(path: epath.PathLike) -> bytes:
-    """The content of a file, which is unpacked if its name ends in `.gz`.
+    """The content of a file, decompressed if its name ends in `.gz`.
 
     Raises:
       ConfigError: there is no such file, or it is damaged.
@@ -27,11 +27,11 @@ def read_bytes(path: epath.PathLike) -> bytes:
     try:
         return gzip.decompress(data)
     except (OSError, EOFError, zlib.error) as error:
-        raise ConfigError(f"{path} is no whole gzip file ({error}): fetch it again") from error
+        raise ConfigError(f"{path} is not a complete gzip file ({error}): fetch it again") from error
 
 
 def read_text(path: epath.PathLike) -> str:
-    """A UTF-8 file, read as `read_bytes` does, without a mark of byte order.
+    """The text of a UTF-8 file, read with `read_bytes`, without a byte order mark.
 
     Raises:
       ConfigError: there is no such file, it is damaged, or a line is not UTF-8.
@@ -46,9 +46,9 @@ def read_text(path: epath.PathLike) -> str:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Gives a path beside `path` to write to; what is there at the end takes the place of `path` at once.
+    """Yields a path next to `path` to write to; at the end the file written there replaces `path` atomically.
 
-    A process killed while it writes leaves the old file. The folder is made where there is none.
+    A process killed while it writes leaves the old file. The folder is created if it does not exist.
 
     Raises:
       StorageError: the disk is full or read-only.
@@ -61,7 +61,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_atomically(path: Path, text: str) -> Path:
-    """Writes a UTF-8 file at once or not at all, see `replacing`. Returns `path`."""
+    """Writes a UTF-8 file completely or not at all: see `replacing`. Returns `path`."""
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""Where activations lie: which of their axes are split over which axes of the mesh."""
+"""The layout of activations: which of their axes are split over which axes of the mesh."""
 
 import dataclasses
 import math
@@ -13,7 +13,7 @@ from cope_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The axes of the mesh of `jax.set_mesh` over which activations are split; by default they are whole.
+    """The axes of the mesh of `jax.set_mesh` over which activations are split; by default they are not split.
 
     Attributes:
       batch: axes over which B is split.
@@ -29,11 +29,11 @@ class Layout:
     width: str | None = None
 
     def spec(self, *axes: str | None) -> PartitionSpec:
-        """How an array is split whose axes are "batch", "length", "width", or None where they are whole."""
+        """The sharding of an array with these axes: "batch", "length", "width", or None for one that is not split."""
         return PartitionSpec(*(getattr(self, axis) or None if axis else None for axis in axes))
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
-        """`x`, held to lie like this; an axis that the devices cannot share evenly is whole.
+        """Constrains `x` to this layout; an axis that the devices cannot share evenly is not split.
 
         Raises:
           ConfigError: the mesh in context does not have an axis of the layout.

@@ -1,7 +1,7 @@
-"""Which positions the tokens are told to have: a choice apart from how positions are encoded.
+"""Samplers of positions: they choose the positions of tokens, independently of how an encoding uses them.
 
-A sampler takes (key, batch, length, limit) and gives int32 positions below `limit`, `[B, L]` or `[1, L]`, strictly
-growing along L.
+A sampler accepts (key, batch, length, limit) and returns int32 positions below `limit`, `[B, L]` or `[1, L]`, strictly
+increasing along L.
 """
 
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def consecutive(key: Array, batch: int, length: int, limit: int) -> np.ndarray:
 
 @SAMPLERS.register("offset")
 def offset(key: Array, batch: int, length: int, limit: int) -> Array:
-    """s, s+1, …, s+L−1 with a start s of each row's own, uniform among those that fit below `limit`.
+    """s, s+1, …, s+L−1 with a separate start s for each row, uniform among those that fit below `limit`.
 
     Kiyono et al., "SHAPE: Shifted Absolute Position Embedding" (arXiv 2109.05644).
     """
@@ -44,7 +44,7 @@ def offset(key: Array, batch: int, length: int, limit: int) -> Array:
 
 @SAMPLERS.register("randomised")
 def randomised(key: Array, batch: int, length: int, limit: int) -> Array:
-    """A random subset of 0 … limit−1 in order, drawn for each row without replacement.
+    """A random subset of 0 … limit−1 in ascending order, sampled for each row without replacement.
 
     Ruoss et al., "Randomized positional encodings boost length generalization" (arXiv 2305.16843).
     """

@@ -1,4 +1,4 @@
-"""Names to classes, with errors that list the choices."""
+"""Maps names to classes, with errors that list the choices."""
 
 import dataclasses
 import difflib
@@ -114,13 +114,13 @@ def check_at_least(least: float, what: str, **values: float | None) -> None:
     cope_jax.errors.ConfigError: decoder.num_layers must be at least 1, got 0
     """
     for name, value in values.items():
-        if value is not None and not least <= value < math.inf:  # so written, NaN is an error too
+        if value is not None and not least <= value < math.inf:  # `not` makes NaN an error too
             finite = " and finite" if value == math.inf else ""
             raise ConfigError(f"{what}.{name} must be at least {least}{finite}, got {value}")
 
 
 def check_choices(config: Any, what: str) -> None:
-    """Raises ConfigError for a field of a config dataclass whose value is none of those that its type lists.
+    """Raises ConfigError if a field of a config dataclass has a value that its type does not list.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:

@@ -5,7 +5,7 @@ import sys
 GROUPS = ("analysis", "contextual", "files")
 __path__ += [f"{__path__[0]}/{group}" for group in GROUPS]
 
-if sys.argv[:1] == ["-m"]:  # Python is starting a command, and has yet to import it, which takes seconds.
+if sys.argv[:1] == ["-m"]:  # Python is starting a command, and importing it takes seconds.
     from experiments.cli import interrupts
 
     interrupts.install()

@@ -3,9 +3,9 @@ r"""Compares encodings on one task: trains each with several seeds, and shows er
 python -m experiments.compare --config=experiments/configs/quick.py --encodings=cope,rope,relative,learned --seeds=1 \
     --workdir=runs/quick
 
-Every finished cell (an encoding with its seeds) is kept, and so is the newest checkpoint of the one at work: after an
-interruption the same command goes on, with the same numbers. Encodings and seeds may be added later; what is shown
-are those that the command names.
+Every finished cell (an encoding with its seeds) is kept, and so is the newest checkpoint of the current one. After an
+interruption the same command resumes, and gives the same numbers. Encodings and seeds may be added later; the table and
+plots show those that the command names.
 
 Writes results.json, results.csv, table.md and plots into the workdir; each run is in cells/ENCODING/seed_N and can be
 given to experiments.evaluate and experiments.inspect.
@@ -42,13 +42,13 @@ _CONFIG = entry.DEFINE_config("config")
 _ENCODINGS = flags.DEFINE_string(
     "encodings", "cope,rope,relative,learned", 'Encodings, such as "cope,rope" or "cope(gate=value),cope+rope".'
 )
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Seeds 0 … N−1 of each encoding.", lower_bound=1)
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Number of seeds of each encoding, 0 … N−1.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(distributed)
 
 SAME_RECIPE = r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)|training\.readers"
-"""Fields that leave a recipe what it is: where its files are, how it is executed and how much is measured."""
+"""Fields that do not change a recipe: where its files are, how it is executed and how much is measured."""
 
 
 def main() -> None:
@@ -94,7 +94,7 @@ def show(
 
 
 def is_changed() -> bool:
-    """Whether flags change the recipe of the config file, so that the paper's figures do not belong beside ours."""
+    """Whether flags change the recipe of the config file, so that the paper's figures are not comparable with ours."""
     changed = config_flags.get_override_values(flags.FLAGS["config"])
     return not all(re.fullmatch(SAME_RECIPE, name) for name in changed)
 

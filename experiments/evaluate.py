@@ -1,4 +1,4 @@
-"""Measures a trained model anew, on as many examples as asked for.
+"""Measures a trained model again, on the requested number of examples.
 
 python -m experiments.evaluate --model=runs/cope --examples=10000
 """
@@ -16,7 +16,7 @@ from experiments.cli import entry
 
 _MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
 _EXAMPLES = flags.DEFINE_integer(
-    "examples", None, "Of each split; without it, as many as in the run's config.", lower_bound=1
+    "examples", None, "Number of examples of each split; without it, as in the run's config.", lower_bound=1
 )
 entry.renamed("workdir", "model")
 

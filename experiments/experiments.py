@@ -1,4 +1,4 @@
-"""What Python takes for the package `experiments` when a command is started as a file; it says how to start it."""
+"""Prints how to start a command that was started as a file: Python then imports this instead of the package."""
 
 import sys
 

@@ -1,9 +1,9 @@
-"""Text from a trained model, shown while it is drawn.
+"""Generates text from a trained model, and shows it while it grows.
 
 python -m experiments.generate --model=runs/wikitext2_small --prompt="The lighthouse" --max_new_tokens=200
 python -m experiments.generate --model=runs/code_small --prompts=prompts.txt --top_p=0.95 --out=found.jsonl
 
-Prints a prompt with its continuation, or those of a file one after the other, and how fast tokens came. docs/text.md
+Prints a prompt with its continuation, or those of a file one after the other, and the tokens per second. docs/text.md
 """
 
 import dataclasses
@@ -28,27 +28,26 @@ from cope_jax.registry import check_at_least
 from experiments.cli import entry, outputs
 
 _MODEL = flags.DEFINE_string(
-    "model", None, "A run, or a folder with a model and its tokenizer, ours or Hugging Face's.", required=True
+    "model", None, "Run, or folder with a model and its tokenizer, in our or Hugging Face's format.", required=True
 )
-_PROMPT = flags.DEFINE_string("prompt", None, "The beginning of a text.")
-_PROMPTS = flags.DEFINE_string("prompts", None, "A file with a prompt in each line, in place of --prompt.")
-_OUT = flags.DEFINE_string("out", None, "File for prompts and continuations, JSON lines; without it, the terminal.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "How many tokens follow each prompt at most.")
-_TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "0 takes the most probable token.")
-_TOP_K = flags.DEFINE_integer("top_k", None, "Draw from the so many most probable tokens.")
-_TOP_P = flags.DEFINE_float("top_p", None, "Draw from the fewest tokens that together have this probability.")
+_PROMPT = flags.DEFINE_string("prompt", None, "Text to continue.")
+_PROMPTS = flags.DEFINE_string("prompts", None, "File with one prompt per line, instead of --prompt.")
+_OUT = flags.DEFINE_string("out", None, "File for prompts and continuations as JSON lines; without it, the terminal.")
+_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Maximum number of tokens to generate for each prompt.")
+_TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "Temperature of the sampling; 0 takes the most probable token.")
+_TOP_K = flags.DEFINE_integer("top_k", None, "Sample from the K most probable tokens.")
+_TOP_P = flags.DEFINE_float("top_p", None, "Sample from the fewest tokens that together have this probability.")
 _STOP = flags.DEFINE_multi_string("stop", [], "Text that ends a continuation; may be given several times.")
-_SAMPLE_SEED = flags.DEFINE_integer("sample_seed", 0, "Of the draws.", lower_bound=0, upper_bound=2**31 - 1)
-_MODEL_SEED = flags.DEFINE_integer("model_seed", None, "Which seed of the run; without it, the first.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Prompts of a file that are continued side by side.")
+_SAMPLE_SEED = flags.DEFINE_integer("sample_seed", 0, "Seed of the sampling.", lower_bound=0, upper_bound=2**31 - 1)
+_MODEL_SEED = flags.DEFINE_integer("model_seed", None, "Seed of the run to generate with; without it, the first.")
+_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Number of prompts of a file to continue at the same time.")
 entry.renamed("workdir", "model")
-entry.renamed(
-    "seed", "sample_seed"
-)  # with the next release --seed is that of the run, which is --model_seed until then
+# In the next release --seed will be the seed of the run, which is --model_seed until then.
+entry.renamed("seed", "sample_seed")
 
 
 def main() -> None:
-    """Reads the prompts, and shows or writes what follows them."""
+    """Reads the prompts, and prints or writes their continuations."""
     named = list(_prompts())
     if "" in _STOP.value:
         raise ConfigError("--stop is empty: give a text, or leave it out")
@@ -58,10 +57,10 @@ def main() -> None:
     longest = max(len(tokens) for _, tokens in prompts) + len(generator.codec.begin) + _MAX_NEW_TOKENS.value - 1
     print(generator.title, file=sys.stderr)
     if longest > generator.length:
-        print(f"up to {longest} tokens of context, where training saw {generator.length}", file=sys.stderr)
+        print(f"up to {longest} tokens of context; training used {generator.length}", file=sys.stderr)
     speed = Speed()
     if _OUT.value is None:
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not know every character
+        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not support every character
             sys.stdout.reconfigure(errors="replace")
         try:
             for start in range(0, len(prompts), _BATCH_SIZE.value):
@@ -75,29 +74,29 @@ def main() -> None:
 
 @dataclasses.dataclass
 class Speed:
-    """Tokens drawn, and seconds taken without those of the first of each batch, which wait for the compiler."""
+    """Counts sampled tokens, and the seconds without the first token of each batch, which waits for the compiler."""
 
     tokens: int = 0
-    counted: int = 0  # those that the seconds are of
+    counted: int = 0  # tokens sampled during `seconds`
     seconds: float = 0.0
 
     def line(self) -> str:
         """What was measured, in a sentence."""
         if not self.counted:
             return f"{self.tokens} tokens"
-        return f"{self.tokens} tokens, {self.counted / self.seconds:,.0f} tokens/s without compilation"
+        return f"{self.tokens} tokens, {self.counted / self.seconds:,.0f} tokens/s (excluding compilation)"
 
 
 def _prompts() -> Iterator[tuple[str, str]]:
-    """What errors call each prompt, and the prompt."""
+    """The name of each prompt in errors, and the prompt."""
     if (_PROMPT.value is None) == (_PROMPTS.value is None):
-        raise ConfigError("give --prompt, or --prompts with a file of one in each line")
+        raise ConfigError("give --prompt, or --prompts with a file that has one prompt per line")
     if _PROMPT.value is not None:
         yield "--prompt", _PROMPT.value
         return
     text = read_text(_PROMPTS.value)
     if not text:
-        raise ConfigError(f"{_PROMPTS.value} is empty: write a prompt in each line")
+        raise ConfigError(f"{_PROMPTS.value} is empty: write one prompt per line")
     for number, line in enumerate(text.removesuffix("\n").split("\n"), start=1):
         yield f"{_PROMPTS.value}, line {number},", line.removesuffix("\r")
 
@@ -105,10 +104,10 @@ def _prompts() -> Iterator[tuple[str, str]]:
 def _rows(
     generator: text_model.TextGenerator, batch: list[tuple[str, list[int]]], start: int, speed: Speed
 ) -> Iterator[list[tuple[Continuation, str]]]:
-    """The continuations of a batch as they grow, each with what is new of it; the last time what was held back."""
+    """The continuations of a batch as they grow, each with its new text; at the end, with the text held back."""
     codec = generator.codec
     rows = [Continuation(codec.decode, tokens, _STOP.value) for _, tokens in batch]
-    numbers = range(start, start + len(batch))  # in the file, so that the size of a batch changes no draw
+    numbers = range(start, start + len(batch))  # in the file, so that the batch size does not change the samples
     parts = generate_stream(
         generator.model,
         [[*codec.begin, *tokens] for _, tokens in batch],
@@ -133,7 +132,7 @@ def _rows(
 
 
 def _show(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], start: int, speed: Speed) -> None:
-    """Prints the first continuation while it grows, and then the others, for they grow at the same time."""
+    """Prints the first continuation while it grows, and then the others, which grew at the same time."""
     batch = prompts[start : start + _BATCH_SIZE.value]
     rows: list[tuple[Continuation, str]] = []
     between = "\n" if start else ""
@@ -147,7 +146,7 @@ def _show(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int
 def _write(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], out: Path, speed: Speed) -> None:
     """Writes a line of JSON for each prompt, a batch at a time."""
     with outputs.writing(out):
-        out.open("a").close()  # before anything is drawn
+        out.open("a").close()  # before anything is sampled
     for start in range(0, len(prompts), _BATCH_SIZE.value):
         batch = prompts[start : start + _BATCH_SIZE.value]
         *_, rows = _rows(generator, batch, start, speed)

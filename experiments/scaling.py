@@ -16,10 +16,10 @@ from experiments.cli import entry
 from experiments.cli.flag_values import read_numbers
 from experiments.compile_check import prediction
 
-_FIGURES = flags.DEFINE_string("figures", None, "Folder with the files of compile_check --json.", required=True)
-_PLOT = flags.DEFINE_string("plot", None, "A file for the plot of efficiency against devices.")
+_FIGURES = flags.DEFINE_string("figures", None, "Folder with the files that compile_check --json wrote.", required=True)
+_PLOT = flags.DEFINE_string("plot", None, "File for the plot of efficiency against devices.")
 _DEVICES = flags.DEFINE_list(
-    "devices", "1,2,4,8,16,32,64,128,256", "Numbers of devices to predict for, beside those that were compiled."
+    "devices", "1,2,4,8,16,32,64,128,256", "Numbers of devices to predict for, in addition to those that were compiled."
 )
 
 

@@ -1,4 +1,4 @@
-"""Trains one model on one task, going on from what is in the workdir.
+"""Trains one model on one task, and resumes from what is in the workdir.
 
 python -m experiments.train --config=experiments/configs/quick.py --config.encoding=cope --workdir=runs/cope
 
@@ -19,9 +19,9 @@ from experiments.cli import distributed, entry
 _CONFIG = entry.DEFINE_config("config")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.", required=True)
 _SEED = flags.DEFINE_integer(
-    "seed", 0, "Decides initial parameters, order of data and dropout.", lower_bound=0, upper_bound=2**31 - 1
+    "seed", 0, "Seed of initial parameters, order of data and dropout.", lower_bound=0, upper_bound=2**31 - 1
 )
-_PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST, the steps of an XLA profile in WORKDIR/profile.")
+_PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST, the steps to profile with XLA, in WORKDIR/profile.")
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(distributed)
 

@@ -13,7 +13,7 @@ import pytest
 import cope_jax as cj
 
 ROOT = Path(__file__).parents[1]
-NAMES = re.findall(r"^\| `cj\.(\w+)` \|", (ROOT / "README.md").read_text(), re.MULTILINE)
+NAMES = re.findall(r"^\| `cj\.(\w+)` \|", (ROOT / "docs" / "python.md").read_text(), re.MULTILINE)
 STATE = """
 import os, signal, sys
 signals = {number: signal.getsignal(number) for number in signal.valid_signals()}
@@ -34,7 +34,7 @@ def python(code):
     return done.stdout
 
 
-def test_the_face_is_what_the_readme_lists():
+def test_the_face_is_what_the_page_lists():
     assert NAMES == cj.__all__
     assert set(dir(cj)) == {*NAMES, "__version__"}
     with pytest.raises(AttributeError, match="module 'cope_jax' has no attribute 'attendd'"):

@@ -19,10 +19,11 @@ from cope_jax.training import config_files
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 EXCHANGE = (ROOT / "docs" / "exchange.md").read_text()
+COMMANDS = (ROOT / "docs" / "commands.md").read_text()
 CONTEXTUAL = (ROOT / "docs" / "contextual.md").read_text()
 TEXT = (ROOT / "docs" / "text.md").read_text()
 ENCODINGS = (ROOT / "docs" / "encodings.md").read_text()
-PAGES = [path for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "experiments" / "RESULTS.md")]
+PAGES = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), ROOT / "experiments" / "RESULTS.md"]
 CONFIGS = {
     "tag": {"config": "tagger.py", "bert_config": "bert_tagger.py"},
     "classify": {"config": "spam.py"},
@@ -38,7 +39,7 @@ def blocks(language: str, text: str = README) -> list[str]:
 
 def commands() -> list[list[str]]:
     """The words of every line of shell, comments left out."""
-    pages = (README, CONTEXTUAL, EXCHANGE, TEXT)
+    pages = (README, COMMANDS, CONTEXTUAL, EXCHANGE, TEXT)
     shell = "".join(block for page in pages for block in blocks("sh", page)).replace("\\\n", " ")
     return [words for line in shell.splitlines() if (words := shlex.split(line, comments=True))]
 
@@ -70,7 +71,7 @@ def field(config: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param("README.md", marks=pytest.mark.newest), "docs/exchange.md", "docs/text.md"]
+    "page", [pytest.param("README.md", marks=pytest.mark.newest), "docs/python.md", "docs/exchange.md", "docs/text.md"]
 )
 def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for what it writes
@@ -103,7 +104,7 @@ def test_command_has_its_flags_and_values(words):
 
 def test_commands_in_sentences_exist():
     config = runpy.run_path(str(ROOT / "experiments" / "configs" / "counting_small.py"))["get_config"]()
-    mentioned = re.findall(r"`--(config\.[\w.]+)", README)
+    mentioned = re.findall(r"`--(config\.[\w.]+)", COMMANDS)
     assert mentioned
     for path in mentioned:
         field(config, path)
@@ -111,7 +112,7 @@ def test_commands_in_sentences_exist():
 
 def test_make_knows_its_targets_and_variables():
     makefile = (ROOT / "Makefile").read_text()
-    mentioned = re.findall(r"(?:`|^)make ([^`#\n]*)", README, re.MULTILINE)
+    mentioned = re.findall(r"(?:`|^)make ([^`#\n]*)", README + COMMANDS, re.MULTILINE)
     assert mentioned
     for word in " ".join(mentioned).split():
         variable = re.fullmatch(r"([A-Z]+)=.*", word)
@@ -121,16 +122,23 @@ def test_make_knows_its_targets_and_variables():
 
 def test_extras_exist():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    mentioned = re.findall(r"'\.\[(\w+)\]'", README)
+    mentioned = re.findall(r"'\.\[(\w+)\]'", README + COMMANDS)
     assert mentioned
     assert set(mentioned) <= set(extras)
 
 
 def test_nothing_is_left_out():
-    commands, chosen = (README.split(f"\n## {name}\n")[1].split("\n## ")[0] for name in ("Commands", "Encodings"))
+    chosen = ENCODINGS.split("\n## Positions\n")[1].split("\n## ")[0]
     assert all(f"`{name}`" in chosen for name in positions.SAMPLERS)
     files = {path.name for path in (ROOT / "experiments" / "configs").glob("[!_]*.py")}
-    assert set(re.findall(r"`(\w+\.py)`", commands)) == files
+    assert set(re.findall(r"`(\w+\.py)`", COMMANDS)) == files
+    rows = re.findall(r"^\| `(\w+)` \| .* \| .* \|$", ENCODINGS.split("\n## The contract\n")[0], re.MULTILINE)
+    assert sorted(rows) == list(encodings.names())
+
+
+def test_the_readme_is_short():
+    lines = README.splitlines()
+    assert len(lines) <= 150 and [line for line in lines if len(line) > 120] == []
 
 
 @pytest.mark.parametrize("package", [models, tasks], ids=["models", "tasks"])

@@ -1,4 +1,4 @@
-"""The entry point of attention, with several ways to execute it, independent of the encoding."""
+"""The entry point of attention, with several implementations, independent of the encoding."""
 
 import dataclasses
 import functools
@@ -23,12 +23,12 @@ from cope_jax.registry import unknown
 
 IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {"full": full_attention, "blockwise": blockwise_attention}
 RING = "ring"
-# Where fewer queries or pairs than this are, all pairs at once take no longer: see docs/attention.md.
+# Up to FEW_QUERIES queries or below FEW_PAIRS pairs, "full" takes no longer: see docs/attention.md.
 FEW_QUERIES, FEW_PAIRS = 16, 64 * 64
 
 
 def choose(q_BLHK: Array, k_BMGK: Array, sequence_axis: str | None = None) -> str:
-    """What `implementation="auto"` takes.
+    """The implementation that `implementation="auto"` chooses.
 
     >>> import jax
     >>> short, long = (jax.ShapeDtypeStruct((1, length, 8, 64), "float32") for length in (1, 4096))
@@ -85,26 +85,26 @@ def attend(
       encoding: the position encoding.
       features: the encoding's features of the M tokens, the last L of which are the queries'; None calls
         `encoding.features(None, q, k, v, None)`.
-      embedded: the input of the model went through `encoding.embed`, without which an encoding that acts there alone
-        would silently be none.
+      embedded: whether the model's input went through `encoding.embed`. Without it, an encoding that acts only there
+        would silently have no effect.
       q_positions: int32 `[B, L]` or `[1, L]`; None: consecutive, the last query at the last key.
       k_positions: int32 `[B, M]` or `[1, M]`; None: 0 … M−1.
       q_segment_ids: `[B, L]`: tokens meet only within one segment.
       k_segment_ids: `[B, M]`.
-      causal: hide the keys after each query. "After" is meant by index in the sequence, not by position; the last query
-        is at the last key.
+      causal: hide the keys after each query. "After" refers to the index in the sequence, not to the position; the last
+        query is at the last key.
       window: hide the keys that are `window` or more indices away.
-      implementation: "full", "blockwise" (memory linear in the length), "ring" (that, over several devices), or "auto",
-        which chooses among them.
-      dropout_rate: share of attention weights that is dropped, where a key is given.
+      implementation: "full", "blockwise" (memory linear in the length), "ring" (blockwise over several devices), or
+        "auto", which chooses among them.
+      dropout_rate: share of attention weights that is dropped, if a key is given.
       dropout_key: random key; None means no dropout.
       sequence_axis: for "ring": the axis, of the mesh of `jax.set_mesh`, over which the sequence is split.
       batch_axes: axes of that mesh over which the batch is split: each device attends for its own examples.
-      blocks: for "blockwise" and "ring": queries of a block, keys of a near block, and of a far one; None takes what is
-        fast on a CPU.
+      blocks: for "blockwise" and "ring": the sizes of a block of queries, a near block of keys and a far block of keys;
+        None: sizes that are fast on a CPU.
 
     Returns:
-      out_BLHK, in the type of the values; 0, or what the sink weighs, for a query that sees no key.
+      out_BLHK, in the type of the values; for a query that sees no key, 0 or the sink's value.
 
     Raises:
       ConfigError: shapes that do not fit, an unknown implementation, a ring without its mesh, or an encoding that the
@@ -116,9 +116,11 @@ def attend(
     if name not in (*IMPLEMENTATIONS, RING):
         raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
     if (sequence_axis is None) == (name == RING):
-        raise ConfigError(f"implementation={name!r}, sequence_axis={sequence_axis!r}: give the axis with 'ring' alone")
+        raise ConfigError(
+            f"implementation={name!r}, sequence_axis={sequence_axis!r}: give sequence_axis for 'ring' and only for it"
+        )
     if name != "full" and not encoding.splits_queries:
-        raise ConfigError(f"implementation={name!r} splits the queries, which this encoding couples: choose 'full'")
+        raise ConfigError(f"implementation={name!r} splits the queries, but this encoding couples them: choose 'full'")
     inputs = prepare(
         q_BLHK,
         k_BMGK,
@@ -149,8 +151,8 @@ def shard_batch(
 ) -> Array:
     """The same as `attention(encoding, inputs)`, each device attending for its share of the examples.
 
-    No example needs another, but a compiler that is left to find that out gathers, or adds up over all devices, what it
-    cannot see through, such as a scatter into rows of many examples.
+    Examples do not depend on each other, but the compiler cannot always find that out. Then it gathers, or sums over
+    all devices, for example for a scatter into rows of many examples.
 
     Raises:
       ConfigError: no mesh with these axes, or a batch that they do not divide.
@@ -184,5 +186,5 @@ def shard_batch(
         axis_names=set(axes),
         check_vma=False,
     )
-    # Compiled, since op by op a partly manual program cannot run.
+    # Compiled, because a partly manual program cannot run op by op.
     return jax.jit(split)(jax.tree.map(jnp.asarray, params), arrays, segments, inputs.drop)

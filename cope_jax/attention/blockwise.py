@@ -19,29 +19,29 @@ from cope_jax.encodings import Encoding
 
 # Measured on CPUs, see docs/attention.md: wider blocks spill out of the cache.
 SIZES = BlockSizes(128, 128, 128)
-# Up to so many keys, all are one block; blocks of so many queries then see different, known numbers of them.
+# Up to ONE_BLOCK keys are one block. Blocks of up to SHORT_BLOCK queries then see different, known numbers of keys.
 ONE_BLOCK, SHORT_BLOCK = 256, 48
-MOST_SPANS = 8  # blocks of queries that are traced one by one
-RESIDUALS = "attention"  # the name of what the backward pass needs of the forward pass, for rematerialisation
+MOST_SPANS = 8  # maximum number of blocks of queries that are traced one by one
+RESIDUALS = "attention"  # name of the forward results that the backward pass needs, for rematerialisation
 Spans = tuple[tuple[int, int], ...] | None
 
 
 def choose_sizes(length: int, keys: int) -> BlockSizes:
-    """The sizes that `blockwise_attention` takes by itself."""
+    """The default block sizes of `blockwise_attention`."""
     if keys > ONE_BLOCK:
-        return SIZES._replace(queries=64) if length <= 2048 else SIZES  # a long diagonal has its price
+        return SIZES._replace(queries=64) if length <= 2048 else SIZES  # fewer masked pairs
     blocks = max(1, -(-length // SHORT_BLOCK))
     return BlockSizes(-(-length // blocks), keys, keys)
 
 
 def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: BlockSizes | None = None) -> Array:
-    """The same as `full_attention`, without ever holding the pairs of more than one block of queries and of keys.
+    """The same as `full_attention`, but never stores the pairs of more than one block of queries and one of keys.
 
     Each block of queries sees blocks of keys from the nearest to the farthest, with an online softmax and the
-    encoding's carry; the gradient is written by hand, and computes the pairs anew. Blocks that causality, window or
-    segments rule out are skipped, and those that the encoding says are `done`. Memory is linear in the length. An
-    encoding that does not split the keys, or has a carry of other than sums, has all keys in one block: linear still,
-    but larger. Without `blocks`, sizes are those of `choose_sizes`.
+    encoding's carry. The gradient is written by hand and recomputes the pairs. Blocks are skipped if causality, window
+    or segments rule them out, or if the encoding says that they are `done`. Memory is linear in the length. If the
+    encoding does not split the keys, or its carry has a `state`, all keys are one block: memory is larger, but still
+    linear. Without `blocks`, sizes are those of `choose_sizes`.
 
     Returns:
       out_BLHK, in the type of the values.
@@ -138,7 +138,7 @@ def _concatenate(blocks: list[Any]) -> Any:
 
 
 def static_spans(mask: Mask, size: int) -> Spans:
-    """For each block of queries the keys (first, end) that it sees, where that is known while tracing; else None."""
+    """The keys (first, end) that each block of queries sees, if they are known while tracing; else None."""
     q_indices, k_indices = mask.q_indices_L, mask.k_indices_M
     if not isinstance(q_indices, np.ndarray) or not isinstance(k_indices, np.ndarray):
         return None

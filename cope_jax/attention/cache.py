@@ -1,4 +1,4 @@
-"""The keys, values and features of the tokens read so far, for generation, which reads one token after the other."""
+"""A cache of the keys, values and features of the tokens read so far, for generation token by token."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from cope_jax.registry import check_at_least
 
 
 class CacheEntry(NamedTuple):
-    """What is kept of tokens: keys after rotation, values, and features, head-major: `[B, heads, M, ...]`, or rows."""
+    """The cached arrays: rotated keys, values and features, head-major `[B, heads, M, ...]` or as rows (`rows_of`)."""
 
     k: Any
     v: Any
@@ -26,14 +26,14 @@ class CacheEntry(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """The tokens read so far, in a fixed number C of slots, as one attention layer or all N of a model keep them.
+    """The tokens read so far, in a fixed number C of slots, for one attention layer or all N layers of a model.
 
-    Slots are filled in order, so a token's slot is its index in the sequence, and causality hides the empty ones. The
+    Slots are filled in order, so a token's slot is its index in the sequence, and causality hides the empty slots. The
     number of filled slots is data: one compiled step serves every length of the context.
 
     Attributes:
-      entries: `CacheEntry` as rows, each array `[B·G, C, K]` or `[N, B·G, C, K]`, for these are read without a copy and
-        written in place.
+      entries: `CacheEntry` as rows, each array `[B·G, C, K]` or `[N, B·G, C, K]`, because rows are read without a copy
+        and written in place.
       state: what `Encoding.features` returned for the tokens entered last, each array `[B, ...]` or `[N, B, ...]`.
       positions_BC: int32.
       segment_ids_BC: int32; tokens meet only within one segment. Padding is a segment of its own.
@@ -51,14 +51,14 @@ class Cache:
         return self.positions_BC.shape[1]
 
     def enter(self, positions_BL: Any, segment_ids_BL: Any = None) -> "Cache":
-        """Takes the next L slots for new tokens, whose keys each layer has to `append`.
+        """Reserves the next L slots for new tokens; each layer must then `append` their keys.
 
         Args:
           positions_BL: int32, `[B, L]` or `[1, L]`.
           segment_ids_BL: the same; None: segment 0.
 
         Raises:
-          ConfigError: more tokens than slots. A compiled program, which cannot know, turns what it attends to into NaN
+          ConfigError: more tokens than slots. A compiled program cannot check this; the values it attends to become NaN
             instead.
         """
         length = positions_BL.shape[1]
@@ -96,11 +96,11 @@ class Cache:
           v_BLGK: values.
           encoding: the position encoding.
           x_BLD: the layer's input, for an encoding whose features need it.
-          layer: which of the N; None: the cache is of one layer.
+          layer: index of the layer, below N; None: the cache is for one layer.
 
         Raises:
           ConfigError: arrays, an encoding or a layer that do not fit the cache, or tokens that were not entered. A
-            compiled program, which cannot know the latter, turns what is attended to into NaN instead.
+            compiled program cannot check the latter; the values it attends to become NaN instead.
         """
         check_layer(self, encoding, layer)
         length = jnp.shape(k_BLGK)[1]
@@ -110,7 +110,7 @@ class Cache:
         features, state = encoding.features(x_BLD, q_BLHK, k_BLGK, v_BLGK, self._of_layer(self.state, layer))
         positions_BL, _ = self.latest(length)
         _, rotated_BLGK = encoding.rotate(q_BLHK, k_BLGK, features, features, positions_BL, positions_BL)
-        # Without slots of its own the write would silently hit the last ones: NaN there reaches every query.
+        # Out of bounds, the write would silently go to slots of other tokens: NaN there reaches every query.
         out_of_bounds = (self.filled > self.capacity) | (self.filled < length)
         v_BLGK = jnp.where(out_of_bounds, jnp.full((), jnp.nan, v_BLGK.dtype), v_BLGK)
 
@@ -147,9 +147,9 @@ class Cache:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, layer, keepdims=False), tree)
 
     def latest(self, length: int) -> tuple[Array, Array]:
-        """(positions_BL, segment_ids_BL) of the L tokens that were entered last; ConfigError: fewer were."""
+        """(positions_BL, segment_ids_BL) of the L tokens entered last; ConfigError if fewer were entered."""
         if not isinstance(self.filled, jax.core.Tracer) and self.filled < length:
-            raise ConfigError(f"{length} tokens are used of a cache with {self.filled}: enter them first")
+            raise ConfigError(f"{length} tokens are read from a cache with {self.filled}: enter them first")
         start = self.filled - length
         return (
             jax.lax.dynamic_slice_in_dim(self.positions_BC, start, length, axis=1),
@@ -160,12 +160,12 @@ class Cache:
 def create_cache(
     encoding: Encoding, *, batch: int, capacity: int, num_layers: int | None = None, dtype: Any = jnp.float32
 ) -> Cache:
-    """An empty cache for keys and values of type `dtype`, and the features that `encoding` makes of them.
+    """Creates an empty cache for keys and values of type `dtype`, and for the encoding's features.
 
     Args:
       encoding: the position encoding, which also says how many heads there are.
       batch: B.
-      capacity: C, the most tokens that a sequence may have.
+      capacity: C, the maximum number of tokens in a sequence.
       num_layers: N; None: one layer, without an axis for it.
       dtype: the compute type.
 
@@ -180,7 +180,7 @@ def create_cache(
     shapes, state = entry_shapes(encoding, batch, capacity, dtype)
     rows = jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes)
     entries, state = jax.tree.map(empty, (rows, state))
-    # Two arrays, for a buffer that is there twice cannot be donated.
+    # Two arrays, because one buffer in two places cannot be donated.
     positions_BC, segment_ids_BC = (jnp.zeros((batch, capacity), jnp.int32) for _ in range(2))
     return Cache(entries, state, positions_BC, segment_ids_BC, jnp.zeros((), jnp.int32))
 
@@ -209,16 +209,16 @@ def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> 
     """Raises ConfigError if the layer or the encoding does not fit this cache."""
     num_layers = len(cache.entries.k) if cache.entries.k.ndim == 4 else None
     if num_layers is None and layer is not None:
-        raise ConfigError(f"layer={layer} of a cache of one layer: leave it out, or create the cache with num_layers")
+        raise ConfigError(f"layer={layer} for a cache of one layer: omit it, or create the cache with num_layers")
     if num_layers is not None and (layer is None or (isinstance(layer, int) and not 0 <= layer < num_layers)):
-        raise ConfigError(f"layer={layer} of a cache of {num_layers} layers: give one from 0 to {num_layers - 1}")
+        raise ConfigError(f"layer={layer} for a cache of {num_layers} layers: give one from 0 to {num_layers - 1}")
     shapes, _ = entry_shapes(encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype)
     slots = jax.tree.map(lambda slots: jax.ShapeDtypeStruct(slots.shape[-3:], slots.dtype), cache.entries)
-    check_fit("what this encoding keeps", jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes), slots)
+    check_fit("entries of this encoding", jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes), slots)
 
 
 def check_fit(what: str, new: PyTree, slots: PyTree) -> None:
-    """Raises ConfigError unless two trees of arrays have one structure, and each pair of leaves one shape and type.
+    """Raises ConfigError unless two trees of arrays have the same structure, shapes and types.
 
     >>> check_fit("keys", jnp.zeros((1, 2)), jax.ShapeDtypeStruct((1, 3), jnp.float32))
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""Attention over a cache of the keys and values of earlier tokens, as generation reads one token after the other.
+"""Attention over a cache of the keys and values of earlier tokens, for generation token by token.
 
 >>> import jax
 >>> from flax import nnx
@@ -13,7 +13,7 @@
 >>> cache = create_cache(encoding, batch=1, capacity=8)
 >>> for now in range(5):
 ...     cache, out = step(cache, *(x[:, now : now + 1] for x in (q, k, v)))
->>> out.shape  # what `attend` over all five tokens says of the last
+>>> out.shape  # the last row of `attend` over all five tokens
 (1, 1, 2, 8)
 """
 
@@ -47,19 +47,19 @@ def attend_cached(
 ) -> Array:
     """Causal attention of the L tokens that were entered last to all tokens in the cache.
 
-    The last L rows of what `cope_jax.attention.attend` gives for the whole sequence. For encodings that saturate a loop
-    of unknown length finds where, so there is no reverse-mode gradient: train with `attend`.
+    Returns the last L rows of what `cope_jax.attention.attend` gives for the complete sequence. For an encoding that
+    saturates, a loop of unknown length finds where, so there is no reverse-mode gradient: train with `attend`.
 
     Args:
       q_BLHK: queries before rotation; the keys of the same tokens are in the cache.
       cache: keys and values.
       encoding: the position encoding.
       embedded: see `attend`.
-      layer: which of the N; None: the cache is of one layer.
+      layer: index of the layer, below N; None: the cache is for one layer.
       window: keys that are `window` or more indices away are hidden; None: none are.
 
     Returns:
-      out_BLHK, in the type of the values; NaN where more tokens were entered than there are slots.
+      out_BLHK, in the type of the values; NaN if more tokens were entered than there are slots.
 
     Raises:
       ConfigError: queries, an encoding or a layer that do not fit the cache, or fewer tokens in it than queries.
@@ -67,7 +67,7 @@ def attend_cached(
     check_embedded(encoding, embedded)
     check_layer(cache, encoding, layer)
     if not encoding.splits_queries:
-        raise ConfigError("a cache splits the queries, which this encoding couples: attend to the whole sequence")
+        raise ConfigError("a cache splits the queries, but this encoding couples them: attend to the complete sequence")
     length, groups = q_BLHK.shape[1], encoding.shape.kv_heads
     wanted = (len(cache.positions_BC), length, encoding.shape.num_heads, encoding.shape.head_dim)
     check_fit("queries", q_BLHK, jax.ShapeDtypeStruct(wanted, q_BLHK.dtype))
@@ -99,8 +99,9 @@ def attend_cached(
 def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Array, Carry]:
     """The logits over all slots, logits_BHLC, and the carry after them.
 
-    For an encoding that saturates all slots are first scored as if all rows were; then block after block, from the
-    nearest on, is scored over until they are, or are done. So CoPE sums the gates of a few hundred keys, not of all C.
+    For an encoding that saturates, all slots are first scored as if all rows were saturated. Then blocks are scored
+    again, starting with the nearest, until all rows are saturated or done. So CoPE sums the gates of a few hundred
+    keys, not of all C.
     """
     carry, capacity = encoding.initial_carry(pairs.q, pairs.q_features), pairs.k.shape[2]
     size = min(BLOCK, capacity)

@@ -1,4 +1,4 @@
-"""Attention that holds the whole matrix of pairs: the readable reference."""
+"""Attention that stores the full matrix of pairs: the readable reference."""
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +12,8 @@ from cope_jax.ops.grouped_matmul import group, ungroup
 def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
     """Materialises all L·M pairs as one single block of keys.
 
-    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)) over the pairs of the mask, and the sink where the
-    encoding has one; 0 for a query without any key.
+    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)) over the pairs of the mask, and the sink if the encoding
+    has one; 0 for a query without any key.
 
     Returns:
       out_BLHK, in the type of the values.
@@ -37,7 +37,7 @@ def _weights(encoding: Encoding, inputs: Inputs) -> tuple[Array, Array | None]:
 
 
 def softmax_over(logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None) -> tuple[Array, Array | None]:
-    """The softmax over the pairs of the mask, 0 for all others and in a row without any; and its weight on the sink."""
+    """The softmax over the pairs of the mask, 0 for all other pairs; and the weight of the sink, None without one."""
     # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather than NaN.
     lowest, zero = jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype), jnp.zeros((), logits_BHLM.dtype)
     logits_BHLM = jnp.where(mask_B1LM, logits_BHLM, lowest)
@@ -48,7 +48,7 @@ def softmax_over(logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None) -
 
 
 def weigh(weights_BHLM: Array, sink_BHL: Array | None, v_BGMK: Array, q_v_BGLK: Array | None) -> Array:
-    """Σ_m weights v, and what the sink weighs, out_BHLK in the type of the values."""
+    """Σ_m weights v plus the weighted value of the sink, out_BHLK in the type of the values."""
     groups, dtype = v_BGMK.shape[1], v_BGMK.dtype
     out_BGRLK = jnp.einsum("BGRLM,BGMK->BGRLK", group(weights_BHLM.astype(dtype), groups), v_BGMK)
     if sink_BHL is not None and q_v_BGLK is not None:

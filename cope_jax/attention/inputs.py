@@ -1,4 +1,4 @@
-"""What every implementation of attention starts from: checked, rotated, head-major, with positions and a mask."""
+"""The inputs of every implementation of attention: checked, rotated, head-major, with positions and a mask."""
 
 import dataclasses
 from typing import Any
@@ -21,10 +21,10 @@ class Inputs:
 
     Attributes:
       q: q_BHLK before rotation.
-      rotated_q: q_BHLK after it.
-      rotated_k: k_BGMK after it.
+      rotated_q: q_BHLK after rotation.
+      rotated_k: k_BGMK after rotation.
       v: v_BGMK.
-      q_v: v_BGLK of the queries' own tokens, where the encoding's sink has that value; else None.
+      q_v: v_BGLK of the queries' own tokens, if the encoding's sink has that value; else None.
       q_features: the encoding's features of the queries' tokens, `[B, heads, L, ...]`.
       k_features: of the keys' tokens, `[B, heads, M, ...]`.
       q_positions, k_positions: `[B, L]` and `[B, M]`, or 1 for B.
@@ -76,10 +76,10 @@ def prepare(
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Inputs:
-    """Checks the arguments of `attend`, calls `features` where none are given, and `rotate`."""
+    """Checks the arguments of `attend`, calls `features` if none are given, and calls `rotate`."""
     _check_shapes(q_BLHK, k_BMGK, v_BMGK)
     if not isinstance(encoding, Encoding):
-        raise ConfigError(f"encoding={encoding!r} is no encoding: make one with cope_jax.encodings.create")
+        raise ConfigError(f"encoding={encoding!r} is not an encoding: create one with cope_jax.encodings.create")
     _check_encoding(encoding, q_BLHK, k_BMGK)
     check_embedded(encoding, embedded)
     length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
@@ -120,11 +120,11 @@ def head_major(x: Array) -> Array:
 
 
 def check_embedded(encoding: Encoding, embedded: bool) -> None:
-    """Raises ConfigError for an encoding that adds to the input, unless the caller says that it has."""
+    """Raises ConfigError if the encoding adds to the input, unless the caller says that this was done."""
     if encoding.embeds_input and not embedded:
         raise ConfigError(
             "this encoding acts on the input embeddings, which attention does not see: call encoding.embed(x, "
-            "positions) below the first layer, and say so with embedded=True"
+            "positions) before the first layer, and pass embedded=True"
         )
 
 
@@ -144,6 +144,6 @@ def _check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array) -> None:
     built, given = (shape.num_heads, shape.kv_heads, shape.head_dim), (q_BLHK.shape[2], *k_BMGK.shape[2:])
     if built != given:
         raise ConfigError(
-            f"the encoding was built for num_heads, num_kv_heads, head_dim = {built}, and q and k have {given}: "
+            f"the encoding was built for num_heads, num_kv_heads, head_dim = {built}, but q and k have {given}: "
             f"create it with these"
         )

@@ -1,4 +1,4 @@
-"""Which queries and keys may meet: a rule that any part of the pairs can be asked of, not an array of all of them."""
+"""Which queries and keys may meet: a rule that can be evaluated for any part of the pairs, not an array of them all."""
 
 import dataclasses
 
@@ -35,7 +35,7 @@ class Mask:
     window: int | None = dataclasses.field(default=None, metadata={"static": True})
 
     def allowed(self) -> Array | np.ndarray:
-        """What causality, window and empty keys allow, allowed_LM: in NumPy where the indices are."""
+        """What causality, window and empty keys allow, allowed_LM: a NumPy array if the indices are NumPy arrays."""
         distance_LM = self.q_indices_L[:, None] - self.k_indices_M[None, :]
         allowed_LM = (self.k_indices_M >= 0)[None, :]
         if self.causal:
@@ -45,7 +45,7 @@ class Mask:
         return allowed_LM
 
     def dense(self) -> Array:
-        """The pairs as one array, mask_B1LM, with 1 for B where there are no segments."""
+        """The pairs as one array, mask_B1LM, with 1 for B if there are no segments."""
         shape = (len(self.q_indices_L), len(self.k_indices_M))
         mask_B1LM = jnp.broadcast_to(jnp.asarray(self.allowed()), shape)[None, None]
         if self.q_segment_ids_BL is not None and self.k_segment_ids_BM is not None:
@@ -53,10 +53,10 @@ class Mask:
         return mask_B1LM
 
     def span(self) -> tuple[Array, Array, Array, Array]:
-        """The range of keys that holds all pairs, and a range within which all are pairs: (first, end, full, full_end).
+        """The range of keys with all allowed pairs, and one where all pairs are allowed: (first, end, full, full_end).
 
-        Keys outside of the first need not be computed, and blocks within the second need no mask. Both are safe for any
-        order of indices and segments, and tight where they ascend.
+        Keys outside the first range need not be computed, and blocks within the second need no mask. Both are safe for
+        any order of indices and segments, and tight if these ascend.
         """
         index_M, low, high = self.k_indices_M, self.q_indices_L.min(), self.q_indices_L.max()
         some_M = all_M = jnp.asarray(index_M >= 0)

@@ -29,29 +29,29 @@ T = TypeVar("T")
 def ring_attention(encoding: Encoding, inputs: Inputs, axis: str, blocks: BlockSizes = SIZES) -> Array:
     """The same as `full_attention`, with the sequence split over the devices of a mesh axis.
 
-    The mesh is that of `jax.set_mesh`. Arrays come and go in their natural order, and are best split over the axis
-    already: no device ever holds more than its share of the keys. Other axes of the mesh are left to XLA. `blocks` are
-    sizes within a chunk.
+    The mesh is that of `jax.set_mesh`. Inputs and outputs are in their natural order. Inputs should already be split
+    over the axis: no device ever holds more than its share of the keys. Other axes of the mesh are left to XLA.
+    `blocks` are sizes within a chunk.
 
     Returns:
       out_BLHK, in the type of the values.
 
     Raises:
-      ConfigError: no mesh with this axis; not as many queries as keys; an encoding that does not split the keys, or has
-        a carry of other than sums; or one with sums where there is no causality, which makes the ring's order that of
+      ConfigError: no mesh with this axis; different numbers of queries and keys; an encoding that does not split the
+        keys, or whose carry has a `state`; or sums in the carry without causality, which makes the ring's order that of
         the sums.
     """
     ring = Ring.of(axis)
     length, keys = inputs.q.shape[2], inputs.v.shape[2]
     if length != keys:
-        raise ConfigError(f"ring attention takes as many queries as keys, got {length} and {keys}")
+        raise ConfigError(f"ring attention needs as many queries as keys, got {length} and {keys}")
     if not length:
         return jnp.zeros((len(inputs.q), 0, inputs.q.shape[1], inputs.v.shape[-1]), inputs.v.dtype)
     if needs_one_block(encoding, inputs):
-        raise ConfigError("ring attention splits the keys, which this encoding does not: choose 'full' or 'blockwise'")
+        raise ConfigError("ring attention splits the keys, but this encoding cannot: choose 'full' or 'blockwise'")
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
     if jax.tree.leaves(carry.sums) and not inputs.mask.causal:
-        raise ConfigError("ring attention with an encoding that sums over keys, as cope does, must be causal")
+        raise ConfigError("ring attention must be causal if the encoding sums over keys, as cope does: set causal=True")
     per_chunk = -(-length // (ring.chunks * blocks.queries))
     size = -(-length // (ring.chunks * per_chunk))
     sizes = blocks.within(size, per_chunk * size)
@@ -143,7 +143,7 @@ def _backward(ring: Ring, kept: Any, dout: Array) -> tuple[Any]:
 
         def step(loop: Any, _: None) -> Any:
             keys, dkeys, dparams, states = loop
-            # Gradients of keys travel while those of the next chunk are made, and are added afterwards.
+            # Gradients of keys travel while those of the next chunk are computed, and are added afterwards.
             arriving = ring.moved(dkeys)
             dparams, (own, states) = jax.lax.scan(see, dparams, (queries, keys, residuals, states))
             return (ring.moved(keys), jax.tree.map(jnp.add, arriving, own), dparams, states), None
@@ -168,13 +168,13 @@ _attend_placed.defvjp(_forward, _backward)
 
 
 def _split(stream: Stream) -> Any:
-    """Which parts of a stream are split by chunks, as `Ring.sharded` takes it."""
+    """Which parts of a stream are split by chunks, in the form that `Ring.sharded` accepts."""
     kinds: Any = {"params": False, "queries": True, "keys": True, "drop": False}
     return dataclasses.replace(stream, **kinds)
 
 
 def _alone(state: Gradients) -> Gradients:
-    """What the state of one block of queries has for itself; the rest is handed from block to block."""
+    """The part of the state that belongs to one block of queries; the rest is passed from block to block."""
     none: Any = None
     return dataclasses.replace(state, params=none, keys=none)
 

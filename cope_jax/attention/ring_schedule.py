@@ -2,11 +2,11 @@
 
 The sequence is cut into 2n chunks for n devices. The queries of a chunk stay where they are. Its keys start there too,
 and at each step go to where the queries of the next chunk are. So after s steps the queries of chunk c see the keys of
-chunk c − s: their own, then the one before, down to the first, which is the order that an encoding's carry wants. After
-the first come the last ones, which causality hides and which cost nothing.
+chunk c − s: their own, then the one before, down to the first, which is the order that an encoding's carry needs. After
+the first chunk come the last ones, which causality hides and which cost nothing.
 
-Device d has the chunks d and 2n−1−d. Their queries see d+1 and 2n−d chunks, so that every device has 2n+1 to see. After
-2n steps all keys are home again, and in the backward pass their gradients with them.
+Device d has the chunks d and 2n−1−d. Their queries see d+1 and 2n−d chunks, so every device computes 2n+1. After 2n
+steps all keys are back where they started; in the backward pass, so are their gradients.
 """
 
 import dataclasses
@@ -26,9 +26,9 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """Where chunks are, and how they move: see the text above.
+    """Where chunks are, and how they move: see the docstring of the module.
 
-    Arrays have the chunks for their first axis; within a device these are two, `[low, high]`.
+    The first axis of arrays is that of the chunks; each device has two, `[low, high]`.
 
     >>> Ring("sequence", 4).device_of(5)
     2
@@ -39,7 +39,7 @@ class Ring:
 
     @classmethod
     def of(cls, axis: str) -> "Ring":
-        """The ring of an axis of the mesh in context; ConfigError where there is none."""
+        """The ring of an axis of the mesh in context; ConfigError if there is none."""
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty:
             raise ConfigError(f"sequence_axis={axis!r} needs a mesh with this axis: call under jax.set_mesh(mesh)")
@@ -58,7 +58,7 @@ class Ring:
         return min(chunk, self.chunks - 1 - chunk)
 
     def sharded(self, function: Callable[..., Any], sharded: tuple[Any, ...], results: Any) -> Callable[..., Any]:
-        """`function` on each device; which arguments and results are split by chunks, and which all devices have."""
+        """`function` on each device; True marks arguments and results split by chunks, False those on all devices."""
 
         def spec(split: bool) -> PartitionSpec:
             return PartitionSpec(self.axis) if split else PartitionSpec()
@@ -72,12 +72,12 @@ class Ring:
         )
 
     def whole(self, x: Array, axis: int) -> Array:
-        """Keeps XLA from splitting an axis. Where the devices do not divide it, its gradients come out wrong."""
+        """Keeps XLA from splitting an axis: if the devices do not divide it, its gradients would be wrong."""
         spec = [None if a == axis else PartitionSpec.UNCONSTRAINED for a in range(x.ndim)]
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
     def placed(self, tree: T) -> T:
-        """From chunks in their natural order, 2d and 2d+1 on device d, to the devices of the schedule."""
+        """Moves chunks from their natural order, 2d and 2d+1 on device d, to the devices of the schedule."""
 
         def place(pair: Array) -> Array:
             even, odd = (self._send(pair[parity], self._routes(parity)) for parity in (0, 1))
@@ -96,7 +96,7 @@ class Ring:
         return jax.tree.map(unplace, tree)
 
     def moved(self, tree: T) -> T:
-        """What is with each chunk moves to the next, and from the last to the first."""
+        """Moves the data of each chunk to the next chunk, and that of the last to the first."""
         up = [(device, device + 1) for device in range(self.devices - 1)]
         down = [(device + 1, device) for device in range(self.devices - 1)]
         device = jax.lax.axis_index(self.axis)

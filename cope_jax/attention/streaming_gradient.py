@@ -18,14 +18,14 @@ NONE: Any = None  # the cotangent of integers
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Residuals:
-    """What the forward pass left of some queries, with the cotangent of their output.
+    """Results of the forward pass for some queries, with the cotangent of their output.
 
     Attributes:
       dout: BHLK.
       delta: Σ dout·out, D_BHL.
       logsumexp: BHL.
       dcarry: Σ dout·∂out/∂carry, R_BHL for each running sum: the gradient of the carry before the first block; empty
-        where all keys are one block.
+        if all keys are one block.
     """
 
     dout: Array
@@ -35,7 +35,7 @@ class Residuals:
 
     @classmethod
     def of(cls, dout: Array, out: Array, logsumexp: Array, dout_dcarry: tuple[Array, ...]) -> "Residuals":
-        """From what `streaming_softmax.finish` returned."""
+        """Creates the residuals from the results of `streaming_softmax.finish`."""
         wide = dout.astype(logsumexp.dtype)
         dcarry = tuple((wide * one).sum(axis=-1) for one in dout_dcarry)
         return cls(dout, (wide * out.astype(wide.dtype)).sum(axis=-1), logsumexp, dcarry)
@@ -108,11 +108,11 @@ def _zeros(x: Array) -> Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """What the pass has gathered so far.
+    """The gradients accumulated so far.
 
     Attributes:
       carry: the encoding's, as in the forward pass.
-      dsums: of each running sum, the gradient from the keys that are still to come.
+      dsums: of each running sum, the gradient from the keys not yet visited.
       drest: gradient of the carry's constants and state.
       queries: of this block of queries.
       params: of the encoding.
@@ -128,7 +128,7 @@ class Gradients:
 
 
 def start(stream: Stream, residuals: Residuals, keys: KeyGradients) -> Gradients:
-    """The state before the first block; `keys` is what other blocks of queries have gathered."""
+    """The state before the first block; `keys` has the gradients from other blocks of queries."""
     carry = stream.initial_carry()
     drest = jax.tree.map(jnp.zeros_like, carry if stream.one_block else carry._replace(sums=()))
     zeros = jax.tree.map(jnp.zeros_like, stream.params)
@@ -138,9 +138,9 @@ def start(stream: Stream, residuals: Residuals, keys: KeyGradients) -> Gradients
 def backward(stream: Stream, residuals: Residuals, state: Gradients) -> Gradients:
     """The gradient of `streaming_softmax.accumulate`, over the same blocks in the same order.
 
-    With A the attention and S the logits: dS = A (dout·v − D). A running sum that leaves a block has yet to feed the
-    blocks that follow; its gradient is R − Σ dS·∂S/∂carry, summed over what has been seen. So `score`'s own VJP of one
-    block gets (dS, that), and nothing has to be known of farther blocks.
+    With A the attention and S the logits: dS = A (dout·v − D). A running sum that leaves a block affects only the
+    blocks that follow; its gradient is R − Σ dS·∂S/∂carry, summed over the blocks visited so far. So the VJP of `score`
+    for one block receives (dS, this gradient), and needs nothing from farther blocks.
     """
     queries, drop = stream.queries, stream.drop
 
@@ -186,7 +186,7 @@ def backward(stream: Stream, residuals: Residuals, state: Gradients) -> Gradient
 
 
 def finish(stream: Stream, residuals: Residuals, state: Gradients) -> tuple[PyTree, QueryGradients]:
-    """(gradient of the parameters, those of the queries): with what went through the sink and the initial carry."""
+    """(gradients of the parameters, gradients of the queries), including those of the sink and the initial carry."""
     params, queries = stream.params, stream.queries
     dparams, dqueries, dcarry = state.params, state.queries, state.drest
     if not stream.one_block:
@@ -215,7 +215,7 @@ def of(stream: Stream, dparams: PyTree, dqueries: Any, dkeys: Any) -> Any:
 
 
 def _score(stream: Stream, pairs: Pairs, carry: Carry, saturated: bool) -> tuple[Array, Any, Any]:
-    """The logits of a block, the carry after it, or, where there is one block, the sink; and their VJP."""
+    """The logits of a block; the carry after it, or the sink if all keys are one block; and their VJP."""
 
     def tail(params: PyTree, pairs: Pairs, carry: Carry) -> Array:
         return stream.encoding(params).tail(pairs, carry)
@@ -248,7 +248,7 @@ def _sink_gradients(
 
 
 def _add(gradients: QueryGradients, more: QueryGradients) -> QueryGradients:
-    """The sum; what is None in `more` stays."""
+    """The sum; a value of None in `more` adds nothing."""
     v = gradients.v if more.v is None or gradients.v is None else gradients.v + more.v
     rest = jax.tree.map(add_cotangent, dataclasses.replace(gradients, v=None), dataclasses.replace(more, v=None))
     return dataclasses.replace(rest, v=v)

@@ -1,8 +1,8 @@
 """Streaming softmax: one block of queries over the keys, block by block from the nearest to the farthest.
 
-The one algorithm under blockwise and ring attention, forward here and its gradient in `streaming_gradient`. Nothing
-larger than a block of queries by a block of keys is ever held. Rabe & Staats (arXiv 2112.05682), Dao et al.
-(arXiv 2205.14135); the carry of an encoding goes along with the softmax.
+Blockwise and ring attention share this algorithm: the forward pass is here, the gradient in `streaming_gradient`. It
+never stores pairs of more than a block of queries and a block of keys. Rabe & Staats (arXiv 2112.05682), Dao et al.
+(arXiv 2205.14135); here the encoding's carry is updated together with the softmax.
 """
 
 import dataclasses
@@ -39,7 +39,7 @@ class State:
       total: Σ exp(logit − m), l_BHL.
       weighted: Σ exp(logit − m) v, BHLK.
       slope_total, slope_weighted: the same two sums with each term times its ∂logit/∂carry, one for each running sum in
-        the carry; empty where no gradient is wanted.
+        the carry; empty if no gradient is needed.
     """
 
     carry: Carry
@@ -50,7 +50,7 @@ class State:
     slope_weighted: tuple[Array, ...]
 
     def add(self, carry: Carry, logits_BHLM: Array, slopes: Slopes, times_v: Callable[[Array, bool], Array]) -> "State":
-        """Adds keys of these logits and ∂logit/∂carry; `times_v` sums terms times values, wide or in their type."""
+        """Adds keys with these logits and ∂logit/∂carry; `times_v` sums terms times values, wide or in their type."""
         lowest = jnp.finfo(logits_BHLM.dtype).min
         row_max_BHL = jnp.maximum(self.row_max, logits_BHLM.max(axis=-1))
         # While a row has seen no key, its exponentials must be 0, not exp(lowest − lowest) = 1.
@@ -60,7 +60,7 @@ class State:
 
         def add(total: Array, weighted: Array, slope: Array | None = None) -> tuple[Array, Array]:
             terms = exp_logits_BHLM if slope is None else exp_logits_BHLM * slope
-            # What carries gradients of sums stays wide: its error would reach every farther gate.
+            # Slopes stay in the accumulator type: an error in the gradients of sums would reach every farther gate.
             product_BHLK = times_v(terms, slope is not None)
             return total * correction_BHL + terms.sum(axis=-1), weighted * correction_BHL[..., None] + product_BHLK
 
@@ -74,7 +74,7 @@ class State:
 
 
 def start(stream: Stream, gradient: bool) -> State:
-    """The state before the first block; for a `gradient` the slopes of the running sums are followed."""
+    """The state before the first block; with `gradient`, it also accumulates the slopes of the running sums."""
     dtype, rows = accumulator_dtype(stream.queries.q.dtype), stream.queries.q.shape[:3]
     zeros, wide = jnp.zeros(rows, dtype), jnp.zeros((*rows, stream.keys.v.shape[-1]), dtype)
     lowest = jnp.full(rows, jnp.finfo(dtype).min, dtype)
@@ -84,11 +84,11 @@ def start(stream: Stream, gradient: bool) -> State:
 
 
 def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
-    """Goes over the blocks that hold pairs, from near to far: `step(end, state, size=…, masked=…, saturated=…)`.
+    """Visits the blocks that contain pairs, from near to far: `step(end, state, size=…, masked=…, saturated=…)`.
 
     The blocks are aligned with the last key that the queries see. Near blocks need a mask and the carry. Once all rows
-    are saturated, or all keys of a block are seen by all, blocks are wider and their steps cheaper; once all are done,
-    there are no more.
+    are saturated, or all queries see all keys of a block, blocks are wider and their steps cheaper. Once all rows are
+    done, the remaining blocks are skipped.
     """
     sizes = stream.sizes
     if stream.one_block:
@@ -110,7 +110,7 @@ def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
     def body(size: int, masked: bool, saturated: bool) -> Callable[[tuple[Array, T]], tuple[Array, T]]:
         return lambda loop: (loop[0] - size, step(*loop, size=size, masked=masked, saturated=saturated))
 
-    # Named, for their turns depend on the data: whoever reads the compiled program must know which is which.
+    # Named to tell the loops apart in the compiled program, because their numbers of iterations depend on the data.
     with jax.named_scope("diagonal"):
         loop = jax.lax.while_loop(near, body(sizes.near, True, False), (end, state))
     with jax.named_scope("interior"):
@@ -121,12 +121,12 @@ def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
 
 
 def all_rows(rows_BHL: Array | None) -> Array:
-    """Whether something is so for all rows; False where it never is."""
+    """Whether all rows are True; False for None."""
     return jnp.asarray(False) if rows_BHL is None else rows_BHL.all()
 
 
 def accumulate(stream: Stream, state: State) -> State:
-    """Lets a block of queries see the keys, all of which are farther than those it has seen."""
+    """Adds keys to the state of a block of queries; all of them are farther than those it has seen."""
     encoding, drop = stream.encoding(stream.params), stream.drop
 
     def step(end: Array, state: State, *, size: int, masked: bool, saturated: bool) -> State:
@@ -153,11 +153,11 @@ def accumulate(stream: Stream, state: State) -> State:
 
 
 def finish(stream: Stream, state: State) -> tuple[Array, Array, tuple[Array, ...]]:
-    """What the softmax comes to with the encoding's sink, the output in the type of the values.
+    """The result of the softmax, including the encoding's sink.
 
     Returns:
-      out_BHLK; logsumexp_BHL of the logits; and ∂out/∂carry, `[B, H, L, K]` for each running sum: U/l − (w/l)·out, with
-      out as rounded, as its gradient will know it. All are 0 for a row that has seen no key.
+      out_BHLK in the type of the values; logsumexp_BHL of the logits; and ∂out/∂carry, `[B, H, L, K]` for each running
+      sum: U/l − (w/l)·out with the rounded out, which the gradient uses too. All are 0 for a row that has seen no key.
     """
     state = _add_sink(stream, state)
     some_BHL = state.total > 0
@@ -188,7 +188,7 @@ def _add_sink(stream: Stream, state: State) -> State:
 
 
 def own_values(queries: QueryBlock) -> Array | None:
-    """The value that a sink weighs for each query head, v_BHLK; None where it is 0."""
+    """The value that a sink weighs for each query head, v_BHLK; None if it is 0."""
     if queries.v is None:
         return None
     return jnp.repeat(queries.v, queries.q.shape[1] // queries.v.shape[1], axis=1)
@@ -197,7 +197,7 @@ def own_values(queries: QueryBlock) -> Array | None:
 def _with_slopes(function: Callable[[Carry], tuple[Any, Any]], carry: Carry) -> tuple[Array, list[Array], Any]:
     """(logits, ∂logits/∂carry for each running sum, what else the function returns), by forward mode.
 
-    A row of the carry is read by that row's logits alone, so one derivative in the direction of ones has all of it.
+    Only a row's own logits read that row of the carry, so one derivative in the direction of ones gives all slopes.
     """
     leaves, tree = jax.tree.flatten(carry.sums)
     slopes = []

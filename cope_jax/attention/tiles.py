@@ -1,6 +1,6 @@
-"""What streaming attention works on: blocks of queries and of keys, and the stream that has both.
+"""The data of streaming attention: blocks of queries and of keys, and the stream that contains both.
 
-Arrays are head-major here, q_BHLK and k_BGMK, because that is how matrix products want them.
+Arrays are head-major here, q_BHLK and k_BGMK, because matrix products use that order.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ T = TypeVar("T", "QueryBlock", "KeyBlock")
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QueryBlock:
-    """Queries: q before rotation, rotated_q after it, [B, H, L, K]; the values of their own tokens where a sink wants
+    """Queries: q before rotation, rotated_q after it, [B, H, L, K]; the values of their own tokens if a sink needs
     them; features [B, heads, L, ...]; positions [B, L]; indices [L]; segments [B, L].
     """
 
@@ -40,7 +40,7 @@ class QueryBlock:
 
     @classmethod
     def of(cls, inputs: Inputs, padding: int) -> "QueryBlock":
-        """All queries, with `padding` more at the index of the last one."""
+        """All queries, plus `padding` copies of the last one."""
         mask = inputs.mask
         ids, indices = mask.q_segment_ids_BL, jnp.asarray(mask.q_indices_L)
         own = inputs.q_features, jnp.asarray(inputs.q_positions), indices, None if ids is None else jnp.asarray(ids)
@@ -73,7 +73,7 @@ class KeyBlock:
         return cls(inputs.rotated_k, inputs.v, inputs.k_features, *own)
 
     def block(self, end: Array, size: int) -> "KeyBlock":
-        """The `size` keys before `end`. Where there are fewer, the rest are keys from `end` on, marked as empty."""
+        """The `size` keys before `end`. If there are fewer, the rest are keys from `end` on, marked as empty."""
         start = jnp.maximum(end - size, 0)
         block = _cut(self, start, size)
         fresh_M = start + jnp.arange(size, dtype=jnp.int32) < end
@@ -85,7 +85,7 @@ class KeyBlock:
 
 
 def along_sequence(change: Callable[[Array, int], Array], block: T) -> T:
-    """Changes each array, given its axis of the sequence."""
+    """Applies `change` to each array and the number of its sequence axis."""
 
     def along(name: str) -> Any:
         return jax.tree.map(lambda x: change(x, _AXES[name]), getattr(block, name))
@@ -103,14 +103,14 @@ def pad_by(padding: int) -> Callable[[Array, int], Array]:
 
 
 class BlockSizes(NamedTuple):
-    """Queries in a block; keys in a block, near the queries and farther away."""
+    """The number of queries in a block, and of keys in a block near the queries and in one farther away."""
 
     queries: int
     near: int
     far: int
 
     def within(self, length: int, keys: int) -> "BlockSizes":
-        """No larger than there are queries and keys."""
+        """The sizes, limited to the numbers of queries and keys."""
         return BlockSizes(min(self.queries, length), min(self.near, keys), min(self.far, keys))
 
 
@@ -120,14 +120,14 @@ class Stream:
     """Queries, the keys that they see in blocks, and the encoding between them.
 
     Attributes:
-      params: of the encoding, apart from its structure as gradients need them.
+      params: parameters of the encoding, separate from its structure because gradients need that.
       queries: some, or all.
       keys: some, or all.
       drop: dropout on the attention weights, or None.
       graph: the structure of the encoding.
       sizes: of blocks.
       causal, window: see `Mask`.
-      one_block: all keys are one block: nothing is farther, and what the carry accumulates ends there.
+      one_block: all keys are one block, so no later block reads the carry.
     """
 
     params: PyTree
@@ -142,7 +142,7 @@ class Stream:
 
     @classmethod
     def of(cls, encoding: Encoding, inputs: Inputs, sizes: BlockSizes, *, one_block: bool, padding: int) -> "Stream":
-        """All queries, `padding` more of them, and all keys."""
+        """All queries, plus `padding` copies of the last one, and all keys."""
         graph, params = nnx.split(encoding)
         arrays = jax.tree.map(jnp.asarray, params), QueryBlock.of(inputs, padding), KeyBlock.of(inputs), inputs.drop
         return cls(*arrays, graph, sizes, inputs.mask.causal, inputs.mask.window, one_block)
@@ -156,7 +156,7 @@ class Stream:
         return Mask(own.indices, keys.indices, own.segment_ids, keys.segment_ids, self.causal, self.window)
 
     def pairs(self, keys: KeyBlock, masked: bool) -> Pairs:
-        """All that the encoding may see of one block of keys; a mask of True where it is known to need none."""
+        """The input of the encoding for one block of keys; its mask is all True if not `masked`."""
         queries = self.queries
         shape = (1, 1, len(queries.indices), len(keys.indices))
         return Pairs(
@@ -180,13 +180,13 @@ class Stream:
 
 
 def needs_one_block(encoding: Encoding, inputs: Inputs) -> bool:
-    """Whether all keys must be one block: the law of blocks does not hold, or the carry has more than sums."""
+    """Whether all keys must be one block: the law of blocks does not hold, or the carry has a `state`."""
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
     return not encoding.splits_keys or bool(jax.tree.leaves(carry.state))
 
 
 def cotangent(tree: PyTree) -> PyTree:
-    """Gradients as JAX wants them: those of integers, which are held as zeros, get its type for nothing."""
+    """Gradients in the form that JAX expects: those of integers, kept as zeros, become float0."""
 
     def one(x: Array) -> Any:
         return x if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
@@ -195,5 +195,5 @@ def cotangent(tree: PyTree) -> PyTree:
 
 
 def add_cotangent(x: Array, dx: Any) -> Array:
-    """The sum x + dx in the type of x; x itself where dx is the gradient of an integer."""
+    """The sum x + dx in the type of x; x itself if dx is the gradient of an integer."""
     return x if dx.dtype == jax.dtypes.float0 else x + dx.astype(x.dtype)

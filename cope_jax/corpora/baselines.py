@@ -1,4 +1,4 @@
-"""What is reached without any context: labels and words by their frequency, and the words that two texts share."""
+"""Baselines without context: the frequencies of labels and words, and the words that two texts share."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ FEATURES = ("weighted overlap", "cosine", "shared kinds", "log length of A", "lo
 
 
 def majority_label(labels: Sequence[Any]) -> Any:
-    """The most frequent label; the first in order where counts are equal.
+    """The most frequent label; of equally frequent labels the smallest.
 
     >>> majority_label(["NOUN", "VERB", "ADJ", "VERB", "ADJ"])
     'ADJ'
@@ -23,7 +23,7 @@ def majority_label(labels: Sequence[Any]) -> Any:
 
 
 def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequence[str]) -> list[Any]:
-    """Each test word's most frequent label in training, and the most frequent of all labels for unknown words.
+    """The most frequent training label of each test word; unknown words get the most frequent label of all.
 
     >>> majority_by_word(["play", "play", "run"], ["NOUN", "NOUN", "VERB"], ["run", "play", "Kaunas"])
     ['VERB', 'NOUN', 'NOUN']
@@ -36,9 +36,9 @@ def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequenc
 
 
 def unigram_probabilities(batches: Iterable[Batch], vocab_size: int) -> dict[str, np.ndarray]:
-    """Of each word p(w) = (n_w + 1)/(N + V), so that no word is impossible: prefix of a direction to float64 `[V]`.
+    """The probabilities p(w) = (n_w + 1)/(N + V), none of them 0: prefix of a direction -> float64 `[V]`.
 
-    A batch has `targets` and `weights`, and those with `backward_` before their names where there are two directions.
+    A batch has `targets` and `weights`; with two directions also those with the prefix `backward_`.
 
     >>> batch = {"targets": np.array([[0, 0, 1]]), "weights": np.ones((1, 3))}
     >>> unigram_probabilities([batch], 2)[""].tolist()
@@ -64,16 +64,16 @@ def unigram_cross_entropy(known: Mapping[str, np.ndarray], batches: Iterable[Bat
 
 
 def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
-    """How often each piece but the `special` ones stands in A, and in B: two sparse arrays `[n, V]`.
+    """The counts of each piece, except the `special` ones, in A and in B: two sparse arrays `[n, V]`.
 
-    A batch has `inputs`, `segments` and `mask` `[n, L]`, as of the task masked_lm: what a model reads.
+    A batch has the inputs of a model: `inputs`, `segments` and `mask` `[n, L]`, as in the task masked_lm.
 
     >>> batch = {"inputs": [[0, 3, 4, 1, 3, 1, 2]], "segments": [[0, 0, 0, 0, 1, 1, 0]], "mask": [[1] * 6 + [0]]}
     >>> a, b = bags({name: np.array(field) for name, field in batch.items()}, 5, special=[0, 1])
     >>> a.toarray().tolist(), b.toarray().tolist()
     ([[0.0, 0.0, 0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 1.0, 0.0]])
     """
-    from scipy.sparse import coo_array  # here, as scikit-learn, since few commands need it
+    from scipy.sparse import coo_array  # here, like scikit-learn, because few commands need it
 
     counted_BL = (batch["mask"] == 1) & ~np.isin(batch["inputs"], list(special))
     found = []
@@ -87,12 +87,13 @@ def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
 class BagOfWords:
     """Logistic regression on what two bags of pieces have in common: p(next | A, B) = σ(w·f(A, B) + b).
 
-    Sentences of one document share its words, so much of what next-sentence prediction asks for needs no order of
-    words: Lan et al., "ALBERT", ICLR 2020, section 4.6.
+    Sentences of one document share words, so much of next-sentence prediction needs no word order: Lan et al.,
+    "ALBERT", ICLR 2020, section 4.6.
 
-    With idf(v) = log((1 + n)/(1 + n_v)), where n_v of the n sides of the training examples have v, f has: Σ idf over
-    the kinds that both have; the cosine of the bags weighted by idf; the share of that sum in Σ idf over the kinds of
-    either; the lengths. Features are standardised over the training examples; `special` pieces do not count.
+    Let idf(v) = log((1 + n)/(1 + n_v)), where n_v of the n sides of the training examples have v. The features f are:
+    Σ idf over the different pieces that both sides have; the cosine of the bags weighted by idf; the first sum divided
+    by Σ idf over the different pieces of either side; the lengths. Features are standardised over the training
+    examples; `special` pieces do not count.
     """
 
     def __init__(self, vocab_size: int, special: Sequence[int], *, seed: int = 0):
@@ -105,13 +106,13 @@ class BagOfWords:
         self.idf_V: np.ndarray | None = None
 
     def fit(self, batch: Batch) -> "BagOfWords":
-        """Learns from examples with `next` `[n]`, 0 where B follows A; returns itself.
+        """Fits to examples with `next` `[n]`, 0 if B follows A; returns itself.
 
         Raises:
-          ConfigError: not both kinds of examples.
+          ConfigError: the examples are all of one kind.
         """
         if len(np.unique(batch["next"])) < 2:
-            raise ConfigError("the next-sentence baseline needs examples of both kinds: draw more of them")
+            raise ConfigError("the next-sentence baseline needs examples of both kinds: ask for more examples")
         sides_V = sum(bag.sign().sum(axis=0) for bag in bags(batch, self._vocab_size, self._special))
         self.idf_V = np.log((1 + 2 * len(batch["next"])) / (1 + sides_V))
         self._model.fit(self.features(batch), batch["next"])
@@ -120,7 +121,7 @@ class BagOfWords:
     def features(self, batch: Batch) -> np.ndarray:
         """`[n, F]`, in the order of `FEATURES`."""
         if self.idf_V is None:
-            raise ConfigError("the next-sentence baseline has not seen any examples: fit it first")
+            raise ConfigError("the next-sentence baseline is not fitted: fit it first")
         a_BV, b_BV = bags(batch, self._vocab_size, self._special)
         both_B = a_BV.sign().multiply(b_BV.sign()) @ self.idf_V
         either_B = (a_BV + b_BV).sign() @ self.idf_V
@@ -131,10 +132,10 @@ class BagOfWords:
         return np.stack([both_B, _ratio(product_B, norms_B), _ratio(both_B, either_B), *logs], axis=1)
 
     def accuracy(self, batch: Batch) -> float:
-        """The share of examples of which it tells rightly whether B follows A."""
+        """The share of examples with a correct prediction of whether B follows A."""
         return float(np.mean(self._model.predict(self.features(batch)) == batch["next"]))
 
 
 def _ratio(above_B: np.ndarray, below_B: np.ndarray) -> np.ndarray:
-    """0 where nothing is below: two sides without a piece that counts share nothing."""
+    """The quotient, or 0 if the denominator is 0: two sides without a counted piece share nothing."""
     return np.where(below_B > 0, above_B / np.where(below_B > 0, below_B, 1), 0)

@@ -1,7 +1,7 @@
 """Universal Dependencies treebanks in CoNLL-U: words and their universal parts of speech.
 
 Nivre et al., "Universal Dependencies v2", LREC 2020; Silveira et al., "A gold standard dependency corpus for English",
-LREC 2014, of which the English Web Treebank, EWT, is the treebank here.
+LREC 2014, for the English Web Treebank, EWT, which is read here.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ TAGS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCON
 """The 17 universal parts of speech, sorted."""
 
 SPLITS = {"train": "train", "validation": "dev", "test": "test"}
-"""Our name of a split -> that in the names of files."""
+"""Name of a split -> its name in file names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaggedSentence:
-    """A sentence: its n syntactic words and their n tags; `first` where it begins a document."""
+    """A sentence: its n syntactic words and their n tags; `first` is True if it begins a document."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -34,7 +34,7 @@ def read(data_dir: str | None, split: str) -> list[TaggedSentence]:
     """The sentences of a split of UD English EWT, `ud-ewt/en_ewt-ud-{train,dev,test}.conllu`.
 
     Raises:
-      ConfigError: no such split or file, or a malformed line, named by its number.
+      ConfigError: no such split or file, or a malformed line; the message gives its number.
 
     >>> sentence = read(None, "train")[0]
     >>> list(zip(sentence.words, sentence.tags))[:3]
@@ -46,7 +46,7 @@ def read(data_dir: str | None, split: str) -> list[TaggedSentence]:
 
 
 def documents(data_dir: str | None, split: str) -> list[Document]:
-    """The words of a split alone, as `read` gives them, by documents.
+    """The documents of a split: lists of sentences, without the tags.
 
     >>> [len(document) for document in documents(None, "train")]
     [7, 7, 6, 8]
@@ -62,8 +62,8 @@ def documents(data_dir: str | None, split: str) -> list[Document]:
 def parse(path: epath.Path) -> list[TaggedSentence]:
     """The sentences of a CoNLL-U file.
 
-    Surface tokens that stand for several words (`1-2`) and nodes without a word (`1.1`) are left out, as in the
-    counts of words that treebanks state.
+    Surface tokens that represent several words (`1-2`) and nodes without a word (`1.1`) are left out, as in the
+    published word counts of treebanks.
 
     Raises:
       ConfigError: a malformed line, or no sentence at all.
@@ -79,7 +79,7 @@ def parse(path: epath.Path) -> list[TaggedSentence]:
 
 
 def _sentence(block: list[tuple[int, str]], path: epath.Path) -> TaggedSentence:
-    """The sentence of some lines with their numbers."""
+    """Parses the numbered lines of one sentence."""
     words: list[str] = []
     tags: list[str] = []
     for number, line in block:
@@ -88,15 +88,15 @@ def _sentence(block: list[tuple[int, str]], path: epath.Path) -> TaggedSentence:
         columns = line.split("\t")
         reason = ""
         if len(columns) != 10:
-            reason = f"{len(columns)} columns between tabs where CoNLL-U has 10"
+            reason = f"{len(columns)} columns separated by tabs where CoNLL-U has 10"
         elif re.fullmatch(r"[0-9]+[-.][0-9]+", columns[0]):
             continue
         elif columns[0] != str(len(words) + 1):
-            reason = f"word {columns[0]} where word {len(words) + 1} is due"
+            reason = f"word {columns[0]} where word {len(words) + 1} is expected"
         elif columns[3] not in TAGS:
-            reason = f"{columns[3]!r} is no universal part of speech"
+            reason = f"{columns[3]!r} is not a universal part of speech"
         if reason:
-            raise ConfigError(f"{path}, line {number}: {reason}; mend the line or fetch the file again")
+            raise ConfigError(f"{path}, line {number}: {reason}; fix the line or fetch the file again")
         words.append(columns[1])
         tags.append(columns[3])
     return TaggedSentence(tuple(words), tuple(tags), any(line.startswith("# newdoc") for _, line in block))

@@ -1,4 +1,4 @@
-"""Files of a data directory, as text."""
+"""Finds and reads the text files of a data directory."""
 
 import pathlib
 from collections.abc import Collection, Sequence
@@ -18,10 +18,10 @@ SAMPLES = epath.Path(__file__).parent / "samples"
 def find(data_dir: str | None, folder: str, names: Sequence[str], download: str | None = None) -> epath.Path:
     """The first of `names` (which may have `*`), plain or with `.gz`, in a folder of the data directory.
 
-    Where `experiments.download` has it, `download` is the name there.
+    `download` is the name of the corpus in `experiments.download`, if it is there.
 
     Raises:
-      ConfigError: none of them is there; the line says what to put where.
+      ConfigError: none of them is there; the message says which file to put where.
 
     >>> find(None, "sms-spam", ["SMSSpamCollection.tsv"]).name
     'SMSSpamCollection.tsv'
@@ -30,7 +30,7 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
     if found is not None:
         return found
     root = _root(data_dir)
-    command = f"; `python -m experiments.download --corpora={download} --out={root}` does it" if download else ""
+    command = f"; `python -m experiments.download --corpora={download} --out={root}` downloads it" if download else ""
     wanted = " or ".join(f"{folder}/{name}" for name in names if "*" not in name)
     where = root if root.exists() else f"{root}, which does not exist"
     raise ConfigError(
@@ -40,7 +40,7 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
 
 
 def first(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path | None:
-    """What `find` finds; None: nothing."""
+    """The file that `find` finds, or None."""
     root = _root(data_dir)
     for name in names:
         for pattern in (name, f"{name}.gz"):
@@ -55,31 +55,31 @@ def _root(data_dir: str | None) -> epath.Path:
 
 
 def read_prose(path: epath.PathLike) -> str:
-    """A UTF-8 file that holds text. ConfigError: as `read_text`, or it has a zero byte, which no text has."""
+    """The text of a UTF-8 file. ConfigError: as `read_text`, or the file has a zero byte, so it is not text."""
     text = read_text(path)
     place = text.find("\0")
     if place >= 0:
         line = text.count("\n", 0, place) + 1
-        raise ConfigError(f"{path}, line {line}: a zero byte, so this is no text; take the file out, or the byte")
+        raise ConfigError(f"{path}, line {line}: a zero byte, so this is not text; remove the file or the byte")
     return text
 
 
 def read_lines(path: epath.Path) -> list[str]:
     """The lines of a UTF-8 file, without their ends or an empty last one. ConfigError: as `read_prose`."""
-    # Not splitlines: a text may hold line separators of other kinds, which end no line of these formats.
+    # Not splitlines: a text may contain other line separators, which do not end a line in these formats.
     lines = [line.removesuffix("\r") for line in read_prose(path).split("\n")]
     return lines[:-1] if not lines[-1] else lines
 
 
 def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str] = ()) -> dict[str, pathlib.Path]:
-    """The files below a folder that match any of some globs, each once, by their names below it, sorted.
+    """The files below a folder that match any of some globs, each once, by relative path, sorted.
 
-    A glob with a full path looks elsewhere, and its files are named by what is below the parent of where it begins, the
-    last folder without a star; or by their full paths, where the name is taken. Folders and files of the names
-    `without` are left out, wherever they are below the beginning.
+    A glob with a full path starts at the last folder before a wildcard. Its files are named relative to the parent of
+    that folder, or by their full paths if the name is taken. Folders and files with a name in `without` are left out
+    everywhere below the start.
 
     Raises:
-      ConfigError: a pattern that is no glob.
+      ConfigError: a pattern is not a glob.
 
     >>> list(matching(pathlib.Path(SAMPLES), ["files/r*.txt"]))
     ['files/recipe.txt']
@@ -93,7 +93,7 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
                 raise ValueError("it names no file")
             paths = sorted(root.glob(below))
         except ValueError as error:
-            raise ConfigError(f"{pattern!r} is no glob ({error}): write one such as '**/*.txt'") from error
+            raise ConfigError(f"{pattern!r} is not a glob ({error}): write one like '**/*.txt'") from error
         for path in paths:
             parts = path.relative_to(root).parts
             if not path.is_file() or not set(without).isdisjoint(parts) or path.resolve() in seen:
@@ -105,7 +105,7 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
 
 
 def _rooted(folder: pathlib.Path, pattern: str) -> tuple[pathlib.Path, str]:
-    """Where a glob begins, and what is left of it."""
+    """The folder where a glob starts, and the rest of the glob."""
     path = pathlib.PurePath(pattern)
     if not path.is_absolute():
         return folder, pattern

@@ -1,6 +1,6 @@
-"""Texts of tokens cut and packed into examples of one length, without losing or repeating a token.
+"""Cuts tokens of text into examples of one length and packs them, without losing or repeating a token.
 
-A text of n tokens is n *entries*: read the token before, say this one. Before the first stands `end`.
+A text of n tokens has n *entries*: each reads the previous token and predicts this one. `end` precedes the first.
 """
 
 import bisect
@@ -18,12 +18,12 @@ Packing = Literal["stream", "documents"]
 
 @dataclasses.dataclass(frozen=True)
 class TokenStream:
-    """Documents one after the other: entry i reads `tokens[i]`, and `tokens[i + 1]` is to be said.
+    """A sequence of documents: entry i reads `tokens[i]`, and `tokens[i + 1]` is its target.
 
     Attributes:
       tokens: int32 `[N + 1]`.
       bounds: `[D + 1]`, the entries at which documents begin; the last is N.
-      counted: bool `[N]`, False where the token to be said is an `end` that the text does not have.
+      counted: bool `[N]`, False where the target is an `end` that was added to the text.
     """
 
     tokens: np.ndarray
@@ -35,7 +35,7 @@ class TokenStream:
 
 
 def join(documents: Iterable[np.ndarray], end: int) -> TokenStream:
-    """Documents with `end` before the first, and behind each that does not end so itself; empty ones are left out.
+    """Joins documents, with `end` before the first and after each one that lacks it; empty ones are left out.
 
     >>> entries = join([np.array([5, 6]), np.array([7, 0])], end=0)
     >>> entries.tokens.tolist(), entries.bounds.tolist(), entries.counted.tolist()
@@ -59,9 +59,9 @@ class Pieces(NamedTuple):
     """Parts of a text of N entries, each `[P]`.
 
     Attributes:
-      starts: the entry at which each begins.
-      sizes: how many entries it has.
-      context: how many of them, its first ones, count in pieces before it.
+      starts: the first entry of each part.
+      sizes: the number of entries of each part.
+      context: the number of entries at the start of each part that already count in an earlier part.
     """
 
     starts: np.ndarray
@@ -70,7 +70,7 @@ class Pieces(NamedTuple):
 
 
 def cut(bounds: np.ndarray, length: int, stride: int) -> Pieces:
-    """Pieces of `length` entries, each `stride` further on, of what stands between some bounds."""
+    """Cuts the entries between consecutive bounds into pieces of `length` entries, `stride` apart."""
     sizes = np.diff(bounds)
     counts = np.where(sizes > 0, 1 + np.maximum(0, -(-(sizes - length) // stride)), 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -80,11 +80,11 @@ def cut(bounds: np.ndarray, length: int, stride: int) -> Pieces:
 
 
 def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], width: int) -> dict[str, np.ndarray]:
-    """Pieces in rows, each field int32 `[rows, width]`.
+    """Writes pieces into rows; each field is int32 `[rows, width]`.
 
     Returns:
       `inputs`; `targets`, the token after each; `positions`, from 0 in each piece; `segments`, the number of the piece
-      in its row, −1 behind the last; `entries`, which entry this is, −1 where none counts.
+      in its row, −1 after the last; `entries`, the number of the entry, −1 if none counts here.
     """
     fields = {name: np.zeros((len(rows), width), np.int32) for name in ("inputs", "targets", "positions")}
     fields |= {name: np.full((len(rows), width), -1, np.int32) for name in ("segments", "entries")}
@@ -105,9 +105,9 @@ def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], w
 class Packed:
     """A `TokenStream` as examples of length L.
 
-    "stream": windows one after the other, whatever document they are in. "documents": of each document the windows that
-    it fills, and rests of several, by their lengths, in one example, so that attention and positions know them apart.
-    With `every`, what the text does not have, the `end`s between documents, is to be learned too.
+    "stream": consecutive windows, which may cross documents. "documents": each document fills as many windows as it
+    can; the remainders of several documents are packed into one example by length. `segments` and `positions` keep them
+    apart. With `every`, the `end`s that were added between documents are targets too.
 
     >>> entries = join([np.array([5, 6, 7, 8]), np.array([9]), np.array([3, 4])], end=0)
     >>> batch = Packed(entries, 3, "documents", every=True).take(np.arange(4))
@@ -132,9 +132,9 @@ class Packed:
         return len(self._rows) - 1
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at some places: `inputs`, `targets`, `weights`; of documents `segments`, `positions` too.
+        """The examples at some indices: `inputs`, `targets`, `weights`; with "documents" also `segments`, `positions`.
 
-        All are `[n, L]`. Segments count from 1 in each example; 0, and everywhere else 0, fills it up.
+        All are `[n, L]`. Segments are numbered from 1 in each example; all fields are padded with 0.
         """
         rows = [range(int(self._rows[place]), int(self._rows[place + 1])) for place in np.asarray(indices).tolist()]
         fields = lay_out(self._entries.tokens, self._pieces, rows, self._length)
@@ -145,9 +145,10 @@ class Packed:
 
 
 class Mixed:
-    """The examples of several texts as those of one: one text after the other, or spread evenly.
+    """The examples of several texts in one sequence: one text after the other, or spread evenly.
 
-    Example i of a text of n comes where (i + 1/2)/n of all has been: those of any beginning are of all texts, by size.
+    If spread, example i of a text with n examples is at the fraction (i + 1/2)/n of the sequence. Then the first
+    examples, however many, contain all texts in proportion to their sizes.
 
     >>> texts = [join([np.array(tokens)], end=0) for tokens in ([5, 5, 5, 0], [6, 0])]
     >>> mixed = Mixed([Packed(text, 1, "stream", every=True) for text in texts], spread=True)
@@ -168,13 +169,13 @@ class Mixed:
 
     @property
     def ranges(self) -> list[range]:
-        """The places of each text, where they are not spread."""
+        """The indices of the examples of each text, if they are not spread."""
         return [range(*self._ends[part : part + 2].tolist()) for part in range(len(self._parts))]
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at some places, as `Packed.take` gives them. ConfigError: there is none at one of them."""
+        """The examples at some indices, as `Packed.take` gives them. ConfigError: an index is out of range."""
         for place in indices[(indices < 0) | (indices >= len(self))]:
-            raise ConfigError(f"no example at {place}: there are {len(self)}, at places from 0 on")
+            raise ConfigError(f"no example {place}: there are {len(self)}, numbered from 0")
         if self._order is not None:
             indices = self._order[indices]
         if len(self._parts) == 1 or not len(indices):
@@ -186,17 +187,17 @@ class Mixed:
 
 
 def fit(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Pieces in as few rows of a length as they easily go: the longest first, each where the least room is left.
+    """Packs pieces into few rows of a length by best-fit decreasing: longest first, each into the fullest row it fits.
 
-    Best-fit decreasing; Ding et al., "Fewer truncations improve language modeling" (arXiv 2404.10830). Sizes are from 1
-    to `length`. Returns the numbers of the pieces in each row, growing; rows by their first piece.
+    Ding et al., "Fewer truncations improve language modeling" (arXiv 2404.10830). Sizes are from 1 to `length`. Returns
+    the numbers of the pieces in each row, ascending; rows are sorted by their first piece.
 
     >>> fit([2, 4, 1, 3, 2], 4)
     [[0, 4], [1], [2, 3]]
     """
     rows: list[list[int]] = []
-    rooms: list[int] = []  # of rows that are not full, each number once, growing
-    having: dict[int, list[int]] = {}  # room -> rows that have it
+    rooms: list[int] = []  # free room of rows that are not full, each number once, ascending
+    having: dict[int, list[int]] = {}  # room -> rows with this room
     for piece in sorted(range(len(sizes)), key=lambda piece: -sizes[piece]):
         size = sizes[piece]
         place = bisect.bisect_left(rooms, size)

@@ -1,4 +1,4 @@
-"""Running text as it is written, of a corpus by its name or of a mixture: for language models of any kind of token."""
+"""Reads raw running text of a corpus, by name, or of a mixture: for language models with any kind of token."""
 
 import dataclasses
 import functools
@@ -15,44 +15,44 @@ from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
 
 Reader = Callable[[str], list[str]]
-"""From a split to its documents."""
+"""A function from a split to its documents."""
 
 _SPACE = re.compile(r"\s")
 TEXT = ("**/*.txt", "**/*.txt.gz")
 
 READERS: Registry[Callable[[str | None, Sequence[str]], Reader]] = Registry("corpus")
-"""Functions of (data_dir, globs) by the name of the corpus."""
+"""Functions of (data_dir, globs) that return a reader, by the name of the corpus."""
 
 WITHOUT_WORDS = frozenset({"code"})
-"""Corpora without words that everyone cuts alike, so that perplexities by words do not compare."""
+"""Corpora without an agreed division into words, so perplexities per word cannot be compared."""
 
 SAME_TESTS = ("wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw")
-"""Corpora that have one validation and one test, in the same or in other spelling."""
+"""Corpora that share their validation and test splits, in the same or another spelling."""
 
 STANDARD_PLACES = {"code": "the standard library of the running Python"}
-"""Where texts come from without a data_dir, of corpora that have more than the built-in sample."""
+"""Where the texts come from without a data_dir, for corpora that do not use the built-in sample."""
 
 WITH_GLOBS = frozenset({"files", "code"})
-"""Corpora of whatever files there are."""
+"""Corpora whose files are chosen by globs."""
 
 
 def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str] = ()) -> list[str]:
-    """The documents of a split; put one after the other, they are its text.
+    """The documents of a split; concatenated, they are its text.
 
     Args:
       corpus: one of `READERS`:
-        "wikitext-2", "wikitext-103", with `<unk>` for rare words, and "wikitext-2-raw", "wikitext-103-raw", as written:
-        articles;
-        "tinyshakespeare": one text, of which validation and test are the last two parts of twenty;
-        "files": plain text, each file cut in the same way;
-        "code": source files, split by file, without near-duplicates; by default the standard library of the running
-        Python, or what is in `code/`, if there is a data_dir.
-      data_dir: has a folder for each corpus; None: the built-in sample.
+        "wikitext-2", "wikitext-103", articles with `<unk>` for rare words; "wikitext-2-raw", "wikitext-103-raw", the
+        articles as written;
+        "tinyshakespeare": one text; its last two twentieths are validation and test;
+        "files": plain text, each file divided in the same way;
+        "code": source files, split by file, without near-duplicates: the files in `code/`, or, without a data_dir, the
+        standard library of the running Python.
+      data_dir: folder with a folder for each corpus; None: the built-in sample.
       split: "train", "validation" or "test".
       globs: which files of "files" or "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
 
     Raises:
-      ConfigError: no such corpus, split or file, or one that is no text.
+      ConfigError: no such corpus, split or file, or a file is not text.
 
     >>> [len(text) for text in documents("files", None, "train")]
     [438, 471, 398]
@@ -61,7 +61,7 @@ def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str
 
 
 def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Reader:
-    """`documents` of any split, which looks for files when it is called."""
+    """A function like `documents` of any split; it looks for files only when it is called."""
     read = READERS.get(corpus)(data_dir, globs)
 
     def checked(split: str) -> list[str]:
@@ -76,7 +76,7 @@ def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Read
 
 
 def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
-    """The number of texts, their bytes in UTF-8, and a digest that no other texts have, nor these in another order.
+    """The number of texts, their size in UTF-8 bytes, and a digest that depends on the texts and their order.
 
     >>> found = fingerprint(["ab", "c"])
     >>> found["documents"], found["bytes"], found["sha256"][:8]
@@ -93,11 +93,11 @@ def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Texts that are equal where their digests are, so that what is learned from them can be kept by their content.
+    """Texts that are equal if their digests are equal, so that what is learned from them can be cached.
 
     Attributes:
       digest: `sha256` of their `fingerprint`.
-      read: gives them; it outlives the task, and so should hold no text itself.
+      read: returns the texts; it outlives the task, so it should not keep any text in memory.
     """
 
     digest: str
@@ -144,14 +144,14 @@ def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
     return lambda split: _tree(root, patterns, source_code.stamp(root, patterns)).documents(split)
 
 
-@functools.lru_cache(maxsize=1)  # all splits are of one tree, whose duplicates take seconds to find
+@functools.lru_cache(maxsize=1)  # all splits share one tree, and finding its duplicates takes seconds
 def _tree(root: pathlib.Path, globs: tuple[str, ...], stamp: frozenset[tuple[str, int, int]]) -> source_code.Tree:
-    del stamp  # another one is of changed files
+    del stamp  # it only changes the key of the cache when files change
     return source_code.read(root, globs)
 
 
 def _part(text: str, split: str) -> str:
-    r"""The share of a split of a text that is one: 90, 5 and 5 in 100 of its characters, cut between words.
+    r"""The part of a single text that belongs to a split: 90, 5 and 5 % of its characters, divided between words.
 
     >>> [_part("ab " * 40, split).count("ab") for split in SPLITS]
     [36, 2, 2]
@@ -164,10 +164,10 @@ def _part(text: str, split: str) -> str:
 
 
 def parse_mixture(corpus: str) -> tuple[tuple[float, str], ...]:
-    """Weights and names of the corpora in a text; a corpus without a weight has 1.
+    """The weights and names of the corpora in a mixture; the default weight is 1.
 
     Raises:
-      ConfigError: an unknown corpus, one named twice, two with the same test, a weight that is no positive number.
+      ConfigError: an unknown corpus, one named twice, two with the same test, or a weight that is not positive.
 
     >>> parse_mixture("3*wikitext-2 + code")
     ((3.0, 'wikitext-2'), (1.0, 'code'))
@@ -181,29 +181,30 @@ def parse_mixture(corpus: str) -> tuple[tuple[float, str], ...]:
         except ValueError:
             number = 0.0
         if not 0 < number < float("inf"):
-            raise ConfigError(f"text.corpus={corpus!r} has a weight that is no positive number: {weight!r}")
+            raise ConfigError(f"text.corpus={corpus!r} has a weight that is not a positive number: {weight!r}")
         parts.append((number, name.strip()))
     names = [name for _, name in parts]
     if len(set(names)) < len(names):
         raise ConfigError(f"text.corpus={corpus!r} names a corpus twice: give it one weight")
     same = [name for name in names if name in SAME_TESTS]
     if len(same) > 1:
-        raise ConfigError(f"text.corpus={corpus!r}: {' and '.join(same)} have the same validation and test: take one")
+        raise ConfigError(f"text.corpus={corpus!r}: {' and '.join(same)} have the same validation and test: use one")
     return tuple(parts)
 
 
 class Mixture:
-    """The texts of one corpus or of several, which are looked for when they are asked for.
+    """The texts of one or several corpora, which are read only on request.
 
-    Takes what `documents` does, but the corpora are a text for `parse_mixture`, of which one may take globs.
+    The arguments are those of `documents`, but `corpus` has the format of `parse_mixture`. Globs apply to the only
+    corpus that accepts them.
 
     Attributes:
-      weights: of each corpus.
-      has_words: whether perplexities by words compare.
+      weights: the weight of each corpus.
+      has_words: whether perplexities per word can be compared.
       place: where the texts come from, in words.
 
     Raises:
-      ConfigError: as `parse_mixture` does; globs, and no corpus takes them, or two.
+      ConfigError: as `parse_mixture`; or there are globs, and not exactly one corpus accepts them.
 
     >>> [len(texts) for texts in Mixture("files+wikitext-2").texts("train")]
     [3, 5]
@@ -215,8 +216,8 @@ class Mixture:
         taking = [name for name in names if name in WITH_GLOBS]
         if globs and len(taking) != 1:
             raise ConfigError(
-                f"text.globs choose files of one of {' and '.join(sorted(WITH_GLOBS))}, and text.corpus={corpus!r} has "
-                f"{' and '.join(taking) or 'neither'}: leave globs out"
+                f"text.globs needs exactly one of {' and '.join(sorted(WITH_GLOBS))} in text.corpus, but {corpus!r} "
+                f"has {' and '.join(taking) or 'neither'}: leave globs out"
             )
         self.weights = tuple(weight for weight, _ in parts)
         self.has_words = WITHOUT_WORDS.isdisjoint(names)
@@ -226,16 +227,16 @@ class Mixture:
         self._fingerprints: dict[str, dict[str, Any]] = {}
 
     def texts(self, split: str) -> list[list[str]]:
-        """The documents of a split, of each corpus."""
+        """The documents of a split, a list per corpus."""
         return [read(split) for read in self._readers]
 
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split, one corpus after the other, which are read when the first is asked for."""
+        """The documents of a split, one corpus after the other; a corpus is read when its first one is requested."""
         for read in self._readers:
             yield from read(split)
 
     def fingerprint(self, split: str) -> dict[str, Any]:
-        """`fingerprint` of the documents of a split."""
+        """The `fingerprint` of the documents of a split."""
         if split not in self._fingerprints:
             self._fingerprints[split] = fingerprint(self.documents(split))
         return self._fingerprints[split]

@@ -1,4 +1,4 @@
-"""Running text by the name of its corpus, for tasks that learn from text alone."""
+"""Reads running text of a corpus, by name, as sentences of words, for tasks that learn from unlabelled text."""
 
 from typing import Literal
 
@@ -12,8 +12,8 @@ SPLITS = ("train", "validation", "test")
 def documents(corpus: Corpus, data_dir: str | None, split: str) -> list[Document]:
     """The documents of a split, each a list of sentences, each a tuple of words; "both": one corpus after the other.
 
-    WikiText-2 is raw where its training text is there so; else rare words are `<unk>` in every split, so that what a
-    model is tested on is what it has learned from.
+    WikiText-2 is raw if its raw training text is there. Otherwise rare words are `<unk>` in every split, so that a
+    model is tested on the same kind of text that it has learned from.
 
     Raises:
       ConfigError: a file is missing or malformed.

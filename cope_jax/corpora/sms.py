@@ -13,16 +13,16 @@ LABELS = ("ham", "spam")
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A text, and its label: 0 ham, 1 spam."""
+    """A message and its label: 0 ham, 1 spam."""
 
     text: str
     label: int
 
 
 def read(data_dir: str | None) -> list[Message]:
-    """The messages of `sms-spam/SMSSpamCollection.tsv` in the order of the file, one `label<tab>text` a line.
+    """The messages of `sms-spam/SMSSpamCollection.tsv` in the order of the file, one `label<tab>text` per line.
 
-    Lines that occurred before, 403 of the 5,574, are left out, so that no message of a test can be one of training.
+    Repeated lines, 403 of the 5,574, are left out, so that no test message is also in training.
 
     Raises:
       ConfigError: no such file, a malformed line, or not both labels.
@@ -38,8 +38,8 @@ def read(data_dir: str | None) -> list[Message]:
             continue
         label, tab, text = line.partition("\t")
         if label not in LABELS or not tab:
-            raise ConfigError(f"{path}, line {number}: expected 'ham' or 'spam', a tab and a text; mend the line")
+            raise ConfigError(f"{path}, line {number}: expected 'ham' or 'spam', a tab and a text; fix the line")
         messages.append(Message(text, LABELS.index(label)))
     if {message.label for message in messages} != {0, 1}:
-        raise ConfigError(f"{path} has not both ham and spam: nothing can be learned from it")
+        raise ConfigError(f"{path} does not have both ham and spam: give a file with messages of both")
     return list(dict.fromkeys(messages))

@@ -1,6 +1,6 @@
-"""A tree of source code, split by file, without files that are nearly the same.
+"""Reads a tree of source code, split by file, without near-duplicates.
 
-Near-duplicates are found as by Broder, "On the resemblance and containment of documents", 1997, and left out as by Lee
+Near-duplicates are found as in Broder, "On the resemblance and containment of documents", 1997, and left out as in Lee
 et al., "Deduplicating training data makes language models better", ACL 2022.
 """
 
@@ -21,7 +21,7 @@ from cope_jax.files import read_bytes
 PYTHON = ("**/*.py",)
 _FOREIGN = frozenset(("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"))
 _SHARES = (("train", 90), ("validation", 95), ("test", 100))
-"""A file is of the first split whose number exceeds its hash modulo 100."""
+"""A file belongs to the first split whose number exceeds the file's hash modulo 100."""
 
 SHINGLE = 5
 SIMILAR = 0.7
@@ -35,8 +35,8 @@ class Tree:
 
     Attributes:
       files: path -> text.
-      skipped: paths of files that are no UTF-8 text.
-      duplicates: path of a file that was left out -> the path of one of `files` that is nearly the same.
+      skipped: paths of files that are not UTF-8 text.
+      duplicates: path of a file that was left out -> path of its near-duplicate in `files`.
     """
 
     files: dict[str, str]
@@ -54,15 +54,15 @@ def standard_library() -> pathlib.Path:
 
 
 def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[tuple[str, int, int]]:
-    """Name, size and time of change of each file that `read` would read, by which a change is seen without reading."""
+    """The name, size and modification time of each file that `read` would read, to detect changes without reading."""
     found = ((name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items())
     return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in found)
 
 
 def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
-    """The files below a folder that match any of `globs`, each once, unpacked where their names end in `.gz`.
+    """The files below a folder that match any of `globs`, each once; files that end in `.gz` are unpacked.
 
-    Empty files, and folders of installed packages, tests and caches, are left out. What a glob is, says `matching`.
+    Empty files, and folders of installed packages, tests and caches, are left out. `matching` explains the globs.
 
     Raises:
       ConfigError: there is no text, or a file cannot be read.
@@ -88,7 +88,7 @@ def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
 
 
 def split_of(path: str) -> str:
-    """The split of a file, by a hash of its path: 90 in 100 are of "train", 5 of "validation", 5 of "test".
+    """The split of a file, by a hash of its path: 90 % are "train", 5 % "validation", 5 % "test".
 
     >>> split_of("ast.py"), split_of("csv.py")
     ('train', 'train')
@@ -98,10 +98,10 @@ def split_of(path: str) -> str:
 
 
 def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
-    """Pairs of texts, a later and an earlier, that share more than 0.7 of the runs of five words and signs of both.
+    """Pairs of texts whose sets of shingles, runs of five words and signs, have a Jaccard similarity above 0.7.
 
-    J(A, B) = |A ∩ B|/|A ∪ B|, of all pairs that a hash by the least of 4 permutations puts together in any of 16 ways.
-    By name, later -> earlier, which is no duplicate itself.
+    J(A, B) = |A ∩ B|/|A ∪ B| is computed for all pairs that share a MinHash of 4 permutations in any of 16 bands.
+    Returns names, later text -> earlier text; the earlier one is not a duplicate itself.
 
     >>> near_duplicates({"a": "x = f(1, 2) + 3", "b": "x = f(1, 2) + 3 ", "c": "print(x)"})
     {'b': 'a'}
@@ -128,7 +128,7 @@ def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
 
 
 def _shingles(text: str, hashes: dict[str, int]) -> np.ndarray:
-    """The different runs of five words and signs, as numbers; of a shorter text, all of it."""
+    """The different runs of five words and signs, as hashes; a shorter text is one run."""
     words = _WORD.findall(text)
     for word in words:
         if word not in hashes:

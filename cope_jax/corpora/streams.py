@@ -1,4 +1,4 @@
-"""Long sequences cut into windows, for models that carry their state from one to the next."""
+"""Cuts long sequences into windows, for models that carry state from one window to the next."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,11 +12,11 @@ Fields = Mapping[str, np.ndarray]
 
 
 class Stream(Sequence[dict[str, np.ndarray]]):
-    """Sequences of N entries as batches of B windows of L: row r of batch i + 1 goes on where that of i ends.
+    """Sequences of N entries as batches of B windows of L: row r of batch i + 1 continues row r of batch i.
 
-    Row r holds the r-th of B equal parts, so that every entry is in one batch, once. What fills the last row and the
-    last batch up is zeros. Every batch has `reset`, float32 `[B]`: 1 in batch 0, else 0. At last it goes through
-    `finish`, which looks up what is too large to be kept for every entry.
+    Row r has the r-th of B equal parts, so every entry is in exactly one batch. The last row and the last batch are
+    padded with zeros. Every batch has `reset`, float32 `[B]`: 1 in batch 0, else 0. Finally `finish` adds what is too
+    large to store for every entry.
 
     Raises:
       ConfigError: B or L below 1, or N = 0.
@@ -57,7 +57,7 @@ class Stream(Sequence[dict[str, np.ndarray]]):
 
 
 def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.ndarray]:
-    """The windows `[n, L]` that begin at `starts` `[n]`, with zeros beyond the end.
+    """The windows `[n, L]` that begin at `starts` `[n]`, with zeros after the end.
 
     >>> windows({"inputs": np.arange(1, 5)}, np.array([0, 2]), 3)["inputs"].tolist()
     [[1, 2, 3], [3, 4, 0]]
@@ -67,7 +67,7 @@ def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.nda
 
 
 def first(n: int, size: int, what: str) -> np.ndarray:
-    """The places of the first n of `size` examples. ConfigError: there are fewer, or n is negative."""
+    """The indices of the first n of `size` examples. ConfigError: there are fewer, or n is negative."""
     _check_number(n)
     if n > size:
         raise ConfigError(f"{what} has {size} examples, not {n}: ask for at most {size}")
@@ -75,7 +75,7 @@ def first(n: int, size: int, what: str) -> np.ndarray:
 
 
 def drawn(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
-    """Draws n places among `size`, each alone. ConfigError: n is negative."""
+    """Samples n indices below `size`, independently. ConfigError: n is negative."""
     _check_number(n)
     return rng.integers(0, size, n)
 

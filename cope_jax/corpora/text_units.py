@@ -1,4 +1,4 @@
-"""What the tokens of a text stand for, and a sum of their losses in the units that papers quote."""
+"""Counts of the tokens, words and bytes of a text, and its loss in the units that papers report."""
 
 import dataclasses
 
@@ -7,13 +7,13 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """What the tokens of a split stand for: a sum over all of them, by each of these, is a figure that compares.
+    """The size of a split in several units; the total loss per unit can be compared between models.
 
     Attributes:
-      tokens: of the text, each of which is predicted once.
-      words: between spaces, and one for the end of each line, as WikiText counts them.
-      bytes: of the text in UTF-8.
-      unknown: tokens that stand for any word that the vocabulary has not.
+      tokens: number of tokens of the text, each of which is predicted once.
+      words: number of words separated by spaces, plus one for the end of each line, as WikiText counts them.
+      bytes: number of bytes of the text in UTF-8.
+      unknown: number of tokens that represent words outside the vocabulary.
     """
 
     tokens: int
@@ -22,21 +22,22 @@ class Counts:
     unknown: int = 0
 
     def per_unit(self, nats: float) -> dict[str, float]:
-        """The sum of the losses of all these tokens in the units that papers quote.
+        """Converts the sum of the losses of all these tokens to the units that papers report.
 
             loss = nats/tokens, perplexity = exp(nats/words), bits_per_byte = nats/(bytes · ln 2).
 
-        A perplexity by words compares between tokenizers: whatever a word was cut into, its probability is the product
-        of its parts'. By WikiText's convention every line ends with a word, `<eos>`. For code, which has no words that
-        everyone cuts alike, quote bits per byte, or the perplexity by tokens, exp(loss), with its tokenizer.
+        Perplexities per word can be compared between tokenizers: the probability of a word is the product of the
+        probabilities of its tokens. By WikiText's convention every line ends with a word, `<eos>`. Code has no agreed
+        division into words; report bits per byte, or the perplexity per token, exp(loss), and name the tokenizer.
 
-        Where some are unknown, only what is by token, and so of this vocabulary alone: a model that predicts `<unk>`
-        has not predicted the word, and the fewer words it knows, the better its figures by word and by byte.
+        If some tokens are unknown, only the results per token are returned, which hold for this vocabulary only. A
+        model that predicts `<unk>` has not predicted the word, so a smaller vocabulary would give better results per
+        word and per byte.
 
         >>> Counts(tokens=6, words=4, bytes=20).per_unit(18.0)
         {'loss': 3.0, 'token_perplexity': 20.08..., 'perplexity': 90.01..., 'bits_per_byte': 1.29...}
         """
-        with np.errstate(over="ignore"):  # of a model that has diverged it is infinite
+        with np.errstate(over="ignore"):  # it is infinite if the model has diverged
             found = {"loss": nats / self.tokens, "token_perplexity": float(np.exp(nats / self.tokens))}
             if not self.unknown:
                 bits = nats / (self.bytes * float(np.log(2)))

@@ -1,4 +1,4 @@
-"""WikiText-2 and WikiText-103: articles of Wikipedia, in words.
+"""Reads WikiText-2 and WikiText-103: articles of Wikipedia, in words.
 
 Merity et al., "Pointer sentinel mixture models", ICLR 2017.
 """
@@ -15,7 +15,7 @@ EOS = "<eos>"
 UNKNOWN = "<unk>"
 
 SPLITS = {"train": "train", "validation": "valid", "test": "test"}
-"""Our name of a split -> that in the names of files."""
+"""Name of a split -> its name in file names."""
 
 _TITLE = re.compile(r"= (?!= ).* =")
 _HEADING = re.compile(r"= .* =")
@@ -24,31 +24,31 @@ _CLOSERS = {")", "]", "''", "”", "’"}
 
 
 def read(data_dir: str | None, split: str, *, raw: bool = False) -> list[str]:
-    """The lines of `wikitext-2/wiki.{train,valid,test}.tokens`, one of which is a paragraph, a heading or blank.
+    """The lines of `wikitext-2/wiki.{train,valid,test}.tokens`; each is a paragraph, a heading or blank.
 
-    With `raw` rather those of `.raw`, where rare words stand as they are and not as `<unk>`. ConfigError: no such split
+    With `raw`, `.raw` files are preferred, where rare words are as written and not `<unk>`. ConfigError: no such split
     or file.
     """
     return read_lines(path(data_dir, split, raw=raw))
 
 
 def path(data_dir: str | None, split: str, *, raw: bool = False) -> epath.Path:
-    """The file of `read`. ConfigError: there is none, or no such split."""
+    """The file that `read` reads. ConfigError: no such split or file."""
     if split not in SPLITS:
         raise unknown("split of wikitext-2", split, SPLITS)
     stem = f"wiki.{SPLITS[split]}"
-    tokens = [f"{stem}.tokens", f"{stem}.*.tokens"]  # the order of articles may be another, as the second name says
+    tokens = [f"{stem}.tokens", f"{stem}.*.tokens"]  # the second name marks another order of articles
     return find(data_dir, "wikitext-2", [f"{stem}.raw", *tokens] if raw else tokens, download="wikitext-2")
 
 
 def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -> list[str]:
-    r"""The articles of a split as they are in its file; put one after the other, they are the file.
+    r"""The articles of a split as they are in its file; concatenated, they are the file.
 
-    Without a `data_dir` the built-in sample stands for "wikitext-2" and "wikitext-103". With `raw` the file is `.raw`,
-    where rare words stand as they are, in the folder of the corpus or in one with `-raw` behind its name.
+    Without a `data_dir` the built-in sample replaces "wikitext-2" and "wikitext-103". With `raw` the file is `.raw`,
+    where rare words are as written. It is in the folder of the corpus, or in one whose name ends in `-raw`.
 
     Raises:
-      ConfigError: no such split or file; the line says where to get it.
+      ConfigError: no such split or file; the message says where to get it.
 
     >>> [text[:12] for text in texts(None, "test", "wikitext-2")]
     [' \n = The Isl', ' = The Wolf ']
@@ -66,16 +66,16 @@ def _official(data_dir: str, split: str, corpus: str, raw: bool) -> epath.Path:
     if split not in SPLITS:
         raise unknown(f"split of {corpus}", split, SPLITS)
     stem, kind = f"wiki.{SPLITS[split]}", "raw" if raw else "tokens"
-    names = [f"{stem}.{kind}", f"{stem}.*.{kind}"]  # the order of articles may be another, as the second name says
+    names = [f"{stem}.{kind}", f"{stem}.*.{kind}"]  # the second name marks another order of articles
     own = first(data_dir, f"{corpus}-raw", names) if raw else None
     return own or find(data_dir, corpus, names, download=f"{corpus}-raw" if raw else corpus)
 
 
 def words(data_dir: str | None, split: str) -> list[str]:
-    """The words of a split as a single text, where `<eos>` ends every line, blank ones too.
+    """The words of a split as one text, in which `<eos>` ends every line, including blank ones.
 
-    These are what published word perplexities count: 2,088,628 in training, 217,646 in validation, 245,569 in the test,
-    of 33,278 kinds.
+    Published word perplexities count these words: 2,088,628 in training, 217,646 in validation and 245,569 in the test,
+    33,278 of them different.
 
     >>> words(None, "train")[:8]
     ['<eos>', '=', 'The', 'Lighthouse', 'at', 'Carrow', 'Point', '=']
@@ -84,11 +84,11 @@ def words(data_dir: str | None, split: str) -> list[str]:
 
 
 def documents(data_dir: str | None, split: str, *, raw: bool = True) -> list[Document]:
-    """The articles of a split as sentences of words, headings left out, in the spelling of plain text.
+    """The articles of a split as sentences of words, without headings, in plain spelling.
 
-    `@-@`, which WikiText writes for a hyphen between words, is `-`, and `1 @,@ 000` is one number again.
+    `@-@`, WikiText's hyphen between words, becomes `-`, and `1 @,@ 000` becomes one number.
 
-    There are 600, 60 and 60 of them.
+    The splits have 600, 60 and 60 articles.
 
     >>> " ".join(documents(None, "train")[0][0])
     'The lighthouse at Carrow Point was built after a storm drove three boats onto the rocks .'
@@ -105,16 +105,16 @@ def documents(data_dir: str | None, split: str, *, raw: bool = True) -> list[Doc
 
 def _titles(lines: list[str]) -> list[bool]:
     """Whether each line is the title of an article."""
-    # Lists that explain signs have lines like titles ("= Played , W ="), but not between blank lines.
+    # Legends of tables have lines that look like titles ("= Played , W ="), but not between blank lines.
     texts = ["", *map(str.strip, lines), ""]
     around = zip(texts, texts[1:-1], texts[2:], strict=False)
     return [bool(_TITLE.fullmatch(text)) and not before and not after for before, text, after in around]
 
 
 def split_sentences(words: Sequence[str]) -> Document:
-    """The sentences of a paragraph of words: each ends with `.`, `!` or `?` and what closes after it.
+    """The sentences of a paragraph of words; each ends with `.`, `!` or `?` and any closing quotes or brackets.
 
-    A word that begins with a small letter goes on with the sentence. No word is lost.
+    A sentence continues if the next word begins with a lowercase letter. No word is lost.
 
     >>> split_sentences('He left . " Why ? " she asked . Nobody knew'.split())
     [('He', 'left', '.'), ('"', 'Why', '?', '"', 'she', 'asked', '.'), ('Nobody', 'knew')]
@@ -138,7 +138,7 @@ def split_sentences(words: Sequence[str]) -> Document:
 
 
 def natural(words: Sequence[str]) -> list[str]:
-    """Words in which the joints of WikiText are undone.
+    """Words with WikiText's separators `@,@`, `@.@` and `@-@` undone.
 
     >>> natural("a 1 @,@ 250 @.@ 5 m 16 @-@ mile walk".split())
     ['a', '1,250.5', 'm', '16', '-', 'mile', 'walk']

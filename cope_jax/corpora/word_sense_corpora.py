@@ -1,4 +1,4 @@
-"""Corpora of word senses: CoarseWSD-20 and SemCor."""
+"""Reads corpora of word senses: CoarseWSD-20 and SemCor."""
 
 import dataclasses
 import json
@@ -18,9 +18,9 @@ class Occurrence:
 
     Attributes:
       words: the sentence.
-      index: the place of the word in it.
-      lemma: what has the senses, such as "bank", or "charge.N" where parts of speech are told apart.
-      sense: a name, which means something only beside its lemma.
+      index: the index of the word in the sentence.
+      lemma: the lemma that has the senses, such as "bank", or "charge.N" if parts of speech are distinguished.
+      sense: a name that is unique only within its lemma.
       split: "train" or "test".
     """
 
@@ -32,9 +32,9 @@ class Occurrence:
 
 
 def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
-    """Twenty nouns with clearly different senses, in sentences of Wikipedia.
+    """Occurrences of twenty nouns with clearly different senses, in sentences of Wikipedia.
 
-    `coarsewsd20/coarsewsd20.tsv` has a header, then word, split, sense, index and sentence with tabs between.
+    `coarsewsd20/coarsewsd20.tsv` has a header, then word, split, sense, index and sentence, separated by tabs.
 
     Loureiro et al., "Analysis and evaluation of language models for word sense disambiguation", Computational
     Linguistics 2021.
@@ -61,18 +61,18 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
             or columns[1] not in get_args(Split)
             or not (columns[3].isdecimal() and int(columns[3]) < len(words))
         ):
-            raise ConfigError(f"{path}, line {number}: no word, split, sense, index and sentence; mend the line")
+            raise ConfigError(f"{path}, line {number}: expected a word, split, sense, index and sentence; fix the line")
         found.append(Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1])))
     return found
 
 
 def read_semcor(data_dir: str | None) -> list[Occurrence]:
-    """All words of running text, with the senses of the New Oxford American Dictionary.
+    """Words of running text, with their senses in the New Oxford American Dictionary.
 
     A line of `semcor-noad/semcor_noad.jsonl` is
-    `{"d": document, "t": sentence, "a": [[index, lemma, part of speech, sense], ...]}`. The lemma of an occurrence has
-    its part of speech, as in "charge.N". The corpus has no splits of its own: a fifth of the documents, which one
-    following from their names alone, is "test".
+    `{"d": document, "t": sentence, "a": [[index, lemma, part of speech, sense], ...]}`. The lemma of an occurrence
+    includes its part of speech, as in "charge.N". The corpus has no splits of its own: a fifth of the documents, chosen
+    by a hash of their names, is "test".
 
     Miller et al., "A semantic concordance", HLT 1993; Yuan et al., "Semi-supervised word sense disambiguation with
     neural models", COLING 2016.
@@ -97,5 +97,5 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
                     raise ValueError("index outside the sentence")
                 found.append(Occurrence(words, index, f"{lemma}.{part}", str(sense), "test" if test else "train"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}, line {number}: no annotated sentence ({error}); mend the line") from error
+            raise ConfigError(f"{path}, line {number}: not an annotated sentence ({error}); fix the line") from error
     return found

@@ -1,4 +1,4 @@
-"""Published corpora from the network, to where the readers in `cope_jax.corpora` look for them."""
+"""Downloads published corpora to where the readers in `cope_jax.corpora` look for them."""
 
 import dataclasses
 import hashlib
@@ -14,20 +14,20 @@ from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
 
-_SECONDS = 30  # that a server may take to answer, or to send more
-_WORK = ".download-"  # what names of folders begin with in which downloads are at work
+_SECONDS = 30  # for a server to answer, or to send more
+_WORK = ".download-"  # prefix of the folders of downloads in progress
 _DAY = 24 * 60 * 60
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Where a corpus is to be had, and how it is known.
+    """Download URL and checksum of a corpus.
 
     Attributes:
       url: of a zip archive, or of the only file.
-      size: its bytes.
+      size: its size in bytes.
       sha256: its digest.
-      files: what is wanted of it, by paths below the data directory, which are those in the archive.
+      files: the files to keep, by paths below the data directory, which are also the paths in the archive.
     """
 
     url: str
@@ -36,7 +36,7 @@ class Source:
     files: tuple[str, ...]
 
     def at(self, mirror: str) -> "Source":
-        """The same from another place.
+        """The same corpus from a mirror.
 
         >>> SOURCES["wikitext-2"].at("http://localhost:8000/").url
         'http://localhost:8000/wikitext-2-v1.zip'
@@ -82,9 +82,9 @@ def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
     """Downloads a corpus, checks it, puts its missing files into a data directory and returns their paths below it.
 
-    Every file appears there whole or not at all; until then all is in a folder `.download-…` of this call's own, which
-    is removed at the end; one that a killed process has left, by a call on a later day. What is there already is left
-    as it is.
+    Every file appears there complete or not at all. Until then it is in this call's own folder `.download-…`, which is
+    removed at the end. A folder left by a killed process is removed by a call on a later day. Existing files stay
+    unchanged.
 
     Raises:
       ConfigError: the source cannot be reached, breaks off, or sends something else.
@@ -112,7 +112,7 @@ def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
-    """Writes what is at the URL, which must be of the right size and digest."""
+    """Downloads the URL to `path` and checks size and digest."""
     digest = hashlib.sha256()
     try:
         with requests.get(source.url, stream=True, timeout=_SECONDS) as answer, path.open("wb") as file:
@@ -126,13 +126,13 @@ def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
         raise ConfigError(f"cannot download {source.url} ({_reason(error)}): try again, or {by_hand}") from error
     if (path.stat().st_size, digest.hexdigest()) != (source.size, source.sha256):
         raise ConfigError(
-            f"{source.url} has not sent what it should, {source.size:,} bytes with the SHA-256 {source.sha256}: "
+            f"{source.url} did not send the expected {source.size:,} bytes with the SHA-256 {source.sha256}: "
             f"try again, or {by_hand}"
         )
 
 
 def _reason(error: BaseException) -> str:
-    """The first error of those that led to this one, in which libraries for the network wrap it."""
+    """The original error, which network libraries wrap in others."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return " ".join(str(error).split())

@@ -30,23 +30,23 @@ def train_iterator(
     rows: Sequence[int] | np.ndarray | None = None,
     readers: int = 1,
 ) -> grain.DatasetIterator:
-    """Training batches without end.
+    """Creates an endless iterator over training batches.
 
-    With `examples`, or of a task that has only so many, the fixed train split, which depends on `data_seed` only, in an
-    order that depends on `shuffle_seed` and changes with each epoch; a batch may span two epochs. Otherwise an endless
-    stream of fresh examples: batch i depends on both seeds and i alone.
+    With `examples`, or for a task of fixed size, it gives the fixed train split, which depends only on `data_seed`, in
+    an order that depends on `shuffle_seed` and changes with each epoch; a batch may span two epochs. Otherwise it gives
+    an endless stream of fresh examples: batch i depends only on both seeds and i.
 
-    Of a mixture each part is so shuffled and repeated, and of any number of examples the parts have their shares.
+    In a mixture each part is shuffled and repeated in this way, and any number of examples has the parts' shares.
 
-    A task whose train split is a stream gives its batches in their order, again and again, whatever the seeds.
+    A task whose train split is a stream gives its batches in order, again and again, whatever the seeds.
 
-    From `data_dir`, where `cope_jax.data.tfds_builder.write` put the fixed split, come the same batches as from memory,
-    bit for bit. `rows` are those of each batch to give, where other processes have the others; None: all. `readers` are
-    threads that read batches ahead: which batches come, and `get_state()`, do not depend on them.
+    From `data_dir`, where `cope_jax.data.tfds_builder.write` stored the fixed split, the batches are bit-identical to
+    those from memory. `rows` are the rows of each batch to give, if other processes have the others; None: all.
+    `readers` are threads that read batches ahead; the batches and `get_state()` do not depend on their number.
 
     Returns:
-      An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` goes on exactly from there.
-      It counts batches, so that it is the same whichever rows are given.
+      An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` resumes exactly from there.
+      It counts batches, so it is the same for any `rows`.
 
     Raises:
       ConfigError: a size or seed out of range, or `data_dir` does not hold these examples.
@@ -67,7 +67,7 @@ def train_iterator(
     stream = task.stream("train", batch_size)
     if stream is not None:
         if examples is not None or data_dir is not None:
-            raise ConfigError(f"{task.name} is one long text: leave training.examples and training.data_dir out")
+            raise ConfigError(f"{task.name} is one long text: do not set training.examples or training.data_dir")
 
         dataset = batches.map(lambda i: {name: field[rows] for name, field in stream[i % len(stream)].items()})
     elif data_dir is None and examples is None and task.size("train") is None:
@@ -81,7 +81,7 @@ def train_iterator(
     else:
         source, mixture = _examples(task, "train", examples, data_seed, data_dir)
         if mixture and examples is not None:
-            raise ConfigError(f"{task.name} draws from a mixture by its weights: leave training.examples out")
+            raise ConfigError(f"{task.name} samples a mixture by its weights: do not set training.examples")
         shuffled = _shuffled(source, mixture, shuffle_seed)
 
         def gathered(i: int) -> Batch:
@@ -95,10 +95,10 @@ def train_iterator(
 def evaluation_batches(
     task: Task, split: str, *, examples: int, batch_size: int, seed: int, data_dir: str | None = None
 ) -> list[Batch]:
-    """The fixed `examples` of `split` in order, in batches of one shape: the last is filled up with rows of weight 0.
+    """The fixed `examples` of `split` in order, in batches of one shape: the last is padded with rows of weight 0.
 
-    A split is a fixed one, or one of a sweep; of one that has fewer examples, or of a stream, come at most so many.
-    `data_dir` is as in `train_iterator`, and has fixed splits only.
+    A split is a fixed one, or one of a sweep; one with fewer examples, or a stream, gives at most what it has.
+    `data_dir` is as in `train_iterator`, and has only fixed splits.
 
     Raises:
       ConfigError: unknown split, a size or seed out of range, or `data_dir` does not hold these examples.
@@ -125,8 +125,8 @@ def evaluation_batches(
 
 
 def _shuffled(whole: grain.MapDataset, mixture: Sequence[tuple[float, range]], seed: int) -> grain.MapDataset:
-    """Examples without end, in an order that changes with each epoch; of a mixture, by the weights of its parts."""
-    # Grain shuffles epoch e by seed + e: unhashed, run 1 would see the epochs of run 0, one epoch early.
+    """Endless examples, in an order that changes with each epoch; of a mixture, by the weights of its parts."""
+    # Grain shuffles epoch e by seed + e: unhashed, seed 1 would see the epochs of seed 0, one epoch early.
     seeds = np.random.SeedSequence(seed).generate_state(max(1, len(mixture))).tolist()
     if not mixture:
         return whole.shuffle(seeds[0]).repeat()
@@ -140,14 +140,14 @@ def _shuffled(whole: grain.MapDataset, mixture: Sequence[tuple[float, range]], s
 def _examples(
     task: Task, split: str, examples: int | None, seed: int, data_dir: str | None
 ) -> tuple[grain.MapDataset, Sequence[tuple[float, range]]]:
-    """The examples of a split, and its parts where it is a mixture."""
+    """The examples of a split, and its parts if it is a mixture."""
     check_at_least(1, "pipeline", examples=examples)
     if data_dir is not None:
         return _written(task, split, examples, seed, data_dir)
     size = task.size(split)
     if size is not None:
         examples = size if examples is None else min(examples, size)
-    assert examples is not None  # only what is finite comes without a number
+    assert examples is not None  # only splits of fixed size come without a number
     places = grain.MapDataset.range(examples)
     if isinstance(task, StoredTask):
         source = places.map(lambda i: {name: rows[0] for name, rows in task.take(split, np.array([i])).items()})
@@ -160,14 +160,14 @@ def _examples(
 def _written(
     task: Task, split: str, examples: int | None, seed: int, data_dir: str
 ) -> tuple[grain.MapDataset, Sequence[tuple[float, range]]]:
-    """As `_examples`, without asking the task for what it makes from files: that is what was written."""
+    """As `_examples`, but from what was written: the task makes nothing from its files again."""
     from cope_jax.data import tfds_builder  # here, since only reading from disk needs TFDS
 
     source = tfds_builder.read(task, data_dir, split, seed=seed)
     if source.size is not None:
         examples = source.size if examples is None else min(examples, source.size)
     if examples is None:
-        raise ConfigError("data_dir holds a fixed number of examples: set `examples` to it, or leave data_dir out")
+        raise ConfigError("data_dir holds a fixed number of examples: set `examples` to it, or omit data_dir")
     if len(source) != examples:
         field = "training.examples" if split == "train" else "evaluation.examples"
         raise ConfigError(

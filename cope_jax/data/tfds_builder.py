@@ -1,9 +1,9 @@
 """Tasks on disk, as TensorFlow Datasets in the array_record format; TensorFlow itself is not needed.
 
-A directory holds one dataset of each task, in the order of `Task.dataset`, with the task's options, the data seed,
-its saved files and digests of its data, such as a tokenizer, and these beside it. What else reading needs, such as the
-parts of a mixture, is kept too, so that examples that were made from files are not made again. Any program reads it
-with `tfds.data_source("counting", data_dir=..., split="train")`.
+A directory contains one dataset of each task, in the order of `Task.dataset`, with the task's options, the data seed,
+its saved files, such as a tokenizer, and digests of its data. What else reading needs, such as the parts of a mixture,
+is stored too, so that examples made from files are not made again. Any program can read it with
+`tfds.data_source("counting", data_dir=..., split="train")`.
 """
 
 import dataclasses
@@ -26,17 +26,17 @@ _CHUNK = 1024  # examples at a time of a split that is made from files
 
 
 def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: int = 0) -> epath.Path:
-    """Writes `sizes[split]` examples of each split; what is there already, from the same call, is left as it is.
+    """Writes `sizes[split]` examples of each split; existing data from the same call stay unchanged.
 
-    No `sizes` are all examples of every fixed split, of a task that has only so many. `data_dir` may hold other tasks
-    too. Returns the folder of the dataset, `<data_dir>/<task>/<version>`.
+    Empty `sizes` mean all examples of every split, for a task of fixed size. `data_dir` may contain other tasks too.
+    Returns the folder of the dataset, `<data_dir>/<task>/<version>`.
 
     Raises:
       ConfigError: an unknown split, a size or seed out of range, a task that is a stream, or `data_dir` holds other
         data of this task.
     """
     if task.stream("train", 1) is not None:
-        raise ConfigError(f"{task.name} is one long text, whose order means something: export a task of examples")
+        raise ConfigError(f"{task.name} is one long text, whose order matters: export a task of separate examples")
     if not sizes and task.size("train") is not None:
         sizes = {split: task.size(split) or 0 for split in task.splits}
     for split, size in sizes.items():
@@ -68,7 +68,7 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
     """The examples of `split` as a random-access source: item i is row i of `task.dataset(split, n, seed)`.
 
     Raises:
-      ConfigError: `data_dir` has no data of this task, or of other options, files or seed, or without this split.
+      ConfigError: `data_dir` has no data of this task with these options, files and seed, or not this split.
     """
     builder = _open(task, data_dir, seed)
     if split not in builder.info.splits:
@@ -81,7 +81,7 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A source whose every field is an array; TFDS gives plain numbers where a field has no dimension.
+    """A source in which every field is an array; TFDS gives plain numbers for fields without dimensions.
 
     `size` and `mixture` are those of the task for the split.
     """
@@ -99,7 +99,7 @@ class Written:
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]  # untyped
-    """The builder of any task; it bears the task's name."""
+    """The builder of any task; it has the task's name."""
 
     VERSION = tfds.core.Version(VERSION)
 
@@ -147,14 +147,14 @@ def _files(task: Task) -> dict[str, str]:
 
 
 def _identity(task: Task, seed: int) -> dict[str, Any]:
-    """What the examples depend on, as JSON gives it back."""
+    """What the examples depend on, as JSON returns it."""
     digests = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in _files(task).items()}
     found = {"task": task.name, "options": task.example_options(), "files": digests, "seed": seed}
     return json.loads(json.dumps(found))
 
 
 def _whole(task: Task) -> dict[str, Any]:
-    """The size and the parts of each split that has as many examples as its files give."""
+    """The size and the parts of each split of fixed size."""
     return {
         split: {
             "size": task.size(split),
@@ -172,7 +172,7 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
     builder = tfds.builder_from_directory(path)
     wanted, held = _identity(task, seed), {"files": {}, **builder.info.metadata}
     if "whole" not in held:
-        raise ConfigError(f"{path} was written by an older version of this package: delete it, and write it anew")
+        raise ConfigError(f"{path} was written by an older version of this package: delete it and write it again")
     if {name: held.get(name) for name in wanted} != wanted:
         raise ConfigError(f"{data_dir} holds other data of {task.name}: {_difference(wanted, held)}")
     return builder
@@ -181,7 +181,7 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
 def _difference(wanted: dict[str, Any], held: dict[str, Any]) -> str:
     """The entries that differ, options and files by name."""
     here, there = wanted["files"], held["files"]
-    others = [f"{name} is another there" for name in sorted(here | there) if here.get(name) != there.get(name)]
+    others = [f"{name} differs" for name in sorted(here | there) if here.get(name) != there.get(name)]
     wanted, held = ({"seed": side["seed"], **side["options"]} for side in (wanted, held))
     differ = sorted(key for key in wanted | held if wanted.get(key) != held.get(key))
     return ", ".join([f"{key} is {held.get(key)} there and {wanted.get(key)} here" for key in differ] + others)

@@ -1,4 +1,4 @@
-"""Position encodings: one file each, one line each below.
+"""Position encodings: each has one file, and one line of import below.
 
 >>> encoding = create("cope", num_heads=4, head_dim=16, npos_max=64, rngs=nnx.Rngs(0))
 >>> encoding.table.shape
@@ -63,7 +63,7 @@ def create(
       model_dim: D; None means H·K.
       max_length: the longest sequence to expect; some tables take their size from it.
       rngs: the source of initial parameters.
-      **options: the encoding's options; of a composition, a dict of options under the name of each part.
+      **options: the encoding's options; for a composition, a dict of options under the name of each part.
 
     Raises:
       ConfigError: an unknown name or option, or a value out of range.

@@ -13,8 +13,10 @@ from cope_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class ALiBiConfig:
-    """Attributes:
-    slopes: m_h, one for each head; None takes the published geometric sequence.
+    """The slopes of ALiBi.
+
+    Attributes:
+      slopes: m_h, one for each head; None takes the published geometric sequence.
     """
 
     slopes: tuple[float, ...] | None = None

@@ -1,6 +1,6 @@
 """The contract of a position encoding: hooks with identity defaults; and the registry of all encodings.
 
-Attention calls every hook, always, in this order, and knows no encoding by name:
+Attention always calls every hook, in this order, and never refers to an encoding by name:
 
 1. `embed`          once, on the token embeddings, at the bottom of the model.
 2. `features`       in each layer, once for each token, on the layer's input, queries, keys and values.
@@ -9,21 +9,20 @@ Attention calls every hook, always, in this order, and knows no encoding by name
 5. `score`          once for each block of keys, **from the block nearest to the query to the farthest**.
 6. `sink`           once, after the last block.
 
-What an encoding accumulates over pairs goes into the carry; what a token says of itself, into the features.
+What an encoding accumulates over pairs goes into the carry; what it computes for each token goes into the features.
 
-An encoding keeps these laws, and then runs in every implementation of attention:
+An encoding that keeps these laws runs in every implementation of attention:
 
-- **Blocks.** Any split of the keys into blocks, visited from the nearest to the farthest with the carry handed on,
-  gives what one block gives, in value and in every gradient. One that cannot keep it sets `splits_keys = False`.
-- **Rows.** Any split of the queries gives what all together give: a row of logits and of the carry depends on its own
-  query only. One that cannot keep it sets `splits_queries = False`.
-- **Decoding.** Token by token, with the features and their `state` kept, gives what the whole sequence gives.
-- **Devices.** Any split of the sequence over devices gives the same.
-- **Maps.** `maps` are what `score` used.
+- **Blocks.** Any split of the keys into blocks, visited from the nearest to the farthest with the carry passed on,
+  gives the values and gradients of one block. An encoding that cannot keep this law sets `splits_keys = False`.
+- **Rows.** Any split of the queries gives the result of all queries together: a row of logits and of the carry depends
+  only on its own query. An encoding that cannot keep this law sets `splits_queries = False`.
+- **Decoding.** Token by token, with the features and their `state` kept, gives the result of the complete sequence.
+- **Devices.** Any split of the sequence over devices gives the same result.
+- **Maps.** `maps` returns the values that `score` used.
 
-In `score`, `tail`, `saturated`, `done`, `sink` and `initial_carry` data are touched by `cope_jax.ops`, arithmetic,
-products and static slices only, never by gathers, flips, cumulative sums or barriers: a kernel that traces them
-replaces the ops.
+`score`, `tail`, `saturated`, `done`, `sink` and `initial_carry` apply to data only `cope_jax.ops`, arithmetic, products
+and static slices, never gathers, flips, cumulative sums or barriers: a kernel that traces these hooks replaces the ops.
 """
 
 import copy
@@ -79,10 +78,10 @@ class NoOptions:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """One block of queries and keys: all that may decide its logits.
+    """One block of queries and keys: everything that its logits may depend on.
 
     Attributes:
-      q: q_BHLK before rotation, so that what is added depends on where a query is through its positions only.
+      q: q_BHLK before rotation, so that added terms depend on a query's position through `q_positions` only.
       k: k_BGMK as a cache holds them, after rotation.
       v: v_BGMK.
       q_features: `Encoding.features` of the queries' tokens, each leaf `[B, heads, L, ...]` with H, G or 1 heads.
@@ -113,10 +112,10 @@ class Carry(NamedTuple):
     """What `score` accumulated over the keys nearer to the query than its block, by kind.
 
     Attributes:
-      sums: a tree of `[B, H, L]`: running sums, to which `score` adds what does not depend on them. Streaming attention
-        makes all their gradients in one pass.
-      constants: a tree of `[B, H, L, ...]` that `score` hands on as it is.
-      state: a tree of `[B, H, L, ...]` of anything else. Streaming attention takes all keys as one block then.
+      sums: a tree of `[B, H, L]`: running sums, to which `score` adds terms that do not depend on them. Streaming
+        attention computes all their gradients in one pass.
+      constants: a tree of `[B, H, L, ...]` that `score` passes on unchanged.
+      state: a tree of `[B, H, L, ...]` of anything else. Streaming attention then takes all keys as one block.
     """
 
     sums: PyTree = ()
@@ -127,7 +126,7 @@ class Carry(NamedTuple):
 class Encoding(nnx.Module):
     """Base class: an encoding overrides the hooks it needs, and leaves the rest as the identity.
 
-    A subclass names its options in a frozen dataclass, `Config`, and takes `(config, shape, *, rngs)`.
+    A subclass declares its options in a frozen dataclass, `Config`; its constructor accepts `(config, shape, *, rngs)`.
 
     Whatever the compute type, positions, gates and their sums are float32 (float64 under float64 inputs); logits arrive
     in that type too. Positions are int32 arrays of shape `[B, L]` or `[1, L]`: consecutive, offset, randomised or
@@ -135,9 +134,9 @@ class Encoding(nnx.Module):
 
     Attributes:
       embeds_input: it adds to the token embeddings (`embed`), so that one instance serves all layers.
-      splits_keys: the law of blocks holds. If not, attention takes all keys as one block, and a ring refuses.
-      splits_queries: the law of rows holds. If not, attention takes all queries at once, and all else refuses.
-      sink_value: what the logit of `sink` weighs: 0, or the value of the query's own token.
+      splits_keys: the law of blocks holds. If not, attention takes all keys as one block; a ring raises ConfigError.
+      splits_queries: the law of rows holds. If not, only full attention works; all else raises ConfigError.
+      sink_value: the value that the sink has: 0, or the value of the query's own token.
     """
 
     Config: ClassVar[type] = NoOptions
@@ -159,21 +158,21 @@ class Encoding(nnx.Module):
     def features(
         self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """What each token says of itself to `rotate`, `initial_carry` and `score`, as a query and as a key.
+        """Computes from each token what `rotate`, `initial_carry` and `score` need of it, as a query and as a key.
 
         Args:
-          x_BMD: the input of the attention layer; None where the caller has none.
+          x_BMD: the input of the attention layer; None if the caller has none.
           q_BMHK: queries before rotation.
           k_BMGK: keys before rotation.
           v_BMGK: values.
-          state: what the call for the tokens before returned; None at the start of a sequence, which must mean the same
-            as zeros.
+          state: what the call for the previous tokens returned; None at the start of a sequence, which must mean the
+            same as zeros.
 
         Returns:
           (features, state). Features are a tree of `[B, M, heads, ...]` with H, G or 1 heads, cached when decoding.
-          State is what the features of later tokens need of these, a tree of `[B, ...]`: a running sum, the last inputs
-          of a convolution. Segments packed into a row are not known here: sums are right where only their differences
-          within a segment count; a window of tokens would reach into the segment before.
+          State is what the features of later tokens need from these tokens, a tree of `[B, ...]`: a running sum, or the
+          last inputs of a convolution. This hook does not see the segments packed into a row: sums are correct if only
+          their differences within a segment matter; a window of tokens would reach into the previous segment.
         """
         del x_BMD, q_BMHK, k_BMGK, v_BMGK, state
         return (), ()
@@ -196,7 +195,7 @@ class Encoding(nnx.Module):
         return q_BLHK, k_BMGK
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
-        """What `score` has accumulated before the first block, from what `Pairs` calls q and q_features."""
+        """The carry before the first block, from q and q_features as in `Pairs`."""
         del q_BHLK, q_features
         return Carry()
 
@@ -204,27 +203,27 @@ class Encoding(nnx.Module):
         """Turns the content logits of one block of keys into the logits of attention.
 
         Returns:
-          (logits_BHLM, carry). Values at masked pairs are ignored but must be finite in their gradient.
+          (logits_BHLM, carry). Values at masked pairs are ignored, but their gradients must be finite.
         """
         return pairs.logits, carry
 
     def saturated(self, carry: Carry) -> Array | None:
         """True for the rows whose logits no longer depend on what the carry accumulates: saturated_BHL.
 
-        Once all rows of a block are saturated, `tail` gives the logits of the keys that are farther still. None: this
-        encoding never saturates.
+        Once all rows of a block are saturated, `tail` gives the logits of all farther keys. None: this encoding never
+        saturates.
         """
         del carry
         return None
 
     def tail(self, pairs: Pairs, carry: Carry) -> Array:
-        """logits_BHLM as `score` has them, for a block whose rows are all saturated. The carry stays as it is."""
+        """logits_BHLM as `score` gives them, for a block whose rows are all saturated. The carry does not change."""
         return self.score(pairs, carry)[0]
 
     def done(self, carry: Carry) -> Array | None:
-        """True for the rows to which all farther keys weigh nothing, done_BHL: blocks in which all are, are skipped.
+        """True for the rows in which all farther keys have no weight, done_BHL.
 
-        None: keys weigh something however far they are.
+        Once all rows are done, farther blocks are skipped. None: keys have weight at any distance.
         """
         del carry
         return None
@@ -232,29 +231,27 @@ class Encoding(nnx.Module):
     def sink(self, carry: Carry) -> Array | None:
         """One more logit after the last block, logit_BHL; None if the encoding has no sink.
 
-        `sink_value` says which value it weighs.
-
-        It takes weight from the keys, which then sum to less than 1.
+        Its value is `sink_value`. It takes weight from the keys, whose weights then sum to less than 1.
         """
         del carry
         return None
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        """Named `[B, H, L, M]` maps worth looking at, over all keys at once: CoPE's gates, say. Default: none."""
+        """Named `[B, H, L, M]` maps for inspection, over all keys at once, such as CoPE's gates. Default: none."""
         del pairs
         return {}
 
     def of_head(self, head: int) -> Self:
-        """The encoding as one query head and its key head see it: attention of the head by it is the head's attention.
+        """The encoding of one query head and its key head: attention of that head alone with it gives the same result.
 
-        An encoding with parameters or constants of each head slices them, with `_one_head`; one that mixes heads raises
+        An encoding with parameters or constants for each head slices them with `_one_head`; one that mixes heads raises
         ConfigError.
         """
         del head
         return self._one_head()
 
     def _one_head(self, **attributes: Any) -> Self:
-        """A copy for one head, with other attributes, such as parameters of that head alone."""
+        """A copy for one head, with some attributes replaced, such as by the parameters of that head."""
         one = copy.copy(self)
         one.shape = dataclasses.replace(self.shape, num_heads=1, num_kv_heads=1, model_dim=self.shape.width)
         for name, value in attributes.items():

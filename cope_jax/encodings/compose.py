@@ -15,7 +15,7 @@ from cope_jax.errors import ConfigError
 
 
 class Composed(Encoding):
-    """Applies several encodings, or one, or none, to the same attention; each part is an attribute of its name.
+    """Applies several encodings, or one, or none, to the same attention; each part is an attribute with its name.
 
     `embed` and `rotate` are chained in order. What the parts' `score` add to the content logits is summed:
     logits + Σ_e (score_e(logits) − logits). So every part sees the content logits, CoPE's gates are σ(q·k) whatever
@@ -38,7 +38,7 @@ class Composed(Encoding):
         self.splits_queries = all(part.splits_queries for part in parts.values())
         with_sink = [name for name, part in parts.items() if type(part).sink is not Encoding.sink]
         if len(with_sink) > 1:
-            raise ConfigError(f"{' and '.join(with_sink)} each have a sink for the softmax: compose one of them")
+            raise ConfigError(f"{' and '.join(with_sink)} each have a sink for the softmax: keep only one of them")
         self.sink_value = parts[with_sink[0]].sink_value if with_sink else "zero"
 
     @property
@@ -97,7 +97,7 @@ class Composed(Encoding):
         return next((logit for logit in sinks if logit is not None), None)
 
     def done(self, carry: Carry) -> Array | None:
-        # A part that leaves the logits alone cannot raise what another has made nothing.
+        # A part that does not change the logits cannot restore weight that another part has removed.
         scoring = {name: part for name, part in self.parts.items() if type(part).score is not Encoding.score}
         return _in_all(part.done(_part(name, carry)) for name, part in scoring.items())
 
@@ -126,7 +126,7 @@ def _join(carries: dict[str, Carry]) -> Carry:
 
 
 def _in_all(rows: Iterable[Array | None]) -> Array | None:
-    """True where all are; None if there are no rows, or some are None."""
+    """True where all entries are True; None if there are no entries, or some are None."""
     found = list(rows)
     known = [one for one in found if one is not None]
     return functools.reduce(operator.and_, known) if known and len(known) == len(found) else None

@@ -18,14 +18,16 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True)
 class CoPEConfig:
-    """Attributes:
-    npos_max: N, rows of the table; positions are clipped to N−1.
-    gate: what the query is compared with to decide whether a key counts: "query_key", the key itself; "separate_key", a
-      key of its own, W_g x; "value", the value.
-    scale_position_logits: divide q·e[p] by √K as the released code does; the paper's listing does not.
-    position: what a position adds: "table", the interpolated q·e[p]; "slope", a fixed multiple of p ("CoPE_ALiBi");
-      "learned_slope", a learned one for each head, from 0. The slopes need no clipping, and have none.
-    slope: of "slope": the first head's penalty m; head h has m·2^(−8h/H), falling geometrically as ALiBi's do.
+    """The options of CoPE.
+
+    Attributes:
+      npos_max: N, rows of the table; positions are clipped to N−1.
+      gate: what the query is compared with to decide whether a key counts: "query_key", the key itself; "separate_key",
+        a separate gate key, W_g x; "value", the value.
+      scale_position_logits: divide q·e[p] by √K as the released code does; the paper's listing does not.
+      position: what a position adds: "table", the interpolated q·e[p]; "slope", a fixed multiple of p ("CoPE_ALiBi");
+        "learned_slope", a learned multiple for each head, starting at 0. With slopes, positions are not clipped.
+      slope: for "slope", the penalty m of the first head; head h has m·2^(−8h/H), a geometric sequence as in ALiBi.
     """
 
     npos_max: int = 64
@@ -43,11 +45,11 @@ class CoPE(Encoding):
         a_ij = softmax_j(q_i·k_j/√K + (1−w) z_i[⌊p_ij⌋] + w z_i[⌈p_ij⌉]),   z_i[n] = q_i·e[n],   w = p_ij − ⌊p_ij⌋.
 
     Golovneva et al. (arXiv 2405.18719), Eq 3–9 and Listing 1. The table e, `[N, K]`, is shared by the heads and starts
-    at 0; the gates are each head's own. With all gates 1 this is the learned relative encoding (p_ij = i−j+1).
+    at 0; each head has its own gates. With all gates 1 this is the learned relative encoding (p_ij = i−j+1).
 
     The carry is P_i, the sum of the gates of all nearer keys, and z_i. Once P_i ≥ N−1 every farther key is at the last
-    position: the row is saturated, and needs no more gates. It is for causal attention: a key after the query that the
-    mask lets through would count as well. For attention to both sides there is `cope_two_sided`.
+    position: the row is saturated, and needs no more gates. CoPE is for causal attention: a visible key after the query
+    would count as well. For attention to both sides use `cope_two_sided`.
     """
 
     Config = CoPEConfig
@@ -101,7 +103,7 @@ class CoPE(Encoding):
         return pairs.logits + carry.constants[..., -1:]
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        """`gates` g_ij in [0, 1] and `positions` p_ij, clipped where there is a table."""
+        """`gates` g_ij in [0, 1] and `positions` p_ij, clipped if there is a table."""
         gates_BHLM = self._gates(pairs)
         return {"gates": gates_BHLM, "positions": self._clip(suffix_sum(gates_BHLM))}
 

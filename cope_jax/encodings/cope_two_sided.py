@@ -1,4 +1,4 @@
-"""Contextual position encoding to both sides, an experiment."""
+"""Contextual position encoding to both sides (experimental)."""
 
 import dataclasses
 
@@ -15,10 +15,12 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True)
 class CoPETwoSidedConfig:
-    """Attributes:
-    npos_max: N, rows of the table of each side; positions are clipped to N−1.
-    share_table: one table for both sides, which then differ by their gates alone.
-    scale_position_logits: divide q·e[p] by √K, as `cope` can.
+    """The options of two-sided CoPE.
+
+    Attributes:
+      npos_max: N, rows of the table of each side; positions are clipped to N−1.
+      share_table: one table for both sides, which then differ only by their gates.
+      scale_position_logits: divide q·e[p] by √K, as `cope` can.
     """
 
     npos_max: int = 64
@@ -36,11 +38,11 @@ class CoPETwoSided(Encoding):
         a_ij = softmax_j(q_i·k_j/√K + (1−w) q_i·e[⌊p_ij⌋] + w q_i·e[⌈p_ij⌉]),   w = p_ij − ⌊p_ij⌋.
 
     No paper defines this: it is Golovneva et al. (arXiv 2405.18719) with a second count on the right. The query's own
-    gate counts on both sides, so that with all gates 1 both count |i−j|+1. Sides go by positions, which must not
-    fall along the sequence within what a query sees. The tables `[2, N, K]` (`[1, N, K]` if shared) start at 0, as no
-    encoding at all. Under a causal mask this is `cope`.
+    gate counts on both sides, so that with all gates 1 both count |i−j|+1. Positions decide the side of a key, so they
+    must not decrease along the keys that a query sees. The tables `[2, N, K]` (`[1, N, K]` if shared) start at 0, which
+    is no position encoding. Under a causal mask this is `cope`.
 
-    Counts on the right begin at the query while blocks of keys are visited from the far right on, so the law of blocks
+    Counts on the right begin at the query, but blocks of keys are visited from the far right, so the law of blocks
     cannot hold: attention takes all keys as one block.
     """
 

@@ -1,7 +1,7 @@
-"""Where parameters of encodings were before the parts of a composition had names, so that older files can be read.
+"""Earlier paths of the parameters of encodings, so that older files can be read.
 
-At first the path of a part was `encoding.table_NK` where it was alone, and `encoding.parts.1.table_NK` among
-several; today it is `encoding.cope.table` in both cases.
+Before the parts of a composition had names, the path was `encoding.table_NK` for a single encoding, and
+`encoding.parts.1.table_NK` in a composition. The current path is `encoding.cope.table` in both cases.
 """
 
 from typing import Any

@@ -19,7 +19,7 @@ _PART = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class EncodingConfig:
-    """One encoding, or several composed: (name, options) for each part; no part at all is no encoding.
+    """One encoding, or several composed: (name, options) for each part; without parts there is no encoding.
 
     >>> EncodingConfig.parse("cope(gate=value) + rope", {"rope": {"base": 500.0}})
     EncodingConfig(parts=(('cope', {'gate': 'value'}), ('rope', {'base': 500.0})))
@@ -57,7 +57,7 @@ position, scale_position_logits, slope
         return cls(tuple(parts))
 
     def text(self) -> str:
-        """What `parse` reads this config from.
+        """The text from which `parse` reads this config.
 
         >>> EncodingConfig.parse("cope(gate=value, npos_max=8)+rope").text()
         "cope(gate='value', npos_max=8)+rope"
@@ -76,9 +76,9 @@ position, scale_position_logits, slope
         return Composed(built, shape)
 
     def split(self, sharing: Sharing) -> tuple["EncodingConfig", "EncodingConfig"]:
-        """(the parts that the whole model has once, the parts that each layer has for itself).
+        """(the parts that all layers of the model share, the parts that each layer has separately).
 
-        Parts that act on the input embeddings belong to the model whatever `sharing` says.
+        Parts that act on the input embeddings are always shared, whatever `sharing` says.
         """
         shared = [part for part in self.parts if sharing == "model" or ENCODINGS.get(part[0]).embeds_input]
         own = [part for part in self.parts if part not in shared]
@@ -86,7 +86,7 @@ position, scale_position_logits, slope
 
 
 def split_outside_parentheses(text: str, separator: str) -> list[str]:
-    """Splits `text` at each separator that stands outside parentheses.
+    """Splits `text` at each separator outside parentheses.
 
     >>> split_outside_parentheses("cope(gate=value,npos_max=8),rope", ",")
     ['cope(gate=value,npos_max=8)', 'rope']

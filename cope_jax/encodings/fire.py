@@ -14,10 +14,12 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True)
 class FIREConfig:
-    """Attributes:
-    hidden: width of the network f_θ.
-    c: initial value of the logarithm's scale.
-    threshold: L₀: up to the length L = |m|·L₀, with m learned from 1, distances are divided by ψ(L) rather than ψ(i).
+    """The options of FIRE.
+
+    Attributes:
+      hidden: width of the network f_θ.
+      c: initial value of the logarithm's scale.
+      threshold: L₀: up to the length L = |m|·L₀, with m learned from 1, distances are divided by ψ(L) instead of ψ(i).
     """
 
     hidden: int = 32
@@ -30,8 +32,8 @@ class FIRE(Encoding):
     """A small network of the distance divided by the query's position adds a bias for each head.
 
     a_ij = softmax_j(q_i·k_j/√K + f_θ(ψ(|i−j|) / ψ(max(|L|, i, j)))_h), ψ(x) = log(1 + |c| x), f_θ an MLP 1 → hidden → H
-    with ReLU; c, L and θ are learned. Li et al. (arXiv 2310.04418), where i is never below j; the j is for attention
-    without a causal mask, so that the quotient stays at most 1.
+    with ReLU; c, L and θ are learned. Li et al. (arXiv 2310.04418), where i is never below j. Here j keeps the quotient
+    at most 1 without a causal mask.
     """
 
     Config = FIREConfig
@@ -53,7 +55,7 @@ class FIRE(Encoding):
         dtype = pairs.logits.dtype
         c, scale = (jnp.abs(p[...].astype(dtype)) for p in (self.c, self.threshold_scale))
         distance_BLM = jnp.abs(pairs.distance[:, 0]).astype(dtype)
-        # Logarithms of rows and columns, and the larger of them: one of each pair would cost as much as the numerator.
+        # The larger of a row's and a column's logarithm: one for each pair would cost as much as the numerator.
         q_BL1, k_B1M = (
             jnp.log1p(c * jnp.maximum(scale * self.config.threshold, positions.astype(dtype)))
             for positions in (pairs.q_positions[:, :, None], pairs.k_positions[:, None, :])

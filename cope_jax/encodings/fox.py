@@ -14,10 +14,10 @@ from cope_jax.ops.sums import suffix_sum
 
 @dataclasses.dataclass(frozen=True)
 class FoXConfig:
-    """The start of the forget gates.
+    """The initial values of the forget gates.
 
     Attributes:
-      bias: b; a gate starts near σ(b). 0, as published, halves weights with every token; 5 keeps 149 of 150.
+      bias: b; a gate starts near σ(b). 0, as published, halves weights with every token; 5 keeps 149/150 of them.
       stddev: standard deviation of the initial w.
     """
 
@@ -36,7 +36,7 @@ class FoX(Encoding):
     The carry is the sum of log f over the nearer keys, the query's own among them; a hidden key adds nothing.
 
     Raises:
-      ConfigError: attention that is not told the features, for they need x.
+      ConfigError: attention without given features, which need x.
     """
 
     Config = FoXConfig

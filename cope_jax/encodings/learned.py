@@ -14,9 +14,11 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True)
 class LearnedConfig:
-    """Attributes:
-    max_length: N, rows of the table; None takes the model's `max_length`.
-    stddev: standard deviation of the initial rows.
+    """The table of learned position embeddings.
+
+    Attributes:
+      max_length: N, rows of the table; None takes the model's `max_length`.
+      stddev: standard deviation of the initial rows.
     """
 
     max_length: int | None = None
@@ -29,8 +31,8 @@ class Learned(Encoding):
 
     x_i ← x_i + P[i], P of shape `[N, D]`. Gehring et al. (arXiv 1705.03122); the paper's "Absolute".
 
-    A sequence of consecutive positions longer than the table raises ConfigError; a position outside of the table that
-    only the running program knows gives NaN.
+    A sequence of consecutive positions longer than the table raises ConfigError. A position outside the table gives NaN
+    if it is known only at run time.
     """
 
     Config = LearnedConfig

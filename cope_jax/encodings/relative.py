@@ -16,13 +16,15 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True)
 class RelativeConfig:
-    """Attributes:
-    max_distance: N, rows of the table, for the distances 0 … N−1; None takes the model's `max_length`.
-    beyond: what a distance ≥ N gets: "clip", the last row (the paper's "relative-capped"), or "nothing", no position
-      term.
-    signed: 2N−1 rows, for the distances −(N−1) … N−1, so that keys after the query have rows too.
-    scale_position_logits: divide q·P by √K, as content logits are (Shaw et al.); CoPE's listing does not.
-    stddev: standard deviation of the initial rows.
+    """The table of the relative encoding.
+
+    Attributes:
+      max_distance: N, rows of the table, for the distances 0 … N−1; None takes the model's `max_length`.
+      beyond: what a distance ≥ N uses: "clip", the last row (the paper's "relative-capped"), or "nothing", no position
+        term.
+      signed: 2N−1 rows, for the distances −(N−1) … N−1, so that keys after the query have rows too.
+      scale_position_logits: divide q·P by √K, as content logits are (Shaw et al.); CoPE's listing does not.
+      stddev: standard deviation of the initial rows.
     """
 
     max_distance: int | None = None
@@ -34,7 +36,7 @@ class RelativeConfig:
 
 @ENCODINGS.register("relative")
 class Relative(Encoding):
-    """Each distance to an earlier key has a learned vector, shared by all heads, that the query reads.
+    """Each distance to an earlier key has a learned vector P, shared by all heads; q·P is added to the logit.
 
     a_ij = softmax_j(q_i·k_j/√K + q_i·P[i−j]), P of shape `[N, K]`. Shaw et al. (arXiv 1803.02155), key side only;
     Golovneva et al. (arXiv 2405.18719), Eq 2.

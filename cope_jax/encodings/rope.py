@@ -14,11 +14,14 @@ from cope_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class RoPEConfig:
-    """Attributes:
-    base: the longest wavelength is below 2π·base.
-    fraction: share of the head width that is rotated, in (0, 1]; rounded down to an even number of features.
-    llama3: (factor, low, high, length), how Llama 3.1 and later stretch what was trained at `length`: wavelengths above
-      length/low are `factor` times as long, those below length/high stay, and between them the change is gradual.
+    """The frequencies of RoPE.
+
+    Attributes:
+      base: the longest wavelength is below 2π·base.
+      fraction: share of the head width that is rotated, in (0, 1]; rounded down to an even number of features.
+      llama3: (factor, low, high, length), the scaling with which Llama 3.1 and later extend a model trained at
+        `length`: wavelengths above length/low are `factor` times as long, those below length/high do not change, and
+        between them the change is gradual.
     """
 
     base: float = 10_000.0
@@ -28,7 +31,7 @@ class RoPEConfig:
 
 @ENCODINGS.register("rope")
 class RoPE(Encoding):
-    """Queries and keys are rotated by angles proportional to their positions, so their product knows the distance only.
+    """Queries and keys are rotated by angles proportional to their positions: their product depends only on distance.
 
     With R = 2⌊fraction·K/2⌋ rotated features, feature c < R/2 is paired with feature c + R/2 (half-split) and turned by
     i / base^(2c/R). Su et al. (arXiv 2104.09864). Angles are float32.

@@ -14,8 +14,10 @@ from cope_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class SinusoidalConfig:
-    """Attributes:
-    base: wavelengths are below 2π·base.
+    """The frequencies of the sinusoidal encoding.
+
+    Attributes:
+      base: wavelengths are below 2π·base.
     """
 
     base: float = 10_000.0

@@ -15,11 +15,13 @@ from cope_jax.ops.gather import take_from_table
 
 @dataclasses.dataclass(frozen=True)
 class T5Config:
-    """Attributes:
-    num_buckets: N; the nearer half hold one distance each, the rest grow logarithmically.
-    max_distance: distances from here on share the last bucket.
-    bidirectional: keys after the query have half of the buckets for themselves, the upper one.
-    stddev: standard deviation of the initial biases.
+    """The buckets of T5's biases.
+
+    Attributes:
+      num_buckets: N; the nearer half have one distance each, the rest grow logarithmically.
+      max_distance: distances from here on share the last bucket.
+      bidirectional: keys after the query use the upper half of the buckets, all others the lower half.
+      stddev: standard deviation of the initial biases.
     """
 
     num_buckets: int = 32
@@ -45,7 +47,7 @@ class T5(Encoding):
         self.side = config.num_buckets // 2 if config.bidirectional else config.num_buckets
         if self.side < 2 or config.max_distance <= self.side // 2:
             raise ConfigError(
-                "t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2; bidirectional, so does each half of them"
+                "t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2 (num_buckets / 4 if bidirectional)"
             )
         self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (config.num_buckets, shape.num_heads)))
 

@@ -1,1 +1,1 @@
-"""What a trained model knows: reports, perplexity of text, gates, contextual vectors."""
+"""Evaluation of trained models: reports, perplexity of text, gates and contextual vectors."""

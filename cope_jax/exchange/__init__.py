@@ -1,1 +1,1 @@
-"""Formats of other programs, and our own as safetensors: GPT-2, Llama, BERT, ELMo."""
+"""Reads and writes models: the formats of GPT-2, Llama, BERT and ELMo, and our own, in safetensors."""

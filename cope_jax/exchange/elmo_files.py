@@ -1,4 +1,4 @@
-"""ELMo's published files: `options.json`, and the weights in HDF5 under the names that `bilm-tf` gives them."""
+"""Reads and writes ELMo's published files: `options.json`, and weights in HDF5 with the names of `bilm-tf`."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -34,7 +34,7 @@ _FIELDS = {
 
 
 class _Entry(NamedTuple):
-    """A dataset of the file: parameters of the model, one above the other, and how their numbers go there and back."""
+    """A dataset of the file: the parameters concatenated in it, and the conversions to the file and back."""
 
     name: str
     params: tuple[Any, ...]
@@ -51,25 +51,25 @@ class _Entry(NamedTuple):
 
 
 def load(folder: Path) -> tuple[ElmoConfig, dict[Any, Any]]:
-    """The config and the parameters of the ELMo in a folder, which has `OPTIONS` and a file `*weights.hdf5`."""
+    """Reads (the config, the parameters) of an ELMo from a folder with `OPTIONS` and a file `*weights.hdf5`."""
     weights = sorted(folder.glob("*weights.hdf5"))
     if not weights:
-        raise ConfigError(f"{folder} has {OPTIONS} but no *weights.hdf5: put the weights of that ELMo beside it")
+        raise ConfigError(f"{folder} has {OPTIONS} but no *weights.hdf5: put the weights of that ELMo there too")
     model = load_elmo(folder / OPTIONS, weights[0])
     return model.config, nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
 def read_config(folder: Path) -> ElmoConfig:
-    """The config of a model, whose weights are not read."""
+    """The config of a model; its weights are not read."""
     return _config(folder / OPTIONS)
 
 
 def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
-    """An encoder from the official files, of sizes and of weights; it has no output layer, as the files have none.
+    """Reads an encoder from the official options and weights. It has no output layer, because the files have none.
 
     Raises:
-      ConfigError: a file that is missing or of another format, an option or a dataset that is missing or not known to
-        this model, or weights of another size than the options say.
+      ConfigError: a file is missing or has another format, an option or a dataset is missing or not supported by this
+        model, or the weights do not have the sizes in the options.
     """
     config = _config(Path(options_path))
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
@@ -82,21 +82,20 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
             found, expected = file[entry.name].shape, entry.read().shape
             if found != expected:
                 raise ConfigError(
-                    f"{weights_path}: {entry.name} is of shape {list(found)}, and by {options_path} should be "
-                    f"{list(expected)}"
+                    f"{weights_path}: {entry.name} has shape {list(found)}, but {options_path} needs {list(expected)}"
                 )
             entry.write(np.asarray(file[entry.name], np.float32))
             unread.discard(entry.name)
     if unread:
         raise ConfigError(
-            f"{weights_path} has the dataset {min(unread)!r}, for which {options_path} has no place ({len(unread)} "
-            f"such): they are of different models"
+            f"{weights_path} has the dataset {min(unread)!r}, which is not in the model of {options_path} "
+            f"({len(unread)} such): they belong to different models"
         )
     return model
 
 
 def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -> None:
-    """Writes the encoder of a model, which is all but its output layer. ConfigError: a file that cannot be written."""
+    """Writes the encoder of a model: all but its output layer. ConfigError: a file cannot be written."""
     values = {"char_cnn.activation": "relu", "char_cnn.n_characters": NUM_CHARACTERS}
     values |= {name: getattr(model.config, field) for name, field in _FIELDS.items()}
     options = unflatten_dict(values, sep=".")
@@ -116,9 +115,9 @@ def _config(path: Path) -> ElmoConfig:
             raise ConfigError(f"{path} has no option {name!r}: give the options.json of an ELMo")
     activation, count = options["char_cnn.activation"], options["char_cnn.n_characters"]
     if activation != "relu":
-        raise ConfigError(f"{path}: char_cnn.activation is {activation!r}, and only 'relu' is known")
-    if count not in (NUM_CHARACTERS - 1, NUM_CHARACTERS):  # in training and in use
-        raise ConfigError(f"{path}: char_cnn.n_characters is {count}, and should be {NUM_CHARACTERS}")
+        raise ConfigError(f"{path}: char_cnn.activation is {activation!r}, but only 'relu' is supported")
+    if count not in (NUM_CHARACTERS - 1, NUM_CHARACTERS):  # in training and in inference
+        raise ConfigError(f"{path}: char_cnn.n_characters is {count}, but should be {NUM_CHARACTERS}")
     values = {field: options[name] for name, field in _FIELDS.items()}
     return configure(ElmoConfig, {**values, "vocab_size": 0}, str(path))
 
@@ -129,7 +128,7 @@ def _open(path: str | Path, mode: str) -> Any:
     try:
         return h5py.File(path, mode)
     except OSError as error:
-        reason = error.strerror or "it is no HDF5 file"
+        reason = error.strerror or "it is not an HDF5 file"
         raise ConfigError(f"cannot {'read' if mode == 'r' else 'write'} the weights {path}: {reason}") from error
 
 
@@ -149,7 +148,7 @@ def _entries(model: Elmo) -> Iterator[_Entry]:
         "char_embed", (encoder.embedding_KE,), lambda table: table[1:], lambda table: np.pad(table, ((1, 0), (0, 0)))
     )
     for number, (kernel, bias) in enumerate(zip(encoder.filters, encoder.biases, strict=True)):
-        # A convolution over pictures of height 1.
+        # The file has a 2D convolution, over images of height 1.
         yield _Entry(f"CNN/W_cnn_{number}", (kernel,), lambda kernel: kernel[None], lambda kernel: kernel[0])
         yield _Entry(f"CNN/b_cnn_{number}", (bias,))
     for number, highway in enumerate(encoder.highways):
@@ -167,6 +166,6 @@ def _entries(model: Elmo) -> Iterator[_Entry]:
 
 
 def _exchange(gates: np.ndarray) -> np.ndarray:
-    """From the order i, f, g, o of the gates to i, g, f, o of the file, and back."""
+    """Converts the order of the gates from i, f, g, o to the file's i, g, f, o, and back."""
     i, second, third, o = np.split(gates, 4, axis=-1)
     return np.concatenate([i, third, second, o], axis=-1)

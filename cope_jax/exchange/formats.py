@@ -1,8 +1,8 @@
-"""Any of our models in a folder: in a format of our own, or in a published one.
+"""Reads and writes models as folders, in our own format or in a published one.
 
-Our own is config.json, with the model's name and config, and model.safetensors, with its parameters by their paths,
-"blocks.attention.query.kernel": every registered model has it. What reads tensors needs the package safetensors, that
-of an ELMo h5py.
+Our own format is config.json, with the model's name and config, and model.safetensors, with its parameters by path,
+such as "blocks.attention.query.kernel". It supports every registered model. Tensors need the package safetensors;
+those of an ELMo need h5py.
 """
 
 import dataclasses
@@ -31,33 +31,33 @@ def kind_of(folder: Path) -> str | None:
     """The format of the model in a folder: a name of `FORMATS`, or `ELMO`; None: there is no model.
 
     Raises:
-      ConfigError: config.json is damaged, or of a model that is not known.
+      ConfigError: config.json is damaged or has an unknown `model_type`.
     """
     if (folder / elmo_files.OPTIONS).exists():
         return ELMO
     if not safetensors_io.holds_model(folder):
         return None
     kind = safetensors_io.read_object(folder / CONFIG).get("model_type", "bert")
-    if kind not in tuple(FORMATS):  # it may be a list, which no dict takes
-        raise ConfigError(f"{folder / CONFIG} is of {unknown('model_type', kind, FORMATS)}")
+    if kind not in tuple(FORMATS):  # it may be a list, which is not hashable
+        raise ConfigError(f"{folder / CONFIG} has an {unknown('model_type', kind, FORMATS)}")
     return str(kind)
 
 
 def read_config(folder: str | Path) -> Any:
-    """The config of the model in a folder, whose `name` is the model's in the registry; no tensor is read.
+    """The config of the model in a folder. Its `name` is the model's in the registry. No tensor is read.
 
     Raises:
-      ConfigError: there is no model, it is not known, or its config is damaged.
+      ConfigError: there is no model, it is unknown, or its config is damaged.
     """
     folder, kind = Path(folder), _kind(folder)
     return elmo_files.read_config(folder) if kind == ELMO else FORMATS[kind].config(folder)
 
 
 def load(folder: str | Path) -> tuple[Any, Params]:
-    """(the config, as from `read_config`; the parameters as nested dicts), in whatever format a folder has them.
+    """Reads (the config, as from `read_config`; the parameters as nested dicts) from a folder of any known format.
 
     Raises:
-      ConfigError: a file is missing or damaged, of a model that is not known, or does not fit the config.
+      ConfigError: a file is missing or damaged, belongs to an unknown model, or does not fit the config.
     """
     folder, kind = Path(folder), _kind(folder)
     return elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
@@ -66,7 +66,7 @@ def load(folder: str | Path) -> tuple[Any, Params]:
 def _kind(folder: str | Path) -> str:
     kind = kind_of(Path(folder))
     if kind is None:
-        raise ConfigError(f"{folder} holds no model: it needs {CONFIG} and {WEIGHTS}, or {elmo_files.OPTIONS}")
+        raise ConfigError(f"{folder} contains no model: it needs {CONFIG} and {WEIGHTS}, or {elmo_files.OPTIONS}")
     return kind
 
 
@@ -77,24 +77,24 @@ def save(
     form: str = OWN,
     tokens: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a model that `load` reads, over files of the same names.
+    """Writes a model for `load`; overwrites files of the same names.
 
-    `params` are nested dicts like `nnx.to_pure_dict` of the model; `form` is a name of `FORMATS`; `tokens`, what
-    `safetensors_io.read_tokens` gives, are kept in config.json.
+    `params` are nested dicts like `nnx.to_pure_dict` of the model; `form` is a name of `FORMATS`; `tokens`, from
+    `safetensors_io.read_tokens`, are stored in config.json.
 
     Raises:
-      ConfigError: the format has no words for such a model, or the parameters are not those of the config.
+      ConfigError: the format cannot represent this model, or the parameters do not fit the config.
     """
     if form not in FORMATS:
         raise unknown("format", form, FORMATS)
     model = FORMATS[form].model
     if model not in (None, config.name):
-        raise ConfigError(f"the format of {form} is that of a {model}, and this is a {config.name}: choose {OWN}")
+        raise ConfigError(f"the format {form} is for a {model}, but this is a {config.name}: choose {OWN}")
     FORMATS[form].save(folder, config, params, tokens=tokens)
 
 
 def build(config: Any, params: Mapping[Any, Any]) -> Any:
-    """The model with these parameters; those that are absent, as heads of a published BERT, are drawn with seed 0."""
+    """The model with these parameters; absent ones, such as heads of a published BERT, are initialised with seed 0."""
     return safetensors_io.create(MODELS.get(config.name), config, params)
 
 
@@ -108,8 +108,8 @@ def _load(folder: Path) -> tuple[Any, Params]:
         _check(params[path], path, leaf, f"{folder / WEIGHTS}: ")
     if tensors:
         raise ConfigError(
-            f"{folder / WEIGHTS}: {min(tensors)!r} is no parameter of a {config.name} by {CONFIG} ({len(tensors)} "
-            f"such names)"
+            f"{folder / WEIGHTS}: {min(tensors)!r} is not a parameter of the {config.name} in {CONFIG} "
+            f"({len(tensors)} such names)"
         )
     return config, unflatten_dict(params)
 
@@ -134,7 +134,7 @@ def _read_config(folder: Path) -> Any:
     values = safetensors_io.read_object(path)
     model = values.get("model")
     if values.get("version") != _VERSION or not isinstance(model, dict):
-        raise ConfigError(f"{path} is not of version {_VERSION} of the format {OWN}: it is damaged, or newer than this")
+        raise ConfigError(f"{path} is not version {_VERSION} of the format {OWN}: it is damaged or of a newer version")
     name = model.get("name", "")
     if name not in tuple(MODELS):
         raise unknown("model", name, MODELS)
@@ -145,16 +145,16 @@ def _read_config(folder: Path) -> Any:
     try:
         return configure(MODELS.get(name).Config, model, str(path))
     except TypeError as error:  # a field without a default is missing
-        raise ConfigError(f"{path} has no whole config: {first_line(error)}") from error
+        raise ConfigError(f"{path} has an incomplete config: {first_line(error)}") from error
 
 
 def _check(array: Any, path: tuple[Any, ...], leaf: Any, where: str) -> None:
-    """Raises ConfigError unless the array has shape and type of the parameter; float64 may stand for float32."""
+    """Raises ConfigError unless the array has the shape and type of the parameter, or that shape in float64."""
     if array is None:
         raise ConfigError(f"{where}{_name(path)} is missing")
     if array.shape != leaf.shape or array.dtype not in (leaf.dtype, np.float64):
         raise ConfigError(
-            f"{where}{_name(path)} is {array.dtype.name}{list(array.shape)}, and by the config "
+            f"{where}{_name(path)} is {array.dtype.name}{list(array.shape)}, but the config needs "
             f"{leaf.dtype.name}{list(leaf.shape)}"
         )
 
@@ -164,7 +164,7 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 class Format(NamedTuple):
-    """How a folder is read and written, and which model it is of; None: of any."""
+    """How to read and write a folder, and the only model that the format supports; None: any."""
 
     config: Callable[[Path], Any]
     load: Callable[[Path], tuple[Any, Params]]

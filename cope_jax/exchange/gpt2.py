@@ -1,4 +1,4 @@
-"""GPT-2 in the files of Hugging Face's transformers: a decoder with learned positions and LayerNorm."""
+"""GPT-2 in the format of Hugging Face's transformers: a decoder with learned positions and LayerNorm."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ from cope_jax.models.decoder import Decoder, DecoderConfig
 
 @dataclasses.dataclass(frozen=True)
 class _Values:
-    """What is read of config.json, with the defaults of transformers."""
+    """The values read from config.json, with the defaults of transformers."""
 
     vocab_size: int
     n_positions: int
@@ -23,7 +23,7 @@ class _Values:
     n_inner: int | None = None
     activation_function: str = "gelu_new"
     layer_norm_epsilon: float = 1e-5
-    resid_pdrop: float = 0.1  # one rate for all: those of embeddings and attention are not read
+    resid_pdrop: float = 0.1  # used everywhere: the rates of embeddings and attention are not read
     tie_word_embeddings: bool = True
 
 

@@ -1,4 +1,4 @@
-"""Llama in the files of Hugging Face's transformers: a decoder with RoPE, RMSNorm and SwiGLU."""
+"""Llama in the format of Hugging Face's transformers: a decoder with RoPE, RMSNorm and SwiGLU."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from cope_jax.models.decoder import Decoder, DecoderConfig
 
 @dataclasses.dataclass(frozen=True)
 class _Values:
-    """What is read of config.json, with the defaults of transformers."""
+    """The values read from config.json, with the defaults of transformers."""
 
     vocab_size: int
     max_position_embeddings: int
@@ -34,7 +34,7 @@ class _Values:
 
 @dataclasses.dataclass(frozen=True)
 class _Rope:
-    """Where else values of RoPE lie: in the one of old, and in the other of transformers 5, which has the base too."""
+    """Other values of RoPE: `rope_scaling` in older files; `rope_parameters`, with the base, from transformers 5."""
 
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
@@ -42,7 +42,7 @@ class _Rope:
 
 @dataclasses.dataclass(frozen=True)
 class _Llama3:
-    """How RoPE is stretched, in the order of `RoPEConfig.llama3`."""
+    """Llama 3's scaling of RoPE, in the order of `RoPEConfig.llama3`."""
 
     factor: float
     low_freq_factor: float
@@ -59,7 +59,7 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
     require(values, path, **known)
     held = typed(_Values, values, path)
     if held.mlp_bias != held.attention_bias:
-        raise ConfigError(f"{path}: attention_bias and mlp_bias differ, and a block has biases everywhere or nowhere")
+        raise ConfigError(f"{path}: attention_bias and mlp_bias differ, but a block has biases everywhere or nowhere")
     options: dict[str, Any] = {"base": held.rope_theta}
     if kind == "llama3":
         options["llama3"] = dataclasses.astuple(typed(_Llama3, values, path))
@@ -92,7 +92,7 @@ def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
     if rope.get("fraction", 1.0) != 1:
         strange.append(f"rope.fraction={rope['fraction']}")
     if block.model_dim % block.num_heads:
-        strange.append(f"model_dim={block.model_dim}, no multiple of num_heads={block.num_heads}")
+        strange.append(f"model_dim={block.model_dim}, which is not a multiple of num_heads={block.num_heads}")
     scaling = None
     if rope.get("llama3") is not None:
         factor, low, high, length = rope["llama3"]

@@ -1,6 +1,6 @@
-"""What formats of models share: a folder with config.json, and tensors in model.safetensors or in several such files.
+"""Shared parts of model formats: a folder with config.json, and tensors in model.safetensors or in several such files.
 
-Everything that reads or writes tensors needs the package safetensors.
+Reading and writing tensors needs the package safetensors.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from cope_jax.registry import configure
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 TOKENS = ("bos_token_id", "eos_token_id")
-"""What published configs call the numbers of the tokens that begin and end a text."""
+"""Names in published configs for the numbers of the tokens that begin and end a text."""
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
 """Names of Hugging Face → ours."""
 THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
@@ -37,21 +37,21 @@ def holds_model(folder: Path) -> bool:
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """The values of a JSON file by their names; ConfigError where it cannot be read, or holds anything else."""
+    """Reads a JSON object from a file; ConfigError if it cannot be read or contains anything else."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
     if not isinstance(values, dict):
-        raise ConfigError(f"{path} must hold names with values, and is a {type(values).__name__}: fetch it again")
+        raise ConfigError(f"{path} must contain a JSON object, got a {type(values).__name__}: fetch it again")
     return values
 
 
 def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
-    """A dataclass of those values that it has fields for, which must be of their types; others are left alone.
+    """Makes a dataclass from the values of its fields, which must have the fields' types; other values are ignored.
 
     Raises:
-      ConfigError: a value is of another type, or one without a default is missing.
+      ConfigError: a value has another type, or one without a default is missing.
 
     >>> Size = dataclasses.make_dataclass("Size", [("n_layer", int)])
     >>> typed(Size, {"n_layer": 2, "use_cache": True}, "config.json")
@@ -65,17 +65,17 @@ def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
 
 
 def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> None:
-    """Raises ConfigError for a choice that is there and none of the known ones, of which the first is the default."""
+    """Raises ConfigError for a value that is not one of its known choices; the first of them is the default."""
     for name, choices in known.items():
         if values.get(name, choices[0]) not in choices:
-            raise ConfigError(f"{path}: {name}={values[name]!r} is not known, only {' and '.join(map(repr, choices))}")
+            raise ConfigError(f"{path}: {name}={values[name]!r} is unsupported, only {' or '.join(map(repr, choices))}")
 
 
 def read_tokens(folder: Path) -> dict[str, Any]:
-    """Those `TOKENS` that config.json has, or else generation_config.json, each a number or several.
+    """The `TOKENS` in config.json, or else in generation_config.json, each one number or several.
 
     Raises:
-      ConfigError: a file cannot be read, or what it has is no number.
+      ConfigError: a file cannot be read, or a value is not a number.
     """
     found: dict[str, Any] = {}
     for file in (folder / CONFIG, folder / GENERATION):
@@ -91,16 +91,16 @@ def read_tokens(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors of a folder, by name: of one file, or of those that an index lists.
+    """All tensors of a folder by name, from one file or from the files that an index lists.
 
     Raises:
-      ConfigError: a file is missing or damaged, or lacks what the index says of it.
+      ConfigError: a file is missing or damaged, or lacks a tensor that the index says it has.
     """
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return _read_file(folder / WEIGHTS)
     places = read_object(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(f, str) and Path(f).name == f for f in places.values()):
-        raise ConfigError(f"{folder / INDEX} has no weight_map from tensors to files beside it")
+        raise ConfigError(f"{folder / INDEX} has no weight_map from tensors to files in the same folder")
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(set(places.values())):
         held = _read_file(folder / file)
@@ -122,16 +122,16 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
 
 
 def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
-    """The tensor in float32, or in float64 if it is of that; ConfigError if it holds no real numbers."""
+    """The tensor in float32, or in float64 if it has that type; ConfigError if it is not floating-point."""
     if array.dtype in (np.float32, np.float64):
         return array
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ConfigError(f"{folder}: {name} is of type {array.dtype.name}: quantised weights are not known")
+        raise ConfigError(f"{folder}: {name} has type {array.dtype.name}: quantised weights are not supported")
     return array.astype(np.float32)
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes config.json and model.safetensors, each whole or not at all; the folder is made where there is none.
+    """Writes config.json and model.safetensors, each completely or not at all; creates the folder if there is none.
 
     Raises:
       ConfigError: the folder cannot be written to.
@@ -158,10 +158,10 @@ def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
 
 
 def create(kind: Any, config: Any, params: Mapping[Any, Any]) -> Any:
-    """A model with these parameters, as `nnx.to_pure_dict` gives them; those absent are drawn as usual, with seed 0."""
+    """A model with these parameters, in the form of `nnx.to_pure_dict`; absent ones are initialised with seed 0."""
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
     if {path for path, _ in nnx.to_flat_state(state)} - flatten_dict(params).keys():
-        # Under jit: one by one, the operations of an initialisation take many times as long.
+        # Under jit, because operation by operation an initialisation takes many times as long.
         drawn = jax.jit(lambda: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(0)))))()
         params = overlay(drawn, params)
     nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))

@@ -1,4 +1,4 @@
-"""Folders in the format of Hugging Face's transformers: config.json, and tensors by the names of an architecture."""
+"""Folders in the format of Hugging Face's transformers: config.json, and tensors with an architecture's names."""
 
 import dataclasses
 import re
@@ -16,17 +16,17 @@ from cope_jax.exchange.safetensors_io import CONFIG, TOKENS, Params
 from cope_jax.models.decoder import DecoderConfig
 
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
-"""The output layer that a file of a decoder may have though it is tied to the embedding."""
+"""The output layer, which a decoder's file may contain although it is tied to the embedding."""
 _LEAVES = {**dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight"), "bias": "bias", "bias_V": "bias"}
-"""The parameters of our modules → what theirs call them."""
+"""Names of parameters in our modules → in theirs."""
 _EARLIER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Ends of names in old files → in those of today."""
+"""Ends of names in old files → in current ones."""
 
 
 class _Entry(NamedTuple):
-    """A tensor of a file, or one of each layer where {} stands for its number in the name.
+    """A tensor of a file, or one for each layer if its name has {} in place of the layer's number.
 
-    Several of our paths lie there side by side, along the last axis; what is transposed, as [outputs, inputs].
+    If there are several of our paths, it concatenates them along the last axis. If transposed, it is [outputs, inputs].
     """
 
     name: str
@@ -47,16 +47,16 @@ class Format:
 
     Attributes:
       kind: its `model_type`.
-      model: the class of ours.
-      modules: theirs → ours, of which several lie side by side, with spaces between; {} stands for the layer.
-      prefixes: with which names begin; one that does not lacks the first.
-      ignored: names without meaning.
-      tied: tensors that a file may have once more, and the parameters that they must equal.
-      read: our config from theirs, of a file that errors name.
-      write: the choices of our config that theirs has no words for, and theirs.
-      adapt: our parameters as the format has a place for them.
-      optional: beginnings of the names of what may be absent, there and here.
-      plain: beginnings of the names of matrices that lie there as here, [inputs, outputs].
+      model: our class.
+      modules: theirs → ours; several of ours, separated by spaces, are concatenated; {} is the layer's number.
+      prefixes: of the names; a name without one of them gets the first.
+      ignored: pattern of names to ignore.
+      tied: redundant tensors of a file → the parameters that they must equal.
+      read: makes our config from their values and the file's path, for errors.
+      write: makes (the choices that the format cannot represent, their values) from our config.
+      adapt: converts our parameters to those that the format can represent.
+      optional: prefixes of the tensors that may be absent, in the file and in our parameters.
+      plain: prefixes of the matrices that the file stores as we do, [inputs, outputs].
     """
 
     kind: str
@@ -72,12 +72,12 @@ class Format:
     plain: tuple[str, ...] = ()
 
     def read_config(self, folder: Path) -> Any:
-        """The config of a model, whose tensors are not read."""
+        """The config of a model; its tensors are not read."""
         path = folder / CONFIG
         values = safetensors_io.read_object(path)
         kind = values.get("model_type", "bert")
         if kind != self.kind:
-            raise ConfigError(f"{path} is of a model of type {kind!r}, and not of {self.kind!r}")
+            raise ConfigError(f"{path} is for a model of type {kind!r}, not {self.kind!r}")
         return self.read(values, str(path))
 
     def load(self, folder: Path) -> tuple[Any, Params]:
@@ -103,22 +103,22 @@ class Format:
         for theirs, ours in self.tied.items():
             tied = tensors.pop(theirs, None)
             if tied is not None and not np.array_equal(tied, params.get(ours, ())):
-                raise ConfigError(f"{folder}: {theirs} differs from {ours}, to which {CONFIG} says it is tied")
+                raise ConfigError(f"{folder}: {theirs} differs from {ours}, although {CONFIG} ties them")
         if tensors:
-            raise ConfigError(f"{folder}: {min(tensors)!r} is no tensor of this model ({len(tensors)} such names)")
+            raise ConfigError(f"{folder}: {min(tensors)!r} is not a tensor of this model ({len(tensors)} such names)")
         return config, unflatten_dict(params, sep="/")
 
     def save(
         self, folder: str | Path, config: Any, params: Mapping[str, Any], tokens: Mapping[str, Any] | None = None
     ) -> None:
-        """Writes a model that `load` and transformers read, with `tokens` in its config.json.
+        """Writes a model for `load` and transformers, with `tokens` in its config.json.
 
         Raises:
-          ConfigError: choices that the format has no words for, or the parameters are not those of the config.
+          ConfigError: the format cannot represent the config, or the parameters do not fit it.
         """
         strange, written = self.write(config)
         if strange:
-            raise ConfigError(f"the format of {self.kind} has no words for {', '.join(strange)}")
+            raise ConfigError(f"the format {self.kind} cannot represent {', '.join(strange)}")
         held, wanted = flatten_dict(self.adapt(config, params), sep="/"), self._shapes(config)
         tensors = {}
         for entry in self._entries(wanted):
@@ -128,7 +128,7 @@ class Format:
             for path, array in found.items():
                 if array is None or np.shape(array) != wanted[path]:
                     raise ConfigError(
-                        f"parameter {path} has shape {list(np.shape(array))}, and by the config {list(wanted[path])}"
+                        f"parameter {path} has shape {list(np.shape(array))}, but the config needs {list(wanted[path])}"
                     )
             whole = np.concatenate([np.asarray(array) for array in found.values()], axis=-1)
             rows = whole if entry.stacked else whole[None]
@@ -142,7 +142,7 @@ class Format:
         return {"/".join(map(str, path)): leaf.shape for path, leaf in found.items()}
 
     def _entries(self, wanted: Mapping[str, Any]) -> Iterator[_Entry]:
-        """The tensors of those parameters that a model has."""
+        """The tensors of the parameters that a model has."""
         for theirs, ours in self.modules.items():
             for leaf, end in _LEAVES.items():
                 paths = [f"{module}/{leaf}".lstrip("/") for module in ours.split(" ")]
@@ -153,7 +153,7 @@ class Format:
 def _parts(
     entry: _Entry, wanted: list[tuple[int, ...]], tensors: dict[str, np.ndarray], folder: Path, num_layers: int
 ) -> list[np.ndarray]:
-    """The parameters that lie in a tensor, or in one of each layer, which are taken out of `tensors`."""
+    """The parameters in a tensor, or in one tensor of each layer; removes these from `tensors`."""
     widths = [shape[-1] for shape in wanted]
     expected = (*wanted[0][entry.stacked : -1], sum(widths))
     rows = []
@@ -164,7 +164,7 @@ def _parts(
         there = expected[::-1] if entry.transposed else expected
         if array.shape != there:
             raise ConfigError(
-                f"{folder}: {name} has shape {list(array.shape)}, and by {CONFIG} {list(there)}: they are of "
+                f"{folder}: {name} has shape {list(array.shape)}, but {CONFIG} needs {list(there)}: they belong to "
                 f"different models"
             )
         rows.append(array.T if entry.transposed else array)
@@ -173,7 +173,7 @@ def _parts(
 
 
 def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A decoder's parameters where the scale of the logits, which the formats have not, is in the last norm."""
+    """A decoder's parameters with the scale of the logits, which the formats do not have, moved into the last norm."""
     scale = config.logit_scale
     if scale is None:
         scale = config.block.model_dim**-0.5 if config.tie_embeddings else 1.0
@@ -184,7 +184,7 @@ def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mappin
 
 
 def strange_choices(config: Any, encoding: str, **told: tuple[Any, ...]) -> list[str]:
-    """The choices that a format cannot say; `told` are those of the block that it can."""
+    """The choices that a format cannot represent; `told` are the values of the block that it can."""
     names = [name for name, _ in config.encoding.parts]
     found = [] if names == [encoding] else [f"encoding {'+'.join(names) or 'none'}"]
     return found + [
@@ -195,12 +195,12 @@ def strange_choices(config: Any, encoding: str, **told: tuple[Any, ...]) -> list
 
 
 def common_values(config: Any) -> dict[str, Any]:
-    """What all architectures say in the same words."""
+    """The values that have the same names in all architectures."""
     stddev = config.block.initial_stddev
     return {"vocab_size": config.vocab_size, "initializer_range": 0.02 if stddev is None else stddev}
 
 
 def decoder_values(config: DecoderConfig) -> dict[str, Any]:
-    """What both decoders say in the same words."""
-    # Without tokens of their own, transformers takes those of its defaults.
+    """The values that have the same names in both decoders."""
+    # The tokens are None, because transformers would replace absent ones with its defaults.
     return common_values(config) | {"tie_word_embeddings": config.tie_embeddings, **dict.fromkeys(TOKENS)}

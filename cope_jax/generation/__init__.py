@@ -1,1 +1,1 @@
-"""Text and tokens from a trained model."""
+"""Generates text and tokens with a trained model."""

@@ -1,4 +1,4 @@
-"""Text, or any tokens, from a model: prompts are read once, then one token follows the other over a cache."""
+"""Generates tokens with a model: reads the prompts once, then continues token by token with a cache."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -28,11 +28,11 @@ def generate(
     top_p: float | None = None,
     stop_token: int | None = None,
 ) -> list[np.ndarray]:
-    """Continues each prompt, a token at a time, each drawn from softmax(logits/temperature) of the tokens before it.
+    """Continues each prompt token by token, each sampled from softmax(logits/temperature) given the tokens before it.
 
-    The whole batch runs as one compiled program, which ends when every row has said the stop token. Another key,
-    temperature, `top_p` or stop token runs the same program; another size of the batch, length of its longest prompt,
-    `max_new_tokens` or `top_k`, and `top_p` where there was none, compile again.
+    The batch runs as one compiled program, which ends early if every row has generated the stop token. Another key,
+    temperature, `top_p` or stop token runs the same program. Another batch size, length of the longest prompt,
+    `max_new_tokens` or `top_k` compiles again, and so does `top_p` in place of None.
 
     >>> from cope_jax.encodings import EncodingConfig
     >>> from cope_jax.models.decoder import Decoder, DecoderConfig
@@ -44,19 +44,19 @@ def generate(
     Args:
       model: a module like `cope_jax.models.decoder.Decoder`.
       prompts: tokens of each prompt; they may differ in length.
-      max_new_tokens: how many tokens follow each at most.
-      key: the random key, or those of the rows, `[B]`, as `sampling.row_keys` makes them of one.
+      max_new_tokens: maximum number of new tokens of each row.
+      key: the random key, or one for each row, `[B]`, as from `sampling.row_keys`.
       temperature: 0 takes the most probable token.
-      top_k: only the so many most probable tokens are drawn from.
-      top_p: only the fewest tokens that together have this probability are drawn from; after `top_k`. Holtzman et al.
+      top_k: sample from the k most probable tokens.
+      top_p: sample from the fewest tokens that together have this probability, after `top_k`. Holtzman et al.
         (arXiv 1904.09751).
       stop_token: a row ends with it; None: never.
 
     Returns:
-      The new tokens of each row, int32, with the stop token where it came.
+      The new tokens of each row, int32, including the stop token if it was generated.
 
     Raises:
-      ConfigError: an argument of a wrong kind or out of range, or more positions than a table of the encoding has.
+      ConfigError: an argument has a wrong type or is out of range, or a table of the encoding has too few positions.
     """
     new_BT, count_B = _generate(_request(model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token))
     return [row[:count] for row, count in zip(np.asarray(new_BT), np.asarray(count_B), strict=True)]
@@ -65,12 +65,12 @@ def generate(
 def generate_stream(
     model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, chunk: int = 8, **arguments: Any
 ) -> Iterator[list[np.ndarray]]:
-    """The tokens of `generate` while they are drawn: those of each row that are new, again and again.
+    """Yields the tokens of `generate` while they are generated: each time the new tokens of each row.
 
-    First the one that follows each prompt, then `chunk` at a time. Two programs run, one that reads the prompts and
-    one that goes on, whatever the chunk; both are compiled when the first tokens come.
+    First comes the token after each prompt, then `chunk` tokens at a time. Two programs run, for any `chunk`: one reads
+    the prompts, the other continues. Both are compiled before the first tokens come.
 
-    `chunk` is how many tokens of each row come between two looks at them. All other arguments, and errors, are those of
+    `chunk` is the maximum number of new tokens of each row in one list. All other arguments, and errors, are those of
     `generate`.
 
     >>> from cope_jax.encodings import EncodingConfig
@@ -85,7 +85,7 @@ def generate_stream(
 
 
 class _Loop(NamedTuple):
-    """What goes from one token to the next."""
+    """The state that is carried from token to token."""
 
     step: Array
     running_B: Array
@@ -121,7 +121,7 @@ def _request(
     top_p: float | None = None,
     stop_token: int | None = None,
 ) -> _Request:
-    """ConfigError for arguments of `generate` that make no sense."""
+    """Checks the arguments of `generate`; ConfigError if one is wrong."""
     vocab_size = model.config.vocab_size
     tokens_BL, lengths_B = pad_left(prompts, vocab_size)
     for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k), ("stop_token", stop_token)):
@@ -136,7 +136,7 @@ def _request(
     if stop_token is not None:
         check_tokens("stop_token", np.array([stop_token]), vocab_size)
     longest = int(lengths_B.max())
-    what = f"a prompt of {longest} tokens and {max_new_tokens} new ones are too many"
+    what = f"a prompt of {longest} tokens and {max_new_tokens} new ones is too long"
     # The last token is never read, so it needs no position.
     check_positions(model, longest + max_new_tokens - 1, what, "ask for fewer")
     graph, state = nnx.split(model)
@@ -153,12 +153,12 @@ def _request(
 def _keys(key: Array, rows: int) -> Array:
     """The key of each row, `[B]`."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape not in ((), (rows,)):
-        raise ConfigError(f"generate.key must be a key of jax.random.key, or {rows}, one for each row")
+        raise ConfigError(f"generate.key must be a key from jax.random.key, or {rows} keys, one for each row")
     return key if key.shape else row_keys(key, range(rows))
 
 
 def _begin(request: _Request) -> _Loop:
-    """Reads the prompts, and draws the first token of each row."""
+    """Reads the prompts and samples the first token of each row."""
     (batch, length), most = request.tokens_BL.shape, request.max_new_tokens
     # The last token is never read, so it needs no slot.
     logits_BV, cache = request.model.prefill(request.tokens_BL, length + most - 1, lengths_B=request.lengths_B)
@@ -169,7 +169,7 @@ def _begin(request: _Request) -> _Loop:
 
 
 def _advance(request: _Request, loop: _Loop, until: int | Array) -> _Loop:
-    """Draws one token after the other, until each row has so many or has said the stop token."""
+    """Samples token by token, up to `until` tokens, or until every row has generated the stop token."""
     model, params = request.model, request.params
 
     def unfinished(loop: _Loop) -> Array:
@@ -188,7 +188,7 @@ def _advance(request: _Request, loop: _Loop, until: int | Array) -> _Loop:
 
 @jax.jit
 def _generate(request: _Request) -> tuple[Array, Array]:
-    """(new_BT, how many of them count in each row)."""
+    """(new_BT, the number of valid tokens in each row)."""
     loop = _advance(request, _begin(request), request.max_new_tokens)
     return loop.new_BT, loop.count_B
 
@@ -201,7 +201,7 @@ def _chunks(request: _Request, chunk: int) -> Iterator[list[np.ndarray]]:
     loop = _first(request)
     seen_B, until = np.zeros(len(request.tokens_BL), np.int32), 1
     while True:
-        # The first of these draws nothing: it compiles, so that the tokens behind come at an even speed.
+        # The first call samples nothing. It compiles, so that later tokens come at an even speed.
         loop = _next(request, loop, np.int32(until))
         new_BT, count_B = np.array(loop.new_BT), np.array(loop.count_B)
         yield [row[seen:count] for row, seen, count in zip(new_BT, seen_B, count_B, strict=True)]

@@ -1,23 +1,23 @@
-"""The text of a row while its tokens are drawn."""
+"""Decodes the text of a row while its tokens are generated."""
 
 from collections.abc import Callable, Sequence
 
 import numpy as np
 
 TORN = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder writes for bytes that are no whole character."""
+"""What a decoder writes for bytes that are not a complete character."""
 
 
 class Continuation:
-    r"""What follows a prompt, in pieces that are settled: no character is torn, and no stop text begun.
+    r"""The text after a prompt, in final pieces: none ends within a character or within a possible stop text.
 
-    Only new tokens are decoded, with those of the last whole text before them, for a decoder may write the first of a
-    text otherwise, such as without its space.
+    Only new tokens are decoded, together with those of the last complete text before them. A decoder may write the
+    first token of a text differently, for example without its space.
 
     Args:
-      decode: tokens as text, where more tokens only add to the text, but for a character that was torn at its end.
-      prompt: the tokens of the prompt, whose text is left out.
-      stop: texts that end the continuation before them: the one that is whole first, of those the longest.
+      decode: tokens as text. More tokens must only append text, but may complete a character at its end.
+      prompt: the tokens of the prompt; its text is left out.
+      stop: texts that end the continuation before them. The first that is complete counts, of several the longest.
 
     Attributes:
       text: all pieces so far.
@@ -34,12 +34,12 @@ class Continuation:
         self._decode = decode
         self._stop = tuple(stop)
         self._before = [int(token) for token in prompt]
-        self._tokens: list[int] = []  # behind those, of which the last may be half a character
+        self._tokens: list[int] = []  # after those; the last may be an incomplete character
         self._held = ""  # the text before these tokens that was held back
-        self._shown = 0  # letters of what was held back, and of the text of these tokens, that have been given
+        self._shown = 0  # how many characters of the held text and of these tokens' text were returned
 
     def add(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """The text that is settled now and was not before; none behind a stop text."""
+        """Adds tokens and returns the text that became final; nothing after a stop text."""
         if self.ended or not len(tokens):
             return ""
         self._tokens += [int(token) for token in tokens]
@@ -52,7 +52,7 @@ class Continuation:
         return new
 
     def finish(self) -> str:
-        """What was held back, when no more tokens come."""
+        """Returns the text that was held back, when no more tokens come."""
         return "" if self.ended else self._settle(self._held + self._written(), lambda text: 0)
 
     def _written(self) -> str:
@@ -61,7 +61,7 @@ class Continuation:
         return self._decode(np.array(self._before + self._tokens, np.int32))[len(before) :]
 
     def _settle(self, text: str, held: Callable[[str], int]) -> str:
-        # By where they end, so that it does not matter how much of the text is there already.
+        # Ordered by their ends, so that the result does not depend on how much text there is already.
         found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop, self._shown)) >= 0]
         self.ended = bool(found)
         settled = text[: min(found)[1]] if found else text[: len(text) - held(text)]
@@ -71,6 +71,6 @@ class Continuation:
         return new
 
     def _begun(self, text: str) -> int:
-        """How many letters at the end may turn out to be the beginning of a stop text."""
+        """The number of characters at the end that may begin a stop text."""
         sizes = (size for stop in self._stop for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size]))
         return max(sizes, default=0)

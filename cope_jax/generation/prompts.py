@@ -11,7 +11,7 @@ from cope_jax.errors import ConfigError
 
 
 def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens_BL with zeros before the shorter prompts, lengths_B), both int32; ConfigError for what is no token.
+    """(tokens_BL with zeros before the shorter prompts, lengths_B), both int32; ConfigError if one is not a token.
 
     >>> pad_left([[1, 2, 3], [4]], 5)[0].tolist()
     [[1, 2, 3], [0, 0, 4]]
@@ -30,9 +30,9 @@ def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndar
 
 
 def check_positions(model: Any, length: int, what: str, remedy: str) -> None:
-    """ConfigError where a table of a decoder's encoding has no row for one of `length` positions.
+    """ConfigError if a table of a decoder's encoding has fewer rows than `length` positions.
 
-    The message begins with `what`, which has these positions and is too much, and ends with the `remedy`.
+    The message begins with `what`, which says what is too long, and ends with the `remedy`.
     """
     width = model.config.block.model_dim
     positions_1L = np.arange(length, dtype=np.int32)[None]
@@ -40,13 +40,13 @@ def check_positions(model: Any, length: int, what: str, remedy: str) -> None:
     try:
         jax.eval_shape(lambda x_1LD: model.encoding.embed(x_1LD, positions_1L), x_1LD)
     except ConfigError as error:
-        raise ConfigError(f"{what}, for {str(error).partition(':')[0]}: {remedy}") from error
+        raise ConfigError(f"{what}, because {str(error).partition(':')[0]}: {remedy}") from error
 
 
 def _row(prompt: Any) -> np.ndarray:
     try:
         row_L = np.asarray(prompt)
-    except ValueError:  # lists of several lengths
+    except ValueError:  # lists of different lengths
         row_L = np.empty((0, 0))
     if row_L.ndim != 1 or (row_L.size and row_L.dtype.kind not in "iu"):
         raise ConfigError(f"prompts must be a list of lists of integers, got the prompt {_shown(prompt)}")
@@ -58,7 +58,7 @@ def _shown(value: Any) -> str:
 
 
 def check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
-    """ConfigError for the first that is none of the vocabulary's."""
+    """ConfigError for the first token outside of the vocabulary."""
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if outside.size:
         raise ConfigError(f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size}")

@@ -1,4 +1,4 @@
-"""Text from a recurrent language model: prompts are read once, then one word follows the other, with the state.
+"""Generates text with a recurrent language model: reads the prompts once, then continues word by word from the state.
 
 >>> from cope_jax.models.rnn_lm import RNNLM, RNNLMConfig
 >>> model = RNNLM(RNNLMConfig(vocab_size=16, embed_dim=4, hidden_dim=4), rngs=nnx.Rngs(0))
@@ -30,16 +30,16 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
 ) -> np.ndarray:
-    """Continues each prompt, a word at a time, each drawn from softmax(logits/temperature) of the words before it.
+    """Continues each prompt word by word, each sampled from softmax(logits/temperature) given the words before it.
 
-    Takes a recurrent language model like `RNNLM`, whose forward direction speaks. Other arguments, and errors, are
-    those of `cope_jax.generation.decoding`. The new words are int32 `[B, max_new_tokens]`.
+    `model` is a recurrent language model like `RNNLM`; its forward direction generates. Other arguments, and errors,
+    are those of `cope_jax.generation.decoding`. The new words are int32 `[B, max_new_tokens]`.
     """
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
     check_at_least(0, "generate", temperature=temperature)
     vocab_size = model.config.vocab_size
     padded_BL, lengths_B = pad_left(prompts, vocab_size)
-    # Padding stands behind the prompts here, where the state does not see it.
+    # Here padding comes after the prompts, so that it does not reach the state.
     tokens_BL = np.stack([np.roll(row, length - len(row)) for row, length in zip(padded_BL, lengths_B, strict=True)])
     graphdef, state = nnx.split(model)
     keys_T, top_k = jax.random.split(key, max_new_tokens), None if top_k is None else min(top_k, vocab_size)

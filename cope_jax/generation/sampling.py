@@ -1,4 +1,4 @@
-"""The next token of each row, drawn from logits."""
+"""Samples the next token of each row from logits."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from cope_jax.array_types import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How rows are drawn, each with a key of its own, so that none depends on those beside it."""
+    """How rows are sampled. Each row has its own key, so that it does not depend on the others."""
 
     keys_B: Array
     temperature: Any
@@ -24,7 +24,7 @@ class SamplingParams:
 
 
 def row_keys(key: Array, rows: Sequence[int]) -> Array:
-    """A key for each of some rows, `[B]`, by their numbers.
+    """The keys of the rows with these numbers, `[B]`.
 
     >>> bool(row_keys(jax.random.key(0), [3, 4])[1] == row_keys(jax.random.key(0), [4])[0])
     True
@@ -33,7 +33,7 @@ def row_keys(key: Array, rows: Sequence[int]) -> Array:
 
 
 def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
-    """The token of each row that is drawn at a step."""
+    """Samples the token of each row at a step."""
 
     def row(logits_V: Array, key: Array) -> Array:
         key = jax.random.fold_in(key, step)
@@ -43,10 +43,10 @@ def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
 
 
 def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None) -> Array:
-    """One token of each row, int32; for a temperature of 0 the most probable, the lowest of equals."""
-    # What is below the smallest normal number counts as 0 to some processors, and so to all here.
+    """Samples one token of each row, int32; at temperature 0 the most probable, of equals the lowest."""
+    # Some processors treat numbers below the smallest normal one as 0, so this does on all.
     drawn_at_all = temperature >= jnp.finfo(jnp.float32).tiny
-    # From the maximum down, no quotient is +∞, however small the temperature.
+    # Relative to the maximum, no quotient is +∞, however small the temperature.
     below_BV = logits_BV - logits_BV.max(axis=-1, keepdims=True)
     scaled_BV = below_BV / jnp.where(drawn_at_all, temperature, 1)
     if top_k is not None:
@@ -68,7 +68,7 @@ def keep_top_k(logits_BV: Array, k: int) -> Array:
 
 
 def keep_top_p(logits_BV: Array, p: Array | float) -> Array:
-    """The fewest of each row's logits whose probabilities reach p together, and −∞ for the others; at least one.
+    """The fewest of each row's logits whose probabilities sum to p or more, and −∞ for the others; at least one.
 
     The nucleus of Holtzman et al. (arXiv 1904.09751). Of equals the lower token stays; p = 1 keeps all.
 
@@ -77,7 +77,7 @@ def keep_top_p(logits_BV: Array, p: Array | float) -> Array:
     """
     order_BV = jnp.argsort(-logits_BV, axis=-1)
     sorted_BV = jax.nn.softmax(jnp.take_along_axis(logits_BV, order_BV, axis=-1), axis=-1)
-    # Before the first stands −1, so that it stays even where p is rounded to 0.
+    # −1 before the first keeps it even if p is rounded to 0.
     before_BV = jnp.pad(jnp.cumsum(sorted_BV, axis=-1)[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     return _keep(logits_BV, order_BV, (before_BV < p) | (p >= 1))
 

@@ -1,4 +1,4 @@
-"""A model that continues texts: it and its tokenizer, from a run or from a folder with a model."""
+"""Loads a model that generates text, and its tokenizer, from a run or from a folder with a model."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +10,7 @@ from cope_jax.tokenizers.tokenizer import Codec
 
 
 class TextGenerator(NamedTuple):
-    """A model with `prefill` and `decode`, what it is in a line, its codec, and the length that it was trained on."""
+    """A model with `prefill` and `decode`, its one-line title, its codec, and the length it was trained on."""
 
     title: str
     model: Any
@@ -19,16 +19,16 @@ class TextGenerator(NamedTuple):
 
 
 def load(folder: str | Path, seed: int | None = None) -> TextGenerator:
-    """The model of a run, by default its first seed, or of a folder with a model and its tokenizer.
+    """Loads the model of a run, by default of its first seed, or of a folder with a model and its tokenizer.
 
     Raises:
-      ConfigError: there is none, it cannot generate, or the tokenizer is missing or of another vocabulary.
+      ConfigError: there is no model, it cannot generate, or the tokenizer is missing or has another vocabulary.
     """
     found, able = load_folder(folder), models.able("generate")
     if found.name not in able:
         task = "" if found.experiment is None else f" on {found.experiment.task.name}"
         raise ConfigError(
-            f"{folder} holds a {found.name}{task}, which cannot generate here: give a run of a {' or '.join(able)}"
+            f"{folder} contains a {found.name}{task}, which cannot generate here: give a run of a {' or '.join(able)}"
         )
     codec = found.codec
     if codec is None:

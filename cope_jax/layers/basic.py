@@ -19,7 +19,7 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "swiglu": jax.nn.silu,
 }
 NORMS = {"layer": nnx.LayerNorm, "rms": nnx.RMSNorm}
-# E[x²] − E[x]² is off by some 1e-7 E[x²]: an epsilon that is smaller does not cover that where rows hardly vary.
+# E[x²] − E[x]² has an error of about 1e-7 E[x²]: a smaller epsilon does not cover that if rows hardly vary.
 _LEAST_EPSILON_OF_DIFFERENCES = 1e-6
 
 
@@ -28,8 +28,8 @@ def create_linear(
 ) -> nnx.Linear:
     """A layer y = W x + b in the compute type; b starts at 0.
 
-    W starts normal with standard deviation scale/√inputs; or, where the config has an `initial_stddev`, with that one,
-    whatever the scale, and cut at two of them.
+    W is initialised from a normal distribution with standard deviation scale/√inputs. If the config has an
+    `initial_stddev`, it is used instead, whatever the scale, and the distribution is truncated at two of them.
 
     `axes` are the logical axes of W, as `cope_jax.training.sharding` lists them; b has the second.
     """
@@ -51,7 +51,7 @@ def create_linear(
 
 
 def logits(layer: nnx.Linear, x: Array) -> Array:
-    """W x + b of a last layer, of x's type multiplied but summed and returned in float32 (float64 where x is).
+    """W x + b of a last layer: multiplied in x's type, summed and returned in float32 (float64 if x is).
 
     >>> layer = nnx.Linear(2, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     >>> logits(layer, jnp.ones((1, 2), jnp.bfloat16)).dtype.name
@@ -65,7 +65,7 @@ def logits(layer: nnx.Linear, x: Array) -> Array:
 class Norm(nnx.Module):
     """LayerNorm (Ba et al., arXiv 1607.06450) or RMSNorm (Zhang and Sennrich, arXiv 1910.07467) over the last axis.
 
-    Computed in float32 whatever the input's type (float64 where the compute type is), which the output keeps.
+    Computed in float32 whatever the input's type (float64 if the compute type is); the output has the input's type.
     """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
@@ -82,7 +82,7 @@ class Norm(nnx.Module):
         wide_BLD = x_BLD.astype(self.dtype)
         if self.dtype != jnp.float64:
             return self.norm(wide_BLD).astype(x_BLD.dtype)
-        with jax.numpy_dtype_promotion("standard"):  # Flax asks what float64 and float32 make together
+        with jax.numpy_dtype_promotion("standard"):  # Flax promotes float64 and float32
             return self.norm(wide_BLD)
 
 

@@ -22,9 +22,9 @@ class Block(nnx.Module):
 
     Args:
       config: sizes and choices.
-      encoding: the parts of the encoding that this layer has for itself.
+      encoding: the parts of the encoding that this layer has separately.
       shape: sizes for the encoding.
-      num_layers: of the model; what each adds to the residual stream starts smaller by 1/√(2·num_layers).
+      num_layers: of the model; what each layer adds to the residual stream is initially scaled by 1/√(2·num_layers).
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Block(nnx.Module):
         self.mlp_norm = Norm(config, rngs=rngs)
 
     def __call__(self, x_BLD: Array, shared: Composed, context: Context, dropout_key: Array | None = None) -> Array:
-        """The residual stream x_BLD after the block; `shared` are the parts of the encoding that the model has once."""
+        """The residual stream x_BLD after the block; `shared` are the parts of the encoding that all layers share."""
         keys = (None,) * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
         attended_BLD = self.attention(self._attention_input(x_BLD), self.compose(shared), context, keys[0])
         return self._add(x_BLD, attended_BLD, context.layout, keys[1], keys[2])
@@ -55,11 +55,11 @@ class Block(nnx.Module):
         return self._add(x_BLD, attended_BLD, context.layout), cache
 
     def maps(self, x_BLD: Array, shared: Composed, context: Context) -> dict[str, Array]:
-        """What the attention of this block looks like: see `SelfAttention.maps`."""
+        """The attention maps of this block: see `SelfAttention.maps`."""
         return self.attention.maps(self._attention_input(x_BLD), self.compose(shared), context)
 
     def compose(self, shared: Composed) -> Composed:
-        """The encoding of this layer's attention: the parts of the model and its own."""
+        """The encoding of this layer's attention: the shared parts and its own."""
         return Composed(shared.parts | self.encoding.parts, self.shape)
 
     def _attention_input(self, x_BLD: Array) -> Array:
@@ -73,7 +73,7 @@ class Block(nnx.Module):
         attention_key: Array | None = None,
         mlp_key: Array | None = None,
     ) -> Array:
-        """The residual stream after what attention adds to it, and the feed-forward layer."""
+        """Adds the output of attention, and then that of the feed-forward layer, to the residual stream."""
         rate, pre = self.config.dropout, self.config.norm_position == "pre"
         x_BLD = layout.constrain(x_BLD + dropout(attended_BLD, rate, attention_key), "batch", "length", None)
         x_BLD = x_BLD if pre else self.attention_norm(x_BLD)

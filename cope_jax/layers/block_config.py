@@ -1,4 +1,4 @@
-"""The choices of a transformer block."""
+"""The config of a transformer block."""
 
 import dataclasses
 from typing import Any, Literal
@@ -32,12 +32,12 @@ class BlockConfig:
       norm_position: "pre", x + f(norm(x)), or "post", norm(x + f(x)).
       use_bias: biases in the linear layers.
       dropout: rate for attention weights and for what each sublayer adds.
-      initial_stddev: standard deviation of the initial matrices, from a normal distribution that is cut at two of them;
-        None: 1/√inputs, and less where a layer adds to the residual stream.
-      compute_dtype: type of the matrix products; parameters, positions, logits and softmax are float32 in any case, but
-        for "float64", which is for comparisons: there everything is, and JAX has to be told (`jax_enable_x64`).
-      attention: implementation, as `cope_jax.attention.attend` takes it.
-      attention_blocks: its sizes of blocks, as `attend` takes them.
+      initial_stddev: standard deviation of the initial matrices, from a normal distribution truncated at two of them;
+        None: 1/√inputs, and less for a layer that adds to the residual stream.
+      compute_dtype: type of the matrix products; parameters, positions, logits and softmax are always float32. Only
+        "float64", for comparisons, computes everything in float64; it needs `jax_enable_x64`.
+      attention: the implementation, as in `cope_jax.attention.attend`.
+      attention_blocks: its block sizes, as `blocks` in `attend`.
     """
 
     model_dim: int = 64
@@ -76,7 +76,7 @@ class BlockConfig:
         return AttentionShape(self.num_heads, head_dim, self.num_kv_heads, self.model_dim, max_length)
 
     def matrix_parameters(self) -> tuple[int, int]:
-        """The parameters of a block's matrices, which every token meets, and H·K, the width of all heads together."""
+        """The number of parameters in a block's matrices, all used by every token; and H·K, the width of all heads."""
         shape = self.attention_shape(None)
         heads, kv_heads = shape.num_heads * shape.head_dim, shape.kv_heads * shape.head_dim
         mlp = (3 if self.activation == "swiglu" else 2) * self.model_dim * (self.mlp_dim or 4 * self.model_dim)

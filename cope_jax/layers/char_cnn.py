@@ -1,4 +1,4 @@
-"""A vector of each word from its characters."""
+"""Computes the vector of each word from its characters."""
 
 import dataclasses
 
@@ -22,9 +22,9 @@ class CharCNNConfig:
 
     Attributes:
       embed_dim: width of the embedding of a character.
-      filters: (characters that a filter sees, number of such filters), each.
-      num_highways: how many highway layers follow.
-      projection: width of a word's vector; None: that of all filters, without a projection.
+      filters: pairs of (characters that a filter sees, number of these filters).
+      num_highways: number of highway layers that follow.
+      projection: width of a word's vector; None: the number of all filters, without a projection.
     """
 
     embed_dim: int = 16
@@ -43,7 +43,7 @@ class CharCNNConfig:
         return sum(number for _, number in self.filters)
 
     def flops_per_word(self, max_characters: int) -> float:
-        """FLOPs of the products of one word, forward: the filters stand at every place of the word."""
+        """FLOPs of the products of one word, forward: the filters are applied at every place of the word."""
         indices = (max(max_characters - width + 1, 0) * width * number for width, number in self.filters)
         dense = 2 * self.num_highways * self.num_filters**2 + self.num_filters * (self.projection or 0)
         return 2.0 * (self.embed_dim * sum(indices) + dense)
@@ -52,7 +52,7 @@ class CharCNNConfig:
 class Highway(nnx.Module):
     """y = g · relu(W_t x + b_t) + (1 − g) · x with g = σ(W_c x + b_c). Srivastava et al. (arXiv 1505.00387).
 
-    b_c starts at −2, so that at first most of x is carried through; W normal with variance 1/width.
+    b_c is initialised to −2, so that at first most of x is carried through; W is normal with variance 1/width.
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
@@ -69,9 +69,9 @@ class CharCNN(nnx.Module):
 
         f_k = relu(max_p (Σ_i W_ki e_{p+i} + b_k)),  x = W_p highway_n(… highway_1(f)) + b_p
 
-    Filters stand only where all they see is in the word, whose padding is a character like others. Kim et al. (arXiv
-    1508.06615) as Peters et al. (arXiv 1802.05365) build it, whose numbering of characters `tokenizers.characters` has.
-    A padding word, all of whose characters are 0, has the vector 0.
+    Filters are applied only at places where they fit into the word; its padding is a character like others. Kim et al.
+    (arXiv 1508.06615), in the version of Peters et al. (arXiv 1802.05365); `tokenizers.characters` has their numbering
+    of characters. A padding word, all of whose characters are 0, has the vector 0.
 
     >>> config = CharCNNConfig(embed_dim=4, filters=((1, 2), (2, 3)), num_highways=1, projection=6)
     >>> layer = CharCNN(config, rngs=nnx.Rngs(0))
@@ -104,7 +104,7 @@ class CharCNN(nnx.Module):
             raise ConfigError(f"words of {size} characters are shorter than a filter of {widest}: pad them to {widest}")
         characters_NC = characters_BLC.reshape(batch * length, size)
         table_KE = self.embedding_KE[...]
-        # Within a word 0 does not occur: its row is of no use but in the count of the official sizes.
+        # 0 does not occur within a word: its row is unused, but the official sizes count it.
         is_none_NC = characters_NC == 0
         e_NCE = jnp.where(is_none_NC[..., None], jnp.zeros((), table_KE.dtype), lookup(table_KE, characters_NC))
         pairs = zip(self.filters, self.biases, strict=True)
@@ -131,7 +131,7 @@ def _dense(inputs: int, outputs: int, axes: tuple[str, str], *, bias: float = 0.
 def _maxima(e_NCE: Array, w_WEF: Array, b_F: Array) -> Array:
     """The relu of each filter's maximum over its places.
 
-    As products of windows: on a CPU the gradient of a convolution takes up to half as long again.
+    Computed as products of windows: on a CPU the gradient of a convolution takes up to 1.5 times as long.
     """
     width, _, filters = w_WEF.shape
     indices = e_NCE.shape[1] - width + 1

@@ -1,4 +1,4 @@
-"""Recurrent layers: cells, their run over time, and both directions side by side."""
+"""Recurrent layers: cells, their loop over time, and bidirectional layers."""
 
 import dataclasses
 import functools
@@ -16,12 +16,12 @@ from cope_jax.registry import check_at_least, check_choices
 
 CellName = Literal["tanh", "lstm"]
 Carry = tuple[Array, ...]
-"""The state between two steps, last what the layer puts out: (h_BP,) of a tanh cell, (c_BN, h_BP) of an LSTM."""
+"""The state between two steps, with the layer's output last: (h_BP,) for a tanh cell, (c_BN, h_BP) for an LSTM."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Cell:
-    """One step of a recurrent layer, from z = W_x x + b, which is known for all steps beforehand.
+    """One step of a recurrent layer, from z = W_x x + b, which is computed for all steps beforehand.
 
     "tanh", Elman (1990): h' = tanh(z + W_h h).
 
@@ -33,12 +33,12 @@ class Cell:
         h' = σ(o) · tanh(c'), or clip(W_p (σ(o) · tanh(c'))) with a projection
 
     Attributes:
-      name: which of both.
+      name: "tanh" or "lstm".
       width: N, of the state.
       projection: P, the width of h; None: N, without W_p.
       cell_clip: c' stays within ± this; None: no bound.
       projection_clip: the projected h' stays within ± this; None: no bound.
-      forget_bias: is added to f, and is no parameter.
+      forget_bias: a constant added to f; not a parameter.
     """
 
     name: CellName = "lstm"
@@ -55,7 +55,7 @@ class Cell:
         if self.name == "tanh" and any((self.projection, self.cell_clip, self.projection_clip, self.forget_bias)):
             raise ConfigError("a tanh cell has no projection, clips or forget_bias: use name='lstm'")
         if self.projection is None and self.projection_clip is not None:
-            raise ConfigError(f"cell.projection_clip={self.projection_clip} is of a projection: set cell.projection")
+            raise ConfigError(f"cell.projection_clip={self.projection_clip} needs a projection: set cell.projection")
 
     @property
     def outputs(self) -> int:
@@ -68,7 +68,7 @@ class Cell:
         return self.width * (4 if self.name == "lstm" else 1)
 
     def matrices(self, inputs: int) -> int:
-        """How many numbers the matrices of a layer of this cell have.
+        """The number of parameters in the matrices of a layer of this cell.
 
         >>> Cell(width=3).matrices(inputs=2)
         60
@@ -83,7 +83,7 @@ class Cell:
     def step(
         self, weights: tuple[Array, ...], carry: Carry, z_BG: Array, shift_BP: Array | None
     ) -> tuple[Carry, Array]:
-        """(the next state, what was projected); `shift_BP`, zeros, is added to the projection before the clip."""
+        """(next state, input of the projection); `shift_BP`, zeros, is added to the projection before the clip."""
         z_BG = z_BG + carry[-1] @ weights[0]
         if self.name == "tanh":
             h_BN = jnp.tanh(z_BG)
@@ -100,8 +100,8 @@ class Cell:
 class Recurrent(nnx.Module):
     """A cell over time: y_t = h_t of (c_t, h_t) = step(c_{t−1}, h_{t−1}, W_x x_t + b).
 
-    Only W_h h is left to the loop: the products with the inputs are one product for all steps, and so are, in the
-    backward pass, the gradients of all matrices. Every matrix and b start uniform within ±1/√N.
+    Only W_h h is computed in the loop. The products with the inputs are one product for all steps; in the backward
+    pass, so is the gradient of each matrix. Every matrix and b are initialised uniformly within ±1/√N.
 
     >>> layer = Recurrent(Cell("lstm", width=4), inputs=3, rngs=nnx.Rngs(0))
     >>> y_BLP, (c_BN, h_BP) = layer(jnp.ones((2, 5, 3)), lengths_B=jnp.array([5, 3]))
@@ -133,9 +133,9 @@ class Recurrent(nnx.Module):
         Args:
           x_BLD: the inputs.
           carry: the state before the first step; None: zeros.
-          lengths_B: how many inputs of each row are real, the first ones: the others are not read, the output there is
-            0, and the state is as it was; None: all.
-          reverse: from each row's last real input to its first.
+          lengths_B: number of real inputs of each row, which come first; None: all are real. The others are not read:
+            their output is 0, and they do not change the state.
+          reverse: run from each row's last real input to its first.
 
         Returns:
           (y_BLP at the places of the inputs, the state after the last step).
@@ -146,7 +146,7 @@ class Recurrent(nnx.Module):
         real_LB1 = None
         if lengths_B is not None:
             real_LB1 = np.arange(length, dtype=np.int32)[:, None, None] < jnp.asarray(lengths_B)[None, :, None]
-            # Else a NaN among what is not read would be in the gradients, which multiply it by 0.
+            # Otherwise a NaN in an input that is not real would reach the gradients, which multiply it by 0.
             x_LBD = jnp.where(real_LB1, x_LBD, jnp.zeros((), x_LBD.dtype))
         z_LBG = linear(x_LBD, self.inner_DG[...]) + self.bias_G[...][None, None]
         weights = (self.state_PG[...],) if self.outer_NP is None else (self.state_PG[...], self.outer_NP[...])
@@ -177,7 +177,7 @@ class Bidirectional(nnx.Module):
 
 
 def clear(carry: PyTree, reset_B: Array | None) -> PyTree:
-    """The state with zeros in the rows where `reset_B` is not 0; as it is where `reset_B` is None.
+    """The state with zeros in the rows where `reset_B` is not 0; unchanged if `reset_B` is None.
 
     >>> clear(jnp.ones((2, 1)), jnp.array([1.0, 0.0])).tolist()
     [[0.0], [1.0]]

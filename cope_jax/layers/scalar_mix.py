@@ -25,7 +25,7 @@ class ScalarMix(nnx.Module):
         self.gamma = nnx.Param(jnp.ones(()))
 
     def __call__(self, layers_JBLD: Array, mask_BL: Array | None = None) -> Array:
-        """The mix, `[B, L, D]`; `layer_norm` alone reads the mask, not 0 where a token is real; None: everywhere."""
+        """The mix, `[B, L, D]`; only `layer_norm` reads the mask, not 0 for real tokens; None: all are real."""
         if self.layer_norm:
             layers_JBLD = self._normed(layers_JBLD, mask_BL)
         return self.gamma[...] * jnp.einsum("J,JBLD->BLD", self.shares(), layers_JBLD)
@@ -35,7 +35,7 @@ class ScalarMix(nnx.Module):
         return jax.nn.softmax(self.weights_J[...])
 
     def penalty(self, strength: float) -> Array:
-        """What, added to a loss, keeps the mix near the mean of all layers: strength · ‖w‖²."""
+        """A term of the loss, strength · ‖w‖², that keeps the mix near the mean of all layers."""
         return strength * jnp.sum(self.weights_J[...] ** 2)
 
     def _normed(self, layers_JBLD: Array, mask_BL: Array | None) -> Array:

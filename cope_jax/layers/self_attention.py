@@ -52,10 +52,10 @@ class SelfAttention(nnx.Module):
     def extend(
         self, x_BLD: Array, encoding: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
     ) -> tuple[Array, Cache]:
-        """Appends the tokens that were entered into the cache last, and attends from them to all in it.
+        """Appends the tokens that were entered into the cache last, and attends from them to all tokens in it.
 
-        The cache is that of all layers of the model, of which `layer` is this one. `first` says that it held nothing
-        before these tokens, so that they attend among themselves alone.
+        The cache is for all layers of the model; `layer` is the index of this one. `first` says that it was empty
+        before these tokens, so they attend only to each other.
         """
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
         cache = cache.append(q, k, v, encoding=encoding, x_BLD=x_BLD, layer=layer)
@@ -72,7 +72,7 @@ class SelfAttention(nnx.Module):
         return {"attention": attention_weights(encoding, inputs), **encoding.maps(inputs.pairs())}
 
     def _execution(self, context: Context) -> dict[str, Any]:
-        # A sequence that no devices share, as where a config is checked, has no ring to go around.
+        # A sequence that is not split over devices, as when a config is checked, has no ring.
         alone = self.config.attention == "ring" and context.layout.length is None
         return {
             "implementation": "auto" if alone else self.config.attention,

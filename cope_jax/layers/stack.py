@@ -15,14 +15,14 @@ Remat = Literal["none", "full", "attention", "dots"]
 POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "attention": jax.checkpoint_policies.save_only_these_names(RESIDUALS),
-    # By name: policies do not see products in functions with gradients of their own, and CoPE's sums are products too.
+    # By name: policies do not see products in functions with custom gradients, and CoPE's sums are products too.
     "dots": jax.checkpoint_policies.save_only_these_names(RESIDUALS, PRODUCT),
 }
-"""What the backward pass keeps of a layer, besides its input, rather than recompute it."""
+"""What the backward pass keeps of a layer, in addition to its input, instead of recomputing it."""
 
 
 def create_stack(create: Callable[[nnx.Rngs], L], num_layers: int, *, rngs: nnx.Rngs) -> L:
-    """One layer whose every parameter has a leading axis over `num_layers`, each layer with random numbers of its own.
+    """Creates a module whose parameters have a leading axis over `num_layers`; each layer has its own random numbers.
 
     >>> create_stack(lambda rngs: nnx.Linear(2, 3, rngs=rngs), 4, rngs=nnx.Rngs(0)).kernel.shape
     (4, 2, 3)
@@ -39,14 +39,14 @@ def create_stack(create: Callable[[nnx.Rngs], L], num_layers: int, *, rngs: nnx.
 def scan_stack(
     stack: L, layer: Callable[[L, Any, Any], tuple[Any, Any]], carry: Any, inputs: Any, remat: Remat = "none"
 ) -> tuple[Any, Any]:
-    """Goes through the layers of a stack: the program, and its compile time, do not grow with depth.
+    """Applies the layers of a stack in one loop, so the program and its compile time do not grow with depth.
 
     Args:
       stack: from `create_stack`.
       layer: (one layer, carry, its input) → (carry, its output).
-      carry: what goes through all layers.
-      inputs: of each layer, with a leading axis over them; None: they have none.
-      remat: what the backward pass computes anew instead of keeping it: "none", or a name of `POLICIES`.
+      carry: the value that passes through all layers.
+      inputs: the input of each layer, with a leading axis over layers; None: they have none.
+      remat: what the backward pass recomputes instead of keeping it: "none", or a name of `POLICIES`.
 
     Returns:
       (carry, outputs with a leading axis over the layers).

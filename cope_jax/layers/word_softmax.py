@@ -10,7 +10,7 @@ from cope_jax.ops.losses import cross_entropy, sampled_cross_entropy
 
 
 class WordSoftmax(nnx.Module):
-    """Logits W h + b over the vocabulary; W is of shape `[V, D]`, as an embedding is, and may be one.
+    """Logits W h + b over the vocabulary; W has the shape `[V, D]` of an embedding, and may be one.
 
     >>> softmax = WordSoftmax(vocab_size=5, width=2, rngs=nnx.Rngs(0))
     >>> softmax(jnp.zeros((1, 3, 2))).shape
@@ -24,7 +24,7 @@ class WordSoftmax(nnx.Module):
         self.bias_V = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",))
 
     def __call__(self, x_BLD: Array, tied_VD: Array | None = None, layout: Layout = WHOLE) -> Array:
-        """logits_BLV; `tied_VD` is W where it is another layer's."""
+        """logits_BLV; `tied_VD` is W if it belongs to another layer."""
         logits_BLV = jnp.einsum("BLD,VD->BLV", x_BLD, self._table(tied_VD)) + self.bias_V[...][None, None]
         return layout.constrain(logits_BLV, "batch", "length", "width")
 
@@ -39,10 +39,10 @@ class WordSoftmax(nnx.Module):
         num_sampled: int = 0,
         layout: Layout = WHOLE,
     ) -> dict[str, Array]:
-        """Sums over the tokens: `loss` and, where all classes are computed, `token_error`.
+        """Sums over the tokens: `loss` and, if all classes are computed, `token_error`.
 
-        `num_sampled` classes are drawn from `sample_key`; without either, all are computed. `tied_VD` is W where it is
-        another layer's.
+        `num_sampled` classes are sampled with `sample_key`; without either, all are computed. `tied_VD` is W if it
+        belongs to another layer.
         """
         if sample_key is not None and num_sampled:
             table_VD, bias_V = self._table(tied_VD), self.bias_V[...]
@@ -59,5 +59,5 @@ class WordSoftmax(nnx.Module):
         if tied_VD is not None:
             return tied_VD
         if self.table_VD is None:
-            raise ValueError("a tied softmax needs the table of the embedding")
+            raise ValueError("a tied softmax needs the embedding table: pass tied_VD")
         return self.table_VD[...]

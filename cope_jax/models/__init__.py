@@ -1,4 +1,4 @@
-"""Models: one file each, one line each below.
+"""The models: one file each, imported by one line each below.
 
 >>> config = MODELS.get("rnn_lm").Config(vocab_size=8, embed_dim=4, hidden_dim=4)
 >>> type(create("rnn_lm", config, rngs=nnx.Rngs(0))).__name__

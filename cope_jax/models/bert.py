@@ -27,12 +27,12 @@ Pooling = Literal["first", "mean"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertOptions(EncoderOptions):
-    """What an experiment chooses of BERT's pretraining.
+    """The options that an experiment chooses for BERT's pretraining.
 
     Attributes:
       name: "bert".
-      predictions: the most tokens of a sequence that are predicted: the output layer sees so many, where else it would
-        see all, of which most have weight 0. None: all. More than that make the loss NaN.
+      predictions: maximum number of predicted tokens of a sequence. The output layer runs on only this many tokens
+        instead of all, most of which have weight 0. None: all. With more predicted tokens, the loss is NaN.
     """
 
     name: Literal["bert"] = "bert"
@@ -48,9 +48,9 @@ class BertConfig(BertOptions, EncoderConfig):
         check_at_least(1, "bert", predictions=self.predictions)
 
     def flops_per_token(self, length: int) -> float:
-        """Model FLOPs of training on one token: `encoder_flops`, and of what a sequence needs once its L-th part.
+        """Model FLOPs of training on one token: `encoder_flops`, plus 1/L of what a sequence needs once.
 
-        Those are P·(D² + D·V) for P predicted tokens, and D² + 2·D for the pooler and what follows it, 6 times.
+        A sequence needs 6 (P·(D² + D·V) + D² + 2·D): P predicted tokens, the pooler and the layer after it.
 
         >>> options = BertOptions.of_size("base", predictions=20)
         >>> round(BertConfig(**options.fields(), vocab_size=30522).flops_per_token(128) / 1e6)
@@ -64,13 +64,13 @@ class BertConfig(BertOptions, EncoderConfig):
 
 @MODELS.register("bert")
 class Bert(Model):
-    """BERT, which learns to fill in tokens that were masked, and to tell whether one text follows another.
+    """BERT, which learns to predict masked tokens and whether one text follows another.
 
         mlm = E norm(gelu(W x + b)) + c  at each predicted token,
         nsp = W₂ pooled + b₂  (0: the second text follows the first, 1: it is random).
 
-    The loss is the mean of the first over the predicted tokens, and that of the second over the sequences, added up.
-    Devlin et al. (arXiv 1810.04805). The table E is that of the words.
+    The loss is the first's mean over the predicted tokens plus the second's mean over the sequences. Devlin et al.
+    (arXiv 1810.04805). E is the embedding of the words.
 
     >>> config = BertConfig(vocab_size=16, max_length=8, num_layers=2, block=bert_block(8, 2))
     >>> mlm_BLV, nsp_B2 = Bert(config, rngs=nnx.Rngs(0))(jnp.zeros((1, 8), jnp.int32))
@@ -103,11 +103,10 @@ class Bert(Model):
     ) -> tuple[Array, Array]:
         """Predicts tokens, and whether the second text follows the first; arguments are those of `Encoder`, and one.
 
-        `indices_BP`, int32, says where in each sequence to predict; None: everywhere. A place outside of it gives NaN.
+        `indices_BP`, int32, are the places in each sequence to predict; None: all. A place outside of it gives NaN.
 
         Returns:
-          (mlm_BPV, nsp_B2), logits in float32 (float64 where the compute type is), with L for P where there are no
-          places.
+          (mlm_BPV, nsp_B2), logits in float32 (float64 if the compute type is). Without `indices_BP`, P is L.
         """
         x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key)
         chosen_BPD = x_BLD if indices_BP is None else take_tokens(x_BLD, indices_BP)
@@ -122,8 +121,8 @@ class Bert(Model):
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`mlm_loss` and `mlm_error` of the predicted tokens, `nsp_loss` and `nsp_error` of the sequences.
 
-        Fields of the batch: `inputs`, `segments`, `mask`, `targets`, `weights`, all `[B, L]`; `next`, `[B]`; maybe
-        `positions`. Rows whose first token is padding count for nothing.
+        Fields of the batch: `inputs`, `segments`, `mask`, `targets`, `weights`, all `[B, L]`; `next`, `[B]`; optionally
+        `positions`. Rows whose first token is padding do not count.
         """
         next_B = batch["next"]
         check_shapes("bert", {name: batch[name] for name in ("inputs", "targets", "weights")})
@@ -160,7 +159,7 @@ class Bert(Model):
 
 
 def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array) -> dict[str, SumAndWeight]:
-    """The loss, in nats, and the share of wrong ones."""
+    """The loss, in nats, and the share of wrong predictions."""
     total = jnp.sum(weights_BP)
     wrong_BP = (jax.lax.argmax(logits_BPV, 2, targets_BP.dtype) != targets_BP).astype(weights_BP.dtype)
     loss_BP = weights_BP.astype(logits_BPV.dtype) * cross_entropy(logits_BPV, targets_BP)
@@ -170,16 +169,16 @@ def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array)
 class BertEmbedder(ModelEmbedder):
     """All layers of a BERT: a word has the vector of its first piece, or the mean over its pieces.
 
-    [CLS] and [SEP] enclose the sentence. One that is too long is cut into windows that overlap by half, and a word
-    takes its vector from where it is farthest from a cut. Devlin et al. (arXiv 1810.04805), section 5.3.
+    [CLS] and [SEP] enclose the sentence. A sentence that is too long is cut into windows that overlap by half; a word
+    has its vector from the window where it is farthest from a cut. Devlin et al. (arXiv 1810.04805), section 5.3.
 
     Args:
       model: has `layers(tokens_BL, segments_BL, mask_BL)`, which gives `[J, B, L, D]`, embeddings first, and `config`.
       tokenizer: words to pieces.
       pooling: "first" or "mean".
-      max_length: places of a window, [CLS] and [SEP] included; None is what the model was made for.
-      name: see `ModelEmbedder`, as for further options.
-      options: see there.
+      max_length: places of a window, including [CLS] and [SEP]; None: the model's `max_length`.
+      name: see `ModelEmbedder`.
+      options: see `ModelEmbedder`.
     """
 
     title = "BERT"

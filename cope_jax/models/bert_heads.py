@@ -1,4 +1,4 @@
-"""What is put on a pretrained BERT: a classifier of sequences, and a tagger of words."""
+"""The heads on a pretrained BERT: a classifier of sequences, and a tagger of words."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -22,10 +22,10 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HeadOptions(EncoderOptions):
-    """What an experiment chooses of a head and the encoder under it.
+    """The options that an experiment chooses for a head and the encoder under it.
 
     Attributes:
-      head_dropout: rate for what the head reads.
+      head_dropout: dropout rate on the input of the head.
       frozen: the encoder stays as it is, without gradient, weight decay or dropout, and only the head is trained.
     """
 
@@ -38,7 +38,7 @@ class HeadConfig(HeadOptions, EncoderConfig):
     """The config of a head and the encoder under it.
 
     Attributes:
-      num_classes: C, of sequences or of words.
+      num_classes: C, the number of classes of sequences or words.
     """
 
     num_classes: int
@@ -58,7 +58,7 @@ class HeadConfig(HeadOptions, EncoderConfig):
         return ("encoder",) if self.frozen else ()
 
     def flops_per_token(self, length: int) -> float:
-        """Model FLOPs of training on one token: `encoder_flops`, of which a frozen encoder needs the forward third."""
+        """Model FLOPs of training on one token: `encoder_flops`, or its forward third if the encoder is frozen."""
         return self.encoder_flops(length) / (3 if self.frozen else 1)
 
 
@@ -74,7 +74,7 @@ class _Head(Model):
         return logits(self.out, dropout(x_BLD, self.config.head_dropout, key))
 
     def _keys(self, key: Array | None) -> tuple[Array | None, Array | None]:
-        """(of the encoder, of the head)."""
+        """(the key of the encoder, the key of the head)."""
         if key is None:
             return None, None
         encoder_key, head_key = jax.random.split(key)
@@ -86,7 +86,7 @@ class _Head(Model):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertClassifierOptions(HeadOptions):
-    """What an experiment chooses of a classifier of sequences."""
+    """The options that an experiment chooses for a classifier of sequences."""
 
     name: Literal["bert_classifier"] = "bert_classifier"
 
@@ -98,7 +98,7 @@ class BertClassifierConfig(BertClassifierOptions, HeadConfig):
 
 @MODELS.register("bert_classifier")
 class BertClassifier(_Head):
-    """Sorts sequences into classes by BERT's first token: logits = W dropout(pooled) + b. Devlin et al. (1810.04805).
+    """Classifies sequences by BERT's first token: logits = W dropout(pooled) + b. Devlin et al. (1810.04805).
 
     >>> import jax.numpy as jnp
     >>> from cope_jax.models.encoder import bert_block
@@ -128,9 +128,9 @@ class BertClassifier(_Head):
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """`loss` and `sequence_error`, the share of sequences of a wrong class; `token_error` is the same.
+        """`loss` and `sequence_error`, the share of misclassified sequences; `token_error` is the same.
 
-        Fields of the batch: `inputs`, `segments` and `mask`, `[B, L]`; `targets` and `weights`, `[B]`; maybe
+        Fields of the batch: `inputs`, `segments` and `mask`, `[B, L]`; `targets` and `weights`, `[B]`; optionally
         `positions`.
         """
         logits_BC = self(
@@ -144,7 +144,7 @@ class BertClassifier(_Head):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class BertTaggerOptions(HeadOptions):
-    """What an experiment chooses of a tagger.
+    """The options that an experiment chooses for a tagger.
 
     Attributes:
       name: "bert_tagger".
@@ -194,10 +194,10 @@ class BertTagger(_Head):
         positions_BP: Any = None,
         dropout_key: Array | None = None,
     ) -> Array:
-        """logits_BLC of each word; arguments are those of `Encoder`, but for the places of the words.
+        """logits_BLC of each word; arguments are those of `Encoder`, and the places of the words.
 
-        `starts_BL`, int32, has that of each word's first piece, and behind the last word anything within [0, P). A
-        place outside of that gives NaN.
+        `starts_BL`, int32, has the place of each word's first piece and, after the last word, anything within [0, P).
+        A place outside of this range gives NaN.
         """
         encoder_key, head_key = self._keys(dropout_key)
         inputs = tokens_BP, segments_BP, mask_BP
@@ -213,7 +213,7 @@ class BertTagger(_Head):
         """`loss`, `token_error` and `sequence_error` of the words.
 
         Fields of the batch: `inputs`, `segments` and `mask`, `[B, P]`; `starts`, `targets` and `weights`, `[B, L]`;
-        maybe `positions`, of the pieces.
+        optionally `positions`, of the pieces.
         """
         check_shapes("bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")})
         logits_BLC = self(

@@ -25,24 +25,24 @@ from cope_jax.ops.gather import lookup
 from cope_jax.ops.losses import sampled_cross_entropy, token_measures
 from cope_jax.registry import check_at_least, check_choices
 
-PADDING = -1  # the segment of the tokens that stand before a shorter prompt
+PADDING = -1  # the segment of the padding before a shorter prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderOptions(ModelOptions):
-    """What an experiment chooses of a decoder-only transformer.
+    """The options that an experiment chooses for a decoder-only transformer.
 
     Attributes:
       name: "decoder".
       num_layers: depth.
-      encoding_sharing: whether each "layer" has its encoding for itself or the whole "model" shares one.
+      encoding_sharing: whether each "layer" has its own encoding or the "model" shares one.
       tie_embeddings: the output layer is the transposed embedding.
-      logit_scale: what logits are multiplied by; None: 1/√D where the table is tied, and 1 where it is not.
-      remat: what the backward pass computes anew instead of keeping it: "none"; "full": all but the input of each
-        block; "attention": all but that and the outcome of attention; "dots": all but these and the products with
+      logit_scale: factor of the logits; None: 1/√D if the embedding is tied, 1 if not.
+      remat: what the backward pass recomputes instead of storing it: "none": nothing; "full": all but the input of each
+        block; "attention": all but that and the output of attention; "dots": all but these and the products with
         matrices of parameters.
-      num_sampled: words drawn for a sampled softmax while training, of a vocabulary that is sorted by falling
-        frequency; 0: all.
+      num_sampled: number of words sampled for a sampled softmax in training, from a vocabulary sorted by falling
+        frequency; 0: all words.
       block: the choices of every block.
     """
 
@@ -64,7 +64,7 @@ class DecoderConfig(DecoderOptions):
       vocab_size: V.
       max_length: the longest sequence the model will see; some encodings' tables take their size from it.
       encoding: the position encoding.
-      layout: where activations lie on a mesh.
+      layout: how activations are sharded over a mesh.
     """
 
     vocab_size: int
@@ -87,13 +87,14 @@ class DecoderConfig(DecoderOptions):
 
             6 (layers · (D·(H + 2G)·K + H·K·D + n·D·M) + D·V) + 12 · layers · H·K·L,
 
-        with M the hidden width of the feed-forward layer, n its matrices, 2 or 3. A matrix costs a token 2 FLOPs a
-        parameter forward and 4 backward; so do the products of queries with keys, and of weights with values, with all
-        L keys. As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B) these are counted whole, though a causal
-        mask hides half of them. The output layer counts, tied or not; looking up embeddings does not.
+        with M the hidden width of the feed-forward layer and n the number of its matrices, 2 or 3. For each token, a
+        matrix costs 2 FLOPs per parameter forward and 4 backward. So do the products of queries with keys, and of
+        weights with values, with all L keys. As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B) these are
+        counted in full, although a causal mask hides half of them. The output layer counts, tied or not; the embedding
+        lookup does not.
 
-        Not counted, so that figures compare between encodings and settings: what an encoding adds, norms, biases,
-        activations, softmax and loss, the optimizer, and whatever is computed twice to save memory.
+        Not counted, so that encodings and settings can be compared: what an encoding adds, norms, biases, activations,
+        softmax and loss, the optimizer, and whatever is computed twice to save memory.
 
         >>> DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope")).flops_per_token(8)
         608256.0
@@ -108,12 +109,12 @@ class DecoderConfig(DecoderOptions):
 class Decoder(Model):
     """Predicts each next token from those before it.
 
-    x = block_n(… block_1(E[tokens])), logits = W_out norm(x), or E norm(x)/√D where the table is tied. Every parameter
-    is float32. The blocks are stacked, and depth is one scan, so compile time does not grow with it. Vaswani et al.
+    x = block_n(… block_1(E[tokens])), logits = W_out norm(x), or E norm(x)/√D if the embedding is tied. Every parameter
+    is float32. The blocks are stacked and run as one scan, so compile time does not grow with depth. Vaswani et al.
     (arXiv 1706.03762).
 
     E starts standard normal and every W normal with variance 1/inputs, so that tokens, logits and gates vary from the
-    start at any width; what adds to the residual stream starts smaller by 1/√(2·layers), as in GPT-2.
+    start at any width. Matrices that add to the residual stream start smaller by 1/√(2·layers), as in GPT-2.
 
     >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
     >>> model = Decoder(config, rngs=nnx.Rngs(0))
@@ -171,11 +172,11 @@ class Decoder(Model):
         Args:
           tokens_BL: int32 tokens.
           positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
-          segment_ids_BL: packed documents; tokens meet only within one.
+          segment_ids_BL: packed documents; a token attends only within its own.
           dropout_key: random key; None means no dropout.
 
         Returns:
-          logits_BLV, float32 (float64 where the compute type is).
+          logits_BLV, float32 (float64 if the compute type is).
 
         Raises:
           ConfigError: a sequence longer than a table of the encoding.
@@ -207,16 +208,16 @@ class Decoder(Model):
 
         Args:
           tokens_BL: int32 tokens.
-          capacity: the most tokens that a sequence may come to have, padding included.
-          lengths_B: how many tokens of each row are real: the last ones, for padding stands on the left, and their
-            positions start at 0; None: all.
+          capacity: maximum number of tokens of a sequence, including padding and the tokens to come.
+          lengths_B: number of real tokens of each row; None: all. They are the last ones, after the padding, and their
+            positions start at 0.
 
         Returns:
           (logits_BV of the next token, the cache).
 
         Raises:
-          ConfigError: a prompt longer than the cache or than a table of the encoding, or lengths that are no integers
-            from 1 to L. A compiled program, which cannot know the lengths, takes them as they are.
+          ConfigError: a prompt is longer than the cache or than a table of the encoding, or lengths are not integers
+            from 1 to L. A compiled program cannot check the lengths.
         """
         check_shapes("decoder", {"tokens": tokens_BL})
         batch, length = tokens_BL.shape
@@ -243,7 +244,7 @@ class Decoder(Model):
         """Reads the next tokens of each sequence, one or more, at the positions that follow.
 
         Returns:
-          (logits_BV of the token after them, the cache with them); NaN where the cache is too small.
+          (logits_BV of the token after them, the cache with them); NaN if the cache is too small.
         """
         check_shapes("decoder", {"tokens": tokens_BL})
         position_B1, segment_id_B1 = cache.latest(1)
@@ -252,7 +253,7 @@ class Decoder(Model):
         return self._extend(tokens_BL, context, cache, first=False)
 
     def maps(self, tokens_BL: Array, *, positions_BL: Any = None) -> dict[str, Array]:
-        """What every layer and head looks at.
+        """What every layer and head attends to.
 
         Returns:
           `attention` and the encoding's maps (CoPE: `gates`, `positions`), each `[layers, B, H, L, L]`.
@@ -275,7 +276,7 @@ class Decoder(Model):
         return self._logits(x_BLD[:, -1:])[:, 0], cache
 
     def _read(self, tokens_BL: Array, context: Context, dropout_key: Array | None) -> Array:
-        """x_BLD behind the last block."""
+        """x_BLD after the last block."""
         layer_keys = None
         if dropout_key is not None:
             dropout_key, layers_key = jax.random.split(dropout_key)
@@ -300,7 +301,7 @@ class Decoder(Model):
 
     def _logits(self, x_BLD: Array) -> Array:
         x_BLD, out_DV = self._normed(x_BLD), self._out()
-        # Gathered, as the embedding is: else the compiler may split all activations by width for this one product.
+        # Gathered, like the embedding. Otherwise the compiler may shard all activations by width for this one product.
         out_DV = self.config.layout.constrain(out_DV.astype(x_BLD.dtype), None, "width")
         wide = accumulator_dtype(x_BLD.dtype)
         logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV, preferred_element_type=wide)
@@ -312,7 +313,7 @@ class Decoder(Model):
         return Context(positions_BL, segment_ids_BL, layout=self.config.layout)
 
     def _embed(self, tokens_BL: Array, context: Context) -> Array:
-        # Gathered as a table first: rows that lie by width would have to go through every device to lie by examples.
+        # The table is gathered first. Rows sharded by width would pass through every device to be sharded by example.
         table_VD = self.embedding.embedding[...].astype(self.config.block.dtype)
         x_BLD = lookup(context.layout.constrain(table_VD, "width", None), tokens_BL)
         x_BLD = context.layout.constrain(x_BLD, "batch", "length", None)

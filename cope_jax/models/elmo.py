@@ -1,4 +1,4 @@
-"""ELMo: vectors of words in their context, from a language model in both directions over characters."""
+"""ELMo: contextual vectors of words, from a bidirectional language model over characters."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -22,14 +22,14 @@ from cope_jax.tokenizers.characters import batch_sentences
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ElmoOptions(RecurrentLMOptions):
-    """What an experiment chooses of an `Elmo`; by default the original sizes.
+    """The options that an experiment chooses for an `Elmo`; by default the original sizes.
 
     Attributes:
-      name: of the model in the registry.
+      name: the model's name in the registry.
       character_dim: width of the embedding of a character.
-      filters: (characters that a filter sees, number of such filters), each.
-      num_highways: highway layers after the filters.
-      max_characters: of a word, with its two marks.
+      filters: pairs (width of a filter in characters, number of these filters).
+      num_highways: number of highway layers after the filters.
+      max_characters: maximum number of characters of a word, including its two marks.
       cell_dim: N, the width of an LSTM's cell.
       projection_dim: P, the width of its output, and of a word's vector.
       residual: each layer but the first adds its input to its output.
@@ -58,7 +58,7 @@ class ElmoOptions(RecurrentLMOptions):
 
     @classmethod
     def preset(cls, size: str, **options: Any) -> "ElmoOptions":
-        """The published sizes "small", "medium" and "original", with `options` in place of theirs.
+        """The options of a published size, "small", "medium" or "original"; `options` replace some of them.
 
         >>> ElmoOptions.preset("small").cell_dim
         1024
@@ -74,7 +74,7 @@ class ElmoOptions(RecurrentLMOptions):
 
     @property
     def cell(self) -> Cell:
-        """The cell of every layer; its forget gate starts open by 1, as TensorFlow's does."""
+        """The cell of every layer, with a forget bias of 1, as in TensorFlow."""
         return Cell("lstm", self.cell_dim, self.projection_dim, self.cell_clip, self.projection_clip, forget_bias=1.0)
 
 
@@ -87,11 +87,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ElmoConfig(ElmoOptions):
-    """These options, the size of the vocabulary, and where activations lie.
+    """These options, the size of the vocabulary, and the layout.
 
     Attributes:
-      vocab_size: V, of the words that are predicted; 0: none are, and the model only encodes.
-      layout: where activations lie on a mesh.
+      vocab_size: V, the number of words to predict from; 0: the model has no output layer and only encodes.
+      layout: how activations are sharded over a mesh.
     """
 
     vocab_size: int
@@ -111,12 +111,12 @@ class ElmoConfig(ElmoOptions):
 
 @MODELS.register("elmo")
 class Elmo(RecurrentLM):
-    """A language model in either direction over the same vectors of words, which come from their characters.
+    """A forward and a backward language model over the same vectors of words, which are computed from characters.
 
         x_t = CharCNN(w_t),  h¹ = LSTM¹(x),  hʲ = LSTMʲ(hʲ⁻¹) + hʲ⁻¹,  P(w_{t±1}) = softmax(W h_t + b)
 
-    Every direction has its own layers, with projection and clips; the characters' encoder and the softmax are common.
-    Peters et al., "Deep contextualized word representations" (arXiv 1802.05365), as its code `bilm-tf` builds it.
+    Each direction has its own layers, with projection and clipping; they share the character encoder and the softmax.
+    Peters et al., "Deep contextualized word representations" (arXiv 1802.05365), as built in its code, `bilm-tf`.
 
     >>> options = ElmoOptions(filters=((1, 4),), cell_dim=8, projection_dim=4, num_highways=1)
     >>> model = Elmo(ElmoConfig(**dataclasses.asdict(options), vocab_size=10), rngs=nnx.Rngs(0))
@@ -137,16 +137,16 @@ class Elmo(RecurrentLM):
     def layers(
         self, characters_BLC: Array, lengths_B: Array | None = None, carry: Carries | None = None
     ) -> tuple[Array, Carries]:
-        """The vectors of every layer, forward and backward ones after each other; layer 0 is the word's, twice.
+        """The vectors of every layer, forward and backward ones concatenated; layer 0 is the word's vector, twice.
 
         Args:
-          characters_BLC: as `tokenizers.characters` makes them, whose `batch_sentences` puts marks around sentences as
-            in training, and whose `strip_marks` takes the marks' vectors away.
-          lengths_B: how many words of each row are real; vectors of others are 0. None: all.
-          carry: the states before the first words, and behind the last ones; None: zeros.
+          characters_BLC: from `tokenizers.characters`. Its `batch_sentences` puts marks around sentences, as in
+            training; its `strip_marks` removes the vectors of the marks.
+          lengths_B: number of real words of each row; vectors of others are 0. None: all.
+          carry: the states before the first words (forward) and after the last words (backward); None: zeros.
 
         Returns:
-          (layers_JBLD with J = 1 + num_layers and D = 2 P, the states that follow).
+          (layers_JBLD with J = 1 + num_layers and D = 2 P, the last states).
         """
         check_shapes("elmo", {"characters": characters_BLC}, rank=3)
         layers, last = self._states(self.characters(characters_BLC), carry, lengths_B)
@@ -171,8 +171,8 @@ class Elmo(RecurrentLM):
 class ElmoEmbedder(ModelEmbedder):
     """All layers of a bidirectional LSTM over characters: (x; x), then (forward; backward) of each layer.
 
-    A sentence stands between its two marks, whose vectors are left out, and starts with empty states. Peters et al.
-    2018 (arXiv 1802.05365). Options are those of `ModelEmbedder`.
+    Two marks enclose a sentence; their vectors are left out. A sentence starts with zero states. Peters et al. 2018
+    (arXiv 1802.05365). Options are those of `ModelEmbedder`.
     """
 
     title = "ELMo"

@@ -1,7 +1,7 @@
-"""Vectors of words in their sentences, by layer: the interface, and what the embedders of all models share.
+"""Contextual vectors of words, by layer: the interface, and what the embedders of all models share.
 
-Every embedder maps sentences to one array `[J, words, D]` each, the lowest of its J layers first. What looks for
-neighbours, tells senses apart or probes layers knows this interface and no model.
+Every embedder maps each sentence to an array `[J, words, D]`, the lowest of its J layers first. Neighbours, word senses
+and probes use only this interface, and no model.
 """
 
 import abc
@@ -23,12 +23,12 @@ LENGTHS = (16, 32, 64, 128, 256)
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """What a model sees at once, a sentence or a part of one, and the words that take their vectors from there.
+    """One input of a model, a sentence or a part of one, and the words that have their vectors from it.
 
     Attributes:
       row: `[P, ...]`, the model's input at P places.
       words: `[W]`, places of the words in their sentence.
-      spans: `[W, 2]`, of each of these words its first place in the row and the one after its last.
+      spans: `[W, 2]`, the first place of each word in the row, and the place after its last.
     """
 
     row: np.ndarray
@@ -37,7 +37,7 @@ class Window:
 
 
 class Embedder(Protocol):
-    """What gives each word of a sentence its vectors.
+    """Gives each word of a sentence its vectors.
 
     Attributes:
       name: for tables and legends.
@@ -52,21 +52,21 @@ class Embedder(Protocol):
 
 
 class ModelEmbedder(abc.ABC):
-    """Base of embedders that run a model: windows of similar length go through it together.
+    """Base class of embedders that run a model, on batches of windows of similar length.
 
     The vector of a word is the mean over the places of its span. Rows are padded to one of a few lengths and batches
-    to a power of two, so that few programs are compiled; a vector does not depend on what shares its batch.
+    to a power of two, so that few programs are compiled. A vector does not depend on the rest of its batch.
 
     Args:
       name: see `Embedder`; None: `title`.
       layers: see `Embedder`.
-      tokens: bound on the places of a batch, padding included; a longer row goes alone.
-      lengths: what rows are padded to, ascending; beyond the last, multiples of it.
+      tokens: maximum number of places of a batch, including padding; a longer row is a batch of its own.
+      lengths: lengths to which rows are padded, ascending; longer rows are padded to a multiple of the last.
 
     Attributes:
-      title: of embedders of this kind.
+      title: the default name of this kind of embedder.
       forward: (rows_BL, lengths_B) to `[J, B, L, D]`, all layers. Rows may have further axes; places from `lengths_B`
-        on are padding, of 0.
+        on are padding with zeros.
     """
 
     title: ClassVar[str]
@@ -102,7 +102,7 @@ class ModelEmbedder(abc.ABC):
     ) -> None:
         first = members[0][1].row
         rows = np.zeros((1 << (len(members) - 1).bit_length(), length, *first.shape[1:]), first.dtype)
-        lengths = np.ones(len(rows), np.int32)  # of the rows that only fill the batch: none may be empty
+        lengths = np.ones(len(rows), np.int32)  # 1 for rows that only fill the batch, because none may be empty
         for place, (_, window) in enumerate(members):
             rows[place, : len(window.row)] = window.row
             lengths[place] = len(window.row)
@@ -148,14 +148,14 @@ def whole(row: np.ndarray, begin: int = 0, end: int = 0) -> Window:
 def overlapping(sizes: Sequence[int], room: int) -> list[tuple[range, list[int]]]:
     """Cuts words of some sizes into windows that overlap by half.
 
-    Each word is owned by the window in which it is farthest from a cut; the ends of the sentence are no cuts.
+    Each word is owned by the window in which it is farthest from a cut; the ends of the sentence are not cuts.
 
     Args:
       sizes: pieces of each word, from 1 to `room`.
       room: pieces of a window.
 
     Returns:
-      The words of each window, and those that it owns, which may be none.
+      The words of each window, and the words that it owns, possibly none.
 
     >>> overlapping([1, 1, 1, 1, 1, 1], 4)
     [(range(0, 4), [0, 1, 2]), (range(2, 6), [3, 4, 5])]

@@ -36,7 +36,7 @@ Options = TypeVar("Options", bound="EncoderOptions")
 
 
 def bert_block(model_dim: int = 256, num_heads: int = 4, **choices: Any) -> BlockConfig:
-    """The block as BERT has it: post-norm, exact GELU, ε = 1e-12, dropout 0.1, weights from a cut normal of 0.02."""
+    """BERT's block: post-norm, exact GELU, ε = 1e-12, dropout 0.1, weights from a truncated normal of 0.02."""
     defaults: dict[str, Any] = {
         "activation": "gelu_erf",
         "norm_position": "post",
@@ -49,13 +49,13 @@ def bert_block(model_dim: int = 256, num_heads: int = 4, **choices: Any) -> Bloc
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderOptions(ModelOptions):
-    """What an experiment chooses of the encoder, in every model that is built on it.
+    """The options that an experiment chooses for the encoder, in every model that is built on it.
 
     Attributes:
       num_layers: depth.
-      encoding_sharing: whether each "layer" has its encoding for itself or the whole "model" shares one.
-      type_vocab_size: kinds of segments, of which each token has one.
-      remat: what the backward pass computes anew, as in the decoder.
+      encoding_sharing: whether each "layer" has its own encoding or the "model" shares one.
+      type_vocab_size: number of kinds of segments; each token has one.
+      remat: what the backward pass recomputes, as in the decoder.
       block: the choices of every block.
     """
 
@@ -86,9 +86,9 @@ class EncoderConfig(EncoderOptions):
 
     Attributes:
       vocab_size: V.
-      max_length: the longest sequence; the position table of BERT's own encoding, `learned`, has as many rows.
+      max_length: the longest sequence; the position table of BERT's own encoding, `learned`, has this many rows.
       encoding: the position encoding.
-      layout: where activations lie on a mesh.
+      layout: how activations are sharded over a mesh.
     """
 
     vocab_size: int
@@ -103,7 +103,7 @@ class EncoderConfig(EncoderOptions):
         check_at_least(1, what, type_vocab_size=self.type_vocab_size)
         if self.block.norm_position != "post":
             raise ConfigError(
-                f"{what}.block: BERT's encoder is post-norm, and has no norm behind its last block: set "
+                f"{what}.block: BERT's encoder is post-norm and has no norm after its last block: set "
                 f"block.norm_position to 'post', not {self.block.norm_position!r}"
             )
 
@@ -112,7 +112,7 @@ class EncoderConfig(EncoderOptions):
         return self.block.dropout > 0
 
     def encoder_flops(self, length: int) -> float:
-        """Model FLOPs of training the blocks on a token, counted as `DecoderConfig.flops_per_token` counts."""
+        """Model FLOPs of training the blocks on a token, counted as in `DecoderConfig.flops_per_token`."""
         matrices, heads = self.block.matrix_parameters()
         return float(self.num_layers * (6 * matrices + 12 * heads * length))
 
@@ -123,7 +123,7 @@ class Encoder(nnx.Module):
         x⁰ = norm(E[token] + S[segment] + position),   xˡ = block_l(xˡ⁻¹),   pooled = tanh(W x[CLS] + b).
 
     Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings: BERT's own is `learned`.
-    Any other encoding that makes sense without a causal mask may stand in its place, see docs/encodings.md.
+    Any other encoding that makes sense without a causal mask may replace it, see docs/encodings.md.
     """
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
@@ -159,16 +159,16 @@ class Encoder(nnx.Module):
         """The states of the last layer, or of every layer.
 
         Args:
-          tokens_BL: int32 pieces. One that is none of the vocabulary gives NaN, and so does a segment of no kind.
-          segments_BL: int32, the kind of segment of each; None: 0.
+          tokens_BL: int32 pieces. One outside of the vocabulary gives NaN, and so does a segment of an unknown kind.
+          segments_BL: int32, the kind of segment of each piece; None: 0.
           mask_BL: 1 for real tokens, 0 for padding, which no real token sees; None: all are real.
           positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
           dropout_key: random key; None means no dropout.
-          every_layer: see below.
+          every_layer: whether to return every layer.
 
         Returns:
-          x_BLD or, of every layer, x_JBLD, the embeddings first: J = num_layers + 1. What stands at padding means
-          nothing.
+          x_BLD or, for every layer, x_JBLD, the embeddings first: J = num_layers + 1. Values at padding are
+          meaningless.
 
         Raises:
           ConfigError: a sequence longer than a table of the encoding.

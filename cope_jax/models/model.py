@@ -1,4 +1,4 @@
-"""What training, generation and evaluation need of a model, and the registry of all models."""
+"""The interface of models for training, generation and evaluation, and the registry of all models."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,20 +20,20 @@ SumAndWeight = tuple[Array, Array]
 
 
 Ability = Literal["generate", "score", "map"]
-"""What a model offers beside training:
+"""What a model supports in addition to training:
 
-- "generate": goes on from prompts by `prefill` and `decode`, see `Decoder`;
-- "score": tells how probable each token of a text is from those before it, in packed segments, by a call;
-- "map": shows what each layer and head looks at, by `maps`.
+- "generate": `prefill` and `decode` continue prompts, see `Decoder`;
+- "score": a call gives the probability of each token of a text given those before it, in packed segments;
+- "map": `maps` shows what each layer and head attends to.
 """
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelOptions:
-    """What an experiment chooses of a model.
+    """The options that an experiment chooses for a model.
 
     Attributes:
-      name: of the model in the registry.
+      name: the model's name in the registry.
     """
 
     name: str = ""
@@ -45,7 +45,7 @@ class ModelOptions:
     def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
         """The config of the model for a task.
 
-        What only the Config has is an argument or, of the same name, an attribute of the task.
+        Fields that only the Config has come from the arguments, or else from the attributes of the task.
         """
         kind, options = MODELS.get(self.name).Config, self.fields()
         decided |= {"encoding": encoding, "max_length": max_length, "layout": layout}
@@ -56,13 +56,13 @@ class ModelOptions:
 class Model(nnx.Module):
     """Base class of the models that `experiments.train` trains.
 
-    A subclass takes `(config, *, rngs)` and names two frozen dataclasses: `Options`, what an experiment chooses, see
-    `ModelOptions`; and `Config`, these options and what the task decides. Every Config has a `layout`, and
-    `stochastic`, whether training draws random numbers (dropout, say).
+    A subclass is created from `(config, *, rngs)` and names two frozen dataclasses: `Options`, what an experiment
+    chooses, see `ModelOptions`; and `Config`, these options and what the task decides. Every Config has a `layout`, and
+    `stochastic`, whether training needs random numbers (for example for dropout).
 
     Attributes:
-      losses: names of the metrics whose means are added up to what training minimises.
-      abilities: what it offers beside training.
+      losses: names of the metrics; training minimises the sum of their means.
+      abilities: what it supports in addition to training.
       config: what it was made from.
     """
 
@@ -74,42 +74,43 @@ class Model(nnx.Module):
     abilities: ClassVar[frozenset[Ability]] = frozenset()
 
     def initial_carry(self, batch_size: int) -> PyTree:
-        """What is carried from one batch to the next in the beginning: a pytree of `[B, ...]`. Default: nothing."""
+        """The first value of what is carried from batch to batch: a pytree of `[B, ...]`. Default: nothing."""
         del batch_size
         return ()
 
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """Losses and errors of a batch, as sums and weights, and what is carried on to the next batch.
+        """Losses and errors of a batch, as sums and weights, and what is carried to the next batch.
 
         Args:
-          batch: the fields of the task's batches, and `positions`, `[B, L]` or `[1, L]`, where they are not among them.
-          carry: of the batch before, or the initial one.
+          batch: the fields of the task's batches, and `positions`, `[B, L]` or `[1, L]`, if the task gives none.
+          carry: from the previous batch, or the initial one.
           dropout_key: None outside of training.
         """
         raise NotImplementedError
 
     def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> ModelEmbedder:
-        """Vectors of words in their sentences.
+        """The embedder of this model: contextual vectors of words.
 
         Args:
-          folder: has the vocabulary that the model was trained with.
-          lowercase: whether that is of small letters.
-          name: of the embedder; None: of this kind of model.
+          folder: contains the vocabulary that the model was trained with.
+          lowercase: whether that vocabulary is in lowercase.
+          name: the embedder's name; None: that of this kind of model.
 
         Raises:
-          ConfigError: the model gives words no vectors, or the vocabulary is missing.
+          ConfigError: the model has no vectors of words, or the vocabulary is missing.
         """
         del lowercase, name
         others = [name for name in MODELS if MODELS.get(name).embedder is not Model.embedder]
         raise ConfigError(
-            f"{folder} holds {self.config.name}, which gives words no vectors: choose a run of {', '.join(others)}"
+            f"{folder} contains a {self.config.name}, which has no vectors of words: choose a run of "
+            f"{', '.join(others)}"
         )
 
 
 def overlay(whole: Any, part: Any) -> Any:
-    """Nested dicts with the leaves of others in place of their own.
+    """The nested dicts `whole`, with the leaves of `part` in place of their own.
 
     >>> overlay({"encoder": {"a": 1, "b": 2}, "head": 3}, {"encoder": {"b": 4}})
     {'encoder': {'a': 1, 'b': 4}, 'head': 3}
@@ -120,7 +121,7 @@ def overlay(whole: Any, part: Any) -> Any:
 
 
 def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
-    """Raises ConfigError unless all fields, but those that are None, have one shape of this rank; free under jit.
+    """Raises ConfigError unless all fields that are not None have the same shape, of this rank; free under jit.
 
     >>> check_shapes("decoder", {"inputs": np.zeros((1, 3)), "weights": np.zeros((1, 2)), "segments": None})
     Traceback (most recent call last):
@@ -139,7 +140,7 @@ def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class StaticGraphDef:
-    """A model without its arrays, as a static argument of a jitted function; its config may hold what has no hash."""
+    """A model without its arrays: a static argument of a jitted function, even if its config is not hashable."""
 
     graph: nnx.GraphDef[Any]
 

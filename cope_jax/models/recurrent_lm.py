@@ -1,4 +1,4 @@
-"""What recurrent language models over words have in common: a stack of layers for each direction, and their loss."""
+"""The shared part of recurrent language models over words: a stack of layers for each direction, and the loss."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,18 +21,18 @@ Carries = tuple[tuple[Carry, ...], ...]
 """The state of every layer of every direction, the forward one first."""
 
 PREFIXES = ("", "backward_")
-"""Of the fields of batches with which the forward and the backward model are trained."""
+"""Prefixes of the fields of a batch that train the forward and the backward model."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RecurrentLMOptions(ModelOptions):
-    """What an experiment chooses of any recurrent language model.
+    """The options that an experiment chooses for any recurrent language model.
 
     Attributes:
       num_layers: depth.
-      dropout: rate on the input of each layer, and on the top: on what is not recurrent.
-      num_sampled: words drawn for a sampled softmax while training; 0: all of the vocabulary, which for sampling must
-        be sorted by falling frequency.
+      dropout: rate on the input of each layer and on the output of the last, not on recurrent connections.
+      num_sampled: number of words sampled for a sampled softmax in training, from a vocabulary sorted by falling
+        frequency; 0: all words.
     """
 
     num_layers: int = 2
@@ -52,13 +52,13 @@ class RecurrentLMOptions(ModelOptions):
 
 
 class RecurrentLM(Model):
-    """Base of language models over words, in one direction or in both.
+    """Base class of recurrent language models over words, in one direction or in both.
 
     States are carried from batch to batch, gradients are not: truncated backpropagation through time.
 
     Attributes:
       residual: each layer but the first adds its input to its output.
-      token_fields: what in a batch has the shape of its targets.
+      token_fields: the fields of a batch that have the shape of its targets.
     """
 
     residual: bool = False
@@ -72,23 +72,23 @@ class RecurrentLM(Model):
     def metrics(
         self, batch: Mapping[str, Array], carry: Any = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], Carries]:
-        """`loss`, where no words are sampled `token_error`, and of both directions `forward_loss`, `backward_loss`.
+        """`loss`; `token_error` unless words are sampled; with two directions also `forward_loss`, `backward_loss`.
 
-        Both directions count alike: loss and error are those of all their tokens. Fields of the batch: `inputs`,
+        Both directions count equally: loss and error are those of all their tokens. Fields of the batch: `inputs`,
         `targets`, `weights`, the same of the reversed text under `backward_…`, and `reset`, `[B]`, not 0 where the
-        state is to be cleared first.
+        state must be cleared first.
 
         Raises:
-          ConfigError: a model without a vocabulary, or one of both directions and a batch without the reversed text.
+          ConfigError: the model has no vocabulary, or it has two directions and the batch has no reversed text.
         """
         name, prefixes = self.config.name, PREFIXES[: len(self.directions)]
         if self.softmax is None:
             raise ConfigError(
-                f"{name}: this model has no output layer (vocab_size=0): it encodes, and cannot be trained"
+                f"{name}: this model has no output layer (vocab_size=0): it can encode, but it cannot be trained"
             )
         for field in (prefix + field for prefix in prefixes for field in ("inputs", "targets", "weights")):
             if field not in batch:
-                raise ConfigError(f"{name}: the batch has no {field!r}, which a task with both directions gives")
+                raise ConfigError(f"{name}: the batch has no {field!r}: use a task that provides both directions")
         carry = carry if len(carry) else self.initial_carry(len(batch["inputs"]))
         carry = clear(jax.lax.stop_gradient(carry), batch.get("reset"))
         keys = [None, None] if dropout_key is None else list(jax.random.split(dropout_key))
@@ -117,11 +117,11 @@ class RecurrentLM(Model):
         raise NotImplementedError
 
     def _tied(self) -> Array | None:
-        """The embedding, where it is the output layer too."""
+        """The embedding, if it is the output layer too."""
         return None
 
     def _states(self, x_BLD: Array, carry: Carries | None, lengths_B: Array | None) -> tuple[list[Array], Carries]:
-        """What each layer puts out, of both directions one after the other, layer 0 being x; and the last states."""
+        """(the outputs of each layer, both directions concatenated, layer 0 being x; the last states)."""
         if lengths_B is not None:
             real_BL1 = (np.arange(x_BLD.shape[1], dtype=np.int32)[None] < lengths_B[:, None])[..., None]
             x_BLD = jnp.where(real_BL1, x_BLD, jnp.zeros((), x_BLD.dtype))
@@ -143,14 +143,14 @@ class RecurrentLM(Model):
         reverse: bool = False,
         key: Array | None = None,
     ) -> tuple[list[Array], tuple[Carry, ...]]:
-        """(the input and the outputs of each layer of a direction, dropped on the way up, the last states)."""
+        """(the input and the outputs of each layer of a direction, after dropout, the last states)."""
         rate, stack = self.config.dropout, self.directions[number]
         keys = [None] * (len(stack) + 1) if key is None else list(jax.random.split(key, len(stack) + 1))
         states = [dropout(x_BLD, rate, keys[0])]
         last: list[Carry] = []
         for layer, before, layer_key in zip(stack, carry, keys[1:], strict=True):
             y_BLD, end = layer(states[-1], before, lengths_B=lengths_B, reverse=reverse)
-            # What is added has been dropped from, as in the original ELMo.
+            # The input that is added has had dropout, as in the original ELMo.
             y_BLD = y_BLD + states[-1] if self.residual and last else y_BLD
             states.append(dropout(y_BLD, rate, layer_key))
             last.append(end)
@@ -160,12 +160,12 @@ class RecurrentLM(Model):
 def create_directions(
     cell: Cell, widths: Sequence[int], directions: int, rngs: nnx.Rngs
 ) -> nnx.List[nnx.List[Recurrent]]:
-    """A stack of layers for each direction, given the widths of what the layers read."""
+    """A stack of layers for each direction, given the widths of the layers' inputs."""
     return nnx.List([nnx.List([Recurrent(cell, width, rngs=rngs) for width in widths]) for _ in range(directions)])
 
 
 def _join(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, SumAndWeight]:
-    """The metrics from each direction's (sums, weight): those of all tokens and, of both, the loss of each."""
+    """The metrics from each direction's (sums, weight): of all tokens and, with two directions, the loss of each."""
     sums, weights = zip(*parts, strict=True)
     joined = {name: (sum(part[name] for part in sums), sum(weights)) for name in sums[0]}
     if len(parts) == 2:

@@ -24,16 +24,16 @@ from cope_jax.tokenizers.word_level import Vocabulary
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RNNLMOptions(RecurrentLMOptions):
-    """What an experiment chooses of an `RNNLM`.
+    """The options that an experiment chooses for an `RNNLM`.
 
     Attributes:
-      name: of the model in the registry.
+      name: the model's name in the registry.
       cell: "tanh" or "lstm".
       embed_dim: width of the embedding.
       hidden_dim: width of every layer's state.
       tie_embeddings: the output layer is the embedding; both widths must be equal.
-      forget_bias: of the LSTM, is added when it runs.
-      bidirectional: a second language model reads the reversed text, with an embedding and an output layer in common.
+      forget_bias: added to the LSTM's forget gate when it runs.
+      bidirectional: a second language model reads the reversed text; both share the embedding and the output layer.
     """
 
     name: Literal["rnn_lm"] = "rnn_lm"
@@ -55,7 +55,7 @@ class RNNLMOptions(RecurrentLMOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RNNLMConfig(RNNLMOptions):
-    """These options, the size of the vocabulary, and where activations lie."""
+    """These options, the size of the vocabulary, and the layout."""
 
     vocab_size: int
     layout: Layout = WHOLE
@@ -70,7 +70,7 @@ class RNNLMConfig(RNNLMOptions):
         return Cell(self.cell, self.hidden_dim, forget_bias=self.forget_bias if self.cell == "lstm" else 0.0)
 
     def flops_per_token(self, length: int) -> float:
-        """6 × the numbers in the matrices that a token meets, in each direction, whatever the length.
+        """6 × the parameters in the matrices that a token uses, in each direction, whatever the length.
 
         >>> RNNLMConfig(vocab_size=10, embed_dim=2, hidden_dim=3, num_layers=1).flops_per_token(35)
         540.0
@@ -118,20 +118,20 @@ class RNNLM(RecurrentLM):
         return self.softmax(states[-1], self._tied(), self.config.layout), (last, *carry[1:])
 
     def step(self, tokens_B: Array, carry: Carries) -> tuple[Array, Carries]:
-        """(logits_BV of the word after `tokens_B`, the state); the backward model's is as it was."""
+        """(logits_BV of the word after `tokens_B`, the state); the backward model's state is unchanged."""
         logits_B1V, carry = self(tokens_B[:, None], carry)
         return logits_B1V[:, 0], carry
 
     def states(self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None) -> Array:
-        """The states of every layer, of both directions one after the other: vectors of words in their context.
+        """The states of every layer, both directions concatenated: contextual vectors of words.
 
         Args:
           tokens_BL: int32 words.
-          carry: the state before, and of the backward model behind, the words; None: zeros.
-          lengths_B: how many words of each row are real; the states of others are 0. None: all.
+          carry: the state before the words and, for the backward model, after them; None: zeros.
+          lengths_B: number of real words of each row; the states of others are 0. None: all.
 
         Returns:
-          states_JBLD, layer 0 being the embedding, with zeros behind the narrower ones.
+          states_JBLD, layer 0 being the embedding; narrower layers are padded with zeros.
         """
         check_shapes("rnn_lm", {"tokens": tokens_BL})
         layers, _ = self._states(self._embed(tokens_BL), carry, lengths_B)
@@ -155,8 +155,8 @@ class RNNLM(RecurrentLM):
 class RnnEmbedder(ModelEmbedder):
     """The states of a recurrent language model: v_l(w_i) = h_i^l, in one direction or in both.
 
-    Forward states know the words up to i and backward ones those from i on; layer 0 is the embedding. A sentence starts
-    with empty states. Peters et al. 2017 (arXiv 1705.00108). Options are those of `ModelEmbedder`.
+    Forward states depend on the words up to i, backward ones on those from i on; layer 0 is the embedding. A sentence
+    starts with zero states. Peters et al. 2017 (arXiv 1705.00108). Options are those of `ModelEmbedder`.
     """
 
     title = "RNN"

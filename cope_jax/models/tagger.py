@@ -1,4 +1,4 @@
-"""A tagger of words: a bidirectional LSTM over what is known of each word, or a linear probe of given vectors."""
+"""A tagger of words: a bidirectional LSTM over the features of each word, or a linear probe of given vectors."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,18 +26,18 @@ CHARACTER_DIM, CHARACTER_WIDTH = 16, 3
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaggerOptions(ModelOptions):
-    """What an experiment chooses of a `Tagger`.
+    """The options that an experiment chooses for a `Tagger`.
 
     Attributes:
-      name: of the model in the registry.
+      name: the model's name in the registry.
       word_dim: width of an embedding of words; 0: none.
-      characters: filters of a character CNN, over 3 characters each; 0: none.
-      vectors: the batch's frozen vectors are read, all layers in a learned mix.
-      layer: the one layer of these vectors that is read in place of the mix; negative ones count from the top.
+      characters: number of filters of a character CNN, over 3 characters each; 0: none.
+      vectors: whether to read the batch's frozen vectors, as a learned mix of all layers.
+      layer: the one layer of these vectors to read instead of the mix; negative ones count from the top.
       layer_norm: layers are normalised before they are mixed.
-      penalty: how strong an L2 penalty of the mix's weights is added to the loss.
+      penalty: strength of an L2 penalty on the mix's weights, which is added to the loss.
       recurrent: widths of the bidirectional LSTM's layers, in each direction; none: a linear probe.
-      dropout: rate on what the LSTM reads, between its layers, and on the top.
+      dropout: rate on the input of the LSTM, between its layers, and on its output.
     """
 
     name: Literal["tagger"] = "tagger"
@@ -60,9 +60,9 @@ class TaggerOptions(ModelOptions):
         if not (self.word_dim or self.characters or self.vectors):
             raise ConfigError("tagger reads nothing: set word_dim, characters or vectors")
         if not self.vectors and (self.layer is not None or self.layer_norm or self.penalty):
-            raise ConfigError("tagger.layer, layer_norm and penalty are of vectors: set tagger.vectors")
+            raise ConfigError("tagger.layer, layer_norm and penalty apply to vectors: set tagger.vectors")
         if self.layer is not None and (self.layer_norm or self.penalty):
-            raise ConfigError("tagger.layer_norm and penalty are of the mix of all layers: leave out tagger.layer")
+            raise ConfigError("tagger.layer_norm and penalty apply to the mix of all layers: leave out tagger.layer")
 
     def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
         shape = getattr(task, "vector_shape", None) if self.vectors else None
@@ -77,9 +77,9 @@ class TaggerConfig(TaggerOptions):
 
     Attributes:
       num_tags: T.
-      vocab_size: V, known words.
+      vocab_size: V, the number of known words.
       vector_shape: (J, D) of the vectors.
-      layout: where activations lie on a mesh.
+      layout: how activations are sharded over a mesh.
     """
 
     num_tags: int
@@ -95,7 +95,7 @@ class TaggerConfig(TaggerOptions):
                 raise ConfigError(f"tagger.vector_shape must be (layers, width), got {self.vector_shape}")
             layers = self.vector_shape[0]
             if self.layer is not None and not -layers <= self.layer < layers:
-                raise ConfigError(f"tagger.layer={self.layer} is none of the {layers} layers of the vectors")
+                raise ConfigError(f"tagger.layer={self.layer} is out of range: the vectors have {layers} layers")
 
     @property
     def stochastic(self) -> bool:
@@ -108,11 +108,11 @@ class TaggerConfig(TaggerOptions):
 
     @property
     def inputs(self) -> int:
-        """The width of what is known of a word."""
+        """The width of the features of a word."""
         return self.word_dim + self.characters + (self.vector_shape[1] if self.vectors and self.vector_shape else 0)
 
     def flops_per_token(self, length: int) -> float:
-        """6 × the numbers in the matrices of LSTM and output; characters, which vary in number, are not counted."""
+        """6 × the parameters in the matrices of LSTM and output; characters, which vary in number, are not counted."""
         del length
         matrices, width = 0, self.inputs
         for hidden in self.recurrent:
@@ -124,8 +124,8 @@ class TaggerConfig(TaggerOptions):
 class Tagger(Model):
     """Tags each word: softmax(W h_t + b), h = BiLSTM([E[w_t]; CharCNN(w_t); mix of its contextual vectors]).
 
-    Plank et al. (arXiv 1604.05529) and, with frozen vectors beside the word's own, Peters et al. (arXiv 1802.05365);
-    without LSTM a linear probe, Liu et al. (arXiv 1903.08855).
+    Plank et al. (arXiv 1604.05529). With frozen vectors in addition to the word's own: Peters et al. (arXiv
+    1802.05365). Without the LSTM it is a linear probe: Liu et al. (arXiv 1903.08855).
 
     >>> config = TaggerConfig(num_tags=3, vocab_size=10, vectors=True, vector_shape=(2, 4), recurrent=())
     >>> model = Tagger(config, rngs=nnx.Rngs(0))
@@ -157,13 +157,13 @@ class Tagger(Model):
         )
 
     def __call__(self, batch: Mapping[str, Array], dropout_key: Array | None = None) -> Array:
-        """logits_BLT of the batch's words; those of weight 0 may stand only behind the real ones.
+        """logits_BLT of the batch's words; padding, which has weight 0, must come after the real words.
 
         Raises:
-          ConfigError: a field that the model reads is not in the batch, or vectors of another shape.
+          ConfigError: the batch lacks a field that the model reads, or its vectors have another shape.
         """
         mask_BL = batch["weights"] != 0
-        # To the last word of weight 1: a word without a known tag in the midst of a sentence is read.
+        # Up to the last word of weight 1, because a word without a known tag inside a sentence is read too.
         lengths_B = jnp.max(jnp.where(mask_BL, np.arange(1, mask_BL.shape[1] + 1, dtype=np.int32)[None], 0), axis=1)
         keys = [None] * (len(self.recurrent) + 1)
         if dropout_key is not None:
@@ -178,7 +178,7 @@ class Tagger(Model):
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
         """`tag_loss`, `penalty` of the mix, `token_error`, and `sequence_error`, the share of sentences with an error.
 
-        The penalty weighs as much as the batch's words: the parts of a batch that is split add up to its mean.
+        The penalty has the weight of the batch's words, so that the parts of a split batch add up to its mean.
         """
         check_shapes("tagger", {"targets": batch["targets"], "weights": batch["weights"]})
         found = token_measures(self(batch, dropout_key), batch["targets"], batch["weights"])
@@ -188,10 +188,10 @@ class Tagger(Model):
         return {"tag_loss": tag_loss, "penalty": (penalty * count, count), **found}, carry
 
     def mix_weights(self) -> np.ndarray:
-        """The share of each layer of the vectors in what is read, `[J]`: 1 of the chosen one where there is no mix.
+        """The share of each layer of the vectors, `[J]`; without a mix, 1 for the chosen layer.
 
         Raises:
-          ConfigError: a tagger without vectors.
+          ConfigError: the tagger has no vectors.
         """
         if not self.config.vectors or self.config.vector_shape is None:
             raise ConfigError("this tagger reads no vectors, so it has no mix: set tagger.vectors")
@@ -211,7 +211,7 @@ class Tagger(Model):
             vectors_BLJD = _field(batch, "vectors")
             if vectors_BLJD.shape[2:] != tuple(self.config.vector_shape or ()):
                 found = list(vectors_BLJD.shape[2:])
-                raise ConfigError(f"tagger: vectors of {found} layers and width do not fit {self.config.vector_shape}")
+                raise ConfigError(f"tagger: vectors have (layers, width) {found}, not {self.config.vector_shape}")
             layers_JBLD = jnp.moveaxis(vectors_BLJD, 2, 0)
             parts.append(layers_JBLD[self.config.layer] if self.mix is None else self.mix(layers_JBLD, mask_BL))
         return parts

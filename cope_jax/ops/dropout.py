@@ -12,9 +12,9 @@ from cope_jax.array_types import Array
 
 
 def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:
-    """Zeroes a share `rate` of the entries and scales the rest by 1/(1−rate); the identity where there is no key.
+    """Zeroes a share `rate` of the entries and scales the rest by 1/(1−rate); the identity if there is no key.
 
-    What is drawn for the first tokens does not depend on how many follow, so that sequences may be padded.
+    The mask of the first tokens does not depend on how many follow, so sequences may be padded.
 
     >>> dropout(jnp.ones((1, 1, 2)), 0.5, None).tolist()
     [[[1.0, 1.0]]]
@@ -29,11 +29,11 @@ def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-    """Dropout of attention weights by the places of query and key, so that any part of the pairs can be drawn alone.
+    """Dropout of attention weights by the places of query and key: any part of the pairs can be sampled separately.
 
     Each example and head has a Threefry key; a pair's bits are its cipher of (place of the query, place of the key).
-    Blocks of any size, in any order, on any device draw the same as all pairs at once. Salmon et al., "Parallel random
-    numbers: as easy as 1, 2, 3" (SC 2011).
+    Blocks of any size, in any order, on any device give the same mask as all pairs at once. Salmon et al., "Parallel
+    random numbers: as easy as 1, 2, 3" (SC 2011).
 
     Attributes:
       keys_2BH: the Threefry keys.
@@ -45,7 +45,7 @@ class Dropout:
 
     @classmethod
     def create(cls, key: Array | None, rate: float, batch: int, heads: int) -> "Dropout | None":
-        """Dropout for `[B, H, ...]` attention weights; None where there is no key, or nothing to drop."""
+        """Dropout for `[B, H, ...]` attention weights; None if there is no key or the rate is 0."""
         if key is None or rate == 0:
             return None
         return cls(jax.random.bits(key, (2, batch, heads), jnp.uint32), rate)

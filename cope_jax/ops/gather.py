@@ -1,4 +1,4 @@
-"""Reading tables and rows by index, with fast gradients; an index without a row gives NaN where it may be wrong."""
+"""Reads tables and rows by index, with fast gradients; a wrong index gives NaN unless the caller must rule it out."""
 
 import math
 
@@ -14,7 +14,7 @@ from cope_jax.errors import ConfigError
 def lookup(table_ND: Array, indices: Array) -> Array:
     """The rows of a table, y[…] = table[indices[…]], NaN where an index is not within [0, N−1].
 
-    `jnp.take` by itself counts negative indices from the end, so that a wrong one would read some other row in silence.
+    `jnp.take` by itself counts negative indices from the end, so a wrong index would silently read another row.
 
     Args:
       table_ND: of a floating type, `[N, …]`.
@@ -72,8 +72,8 @@ take_rows.defjvps(lambda dz, y, z, indices: take_windows(dz, indices, 1)[..., 0]
 def take_windows(z: Array, starts: Array, size: int) -> Array:
     """Neighbouring entries of each row of `z`, y[..., m, s] = z[..., starts[..., m] + s] for s < size.
 
-    One flat gather, slower than `take_rows`; but its transpose, which autodiff makes, is one flat scatter-add. Where
-    the compiler may split the rows over devices it is one gather for each row, because a flat one cannot be split.
+    One flat gather, slower than `take_rows`; but its transpose, which autodiff makes, is one flat scatter-add. If the
+    compiler may split the rows over devices, it is one gather for each row, because a flat one cannot be split.
 
     Args:
       z: `[..., N]`.
@@ -119,5 +119,5 @@ def _may_be_split() -> bool:
 
 
 def _out_of_range_to_nan(indices: Array, size: int) -> Array:
-    """Negative indices moved behind the end, which they would be counted from."""
+    """Moves negative indices past the end, because otherwise they would count from the end."""
     return jnp.where(indices < 0, size, indices)

@@ -14,8 +14,8 @@ _SCALE, _CUBIC = math.sqrt(2 / math.pi), 0.044715
 def gelu(x: Array) -> Array:
     """The tanh form, y = x/2 (1 + tanh u), u = √(2/π) (x + 0.044715 x³). Hendrycks & Gimpel (arXiv 1606.08415).
 
-    `jax.nn.gelu` with another gradient: what it keeps for the backward pass is one number for each x, the slope, and
-    not every intermediate one, which on a CPU takes a quarter off the training step of a small model.
+    `jax.nn.gelu` with another gradient: for the backward pass it keeps one number for each x, the slope, instead of
+    every intermediate one. On a CPU this saves a quarter of the training step of a small model.
 
     >>> [round(float(y), 3) for y in gelu(jnp.array([-1.0, 0.0, 1.0]))]
     [-0.159, 0.0, 0.841]
@@ -37,7 +37,7 @@ gelu.defjvps(lambda dx, y, x: dx * _slope(x))
 def gelu_erf(x: Array) -> Array:
     """The exact form, y = x Φ(x) with Φ the normal distribution function. Hendrycks & Gimpel (arXiv 1606.08415).
 
-    What it keeps for the backward pass is one number for each x too.
+    It also keeps one number for each x for the backward pass.
 
     >>> [round(float(y), 3) for y in gelu_erf(jnp.array([-1.0, 0.0, 1.0]))]
     [-0.159, 0.0, 0.841]

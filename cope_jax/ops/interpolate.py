@@ -12,12 +12,12 @@ from cope_jax.ops.gather import take_windows
 
 
 def table_logits(q_BHLK: Array, table_NK: Array) -> Array:
-    """What each row of a table says to each query, z_i[n] = q_i·e[n], for `interpolate` to read: z_BHLN.
+    """The product of each query and each row of a table, z_i[n] = q_i·e[n], the input of `interpolate`: z_BHLN.
 
     >>> table_logits(jnp.ones((1, 1, 1, 2)), jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [[[[3.0, 7.0]]]]
     """
-    # Left alone, XLA gathers from a transposed z, which is slow.
+    # Without the barrier, XLA gathers from a transposed z, which is slow.
     return jax.lax.optimization_barrier(jnp.einsum("BHLK,NK->BHLN", q_BHLK, table_NK))
 
 
@@ -29,7 +29,7 @@ def interpolate(z: Array, p: Array) -> Array:
     so it is z[⌈p⌉] − z[⌊p⌋], which is 0 at integers. It is written by hand because the transpose of the gathers that
     autodiff makes takes five times as long on a CPU.
 
-    A TPU, slow with single numbers, sums over the whole row instead: y = Σ_n z[n] max(0, 1 − |p − n|).
+    On a TPU, which is slow with single numbers, it sums over the entire row: y = Σ_n z[n] max(0, 1 − |p − n|).
 
     Args:
       z: `[..., N]`, values at the integers 0 … N−1.
@@ -52,13 +52,13 @@ def _look_up(z: Array, p: Array) -> tuple[Array, Array]:
     take = functools.partial(jnp.take_along_axis, z, axis=-1, mode="promise_in_bounds")
     floor, ceil, w = _cells(p)
     low = take(floor)
-    # XLA would gather anew for each of the slope's readers.
+    # Without the barrier, XLA would gather again for each use of the slope.
     slope = jax.lax.optimization_barrier(take(ceil) - low)
     return low + w * slope, slope
 
 
 def _sum_over_row(z: Array, p: Array) -> tuple[Array, Array]:
-    # Fused into the sums: the distances of all indices to all entries are never held.
+    # Fused into the sums: the distances of all indices to all entries are never stored.
     d = _distances(p, z.shape[-1])
     sign = jnp.where((d > -1) & (d < 0), 1, 0) - jnp.where((d > 0) & (d < 1), 1, 0)
     return jnp.sum(z[..., None] * _hat(d), axis=-2), jnp.sum(z[..., None] * sign.astype(z.dtype), axis=-2)
@@ -98,7 +98,7 @@ def _spread(p: Array, dz: Array) -> Array:
 def _derivative(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
     (z, p), (dz, dp) = primals, tangents
     y, slope = _interpolate(z, p)
-    # A tangent that is known to be 0 costs nothing: streaming attention asks for the slope alone.
+    # A tangent that is known to be 0 costs nothing: streaming attention asks only for the slope.
     if isinstance(dz, SymbolicZero):
         return y, slope * dp
     return y, _spread(p, dz) if isinstance(dp, SymbolicZero) else _spread(p, dz) + slope * dp

@@ -1,4 +1,4 @@
-"""Losses of next-token prediction: over all classes, over a sample of them, and what is measured with them."""
+"""Losses of next-token prediction, over all classes or a sample of them, and the metrics computed with them."""
 
 import jax
 import jax.numpy as jnp
@@ -23,8 +23,9 @@ def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
 def token_measures(logits_BLV: Array, targets_BL: Array, weights_BL: Array) -> dict[str, tuple[Array, Array]]:
     """`loss`, `token_error` and `sequence_error` of a batch, each as a sum and a weight; their quotient is the mean.
 
-    The loss, in nats, and the share of tokens that the most probable one misses are means over tokens, each times its
-    weight; the share of sequences with any such miss is one over the sequences that have a token of weight above 0.
+    The loss, in nats, and the token error, the share of tokens that are not the most probable one, are weighted means
+    over tokens. The sequence error is the share of sequences with a wrong token, among the sequences that have a token
+    of weight above 0.
 
     >>> metrics = token_measures(jnp.zeros((1, 2, 4)), jnp.array([[0, 3]]), jnp.ones((1, 2)))
     >>> {name: float(total / weight) for name, (total, weight) in metrics.items()}
@@ -46,26 +47,26 @@ def token_measures(logits_BLV: Array, targets_BL: Array, weights_BL: Array) -> d
 def sampled_cross_entropy(
     x_BLD: Array, table_VD: Array, bias_V: Array, targets_BL: Array, key: Array, num_sampled: int
 ) -> Array:
-    """The cross entropy of `table x + bias` with the classes that `sample_classes` draws instead of all.
+    """The cross entropy of `table x + bias` over the classes that `sample_classes` samples instead of all.
 
-    With s_k = table_k·x + bias_k − log Q(k), Q(k) being the expected number of times that k is drawn,
+    With s_k = table_k·x + bias_k − log Q(k), Q(k) being the expected number of times that k is sampled,
 
-        loss = −s_t + log(e^{s_t} + Σ_{k drawn, k ≠ t} e^{s_k}).
+        loss = −s_t + log(e^{s_t} + Σ_{k sampled, k ≠ t} e^{s_k}).
 
-    One draw serves all tokens. The classes are thought to be sorted by falling frequency. Where all are drawn, Q is 1
-    and this is the full cross entropy. Jean et al. (arXiv 1412.2007); Q corrects as TensorFlow's
+    All tokens share one sample. The classes are assumed to be sorted by decreasing frequency. If all are sampled, Q is
+    1 and this is the full cross entropy. Jean et al. (arXiv 1412.2007); Q corrects as TensorFlow's
     `sampled_softmax_loss` does.
 
     Args:
-      x_BLD: what the softmax reads.
+      x_BLD: the input of the softmax.
       table_VD: a row for each class.
-      bias_V: of the classes.
-      targets_BL: int32, the right classes t.
-      key: of the draw.
-      num_sampled: how many classes are drawn; V at most count.
+      bias_V: the bias of each class.
+      targets_BL: int32, the correct classes t.
+      key: random key of the sample.
+      num_sampled: number of sampled classes; values above V count as V.
 
     Returns:
-      loss_BL, in nats: float32, or float64 where x is; of a target outside of the vocabulary NaN.
+      loss_BL, in nats: float32, or float64 if x is; NaN for a target outside the vocabulary.
     """
     vocab_size = len(table_VD)
     classes_S, arrival = sample_classes(key, min(num_sampled, vocab_size), vocab_size)
@@ -74,7 +75,7 @@ def sampled_cross_entropy(
     shift_S = bias_V[classes_S] - _log_count(classes_S, arrival, vocab_size, wide)
     rows_SD = table_VD[classes_S].astype(dtype)
     drawn_BLS = jnp.einsum("BLD,SD->BLS", x_BLD, rows_SD, preferred_element_type=wide) + shift_S[None, None]
-    # Not −∞, which has no gradient where nothing else is drawn.
+    # Not −∞, which has no gradient if nothing else is sampled.
     least = jnp.asarray(jnp.finfo(wide).min / 2, wide)
     drawn_BLS = jnp.where(targets_BL[..., None] == classes_S[None, None], least, drawn_BLS)
     rows_BLD = lookup(table_VD, targets_BL).astype(dtype).astype(wide)
@@ -84,13 +85,13 @@ def sampled_cross_entropy(
 
 
 def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array, Array]:
-    """Draws different classes, P(k) = log((k+2)/(k+1)) / log(V+1) for the first (Zipf's law), and so on without it.
+    """Samples classes without replacement, with probability P(k) = log((k+2)/(k+1)) / log(V+1) for the first (Zipf).
 
-    Every class k arrives after a time of rate P(k), and the first ones are drawn; so the times up to the first that is
-    not drawn say how often each class is expected, see `expected_count`.
+    Every class k arrives after an exponential time of rate P(k), and the first arrivals are the sample. The time of the
+    first class that is not sampled gives the expected count of each class: see `expected_count`.
 
     Returns:
-      (the classes, int32 `[S]`; the time of the first that is not drawn, ∞ where all are).
+      (the classes, int32 `[S]`; the time of the first class that is not sampled, ∞ if all are).
 
     >>> classes_S, arrival = sample_classes(jax.random.key(0), 3, 3)
     >>> sorted(classes_S.tolist()), float(arrival)
@@ -105,10 +106,10 @@ def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array
 
 
 def expected_count(classes: Array, arrival: Array, vocab_size: int) -> Array:
-    """Q(k) = 1 − exp(−P(k)·arrival), the chance that k comes before; Σ over the drawn of f(k)/Q(k) has the mean Σ f(k).
+    """Q(k) = 1 − exp(−P(k)·arrival), the chance that k comes before; Σ f(k)/Q(k) over the sample has the mean Σ f(k).
 
-    Duffield et al., "Priority sampling for estimation of arbitrary subset sums" (2007). TensorFlow's is the same with
-    the number of its tries in place of the time.
+    Duffield et al., "Priority sampling for estimation of arbitrary subset sums" (2007). TensorFlow uses the same
+    formula with its number of tries instead of the time.
 
     >>> float(expected_count(jnp.array([2]), jnp.array(jnp.inf), 3)[0])
     1.0

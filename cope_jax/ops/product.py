@@ -10,16 +10,16 @@ from jax.interpreters import ad, batching, mlir
 
 from cope_jax.array_types import Array
 
-PRODUCT = "product"  # the name of what `dot_general` returns, for rematerialisation
+PRODUCT = "product"  # name of the result of `dot_general`, for rematerialisation
 
-# Not a custom_vjp, which has no forward mode; and a custom_jvp leaves the order of the transposed product to autodiff.
+# A custom_vjp has no forward mode; a custom_jvp leaves the order of the transposed product to autodiff.
 _linear = Primitive("linear")
 
 
 def linear(x: Array, w_DF: Array) -> Array:
     """The product over the last axis of x, y = x W, with forward and reverse mode.
 
-    On a CPU autodiff's gradient of W takes up to three times as long as the one that is written here.
+    On a CPU autodiff's gradient of W takes up to three times as long as the one written here.
 
     >>> linear(jnp.ones((1, 2, 3)), jnp.ones((3, 4))).shape
     (1, 2, 4)
@@ -31,11 +31,11 @@ def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -
     """`linear` as the argument `dot_general` of `flax.nnx.Linear`, which asks for just this product.
 
     Raises:
-      ValueError: an option, such as a precision, that it does not know.
+      ValueError: an option, such as a precision, that it does not support.
     """
     asked = {name: value for name, value in options.items() if value is not None}
     if asked:
-        raise ValueError(f"linear has no such options: {asked}")
+        raise ValueError(f"linear does not support these options: {asked}")
     del dimension_numbers
     return checkpoint_name(linear(x, w_DF), PRODUCT)
 
@@ -50,7 +50,7 @@ def _gradient_of_x(dy: Array, x: Any, w_DF: Array) -> Array:
 
 def _gradient_of_w(dy: Array, x: Array, w_DF: Any) -> Array:
     def on_cpu(x: Array, dy: Array) -> Array:
-        # The narrower of x and dy comes first, because it is transposed; the barriers keep XLA from turning this round.
+        # The narrower of x and dy comes first, because it is transposed; the barriers keep XLA from reversing this.
         if x.shape[-1] <= dy.shape[-1]:
             return jax.lax.optimization_barrier(jnp.einsum("...D,...F->DF", x, dy))
         return jax.lax.optimization_barrier(jnp.einsum("...F,...D->FD", dy, x)).T

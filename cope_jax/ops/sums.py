@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array
 
-# A length up to this that the inner sums do not divide is one product: padding it would cost more in copies.
+# Up to this length, a sum that blocks do not divide is one product: padding it would cost more in copies.
 _ONE_PRODUCT = 128
 
 
@@ -13,11 +13,11 @@ def suffix_sum(x: Array, block: int = 32) -> Array:
     """Sums of the last axis from each index to its end, y[..., j] = Σ_{j'≥j} x[..., j'].
 
     Triangular matrix products in full precision, within blocks and over their totals: several times faster than a
-    reversed `cumsum` on a CPU, and the form that TPUs and GPUs like.
+    reversed `cumsum` on a CPU, and well suited to TPUs and GPUs.
 
     Args:
       x: `[..., M]`, a floating type; any M, 0 included.
-      block: length of the inner sums where M is long.
+      block: length of the inner sums if M is long.
 
     >>> suffix_sum(jnp.array([1.0, 2.0, 3.0])).tolist()
     [6.0, 5.0, 3.0]
@@ -26,7 +26,7 @@ def suffix_sum(x: Array, block: int = 32) -> Array:
 
 
 def prefix_sum(x: Array, block: int = 32) -> Array:
-    """Sums of the last axis from its start to each index, y[..., j] = Σ_{j'≤j} x[..., j'], as `suffix_sum` makes them.
+    """Sums of the last axis from its start to each index, y[..., j] = Σ_{j'≤j} x[..., j'], computed as in `suffix_sum`.
 
     >>> prefix_sum(jnp.array([1.0, 2.0, 3.0])).tolist()
     [1.0, 3.0, 6.0]

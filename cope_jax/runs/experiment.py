@@ -1,4 +1,4 @@
-"""A config made into an experiment: it trains in a folder, resumes there, and measures what it has trained."""
+"""An experiment made from a config: trains in a workdir, resumes there, and measures the trained models."""
 
 import contextlib
 import dataclasses
@@ -41,10 +41,10 @@ class Experiment:
     ('selective_copy', 'decoder, rope')
 
     `experiment.train("runs/rope")` then trains it, and `experiment.evaluate("runs/rope")` measures it again.
-    One program trains `width` seeds side by side. The `task` is that of the config, where it is there already.
+    One program trains `width` seeds side by side. `task` is the task of the config, if it was created already.
 
     Raises:
-      ConfigError: what the config says does not fit together, or not these devices.
+      ConfigError: the settings of the config do not fit each other, or these devices.
     """
 
     def __init__(self, config: ExperimentConfig, width: int = 1, task: Task | None = None):
@@ -69,7 +69,7 @@ class Experiment:
 
     @staticmethod
     def check(config: ExperimentConfig, task: Task | None = None) -> None:
-        """Raises ConfigError for what is wrong with a config, without compiling anything or drawing data."""
+        """Raises ConfigError if a config is wrong, without compiling anything or sampling data."""
         task = tasks.create(config.task.name, **config.task.options) if task is None else task
         create_program(config, task)
         _check(config, task)
@@ -102,13 +102,13 @@ class Experiment:
         and at the end result.json with what is returned. Of several processes the first writes.
 
         Args:
-          workdir: of the run; is created. One run at a time is in it.
+          workdir: created if missing. Only one run at a time may use it.
           seeds: each decides initial parameters, order of data and dropout of one model.
-          label: stands before the progress bar; None: model and encoding.
-          fields: further fields of every record.
-          environment: versions and commit to keep with the run; None: those of now.
+          label: shown before the progress bar; None: model and encoding.
+          fields: additional fields of every record.
+          environment: versions and commit to keep with the run; None: the current ones.
           profile: steps to profile.
-          verbose: prints what is about to run, and writes it to summary.txt.
+          verbose: prints a summary of the run, and writes it to summary.txt.
 
         Returns:
           A record for each seed, split and metric: see `cope_jax.runs.records`.
@@ -117,7 +117,7 @@ class Experiment:
           ConfigError: the folder belongs to other settings or data, or the model to start from does not fit.
           Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved, and the same call resumes from it.
         """
-        seeds = [int(seed) for seed in seeds]  # NumPy's are no JSON
+        seeds = [int(seed) for seed in seeds]  # JSON does not accept NumPy's
         if len(seeds) != self.seed_batch.width:
             whole = Experiment(self.config, len(seeds), self.task)
             return whole.train(
@@ -126,7 +126,7 @@ class Experiment:
         workdir = Path(workdir)
         workdirs.check_alike(self.task)
         start = functools.cache(lambda: warm_start.start(self.config.training.start, self.learner, self.task))
-        if not (workdir / "checkpoints").exists():  # before anything is written, for it may not fit
+        if not (workdir / "checkpoints").exists():  # before anything is written, because it may not fit
             start()
         with contextlib.ExitStack() as stack:
             with processes.first_goes_ahead() as first:
@@ -138,7 +138,7 @@ class Experiment:
                     workdirs.keep_files(self.task, workdir)
                     if verbose:
                         self._announce(workdir)
-            # One process is like the others, and several on a host would write the same file.
+            # All processes are alike, and several on a host would write the same file.
             profile = profile if first else None
             state, seconds = self._run(workdir, seeds, label or self.label, profile, start).train()
             records = self.records(seeds, state.params, self.config.training.steps, seconds)
@@ -148,10 +148,10 @@ class Experiment:
         return records
 
     def evaluate(self, run: str | Path | LoadedRun) -> list[Record]:
-        """Measures a run, or a folder with one, on as many examples as this config says; records as of `train`.
+        """Measures a run, or the run in a folder, on the number of examples in this config; returns records as `train`.
 
         Raises:
-          ConfigError: it is a run of another experiment, or of other data or another vocabulary than there are now.
+          ConfigError: it is a run of another experiment, or its data or vocabulary differ from the current ones.
         """
         run = run if isinstance(run, LoadedRun) else load_run(run)
         theirs, ours = ({**config.recipe(), "evaluation": None} for config in (run.experiment, self.config))
@@ -166,7 +166,7 @@ class Experiment:
         return self.records(run.seeds, jax.device_put(params, self.program.state_shardings.params), step, seconds)
 
     def records(self, seeds: Sequence[int], params: PyTree, step: int, seconds: float) -> list[Record]:
-        """The errors on every split, sweep included, as results.json holds them.
+        """The errors on every split, including the sweep, in the format of results.json.
 
         Seeds side by side share the seconds equally.
         """
@@ -185,7 +185,7 @@ class Experiment:
         ]
 
     def summary(self) -> str:
-        """What is about to run: every parameter and where it lies, the devices, and what a step costs."""
+        """A summary of the run: every parameter and its sharding, the devices, and what a step costs."""
         state, length = self.program.state_shapes(), self.task.length("train")
         job = summary.job_table(
             state,
@@ -204,7 +204,7 @@ class Experiment:
         return summary.summarise(state.params, job)
 
     def throughput(self) -> Throughput:
-        """What measures the speed of a run."""
+        """The stopwatch of a run."""
         training, mesh = self.config.training, self.program.mesh
         length = self.task.length("train")
         return Throughput(
@@ -215,7 +215,7 @@ class Experiment:
         )
 
     def _announce(self, workdir: Path) -> None:
-        """Prints and writes what is about to run."""
+        """Prints and writes the summary of the run."""
         text = self.summary()
         write_atomically(workdir / "summary.txt", text + "\n")
         print(text)
@@ -251,23 +251,23 @@ class Experiment:
 
 
 def _check(config: ExperimentConfig, task: Task) -> None:
-    learner = create_learner(config, task)  # without the mesh, whose devices a single sequence is not enough for
+    learner = create_learner(config, task)  # without the mesh: a single sequence cannot be split over its devices
     params = jax.eval_shape(learner.init, np.int32(0)).params
-    # Of those that are equally long the last, since the first, of training, may take long to read.
+    # Of equally long splits the last, because the first, that of training, may take long to read.
     longest = max((*reversed(task.splits), *(split for _, split in task.sweep)), key=task.length)
     batch = batch_shapes(task, 1, longest)
     carry = learner.initial_carry(1)
     if jax.tree.leaves(carry) and task.stream("train", config.training.batch_size) is None:
         raise ConfigError(
-            f"{config.model.name} carries its state from batch to batch, and the examples of {task.name} do not "
-            f"follow one another: choose a task of running text, such as words"
+            f"{config.model.name} carries its state from batch to batch, but the examples of {task.name} do not "
+            f"continue one another: choose a task of continuous text, such as words"
         )
     if "positions" in batch and config.training.positions != "consecutive":
         raise ConfigError(
-            f"the batches of {task.name} have positions of their own with these options: leave training.positions "
-            f"and training.max_position out"
+            f"the batches of {task.name} have their own positions with these options: do not set training.positions "
+            f"and training.max_position"
         )
-    # Sampled also where the batch has its own, for the sampler checks that the length fits below max_position.
+    # Sampled even if the batch has its own, because the sampler checks that the length fits below max_position.
     positions_BL = learner.sample_positions(jax.random.key(0), *batch["inputs"].shape[:2])
     try:
         jax.eval_shape(

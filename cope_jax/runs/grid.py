@@ -28,14 +28,14 @@ class GridRun:
 
 
 def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path) -> None:
-    """Trains those of the runs from `plan` that have no result, with one program for all of a label's of one width.
+    """Trains the runs from `plan` that have no result; runs with the same label and width share a program.
 
-    What is finished is in results.json and results.csv of `workdir`; the configs are by label.
+    Finished runs are in results.json and results.csv of `workdir`; the configs are by label.
     """
     environment = records.environment()  # now, since the checkout may change while this runs
     compiled: dict[tuple[str, int], Experiment] = {}
-    made: dict[str, Task] = {}  # the last, for reading and cutting up a long text takes minutes
-    for run in runs:  # what is kept must be of the same config, or old figures would pass for new ones
+    made: dict[str, Task] = {}  # only the last, kept because reading and cutting up a long text takes minutes
+    for run in runs:  # results must be of the same config, or old figures would pass for new ones
         if run.result.exists() and processes.is_first():
             workdirs.open_workdir(run.workdir, configs[run.label], run.seeds)
     for number, run in enumerate(runs, start=1):
@@ -59,7 +59,7 @@ def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRu
 
 
 def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[GridRun]:
-    """All runs: those that the workdir has, and the seeds that are missing in groups of `width`."""
+    """All runs: those that the workdir has, and the missing seeds in groups of `width`."""
     runs = []
     for label in labels:
         folder = workdir / "cells" / re.sub(r"[^\w=.+-]+", "_", label).strip("_")

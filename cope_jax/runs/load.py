@@ -1,4 +1,4 @@
-"""What is in a folder: a run, or a model that was exported or published; its config, task, tokens and parameters."""
+"""Loads a run, or an exported or published model, from a folder: its config, task, tokenizer and parameters."""
 
 import dataclasses
 import functools
@@ -22,11 +22,11 @@ from cope_jax.training.from_config import create_learner
 from cope_jax.training.program import SeedBatch
 
 MINILM = "minilm"
-"""Stands for the folder of an installed MiniLM wherever a folder is asked for."""
+"""Means the folder of an installed MiniLM wherever a folder is expected."""
 
 
 class Restored(NamedTuple):
-    """A checkpoint of a run: its step, its parameters, of several seeds along a first axis, and the seconds it took."""
+    """A checkpoint of a run: its step, parameters (several seeds along a leading axis), and the seconds it took."""
 
     step: int
     params: Any
@@ -35,14 +35,14 @@ class Restored(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-    """What is in a folder: a model that was exported or published, or a run.
+    """The content of a folder: an exported or published model, or a run.
 
     Only `params`, `model` and the `title` of a run read arrays.
 
     Attributes:
       folder: where it is.
       kind: the format: "run", "elmo", or a name of `cope_jax.exchange.formats`.
-      experiment: the config of a run; None of anything else.
+      experiment: the config of a run; None for anything else.
       seeds: of a run, trained side by side.
     """
 
@@ -53,7 +53,7 @@ class Loaded:
 
     @property
     def task(self) -> Task | None:
-        """The task of a run; None of anything else."""
+        """The task of a run; None for anything else."""
         return None
 
     @functools.cached_property
@@ -68,12 +68,12 @@ class Loaded:
 
     @property
     def step(self) -> int | None:
-        """The newest checkpoint of a run, by its name; None where there is none."""
+        """The newest checkpoint of a run, by its name; None if there is none."""
         return None
 
     @functools.cached_property
     def codec(self) -> Codec | None:
-        """Text to tokens and back; None where the model does not continue texts, or has no tokenizer.
+        """Text to tokens and back; None if the model does not generate text, or has no tokenizer.
 
         Raises:
           ConfigError: the tokenizer is damaged, or of another vocabulary.
@@ -81,21 +81,21 @@ class Loaded:
         return _codec_beside(self.folder, self.config) if self.name in models.able("generate") else None
 
     def params(self, seed: int | None = None) -> Any:
-        """The parameters, as nested dicts; of a run those of one seed, None: the first.
+        """The parameters, as nested dicts; for a run, those of one seed (None: the first).
 
         Raises:
-          ConfigError: no such seed, or nothing that can be read.
+          ConfigError: there is no such seed, or the parameters cannot be read.
         """
         if seed is not None:
-            raise ConfigError(f"{self.folder} holds one model and no run: leave the seed out")
+            raise ConfigError(f"{self.folder} holds one model, not a run: omit the seed")
         return formats.load(self.folder)[1]
 
     def model(self, seed: int | None = None) -> Any:
-        """The model with the parameters of `params`; those that a published BERT lacks, of its heads, are drawn."""
+        """The model with the parameters of `params`; heads that a published BERT does not have are initialised."""
         return formats.build(self.config, self.params(seed))
 
     def title(self, seed: int | None = None) -> str:
-        """What it is, in a line."""
+        """A description in one line."""
         del seed
         encoding = getattr(self.config, "encoding", None)
         return f"{self.name} of {self.folder}" + (f", {encoding.text() or 'none'}" if encoding else "")
@@ -103,7 +103,7 @@ class Loaded:
 
 @dataclasses.dataclass(frozen=True)
 class LoadedRun(Loaded):
-    """A run of `Experiment.train`. Of a checkpoint only the parameters are read, and no optimizer state."""
+    """A run of `Experiment.train`. Only the parameters of a checkpoint are read, not the optimizer state."""
 
     experiment: ExperimentConfig = ExperimentConfig()
 
@@ -132,7 +132,7 @@ class LoadedRun(Loaded):
 
     @functools.cached_property
     def restored(self) -> Restored:
-        """The newest checkpoint that can be read. ConfigError: there is none."""
+        """The newest checkpoint that can be read. Raises ConfigError if there is none."""
         learner, seed_batch = create_learner(self.experiment, self.task), SeedBatch(len(self.seeds))
         seeds = seed_batch.stack([np.int32(seed) for seed in self.seeds])
         params = jax.eval_shape(seed_batch.lift(learner.init), seeds).params
@@ -151,14 +151,14 @@ class LoadedRun(Loaded):
         return f"{self.experiment.task.name}, {self.experiment.encoding}, seed {number}, step {self.restored.step:,}"
 
     def _place(self, seed: int | None) -> int:
-        """The place of a seed among those of the run."""
+        """The index of a seed in the run."""
         if seed is not None and seed not in self.seeds:
             raise ConfigError(f"{self.folder} holds no seed {seed}: choose from {', '.join(map(str, self.seeds))}")
         return 0 if seed is None else self.seeds.index(seed)
 
 
 def load(folder: str | Path | None) -> Loaded:
-    """Says what is in a folder.
+    """Loads the run or the model in a folder.
 
     >>> import cope_jax as cj
     >>> cj.load("nowhere")
@@ -168,13 +168,13 @@ def load(folder: str | Path | None) -> Loaded:
 
     Args:
       folder: a run of `Experiment.train`; a model that experiments.convert wrote; GPT-2, Llama or BERT in the files of
-        Hugging Face; the `options.json` and weights of an ELMo; or "minilm", where that package is installed.
+        Hugging Face; the `options.json` and weights of an ELMo; or "minilm", if that package is installed.
 
     Raises:
       ConfigError: there is no such folder, or no model in it.
     """
     if folder is None:
-        raise ConfigError("no model is named: give the folder of one")
+        raise ConfigError("no model is given: name its folder")
     folder = bert_files.find_minilm() if folder == MINILM else Path(folder)
     if not folder.is_dir():
         raise ConfigError(f"there is no folder {folder}: train a model there, or name another")
@@ -183,15 +183,15 @@ def load(folder: str | Path | None) -> Loaded:
     kind = formats.kind_of(folder)
     if kind is None:
         raise ConfigError(
-            f"{folder} holds no model: it needs the checkpoints of a run; or config.json and model.safetensors, ours "
-            f"or Hugging Face's of a {', '.join(name for name in formats.FORMATS if name != formats.OWN)}; or "
+            f"{folder} holds no model: it needs the checkpoints of a run; or config.json and model.safetensors, this "
+            f"project's or Hugging Face's ({', '.join(name for name in formats.FORMATS if name != formats.OWN)}); or "
             f"options.json and weights of an ELMo"
         )
     return Loaded(folder, kind)
 
 
 def load_run(folder: str | Path) -> LoadedRun:
-    """`load`, of runs alone; ConfigError where there is none."""
+    """`load` for runs only; ConfigError if there is none."""
     folder = Path(folder)
     if not (folder / "config.json").exists() or not (folder / "checkpoints").exists():
         raise ConfigError(
@@ -199,7 +199,7 @@ def load_run(folder: str | Path) -> LoadedRun:
         )
     settings = read_settings(folder)
     if "seeds" not in settings:
-        raise ConfigError(f"{folder} holds a comparison: give one of the folders in its cells/ENCODING")
+        raise ConfigError(f"{folder} is a comparison: give one of the folders in its cells/ENCODING")
     config = ExperimentConfig.from_mapping(settings["config"])
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
     return LoadedRun(folder, "run", config, tuple(settings["seeds"]))
@@ -210,17 +210,17 @@ def _codec_beside(folder: Path, config: Any) -> Codec | None:
     tokenizer, vocab_size = loading.find(folder), config.vocab_size
     if tokenizer is None:
         return None
-    # Published tables have rows for no token, which byte-pair encoding leaves out of a text. Words are all there.
+    # Published tables have rows without a token, which byte-pair encoding never produces. Words need all their rows.
     least = vocab_size if isinstance(tokenizer, WordTokenizer) else 1
     if not least <= len(tokenizer) <= vocab_size:
         raise ConfigError(
-            f"the tokenizer of {folder} has {len(tokenizer)} tokens, and the model {vocab_size}: "
-            "put the one there that the model was trained with"
+            f"the tokenizer of {folder} has {len(tokenizer)} tokens, but the model has {vocab_size}: "
+            "replace it with the one that the model was trained with"
         )
     begin = safetensors_io.read_tokens(folder).get("bos_token_id", tokenizer.end)
     if type(begin) is not int or not 0 <= begin < vocab_size:
         raise ConfigError(
-            f"bos_token_id={begin} of {folder} is none of the model's {vocab_size} tokens: put the number of the one "
-            f"there with which its texts begin, or null"
+            f"bos_token_id={begin} of {folder} is not one of the model's {vocab_size} tokens: set it to the number of "
+            f"the token that its texts begin with, or to null"
         )
     return Codec.of(tokenizer, begin)

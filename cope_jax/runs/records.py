@@ -1,7 +1,7 @@
-"""What was measured, as plain records: summaries over seeds, and the files `results.json` and `results.csv`.
+"""Measurements as plain records: summaries over seeds, and the files `results.json` and `results.csv`.
 
 A record is a dict with at least `task`, `encoding`, `seed`, `split`, `metric`, `value`, `step`, `parameters` and
-`wall_seconds`. `encoding` is the text that the user gave; errors are shares in [0, 1].
+`wall_seconds`. `encoding` is the text that the user gave; errors are fractions in [0, 1].
 """
 
 import csv
@@ -31,7 +31,7 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Figures of one quantity over seeds; `std` is √(Σ(x − mean)²/(count − 1)), and None for a single seed."""
+    """Statistics of one quantity over seeds; `std` is √(Σ(x − mean)²/(count − 1)), and None for a single seed."""
 
     count: int
     mean: float
@@ -79,7 +79,7 @@ def environment() -> Record:
 
 
 def finite(content: Any) -> Any:
-    """The content of a JSON file with null, by None, for each number that is not finite: JSON has no words for it.
+    """Replaces each number that is not finite by None, JSON's null, because JSON cannot represent it.
 
     >>> finite({"values": [1.0, float("nan")]})
     {'values': [1.0, None]}
@@ -92,9 +92,9 @@ def finite(content: Any) -> Any:
 
 
 def write_results(workdir: Path, records: Sequence[Record], environment: Record) -> list[Path]:
-    """Writes `results.json`, `{"records": [...], "environment": {...}}`, and `results.csv` into `workdir`; their paths.
+    """Writes `results.json`, `{"records": [...], "environment": {...}}`, and `results.csv`; returns their paths.
 
-    A file is either the old or the new one, never half of it. JSON knows no NaN: a value that is not finite is null.
+    Each file is replaced atomically. JSON does not have NaN: a value that is not finite is null.
     """
     plain = finite(list(records))
     names = list(dict.fromkeys(name for record in records for name in record))
@@ -111,7 +111,7 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
 
 def _commit() -> str | None:
     root, git = Path(cope_jax.__file__).parents[1], shutil.which("git")
-    if git is None or not (root / ".git").exists():  # an installed package may lie inside a checkout of something else
+    if git is None or not (root / ".git").exists():  # an installed package may be inside a checkout of something else
         return None
 
     def output(*command: str) -> str:

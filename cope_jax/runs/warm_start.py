@@ -1,4 +1,4 @@
-"""The parameters that a run starts with instead of drawing them: those of a trained model."""
+"""Starts a run with the parameters of a trained model instead of initialised ones."""
 
 import dataclasses
 import sys
@@ -24,19 +24,19 @@ from cope_jax.tasks import Task
 from cope_jax.training.learner import Learner
 
 OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
-"""Options of models that decide how they are trained and run, and not what they compute."""
-_PROBED = 8  # tokens by which an encoding is tried
+"""Options of models that decide how they are trained and run, but not what they compute."""
+_PROBED = 8  # tokens to try an encoding with
 Place = tuple[Any, ...]  # of a parameter, in nested dicts
 
 
 def start(folder: str | Path | None, learner: Learner, task: Task) -> PyTree:
-    """The parameters of those modules that the model of `folder` and the learner's both have; {} where it is None.
+    """The parameters of the modules that both the model of `folder` and the learner's have; {} if `folder` is None.
 
-    An encoding may have other parts here than there: those of both are taken over, whatever they are composed with, and
-    new ones drawn as usual. What is new, left out, or otherwise chosen is printed.
+    The parts of their encodings may differ: common parts are copied, whatever they are composed with, and new parts are
+    initialised as usual. Prints what is new, what is left out and which options differ.
 
     Raises:
-      ConfigError: they have none in common, their sizes differ, or their vocabularies do.
+      ConfigError: the models have no module in common, or their sizes or vocabularies differ.
     """
     if folder is None:
         return {}
@@ -51,7 +51,7 @@ def start(folder: str | Path | None, learner: Learner, task: Task) -> PyTree:
     shared = {name[0] for name in held} & {name[0] for name in wanted}
     if not shared:
         raise ConfigError(
-            f"{folder} holds a model of {', '.join(params)}, of which {model.name} has nothing: "
+            f"{folder} shares no modules with {model.name} (it has {', '.join(params)}): "
             f"choose another --config.training.start"
         )
     changed_parts = _parts(config).keys() ^ _parts(model).keys()
@@ -62,18 +62,18 @@ def start(folder: str | Path | None, learner: Learner, task: Task) -> PyTree:
             taken[name] = theirs
         elif name[0] in shared and _part(name) not in changed_parts:
             raise ConfigError(
-                f"{folder} has {'.'.join(map(str, name))} {_text(theirs)}, and this model {_text(ours)}: "
-                f"give it the same sizes and vocabulary"
+                f"{'.'.join(map(str, name))} is {_text(theirs)} in {folder} and {_text(ours)} in this model: "
+                f"use the same sizes and vocabulary"
             )
     if same is False:
-        raise ConfigError(f"{folder} has another vocabulary than the task's: give the task that of {folder}")
+        raise ConfigError(f"the vocabulary of {folder} is not the task's: use the vocabulary of {folder} in the task")
     if jax.process_index() == 0:
         print(
             f"start: {config.name} of {folder}; new: {_list(wanted, held)}; left out: {_list(held, wanted)}; "
             f"encoding: {_text_of(config)} there, {_text_of(model)} here"
         )
         if same and surplus > 0:
-            print(f"start: the last {surplus} of {folder}'s tokens, which its vocabulary has not, are left out")
+            print(f"start: left out the last {surplus} tokens of {folder}, which are not in its vocabulary")
         if same is None and task.saved_files():
             print(f"warning: no vocabulary in {folder} to compare with", file=sys.stderr)
         for line in _differences(config, model):
@@ -82,7 +82,7 @@ def start(folder: str | Path | None, learner: Learner, task: Task) -> PyTree:
 
 
 def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any, PyTree]:
-    """A model without the last rows of its tables of tokens, which made their size a round number."""
+    """Removes the last rows of a model's token tables, which only pad their size to a round number."""
     config = dataclasses.replace(config, vocab_size=vocab_size)
     shapes, held = safetensors_io.shapes(MODELS.get(config.name), config), flatten_dict(params)
     kept = {place: held[place][tuple(map(slice, leaf.shape))] for place, leaf in shapes.items() if place in held}
@@ -90,7 +90,7 @@ def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any,
 
 
 def _part(name: Place) -> Any:
-    """The part of an encoding to which a parameter belongs, if it does to one."""
+    """The part of an encoding that a parameter belongs to, if any."""
     return name[name.index("encoding") + 1] if "encoding" in name else None
 
 
@@ -105,7 +105,7 @@ def _text_of(config: Any) -> str:
 
 
 def _list(some: Mapping[Place, Any], others: Mapping[Place, Any]) -> str:
-    """What is among some and not among the others: modules, and in those that both have, parameters."""
+    """Lists what is in `some` but not in `others`: modules and, within modules that both have, parameters."""
     common_modules = {name[0] for name in others}
     names = [name if name[0] in common_modules else name[:1] for name in some if name not in others]
     return ", ".join(dict.fromkeys(".".join(map(str, name)) for name in names)) or "nothing"
@@ -116,20 +116,23 @@ def _differences(config: Any, model: Any) -> Iterator[str]:
     there, here = _parts(config), _parts(model)
     for name, options in there.items():
         if name not in here:
-            yield f"the encoding {name}, and this model has {_text_of(model)}: it is another function"
+            yield f"the encoding {name}, but this model has {_text_of(model)}: it computes something else"
         elif options != here[name]:
-            yield f"{options}, and this model has {here[name]}: it is another function"
+            yield f"{options}, but this model has {here[name]}: it computes something else"
     theirs, ours = choices(config), choices(model)
     for name, options in model.encoding.parts if here else ():
         if name not in there and acts_at_once(name, options, model.block.attention_shape(_PROBED)):
-            yield f"the encoding {_text_of(config)}, and this model has {name}, not 0 as drawn: it is another function"
+            yield (
+                f"the encoding {_text_of(config)}, but this model adds {name}, which is not zero-initialised: "
+                f"it computes something else"
+            )
     for name in theirs:
         if name in ours and theirs[name] != ours[name]:
-            yield f"{name}={theirs[name]}, and this model has {ours[name]}: it is another function"
+            yield f"{name}={theirs[name]}, but this model has {ours[name]}: it computes something else"
 
 
 def choices(config: Any) -> dict[str, Any]:
-    """The options of a model that decide what it computes, by the names that flags have behind `config.model`.
+    """The options of a model that decide what it computes, by the names that flags have after `config.model`.
 
     >>> from cope_jax.models.decoder import DecoderOptions
     >>> found = choices(DecoderOptions())
@@ -150,7 +153,7 @@ def choices(config: Any) -> dict[str, Any]:
 
 
 def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -> bool:
-    """Whether an encoding changes what a model computes while its parameters are as they are drawn.
+    """Whether an encoding changes what a model computes while its parameters are as initialised.
 
     >>> shape = AttentionShape(num_heads=2, head_dim=4, max_length=8)
     >>> acts_at_once("cope", {}, shape), acts_at_once("rope", {}, shape)
@@ -172,4 +175,4 @@ def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -
 
 
 def _text(array: Any) -> str:
-    return "not at all" if array is None else "×".join(map(str, array.shape))
+    return "absent" if array is None else "×".join(map(str, array.shape))

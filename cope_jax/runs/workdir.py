@@ -1,4 +1,4 @@
-"""The folder of a run: one run at a time, its settings and data, and JSON files that are whole or absent."""
+"""The workdir of a run: its lock, its settings and data, and JSON files that are written atomically."""
 
 import contextlib
 import errno
@@ -25,25 +25,25 @@ from cope_jax.tasks import Task
 from cope_jax.training.experiment_config import ExperimentConfig
 
 MEASURING = ".measuring.lock"
-"""The lock of commands that measure a run and write beside it."""
+"""The lock of commands that measure a run and write into its workdir."""
 
 
 @contextlib.contextmanager
 def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
-    """Keeps other runs out of a workdir; a run that is killed keeps nobody out.
+    """Keeps other runs out of a workdir; the lock is released when its process dies.
 
-    Of a run in several processes the first has the lock. Where the file system has no locks, a line on stderr says so.
+    Of a run in several processes the first has the lock. If the file system has no locks, a line on stderr says so.
 
-    The file of the lock is that of training, or `MEASURING`, which a run at work does not hold.
+    `name` is the lock file: that of training, or `MEASURING`, which a training run does not lock.
 
     Raises:
-      ConfigError: another run holds it, or it cannot be written to.
+      ConfigError: another run has the lock, or the workdir cannot be written to.
     """
     if re.match(r"[a-z][a-z0-9]+:/", str(workdir)):
-        raise ConfigError(f"{workdir} is no folder: give a path of a file system that all processes share")
+        raise ConfigError(f"{workdir} is not a folder: give a path on a file system that all processes share")
     with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
-        if not os.access(workdir, os.W_OK):  # where there is a .lock already, that alone could be written to
+        if not os.access(workdir, os.W_OK):  # an existing .lock could be writable even if its folder is not
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         file = (workdir / name).open("a+")
     with file:
@@ -58,7 +58,7 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
                 raise
-            print(f"warning: {workdir} cannot be locked ({error.strerror}): start no second run in it", file=sys.stderr)
+            print(f"warning: {workdir} cannot be locked ({error.strerror}): start only one run in it", file=sys.stderr)
         with clear_storage_errors(workdir):
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
@@ -72,11 +72,11 @@ def open_workdir(
     seeds: Sequence[int] | None = None,
     environment: Mapping[str, Any] | None = None,
 ) -> None:
-    """Makes `workdir` the place of a run, whose settings are kept in its config.json.
+    """Makes `workdir` the workdir of a run and keeps its settings in config.json.
 
-    A field that a config.json does not have, since the package was older, has its default. Without `seeds` it is the
-    place of a comparison, whose runs share all but encoding and seeds. The `environment`, versions and commit, is kept
-    in environment.json; of a run that goes on elsewhere, that of the last start.
+    A field that is missing from config.json, because the package was older, has its default. Without `seeds` it is the
+    workdir of a comparison, whose runs share everything except encoding and seeds. The `environment` (versions and
+    commit) is kept in environment.json; if a run resumes elsewhere, that of the last start.
 
     Raises:
       ConfigError: it cannot be written to, or belongs to other settings.
@@ -123,44 +123,44 @@ def read_settings(workdir: Path) -> dict[str, Any]:
     path = workdir / "config.json"
     settings = read_json(path, "config")
     if not isinstance(settings["config"], dict):
-        raise ConfigError(f"{path} is damaged (it holds no config): delete it, and the command makes it anew")
+        raise ConfigError(f"{path} is damaged (it holds no config): delete it, and the command recreates it")
     return settings
 
 
 def read_json(path: Path, *names: str) -> Any:
-    """The content of a JSON file that holds these names; ConfigError if it is damaged."""
+    """The content of a JSON file that must have these names; ConfigError if it is damaged."""
     try:
         content = json.loads(path.read_text())
         if not isinstance(content, dict) or not content.keys() >= set(names):
-            raise ValueError(f"it must hold {' and '.join(names)}")
+            raise ValueError(f"it must contain {' and '.join(names)}")
         return content
     except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}): delete it, and the command makes it anew") from error
+        raise ConfigError(f"{path} is damaged ({error}): delete it, and the command recreates it") from error
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Writes a JSON file whole or not at all, with null for NaN and infinity; StorageError if the disk is full."""
+    """Writes a JSON file atomically, with null for NaN and infinity; StorageError if the disk is full."""
     write_atomically(path, json.dumps(finite(content), indent=1, allow_nan=False) + "\n")
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a JSON file, none if it is not there; a value that is null there was not finite, and is NaN."""
+    """The records of a JSON file, none if it does not exist; a null value, which was not finite, becomes NaN."""
     held = read_json(path, "records")["records"] if path.exists() else []
     return [{**record, "value": math.nan} if record.get("value", 0) is None else record for record in held]
 
 
 def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:
-    """Writes records in place of those with all of some fields, beside all others that are in the file by now."""
+    """Replaces the records that match all `fields` with `records`; all others in the file stay."""
     held = read_records(path)
     old = select(held, **fields)
     write_json(path, {"records": [*(row for row in held if row not in old), *records]})
 
 
 def write_files(folder: Path, contents: Mapping[str, str]) -> None:
-    """Writes text files by their names, each at once or not at all.
+    """Writes text files by their names, each atomically.
 
     Raises:
-      ConfigError: a file is there, with other content: what the run learned from has changed.
+      ConfigError: a file exists with other content: what the run learned from has changed.
       StorageError: the disk is full or read-only.
     """
     for name, content in contents.items():
@@ -169,13 +169,12 @@ def write_files(folder: Path, contents: Mapping[str, str]) -> None:
             write_atomically(file, content)
         elif file.read_text(encoding="utf-8") != content:
             raise ConfigError(
-                f"{file} differs from what the data give now; the run needs the original: restore its data, or choose "
-                f"another --workdir"
+                f"{file} does not match the current data: restore the original data, or choose another --workdir"
             )
 
 
 def check_sources(task: Task, workdir: Path, splits: Iterable[str]) -> None:
-    """ConfigError if a run is to be measured on other data than those whose digest it keeps."""
+    """Raises ConfigError if the data are not those whose digest the run keeps."""
     if task.same_data(workdir, splits) is False:
         raise ConfigError(
             f"the data are not those of the run in {workdir} ({', '.join(task.data_digest())} differs): restore the "
@@ -184,23 +183,23 @@ def check_sources(task: Task, workdir: Path, splits: Iterable[str]) -> None:
 
 
 def keep_files(task: Task, workdir: Path) -> None:
-    """Keeps with a run the saved files of its task and the digest of its data.
+    """Keeps the saved files of a task and the digest of its data in the workdir of a run.
 
     Raises:
-      ConfigError: it keeps others, so that what it learned from has changed.
+      ConfigError: the run keeps others, so what it learned from has changed.
       StorageError: the disk is full or read-only.
     """
     if task.same_saved_files(workdir) is False:
         raise ConfigError(
-            f"{' and '.join(task.saved_files())} in {workdir} differs from what the data give now; the run "
-            "needs the original: restore its data, or choose another --workdir"
+            f"{' and '.join(task.saved_files())} in {workdir} does not match the current data: restore the original "
+            "data, or choose another --workdir"
         )
     missing = {name: content for name, content in task.saved_files().items() if not (workdir / name).exists()}
     write_files(workdir, missing | task.data_digest())
 
 
 def check_alike(task: Task) -> None:
-    """ConfigError in every process if one has other data than the first, on which it would train without a word."""
+    """Raises ConfigError in every process if one has other data than the first, and so would train on them silently."""
     if jax.process_count() == 1:
         return
     content = json.dumps(task.saved_files() | task.data_digest(), sort_keys=True).encode()
@@ -208,13 +207,13 @@ def check_alike(task: Task) -> None:
     for process, digest in enumerate(digests):
         if (digest != digests[0]).any():
             raise ConfigError(
-                f"process {process} has other data than process 0: give all of them the same, and for the standard "
-                "library the same Python"
+                f"process {process} has other data than process 0: give all processes the same data, and for the "
+                "corpus of the standard library the same Python"
             )
 
 
 def difference(held: Any, wanted: Any) -> str | None:
-    """The first setting that differs, as JSON has it, with both values; None: none does.
+    """The first setting that differs, in JSON, with both values; None if none does.
 
     >>> difference({"task": {"length": (8, 9)}}, {"task": {"length": [8, 9]}})
     >>> difference({"task": {"length": 8}}, {"task": {"length": 9}})

@@ -1,4 +1,4 @@
-"""Tasks: what to learn. One file a task; `names()` lists them and `create(name, **options)` makes one.
+"""Tasks: what a model learns. One file per task; `names()` lists them and `create(name, **options)` makes one.
 
 >>> import numpy as np
 >>> create("counting", num_variables=3).sample(np.random.default_rng(0), 64)["inputs"].shape
@@ -24,7 +24,7 @@ __all__ = ["TASKS", "Batch", "Task", "create", "names"]
 
 
 def names() -> tuple[str, ...]:
-    """All tasks, sorted."""
+    """The names of all tasks, sorted."""
     return TASKS.names()
 
 

@@ -1,4 +1,4 @@
-"""Text in words made of characters, each to be predicted from all before it, and from all after it.
+"""Bidirectional language modelling: each word is predicted from those before it, and from those after it.
 
 Peters et al., "Deep contextualized word representations", NAACL 2018.
 """
@@ -20,18 +20,18 @@ BEGIN, END = "<S>", "</S>"
 
 @TASKS.register("bilm")
 class BiLM(WordTask):
-    """A sentence of words w₁…wₙ is read from both ends, and all sentences of a split stand one after the other.
+    """A sentence of words w₁…wₙ is read from both ends; the sentences of a split follow one another.
 
         forward:   <S> w₁ … wₙ  predicts  w₁ … wₙ </S>
         backward:  </S> wₙ … w₁  predicts  wₙ … w₁ <S>
 
-    What is read are the characters of a word, so that none is unknown; what is predicted is among `vocab_size` words.
+    The inputs are the characters of words, so no input is unknown. The targets are words of the vocabulary.
 
-    The fields are `inputs` `[B, L, C]`, characters, `targets` and `weights` `[B, L]`; the same of the backward stream,
-    with `backward_` before their names; and `reset` `[B]` in a stream.
+    The fields are `inputs` `[B, L, C]`, characters, `targets` and `weights` `[B, L]`; the same fields of the backward
+    stream, with the prefix `backward_`; and `reset` `[B]` in a stream.
 
     Attributes:
-      vocabulary: `<unk>`, `<S>`, `</S>`, and the words of the training text by falling count.
+      vocabulary: `<unk>`, `<S>`, `</S>`, and the words of the training text, the most frequent first.
       max_characters: C.
 
     >>> task = BiLM(BiLM.Config(length=6, corpus="ud-ewt"))
@@ -49,9 +49,9 @@ class BiLM(WordTask):
         Attributes:
           data_dir: where the corpora are; None: the built-in sample.
           corpus: "wikitext-2", in plain spelling; "ud-ewt", the words of the treebank; or "both".
-          length: L, the words of a window.
-          vocab_size: the most words that can be predicted; None: all of the training text.
-          max_characters: C, the bytes of a word, two marks among them.
+          length: L, the number of words in a window.
+          vocab_size: maximum size of the vocabulary; None: all words of the training text.
+          max_characters: C, the maximum number of bytes of a word, including two marks.
         """
 
         data_dir: str | None = None
@@ -78,13 +78,13 @@ class BiLM(WordTask):
         super().__init__(config, vocabulary, {split: text.fields for split, text in self._splits.items()})
 
     def _finish(self, split: str, batch: Batch) -> Batch:
-        """The words read are their characters; those of padding are zeros."""
+        """Replaces the words that are read by their characters, and those of padding by zeros."""
         table_UC = self._splits[split].table_UC
         return {**batch, **{name: table_UC[batch[name]] for name in ("inputs", "backward_inputs")}}
 
 
 class _Split:
-    """The two streams of a text, in which a word read is its place in a table of the characters of every word."""
+    """The two streams of a text. An input word is its index in `table_UC`, which has the characters of each word."""
 
     def __init__(self, sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, max_characters: int):
         kinds = list(dict.fromkeys(word for sentence in sentences for word in sentence))

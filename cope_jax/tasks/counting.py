@@ -1,4 +1,4 @@
-"""Counting: print the value of a variable that was set to zero and incremented since.
+"""Counting: print the value of a variable that was set to zero and then incremented.
 
 Golovneva et al., arXiv:2405.18719, section 5.3, by the rules of its released generator.
 """
@@ -11,7 +11,7 @@ import numpy as np
 from cope_jax.tasks.synthetic import SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check
 
-MAX_ROWS = 1024  # programs generated at a time: bounds memory at tens of MB, whatever the size of the batch
+MAX_ROWS = 1024  # programs generated at a time: limits memory to tens of MB, whatever the size of the batch
 ABSENT = -1
 PASS, INCREMENT, SET = range(3)
 
@@ -20,15 +20,15 @@ PASS, INCREMENT, SET = range(3)
 class Counting(SyntheticTask):
     """A program of set, increment and pass operations, then a question about one variable.
 
-    The number of operations is uniform in [min_operations, max_operations]. Each is drawn by weight: *set* makes any of
-    the variables 0 (`a = 0 ;`, 4 tokens), *increment* adds 1 to one of those set so far (`a ++;`, 2 tokens), *pass*
-    does nothing (`pass;`, 1 token). An operation is drawn again if it increments while no variable is set, or one
-    at max_value; a program that sets no variable is drawn again. The question is `print a` about one of the variables
-    set, the answer its value: the one token on which loss and metric count.
+    The number of operations is uniform in [min_operations, max_operations]. Each is sampled by weight: *set* makes any
+    of the variables 0 (`a = 0 ;`, 4 tokens), *increment* adds 1 to one of those set so far (`a ++;`, 2 tokens), *pass*
+    does nothing (`pass;`, 1 token). An increment is sampled again if no variable is set, or if its variable is at
+    max_value. A program that sets no variable is sampled again. The question, `print a`, is about one of the variables
+    set. The answer, its value, is the only token that counts in loss and metric.
 
-    Inputs longer than block_length are trimmed from the left; shorter ones are filled up on the right with `<pad>`.
+    Inputs longer than block_length are trimmed from the left; shorter ones are padded on the right with `<pad>`.
 
-    A level is the weight of *pass*.
+    The level is the weight of *pass*.
 
     >>> options = {"max_operations": 5, "set_weight": 2.0, "increment_weight": 3.0, "pass_weight": 1.0}
     >>> task = Counting(Counting.Config(block_length=16, **options))
@@ -45,14 +45,14 @@ class Counting(SyntheticTask):
 
         Attributes:
           num_variables: number of variables, named a, b, c, …
-          max_value: the highest value a variable may take.
-          min_operations: fewest operations of a program.
-          max_operations: most operations of a program.
-          block_length: most tokens of an input.
+          max_value: maximum value of a variable.
+          min_operations: minimum number of operations of a program.
+          max_operations: maximum number of operations of a program.
+          block_length: maximum number of tokens of an input.
           set_weight: weight of *set*.
           increment_weight: weight of *increment*.
           pass_weight: weight of *pass* in "train" and "in_distribution".
-          ood_pass_weights: the same in further splits, each named `pass_<weight>`.
+          ood_pass_weights: weights of *pass* in further splits, each named `pass_<weight>`.
         """
 
         num_variables: int = 1
@@ -95,13 +95,13 @@ class Counting(SyntheticTask):
         chunks: list[Batch] = []
         missing = n
         while missing > 0 or not chunks:
-            # A quarter more than needed, since a share of the programs set no variable and are left out.
+            # A quarter more than needed, because programs that set no variable are left out.
             chunks.append(self._programs(rng, min(missing + missing // 4 + 8, MAX_ROWS), level))
             missing -= len(chunks[-1]["inputs"])
         return {key: np.concatenate([chunk[key] for chunk in chunks])[:n] for key in chunks[0]}
 
     def _programs(self, rng: np.random.Generator, n: int, pass_weight: float) -> Batch:
-        """Draws n programs, and leaves out those that set no variable."""
+        """Samples n programs, and leaves out those that set no variable."""
         c = self.config
         lengths = rng.integers(c.min_operations, c.max_operations + 1, size=n)
         draws = rng.random((2, c.max_operations, n))
@@ -123,7 +123,7 @@ class Counting(SyntheticTask):
         return self._batch(tokens[is_set.any(1)].reshape(-1, 4 * (c.max_operations + 1)))
 
     def _batch(self, tokens: np.ndarray) -> Batch:
-        """Closes the gaps (ABSENT) in each row, trims it from the left, and fills it up on the right."""
+        """Removes the gaps (ABSENT) in each row, trims it from the left, and pads it on the right."""
         present = tokens != ABSENT
         flat = np.append(tokens[present], self._numbers["<pad>"])
         count = present.sum(1, keepdims=True)
@@ -143,9 +143,9 @@ class Counting(SyntheticTask):
 def _run(
     config: Counting.Config, pass_weight: float, lengths: np.ndarray, which: np.ndarray, where: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Runs programs side by side, from uniforms `[operations, n]` that choose operations and variables.
+    """Runs n programs at once, from uniforms `[operations, n]` that choose operations and variables.
 
-    Returns operations and the variables they name, each `[n, operations]`, and the last values `[n, variables]`.
+    Returns operations and the variables they name, each `[n, operations]`, and the final values `[n, variables]`.
     """
     n, rows = len(lengths), np.arange(len(lengths))
     values = np.full((n, config.num_variables), ABSENT)
@@ -154,7 +154,7 @@ def _run(
         is_set = values != ABSENT
         can_grow = is_set & (values < config.max_value)
         num_growing = can_grow.sum(1)
-        # Drawing again until possible is the same as weighing increments by their chance to be possible.
+        # Sampling again until possible is the same as weighting increments by the chance that they are possible.
         increment_weight = config.increment_weight * num_growing / np.maximum(is_set.sum(1), 1)
         u = which[step] * (config.set_weight + increment_weight + pass_weight)
         sets = u < config.set_weight
@@ -168,5 +168,5 @@ def _run(
 
 
 def _nth_true(mask: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """In each row, the place of the True numbered floor(n), from 0; 0 where there is none."""
+    """The index of the True numbered floor(n), from 0, in each row; 0 if there is none."""
     return np.argmax(mask.cumsum(1) > n[:, None], axis=1)

@@ -17,11 +17,11 @@ WRITE, READ, IGNORE, ZERO = range(4)
 class FlipFlop(SyntheticTask):
     """FFL(T, p_ignore): T tokens, alternating an instruction and a bit.
 
-    The first instruction is `w` (write) and the last `r` (read); those between are drawn independently, `i` (ignore)
+    The first instruction is `w` (write) and the last `r` (read). Those between are sampled independently: `i` (ignore)
     with p_ignore, `w` and `r` with (1 - p_ignore)/2 each. The bit after `r` is the last written one; other bits are
-    uniform. Loss and metric count on the bits after `r` only.
+    uniform. Only the bits after `r` count in loss and metric.
 
-    A level is p_ignore; the sweep is in per cent.
+    The level is p_ignore; the sweep is in per cent.
 
     >>> task = FlipFlop(FlipFlop.Config(length=12, p_ignore=0.5))
     >>> batch = task.sample(np.random.default_rng(3), 1)
@@ -40,8 +40,8 @@ class FlipFlop(SyntheticTask):
         Attributes:
           length: T, the number of tokens, instructions and bits together.
           p_ignore: share of `i` in "train" and "in_distribution".
-          dense_p_ignore: the same in "dense".
-          sparse_p_ignore: the same in "sparse".
+          dense_p_ignore: share of `i` in "dense".
+          sparse_p_ignore: share of `i` in "sparse".
         """
 
         length: int = 512

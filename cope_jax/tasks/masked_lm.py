@@ -1,7 +1,7 @@
-"""Sentence pairs with hidden words: what BERT learns from.
+"""Masked language modelling and next-sentence prediction: the tasks that BERT is trained on.
 
 Devlin et al., "BERT: Pre-training of deep bidirectional transformers for language understanding", NAACL 2019; the
-details are those of its released program.
+details follow its released program.
 """
 
 import dataclasses
@@ -28,17 +28,19 @@ _SHORT = 0.1
 
 @TASKS.register("masked_lm")
 class MaskedLM(Task):
-    """`[CLS] A [SEP] B [SEP]`: which pieces stood at the masked places, and does B follow A in its document?
+    """`[CLS] A [SEP] B [SEP]`: what are the masked pieces, and does B follow A in its document?
 
-    A and B are whole sentences of one document, where B follows A; or, with probability ½ and wherever there is but one
-    sentence, B is from another document. Both together have at most L − 3 pieces, in a tenth of the examples a random
-    number of at least 2: the longer side loses pieces at either end, by chance.
+    Consecutive sentences of one document are divided at random into A and B. With probability ½, and always if no
+    sentence is left for it, B is from another document. Sentences are added until there are L − 3 pieces or, in a tenth
+    of the examples, a random number from 2 to L − 3. If A and B exceed L − 3, the longer side loses pieces at random
+    ends.
 
-    Of n pieces min(most, max(1, round(rate n))) are to be predicted, none of them `[CLS]`, `[SEP]` or `[UNK]`: 80 %
-    read `[MASK]`, 10 % any piece of the vocabulary, 10 % themselves. Every example is drawn anew.
+    Of n pieces min(max_predictions, max(1, round(mask_rate n))) are predicted, none of them `[CLS]`, `[SEP]` or
+    `[UNK]`. In the input, 80 % of these become `[MASK]`, 10 % a random piece of the vocabulary, and 10 % are unchanged.
+    Every example is newly sampled.
 
-    The fields, all `[B, L]` but the last: `inputs`, `segments` (0: A, 1: B), `mask` (1: a piece, 0: padding),
-    `targets`, `weights` (1: to be predicted), and `next` `[B]` (0: B follows A, 1: it is from elsewhere).
+    The fields, all `[B, L]` except `next`: `inputs`, `segments` (0: A, 1: B), `mask` (1: a piece, 0: padding),
+    `targets`, `weights` (1: predicted), and `next` `[B]` (0: B follows A, 1: B is from another document).
 
     Attributes:
       wordpiece: the vocabulary.
@@ -58,12 +60,12 @@ class MaskedLM(Task):
         Attributes:
           data_dir: where the corpora are; None: the built-in sample.
           corpus: "wikitext-2", "ud-ewt" or "both".
-          length: L, of `[CLS] A [SEP] B [SEP]`.
-          vocab_size: pieces of the vocabulary, which is learned from the training text.
-          vocab: path of a vocab.txt to take instead.
-          lowercase: whether to make letters small and leave accents out.
-          mask_rate: the share of pieces to be predicted.
-          max_predictions: the most pieces to be predicted; None: no limit.
+          length: L, the number of pieces of `[CLS] A [SEP] B [SEP]`.
+          vocab_size: number of pieces of the vocabulary, which is learned from the training text.
+          vocab: path of a vocab.txt to load instead.
+          lowercase: whether to lowercase the text and remove accents.
+          mask_rate: share of pieces to predict.
+          max_predictions: maximum number of pieces to predict; None: no limit.
         """
 
         data_dir: str | None = None
@@ -125,7 +127,7 @@ class MaskedLM(Task):
         return {"inputs": inputs_BL, "weights": chosen_BL.astype(np.float32)}
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
-        """The most frequent piece; the more frequent answer, and a bag of words, to whether B follows A."""
+        """For masked pieces the most frequent piece; for next sentences the more frequent answer and a bag of words."""
         special = self.wordpiece
         train = self.dataset("train", examples, seed)
         most = np.bincount(train["next"]).argmax()
@@ -142,7 +144,7 @@ class MaskedLM(Task):
         return found
 
     def unigram_accuracy(self, split: str) -> float:
-        """The share of known pieces of `split` that are the most frequent one of training."""
+        """The share of known pieces of `split` that equal the most frequent piece of training."""
         self.length(split)
         train, test = (self._splits[name].pieces for name in ("train", split))
         unknown = self.wordpiece.unknown
@@ -158,7 +160,7 @@ class MaskedLM(Task):
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
-    """All rows but those that only fill up the last batch, which have no piece."""
+    """All rows except those without a piece, which pad the last batch."""
     fields = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     real = fields["mask"].any(axis=1)
     return {name: field[real] for name, field in fields.items()}
@@ -170,7 +172,7 @@ class _Text:
     Attributes:
       pieces: int32 `[N]`.
       bounds: `[S + 1]`, where sentences begin; the last is N.
-      documents: `[S]`, the document of each.
+      documents: `[S]`, the document of each sentence.
       starts: the first sentence of each document, and S.
     """
 
@@ -179,7 +181,7 @@ class _Text:
         encoded = [document for document in encoded if document]
         if len(encoded) < 2:
             raise ConfigError(
-                f"masked_lm takes sentences of other documents, and a split has {len(encoded)}: give two or more"
+                f"masked_lm pairs sentences of different documents, but a split has {len(encoded)}: give two or more"
             )
         sentences = [sentence for document in encoded for sentence in document]
         self.pieces = np.concatenate([np.array(sentence, np.int32) for sentence in sentences])
@@ -189,7 +191,7 @@ class _Text:
         self.documents = np.repeat(np.arange(len(sizes)), sizes)
 
     def until(self, start: int, pieces: int) -> int:
-        """The sentence before which there are `pieces` pieces or more since sentence `start`, or its document ends."""
+        """The end of the fewest sentences from `start` on that have `pieces` pieces, or the end of the document."""
         reached = np.searchsorted(self.bounds, self.bounds[start] + pieces)
         return int(min(reached, self.starts[self.documents[start] + 1]))
 
@@ -198,7 +200,7 @@ class _Text:
 
 
 def _pair(rng: np.random.Generator, text: _Text, start: int, most: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """A and B, with at most `most` pieces in all, and whether B is from elsewhere; A begins at sentence `start`."""
+    """A, B and `next`, from sentence `start` on; A and B have at most `most` pieces together."""
     target = most if rng.random() >= _SHORT else int(rng.integers(2, most + 1))
     end = text.until(start, target)
     middle = int(rng.integers(start + 1, end)) if end - start > 1 else end
@@ -215,13 +217,13 @@ def _pair(rng: np.random.Generator, text: _Text, start: int, most: int) -> tuple
 
 
 def _kept(first: int, second: int, most: int) -> tuple[int, int]:
-    """How much of either side is left where the longer one, or else B, loses a piece until `most` are left in all."""
+    """The lengths of both sides after the longer one (B, if they are equal) loses a piece until `most` are left."""
     kept_second = min(second, max(most // 2, most - first))
     return min(first, most - kept_second), kept_second
 
 
 def _trimmed(rng: np.random.Generator, pieces: np.ndarray, kept: int) -> np.ndarray:
-    """`kept` pieces: each of those that go is taken from the front or the back by chance."""
+    """`kept` of the pieces; each removed piece comes from the front or the back at random."""
     front = int(rng.binomial(len(pieces) - kept, 0.5)) if len(pieces) > kept else 0
     return pieces[front : front + kept]
 
@@ -232,6 +234,6 @@ def _sentences(text: Iterable[Document]) -> Iterator[str]:
             yield " ".join(word for word in sentence if word != UNKNOWN)
 
 
-@functools.lru_cache(maxsize=2)  # a command makes the task of each of its configs, and learning takes minutes
+@functools.lru_cache(maxsize=2)  # a command creates the task once per config, and learning takes minutes
 def _trained(texts: Texts, vocab_size: int, lowercase: bool) -> WordPiece:
     return WordPiece.train(texts.read(), vocab_size, lowercase=lowercase)

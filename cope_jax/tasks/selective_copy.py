@@ -1,4 +1,4 @@
-"""Selective copy: repeat the symbols of a sequence in order, leaving out the blanks between them.
+"""Selective copy: repeat the symbols of a sequence in order, without the blanks between them.
 
 Golovneva et al., arXiv:2405.18719, section 5.2; Gu & Dao, arXiv:2312.00752, section 4.1.1.
 """
@@ -16,13 +16,13 @@ BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 
 @TASKS.register("selective_copy")
 class SelectiveCopy(SyntheticTask):
-    """`num_tokens` symbols in random places among blanks, a separator, then the symbols again, in order.
+    """`num_tokens` symbols at random places among blanks, a separator, then the symbols again, in order.
 
-    Loss and metric count on the copy only. The paper's vocabulary of 16 tokens is read as 14 symbols, the blank and the
-    separator. Its errors (100.0 ± 0.0 for RoPE out of distribution) fit exact match of whole sequences, so that is the
-    headline metric here.
+    Only the copy counts in loss and metric. The paper's vocabulary of 16 tokens is interpreted as 14 symbols, the blank
+    and the separator. Its errors (100.0 ± 0.0 for RoPE out of distribution) fit exact match of entire sequences, so
+    that is the headline metric here.
 
-    A level is the number of blanks.
+    The level is the number of blanks.
 
     >>> task = SelectiveCopy(SelectiveCopy.Config(num_tokens=3, num_blanks=4))
     >>> batch = task.sample(np.random.default_rng(1), 1)
@@ -40,8 +40,8 @@ class SelectiveCopy(SyntheticTask):
           num_symbols: number of different symbols, without blank and separator.
           num_tokens: number of symbols to copy.
           num_blanks: number of blanks in "train" and "in_distribution".
-          dense_blanks: the same in "dense"; None is half of num_blanks.
-          sparse_blanks: the same in "sparse"; None is double num_blanks.
+          dense_blanks: number of blanks in "dense"; None: half of num_blanks.
+          sparse_blanks: number of blanks in "sparse"; None: twice num_blanks.
         """
 
         num_symbols: int = 14

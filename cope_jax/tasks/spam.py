@@ -1,4 +1,4 @@
-"""Short messages: ham or spam?
+"""Spam detection: is a short message ham or spam?
 
 Almeida, Gómez Hidalgo and Yamakami, "Contributions to the study of SMS spam filtering", DocEng 2011.
 """
@@ -16,14 +16,14 @@ from cope_jax.tokenizers.wordpiece import WordPiece
 
 @TASKS.register("spam")
 class Spam(StoredTask):
-    """A message is ham, 0, or spam, 1. Of k folds, which all have the same share of spam, one is the test.
+    """Messages with the labels ham, 0, and spam, 1. One of k folds with equal shares of spam is the test.
 
-    The fields are `inputs`, `mask` (1: a piece) and `segments` (zeros) `[B, L]`, pieces between `[CLS]` and `[SEP]`, of
-    which a longer message keeps the first; `targets` and `weights` `[B]`.
+    The fields are `inputs`, `mask` (1: a piece) and `segments` (zeros) `[B, L]`, and `targets` and `weights` `[B]`.
+    Pieces are between `[CLS]` and `[SEP]`; a message that is too long keeps its first pieces.
 
     Attributes:
-      indices: of the messages of each split among all of the corpus.
-      classes: their names; a class's number is its place.
+      indices: for each split, the indices of its messages in the corpus.
+      classes: names of the classes; a class is its index here.
       wordpiece: the vocabulary.
 
     >>> task = Spam(Spam.Config(folds=5))
@@ -39,13 +39,13 @@ class Spam(StoredTask):
         Attributes:
           data_dir: where the corpus is; None: the built-in sample.
           vocab: path of a vocab.txt; None: a vocabulary learned from the training messages.
-          vocab_size: the most pieces of a vocabulary that is learned.
-          lowercase: whether pieces are of small letters.
-          length: L.
-          folds: k.
-          fold: which of them is the test, from 0.
+          vocab_size: maximum size of a learned vocabulary.
+          lowercase: whether to lowercase the text.
+          length: L, the number of pieces of an example, including `[CLS]` and `[SEP]`.
+          folds: k, the number of folds.
+          fold: number of the test fold, from 0.
           repeat: seed of the division into folds.
-          train: how many training messages to keep, with the same share of spam; None: all.
+          train: number of training messages to keep, with the same share of spam; None: all.
         """
 
         data_dir: str | None = None
@@ -86,7 +86,7 @@ class Spam(StoredTask):
         return [message.text for message in self._messages[split]]
 
     def labels(self, split: str) -> np.ndarray:
-        """int32 `[n]`, of `texts`."""
+        """The labels of `texts`, int32 `[n]`."""
         self.length(split)
         return np.array([message.label for message in self._messages[split]], np.int32)
 
@@ -117,15 +117,15 @@ class Spam(StoredTask):
 
 
 def _divide(labels: np.ndarray, config: Spam.Config) -> tuple[np.ndarray, np.ndarray]:
-    """The places of training and of test messages, each in growing order."""
-    from sklearn import model_selection  # here, since it is slow to import
+    """The indices of training and of test messages, each in ascending order."""
+    from sklearn import model_selection  # here, because it is slow to import
 
     least = int(np.bincount(labels, minlength=2).min())
-    check(config.folds <= least, f"spam.folds must be at most {least}, the messages of the rarer class")
+    check(config.folds <= least, f"spam.folds must be at most {least}, the number of messages of the rarer class")
     folds = model_selection.StratifiedKFold(config.folds, shuffle=True, random_state=config.repeat)
     train, test = list(folds.split(labels, labels))[config.fold]
     if config.train is not None:
-        most = len(train) - 2  # one of each class is left over, as the division needs
+        most = len(train) - 2  # the division needs one message of each class that is left over
         check(config.train <= most, f"spam.train must be at most {most}: leave it out for all {len(train)} messages")
         part = model_selection.StratifiedShuffleSplit(1, train_size=config.train, random_state=config.repeat)
         train = np.sort(train[next(part.split(train, labels[train]))[0]])

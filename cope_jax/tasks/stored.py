@@ -1,4 +1,4 @@
-"""Tasks whose examples lie in files, so that a split has as many as there are."""
+"""Base classes of tasks whose examples are stored in files, so each split has a fixed number of them."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +16,15 @@ from cope_jax.tokenizers.word_level import Vocabulary
 
 
 class StoredTask(Task):
-    """Base class of tasks that have a `size`: a subclass says how many examples a split has, and which `take` gives."""
+    """Base class of tasks with stored examples: a subclass implements `size` and `take`."""
 
     @abc.abstractmethod
     def size(self, split: str) -> int:
-        """How many examples `split` has."""
+        """The number of examples of `split`."""
 
     @abc.abstractmethod
     def take(self, split: str, indices: np.ndarray) -> Batch:
-        """The examples of a split at `indices` in the order of its file."""
+        """The examples of a split at `indices`, which count in the order of its file."""
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
         return self.take(split, drawn(rng, n, self.size(split)))
@@ -34,10 +34,10 @@ class StoredTask(Task):
 
 
 class TextTask(StoredTask):
-    """Base class of tasks of running text, whose whole text can be read in windows of any kind.
+    """Base class of tasks of running text, whose entire text can be read in any windows.
 
     Attributes:
-      window_length: L, the tokens of a training window.
+      window_length: L, the number of tokens in a training window.
       crosses_documents: whether a window may go from one document into the next.
     """
 
@@ -46,19 +46,20 @@ class TextTask(StoredTask):
 
     @abc.abstractmethod
     def token_streams(self, split: str) -> list[TokenStream]:
-        """The whole text of a split, one of each corpus."""
+        """The entire text of a split, one stream per corpus."""
 
     @abc.abstractmethod
     def counts(self, split: str) -> Counts:
-        """How many tokens, words and bytes the text of a split has."""
+        """The number of tokens, words and bytes in the text of a split."""
 
 
 class WordTask(StoredTask):
-    """Base class of tasks of words from a vocabulary, each split one long text, for models that carry their state.
+    """Base class of tasks with a word vocabulary whose splits are one long text each, for models that carry state.
 
-    Without `stream`, an example is a window of `config.length` words: all of them in order, or drawn with any start.
+    Without `stream`, an example is a window of `config.length` words. `dataset` gives all windows in order; `sample`
+    gives windows with random starts.
 
-    Its `__init__` hands on:
+    A subclass passes to `__init__`:
 
       vocabulary: the words to predict.
       fields: split -> sequences, `[N]` each, that windows are cut from.
@@ -69,7 +70,7 @@ class WordTask(StoredTask):
         super().__init__(config, vocab_size=len(vocabulary), lengths=dict.fromkeys(SPLITS, config.length))
 
     def size(self, split: str) -> int:
-        """Windows of L words that do not overlap."""
+        """The number of windows of L words that do not overlap."""
         return -(-self._words(split) // self.length(split))
 
     def stream(self, split: str, batch_size: int) -> Sequence[Batch]:
@@ -83,7 +84,7 @@ class WordTask(StoredTask):
         return self._windows(split, drawn(rng, n, max(1, self._words(split) - self.length(split) + 1)))
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
-        """The perplexity of words by their frequency in the training text."""
+        """The perplexity if each word is predicted by its frequency in the training text."""
         known = unigram_probabilities(self.stream("train", batch_size=1024), self.vocab_size)
         losses = {split: unigram_cross_entropy(known, batches(split)) for split in self.evaluation_splits}
         return [Baseline(split, "perplexity", "unigram", float(np.exp(loss)), "loss") for split, loss in losses.items()]
@@ -99,6 +100,6 @@ class WordTask(StoredTask):
         return self._finish(split, windows(self._fields[split], starts, self.length(split)))
 
     def _finish(self, split: str, batch: Batch) -> Batch:
-        """A batch of the fields, with what is too large to be kept for every word."""
+        """Adds to a batch what is too large to store for every word."""
         del split
         return batch

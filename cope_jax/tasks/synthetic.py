@@ -1,4 +1,4 @@
-"""Synthetic tasks, which vary one number between their splits: their *level*.
+"""Base class of synthetic tasks. One number, the *level*, differs between their splits.
 
 It is the share of `ignore`s, the number of blanks, or the weight of `pass`.
 """
@@ -17,17 +17,17 @@ from cope_jax.tokenizers.tokenizer import Codec
 
 
 class SyntheticTask(Task):
-    """Base class of synthetic tasks: a subclass states its vocabulary and levels, and how to generate at a level.
+    """Base class of synthetic tasks: a subclass defines its vocabulary and levels, and generates at a level.
 
-    A split is a name for a level; `"blanks=24"` names any level directly, which is what sweeps use. The `__init__` of a
-    subclass hands on:
+    A split is a name for a level. A name such as `"blanks=24"`, which sweeps use, gives any level directly. The
+    `__init__` of a subclass passes on:
 
-      vocabulary: the tokens as text; a token's number is its place.
+      vocabulary: the tokens as text; a token is its index here.
       levels: split name -> level, "train" first.
-      sweep: (value to plot, level), growing.
+      sweep: (value to plot, level), ascending.
 
     Attributes:
-      axis: what a level is called in a split name.
+      axis: name of the level in a split name.
     """
 
     axis: ClassVar[str]
@@ -77,7 +77,7 @@ class SyntheticTask(Task):
         return Codec(self.encode, self.decode)
 
     def encode(self, text: str) -> np.ndarray:
-        """The int32 tokens of a text as `decode` writes it. ConfigError for a word outside the vocabulary."""
+        """The int32 tokens of a text in the format of `decode`. ConfigError for a word outside the vocabulary."""
         for word in text.split():
             if word not in self._numbers:
                 raise unknown(f"token of {self.name}", word, self.vocabulary)
@@ -93,4 +93,4 @@ class SyntheticTask(Task):
 
     @abc.abstractmethod
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
-        """Draws n sequences at a level."""
+        """Generates n sequences at a level."""

@@ -1,4 +1,4 @@
-"""Parts of speech: the tag of each word of a sentence.
+"""Part-of-speech tagging: predict the tag of each word of a sentence.
 
 Nivre et al., "Universal Dependencies v2", LREC 2020.
 """
@@ -22,15 +22,15 @@ from cope_jax.tokenizers.wordpiece import WordPiece
 
 @TASKS.register("tagging")
 class Tagging(StoredTask):
-    """Words to their universal parts of speech. A sentence longer than L goes on in the next example: none is cut.
+    """Universal parts of speech of words. A sentence longer than L continues in the next example, so no word is lost.
 
-    The fields are `inputs` `[B, L]`, words in small letters, of which those that occur once in training are unknown;
-    `characters` `[B, L, C]`; `targets` and `weights` `[B, L]`; and, if asked, `vectors` `[B, L, J, D]`. With `pieces`
-    they are, as for BERT: `inputs`, `mask` and `segments` `[B, P]`, pieces between `[CLS]` and `[SEP]`; `starts`
-    `[B, L]`, the place of each word's first piece; `targets` and `weights` `[B, L]`.
+    The fields are `inputs` `[B, L]`, lowercase words; `characters` `[B, L, C]`; `targets` and `weights` `[B, L]`; and,
+    if the option is set, `vectors` `[B, L, J, D]`. Words that occur once in training are unknown. With `pieces` the
+    fields are, as for BERT: `inputs`, `mask` and `segments` `[B, P]`, pieces between `[CLS]` and `[SEP]`; `starts`
+    `[B, L]`, the index of each word's first piece; `targets` and `weights` `[B, L]`.
 
     Attributes:
-      tags: their names; a tag's number is its place.
+      tags: names of the tags; a tag is its index here.
       vector_shape: (J, D) of the vectors, or None.
 
     >>> task = Tagging(Tagging.Config(length=10))
@@ -45,13 +45,13 @@ class Tagging(StoredTask):
 
         Attributes:
           data_dir: where the treebank is; None: the built-in sample.
-          length: L, the most words of an example.
-          max_characters: C, the bytes of a word, two marks among them.
+          length: L, the maximum number of words of an example.
+          max_characters: C, the maximum number of bytes of a word, including two marks.
           vectors: an .npz file with an array for each split, or a folder with `<split>.npy`: contextual vectors of all
-            words of `sentences(split)`, one after the other, `[words, J, D]`.
-          pieces: path of a vocab.txt: words in pieces, in place of words and characters.
-          max_pieces: P, with `[CLS]` and `[SEP]`.
-          lowercase: whether pieces are of small letters.
+            words of `sentences(split)`, in order, `[words, J, D]`.
+          pieces: path of a vocab.txt; gives pieces of words instead of words and characters.
+          max_pieces: P, the maximum number of pieces of an example, including `[CLS]` and `[SEP]`.
+          lowercase: whether to lowercase the text before it is cut into pieces.
         """
 
         data_dir: str | None = None
@@ -65,7 +65,7 @@ class Tagging(StoredTask):
         def __post_init__(self):
             check_at_least(1, "tagging", length=self.length)
             check_at_least(3, "tagging", max_characters=self.max_characters, max_pieces=self.max_pieces)
-            check(not (self.vectors and self.pieces), "tagging has vectors or pieces, not both: set one of them")
+            check(not (self.vectors and self.pieces), "tagging accepts vectors or pieces, not both: set one of them")
 
     def __init__(self, config: Config):
         self.tags = conllu.TAGS
@@ -97,7 +97,7 @@ class Tagging(StoredTask):
         )
 
     def sentences(self, split: str) -> list[tuple[str, ...]]:
-        """The words of each sentence of a split, whole, in the order of the file."""
+        """The words of each sentence of a split, not cut at L, in the order of the file."""
         self.length(split)
         return [sentence.words for sentence in self._sentences[split]]
 
@@ -106,7 +106,7 @@ class Tagging(StoredTask):
         return len(self._splits[split].chunks)
 
     def take(self, split: str, indices: np.ndarray) -> Batch:
-        """The examples at `indices` `[n]` of the file: what `dataset` has there, without all of it in memory."""
+        """The examples at `indices` `[n]` of the file, without building the others."""
         self.length(split)
         text, length = self._splits[split], self.config.length
         bounds = np.array(text.chunks, np.int64).reshape(-1, 2)[indices]
@@ -129,8 +129,9 @@ class Tagging(StoredTask):
         return found
 
     def majority(self, split: str) -> float:
-        """The accuracy on `split` of each word's most frequent tag in training, and the most frequent of all tags for
-        words that it has not: what is reached without any context. Equal counts go by the alphabet.
+        """The accuracy on `split` without any context: of each word's most frequent tag in training.
+
+        Words that are not in training get the most frequent tag of all. Of equal counts the first by alphabet wins.
         """
         self.length(split)
         guesses = baselines.majority_by_word(self._words("train"), self._targets["train"].tolist(), self._words(split))
@@ -202,7 +203,7 @@ class _Pieces:
 
 
 def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pieces: int) -> list[tuple[int, int]]:
-    """First word and end of each part of each sentence: as many words as there is room for."""
+    """(first word, end) of each part of each sentence; a part has as many words as fit."""
     chunks, begin = [], 0
     for length in lengths:
         end = begin + length
@@ -215,7 +216,7 @@ def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pi
 
 
 def _vectors(path: str, split: str, words: int) -> np.ndarray:
-    """The vectors of a split, `[words, J, D]`, checked."""
+    """The vectors of a split, `[words, J, D]`. ConfigError: they are missing or do not match its words."""
     file = epath.Path(path)
     try:
         if file.is_dir():

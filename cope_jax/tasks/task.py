@@ -1,4 +1,4 @@
-"""The contract of a task: what to learn, drawn or read from files; and the registry of all tasks."""
+"""The base class of tasks, whose examples are sampled or read from files; and the registry of all tasks."""
 
 import abc
 import zlib
@@ -19,20 +19,20 @@ Batch = dict[str, np.ndarray]
 - `"targets"`, int32 `[n, L]`, the token that follows each input;
 - `"weights"`, float32 `[n, L]`, 1 where loss and metric count and 0 elsewhere.
 
-Tasks of another kind say in their docstrings what their fields are. All have `inputs` `[n, L, ...]`, rows first in
-every field, and rows of zeros count for nothing.
+Other kinds of tasks list their fields in their docstrings. All have `inputs` `[n, L, ...]`. Rows are the first axis of
+every field, and rows of zeros do not count.
 """
 
 
 class Baseline(NamedTuple):
-    """A figure that needs no context.
+    """A result that is reached without context.
 
     Attributes:
       split: where it is measured.
-      measure: "perplexity", or what is told right, such as "tags": a share in [0, 1].
-      name: of what reaches it.
-      value: of the measure.
-      metric: the metric of a model to compare with: of "perplexity" a loss, of a share the error that is left.
+      measure: "perplexity", or what is predicted correctly, such as "tags": a share in [0, 1].
+      name: name of the method.
+      value: value of the measure.
+      metric: the metric of a model to compare with: a loss for "perplexity", an error for a share.
     """
 
     split: str
@@ -43,28 +43,28 @@ class Baseline(NamedTuple):
 
 
 class Task(Persistent, abc.ABC):
-    """Base class of what can be learned.
+    """Base class of tasks.
 
-    A subclass names its options in a frozen dataclass, `Config`, takes `(config)`, and says how to `sample`. That is
-    all of a task whose examples are drawn, such as a `SyntheticTask`. What others override:
+    A subclass has its options in a frozen dataclass, `Config`, accepts `(config)`, and implements `sample`. This is
+    enough if examples are sampled, as in a `SyntheticTask`. Other tasks also override:
 
-    - examples in files: those of a `StoredTask`, `mixture`, and what a run keeps of them, see `Persistent`;
-    - batches whose order means something: `stream`;
-    - what is shown: `metric`, `reported_metrics`, `sweep`;
-    - for models that generate, `codec`; and what is known without a model, `baselines`.
+    - for examples in files: the methods of `StoredTask`, `mixture`, and what a run keeps of them, see `Persistent`;
+    - for batches whose order matters: `stream`;
+    - for what is reported: `metric`, `reported_metrics`, `sweep`;
+    - for models that generate: `codec`; for results that need no model: `baselines`.
 
-    Its `__init__` hands on:
+    A subclass passes to `__init__`:
 
-      vocab_size: the number of tokens that there are to predict.
+      vocab_size: the number of different tokens to predict.
       lengths: split -> L, the padded number of inputs of a sequence; "train" first.
 
     Attributes:
-      other_metrics: what has a table below that of the headline figure, where it differs.
-      packable: whether rows may stand one behind the other in a longer one, where `segments` keep them apart: then
-        all lengths but that of training take one program without padding. A model must know segments for documents,
-        and what it measures of whole sequences is of longer ones.
-      sweep: (value to plot, split), growing: the splits of the plot of error by length; here none.
-      sweep_label: the title of that plot's horizontal axis.
+      other_metrics: metrics with a table of their own below the headline metric, if their values differ.
+      packable: whether several rows may be packed into a longer one, separated by `segments`. Then one program without
+        padding serves all lengths except that of training. The model must treat segments as documents, and its metrics
+        of entire sequences are those of the longer rows.
+      sweep: (value to plot, split), ascending: the splits of the plot of error by length; none by default.
+      sweep_label: label of that plot's horizontal axis.
     """
 
     Config: ClassVar[type]
@@ -80,15 +80,15 @@ class Task(Persistent, abc.ABC):
 
     @property
     def name(self) -> str:
-        """The name under which the task is registered, or else of its class."""
+        """The name under which the task is registered, or else the name of its class."""
         return next((name for name in TASKS if TASKS.get(name) is type(self)), type(self).__name__)
 
     @property
     def metric(self) -> str:
-        """The headline figure of the task, among what `reported_metrics` gives.
+        """The headline metric of the task, one of those that `reported_metrics` returns.
 
-        Shares such as "token_error" (of weighted tokens mispredicted) and "sequence_error" (of sequences with any
-        weighted token mispredicted) are shown in per cent.
+        Shares are shown in per cent, such as "token_error" (mispredicted tokens, by weight) and "sequence_error"
+        (sequences with any mispredicted token that has weight).
         """
         return "token_error"
 
@@ -107,54 +107,54 @@ class Task(Persistent, abc.ABC):
         return max(self.length(split) for split in (*self.splits, *(split for _, split in self.sweep)))
 
     def length(self, split: str) -> int:
-        """L, the padded number of inputs of a sequence of `split`. ConfigError for a split that there is not."""
+        """L, the padded number of inputs of a sequence of `split`. ConfigError for an unknown split."""
         if split not in self._lengths:
             raise unknown(f"split of {self.name}", split, self.splits)
         return self._lengths[split]
 
     def as_trained(self, split: str) -> bool:
-        """Whether a split of the sweep is as long, or as hard, as training."""
+        """Whether a split of the sweep has the length, or the level, of training."""
         self.length(split)
         return False
 
     def sweep_examples(self, n: int) -> dict[str, int]:
-        """How many examples of each split of the sweep to measure, where `n` are asked for."""
+        """How many examples of each split of the sweep to measure if `n` are requested."""
         return {split: n for _, split in self.sweep}
 
     def size(self, split: str) -> int | None:
-        """How many examples `split` has; None: as many as one asks for, for they are drawn."""
+        """How many examples `split` has; None: any number, because they are sampled."""
         self.length(split)
         return None
 
     def stream(self, split: str, batch_size: int) -> Sequence[Batch] | None:
-        """The batches of `split` in an order that means something: row r of batch i + 1 goes on where that of i ends.
+        """The batches of `split` in order: row r of batch i + 1 continues row r of batch i.
 
-        Batch 0 has `reset`, float32 `[B]`, at 1, where all others have 0: what a model carries begins anew. None: the
-        examples are independent.
+        `reset`, float32 `[B]`, is 1 in batch 0, where the state of a model starts afresh, and 0 in all others. None:
+        the examples are independent.
         """
         self.length(split)
         return None
 
     def mixture(self, split: str) -> tuple[tuple[float, range], ...]:
-        """The parts of a split with a `size` from which training draws: of each a weight, and places. (): all alike."""
+        """The parts that training samples from, each a (weight, indices), of a split with a `size`. (): no parts."""
         self.length(split)
         return ()
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        """Draws n sequences of `split` from `rng`. ConfigError: `split` is unknown or n is negative."""
+        """Samples n sequences of `split` with `rng`. ConfigError: `split` is unknown or n is negative."""
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        """The fixed n sequences of `split`: the same on every machine, and each split from a stream of its own.
+        """The n fixed sequences of `split`, the same on every machine; each split has its own random stream.
 
-        That of a `StoredTask` gives its first n in the order of its file, whatever the seed.
+        A `StoredTask` gives its first n sequences in the order of its file, whatever the seed.
         """
         if seed < 0:
             raise ConfigError(f"a data seed must be at least 0, got {seed}")
         return self.sample(np.random.default_rng([seed, zlib.crc32(split.encode())]), n, split)
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """What is shown of the means of a model's metrics on `split`, or on some of its examples; here the same."""
+        """The metrics to report, from the means of a model's metrics on `split` or a part of it. Default: the same."""
         del split
         return dict(metrics)
 
@@ -162,19 +162,19 @@ class Task(Persistent, abc.ABC):
         """How the task reads and writes its tokens, for a model that generates.
 
         Raises:
-          ConfigError: its tokens are no text that goes on.
+          ConfigError: its tokens are not text that can be continued.
         """
         raise ConfigError(
-            f"the task {self.name} has no text that goes on: give a run on text, words or a synthetic task"
+            f"the task {self.name} has no text to continue: give a run on text, words or a synthetic task"
         )
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
-        """What is reached on the evaluation splits without any context. Default: nothing is known.
+        """What is reached on the evaluation splits without any context. Default: no baselines.
 
         Args:
-          batches: the examples of an evaluation split that a run is measured on; of "train", all there are.
-          examples: training examples that a baseline may draw to learn from.
-          seed: of these.
+          batches: from a split to its examples: those that a run is measured on, or all of "train".
+          examples: number of training examples that a baseline may sample to learn from.
+          seed: seed of these examples.
         """
         del batches, examples, seed
         return []

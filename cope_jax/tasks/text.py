@@ -1,4 +1,4 @@
-"""Text as it is written, by any tokenizer: each token to be predicted from those before it.
+"""Language modelling of raw text with any tokenizer: each token is predicted from those before it.
 
 Golovneva et al., "Contextual Position Encoding" (arXiv 2405.18719), sections 5.4 and 5.5, for WikiText-103 and code.
 """
@@ -29,21 +29,21 @@ _SOURCES = "corpus.json"
 
 @TASKS.register("text")
 class Text(TextTask):
-    r"""Every token of a split is predicted once; before the first of a document stands the tokenizer's `end`.
+    r"""Every token of a split is predicted once; the tokenizer's `end` precedes the first token of a document.
 
-    The fields are `inputs`, `targets` and `weights` `[B, L]`. "stream": an example is a window of the whole text.
-    "documents": it holds whole documents, or parts of length L; `segments` `[B, L]` tells them apart, from 1 on, with 0
-    behind the last, and `positions` `[B, L]` start at 0 in each. That a document has ended is learned, but does not
-    count in validation and test.
+    The fields are `inputs`, `targets` and `weights` `[B, L]`. With the packing "stream" an example is a window of the
+    entire text. With "documents" it contains complete documents, or parts of length L: `segments` `[B, L]` numbers them
+    from 1, with 0 after the last, and `positions` `[B, L]` start at 0 in each. The end of a document is a training
+    target, but does not count in validation and test.
 
-    A mixture draws each training example from one of its corpora, by their weights. Its other splits are all of theirs,
-    spread evenly, so that some examples stand for the whole.
-    A split `length=512` is the test in windows of 512, and `validation/length=512` the validation; they need not be of
-    the sweep.
+    In a mixture each training example is sampled from one of the corpora, by weight. The other splits contain those of
+    all corpora, interleaved evenly, so a few examples represent all of them.
+    The split `length=512` is the test split in windows of 512, and `validation/length=512` the validation split; these
+    splits need not be in the sweep.
 
-    The headline figure is the perplexity by words, the end of a line being one, or by tokens of text that has no words
-    in common with others, such as code. Both, and bits per byte, come from the loss by the `counts` of the whole split,
-    also where only some of its examples were measured.
+    The headline metric is the perplexity per word, where the end of a line counts as a word. For text without words,
+    such as code, it is the perplexity per token. Both, and bits per byte, are computed from the loss and the `counts`
+    of the entire split, even if only some of its examples were measured.
 
     Attributes:
       tokenizer: learned from the training text, or loaded.
@@ -61,18 +61,18 @@ class Text(TextTask):
         """Options of text.
 
         Attributes:
-          data_dir: has a folder for each corpus; None: the built-in sample, and for "code" the standard library of the
-            running Python.
+          data_dir: folder with a folder for each corpus; None: the built-in sample, and for "code" the standard library
+            of the running Python.
           corpus: "wikitext-2", "wikitext-103", "wikitext-2-raw", "wikitext-103-raw", "tinyshakespeare", "files",
             "code", or a mixture with weights, such as "3*wikitext-2+code"; see `cope_jax.corpora.raw_text`.
           globs: which files of "files" or "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
-          tokenizer: "bpe", of bytes; "words", between spaces; "bytes".
-          vocab_size: the most tokens of a vocabulary that is learned here; None: 8,192 of "bpe", and all words.
+          tokenizer: "bpe", byte-level BPE; "words", separated by spaces; or "bytes".
+          vocab_size: maximum size of a vocabulary learned here; None: 8,192 for "bpe", and all words.
           vocab: a tokenizer to load instead: a `tokenizer.json`, a folder with it or with GPT-2's files, or for "words"
-            a file with one in each line.
-          length: L.
+            a file with one word per line.
+          length: L, the number of tokens of an example.
           packing: "stream" or "documents".
-          sweep: lengths of the test for the plot of error by length.
+          sweep: lengths of the test split for the plot of error by length.
         """
 
         data_dir: str | None = None
@@ -91,7 +91,7 @@ class Text(TextTask):
             Mixture(self.corpus, self.data_dir, self.globs)
             check(
                 self.tokenizer != "bytes" or self.vocab is None,
-                "text.tokenizer='bytes' has 256 tokens and loads none: leave vocab out",
+                "text.tokenizer='bytes' always has the same 256 tokens: leave vocab out",
             )
 
     sweep_label = "length of the context"
@@ -110,7 +110,7 @@ class Text(TextTask):
 
     @functools.cached_property
     def metric(self) -> str:
-        """Looks for unknown words only when it is asked for, since a run is of use without its text."""
+        """Checks for unknown words only on first use, because a run can be used without its text."""
         known = self._corpora.has_words and not any(self.counts(split).unknown for split in self.evaluation_splits)
         return "perplexity" if known else "token_perplexity"
 
@@ -121,7 +121,7 @@ class Text(TextTask):
         return self.length(split) == self.config.length
 
     def sweep_examples(self, n: int) -> dict[str, int]:
-        """`n` of the longest windows, and the same text in windows of the other lengths."""
+        """`n` windows of the longest length, and the same text in windows of the other lengths."""
         longest = max((length for length, _ in self.sweep), default=0)
         return {split: n * longest // length for length, split in self.sweep}
 
@@ -147,13 +147,13 @@ class Text(TextTask):
         return self._examples(split).take(indices)
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """With perplexities and bits per byte; without `sequence_error`, for a window is no sequence of its own."""
+        """Adds perplexities and bits per byte; drops `sequence_error`, because a window is not a sequence."""
         counts = self.counts(split)
         own = {name: value for name, value in metrics.items() if name != "sequence_error"}
         return own | counts.per_unit(metrics["loss"] * counts.tokens)
 
     def counts(self, split: str) -> Counts:
-        """What the text of a split has. The ends between documents, which training predicts too, are not of it."""
+        """The `Counts` of the text of a split, without the added ends of documents, which only training predicts."""
         return self._text(self._parse(split)[0])[1]
 
     def token_streams(self, split: str) -> list[TokenStream]:
@@ -167,11 +167,11 @@ class Text(TextTask):
         return self.tokenizer.encode([text])[0]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Tokens as text. ConfigError: one that the vocabulary has not."""
+        """Tokens as text. ConfigError: a token that is not in the vocabulary."""
         numbers = np.array(list(tokens), np.int32)
         for number in numbers[(numbers < 0) | (numbers >= self.vocab_size)]:
             raise ConfigError(
-                f"token {number} is none of the {self.vocab_size} of the vocabulary: give that of the text"
+                f"token {number} is not among the {self.vocab_size} of the vocabulary: give the vocabulary of the text"
             )
         return self.tokenizer.decode(numbers)
 
@@ -198,7 +198,7 @@ class Text(TextTask):
         try:
             held = dict(json.loads(read_text(file)))
         except (ValueError, TypeError) as error:
-            raise ConfigError(f"{file} is damaged ({error}): delete it to go without") from error
+            raise ConfigError(f"{file} is damaged ({error}): delete it to skip this check") from error
         texts = {self._parse(split)[0] for split in splits}
         return all(held.get(text) == self._corpora.fingerprint(text) for text in texts)
 
@@ -215,7 +215,7 @@ class Text(TextTask):
         return {**options, "vocab": str(file), "vocab_size": None}
 
     def _parse(self, split: str) -> tuple[str, int]:
-        """The text and the length that a split names."""
+        """The split of the text, and the length, that a split name stands for."""
         if split in SPLITS:
             return split, self.config.length
         text, slash, level = split.rpartition("/")
@@ -231,7 +231,7 @@ class Text(TextTask):
             text, length = self._parse(split)
             options = {"packing": self.config.packing, "every": text == "train"}
             parts = [Packed(entries, length, **options) for entries in self.token_streams(split)]
-            self._packed[split] = Mixed(parts, spread=text != "train")  # training draws from each part
+            self._packed[split] = Mixed(parts, spread=text != "train")  # training samples from each part
         return self._packed[split]
 
     def _text(self, split: str) -> tuple[list[TokenStream], Counts]:
@@ -258,6 +258,6 @@ def _tokenizer(config: Text.Config, corpora: Mixture) -> Tokenizer:
     return _trained(texts, config.tokenizer, config.vocab_size)
 
 
-@functools.lru_cache(maxsize=2)  # a command makes the task of each of its configs, and learning takes minutes
+@functools.lru_cache(maxsize=2)  # a command creates the task once per config, and learning takes minutes
 def _trained(texts: Texts, kind: loading.Kind, size: int | None) -> Tokenizer:
     return loading.train(kind, texts.read(), size)

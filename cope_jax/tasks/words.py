@@ -1,4 +1,4 @@
-"""Text in words, each to be predicted from all before it.
+"""Language modelling of words: each word is predicted from all before it.
 
 Mikolov et al., "Recurrent neural network based language model", Interspeech 2010; Merity et al., "Pointer sentinel
 mixture models", ICLR 2017, for WikiText-2.
@@ -21,16 +21,16 @@ from cope_jax.tokenizers.tokenizer import Codec
 
 @TASKS.register("words")
 class Words(WordTask):
-    """A split is one long text; `<eos>` ends each line and counts as a word, and one stands before the first.
+    """A split is one long text. `<eos>` ends each line and counts as a word; another one precedes the first line.
 
-    So the loss over `stream` is that of every word once, and its exponential the `perplexity` that is published.
-    Without a stream, an example is a window of the text: all of them in order, or drawn with any start.
+    So `stream` predicts every word once, and the exponential of its loss is the `perplexity` that papers report.
+    Without a stream, an example is a window of the text: `dataset` gives all windows in order, `sample` random ones.
 
-    The fields are `inputs`, `targets` and `weights` `[B, L]`; the same of the text read from its end, with `backward_`
-    before their names, where the options ask for it; and `reset` `[B]` in a stream.
+    The fields are `inputs`, `targets` and `weights` `[B, L]`; with the option `backward`, the same fields of the
+    reversed text, with the prefix `backward_`; and `reset` `[B]` in a stream.
 
     Attributes:
-      vocabulary: of the training text, by falling count; rarer words than it has room for are `<unk>`.
+      vocabulary: the words of the training text, the most frequent first; words that do not fit are `<unk>`.
 
     >>> task = Words(Words.Config(length=6))
     >>> batch = task.stream("train", 2)[1]
@@ -44,10 +44,10 @@ class Words(WordTask):
 
         Attributes:
           data_dir: where the corpora are; None: the built-in sample.
-          corpus: "wikitext-2", with its own `<unk>`, or "ud-ewt", the text of the treebank, a sentence a line.
-          length: L, the words of a window.
-          vocab_size: the most words that the vocabulary may have; None: all of the training text.
-          backward: give the reversed text too, for a model of both directions.
+          corpus: "wikitext-2", with its own `<unk>`, or "ud-ewt", the text of the treebank, one sentence per line.
+          length: L, the number of words in a window.
+          vocab_size: maximum size of the vocabulary; None: all words of the training text.
+          backward: whether to add the reversed text, for a bidirectional model.
         """
 
         data_dir: str | None = None

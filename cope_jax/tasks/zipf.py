@@ -1,4 +1,4 @@
-"""Tokens as frequent as words, drawn independently: text for measuring speed where no corpus is at hand.
+"""Independent tokens with the frequencies of words: text for measuring speed without a corpus.
 
 Zipf, "Human Behavior and the Principle of Least Effort", 1949.
 """
@@ -14,12 +14,12 @@ from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 
 @TASKS.register("zipf")
 class Zipf(SyntheticTask):
-    """`length` tokens and the one after each, all drawn independently with p(rank) ∝ 1/rankˢ; a token is its rank.
+    """`length` tokens and the next token of each, sampled independently with p(rank) ∝ 1/rankˢ; a token is its rank.
 
-    Nothing can be learned but the frequencies: the best possible loss is `entropy`, and no context helps, so that
-    what is not learned by then is a fault of the training. Every token counts.
+    Only the frequencies can be learned, and no context helps. The best possible loss is `entropy`, so a loss that stays
+    above it is a fault of the training. Every token counts.
 
-    A level is the exponent s, 1 in training; the sweep is in per cent.
+    The level is the exponent s, 1 in training; the sweep is in per cent.
 
     >>> task = Zipf(Zipf.Config(vocab_size=9, length=8))
     >>> batch = task.sample(np.random.default_rng(0), 1)
@@ -39,7 +39,7 @@ class Zipf(SyntheticTask):
 
         Attributes:
           vocab_size: V, the number of different tokens.
-          length: L, the number of inputs.
+          length: L, the number of inputs of a sequence.
         """
 
         vocab_size: int = 1024
@@ -60,7 +60,7 @@ class Zipf(SyntheticTask):
         )
 
     def entropy(self, split: str = "train") -> float:
-        """−Σ p ln p in nats: the loss of a model that knows the frequencies of `split`, and so the least there is."""
+        """−Σ p ln p in nats: the loss of a model that knows the frequencies of `split`; no loss is lower."""
         p_V = self._probabilities(self.level(split))
         return float(-np.sum(p_V * np.log(p_V)))
 
@@ -72,6 +72,6 @@ class Zipf(SyntheticTask):
         return self.config.length
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
-        below_V = np.cumsum(self._probabilities(level))[:-1]  # without the last, a sum that rounding leaves beside 1
+        below_V = np.cumsum(self._probabilities(level))[:-1]  # without the last sum, which rounding may move off 1
         tokens = np.searchsorted(below_V, rng.random((n, self.config.length + 1)), side="right")
         return next_token_batch(tokens, np.ones((n, self.config.length)))

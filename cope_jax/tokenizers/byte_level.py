@@ -1,4 +1,4 @@
-"""Bytes, and frequent sequences of them: text in a closed vocabulary that leaves nothing unknown.
+"""Tokenizers of bytes and of frequent byte sequences: a closed vocabulary in which no text is unknown.
 
 Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL 2016; Radford et al.,
 "Language models are unsupervised multitask learners" (GPT-2), 2019, for byte-pair encoding of bytes.
@@ -12,9 +12,9 @@ import numpy as np
 from cope_jax.errors import ConfigError
 
 END = "<|endoftext|>"
-"""The token of GPT-2 between texts, and of vocabularies that are learned here."""
+"""The token between texts, in GPT-2 and in vocabularies that are learned here."""
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
-"""What published vocabularies call it."""
+"""Its names in published vocabularies."""
 
 _CHUNK = 256  # texts at a time, since the library's results are many times as large as their tokens
 
@@ -43,21 +43,21 @@ class Bytes(_NothingUnknown):
         return [np.frombuffer(_bytes(text), np.uint8).astype(np.int32) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of the bytes; what is no UTF-8, as at a cut, is �, and `end` is `<|endoftext|>`."""
+        """The text of the bytes; invalid UTF-8, as at a cut, becomes �, and `end` becomes `<|endoftext|>`."""
         pieces = (END.encode() if token == self.end else bytes([token]) for token in np.asarray(tokens).tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
     @property
     def text(self) -> str:
-        """As byte-pair encoding without a pair, which any program reads that knows the `tokenizers` library."""
+        """A byte-pair encoding without pairs, which any program with the `tokenizers` library can read."""
         return BPE.create({character: byte for byte, character in enumerate(_alphabet())} | {END: self.end}, []).text
 
 
 class BPE(_NothingUnknown):
-    r"""Byte-pair encoding: bytes, of which pairs are merged in the order in which they were learned.
+    r"""Byte-pair encoding: bytes, merged in pairs in the order in which the pairs were learned.
 
-    A text is split, as in GPT-2, into words with the space before them, numbers, and runs of other signs and of
-    spaces, and no pair is merged across. It is any tokenizer of the `tokenizers` library, if loaded from its file.
+    As in GPT-2, a text is split into words with the space before them, numbers, and runs of other signs and of
+    spaces; pairs are merged only within these. Loaded from a file, it may be any tokenizer of the `tokenizers` library.
 
     >>> bpe = BPE.train(["low lower lowest\n"] * 2, 261)
     >>> [bpe.decode([token]) for token in bpe.encode(["lower slow"])[0]]
@@ -65,8 +65,8 @@ class BPE(_NothingUnknown):
     """
 
     def __init__(self, tokenizer: Any):
-        """Takes a `tokenizers.Tokenizer`. ConfigError: it has no token that stands between texts."""
-        # What a text spells like a special token is text.
+        """Wraps a `tokenizers.Tokenizer`. ConfigError: it has no token between texts."""
+        # A special token that is spelled out in a text is ordinary text.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
         tokenizer.no_padding()
@@ -74,16 +74,16 @@ class BPE(_NothingUnknown):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         name = next((name for name in ENDS if name in vocabulary), None)
         if name is None:
-            raise ConfigError(f"the tokenizer has no token between texts, none of {', '.join(ENDS)}: give another one")
+            raise ConfigError(f"the tokenizer has no end-of-text token (one of {', '.join(ENDS)}): give another one")
         self.end: int = vocabulary[name]
         self._size = max(vocabulary.values()) + 1
 
     @classmethod
     def create(cls, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]]) -> "BPE":
-        """The tokenizer of a vocabulary, in GPT-2's spelling of bytes, and of pairs in their order.
+        """Makes a tokenizer from a vocabulary, in GPT-2's spelling of bytes, and from pairs, in their order.
 
         Raises:
-          ConfigError: a byte is missing, numbers are not 0, 1, …, or a pair is not of the vocabulary.
+          ConfigError: a byte is missing, numbers are not 0, 1, …, or a pair does not fit the vocabulary.
         """
         from tokenizers import AddedToken, Tokenizer, models
 
@@ -91,11 +91,11 @@ class BPE(_NothingUnknown):
             raise ConfigError(f"the numbers of a vocabulary must be 0 to {len(vocabulary) - 1}, each once")
         missing = [character for character in _alphabet() if character not in vocabulary]
         if missing:
-            raise ConfigError(f"the vocabulary lacks {len(missing)} of the 256 bytes, {missing[0]!r} first")
+            raise ConfigError(f"the vocabulary lacks {len(missing)} of the 256 bytes, the first is {missing[0]!r}")
         for first, second in merges:
             for piece in (first, second, first + second):
                 if piece not in vocabulary:
-                    raise ConfigError(f"the pair {first!r} {second!r} is not of this vocabulary, which lacks {piece!r}")
+                    raise ConfigError(f"the pair {first!r} {second!r} does not fit the vocabulary: it lacks {piece!r}")
         tokenizer = Tokenizer(models.BPE(vocabulary, list(merges)))
         _split_as_gpt2(tokenizer)
         if END in vocabulary:
@@ -107,7 +107,7 @@ class BPE(_NothingUnknown):
         """Learns at most `size` tokens, the same from the same texts on every machine.
 
         Raises:
-          ConfigError: no room for the bytes and `end`.
+          ConfigError: `size` has no room for the bytes and `end`.
         """
         from tokenizers import Tokenizer, models, trainers
 
@@ -133,7 +133,7 @@ class BPE(_NothingUnknown):
         return found
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of the tokens; what is no UTF-8, as at a cut, is �."""
+        """The text of the tokens; invalid UTF-8, as at a cut, becomes �."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
 
     @property
@@ -149,11 +149,11 @@ def _split_as_gpt2(tokenizer: Any) -> None:
 
 
 def _alphabet() -> list[str]:
-    """The characters by which GPT-2 writes the bytes 0 … 255: those that can be seen stand for themselves."""
+    """The characters with which GPT-2 writes the bytes 0 … 255; visible ones represent themselves."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
 
 
 def _bytes(text: str) -> bytes:
-    return text.encode("utf-8", "ignore")  # half of a surrogate pair is no Unicode
+    return text.encode("utf-8", "ignore")  # half of a surrogate pair cannot be encoded

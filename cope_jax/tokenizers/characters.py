@@ -1,7 +1,7 @@
-"""Words as the UTF-8 bytes they are made of, in the numbering of the ELMo of Peters et al.
+"""Words as their UTF-8 bytes, numbered as in the ELMo of Peters et al.
 
 A word is `BEGIN_WORD bytes END_WORD PADDING …`. Numbers are those of `bilm` in inference: a byte is itself + 1, and 0
-stands in padding words alone.
+occurs only in padding words.
 
 >>> characters(["né"], max_characters=6).tolist()
 [[259, 111, 196, 170, 260, 261]]
@@ -14,25 +14,25 @@ import numpy as np
 from cope_jax.errors import ConfigError
 
 NUM_CHARACTERS = 262
-"""256 bytes, marks of begin and end of sentence and word, the padding within a word, and 0 of padding words."""
+"""256 bytes, begin and end marks of sentences and words, the padding within a word, and the 0 of padding words."""
 BEGIN_SENTENCE, END_SENTENCE, BEGIN_WORD, END_WORD, PADDING = 257, 258, 259, 260, 261
 MAX_CHARACTERS = 50
 
 
 def characters(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> np.ndarray:
-    """The characters of each word, int32 `[n, C]`; of a longer word than C − 2 bytes the first C − 2 are kept.
+    """The characters of each word, int32 `[n, C]`; a word longer than C − 2 bytes is cut to the first C − 2.
 
     Raises:
-      ConfigError: no room for a byte between the marks of a word, or something else than a list of words.
+      ConfigError: there is no room for a byte between the marks of a word, or `words` is not a list of words.
     """
     if max_characters < 3:
-        raise ConfigError(f"max_characters must be at least 3, two marks and a byte, got {max_characters}")
+        raise ConfigError(f"max_characters must be at least 3 (two marks and a byte), got {max_characters}")
     if isinstance(words, str) or not all(isinstance(word, str) for word in words):
         raise ConfigError("words must be a list of str: split the text first")
     rows_NC = np.full((len(words), max_characters), PADDING, np.int32)
     rows_NC[:, 0] = BEGIN_WORD
     for row_C, word in zip(rows_NC, words, strict=True):
-        # What is no Unicode, half of a surrogate pair, is left out.
+        # Half of a surrogate pair cannot be encoded, and is left out.
         encoded = np.frombuffer(word.encode("utf-8", "ignore")[: max_characters - 2], np.uint8)
         end = len(encoded) + 1
         row_C[1:end] = encoded
@@ -49,9 +49,9 @@ def sentence_mark(mark: int, max_characters: int = MAX_CHARACTERS) -> np.ndarray
 def batch_sentences(
     sentences: Sequence[Sequence[str]], max_characters: int = MAX_CHARACTERS, multiple: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences with a mark at either end, padded with zeros to one length L, which is a `multiple`.
+    """Sentences with a mark at either end, padded with zeros to one length L, which is a multiple of `multiple`.
 
-    Returns (characters_BLC, lengths_B with the marks counted), int32.
+    Returns (characters_BLC, lengths_B including the marks), int32.
 
     >>> rows, lengths = batch_sentences([["a"], []], 3)
     >>> rows[1].tolist(), lengths.tolist()
@@ -68,7 +68,7 @@ def batch_sentences(
 
 
 def strip_marks(layers_JBLD: np.ndarray, lengths_B: np.ndarray) -> list[np.ndarray]:
-    """The vectors of the words alone, `[J, words, D]` of each sentence that `batch_sentences` made a row of.
+    """The vectors of the words without the marks, `[J, words, D]` of each sentence, from rows of `batch_sentences`.
 
     >>> [vectors.shape for vectors in strip_marks(np.zeros((3, 2, 7, 4)), np.array([7, 2]))]
     [(3, 5, 4), (3, 0, 4)]

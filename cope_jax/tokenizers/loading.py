@@ -15,20 +15,20 @@ from cope_jax.tokenizers.word_level import Words
 Kind = Literal["bpe", "words", "bytes"]
 DEFAULT_SIZE = 8192
 FILES = {"bpe": BPE.file, "words": Words.file}
-"""Under which name each kind that is learned is kept."""
+"""The name of the file in which each learned kind is stored."""
 
 _PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
-"""What OpenAI and Hugging Face call the files of GPT-2's vocabulary."""
+"""The names of the files of GPT-2's vocabulary from OpenAI and from Hugging Face."""
 
 _PROBE = "Aa  Bé\n\tÉ 日本 😀 12"
-"""Text of which a tokenizer loses something that sets letters small, splits at spaces or lacks some bytes."""
+"""A text that a tokenizer does not preserve if it lowercases, splits at spaces or lacks some bytes."""
 
 
 def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenizer:
-    """Learns a tokenizer of at most `size` tokens from texts; None: 8,192 of "bpe", and all words. Bytes need no texts.
+    """Learns a tokenizer of at most `size` tokens from texts; None: 8,192 for "bpe", all words. Bytes need no texts.
 
     Raises:
-      ConfigError: `size` has no room for what each vocabulary must have.
+      ConfigError: `size` has no room for the tokens that every vocabulary must have.
     """
     if kind == "words":
         return Words.train(texts, size)
@@ -38,14 +38,14 @@ def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenize
 
 
 def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
-    """The tokenizer in a file, or in the files of a folder.
+    """Loads the tokenizer in a file, or in the files of a folder.
 
-    "words" is a file with a word in each line; "bpe" a `tokenizer.json`, or a folder with it or with GPT-2's
-    `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`, plain or with `.gz`, under names that end so; of
-    "bytes" nothing is read.
+    "words" is a file with one word per line. "bpe" is a `tokenizer.json`, or a folder with it or with GPT-2's
+    `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`; their names may have a prefix, and `.gz` at the
+    end. "bytes" reads nothing.
 
     Raises:
-      ConfigError: nothing of the kind is there, it is damaged, or text does not come back from it.
+      ConfigError: there is no tokenizer of this kind, it is damaged, or it does not preserve text.
     """
     file = epath.Path(path)
     if kind == "bytes":
@@ -65,7 +65,7 @@ def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
 
 
 def find(folder: epath.PathLike) -> Tokenizer | None:
-    """The tokenizer in a folder, of whatever kind; None: nothing is there that `load` reads.
+    """The tokenizer in a folder, of any kind; None: there is none that `load` can read.
 
     Raises:
       ConfigError: it is damaged.
@@ -75,7 +75,7 @@ def find(folder: epath.PathLike) -> Tokenizer | None:
 
 
 def same(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether the two have the same tokens under the same numbers, made alike, however their files are written."""
+    """Whether both have the same tokens with the same numbers and merges, however their files are written."""
     return one.file == other.file and _meaning(one) == _meaning(other)
 
 
@@ -104,8 +104,8 @@ def _tokenizer_json(path: epath.Path) -> BPE:
     content = read_text(path)
     try:
         tokenizer = Library.from_str(content)
-    except Exception as error:  # the library raises this very class
-        raise ConfigError(f"{path} is no tokenizer.json ({first_line(error)}): fetch it again") from error
+    except Exception as error:  # the library raises this class itself
+        raise ConfigError(f"{path} is not a valid tokenizer.json ({first_line(error)}): fetch it again") from error
     try:
         found = BPE(tokenizer)
     except ConfigError as error:
@@ -113,9 +113,9 @@ def _tokenizer_json(path: epath.Path) -> BPE:
     another = "give a tokenizer of all bytes, such as GPT-2's, or leave the vocabulary out to learn one"
     try:
         back = found.decode(found.encode([_PROBE])[0])
-    except Exception as error:  # this very class, where it has no token for what it does not know
-        raise ConfigError(f"{path} cannot write every text ({first_line(error)}): {another}") from error
-    if back.removeprefix(" ") != _PROBE:  # a space that some put before every text loses nothing
+    except Exception as error:  # this class itself, if there is no token for unknown text
+        raise ConfigError(f"{path} cannot encode every text ({first_line(error)}): {another}") from error
+    if back.removeprefix(" ") != _PROBE:  # some add a space before every text, which loses nothing
         raise ConfigError(f"{path} loses text: {_PROBE!r} comes back as {back!r}; {another}")
     return found
 
@@ -124,9 +124,9 @@ def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
     try:
         numbers = json.loads(read_text(vocabulary))
     except json.JSONDecodeError as error:
-        raise ConfigError(f"{vocabulary} is no JSON ({error}): fetch it again") from error
+        raise ConfigError(f"{vocabulary} is not JSON ({error}): fetch it again") from error
     if not isinstance(numbers, dict) or not all(type(number) is int for number in numbers.values()):
-        raise ConfigError(f"{vocabulary} is no vocabulary, an object from tokens to their numbers: fetch it again")
+        raise ConfigError(f"{vocabulary} is not an object from tokens to their numbers: fetch it again")
     pairs = []
     for place, line in enumerate(read_text(merges).split("\n"), start=1):
         if (place == 1 and line.startswith("#version")) or not line:
@@ -142,7 +142,7 @@ def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
 
 
 def _named(folder: epath.Path, name: str) -> epath.Path | None:
-    """The file of this name in a folder, or whose name ends so."""
+    """The file of this name in a folder, or else one whose name ends with it."""
     found = sorted(path for suffix in ("", ".gz") for path in folder.glob(f"*{name}{suffix}"))
     exact = [path for path in found if path.name in (name, f"{name}.gz")]
     return next(iter(exact or found), None)

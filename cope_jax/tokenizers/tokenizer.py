@@ -1,4 +1,4 @@
-"""What a tokenizer of running text is, and what a model that generates needs of one."""
+"""The interface of tokenizers of running text, and the part of it that generation needs."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -13,8 +13,8 @@ class Tokenizer(Protocol):
     """Running text to numbers and back.
 
     Attributes:
-      end: the token that stands before a text and between texts.
-      file: the name under which `text` is kept with a run.
+      end: the token before a text and between texts.
+      file: the name of the file in which a run stores `text`.
     """
 
     end: int
@@ -24,26 +24,26 @@ class Tokenizer(Protocol):
         """V, the number of tokens."""
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """int32 `[n]` of each text, with nothing before or after; what a text spells like `end` is ordinary text."""
+        """int32 `[n]` of each text, with nothing before or after; `end` spelled out in a text is ordinary text."""
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Tokens as text; `encode` of it gives them again wherever they came from `encode`."""
+        """Tokens as text; if they came from `encode`, encoding this text gives them again."""
 
     def unknown(self, text: str) -> int:
-        """How many tokens of a text stand for what the vocabulary has not, so that they tell less than the text."""
+        """The number of tokens of a text that stand for what the vocabulary does not have, and so lose information."""
 
     @property
     def text(self) -> str:
-        """The content of a file from which `load` makes the tokenizer again."""
+        """The content of a file from which `load` restores the tokenizer."""
 
 
 class Codec(NamedTuple):
-    """Text to tokens and back, as a model that generates needs it.
+    """Text to tokens and back, for a model that generates.
 
     Attributes:
       encode: the int32 tokens of a text.
       decode: tokens as text.
-      begin: the tokens that stand before a text.
+      begin: the tokens before a text.
     """
 
     encode: Callable[[str], np.ndarray]
@@ -52,12 +52,12 @@ class Codec(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, begin: int | None = None) -> "Codec":
-        """The codec of a tokenizer; `begin` stands before a text, by default the tokenizer's `end`."""
+        """The codec of a tokenizer; `begin` is the token before a text, by default the tokenizer's `end`."""
         start = tokenizer.end if begin is None else begin
         return cls(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (start,))
 
     def read(self, prompt: str, name: str) -> np.ndarray:
-        """The tokens of a prompt, without `begin`, which errors call `name`.
+        """The tokens of a prompt, without `begin`; errors call the prompt `name`.
 
         Raises:
           ConfigError: the prompt is empty, or has a word that the vocabulary does not have.

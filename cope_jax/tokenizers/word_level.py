@@ -13,7 +13,7 @@ UNKNOWN, EOS = "<unk>", "<eos>"
 
 
 class Vocabulary:
-    """Numbers of words, by their places in `words`, where a word that it has not is `<unk>`.
+    """Numbers of words: their places in `words`. A word that is not in it is `<unk>`.
 
     >>> vocabulary = Vocabulary.build("b a b c".split())
     >>> vocabulary.words
@@ -33,13 +33,13 @@ class Vocabulary:
     def build(
         cls, text: Iterable[str], size: int | None = None, *, reserved: Sequence[str] = (UNKNOWN,), min_count: int = 1
     ) -> "Vocabulary":
-        """The words of a text by falling count, as log-uniform sampling needs them, and equal counts by the alphabet.
+        """The words of a text by falling count, as log-uniform sampling needs them, and equal counts alphabetically.
 
-        At most `size`, or all where that is None; `reserved` ones stand first, whether the text has them or not, and
-        those rarer than `min_count` are left out. ConfigError: `size` has no room for a word of the text.
+        At most `size` words; None: all. The `reserved` ones come first, whether or not the text has them. Words rarer
+        than `min_count` are left out. ConfigError: `size` has no room for a word of the text.
         """
         if size is not None and size <= len(reserved):
-            raise ConfigError(f"a vocabulary of {size} has no room beside {', '.join(reserved)}: set a larger size")
+            raise ConfigError(f"a vocabulary of {size} has no room beyond {', '.join(reserved)}: set a larger size")
         counts = collections.Counter(text)
         kept = (word for word, count in counts.items() if count >= min_count and word not in reserved)
         ordered = sorted(kept, key=lambda word: (-counts[word], word))
@@ -47,7 +47,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "Vocabulary":
-        """The vocabulary that a file holds as `text`. ConfigError: no such file, or no vocabulary."""
+        """Reads a vocabulary from a file with its `text`. ConfigError: no such file, or not a vocabulary."""
         return cls(read_text(path).removesuffix("\n").split("\n"))
 
     @property
@@ -75,13 +75,13 @@ class Vocabulary:
 
 
 class Words:
-    r"""Words of a vocabulary, which has `<eos>` and, for all words that it has not, `<unk>`.
+    r"""Tokenizer of the words of a vocabulary, which has `<eos>` and, for all other words, `<unk>`.
 
-    `decode` puts one space between words, whatever stood there.
+    `decode` puts one space between words, whatever was there.
 
     Attributes:
       vocabulary: the words.
-      end: the number of `<eos>`, which also ends a text that ends a line.
+      end: the number of `<eos>`, which also ends a text that ends with a newline.
 
     >>> words = Words.train(["a b\na c\n"])
     >>> words.encode(["a d\n"])[0].tolist()
@@ -102,15 +102,15 @@ class Words:
     def train(cls, texts: Iterable[str], size: int | None = None) -> "Words":
         """The words of texts by falling count, at most `size`; None: all. ConfigError: no room for a word."""
         if size is not None and size < 3:
-            raise ConfigError(f"a vocabulary of {size} has no room beside <unk> and {EOS}: set a larger size")
+            raise ConfigError(f"a vocabulary of {size} has no room beyond <unk> and {EOS}: set a larger size")
         vocabulary = Vocabulary.build((word for text in texts for word in split(text)), size)
-        if EOS not in vocabulary:  # a text of one line without an end, or a tiny vocabulary
+        if EOS not in vocabulary:  # a text of one line without a newline, or a tiny vocabulary
             vocabulary = Vocabulary([*vocabulary.words[: None if size is None else size - 1], EOS])
         return cls(vocabulary)
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "Words":
-        """The words of a file with one in each line. ConfigError: no such file, or no such vocabulary."""
+        """Reads words from a file with one per line. ConfigError: no such file, or not such a vocabulary."""
         try:
             return cls(Vocabulary.load(path))
         except ConfigError as error:
@@ -127,7 +127,7 @@ class Words:
         return " ".join("\n" if word == EOS else word for word in words).replace(" \n", "\n").replace("\n ", "\n")
 
     def unknown(self, text: str) -> int:
-        r"""The words that are `<unk>` without being written so, as they are in WikiText.
+        r"""The number of words that become `<unk>`, without those written as `<unk>`, as in WikiText.
 
         >>> Words.train(["a b\na <unk>\n"]).unknown("a c <unk>")
         1
@@ -140,9 +140,9 @@ class Words:
 
 
 def split(text: str) -> Iterator[str]:
-    r"""The words of a text, where `<eos>` ends every line, blank ones too.
+    r"""The words of a text; `<eos>` ends every line, blank ones too.
 
-    A word that is spelled so ends no line: it is one that no vocabulary has, `<unk>`.
+    The word `<eos>` in the text itself does not end a line: it becomes `<unk>`.
 
     >>> list(split("a b\n\nc"))
     ['a', 'b', '<eos>', '<eos>', 'c']

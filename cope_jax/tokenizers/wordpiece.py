@@ -1,4 +1,4 @@
-"""WordPiece: words in pieces of a learned vocabulary, which leaves no word unknown whose characters are known.
+"""WordPiece: splits words into pieces of a learned vocabulary; a word of known characters is never unknown.
 
 Schuster and Nakajima, "Japanese and Korean voice search", ICASSP 2012; Devlin et al., "BERT", NAACL 2019.
 """
@@ -18,17 +18,17 @@ _MAX_ALPHABET = 1000
 
 
 class WordPiece:
-    """Text to numbers of pieces, by the longest piece first, as BERT does it.
+    """Text to numbers of pieces, by the longest piece first, as in BERT.
 
-    A text is cleaned, set in small letters without accents (where `lowercase`), split at spaces and punctuation, and
-    each word into the longest pieces that the vocabulary has from the left; those inside a word begin with `##`. A word
-    that cannot be so split, or of more than 100 characters, is `[UNK]`. What a text spells like a special piece,
-    "[CLS]" say, is ordinary text.
+    A text is cleaned, set in lowercase without accents (if `lowercase`), and split at spaces and punctuation. Each word
+    is split from the left into the longest pieces that the vocabulary has; those inside a word begin with `##`. A word
+    that cannot be split, or has more than 100 characters, is `[UNK]`. A special piece that is spelled out in a text,
+    such as "[CLS]", is ordinary text.
 
     Attributes:
       pieces: the vocabulary; a piece's number is its place.
-      lowercase: whether letters are made small and accents left out.
-      pad, unknown, cls, sep, mask: numbers of the special pieces; None where a vocabulary has them not.
+      lowercase: whether letters are set in lowercase and accents removed.
+      pad, unknown, cls, sep, mask: numbers of the special pieces; None if the vocabulary does not have them.
 
     >>> wordpiece = WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "##s", "."])
     >>> wordpiece.decode(wordpiece.encode("Playing plays. [SEP]"))
@@ -45,7 +45,7 @@ class WordPiece:
         if "[UNK]" not in self._numbers:
             raise ConfigError("the vocabulary has no piece '[UNK]': give the vocab.txt of a WordPiece model")
         self.unknown = self._numbers["[UNK]"]
-        # Any, for whoever needs them has called `check_specials`, and then they are int.
+        # Any, because callers that need them call `check_specials` first, and then they are int.
         self.pad: Any = self._numbers.get("[PAD]")
         self.cls: Any = self._numbers.get("[CLS]")
         self.sep: Any = self._numbers.get("[SEP]")
@@ -66,9 +66,9 @@ class WordPiece:
         from tokenizers import models, trainers
 
         tokenizer = _tokenizer({"[UNK]": 0}, lowercase)
-        # The trainer orders equal counts as they come out of a hash table, and gives the characters inside words
-        # ("##e") their numbers in that order: runs would differ. So the texts go in as counted words in one order, and
-        # these pieces as special ones, which keep the order they are given in.
+        # The trainer orders equal counts as they come out of a hash table, and numbers the characters inside words
+        # ("##e") in that order: runs would differ. So it gets the texts as counted words in a fixed order, and these
+        # pieces as special ones, which keep their order.
         counts: collections.Counter[str] = collections.Counter()
         for text in texts:
             normal = tokenizer.normalizer.normalize_str(text)
@@ -98,12 +98,12 @@ class WordPiece:
 
     @classmethod
     def load(cls, path: epath.PathLike, *, lowercase: bool = True) -> "WordPiece":
-        """The vocabulary of a `vocab.txt`, a piece in each line. ConfigError: no such file, or no such vocabulary."""
+        """Reads a `vocab.txt`, with one piece per line. ConfigError: no such file, or not such a vocabulary."""
         pieces = read_text(path).rstrip("\n").split("\n")
         try:
             return cls((piece.removesuffix("\r") for piece in pieces), lowercase=lowercase)
         except ConfigError as error:
-            raise ConfigError(f"{path} is no vocabulary of WordPiece ({error})") from error
+            raise ConfigError(f"{path} is not a WordPiece vocabulary ({error})") from error
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -120,8 +120,8 @@ class WordPiece:
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
         """The pieces of words, and the place of each word's first piece.
 
-        A word of nothing that can be seen, and the word `<unk>` by which corpora stand in for rare ones, is `[UNK]`, so
-        that every word has a piece.
+        A word without visible characters is `[UNK]`, and so is `<unk>`, which corpora write for rare words. So every
+        word has a piece.
 
         >>> WordPiece(["[UNK]", "play", "##s"]).encode_words(["Plays", "<unk>", "play"])
         ([1, 2, 0, 1], [0, 2, 3])
@@ -137,7 +137,7 @@ class WordPiece:
         """`[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`, and the segment, 0 or 1, of each piece.
 
         Raises:
-          ConfigError: the vocabulary has not all special pieces.
+          ConfigError: the vocabulary lacks a special piece.
         """
         self.check_specials()
         ids = [self.cls, *first, self.sep]
@@ -152,7 +152,7 @@ class WordPiece:
         return " ".join(self.pieces[number] for number in ids)
 
     def check_specials(self) -> None:
-        """ConfigError unless the vocabulary has all special pieces, as models of BERT's kind need."""
+        """ConfigError unless the vocabulary has all special pieces, which models like BERT need."""
         for piece in SPECIALS:
             if piece not in self._numbers:
                 raise ConfigError(f"the vocabulary has no piece {piece!r}: give the vocab.txt of a BERT model")
@@ -167,6 +167,6 @@ def _tokenizer(numbers: dict[str, int], lowercase: bool) -> Any:
     tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    # Nothing is added to the vocabulary, so that no string in a text is special; this says so again.
+    # Nothing is added to the vocabulary, so no string in a text is special anyway; this makes it explicit.
     tokenizer.encode_special_tokens = True
     return tokenizer

@@ -1,1 +1,1 @@
-"""Training: one pure step, seeds side by side, checkpoints that go on exactly."""
+"""Training: a pure step function, seeds side by side, checkpoints that resume exactly."""

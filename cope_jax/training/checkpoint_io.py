@@ -1,4 +1,4 @@
-"""Reading one checkpoint: whole, of this model, and in all processes or in none."""
+"""Reads a checkpoint and verifies that it is intact and of this model, in all processes or in none."""
 
 import contextlib
 import errno
@@ -27,9 +27,9 @@ class DamagedError(Exception):
 
 
 def create_label(state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
-    """What is written beside a checkpoint, by which it is known when it is read: whether of this model, and whole.
+    """Metadata saved with a checkpoint, to verify on load that it matches the model and is intact.
 
-    Files have checksums for a part of their bytes only: from one that is scrambled the library reads other numbers.
+    Orbax's files have checksums for only a part of their bytes: from a damaged one, Orbax may read wrong numbers.
     """
     content = {
         "score": score,
@@ -57,17 +57,17 @@ def _read_label(folder: Path) -> dict[str, Any]:
 
 
 def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
-    """The state and the progress of a checkpoint, the state in the shapes, types and shardings of `like`.
+    """Reads the state and the progress of a checkpoint, the state in the shapes, types and shardings of `like`.
 
-    With `partial`, only those arrays of the state are read that `like` names. `model`, its config, also knows the paths
-    of earlier versions; see `cope_jax.encodings.earlier`.
+    With `partial`, reads only the arrays of the state that `like` names. `model` is the model's config, needed for the
+    array paths of earlier versions; see `cope_jax.encodings.earlier`.
 
     Raises:
       DamagedError: in all processes, if one of them cannot read it.
-      ConfigError: it is of another model, as its metadata show before an array is read.
+      ConfigError: it is of another model, according to its metadata; no array is read.
     """
     here = jax.process_index()
-    # Each process reads for itself, without Orbax's barriers, at which the others would wait for one that has failed.
+    # Each process reads on its own: at Orbax's barriers the others would wait for a process that has failed.
     alone = ocp.Context()
     alone.multiprocessing.primary_host = here
     alone.multiprocessing.active_processes = {here}
@@ -88,9 +88,10 @@ def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False
 
 
 def _compare(folder: Path, like: PyTree, model: Any, partial: bool) -> tuple[PyTree, dict[str, Any]]:
-    """(`like` by the paths that a checkpoint has, its label); ConfigError unless names, shapes and types are its own.
+    """(`like` with the paths of the checkpoint, its label); ConfigError if names, shapes or types differ.
 
-    With `partial` it may have others too, beside the groups of `like`: further parameters are of another model still.
+    With `partial` the checkpoint may have groups that `like` does not have. Additional arrays in a group of `like`
+    still mean another model.
     """
     label, earlier = _read_label(folder), earlier_tree(like, model)
     held = label["arrays"]
@@ -124,7 +125,7 @@ def _verify(label: dict[str, Any], loaded: dict[str, Any]) -> None:
 
 
 _WHOLE, _DAMAGED, _OTHER, _OUT_OF_REACH = range(4)
-# What a file system answers that may answer otherwise later: no reason to put a checkpoint aside.
+# Errors of a file system that may pass: no reason to put a checkpoint aside.
 _PASSING = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM}
 
 
@@ -132,9 +133,9 @@ def in_all_processes(attempt: Callable[[], Any]) -> Any:
     """What `attempt` returns in this process, if it succeeds in every process.
 
     Raises:
-      StorageError: in a process, the file system, or the memory, refused.
-      ConfigError: `attempt` raised it, in a process.
-      DamagedError: `attempt` raised something else, in a process.
+      StorageError: in some process, the file system or the memory refused.
+      ConfigError: `attempt` raised it in some process.
+      DamagedError: `attempt` raised something else in some process.
     """
     verdict, result, reason = _WHOLE, None, "it failed in another process"
     try:
@@ -147,7 +148,7 @@ def in_all_processes(attempt: Callable[[], Any]) -> Any:
     if jax.process_count() > 1:
         worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
     if worst == _OUT_OF_REACH:
-        raise StorageError(f"a checkpoint cannot be read now ({reason}): nothing was changed; mend that and run again")
+        raise StorageError(f"a checkpoint cannot be read now ({reason}); nothing was changed: fix that and run again")
     if worst == _OTHER:
         raise ConfigError(reason)
     if worst == _DAMAGED:
@@ -168,7 +169,7 @@ def _is_passing(error: BaseException | None) -> bool:
 
 
 def of_first_process(steps: list[int]) -> list[int]:
-    """The list that the first process gives, in all processes."""
+    """Gives all processes the list of the first process."""
     if jax.process_count() == 1:
         return steps
     count = int(multihost_utils.broadcast_one_to_all(np.int32(len(steps))))
@@ -177,7 +178,7 @@ def of_first_process(steps: list[int]) -> list[int]:
 
 
 def _first_cause(error: BaseException) -> str:
-    """What an exception was raised from in the first place, shortened to one line."""
+    """The original cause of an exception, shortened to one line."""
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
@@ -185,7 +186,7 @@ def _first_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def without_stderr() -> Iterator[None]:
-    """Discards what is written to stderr: beside the error that it raises, Orbax has each of its threads print one."""
+    """Discards what is written to stderr: besides raising an error, Orbax prints one from each of its threads."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

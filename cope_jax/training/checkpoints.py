@@ -1,4 +1,4 @@
-"""Checkpoints that hold everything needed to go on exactly."""
+"""Checkpoints with everything needed to resume exactly."""
 
 import itertools
 import math
@@ -16,25 +16,25 @@ from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.training import checkpoint_io
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
-"""What Orbax puts into the name of a folder until all of it is written."""
+"""What Orbax puts into the name of a folder until it is completely written."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one directory; a context manager, which waits for the last to be written.
+    """The checkpoints of one run, in one directory; a context manager that waits for the last write.
 
-    Each holds `state`, the training state with its random key, and `progress`, plain data: the places of the data
-    iterators and the seconds spent. Writing is atomic: a run killed while it writes finds the checkpoint before.
-    With several processes all of them make the same calls, on a directory that they share.
+    Each contains `state`, the training state with its random key, and `progress`, plain data: the states of the data
+    iterators and the seconds spent. Writing is atomic: a run killed during a write resumes from the checkpoint before.
+    With several processes, all of them make the same calls, on a directory that they share.
 
     Args:
-      directory: is created.
+      directory: created if missing.
       keep: how many of the newest to keep, at least 1.
-      keep_best: how many of those with the lowest scores to keep beside them.
-      read_only: nothing is moved or removed, for the run may be at work.
+      keep_best: how many of those with the lowest scores to keep in addition.
+      read_only: nothing is moved or removed, because the run may be in progress.
 
     Raises:
-      StorageError: here and from every method, for the disk is full or read-only; also where a write that was begun
-        by an earlier call has failed.
+      StorageError: here and from every method, if the disk is full or read-only; also for a write that an earlier call
+        began.
     """
 
     def __init__(self, directory: Path, keep: int = 2, keep_best: int = 0, read_only: bool = False):
@@ -44,14 +44,14 @@ class Checkpoints:
         self._writing: Any = None
         self._written = 0
         self._context = ocp.Context()
-        # Where a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
+        # If a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
         self._context.asynchronous.create_directories_asynchronously = False
         with clear_storage_errors(directory):
             directory.mkdir(parents=True, exist_ok=True)
             if not read_only and jax.process_index() == 0:
                 for half_written in directory.glob(f"*{_UNFINISHED}*"):
                     shutil.rmtree(half_written)
-            # What is there is asked once, since every process must see the same.
+            # Listed only once, since every process must see the same.
             found = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
         self._steps = set(checkpoint_io.of_first_process(found))
         self._scores: dict[int, float] = {}
@@ -66,16 +66,16 @@ class Checkpoints:
         self.wait()
 
     def save(self, step: int, state: PyTree, progress: dict[str, Any], score: float | None = None) -> None:
-        """Begins to write the checkpoint of `step`, unless there is one.
+        """Starts to write the checkpoint of `step`, unless there is one.
 
-        When this returns, the state has been copied and may be donated. If the checkpoint before is still being
-        written, that is waited for.
+        When this returns, the state has been copied and may be donated. First waits for the previous checkpoint if it
+        is still being written.
 
         Args:
           step: number of steps done.
           state: arrays.
-          progress: plain data, as JSON has it.
-          score: lower is better; None, or not finite, for a checkpoint that only counts as one of the newest.
+          progress: plain data that JSON can represent.
+          score: lower is better; with None, or if not finite, the checkpoint counts only as one of the newest.
         """
         self.wait()
         if step in self.steps():
@@ -91,7 +91,7 @@ class Checkpoints:
         self._written = step
 
     def wait(self) -> None:
-        """Returns when nothing is being written any more; raises the error of a write that failed."""
+        """Waits for the current write; raises its error if it failed."""
         writing, self._writing = self._writing, None
         if writing is not None:
             with clear_storage_errors(self.directory):
@@ -100,7 +100,7 @@ class Checkpoints:
                 self._remove(self._steps - kept(self._steps, self._scores, self._keep, self._keep_best))
 
     def steps(self) -> list[int]:
-        """The steps of all checkpoints that are whole, ascending."""
+        """The steps of all complete checkpoints, ascending."""
         return sorted(self._steps)
 
     def latest(self) -> int | None:
@@ -112,15 +112,15 @@ class Checkpoints:
     ) -> tuple[int, PyTree, dict[str, Any]] | None:
         """The newest checkpoint that can be read.
 
-        A damaged one is reported in one line on stderr and put aside, into the folder `DIRECTORY-damaged`, where one
-        before it can be read; else nothing is moved.
+        If an earlier one can be read, a damaged one is reported in one line on stderr and moved to the folder
+        `DIRECTORY-damaged`; otherwise nothing is moved.
 
         Args:
-          like: a pytree with the structure, shapes and types of the state, such as of jax.ShapeDtypeStruct. Where a
-            leaf has a `sharding`, the array is read into it, whatever it was saved from; else onto this process's
-            first device.
+          like: a pytree with the structure, shapes and types of the state, for example of jax.ShapeDtypeStruct. An
+            array is read into the `sharding` of its leaf, whatever it was saved from, or without one onto this
+            process's first device.
           partial: `like` names a part of the state, such as {"params": ...}: nothing else is read.
-          model: the config of the model, by which checkpoints of earlier versions are read too.
+          model: the config of the model, needed to read checkpoints of earlier versions.
 
         Returns:
           Step, state and progress; None if there is no checkpoint.
@@ -140,11 +140,11 @@ class Checkpoints:
                 self._put_aside(unreadable, step)
                 return step, state, progress
         if self._read_only and any(not (self.directory / str(step)).exists() for step in unreadable):
-            # The run at work has removed it meanwhile, and written others.
+            # The run in progress has removed it meanwhile, and written others.
             return Checkpoints(self.directory, read_only=True).restore(like, model, partial=partial)
         if unreadable:
             reasons = "; ".join(f"{step}: {reason}" for step, reason in unreadable.items())
-            mend = "put back whole ones" + (
+            mend = "restore intact ones" + (
                 "" if self._read_only else ", or delete that folder to train from the start"
             )
             raise ConfigError(f"no checkpoint in {self.directory} can be read ({reasons}): {mend}")
@@ -160,25 +160,25 @@ class Checkpoints:
     def _remove(self, steps: set[int]) -> None:
         self._steps -= steps
         if jax.process_index() == 0:
-            for step in steps:  # under another name first, so that no checkpoint is ever half there
+            for step in steps:  # renamed first, so that no checkpoint is ever incomplete
                 folder = self.directory / str(step)
                 shutil.rmtree(folder.rename(folder.with_name(f"{step}{_UNFINISHED}-removed")))
 
     def _move(self, unreadable: dict[int, str], used: int) -> None:
         for step, reason in unreadable.items():
-            folder, fate = self.directory / str(step), "it stays where it is"
+            folder, fate = self.directory / str(step), "left in place"
             if not self._read_only:
                 target = _unused(self.directory.with_name(f"{self.directory.name}-damaged") / str(step))
                 with clear_storage_errors(target):
                     target.parent.mkdir(exist_ok=True)
                     folder.rename(target)
-                fate = f"it is now {target}"
+                fate = f"moved to {target}"
             warning = f"warning: checkpoint {folder} cannot be read ({reason}): {fate}; using that of step {used}"
             print(warning, file=sys.stderr)
 
 
 def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: int) -> set[int]:
-    """The newest checkpoints, and the best of all by their scores, of which lower is better.
+    """The newest checkpoints, and those with the lowest scores of all.
 
     >>> sorted(kept([2, 4, 6, 8], {2: 0.5, 4: 0.25}, newest=1, best=1))
     [4, 8]

@@ -1,4 +1,4 @@
-"""Numbers that tell whether arrays are the same to the last bit, on whatever devices they lie."""
+"""Fingerprints that show whether arrays are bit-identical, on any devices."""
 
 import json
 import zlib
@@ -14,8 +14,8 @@ def of_arrays(tree: PyTree) -> dict[str, int]:
     """A fingerprint of each array, by its name.
 
     With b the bits of an element, p its place in the array and h a hash without collisions, the fingerprint is
-    Σ h(b ⊕ h(p)) mod 2³². The order of the sum does not matter, so that it is the same for any sharding; another value
-    of one element always gives another fingerprint. Each device reads its own part once.
+    Σ h(b ⊕ h(p)) mod 2³². The order of the sum does not matter, so it is the same for any sharding. Changing one
+    element always changes the fingerprint. Each device reads its own part once.
 
     >>> of_arrays({"kernel": jnp.zeros(3), "key": jax.random.key(0)}) == of_arrays({"kernel": jnp.zeros(3), "key":
     ... jax.random.key(0)})
@@ -29,7 +29,7 @@ def of_arrays(tree: PyTree) -> dict[str, int]:
 
 
 def of_data(data: Any) -> int:
-    """A fingerprint of plain data, as JSON has it.
+    """A fingerprint of plain data that JSON can represent.
 
     >>> of_data({"indices": [1, 2], "seconds": 0.5}) == of_data({"seconds": 0.5, "indices": [1, 2]})
     True
@@ -44,7 +44,7 @@ def name(path: Any) -> str:
 
 @jax.jit
 def _fingerprints(leaves: list[Array]) -> list[Array]:
-    # One program: several at once, each with sums over all devices, can wait for each other for ever on a CPU.
+    # One program, because on a CPU several programs with sums over all devices can deadlock.
     return [_fingerprint(leaf) for leaf in leaves]
 
 
@@ -62,7 +62,7 @@ def _fingerprint(leaf: Array) -> Array:
 
 
 def _hash(x: Array) -> Array:
-    """The finaliser of MurmurHash3, a permutation of the numbers of 32 bits (Appleby, 2011)."""
+    """The finaliser of MurmurHash3, a permutation of 32-bit numbers (Appleby, 2011)."""
     x = (x ^ (x >> jnp.uint32(16))) * jnp.uint32(0x85EBCA6B)
     x = (x ^ (x >> jnp.uint32(13))) * jnp.uint32(0xC2B2AE35)
     return x ^ (x >> jnp.uint32(16))

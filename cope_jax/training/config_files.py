@@ -1,6 +1,6 @@
-"""Configs by name: files whose `get_config()` gives the typed defaults, overridden.
+"""Loads config files, whose `get_config()` returns the typed defaults with changes.
 
-A file of experiments/configs is known by its name, in a checkout and in an installed package; any other by its path.
+A file of experiments/configs is given by its name, in a checkout and in an installed package; any other by its path.
 """
 
 import dataclasses
@@ -20,14 +20,14 @@ from cope_jax.registry import unknown
 from cope_jax.training.experiment_config import ExperimentConfig
 
 GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
-"""What optimizers of large language models have in common (arXiv 2005.14165)."""
+"""Common optimizer settings of large language models (arXiv 2005.14165)."""
 
 BERT: Mapping[str, Any] = {"schedule": "linear", "epsilon": 1e-6, "weight_decay": 0.01, "decayed": "weights"}
-"""What BERT's optimizers have in common (arXiv 1810.04805)."""
+"""Common optimizer settings of BERT (arXiv 1810.04805)."""
 
 
 def every(steps: int) -> dict[str, int]:
-    """The fields of a training that is evaluated and kept after every so many steps."""
+    """The fields of `TrainingConfig` that evaluate and save a checkpoint every `steps` steps."""
     return {"evaluate_every": steps, "checkpoint_every": steps}
 
 
@@ -44,34 +44,34 @@ def config(name: str, **changes: Any) -> ExperimentConfig:
 
     Args:
       name: such as "quick", see `names`; or the path of a file that has a `get_config`.
-      **changes: fields of `ExperimentConfig`; nested ones as dicts, of those that change.
+      **changes: fields of `ExperimentConfig`; nested ones as dicts of those that change.
 
     Raises:
-      ConfigError: no such file, or a field that there is not, or of a wrong type.
+      ConfigError: no such file, an unknown field, or a value of a wrong type.
     """
     return ExperimentConfig.from_mapping(overlay(named(name).to_dict(), changes))
 
 
 def named(name: str) -> ConfigDict:
-    """The same without changes, as what `get_config` returned: for a config that differs in a few fields.
+    """The ConfigDict that `get_config` of a file returns, as the base of a config that differs in a few fields.
 
     Args:
-      name: as `find` takes it; behind a colon, the argument of `get_config`.
+      name: as for `find`; after a colon, the argument of `get_config`.
     """
     path, *argument = find(name).split(":", 1)
     try:
         found: ConfigDict = runpy.run_path(path)["get_config"](*argument)
     except OSError as error:
         raise ConfigError(
-            f"cannot read the config {path} ({error.strerror}): give a file or one of the names"
+            f"cannot read the config {path} ({error.strerror}): give a file or the name of a config"
         ) from error
     except KeyError as error:
-        raise ConfigError(f"{path} is no config: give a file whose get_config() returns a ConfigDict") from error
+        raise ConfigError(f"{path} is not a config: give a file whose get_config() returns a ConfigDict") from error
     return found
 
 
 def find(name: str) -> str:
-    """The path of a config file, with what stands behind a colon; a path stays as it is.
+    """The path of a config file, including what follows a colon; a path is returned unchanged.
 
     >>> Path(find("quick")).name
     'quick.py'
@@ -92,14 +92,14 @@ def names() -> tuple[str, ...]:
 
 
 def _folder() -> Path:
-    """Where the files are: beside the modules of an installed package, in a checkout at their stable place."""
+    """Where the files are: inside an installed package, or in experiments/configs of a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "configs"
     return installed if installed.exists() else package.parent / "experiments" / "configs"
 
 
 def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides: Any) -> ConfigDict:
-    """The config of an experiment on `task`, every field of it reachable by a flag.
+    """The config of an experiment on `task`; a flag can set every field.
 
     Args:
       task: name of the task.

@@ -15,25 +15,24 @@ from cope_jax.training.program import Program
 from cope_jax.training.sharding import LENGTH
 
 Errors = dict[str, float]
-"""What a task shows of the means of a model's metrics on one split: `loss`, in nats, `token_error`, a share in [0, 1],
+"""The mean metrics that a task reports for one split: `loss` in nats, `token_error` as a fraction in [0, 1],
 `perplexity`."""
 
 
 class Evaluator:
     """Measures models on fixed splits, all padded to one length, so that one program is compiled for all of them.
 
-    Where the task says that it can, as many sequences as a row has room for stand in it side by side, and those of the
-    length of training in rows of their own, which cost less; not for models that carry a state, which would go from one
-    to the next. Splits that are streams are read from their beginning, and what the model carries goes from batch to
-    batch.
+    If the task is packable, each row contains as many sequences as fit, and sequences of the training length have rows
+    of their own length, which cost less. Models with a carry do not pack, because it would pass from one sequence to
+    the next. Splits that are streams are read from their beginning, with the carry passed from batch to batch.
 
     Args:
       program: the model, and the runs side by side.
       task: where the splits come from.
-      splits: examples of each split; of a split that has fewer, all.
+      splits: number of examples of each split; all if a split has fewer.
       batch_size: sequences at a time.
       data_seed: seed of the examples.
-      data_dir: where to read the fixed splits from; None draws them.
+      data_dir: where to read the fixed splits from; None samples them.
     """
 
     def __init__(
@@ -75,15 +74,15 @@ class Evaluator:
                 self._batches[split].append(pad_sequences(batch, length))
         self._examples = {split: batch_size * times for split, times in times_of.items()}
         self._carry = runs.stack([carry] * runs.width)
-        # What is carried lies as the compiler likes; what is measured must be whole in every process.
+        # The compiler chooses the sharding of the carry; the metrics must be complete in every process.
         self._measure = jax.jit(runs.lift(learner.metrics, shared=1), out_shardings=(program.whole, None))
 
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
     ) -> dict[str, list[Errors]]:
-        """The errors on each split, one for each run side by side, whose parameters have a leading axis for them.
+        """The errors on each split, one for each seed; with several seeds, `params` has a leading axis for them.
 
-        `examples` bounds those of each split, rounded up to whole batches; None takes all, of splits as of examples.
+        `examples` limits the examples of each split, rounded up to full batches. None means all splits or examples.
         """
         splits = self._batches if splits is None else splits
         with jax.set_mesh(self._program.mesh):
@@ -101,7 +100,7 @@ class Evaluator:
         return [self._task.reported_metrics(split, self._with_loss(mean_errors(run))) for run in runs]
 
     def _with_loss(self, errors: Errors) -> Errors:
-        """With the loss, where it is a sum of several; what most models measure comes first, for tables."""
+        """Adds the loss if it is a sum of several, and puts first what most models measure, for tables."""
         if "loss" not in errors:
             errors = {"loss": sum(errors[name] for name in self._program.learner.losses), **errors}
         first = {name: errors[name] for name in ("loss", "token_error", "sequence_error") if name in errors}
@@ -123,7 +122,7 @@ def mean_errors(batches: Iterable[Mapping[str, SumAndWeight]]) -> Errors:
 
 
 def _join(batch: Mapping[str, np.ndarray], times: int) -> dict[str, np.ndarray]:
-    """Rows of `times` sequences each, which `segments` keep apart.
+    """Packs `times` sequences into each row; `segments` keep them apart.
 
     >>> batch = {"inputs": np.array([[5, 6], [7, 8]]), "positions": np.array([[0, 1]])}
     >>> {name: x.tolist() for name, x in _join(batch, 2).items()}

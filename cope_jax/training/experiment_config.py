@@ -16,7 +16,7 @@ from cope_jax.tasks import Task
 
 @dataclasses.dataclass(frozen=True)
 class TaskConfig:
-    """What is learned.
+    """The task and its options.
 
     Attributes:
       name: a registered task.
@@ -29,7 +29,7 @@ class TaskConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    """How parameters are updated.
+    """The optimizer and its learning-rate schedule.
 
     Attributes:
       name: "adamw" or "adam".
@@ -38,10 +38,10 @@ class OptimizerConfig:
       warmup_steps: linear rise from 0.
       final_fraction: the decay ends at this share of `learning_rate`.
       weight_decay: of adamw.
-      decayed: the parameters that it applies to: "all", as is optax's default, or "weights", all but biases, the
-        scales of norms and mixes of layers.
+      decayed: the parameters that it applies to: "all", optax's default, or "weights": all except biases, norm scales
+        and layer mixes.
       beta1, beta2, epsilon: Adam's.
-      clip_norm: bound on the global norm of the gradient; None means none.
+      clip_norm: bound on the global norm of the gradient; None does not clip.
     """
 
     name: Literal["adamw", "adam"] = "adamw"
@@ -71,17 +71,17 @@ class TrainingConfig:
     Attributes:
       steps: optimizer steps.
       batch_size: B, over all devices.
-      accumulate: microbatches of a step, one after another, whose gradients are added: a step of the same batch in less
-        memory. Microbatch m has the rows m, m + accumulate, …; with dropout, other numbers of them draw other masks.
-      examples: size of the fixed training split; None means fresh examples without end.
-      data_dir: a directory that `experiments.export` wrote, to read examples from; None means to draw them.
+      accumulate: microbatches per step. They run one after another and their gradients are added, which needs less
+        memory. Microbatch m has the rows m, m + accumulate, …; with dropout, their number changes the masks.
+      examples: size of the fixed training split; None means endless fresh examples.
+      data_dir: a directory that `experiments.export` wrote, to read examples from; None samples them.
       start: a trained model to start from: the workdir of a run, or a folder in a format of
-        `cope_jax.exchange.formats`. What both models have is taken from it; None draws all parameters.
-      readers: threads that read batches ahead: more than one pay where reading waits for a disk or a network. They
-        decide no number, so that a run goes on with any other.
+        `cope_jax.exchange.formats`. What both models have is copied; None initialises all parameters.
+      readers: threads that read batches ahead. More than one helps if reading waits for a disk or a network. They
+        change no result, so a run can resume with another number.
       data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout.
       positions: the position sampler, see `cope_jax.positions`.
-      max_position: positions lie below this; None takes the longest sequence of the task.
+      max_position: positions are below this; None means the length of the task's longest sequence.
       steps_per_dispatch: steps in one call of the compiled program; the intervals below and `steps` are multiples of
         it.
       evaluate_every: steps between points of the learning curves; 0 means only at the end.
@@ -109,7 +109,7 @@ class TrainingConfig:
         check_at_least(1, "training", readers=self.readers)
         check_at_least(0, "training", data_seed=self.data_seed, evaluate_every=self.evaluate_every)
         if self.positions != "consecutive" and self.max_position is None:
-            raise ConfigError(f"training.positions={self.positions} draws positions: give training.max_position")
+            raise ConfigError(f"training.positions={self.positions} samples positions: set training.max_position")
         if self.batch_size % self.accumulate:
             raise ConfigError(
                 f"training.batch_size={self.batch_size} must be a multiple of training.accumulate={self.accumulate}"
@@ -127,10 +127,10 @@ class EvaluationConfig:
     """How errors are measured.
 
     Attributes:
-      examples: of each split at the end.
-      curve_examples: of each split at the points of the learning curves.
-      sweep_examples: of each length of the error-by-length plot; 0 means no such plot. Of text, of the longest, and as
-        much of it in windows of the other lengths.
+      examples: number of examples of each split at the end.
+      curve_examples: number of examples of each split at the points of the learning curves.
+      sweep_examples: number of examples of each length of the error-by-length plot; 0 means no plot. For text, number
+        of windows of the longest length; the other lengths measure the same text.
       batch_size: sequences at a time.
     """
 
@@ -147,10 +147,10 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How many devices stand along each axis of the mesh; −1, for one axis, means all that remain.
+    """How many devices are along each axis of the mesh; −1, for one axis, means all that remain.
 
     Attributes:
-      data: each has the parameters whole, and its share of the batch.
+      data: each has all parameters, and its share of the batch.
       fsdp: each has its share of the batch and of the parameters, which are gathered layer by layer.
       tensor: each has its share of heads and hidden units.
       sequence: each has its share of every sequence; attention is a ring.
@@ -164,20 +164,20 @@ class MeshConfig:
     def __post_init__(self):
         sizes = dataclasses.asdict(self)
         if list(sizes.values()).count(-1) > 1:
-            raise ConfigError(f"job.mesh may leave one axis at -1, for the devices that remain, got {sizes}")
+            raise ConfigError(f"job.mesh may set only one axis to -1, for all remaining devices, got {sizes}")
         check_at_least(1, "job.mesh", **{name: size for name, size in sizes.items() if size != -1})
 
 
 @dataclasses.dataclass(frozen=True)
 class JobConfig:
-    """What may change whenever a run goes on, since it decides its numbers up to rounding at the most.
+    """Settings that may change when a run resumes, because they change its numbers by rounding at most.
 
     Attributes:
       mesh: the devices.
       keep: how many of the newest checkpoints to keep.
-      keep_best: how many beside them of the best, by the loss of the first evaluation split.
-      on_non_finite: what a step whose loss or gradient is not finite does: "stop" the run with an error, or "skip" the
-        update and go on.
+      keep_best: how many of the best to keep in addition, by the loss of the first evaluation split.
+      on_non_finite: what to do if the loss or gradient of a step is not finite: "stop" the run with an error, or "skip"
+        the update and continue.
       peak_flops: FLOP/s of one device, for the utilisation; None looks the device up in a table.
     """
 
@@ -203,11 +203,11 @@ class ExperimentConfig:
 
     Attributes:
       task: what is learned.
-      model: the options of a registered model, whose `name` says which.
+      model: the options of a registered model; their `name` selects it.
       encoding: the position encoding of a single run, as `EncodingConfig.parse` reads it.
-      encodings: options by the name of the encoding, which hold whenever that encoding is used.
-      seeds_side_by_side: seeds trained in one program by vmap; 0 chooses: 1 on a CPU, all on an accelerator.
-      paper: published figures of the same recipe, as text by encoding and split, shown beside ours.
+      encodings: options by the name of the encoding, which apply whenever that encoding is used.
+      seeds_side_by_side: seeds trained in one program by vmap; 0 means 1 on a CPU, all on an accelerator.
+      paper: published figures of the same recipe, as text by encoding and split, shown next to the measured ones.
     """
 
     task: TaskConfig = TaskConfig()
@@ -237,10 +237,10 @@ class ExperimentConfig:
         return dataclasses.asdict(self)
 
     def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
-        """What decides the numbers of a run: not the job, readers, the paper's figures and options of unused encodings.
+        """The settings that decide a run's numbers: no job, readers, paper's figures or options of unused encodings.
 
         Args:
-          with_encoding: False leaves out the encoding too: what the runs of one comparison share.
+          with_encoding: False omits the encoding too; the rest is what the runs of one comparison share.
         """
         recipe = self.to_dict()
         del recipe["job"], recipe["paper"], recipe["training"]["readers"]
@@ -267,5 +267,5 @@ class ExperimentConfig:
             raise ConfigError(f"the model {self.model.name} does not fit the task {task.name} ({error})") from error
 
     def max_position(self, task: Task) -> int:
-        """What positions lie below."""
+        """The bound that positions are below."""
         return self.training.max_position or task.max_length

@@ -1,4 +1,4 @@
-"""The objects of an experiment, made from its config: learner, program and data."""
+"""Creates the learner, program and data of an experiment from its config."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -19,7 +19,7 @@ from cope_jax.training.sharding import LENGTH, check_sizes, create_mesh, layout_
 
 
 def batch_shapes(task: Task, rows: int, split: str = "train") -> dict[str, jax.ShapeDtypeStruct]:
-    """What a batch of `split` with so many rows looks like."""
+    """The shapes and types of a batch of `split` with `rows` rows."""
     example = task.sample(np.random.default_rng(0), 1, split)
     return {name: jax.ShapeDtypeStruct((rows, *field.shape[1:]), field.dtype) for name, field in example.items()}
 
@@ -43,7 +43,7 @@ def create_program(
 ) -> Program:
     """The training program of the experiment, for `width` seeds side by side, on the mesh that its job asks for.
 
-    The mesh is of `devices`, or of all that there are.
+    The mesh is of `devices`, or of all available ones.
 
     Raises:
       ConfigError: the mesh does not fit the devices, or the sizes of the experiment.
@@ -58,14 +58,14 @@ def create_program(
     learner = create_learner(config, task, layout_of(mesh))
     carry = jax.eval_shape(lambda: learner.initial_carry(training.batch_size))
     if mesh.shape[LENGTH] > 1 and jax.tree.leaves(carry):
-        raise ConfigError(f"{config.model.name} reads word after word: leave job.mesh.sequence at 1")
+        raise ConfigError(f"{config.model.name} reads word by word: leave job.mesh.sequence at 1")
     return Program(learner, SeedBatch(width), mesh)
 
 
 def create_iterator(
     config: ExperimentConfig, task: Task, seed: int, rows: Sequence[int] | np.ndarray | None = None
 ) -> grain.DatasetIterator:
-    """The training data of the run with this seed, or some rows of each batch."""
+    """The training data of the run with this seed, or only `rows` of each batch."""
     training = config.training
     return pipeline.train_iterator(
         task,

@@ -19,14 +19,14 @@ from cope_jax.training.optimizer import applied_rate
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """All that a step needs and changes, a plain pytree.
+    """Everything that a step needs and changes, a plain pytree.
 
     Attributes:
       step: number of steps done, int32.
       params: the model's parameters, nested dicts of float32 arrays.
-      opt_state: the optimizer's.
-      key: the run's random key; step t draws from `fold_in(key, t)`.
-      carry: what the model carries from one batch to the next, `[B, ...]`; () for most.
+      opt_state: the optimizer's state.
+      key: the run's random key; step t samples with `fold_in(key, t)`.
+      carry: what the model carries from one batch to the next, `[B, ...]`; () for most models.
     """
 
     step: Array
@@ -43,10 +43,10 @@ class Learner:
     Attributes:
       model: config of the model.
       optimizer: the gradient transformation.
-      schedule: the learning rate by the number of updates; only reported, the optimizer has it already.
-      max_position: positions lie below this.
+      schedule: the learning rate by the number of updates; only for reports, because the optimizer has it already.
+      max_position: positions are below this.
       sampler: name of the position sampler.
-      batch_size: rows of a batch, for models that carry something of each from one to the next.
+      batch_size: rows of a batch, for models with a carry for each row.
       accumulate: microbatches of a step.
     """
 
@@ -62,8 +62,8 @@ class Learner:
         """The state before the first step.
 
         Args:
-          seed: decides the parameters, and all that training draws.
-          start: parameters that are not drawn: part of the nested dicts of all.
+          seed: decides the parameters and everything that training samples.
+          start: parameters that are not initialised: part of the nested dicts of all.
         """
         model_key, run_key = jax.random.split(jax.random.key(seed))
         model = self._create(nnx.Rngs(model_key))
@@ -82,23 +82,23 @@ class Learner:
         return {"positions": self.sample_positions(key, *batch["inputs"].shape[:2]), **batch}
 
     def initial_carry(self, batch_size: int) -> PyTree:
-        """What a model carries before the first batch."""
-        return jax.jit(lambda: self._create(nnx.Rngs(0)).initial_carry(batch_size))()  # compiled, it creates no more
+        """The carry before the first batch."""
+        return jax.jit(lambda: self._create(nnx.Rngs(0)).initial_carry(batch_size))()  # compiled, it makes only that
 
     def metrics(
         self, params: PyTree, carry: PyTree, batch: Mapping[str, Any], dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """`Model.metrics` with these parameters, of a batch with its `positions`; without a key nothing is drawn."""
+        """`Model.metrics` with these parameters, of a batch with its `positions`; without a key nothing is sampled."""
         return self.rebuild(params).metrics(batch, carry, dropout_key)
 
     def rebuild(self, params: PyTree) -> Any:
-        """The model as a module that holds these parameters."""
+        """The model as a module with these parameters."""
         graph, state = nnx.split(self._shapes())
         nnx.replace_by_pure_dict(state, params)
         return nnx.merge(graph, state)
 
     def variables(self) -> Any:
-        """The model's parameters as variables of shapes, with their metadata."""
+        """The model's parameters as variables with shapes instead of arrays, and their metadata."""
         return nnx.state(self._shapes(), nnx.Param)
 
     def loss(
@@ -106,11 +106,11 @@ class Learner:
     ) -> tuple[Array, tuple[dict[str, SumAndWeight], PyTree]]:
         """What training minimises: the sum of the means of the model's losses.
 
-        Σ_t (Σ_b w_tb ℓ_tb) / max(W_t, 1). Dropout is drawn from `key`, and so are positions that the batch has not.
-        `totals` has W of each loss, where the batch is only a part of what is averaged over; None: Σ_b w_tb.
+        Σ_t (Σ_b w_tb ℓ_tb) / max(W_t, 1). Dropout is sampled with `key`, and so are positions if the batch has none.
+        `totals` has W of each loss if the batch is only a part of what is averaged over; None: Σ_b w_tb.
 
         Returns:
-          (loss, (all metrics, what is carried on)).
+          (loss, (all metrics, the new carry)).
         """
         positions_key, dropout_key = jax.random.split(key)
         batch = self._pad(self.with_positions(positions_key, batch))
@@ -122,14 +122,14 @@ class Learner:
     def gradient(
         self, params: PyTree, batch: dict[str, Array], key: Array, carry: PyTree = ()
     ) -> tuple[dict[str, Array], PyTree, PyTree]:
-        """The loss, its gradient, and what is carried on, microbatch by microbatch.
+        """The loss, its gradient and the new carry, microbatch by microbatch.
 
         With A microbatches, microbatch m has the rows m, m + A, … (so that each device has its share of each), and
-        draws from `fold_in(key, m)`; a single one draws from `key`. The result is that of the whole batch: sums over
-        all tokens, divided by the sum of all weights.
+        samples with `fold_in(key, m)`; a single one samples with `key`. The result is that of the entire batch: sums
+        over all tokens, divided by the sum of all weights.
 
         Returns:
-          (`loss` and, where it has several parts, each of them; the gradient; the carry).
+          (`loss` and, if it has several parts, each of them; the gradient; the carry).
         """
         grad = jax.value_and_grad(self.loss, has_aux=True)
         if self.accumulate == 1:
@@ -139,7 +139,7 @@ class Learner:
         split = {name: x.reshape(-1, self.accumulate, *x.shape[1:]) for name, x in batch.items()}
         micro = {name: jnp.swapaxes(x, 0, 1) for name, x in split.items()}
         carries = jax.tree.map(lambda x: jnp.swapaxes(x.reshape(-1, self.accumulate, *x.shape[1:]), 0, 1), carry)
-        # The weights of the whole batch; of this computation nothing else is used, and so nothing else is done.
+        # Only the weights of the entire batch are used: the compiler drops the rest of this computation.
         whole = self.loss(params, batch, key, carry)[1][0]
         totals = {name: weight for name, (_, weight) in whole.items()}
 
@@ -156,18 +156,18 @@ class Learner:
         return self._parts(loss, measured), grads, carry
 
     def _parts(self, loss: Array, measured: dict[str, SumAndWeight]) -> dict[str, Array]:
-        """The loss, and the means of its parts where it has several."""
+        """The loss, and the means of its parts if it has several."""
         names = self.losses if len(self.losses) > 1 else ()
         return {name: measured[name][0] / jnp.maximum(measured[name][1], 1.0) for name in names} | {"loss": loss}
 
     def train_step(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
         """One optimizer step on the mean loss of the tokens of weight 1.
 
-        A step whose loss, gradient or update is not finite updates nothing but the number of steps.
+        A step whose loss, gradient or update is not finite updates only the number of steps.
 
         Returns:
-          The new state, and as scalars `loss` (nats; and its parts, where it has several), `grad_norm` (before
-          clipping), `update_norm`, `learning_rate` (both of the update that was to be), and `finite`, 1 or 0.
+          The new state, and as scalars `loss` (nats; and its parts, if it has several), `grad_norm` (before
+          clipping), `update_norm`, `learning_rate` (both of the update even if it is skipped), and `finite`, 1 or 0.
         """
         key = jax.random.fold_in(state.key, state.step)
         losses, grads, carry = self.gradient(state.params, batch, key, state.carry)
@@ -195,12 +195,12 @@ class Learner:
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The metrics whose means are added up to what training minimises."""
+        """The metrics whose means training adds up and minimises."""
         kind: type[Model] = models.MODELS.get(self.model.name)
         return kind.losses
 
     def _pad(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Lengthens the sequences until the devices divide them."""
+        """Pads the sequences to a multiple of the devices that split them."""
         axis, length = self.model.layout.length, batch["inputs"].shape[1]
         if axis is None:
             return batch
@@ -214,9 +214,9 @@ class Learner:
 
 
 def pad_sequences(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """The batch with rows of this length: tokens 0 of weight 0, which no earlier token of a causal model sees.
+    """Pads the rows of a batch to `length` with tokens 0 of weight 0, which no earlier token of a causal model sees.
 
-    Positions repeat the last: behind the end anything in range will do.
+    Positions repeat the last one: after the end, any position in range will do.
 
     >>> batch = {"inputs": np.array([[5, 6]]), "positions": np.array([[0, 1]])}
     >>> {name: x.tolist() for name, x in pad_sequences(batch, 4).items()}

@@ -24,7 +24,7 @@ from cope_jax.training.profiling import Profile
 from cope_jax.training.program import Program
 from cope_jax.training.throughput import Throughput, describe
 
-# Steps without a single update after which a run that may skip them stops all the same.
+# After this many skipped steps in a row, a run stops even if it may skip.
 MAX_CONSECUTIVE_SKIPS = 100
 
 Evaluate = Callable[[TrainState, int], list[dict[str, Any]]]
@@ -32,21 +32,21 @@ Evaluate = Callable[[TrainState, int], list[dict[str, Any]]]
 
 @dataclasses.dataclass
 class Run:
-    """A run, or several side by side.
+    """A run of one seed, or of several side by side.
 
     Attributes:
       program: the compiled functions.
-      seeds: one for each run of the program.
+      seeds: as many as the program trains.
       config: steps and intervals.
-      workdir: holds `checkpoints/`, `metrics.jsonl` and TensorBoard files.
+      workdir: contains `checkpoints/`, `metrics.jsonl` and TensorBoard files.
       iterators: training data, one iterator for each seed, of the rows that this process needs.
-      evaluate: rows for the learning curves, from a state and its step; the first row of a seed has the loss by which
-        checkpoints are the best.
-      throughput: speeds.
-      job: what may change when the run goes on.
+      evaluate: rows for the learning curves, from a state and its step; the loss in the first row of each seed decides
+        which checkpoints are best.
+      throughput: measures speeds.
+      job: what may change when the run resumes.
       profile: steps to profile.
-      label: stands before the progress bar.
-      start: parameters that a run from scratch starts with instead of drawing them, as `Program.init` takes them.
+      label: shown before the progress bar.
+      start: parameters that a run from scratch uses instead of initialised ones, as `Program.init` accepts them.
     """
 
     program: Program
@@ -63,16 +63,17 @@ class Run:
     _lost: dict[int, int] = dataclasses.field(default_factory=dict, init=False)
 
     def train(self) -> tuple[TrainState, float]:
-        """Trains to the last step, going on from the newest checkpoint if there is one.
+        """Trains to the last step, resuming from the newest checkpoint if there is one.
 
         Returns:
           The final state, and the seconds spent on it over all interruptions.
 
         Raises:
           Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved.
-          ConfigError: no checkpoint that can be read, or one of another model.
+          ConfigError: no checkpoint can be read, or the newest is of another model.
           StorageError: the disk is full or read-only.
-          NonFiniteError: a loss, gradient or update is not finite, and the job says to stop, or there is nothing else.
+          NonFiniteError: a loss, gradient or update is not finite, and the job says to stop, or too many steps in a row
+            were skipped.
         """
         with contextlib.ExitStack() as stack:
             checkpoints = Checkpoints(self.workdir / "checkpoints", self.job.keep, self.job.keep_best)
@@ -147,12 +148,12 @@ class Run:
                 checkpoints.save(step, state, progress, score)
             if requested:
                 checkpoints.wait()
-                message = f"stopped at step {step} of {config.steps}; the same command goes on from there"
+                message = f"stopped at step {step} of {config.steps}; rerun the same command to resume"
                 raise Interrupted(message, stop.number or 0)
         return state, time.perf_counter() - started
 
     def _draw(self) -> tuple[Any, list[dict[str, Any]]]:
-        """The batches of one dispatch, stacked and on the devices, and the places of the iterators behind them."""
+        """The batches of one dispatch, stacked and on the devices, and the states of the iterators after them."""
         stacked = []
         for iterator in self.iterators:
             drawn = [next(iterator) for _ in range(self.config.steps_per_dispatch)]
@@ -170,15 +171,15 @@ class Run:
             stuck = self._lost[seed] >= MAX_CONSECUTIVE_SKIPS
             if skipped.size and (self.job.on_non_finite == "stop" or stuck):
                 at = skipped[0] - step - 1
-                others = "" if stuck else "go on without such updates by --config.job.on_non_finite=skip, or "
+                others = "" if stuck else "skip such updates with --config.job.on_non_finite=skip, or "
                 raise NonFiniteError(
                     f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {one['loss'][at]:g}, "
                     f"gradient norm {one['grad_norm'][at]:g} and update norm {one['update_norm'][at]:g}"
-                    f"{f', as {self._lost[seed]} steps in a row' if stuck else ''}: checkpoints that were saved are "
-                    f"whole; {others}lower optimizer.learning_rate in a new workdir"
+                    f"{f', one of {self._lost[seed]} steps in a row' if stuck else ''}: saved checkpoints are intact; "
+                    f"{others}lower optimizer.learning_rate in a new workdir"
                 )
             if skipped.size and jax.process_index() == 0:
-                warning = f"warning: loss, gradient or update of seed {seed} not finite: skipped {skipped}"
+                warning = f"warning: loss, gradient or update of seed {seed} is not finite: skipped steps {skipped}"
                 tqdm.write(warning, sys.stderr)
             means = {name: float(np.mean(values[finite])) if finite.any() else None for name, values in one.items()}
             row: dict[str, Any] = {"step": step + self.config.steps_per_dispatch, "seed": seed, **means}
@@ -188,7 +189,7 @@ class Run:
 
 
 def _start_clock(bar: Any, step: int) -> None:
-    """Lets the bar's rate and remaining time begin here: what came before was compilation."""
+    """Starts the bar's rate and remaining time here, because what came before was compilation."""
     bar.n = bar.initial = bar.last_print_n = step
     bar.start_t = bar.last_print_t = time.time()
     bar.refresh()

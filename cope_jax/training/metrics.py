@@ -1,4 +1,4 @@
-"""Metrics on disk: JSON lines for programs, TensorBoard for eyes."""
+"""Metrics as JSON lines and TensorBoard events."""
 
 import contextlib
 import json
@@ -16,15 +16,15 @@ from cope_jax.files import replacing
 class MetricsWriter:
     """Appends rows to `metrics.jsonl` and their numbers to TensorBoard event files in the same directory.
 
-    Each row has a `step`. Opening at a step drops the rows after it, so a continued run leaves neither gap nor double.
+    Each row has a `step`. Opening at a step drops the rows after it, so a resumed run leaves no gap and no duplicate.
 
     Args:
-      directory: is created.
-      step: the step from which the run goes on; 0 starts anew.
+      directory: created if missing.
+      step: the step from which the run resumes; 0 starts from scratch.
       active: False for a writer that writes nothing, as in all processes but the first.
 
     Raises:
-      StorageError: here and from every method, for the disk is full or read-only.
+      StorageError: here and from every method, if the disk is full or read-only.
     """
 
     def __init__(self, directory: Path, step: int, active: bool = True):
@@ -50,11 +50,11 @@ class MetricsWriter:
                 self._file.close()
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Appends rows, which outlive the process when this returns, and the machine after `sync`."""
+        """Appends rows, which survive a crash of the process once this returns, and of the machine after `sync`."""
         if not self._active:
             return
         with clear_storage_errors(self.path):
-            # JSON knows no NaN: a number that is not finite is null.
+            # JSON does not have NaN: a number that is not finite is null.
             rows = [{name: _finite(value) for name, value in row.items()} for row in rows]
             self._file.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
             self._file.flush()
@@ -64,13 +64,13 @@ class MetricsWriter:
             self.board(row["step"], {"/".join([*labels, name]): value for name, value in numbers.items()})
 
     def sync(self) -> None:
-        """Waits until all rows are on disk: to be called before a checkpoint is saved that must not be without them."""
+        """Waits until all rows are on disk. Call this before saving a checkpoint that needs them."""
         if self._active:
             with clear_storage_errors(self.path):
                 os.fsync(self._file.fileno())
 
     def board(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Numbers for TensorBoard alone, such as speeds, which differ from run to run."""
+        """Writes numbers only for TensorBoard, such as speeds, which differ from run to run."""
         if not self._active:
             return
         with clear_storage_errors(self.path.parent):
@@ -83,15 +83,15 @@ def _finite(value: Any) -> Any:
 
 
 class _Board:
-    """TensorBoard's event file, written by this thread: that of `SummaryWriter` dies of a full disk, and then all wait.
+    """Writes TensorBoard's event file in this thread: that of `SummaryWriter` dies of a full disk, and then all wait.
 
     Args:
-      directory: exists.
-      first: TensorBoard forgets what earlier files say of this step and those after it.
+      directory: must exist.
+      first: TensorBoard discards what earlier files contain for this step and those after it.
     """
 
     def __init__(self, directory: Path, first: int):
-        # Here, since it imports PyTorch where that is installed.
+        # Imported here, since it imports PyTorch if that is installed.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
         from tensorboardX.summary import scalar
@@ -105,7 +105,7 @@ class _Board:
         self._write(step, summary=self._scalar(name, value))
         if time.monotonic() >= self._flush_at:
             self._events.flush()
-            self._flush_at = time.monotonic() + 10  # seconds, for it waits for the disk
+            self._flush_at = time.monotonic() + 10  # seconds, because it waits for the disk
 
     def close(self) -> None:
         self._events.close()
@@ -121,7 +121,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_bytes().split(b"\n"):
         try:
-            row = json.loads(line)  # of bytes, for a kill may have cut a character in two
+            row = json.loads(line)  # from bytes, because a kill may have cut a character in two
         except ValueError:
             break
         if not isinstance(row, dict):  # what is left of a line whose pages never reached the disk

@@ -45,7 +45,7 @@ def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTrans
 
 
 def _weights(params: Any) -> Any:
-    """False for biases, the scales of norms, and mixes of layers, which decay would make even; True for the rest."""
+    """False for biases, norm scales, and layer mixes, which decay would make even; True for the rest."""
 
     def decays(path: Any, _: Any) -> bool:
         names = [key.key for key in path if isinstance(key.key, str)]
@@ -58,7 +58,7 @@ _MASKS = {"all": None, "weights": _weights}
 
 
 def applied_rate(schedule: optax.Schedule, opt_state: Any) -> Any:
-    """The learning rate of the next update, which counts updates and no steps that were skipped."""
+    """The learning rate of the next update; it depends on the number of updates, not of steps."""
 
     def by_schedule(path: Any, _: Any) -> bool:
         return getattr(path[-1], "tuple_name", "") == "ScaleByScheduleState"

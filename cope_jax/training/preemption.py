@@ -1,4 +1,4 @@
-"""Leaving a long run in good order."""
+"""Graceful shutdown of a long run."""
 
 import itertools
 import os
@@ -10,14 +10,14 @@ from typing import Any
 import jax
 from jax.experimental import multihost_utils
 
-WORDS = b"\nsaving and stopping after the steps at work; a second Ctrl-C leaves at once\n"
+WORDS = b"\nfinishing the current steps, then saving; press Ctrl-C again to quit immediately\n"
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, saved a checkpoint, and stopped; the same command goes on.
+    """The run was asked to stop, saved a checkpoint, and stopped; the same command resumes it.
 
     Attributes:
-      exit_code: 128 + the number of the signal, as shells have it: 130 after Ctrl-C, 143 after SIGTERM.
+      exit_code: 128 + the number of the signal, as in shells: 130 after Ctrl-C, 143 after SIGTERM.
     """
 
     def __init__(self, message: str, number: int = signal.SIGINT):
@@ -26,18 +26,18 @@ class Interrupted(Exception):
 
 
 class GracefulStop:
-    """A context manager in which Ctrl-C (SIGINT) and SIGTERM only ask, so that the loop can save and leave.
+    """A context manager in which Ctrl-C (SIGINT) and SIGTERM only request a stop, so that the loop can save and exit.
 
-    A second Ctrl-C raises KeyboardInterrupt at once. Only the main thread gets signals: in another, none asks.
+    A second Ctrl-C raises KeyboardInterrupt at once. Only the main thread receives signals: elsewhere it has no effect.
 
-    With several processes a signal to one of them stops all, after the same step: JAX's preemption service has the
-    handler of SIGTERM from `jax.distributed.initialize` on, and agrees on the step; Ctrl-C is handed to it.
+    With several processes, a signal to one of them stops all after the same step. JAX's preemption service handles
+    SIGTERM from `jax.distributed.initialize` on and agrees on the step; Ctrl-C is forwarded to it.
 
     Attributes:
-      number: the signal that has asked; None: none has.
+      number: the signal that requested the stop; None if there was none.
     """
 
-    # JAX's service is one for the process, and stops at one count: a later run must not begin to count anew.
+    # JAX's service is shared by the process and stops at one count: a later run must not restart the count.
     _calls = itertools.count(1)
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class GracefulStop:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Whether to save and leave now; every process calls it after every dispatch, and all get the same answer."""
+        """Whether to save and exit now; every process calls it after every dispatch, and all get the same answer."""
         if self._alone:
             return self.number is not None
         if multihost_utils.reached_preemption_sync_point(next(self._calls)):
@@ -68,7 +68,7 @@ class GracefulStop:
         if self.number is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.number = number
-        # Not print: the signal may have come in the midst of one, and a buffer cannot be entered twice.
+        # Not print: the signal may have interrupted one, and its buffer is not reentrant.
         os.write(2, WORDS)
         if not self._alone:
             os.kill(os.getpid(), signal.SIGTERM)

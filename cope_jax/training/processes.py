@@ -1,4 +1,4 @@
-"""What only the first of several processes does."""
+"""Runs code only in the first of several processes."""
 
 import contextlib
 import sys
@@ -16,9 +16,9 @@ def is_first() -> bool:
 
 @contextlib.contextmanager
 def first_goes_ahead() -> Iterator[bool]:
-    """What the first process does before the others go on; where it fails, they leave without a word of their own.
+    """A context in which the first process works before the others continue; if it fails, they exit without a message.
 
-    Gives whether this process is the first: the body acts upon that.
+    Yields whether this process is the first; only then should the body act.
     """
     if jax.process_count() == 1:
         yield True

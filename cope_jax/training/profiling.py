@@ -11,12 +11,12 @@ from cope_jax.errors import ConfigError
 
 @dataclasses.dataclass
 class Profile:
-    """Profiles the steps from `first` up to `last`, in `folder`; a context manager, which ends a profile left open.
+    """Profiles the steps from `first` up to `last` into `folder`; a context manager that ends a profile left open.
 
     `first` and `last` count steps done, as the progress bar does: 100:110 are the ten after the hundredth. A dispatch
-    is profiled whole, if any of its steps was chosen. Each profile is a folder `plugins/profile/TIME`, to look at with
-    TensorBoard and its profile plugin, or with XProf. Calls of Python functions, whose tracing would slow the steps
-    down, are not in it. The first dispatch of a run compiles: choose later steps.
+    is profiled completely if any of its steps was chosen. Each profile is a folder `plugins/profile/TIME`; view it with
+    TensorBoard and its profile plugin, or with XProf. It contains no calls of Python functions, because tracing them
+    would slow the steps down. The first dispatch of a run compiles: choose later steps.
 
     >>> with Profile.parse("100:110", Path("runs/rope/profile")) as profile:
     ...     profile.at(0, 10)  # before each dispatch
@@ -31,10 +31,10 @@ class Profile:
 
     @classmethod
     def parse(cls, text: str | None, folder: Path) -> "Profile":
-        """The profile that `FIRST:LAST` asks for; None asks for none.
+        """The profile of the steps `FIRST:LAST`; None profiles nothing.
 
         Raises:
-          ConfigError: two numbers are not what the text is, or there is no step between them.
+          ConfigError: the text is not two numbers, or there is no step between them.
         """
         if text is None:
             return cls(0, 0, folder)
@@ -50,9 +50,9 @@ class Profile:
         self._turn(on=False)
 
     def at(self, step: int, steps: int) -> None:
-        """Starts or ends the profile; to be called before each dispatch, when the results of the last are there.
+        """Starts or ends the profile. Call this before each dispatch, once the results of the last are available.
 
-        `step` are done so far, and `steps` are in the dispatch to come.
+        `step` steps are done so far, and `steps` are in the next dispatch.
         """
         self._turn(on=step < self.last and step + steps > self.first)
 

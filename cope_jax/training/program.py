@@ -1,4 +1,4 @@
-"""The compiled functions of training on a mesh, shared by all runs that differ in their seeds only."""
+"""The compiled functions of training on a mesh, shared by all runs that differ only in their seeds."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -16,9 +16,9 @@ from cope_jax.training.learner import Learner, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class SeedBatch:
-    """Lifts functions of one run to `width` runs with different seeds, by vmap over a leading axis S.
+    """Lifts functions of one seed to `width` seeds, by vmap over a leading axis S.
 
-    A single run has no such axis: its program is the plain one.
+    A single seed does not have this axis: its program is the plain one.
 
     >>> SeedBatch(2).lift(lambda x, y: x + y, shared=1)(np.array([1, 2]), 10).tolist()
     [11, 12]
@@ -27,7 +27,7 @@ class SeedBatch:
     width: int = 1
 
     def lift(self, function: Callable[..., Any], shared: int = 0) -> Callable[..., Any]:
-        """`function` for all runs at once; its last `shared` arguments are the same for all."""
+        """`function` for all seeds at once; its last `shared` arguments are the same for all."""
         if self.width == 1:
             return function
 
@@ -38,7 +38,7 @@ class SeedBatch:
         return lifted
 
     def stack(self, trees: Sequence[PyTree]) -> PyTree:
-        """One tree for each run, as the lifted functions take them."""
+        """Stacks the trees of all seeds, as the lifted functions expect them."""
         return trees[0] if self.width == 1 else jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
     def unstack(self, tree: PyTree) -> list[PyTree]:
@@ -49,14 +49,14 @@ class SeedBatch:
 
 
 class Program:
-    """A learner compiled for `seed_batch.width` runs side by side, on the devices of a mesh.
+    """A learner compiled for `seed_batch.width` seeds side by side, on the devices of a mesh.
 
-    The state is made where it belongs and stays there: no device ever holds more than its share. Batches are split by
-    rows. A mesh of one device is the plain program.
+    The state is created where it belongs and stays there: no device ever has more than its share. Batches are split by
+    rows. On a mesh of one device this is the plain program.
 
     Args:
-      learner: its model has the layout of the mesh.
-      seed_batch: the runs.
+      learner: its model must have the layout of the mesh.
+      seed_batch: the seeds side by side.
       mesh: from `sharding.create_mesh`.
     """
 
@@ -80,7 +80,7 @@ class Program:
     def init(self, seeds: Sequence[int], start: PyTree = None) -> TrainState:
         """The states before the first step, one for each seed.
 
-        `start` has parameters that are not drawn, the same for all runs: part of the nested dicts of all.
+        `start` has parameters that are not initialised, the same for all seeds: part of the nested dicts of all.
         """
         stacked = self.seed_batch.stack([np.int32(seed) for seed in seeds])
         with jax.set_mesh(self.mesh):
@@ -96,7 +96,7 @@ class Program:
             return self._train_steps(state, batches)
 
     def state_shapes(self) -> TrainState:
-        """What the state looks like, and where it lies."""
+        """The shapes, types and shardings of the state."""
         with jax.set_mesh(self.mesh):
             seeds = self.seed_batch.stack([np.int32(0)] * self.seed_batch.width)
             shapes = jax.eval_shape(self.seed_batch.lift(self.learner.init), seeds)
@@ -107,7 +107,7 @@ class Program:
         )
 
     def lower(self, batch: Mapping[str, Any], steps: int = 1) -> jax.stages.Lowered:
-        """The training steps of a call, for such batches or shapes, as far as it goes without data or devices."""
+        """Lowers the training steps of one call, for batches like `batch`; needs neither data nor devices."""
         lead = (*((self.seed_batch.width,) if self._lead else ()), steps)
         batches = {
             name: jax.ShapeDtypeStruct((*lead, *field.shape), field.dtype, sharding=self.batch_sharding)
@@ -117,11 +117,11 @@ class Program:
             return self._train_steps.lower(self.state_shapes(), batches)
 
     def rows(self, batch_size: int) -> np.ndarray:
-        """Which rows of a batch this process must have."""
+        """The rows of a batch that this process needs."""
         return sharding.rows_here(self._by_rows, batch_size)
 
     def place(self, batches: PyTree, batch_size: int) -> PyTree:
-        """Global arrays `[T, B, ...]`, with the seeds before where they are several, from those rows of each."""
+        """Global arrays `[T, B, ...]`, with a leading axis of several seeds, from this process's rows of each batch."""
         rows, axis = self.rows(batch_size), len(self._lead) + 1
 
         def place(local: np.ndarray) -> jax.Array:
@@ -135,7 +135,7 @@ class Program:
         return jax.tree.map(place, batches)
 
     def place_whole(self, batch: PyTree) -> PyTree:
-        """Global arrays `[B, ...]` or `[1, ...]` from arrays that every process has whole."""
+        """Global arrays `[B, ...]` or `[1, ...]` from arrays that are complete in every process."""
 
         def place(x: np.ndarray) -> jax.Array:
             return jax.make_array_from_callback(x.shape, self._by_rows if len(x) > 1 else self.whole, x.__getitem__)
@@ -162,7 +162,7 @@ class Program:
 
 
 def _placed(start: Any, shardings: Any) -> Any:
-    """The leaves of part of the parameters' nested dicts where theirs lie; one sharding is that of all."""
+    """Places part of the parameters' nested dicts by the parameters' shardings; a single sharding applies to all."""
     if isinstance(start, Mapping):
         part = shardings if isinstance(shardings, Mapping) else None
         return {name: _placed(value, shardings if part is None else part[name]) for name, value in start.items()}

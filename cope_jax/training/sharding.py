@@ -1,4 +1,4 @@
-"""Which axis of which array is split over which axis of the mesh: one table, and what it means for the state."""
+"""Maps the axes of arrays to the axes of the mesh that split them: one table, applied to the training state."""
 
 import dataclasses
 import math
@@ -17,10 +17,10 @@ from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import Layout
 from cope_jax.training.experiment_config import MeshConfig
 
-# From the one whose devices talk least to the one whose devices talk most: the last ones are neighbours.
+# From least to most communication: devices along the last axes are neighbours.
 AXES = ("data", "fsdp", "sequence", "tensor")
 
-# The logical axes that parameters name (`nnx.Param(..., axes=...)`). What is not named, as layers and seeds, is whole.
+# The logical axes that parameters name (`nnx.Param(..., axes=...)`). Others, such as layers and seeds, are not split.
 RULES = {
     "embed": "fsdp",
     "heads": "tensor",
@@ -28,20 +28,20 @@ RULES = {
     "mlp": "tensor",
     "vocab": "tensor",
 }
-# The data say how large these are: they stay whole where they cannot be split evenly.
+# The data decide their sizes: they are not split if they cannot be split evenly.
 IF_EVEN = frozenset({"vocab"})
 # Activations, in the names of `Layout`.
 BATCH, LENGTH, WIDTH = ("data", "fsdp"), "sequence", "tensor"
 
 
 def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of `config`, of all devices, or in a single process of the first ones, as far as they are asked for.
+    """The mesh of `config`, of all devices; a single process may ask for fewer and uses the first ones.
 
     >>> create_mesh(MeshConfig(data=1)).shape["fsdp"]
     1
 
     Raises:
-      ConfigError: not as many devices as the config asks for.
+      ConfigError: the number of devices does not fit the config.
     """
     found = list(jax.devices() if devices is None else devices)
     sizes = dataclasses.asdict(config)
@@ -49,11 +49,11 @@ def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mes
     rest = [name for name, size in sizes.items() if size == -1]
     text = " × ".join(f"{name}={size}" for name, size in sizes.items())
     if rest and len(found) % named:
-        raise ConfigError(f"job.mesh {text}: {len(found)} devices cannot be shared out evenly over {named}")
+        raise ConfigError(f"job.mesh {text}: {len(found)} devices cannot be split evenly by {named}")
     sizes |= {name: len(found) // named for name in rest}
     asked = math.prod(sizes.values())
     if asked > len(found):
-        raise ConfigError(f"job.mesh {text} asks for {asked} devices, and there are {len(found)}")
+        raise ConfigError(f"job.mesh {text} asks for {asked} devices, but there are {len(found)}")
     processes = {device.process_index for device in found}
     if asked < len(found) and len(processes) > 1:
         raise ConfigError(
@@ -65,7 +65,7 @@ def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mes
 
 
 def layout_of(mesh: Mesh) -> Layout:
-    """Where activations lie on a mesh; axes of a single device split nothing."""
+    """How activations are split over a mesh; axes of a single device split nothing."""
 
     def used(axis: str) -> str | None:
         return axis if mesh.shape[axis] > 1 else None
@@ -74,12 +74,12 @@ def layout_of(mesh: Mesh) -> Layout:
 
 
 def check_sizes(mesh: Mesh, block: BlockConfig | None, batch_sizes: Mapping[str, int]) -> None:
-    """Raises ConfigError where the mesh cannot share out batches, by the name of their field, or heads evenly."""
+    """Raises ConfigError if the mesh cannot evenly split batches, given by the name of their field, or heads."""
     rows = math.prod(mesh.shape[axis] for axis in BATCH)
     for name, size in batch_sizes.items():
         if size % rows:
             raise ConfigError(
-                f"{name}={size} cannot be shared out over the {rows} devices of job.mesh data × fsdp: "
+                f"{name}={size} cannot be split evenly over the {rows} devices of job.mesh data × fsdp: "
                 f"make it a multiple, or set --config.job.mesh.data"
             )
     if block is None:
@@ -91,14 +91,14 @@ def check_sizes(mesh: Mesh, block: BlockConfig | None, batch_sizes: Mapping[str,
 
 
 def spec_of(name: str, shape: Sequence[int], axes: Sequence[str | None], sizes: Mapping[str, int]) -> PartitionSpec:
-    """How a parameter with these logical axes is split; axes before those that it names stay whole.
+    """How a parameter with these logical axes is split; axes before the named ones are not split.
 
     >>> spec_of("kernel", (12, 64, 256), ("embed", "mlp"), {"fsdp": 2, "tensor": 4})
     P(None, 'fsdp', 'tensor')
 
     Raises:
-      ConfigError: a size that its mesh axis does not divide.
-      ValueError: two axes that the table sends to one axis of the mesh, or an axis that it does not have.
+      ConfigError: a size is not a multiple of its mesh axis.
+      ValueError: the table maps two axes to one mesh axis, or does not have an axis.
     """
     entries: list[str | None] = [None] * (len(shape) - len(axes))
     for axis, size in zip(axes, shape[len(entries) :], strict=True):
@@ -111,7 +111,7 @@ def spec_of(name: str, shape: Sequence[int], axes: Sequence[str | None], sizes: 
         entries.append(entry if devices > 1 and size % devices == 0 else None)
     split = [entry for entry in entries if entry]
     if len(set(split)) < len(split):
-        raise ValueError(f"{name}: axes {tuple(axes)} collide, for RULES sends two of them to one axis of the mesh")
+        raise ValueError(f"{name}: axes {tuple(axes)} collide, because RULES maps two of them to one axis of the mesh")
     return PartitionSpec(*entries)
 
 
@@ -127,7 +127,7 @@ def parameter_specs(params: Any, sizes: Mapping[str, int]) -> PyTree:
 
 
 def optimizer_specs(optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree) -> PyTree:
-    """The specs of the optimizer's state: what is one for each parameter lies as that does, the rest is whole."""
+    """The specs of the optimizer's state: arrays of a parameter are split as it is, the rest is not split."""
     return optax.tree.map_params(
         optimizer,
         lambda _, spec: spec,
@@ -138,7 +138,7 @@ def optimizer_specs(optimizer: optax.GradientTransformation, params: PyTree, spe
 
 
 def rows_here(sharding: NamedSharding, rows: int) -> np.ndarray:
-    """Which rows of an array that is split along its first axis the devices of this process hold, ascending."""
+    """The rows, ascending, that this process's devices have of an array that is split along its first axis."""
     held = np.zeros(rows, bool)
     for index in sharding.addressable_devices_indices_map((rows,)).values():
         held[index] = True

@@ -1,4 +1,4 @@
-"""What is about to run, in words: every parameter, where it lies, and what a step costs."""
+"""Summarises a run before it starts: every parameter, its sharding, and what a step costs."""
 
 import io
 import math
@@ -18,8 +18,8 @@ def parameter_table(params: PyTree) -> rich.table.Table:
     """Every parameter: name, shape, type, the mesh axes that split its axes, its bytes on one device, its size.
 
     Args:
-      params: nested dicts of arrays or of `jax.ShapeDtypeStruct`; without a sharding, a parameter is whole. The first
-        axis of what is stacked, as layers are, is an axis like any other.
+      params: nested dicts of arrays or of `jax.ShapeDtypeStruct`; without a sharding, a parameter is not split. The
+        first axis of stacked parameters, such as those of layers, is an axis like any other.
     """
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("parameter", "shape", "type", "split over"):
@@ -44,7 +44,7 @@ def job_table(
 ) -> rich.table.Table:
     """Devices, mesh, memory of the training state, batch, and model FLOPs.
 
-    `state` has the shapes of all that is kept between steps; `batch_size` counts sequences over all devices and seeds.
+    `state` has the shapes of all arrays kept between steps; `batch_size` counts sequences over all devices and seeds.
     """
     devices = list(mesh.devices.flat)
     processes = len({device.process_index for device in devices})
@@ -63,7 +63,7 @@ def job_table(
 
 
 def summarise(params: PyTree, *parts: rich.console.RenderableType) -> str:
-    """The table of parameters, and whatever comes after it, as plain text.
+    """The table of parameters, followed by `parts`, as plain text.
 
     >>> print(summarise({"out": {"kernel": jax.ShapeDtypeStruct((64, 16), "float32")}}))
     parameter    shape    type      split over   a device   number
@@ -78,7 +78,7 @@ def summarise(params: PyTree, *parts: rich.console.RenderableType) -> str:
 
 
 def bytes_a_device(tree: PyTree) -> int:
-    """The bytes that one device holds of arrays or their shapes, all of them where there is no sharding."""
+    """The bytes of arrays, or of their shapes, on one device; all bytes if there is no sharding."""
     return sum(math.prod(_local_shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

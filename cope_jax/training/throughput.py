@@ -1,4 +1,4 @@
-"""How fast a run trains, how much of its devices' arithmetic and memory it uses, and the peaks of devices."""
+"""Measures a run's speed and its use of the devices' arithmetic and memory; lists the peaks of devices."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 PEAK_FLOPS: dict[str, float | None] = {
-    # Cloud TPU's pages; a device is a chip, but in v2, v3 and 7x, where it is one of two cores.
+    # Cloud TPU's pages; a device is a chip, except in v2, v3 and 7x, where it is one of a chip's two cores.
     "TPU v2": 22.5e12,
     "TPU v3": 61.5e12,
     "TPU v4": 275e12,
@@ -19,7 +19,7 @@ PEAK_FLOPS: dict[str, float | None] = {
     "TPU v6 lite": 918e12,
     "TPU v6e": 918e12,
     "TPU7x": 1153.5e12,
-    # NVIDIA's data sheets, half of what they state with sparsity.
+    # NVIDIA's data sheets; half of what they state with sparsity.
     "NVIDIA A10": 125e12,
     "NVIDIA A10G": 70e12,
     "NVIDIA A30": 165e12,
@@ -40,18 +40,18 @@ PEAK_FLOPS: dict[str, float | None] = {
     "NVIDIA RTX 6000 Ada": 364.2e12,
     "NVIDIA GeForce RTX 3090": 71e12,
     "NVIDIA GeForce RTX 4090": 165.2e12,
-    "NVIDIA GeForce RTX 4090 Laptop": None,  # slower, by how much the maker decides
+    "NVIDIA GeForce RTX 4090 Laptop": None,  # slower; how much depends on the maker
     "NVIDIA GeForce RTX 5090": 209.5e12,
     "NVIDIA GeForce RTX 5090 Laptop": None,
 }
-"""Dense bfloat16 FLOP/s a device, sums in float32, by the words with which JAX's `device_kind` begins."""
+"""Dense bfloat16 FLOP/s of one device, sums in float32, by the words that JAX's `device_kind` begins with."""
 
 
 class Throughput:
     """A stopwatch for dispatches of training steps.
 
-    `dispatched` reads it after each. The first, which compiles, is not counted; nor is, where `start` comes after it,
-    whatever is not training: evaluation, checkpoints.
+    Call `dispatched` after each dispatch. The first one, which compiles, is not counted. Call `start` after anything
+    that is not training (evaluation, checkpoints), so that it is not counted either.
 
     Args:
       tokens_per_step: of all devices together.
@@ -87,16 +87,16 @@ class Throughput:
         self._compiled = False
 
     def start(self) -> None:
-        """Starts the clock anew: what passed since the last dispatch is not counted."""
+        """Restarts the clock: the time since the last dispatch is not counted."""
         self._began = self._clock()
 
     def dispatched(self, steps: int) -> dict[str, float]:
-        """Reads the clock and restarts it; to be called once the results of a dispatch of `steps` are there.
+        """Reads the clock and restarts it. Call this once the results of a dispatch of `steps` steps are available.
 
         Returns:
-          `tokens_per_second`, `step_seconds`; `mfu` in [0, 1] where the peak is known; and, where the devices tell,
-          `memory_gib` in use and the highest so far, `memory_peak_gib`, of the fullest device of this process. Of the
-          first dispatch, the memory only.
+          `tokens_per_second`, `step_seconds`; `mfu` in [0, 1] if the peak is known; and, if the devices report them,
+          `memory_gib` in use and the highest so far, `memory_peak_gib`, of the fullest device of this process. For the
+          first dispatch, only the memory.
         """
         now = self._clock()
         seconds, self._began = now - self._began, now
@@ -111,7 +111,7 @@ class Throughput:
 
 
 def describe(numbers: Mapping[str, float]) -> str:
-    """What `Throughput.dispatched` returned, for a progress bar.
+    """Formats the result of `Throughput.dispatched` for a progress bar.
 
     >>> describe({"tokens_per_second": 123456.7, "step_seconds": 0.5, "mfu": 0.4321, "memory_peak_gib": 12.34})
     '123,457 tokens/s, MFU 43.2 %, 12.3 GiB'
@@ -124,7 +124,7 @@ def describe(numbers: Mapping[str, float]) -> str:
 def peak_flops(device_kind: str) -> float | None:
     """The peak of a device, from the longest entry of `PEAK_FLOPS` that its kind begins with; None if none is known.
 
-    Entries match whole words: an A1000 is no A100.
+    Entries match whole words: an A1000 is not an A100.
 
     >>> peak_flops("NVIDIA H100 80GB HBM3"), peak_flops("TPU v5 lite"), peak_flops("cpu")
     (989500000000000.0, 197000000000000.0, None)
@@ -134,7 +134,7 @@ def peak_flops(device_kind: str) -> float | None:
 
 
 def mfu(tokens_per_second: float, flops_per_token: float, devices: int, peak: float) -> float:
-    """Model FLOPs utilisation, the share of the devices' peak that the model's FLOPs take: 1 is all of it.
+    """Model FLOPs utilisation: the fraction of the devices' peak that the model's FLOPs use.
 
     >>> mfu(tokens_per_second=1000, flops_per_token=8e9, devices=4, peak=10e12)
     0.2

@@ -4,14 +4,14 @@ python -m experiments.inspect --model=runs/cope --input="a = 0 ; pass; a ++; pri
 python -m experiments.inspect --model=runs/cope --split=in_distribution --example=0 --layer=1 --head=0
 python -m experiments.inspect --model=runs/wikitext2_small --split=test --windows=32
 
-Of a synthetic task: prints a strip of tokens for each layer and head, coloured by the gates of one query (by its
-attention where there are no gates) with the positions p_ij below, and writes a PNG for each map.
+For a synthetic task: prints a strip of tokens for each layer and head, coloured by the gates of one query (by its
+attention if there are no gates) with the positions p_ij below, and writes a PNG for each map.
 
-Of text: ranks the heads by what their gates follow, says in sentences what is seen, and prints a text coloured by the
-gates of the first heads; writes the ranking, and a PNG of all heads and features. docs/text.md
+For text: ranks the heads by what their gates follow, describes the result in sentences, and prints a text coloured by
+the gates of the first heads; writes the ranking, and a PNG of all heads and features. docs/text.md
 """
 
-if __name__ == "inspect":  # a command of this folder was started as a file, and Python takes this for its own module
+if __name__ == "inspect":  # a command of this folder was started as a file, and Python imports this as its own module
     import sys
 
     raise SystemExit(f"run it as: python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}")
@@ -35,25 +35,25 @@ from cope_jax.tasks.synthetic import SyntheticTask
 from experiments.cli import entry, outputs
 
 _MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
-_INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces, or a text; without it, of --split.")
-_SPLIT = flags.DEFINE_string("split", None, "Split to take the example from; without it, the first that is measured.")
-_EXAMPLE = flags.DEFINE_integer("example", 0, "Which example of the split, from 0.", lower_bound=0)
+_INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces, or a text; without it, from --split.")
+_SPLIT = flags.DEFINE_string("split", None, "Split to take the example from; without it, the first evaluation split.")
+_EXAMPLE = flags.DEFINE_integer("example", 0, "Index of the example in the split, from 0.", lower_bound=0)
 _SEED = flags.DEFINE_integer("seed", None, "Seed of the model; without it, the first of the run.")
-_QUERY = flags.DEFINE_integer("query", -1, "Place of the query in the input; negative counts from the end.")
+_QUERY = flags.DEFINE_integer("query", -1, "Position of the query in the input; negative counts from the end.")
 _LAYER = flags.DEFINE_integer("layer", None, "Only this layer, from 0; without it, all.")
 _HEAD = flags.DEFINE_integer("head", None, "Only this head, from 0; without it, all.")
-_WINDOWS = flags.DEFINE_integer("windows", 16, "Of text: how many windows of the split.", lower_bound=1)
-_TOP = flags.DEFINE_integer("top", 3, "Of text: how many heads of the ranking are shown in colours.", lower_bound=0)
-_OUT = flags.DEFINE_string("out", None, "Folder for the heat maps; without it, `maps` in that of the run.")
+_WINDOWS = flags.DEFINE_integer("windows", 16, "For text: number of windows of the split.", lower_bound=1)
+_TOP = flags.DEFINE_integer("top", 3, "For text: number of top-ranked heads to show in colours.", lower_bound=0)
+_OUT = flags.DEFINE_string("out", None, "Folder for the heat maps; without it, `maps` in the run's folder.")
 entry.renamed("workdir", "model")
 
 
 def main() -> None:
-    """Prints what is seen, and writes the heat maps."""
+    """Prints what the model looks at, and writes the heat maps."""
     workdir = Path(_MODEL.value)
     run = load_run(workdir)
     if run.name not in models.able("map"):
-        raise ConfigError(f"{workdir} holds a {run.name} on {run.task.name}: this shows decoders")
+        raise ConfigError(f"{workdir} is a run of {run.name} on {run.task.name}: choose a run of a decoder")
     out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
     console = wide_console()
     if isinstance(run.task, SyntheticTask):
@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable[[Path], list[Path]]:
-    """Prints the strips of a synthetic example, and gives what writes its maps."""
+    """Prints the strips of a synthetic example, and returns the function that writes its maps."""
     tokens_L = read_input(run, task)
     sampler = positions.SAMPLERS.get(run.experiment.training.positions)
     limit = max(run.config.max_length, len(tokens_L))  # an encoding that has a table checks the length itself
@@ -85,7 +85,7 @@ def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable
 
 
 def show_text(console: Console, workdir: Path, run: LoadedRun) -> Callable[[Path], list[Path]]:
-    """Prints what heads count in a text, and gives what writes the ranking."""
+    """Prints what heads count in a text, and returns the function that writes the ranking."""
     split = _SPLIT.value or run.task.evaluation_splits[0]
     if _INPUT.value is None:
         check_sources(run.task, workdir, [split])
@@ -114,7 +114,7 @@ def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:
         return tokens_L
     example, examples = _EXAMPLE.value, run.experiment.evaluation.examples
     if example >= examples:
-        raise ConfigError(f"--example must be below {examples}, the examples that the run was evaluated on")
+        raise ConfigError(f"--example must be below {examples}, the number of examples that the run was evaluated on")
     batch = task.dataset(_SPLIT.value or task.evaluation_splits[0], examples, run.experiment.training.data_seed)
     return batch["inputs"][example, : int(np.flatnonzero(batch["weights"][example])[-1]) + 1]
 

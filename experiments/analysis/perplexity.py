@@ -1,14 +1,14 @@
-r"""Measures how probable a trained decoder finds a text: every token of a split, in windows that slide over it.
+r"""Measures the perplexity of a trained decoder on a text: every token of a split, in sliding windows.
 
 python -m experiments.perplexity --model=runs/wikitext2_small
 python -m experiments.perplexity --model=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
 
-Prints the loss by token, the perplexity by word and by token, bits per byte, and the loss by the number of tokens that
-were seen, and writes them as perplexity.json and plots into the folder of the run. With a stride of half a window, as
-by default, every token sees at least half a window, but for those at the beginning of a text; a stride of its length
-gives what the run itself measured. `--lengths` shows how the model generalises to other lengths than that of training.
+Prints the loss per token, the perplexity per word and per token, bits per byte, and the loss by the number of tokens
+seen before, and writes them as perplexity.json and plots into the folder of the run. With the default stride, half a
+window, every token sees at least half a window, except at the beginning of a text. A stride of a full window gives what
+the run itself measured. `--lengths` shows how the model generalises to lengths other than the training length.
 
-What is measured is kept: after an interruption the same command goes on, and a further checkpoint is measured anew.
+Finished measurements are kept: after an interruption the same command resumes. A newer checkpoint is measured again.
 """
 
 from collections.abc import Sequence
@@ -30,12 +30,12 @@ from experiments.cli import entry
 from experiments.cli.flag_values import read_numbers
 
 _MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
-_SPLIT = flags.DEFINE_string("split", "test", "train, validation or test.")
-_LENGTH = flags.DEFINE_integer("length", None, "Tokens of a window; without it, as in training.", lower_bound=1)
+_SPLIT = flags.DEFINE_string("split", "test", "Split to measure: train, validation or test.")
+_LENGTH = flags.DEFINE_integer("length", None, "Tokens per window; without it, as in training.", lower_bound=1)
 _STRIDE = flags.DEFINE_integer(
-    "stride", None, "Tokens from one window to the next; without it, half of the length.", lower_bound=1
+    "stride", None, "Tokens from one window to the next; without it, half the length.", lower_bound=1
 )
-_LENGTHS = flags.DEFINE_list("lengths", [], "Further lengths, such as 128,256,512.")
+_LENGTHS = flags.DEFINE_list("lengths", [], "Further window lengths, such as 128,256,512.")
 entry.renamed("workdir", "model")
 
 
@@ -47,7 +47,7 @@ def main() -> None:
     task = run.task
     models = [run.model(seed) for seed in run.seeds]
     if not isinstance(task, TextTask) or "score" not in models[0].abilities:
-        raise ConfigError(f"{workdir} holds a {run.name} on {task.name}: this measures decoders on text")
+        raise ConfigError(f"{workdir} is a run of {run.name} on {task.name}: choose a run of a decoder on text")
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
     workdirs.check_sources(task, workdir, [_SPLIT.value])
@@ -64,9 +64,9 @@ def main() -> None:
 def measure(
     workdir: Path, run: LoadedRun, task: TextTask, models: Sequence[Model], plan: list[int], strides: list[int]
 ) -> list[Record]:
-    """Measures and writes what is missing of the windows of a plan, with a stride for each of its lengths."""
+    """Measures and writes what is missing for the window lengths of a plan, each with its stride."""
     path = workdir / "perplexity.json"
-    # About as much as fitted in training.
+    # About as many tokens as fitted in training.
     rows = max(1, run.experiment.evaluation.batch_size * task.max_length // plan[-1])
     shown = []
     for length, stride in zip(plan, strides, strict=True):

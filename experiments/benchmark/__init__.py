@@ -1,1 +1,1 @@
-"""What `python -m experiments.benchmark` measures, and with whom."""
+"""The benchmark `python -m experiments.benchmark`: what it measures, and its contenders."""

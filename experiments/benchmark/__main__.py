@@ -1,11 +1,11 @@
-r"""Measures attention, its memory, decoding and training steps, of cope_jax and of others, in turns.
+r"""Measures attention, its memory, decoding and training steps, of cope_jax and of other libraries, interleaved.
 
 python -m experiments.benchmark --only=attention --lengths=512,1024,2048,4096 --workdir=runs/benchmark
 
 Writes benchmark.json (every median and every single time), benchmark.md and plots of time against length into the
-workdir. JAX's work is split over its devices, of which a CPU has one for each core: attention by heads, a training step
-by its batch. Memory and decoding have one device; --devices=1 gives all of it one. With `pip install 'cope-jax[bench]'`
-PyTorch's contenders take part. Ctrl-C ends it, and what was measured is kept.
+workdir. JAX's work is split over its devices (on a CPU, one for each core): attention by heads, a training step by its
+batch. Memory and decoding use one device; --devices=1 uses one for everything. With `pip install 'cope-jax[bench]'` the
+contenders of PyTorch take part. Ctrl-C ends the benchmark and keeps what was measured.
 """
 
 import dataclasses
@@ -28,17 +28,19 @@ from experiments.cli.flag_values import check_names, read_names
 
 SECTIONS = ("attention", "memory", "decode", "train")
 
-_ONLY = flags.DEFINE_list("only", list(SECTIONS), f"What to measure, of {', '.join(SECTIONS)}.")
+_ONLY = flags.DEFINE_list("only", list(SECTIONS), f"Sections to measure, of {', '.join(SECTIONS)}.")
 _LENGTHS = flags.DEFINE_list("lengths", ["512", "1024", "2048", "4096"], "Lengths at which attention is timed.")
 _MEMORY_LENGTHS = flags.DEFINE_list("memory_lengths", ["2048", "8192", "32768"], "Lengths at which memory is measured.")
-_CONTEXTS = flags.DEFINE_list("contexts", ["4096"], "Lengths of the context in which a token is decoded.")
+_CONTEXTS = flags.DEFINE_list("contexts", ["4096"], "Context lengths at which decoding is timed.")
 _NPOS_MAX = flags.DEFINE_list("npos_max", ["64"], "Sizes of CoPE's table; T means the length.")
 _CONTENDERS = flags.DEFINE_string(
     "contenders",
     ",".join(contenders.DEFAULT),
-    "Of attention and memory: those of the default, or any encoding with an implementation, as in alibi/blockwise.",
+    "Contenders for attention and memory: the default ones, or ENCODING/IMPLEMENTATION, such as alibi/blockwise.",
 )
-_ENCODINGS = flags.DEFINE_string("encodings", "cope,rope,none", "Of decoding and training; ratios are to the first.")
+_ENCODINGS = flags.DEFINE_string(
+    "encodings", "cope,rope,none", "Encodings for decoding and training; ratios are relative to the first."
+)
 _RECIPES = flags.DEFINE_list(
     "recipes",
     ["selective_copy_small:64", "selective_copy:4", "counting:4"],
@@ -48,23 +50,23 @@ _REFERENCE = flags.DEFINE_string(
     "reference", None, "The contender that attention's ratios are relative to; without it, the first."
 )
 _BATCH = flags.DEFINE_integer("batch", 1, "Sequences in the attention problem.", lower_bound=1)
-_HEADS = flags.DEFINE_integer("heads", 8, "Heads in it.", lower_bound=1)
-_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "Width of a head in it.", lower_bound=2)
-_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Type of its queries, keys and values.")
-_ROUNDS = flags.DEFINE_integer("rounds", 7, "Turns of each contender; medians are over these.", lower_bound=1)
+_HEADS = flags.DEFINE_integer("heads", 8, "Heads in the attention problem.", lower_bound=1)
+_HEAD_DIM = flags.DEFINE_integer("head_dim", 64, "Width of a head in the attention problem.", lower_bound=2)
+_DTYPE = flags.DEFINE_enum("dtype", "float32", ["float32", "bfloat16"], "Type of queries, keys and values.")
+_ROUNDS = flags.DEFINE_integer("rounds", 7, "Rounds that time every contender; medians are over rounds.", lower_bound=1)
 _DEVICES = flags.DEFINE_integer(
-    "devices", 0, "JAX's devices that share attention and training; 0: all, on a CPU one for each core.", lower_bound=0
+    "devices", 0, "JAX devices that share attention and training; 0: all (a CPU has one per core).", lower_bound=0
 )
 _TUNE = flags.DEFINE_bool(
     "tune",
     True,
-    "Start anew with an allocator that keeps its memory, idle threads that sleep, and a CPU that is several devices.",
+    "Restart with an allocator that keeps its memory, idle threads that sleep, and a CPU split into several devices.",
 )
 _WORKDIR = flags.DEFINE_string("workdir", "runs/benchmark", "Folder for the report.")
 
 
 def main() -> None:
-    """Measures, and reports also when it is interrupted."""
+    """Measures, and writes the report even if interrupted."""
     check_names("section of --only", _ONLY.value, SECTIONS)
     names = read_names("contenders", _CONTENDERS.value, contenders.find)
     reference = names[0] if _REFERENCE.value is None else _REFERENCE.value
@@ -99,7 +101,7 @@ def main() -> None:
                 memory_use.run(weighed, names, results, stop, keep)
             keep()
     except KeyboardInterrupt:
-        raise Interrupted(f"left at once; {workdir} has the cases that were complete") from None
+        raise Interrupted(f"stopped at once; {workdir} has the cases that were complete") from None
     benchmark_report.write_plots(workdir, results.records)
     show(workdir, facts, results)
     if interruption.number is not None:
@@ -113,7 +115,7 @@ def write(workdir: Path, facts: Record, results: timing.Results) -> None:
 
 
 def show(workdir: Path, facts: Record, results: timing.Results) -> None:
-    """Prints the tables, who was left out and why, and where the files are."""
+    """Prints the tables, which contenders were left out and why, and where the files are."""
     console = Console(highlight=False)
     for table in benchmark_report.tables(results.records):
         console.print(table.rich())

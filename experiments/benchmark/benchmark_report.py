@@ -1,4 +1,4 @@
-"""What was measured as tables, in the terminal and in Markdown, and as plots of time against length."""
+"""Shows the results as tables, in the terminal and in Markdown, and as plots of time against length."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,12 +12,12 @@ from cope_jax.runs.records import Record, select
 from experiments.benchmark.workloads import BACKWARD, FORWARD
 
 _SIZES = "B{batch} H{heads} K{head_dim}, {dtype}, npos_max {npos_max}, {devices}"
-_TIMES = "time, and times that of {reference}"
+_TIMES = "time, and ratio to {reference}"
 _BYTES = "of the process beyond its inputs, and XLA's temporaries"
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    """A table for each section, what was timed in it, and size of CoPE's table."""
+    """A table for each section, each measurement in it, and each size of CoPE's table."""
     return [
         *_tables(records, "attention", "length", f"Attention, {{what}}, causal, {_SIZES}: {_TIMES}", _time),
         *_tables(records, "memory", "length", f"Memory of {{what}}, {_SIZES}: {_BYTES}", _memory),
@@ -27,7 +27,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
 
 
 def markdown(records: Sequence[Record], reasons: Sequence[str], notes: Sequence[str], environment: Record) -> str:
-    """The whole report."""
+    """The complete report."""
     facts = [f"{name.replace('_', ' ')}: {value}" for name, value in environment.items()]
     parts = ["# Benchmark", *(table.markdown() for table in tables(records))]
     for heading, lines in (("Left out", reasons), ("Notes", notes), ("Measured with", facts)):
@@ -95,7 +95,7 @@ def write_plots(workdir: Path, records: Sequence[Record]) -> list[Path]:
 
 @rc_context(STYLE)
 def time_by_length(records: Sequence[Record]) -> Figure:
-    """Median times of the attention's records, a panel for forward and one for forward with backward."""
+    """Plots the median times of attention, in one panel for forward and one for forward with backward."""
     figure = Figure(figsize=(TEXT_WIDTH, 3.0), layout="constrained")
     lengths = sorted({record["length"] for record in records})
     panels = figure.subplots(1, 2, sharey=True)

@@ -1,7 +1,7 @@
-"""Who takes part in the benchmark of attention, decoding and training steps, and in which cases.
+"""The contenders of the benchmark of attention, decoding and training steps, and their cases.
 
-A contender of attention, ENCODING/EXECUTION, makes of a problem two tasks: "forward", which returns out_BLHK, and
-"forward+backward", which returns it with the gradients of q, k, v and of every parameter for a fixed cotangent. JAX's
+A contender of attention, ENCODING/EXECUTION, turns a problem into two tasks: "forward" returns out_BLHK, and
+"forward+backward" returns it with the gradients of q, k, v and of every parameter for a fixed cotangent. JAX contenders
 split the heads over the problem's devices, and a ring splits the sequence.
 """
 
@@ -38,7 +38,7 @@ OF_TORCH = {
 }
 DEFAULT = (*OURS, *OF_TORCH)
 X_TRANSFORMERS = ("cope", "rope")
-# Matrices of all pairs, float32, that backward holds at its peak, roughly.
+# Roughly how many float32 matrices of all pairs backward keeps at its peak.
 OF_FULL, OF_JAX_NN = 10, 6
 
 
@@ -52,7 +52,7 @@ def attention_cases(problems: Sequence[Problem], names: Sequence[str], reference
 
 
 def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:
-    """Attention of one new token to a cache of a context of the problem's length, with each encoding."""
+    """Attention of one new token to a cached context of the problem's length, with each encoding."""
     fields = {"section": "decode", "context": problem.length, **vars(problem)}
     builds = {spec: functools.partial(decode, spec, problem) for spec in specs}
     return Case(fields, builds, specs[0], cost=problem.length * 100)
@@ -132,7 +132,7 @@ class Compiled:
         self._function, self._arguments = function, arguments
         self._context = functools.partial(jax.set_mesh, plan.mesh) if plan.mesh else contextlib.nullcontext
         with self._context():
-            jax.eval_shape(function, *arguments)  # so that what is wrong shows now
+            jax.eval_shape(function, *arguments)  # so that errors show now
 
     @functools.cached_property
     def _compiled(self) -> Any:
@@ -141,7 +141,7 @@ class Compiled:
 
     @property
     def temp_bytes(self) -> int | None:
-        """What XLA allocates beside arguments and results."""
+        """What XLA allocates in addition to arguments and results."""
         return getattr(self._compiled.memory_analysis(), "temp_size_in_bytes", None)
 
     def __call__(self) -> Any:
@@ -167,7 +167,7 @@ def _tasks(plan: Plan, problem: Problem) -> Mapping[str, Task]:
 def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
     """Enters a token as the last of L and attends to all of them; the cache is updated in place.
 
-    The task returns out_B1HK. Every call enters the same token anew, so the context does not grow.
+    The task returns out_B1HK. Every call enters the same token again, so the context does not grow.
     """
     merge, params = problem.encoding(spec)
     q, k, v, _ = (jnp.asarray(array, problem.dtype) for array in problem.arrays())
@@ -195,7 +195,7 @@ def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
 
 
 def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
-    """One step of training as the loop runs it, its batch split over devices; on one where that cannot be."""
+    """One step of training as the loop runs it, its batch split over devices if possible, else on one device."""
     size = recipe.config.training.batch_size
     shares = 1 if size % devices else devices
     config = dataclasses.replace(recipe.config, encoding=encoding, job=JobConfig(mesh=MeshConfig(data=shares)))
@@ -210,12 +210,12 @@ def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]
         return float(np.asarray(jax.block_until_ready(metrics["loss"])).item())
 
     if shares < devices:
-        return WithNote({STEP: step}, f"on 1 device, for {devices} cannot share a batch of {size} evenly")
+        return WithNote({STEP: step}, f"on 1 device, because {devices} cannot share a batch of {size} evenly")
     return {STEP: step}
 
 
 def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, Task]:
-    """The tasks of a function of `torch_contenders`, which is imported only where PyTorch is installed."""
+    """The tasks of a function of `torch_contenders`, which is imported only if PyTorch is installed."""
     try:
         from experiments.benchmark import torch_contenders
 

@@ -1,4 +1,4 @@
-"""Attention split over JAX's devices; `process` makes a CPU one device for each core."""
+"""Splits attention over JAX's devices; `process` turns a CPU into one device for each core."""
 
 import dataclasses
 from collections.abc import Callable
@@ -21,15 +21,15 @@ Build = Callable[[Problem], tuple[Attention, PyTree]]
 """Attention with the heads of a problem, and its parameters."""
 
 SEQUENCE, HEADS = 1, 2  # dimensions of q, k and v
-# The tiny problem on which heads are compared; what is added to the logits of other heads differs by far more.
+# The tiny problem on which heads are compared; if heads add different terms to the logits, these differ by far more.
 LENGTH, TOLERANCE = 8, 1e-4
 
 
 def choose(asked: int) -> int:
-    """How many of JAX's devices share the work; 0 asks for all. Raises ConfigError where there are fewer than asked."""
+    """How many of JAX's devices share the work; 0 asks for all. Raises ConfigError if there are fewer than asked."""
     found = jax.device_count()
     if asked > found:
-        raise ConfigError(f"--devices={asked}, and JAX has {found}: ask for fewer, or look into XLA_FLAGS")
+        raise ConfigError(f"--devices={asked}, but JAX has {found}: ask for fewer, or check XLA_FLAGS")
     return asked or found
 
 
@@ -38,18 +38,18 @@ class Plan:
     """How attention runs, on one device or on those of a mesh."""
 
     attention: Attention  # of all heads
-    params: PyTree  # every device has the whole
+    params: PyTree  # complete on every device
     mesh: Mesh | None = None  # its axis is `AXIS`
     split: int = HEADS  # the dimension of q, k and v that the devices share
-    note: str = ""  # why it is not split although several devices are there, in one line
+    note: str = ""  # why it is not split although there are several devices, in one line
 
     @property
     def spec(self) -> PartitionSpec:
-        """Of q, k and v."""
+        """How q, k and v are split."""
         return PartitionSpec(*[None] * self.split, AXIS)
 
     def place(self, params: PyTree, arrays: Any) -> tuple[PyTree, Any]:
-        """Parameters and arrays where they are needed."""
+        """Puts parameters and arrays on the devices that need them."""
         if self.mesh is None:
             return params, arrays
         places = NamedSharding(self.mesh, PartitionSpec()), NamedSharding(self.mesh, self.spec)
@@ -61,15 +61,15 @@ def _mesh(devices: int) -> Mesh:
 
 
 def split_heads(build: Build, problem: Problem) -> Plan:
-    """Heads split over the problem's devices, where that gives the same; else all on one."""
+    """Splits heads over the problem's devices if that gives the same result; else puts all on one."""
     plan, heads, devices = Plan(*build(problem)), problem.heads, problem.devices
     if devices == 1:
         return plan
     if heads % devices:
-        return dataclasses.replace(plan, note=f"on 1 device, for {devices} cannot share {heads} heads evenly")
+        return dataclasses.replace(plan, note=f"on 1 device, because {devices} cannot share {heads} heads evenly")
     part = _part(build, plan, problem)
     if part is None:
-        return dataclasses.replace(plan, note="on 1 device, for it treats its heads differently")
+        return dataclasses.replace(plan, note="on 1 device, because it treats its heads differently")
     plan = dataclasses.replace(plan, mesh=_mesh(devices))
     specs = (PartitionSpec(), *[plan.spec] * 3)
     sharded = jax.shard_map(part, mesh=plan.mesh, in_specs=specs, out_specs=plan.spec, check_vma=False)
@@ -77,7 +77,7 @@ def split_heads(build: Build, problem: Problem) -> Plan:
 
 
 def _part(build: Build, plan: Plan, problem: Problem) -> Attention | None:
-    """Attention of one device's heads with the parameters of all heads; None where the parts are not the whole."""
+    """Attention of one device's heads with the parameters of all heads; None if the parts do not equal the whole."""
     try:
         part, of_part = build(dataclasses.replace(problem, heads=problem.heads // problem.devices))
     except ConfigError:  # options that name every head
@@ -94,9 +94,9 @@ def _part(build: Build, plan: Plan, problem: Problem) -> Attention | None:
 
 
 def split_sequence(attention: Attention, params: PyTree, problem: Problem) -> Plan:
-    """The sequence split over the problem's devices, for attention that expects it so."""
+    """Splits the sequence over the problem's devices, for attention that expects that."""
     if problem.devices == 1:
-        raise LeftOut("a ring takes several devices, and has 1")
+        raise LeftOut("a ring needs several devices, but has 1")
     if problem.length % problem.devices:
-        raise LeftOut(f"{problem.devices} devices take a length that is a multiple of {problem.devices}")
+        raise LeftOut(f"{problem.devices} devices need a length that is a multiple of {problem.devices}")
     return Plan(attention, params, _mesh(problem.devices), SEQUENCE)

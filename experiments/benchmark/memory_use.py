@@ -1,4 +1,4 @@
-"""The memory that forward and backward take: each contender in a process of its own.
+"""Measures the memory that forward and backward take, each contender in its own process.
 
 python -m experiments.benchmark.memory_use CONTENDER PROBLEM_AS_JSON
 """
@@ -24,7 +24,7 @@ def run(
     stop: Callable[[], bool],
     keep: Callable[[], Any],
 ) -> None:
-    """Measures every contender at every problem; ends early where `stop` says so."""
+    """Measures every contender at every problem; ends early if `stop` returns True."""
     with progress(sum(problem.length for problem in problems) * len(names)) as bar:
         for problem in problems:
             for name in names:
@@ -42,7 +42,7 @@ def run(
 
 
 def measure(name: str, problem: Problem) -> dict[str, Any]:
-    """What `measure_here` finds in a new process; the `reason` where that fails."""
+    """What `measure_here` finds in a new process; the `reason` if that fails."""
     command = [sys.executable, "-m", __name__, name, json.dumps(vars(problem))]
     done = subprocess.run(command, cwd=ROOT, env=process.untuned(), capture_output=True, text=True)
     if done.returncode:
@@ -52,11 +52,11 @@ def measure(name: str, problem: Problem) -> dict[str, Any]:
 
 
 def measure_here(name: str, problem: Problem) -> dict[str, Any]:
-    """As `measure`, in this process, of which it is the first work.
+    """Measures in this process, which must not have computed anything before.
 
-    The `reason` why the contender does not take part, or `temp_bytes`, what XLA allocates beside arguments and results
-    (None for others), `start_bytes`, resident memory with libraries, inputs and the compiled program, and `peak_bytes`,
-    the most that two calls took.
+    Returns the `reason` why the contender does not take part, or three figures: `temp_bytes`, what XLA allocates in
+    addition to arguments and results (None for other libraries); `start_bytes`, resident memory with libraries, inputs
+    and the compiled program; and `peak_bytes`, the maximum during two calls.
     """
     try:
         task = contenders.find(name)(problem)[BACKWARD]
@@ -71,7 +71,7 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
         return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
 
     with contextlib.suppress(OSError):
-        forget.write_text("5")  # the resident memory of now becomes the peak: else compilation counts
+        forget.write_text("5")  # the current resident memory becomes the peak: else compilation counts
     start_bytes = peak()
     task()
     task()

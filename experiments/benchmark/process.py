@@ -1,12 +1,12 @@
-"""How this process and machine are set up, which decides more than it should.
+"""Sets up and describes this process and machine, which influence the figures more than they should.
 
 - glibc's allocator returns each big block to the system when it is freed, and the next one costs a page fault for every
-  4 KiB. PyTorch allocates each intermediate array anew and is several times slower for it at great lengths; XLA
-  allocates once for each call. So everybody is measured with an allocator that keeps its blocks.
-- PyTorch's threads spin while they wait for each other. Where other programs want the cores too, or another library's
-  threads have their turn, that costs them a multiple of their own work. So idle threads sleep.
-- One CPU device of XLA uses little more than one core (docs/attention.md). So a CPU is made one device for each core,
-  with one thread each, and JAX's work is split over them.
+  4 KiB. PyTorch allocates each intermediate array separately, which makes it several times slower at great lengths; XLA
+  allocates once for each call. So every contender is measured with an allocator that keeps its blocks.
+- PyTorch's threads spin while they wait for each other. If other programs need the cores too, or another library's
+  threads have their turn, that costs a multiple of the threads' own work. So idle threads sleep.
+- One CPU device of XLA uses little more than one core (docs/attention.md). So a CPU is split into one device for each
+  core, with one thread each, and JAX's work is split over them.
 """
 
 import importlib.metadata
@@ -31,11 +31,11 @@ _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
 
 def restart(arguments: Sequence[str], devices: int = 1) -> None:
-    """Starts this process again with these arguments of Python and this module's settings, which are read at a start.
+    """Restarts this process with these arguments of Python and this module's settings, which are read at startup.
 
-    What the user has set stays. It does nothing in a process that has been started so, or where nothing can be set: a
-    replaced allocator, or one that is not glibc's; a JAX_PLATFORMS other than the CPU. A CPU becomes `devices`; without
-    JAX_PLATFORMS and with an accelerator, JAX takes that, as it always does.
+    Settings of the user are kept. Does nothing in a process that was restarted before, or if nothing can be set: the
+    allocator is replaced, or is not glibc's; JAX_PLATFORMS is not the CPU. A CPU becomes `devices` devices; without
+    JAX_PLATFORMS, JAX uses an accelerator if there is one, as always.
     """
     plain = _is_glibc() and not os.environ.get("LD_PRELOAD")
     settings = {**_THREADS, **(_ALLOCATOR if plain else {})}
@@ -49,7 +49,7 @@ def restart(arguments: Sequence[str], devices: int = 1) -> None:
 
 
 def untuned(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment with the allocator as it is, with which memory is measured."""
+    """The environment with the allocator's defaults, for measuring memory."""
     return {name: value for name, value in environment.items() if name not in _ALLOCATOR}
 
 
@@ -65,7 +65,7 @@ def describe(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def facts() -> Record:
-    """All that the figures depend on beside the code; `load_average` is that of before."""
+    """Everything that the figures depend on, except the code; `load_average` is from before the benchmark."""
     installed = {found.name.lower(): found.version for found in importlib.metadata.distributions()}
     return {
         **environment(),
@@ -80,7 +80,7 @@ def facts() -> Record:
 
 
 def warnings(found: Record) -> list[str]:
-    """What speaks against the figures.
+    """Reasons not to trust the figures.
 
     >>> warnings({"load_average": 3.21, "cores": 2}), warnings({"load_average": 0.5, "cores": 2})
     (['the machine was busy before (load 3.2 on 2 cores): do not trust these times'], [])
@@ -91,7 +91,7 @@ def warnings(found: Record) -> list[str]:
 
 
 def _processor() -> str:
-    """The name of the processor, as far as the system tells."""
+    """The name of the processor, if the system reports it."""
     file = Path("/proc/cpuinfo")
     found = re.search(r"^model name\s*: (.*)", file.read_text() if file.exists() else "", re.MULTILINE)
     return found[1] if found else platform.processor()

@@ -1,4 +1,4 @@
-"""Functions that do the same work, timed in turns, so that a machine that slows down slows all of them."""
+"""Times functions that do the same work in turns, so that a machine that slows down slows all of them."""
 
 import dataclasses
 import functools
@@ -17,10 +17,10 @@ K = TypeVar("K")
 Task = Callable[[], Any]
 """Does its work once and returns when it is done."""
 Build = Callable[[], Mapping[str, Task]]
-"""Makes a contender ready: what it is timed at, such as "forward", and the task."""
+"""Prepares a contender: returns its tasks by what is timed, such as "forward"."""
 
 TURN_SECONDS = 0.05
-PAUSE_SECONDS = 0.01  # in which the idle threads of the library before stop to spin
+PAUSE_SECONDS = 0.01  # in which idle threads of the previous library stop spinning
 
 
 class LeftOut(Exception):
@@ -28,7 +28,7 @@ class LeftOut(Exception):
 
 
 class WithNote(dict[str, Task]):
-    """The tasks of a contender that takes part otherwise than asked; the note says how, in one line."""
+    """The tasks of a contender that takes part in another way than requested; the note says how, in one line."""
 
     def __init__(self, tasks: Mapping[str, Task], note: str):
         super().__init__(tasks)
@@ -41,20 +41,20 @@ class Case:
 
     fields: Record  # what the records of this case share, such as section and length
     builds: Mapping[str, Build]  # by the contender's name
-    reference: str  # what the ratios are relative to; where it does not take part, the first that does
+    reference: str  # what the ratios are relative to; if it does not take part, the first that does
     cost: float = 1.0  # how long the case takes in comparison with others, for the progress bar
 
 
 @dataclasses.dataclass
 class Results:
-    """What was measured so far: one record for each contender and figure; who was left out, and why; and notes."""
+    """What was measured so far: a record for each contender and figure; which were left out, and why; and notes."""
 
     records: list[Record] = dataclasses.field(default_factory=list)
     left_out: list[Record] = dataclasses.field(default_factory=list)
     notes: list[Record] = dataclasses.field(default_factory=list)
 
     def lines(self) -> tuple[list[str], list[str]]:
-        """A line for each contender that was left out and reason, and for each contender and note."""
+        """The lines of the reasons and of the notes: one for each contender and reason, or contender and note."""
         return _lines(self.left_out, "reason"), _lines(self.notes, "note")
 
 
@@ -74,9 +74,9 @@ def progress(total: float) -> Any:
 def run(
     cases: Sequence[Case], rounds: int, results: Results, stop: Callable[[], bool], keep: Callable[[], Any]
 ) -> None:
-    """Times all cases, each contender in so many turns or `rounds`, and calls `keep` after each case.
+    """Times all cases, each contender in `rounds` rounds, and calls `keep` after each case.
 
-    Ends early, with the rounds that are complete, where `stop`, which is asked after each round, says so.
+    Calls `stop` after each round, and ends early with the complete rounds if it returns True.
     """
     if not cases:
         return
@@ -128,7 +128,7 @@ def interleave(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[dict[K, float]]:
-    """Runs all tasks in turns, and yields after each round the seconds that one call of each took in it.
+    """Runs all tasks in turns, and yields after each round the seconds that one call of each took.
 
     In a turn a short task is called several times, for `TURN_SECONDS`, and the median counts. Every other round runs
     backwards, so that no task always follows the same one. Nothing is warmed up here.
@@ -147,8 +147,8 @@ def interleave(
 
 
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
-    """How many times the reference's time: the median over the rounds of each round's own ratio.
+    """The ratio of the time to the reference's: the median over the rounds of each round's ratio.
 
-    Load that lasts for a round is in both of its times, and so not in their ratio.
+    Load that lasts for a round is in both times, so it is not in their ratio.
     """
     return statistics.median(own / other for own, other in zip(seconds, reference, strict=True))

@@ -11,7 +11,7 @@ from cope_jax.layers.block_config import BlockConfig
 from experiments.benchmark.timing import LeftOut, Task
 from experiments.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe, cores
 
-# Matrices of all pairs, float32, that backward holds at its peak, roughly: indices are 64 bits wide.
+# Roughly how many float32 matrices of all pairs backward keeps at its peak: indices are 64 bits wide.
 OF_COPE = 18
 
 
@@ -64,9 +64,9 @@ def sdpa_with_rope(problem: Problem) -> Mapping[str, Task]:
 
 
 def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
-    """One step of a decoder with the sizes of the recipe, its own CoPE or rotary embedding, and AdamW.
+    """One step of x-transformers' decoder with the sizes of the recipe, its own CoPE or rotary embedding, and AdamW.
 
-    Attention is fused where it can be; x-transformers' CoPE cannot.
+    Attention is fused with the rotary embedding; x-transformers cannot fuse it with CoPE.
     """
     from x_transformers import Decoder, TransformerWrapper
 
@@ -74,7 +74,7 @@ def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
     config, block = recipe.config, recipe.config.model.block
     plain = BlockConfig(model_dim=block.model_dim, num_heads=block.num_heads, head_dim=block.head_dim)
     if block != plain or config.model.tie_embeddings or config.optimizer.name != "adamw":
-        raise LeftOut("compared on recipes with our default block, untied tables and AdamW only")
+        raise LeftOut("compared only on recipes with our default block, untied embeddings and AdamW")
     task = tasks.create(config.task.name, **config.task.options)
     options = {
         "cope": {"attn_use_cope": True, "attn_cope_max_pos": config.encodings["cope"]["npos_max"]},
@@ -117,7 +117,7 @@ def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
 
 
 def use_all_cores() -> None:
-    """As JAX does. Raises LeftOut where JAX does not compute on the CPU: that would be no comparison."""
+    """Uses all cores, as JAX does. Raises LeftOut if JAX does not compute on the CPU: times would not be comparable."""
     if jax.default_backend() != "cpu":
         raise LeftOut("PyTorch is measured on a CPU only")
     torch.set_num_threads(cores())
@@ -129,7 +129,7 @@ def _table(problem: Problem) -> torch.Tensor:
 
 
 def _tasks(attention: Callable[..., torch.Tensor], problem: Problem, *params: torch.Tensor) -> Mapping[str, Task]:
-    """Tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K]; what they return is in ours."""
+    """Tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K]; they return our layout."""
     use_all_cores()
     q, k, v, cotangent = (
         torch.from_numpy(array).transpose(1, 2).to(getattr(torch, problem.dtype)).contiguous()

@@ -37,13 +37,13 @@ class Problem:
     heads: int = 8  # H
     head_dim: int = 64  # K
     dtype: str = "float32"  # of queries, keys and values; or "bfloat16"
-    devices: int = 1  # of JAX, over which its contenders split the work
+    devices: int = 1  # of JAX, over which JAX contenders split the work
 
     def __post_init__(self):
         check_at_least(1, "benchmark", length=self.length, batch=self.batch, heads=self.heads, head_dim=self.head_dim)
         check_at_least(2, "benchmark", npos_max=self.npos_max)
         if self.head_dim % 2:
-            raise ConfigError(f"benchmark.head_dim must be even, for RoPE turns pairs, got {self.head_dim}")
+            raise ConfigError(f"benchmark.head_dim must be even, because RoPE rotates pairs, got {self.head_dim}")
 
     def arrays(self) -> list[np.ndarray]:
         """q, k, v and the cotangent of the output, `[B, L, H, K]`, standard normal, float32.
@@ -55,11 +55,11 @@ class Problem:
         return [rng.standard_normal(size, np.float32) for _ in range(4)]
 
     def parameter(self, shape: tuple[int, ...]) -> np.ndarray:
-        """What is added to an initial parameter, as training would; always the same for one shape."""
+        """What to add to an initial parameter, as training would; always the same for one shape."""
         return 0.1 * np.random.default_rng(1).standard_normal(shape, np.float32)
 
     def encoding(self, spec: str) -> tuple[Callable[[PyTree], Encoding], PyTree]:
-        """An encoding as a function of its parameters, and these: the initial ones with `parameter` added."""
+        """An encoding as a function of its parameters, and the parameters: initial ones with `parameter` added."""
         config = EncodingConfig.parse(spec, {"cope": {"npos_max": self.npos_max}})
         shape = AttentionShape(self.heads, self.head_dim, max_length=self.length)
         parts: Any = nnx.split(config.build(shape, rngs=nnx.Rngs(0)), nnx.Param, ...)
@@ -68,11 +68,11 @@ class Problem:
         return lambda params: nnx.merge(graph, params, rest), params
 
     def check_square(self, matrices: int) -> None:
-        """Raises LeftOut if that many matrices of all pairs would take more than half of the memory that is free."""
+        """Raises LeftOut if that many matrices of all pairs would take more than half of the free memory."""
         needed, free = 4.0 * matrices * self.batch * self.heads * self.length**2, free_memory()
         if needed > free / 2:
-            sizes = f"about {needed / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free"
-            raise LeftOut(f"holds the pairs of all tokens, {sizes}")
+            sizes = f"about {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free"
+            raise LeftOut(f"needs matrices of all pairs of tokens, {sizes}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Recipe:
 
     @classmethod
     def parse(cls, text: str) -> "Recipe":
-        """Reads NAME, or NAME:BATCH with a batch size of its own.
+        """Reads NAME, or NAME:BATCH, which sets the batch size.
 
         >>> Recipe.parse("counting:8").config.training.batch_size
         8
@@ -111,7 +111,7 @@ class Recipe:
 
 
 def read_problems(flag: str, lengths: Sequence[str], npos_max: Sequence[str], *sizes: Any) -> list[Problem]:
-    """The problems of each length of a flag, each with every size of CoPE's table, of which T means the length.
+    """The problems of a flag: each length with every size of CoPE's table, where T means the length.
 
     >>> [problem.npos_max for problem in read_problems("lengths", ["8", "16"], ["4", "T"])]
     [4, 8, 4, 16]
@@ -124,9 +124,9 @@ def read_problems(flag: str, lengths: Sequence[str], npos_max: Sequence[str], *s
 
 
 def free_memory() -> float:
-    """Bytes that new arrays may take; infinite where the system does not say.
+    """Bytes that new arrays may take; infinite if the system does not report them.
 
-    What this process holds counts as free: an allocator that keeps its blocks gives them to the next array.
+    Memory of this process counts as free: an allocator that keeps its blocks gives them to the next array.
     """
     kibibytes = 0
     for path, name in (("/proc/meminfo", "MemAvailable"), ("/proc/self/status", "VmRSS")):

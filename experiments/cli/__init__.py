@@ -1,1 +1,1 @@
-"""What every command shares: flags of distributed runs, and errors in one line."""
+"""Code shared by all commands: flags for distributed runs, and one-line errors."""

@@ -1,4 +1,4 @@
-"""Flags of runs of several processes: how the processes find each other."""
+"""Flags for runs of several processes: how the processes find each other."""
 
 import os
 import re
@@ -14,21 +14,21 @@ _DISTRIBUTED = flags.DEFINE_enum(
     "distributed",
     "auto",
     ["auto", "on", "off"],
-    "Several processes, one a host or a device. on: JAX finds the others, on Cloud TPU, GKE, Slurm and Open MPI; auto: "
-    "on where Slurm's srun, Open MPI or GKE started more than one.",
+    "Run as one of several processes, one per host or device. on: JAX finds the others, on Cloud TPU, GKE, Slurm and "
+    "Open MPI; auto: on if Slurm's srun, Open MPI or GKE started more than one.",
 )
 _COORDINATOR = flags.DEFINE_string(
-    "coordinator", None, "HOST:PORT of the first process, where JAX cannot find it; with --num_processes, --process_id."
+    "coordinator", None, "HOST:PORT of the first process, if JAX cannot find it; with --num_processes, --process_id."
 )
-_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "How many processes there are.", lower_bound=1)
-_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Which of them this one is, from 0.", lower_bound=0)
+_NUM_PROCESSES = flags.DEFINE_integer("num_processes", None, "Number of processes.", lower_bound=1)
+_PROCESS_ID = flags.DEFINE_integer("process_id", None, "Index of this process, from 0.", lower_bound=0)
 
 
 def join() -> None:
-    """Connects this process with the others, if there are any, before anything asks for devices.
+    """Connects this process to the others, if there are any, before anything asks for devices.
 
-    Leaves with status 134, as JAX does in a process that loses the others, where they are not found: they may only be
-    late, so that the same command is to be tried again. Raises ConfigError for incomplete flags.
+    If they are not found, exits with status 134, as JAX does in a process that loses the others: they may only be late,
+    so the same command can be tried again. Raises ConfigError for incomplete flags.
     """
     given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")}
     explicit = any(value is not None for value in given.values())
@@ -46,7 +46,7 @@ def join() -> None:
         reason = " ".join(str(error).split())[:200]
         print(
             f"error: the processes did not find each other ({reason}): start all of them, or give --coordinator, "
-            f"--num_processes and --process_id, or --distributed=off for one alone",
+            f"--num_processes and --process_id, or --distributed=off for a single process",
             file=sys.stderr,
         )
         sys.exit(134)

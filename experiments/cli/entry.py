@@ -1,4 +1,4 @@
-"""How every command starts: flags, and errors in one line."""
+"""Starts every command: parses its flags and turns errors into one line."""
 
 import contextlib
 import os
@@ -18,7 +18,7 @@ from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
 
-flags.disclaim_key_flags()  # what is defined here is a flag of the module that asks for it, which --help shows
+flags.disclaim_key_flags()  # a flag that is defined here belongs to the module that asks for it, whose --help shows it
 
 _OTHERS = 3.0  # seconds that the other processes of a run may be behind the first one
 TEXT = ("gensim", "h5py", "safetensors", "sklearn", "tokenizers")
@@ -27,7 +27,7 @@ TEXT = ("gensim", "h5py", "safetensors", "sklearn", "tokenizers")
 
 @contextlib.contextmanager
 def clear_errors() -> Iterator[None]:
-    """Turns what the user can mend into one line and an exit status.
+    """Turns errors that the user can fix into one line and an exit status.
 
     2: wrong input; 3: a loss that is not finite; 4: the disk is full or read-only; 130: Ctrl-C; 143: SIGTERM.
     """
@@ -40,7 +40,7 @@ def clear_errors() -> Iterator[None]:
     except Interrupted as stop:
         _leave(stop.exit_code, str(stop))
     except KeyboardInterrupt:
-        _leave(130, "interrupted; the same command goes on from what it has kept, if anything yet")
+        _leave(130, "interrupted; rerun the same command to resume")
     except ModuleNotFoundError as error:
         if error.name not in TEXT:
             raise
@@ -58,7 +58,7 @@ def clear_errors() -> Iterator[None]:
 
 
 def _leave(status: int, line: str) -> NoReturn:
-    """Prints the line and exits; of several processes only the first speaks for all."""
+    """Prints the line and exits; processes other than the first add their index."""
     several = jax.distributed.is_initialized()
     if several and jax.process_index() > 0:
         line = f"process {jax.process_index()}: {line}"
@@ -66,17 +66,17 @@ def _leave(status: int, line: str) -> NoReturn:
     if several and jax.process_index() == 0 and status == 2:
         time.sleep(_OTHERS)  # they find the same mistake, and JAX would abort them as soon as this process is gone
     if several and status == 4:
-        # The others wait in the midst of a checkpoint, where no word of this reaches them: an orderly exit would wait
-        # for them in turn. JAX ends them when this process is gone.
+        # The others wait inside a checkpoint and do not learn of this error; an orderly exit would wait for them in
+        # turn. JAX ends them when this process is gone.
         os._exit(status)
     sys.exit(status)
 
 
 @contextlib.contextmanager
 def no_late_words() -> Iterator[None]:
-    """Closes stderr behind an exit, so that threads of libraries that outlive an error add nothing to its one line.
+    """Closes stderr on exit, so that library threads that outlive an error add nothing to its one line.
 
-    After Ctrl-C the process ends here, for what is still being computed or compiled would outlive the interpreter and
+    After Ctrl-C the process ends here: work that is still being computed or compiled would outlive the interpreter and
     crash.
     """
     try:
@@ -85,7 +85,7 @@ def no_late_words() -> Iterator[None]:
         sys.stderr.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         if isinstance(left.__context__, KeyboardInterrupt) and not jax.distributed.is_initialized():
-            with contextlib.suppress(OSError):  # whoever reads may be gone
+            with contextlib.suppress(OSError):  # the reader may be gone
                 sys.stdout.flush()
             os._exit(130)
         raise
@@ -109,17 +109,17 @@ def run(main: Callable[[], None]) -> None:
             except (AttributeError, KeyError) as error:
                 raise ConfigError(_unknown_field(_one_line(error))) from error
             except (TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
-                # what else reading a --config file and setting its fields can raise
+                # other errors from reading a --config file and setting its fields
                 raise ConfigError(_one_line(error)) from error
 
     logging.set_verbosity(logging.WARNING)
-    # Orbax logs with a traceback, from threads of its own, what it raises as well.
+    # Orbax raises its errors and also logs them, with a traceback, from its own threads.
     logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     app.run(guarded, flags_parser=parse)
 
 
 def _wrapped(error: BaseException | None) -> ConfigError | None:
-    """The ConfigError that a --config file raised: the innermost, for the flag libraries wrap it, even in its type."""
+    """The innermost ConfigError, which a --config file raised: flag libraries wrap it, even in an error of its type."""
     found = None
     while error is not None:
         found = error if isinstance(error, ConfigError) else found
@@ -135,7 +135,7 @@ def _flag_error(message: str) -> str:
 
 
 def _unknown_field(text: str) -> str:
-    """The line on a flag for a field that the config has not.
+    """The message for a flag whose field the config does not have.
 
     >>> _unknown_field('stepz Did you mean "steps" instead of "stepz"?')
     "unknown field 'stepz' in a --config flag: did you mean 'steps'? See --help"
@@ -148,7 +148,7 @@ def _unknown_field(text: str) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """The message of an error, freed of the quotes that each KeyError around it has added."""
+    """The message of an error, without the quotes that each KeyError around it has added."""
     text: Any = error
     while isinstance(text, KeyError) and text.args:
         text = text.args[0]
@@ -159,7 +159,7 @@ def _one_line(error: BaseException) -> str:
 
 
 class _ConfigParser(flags.ArgumentParser[Any]):
-    """Finds a config file by its name, too."""
+    """Also finds a config file by its name."""
 
     def __init__(self, parser: flags.ArgumentParser[Any]):
         self._parser = parser
@@ -172,36 +172,36 @@ class _ConfigParser(flags.ArgumentParser[Any]):
 
 
 def DEFINE_config(name: str, default: str | None = None, what: str = "") -> flags.FlagHolder[Any]:
-    """A flag for a config, all of whose fields are flags too; its help begins with what the config is of."""
+    """Defines a flag for a config, whose fields become flags too; its help begins with `what`, the config's use."""
     path = None if default is None else config_files.find(default)
     holder = config_flags.DEFINE_config_file(
-        name, path, f"{what}A name of experiments/configs, such as quick, or the path of a file."
+        name, path, f"{what}Name of a config in experiments/configs, such as quick, or path of a config file."
     )
     flags.FLAGS[name].parser = _ConfigParser(flags.FLAGS[name].parser)
     return holder
 
 
 class _OldName(flags.Flag):  # type: ignore[type-arg]  # absl's class has no parameters when it runs
-    """A flag that sets another one, and says so."""
+    """A flag that sets another one and prints a warning."""
 
     def __init__(self, old: str, new: str, values: flags.FlagValues):
         super().__init__(flags.ArgumentParser(), None, old, None, f"Old name of --{new}.")
         self._new, self._values = new, values
 
     def parse(self, argument: str) -> None:
-        print(f"warning: --{self.name} is now --{self._new}; the old name goes with the next release", file=sys.stderr)
+        print(f"warning: --{self.name} is now --{self._new}; the next release removes the old name", file=sys.stderr)
         flag = self._values[self._new]
         flag.parse(",".join([*flag.value, argument]) if flag.present and isinstance(flag.value, list) else argument)
         flag.using_default_value = False
 
 
 def renamed(old: str, new: str, values: flags.FlagValues = flags.FLAGS) -> None:
-    """Lets --OLD stand for --NEW, which is defined, with a line on stderr; of a list each old name adds to it."""
+    """Makes --OLD an alias of the flag --NEW, with a warning on stderr; if --NEW is a list, each --OLD adds to it."""
     flags.DEFINE_flag(_OldName(old, new, values), values, module_name=__name__)
 
 
 def read_config(value: Any) -> ExperimentConfig:
-    """The config that the --config flag holds; ConfigError if its file is missing, or its config is wrong."""
+    """The config of the --config flag; ConfigError if its file is missing, or its config is wrong."""
     try:
         mapping = value.to_dict()
     except (OSError, AttributeError) as error:  # a file that cannot be read shows only now

@@ -1,4 +1,4 @@
-"""What flags hold: names, encodings with options in parentheses, numbers, models on disk, options of a task."""
+"""Reads values of flags: names, encodings with options in parentheses, numbers, models on disk, options of a task."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
@@ -22,7 +22,7 @@ def check_names(kind: str, names: Sequence[str], choices: Collection[str]) -> No
 
 
 def read_names(flag: str, text: str, check: Callable[[str], Any]) -> list[str]:
-    """The names of a flag with commas between them; ConfigError for one that `check` refuses, or one twice."""
+    """The comma-separated names of a flag; ConfigError for one that `check` rejects, or that appears twice."""
     names = [name.strip() for name in encodings.split_outside_parentheses(text, ",")]
     for name in names:
         check(name)
@@ -46,7 +46,7 @@ def read_numbers(flag: str, texts: Sequence[str]) -> list[int]:
 
 
 def load_models(models: Sequence[str]) -> list[Embedder]:
-    """The embedders of --models, by `pretrained.load`; of two of one kind each has its folder's name beside it."""
+    """The embedders of --models, by `pretrained.load`; if two have the same name, their folders are added to it."""
     if not models or "" in models:
         raise ConfigError('--models names no model: give runs of experiments.train, folders of models, or "minilm"')
     if len(set(models)) < len(models):
@@ -61,12 +61,12 @@ def load_models(models: Sequence[str]) -> list[Embedder]:
 
 
 def by_kind(models: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
-    """The models of --models by the name of their kind, such as "elmo"; ConfigError for another one, or two of one."""
+    """The models of --models by kind, such as "elmo"; ConfigError for another kind, or for two models of one kind."""
     found: dict[str, str] = {}
     for model in models:
         kind = load(model).name
         if kind not in kinds:
-            raise ConfigError(f"--models: {model} holds {kind}: give models of {' and '.join(kinds)}")
+            raise ConfigError(f"--models: {model} contains {kind}: give models of {' and '.join(kinds)}")
         if kind in found:
             raise ConfigError(f"--models names two models of {kind}, {found[kind]} and {model}: give one")
         found[kind] = model
@@ -74,6 +74,6 @@ def by_kind(models: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
 
 
 def with_options(config: ExperimentConfig, **options: Any) -> ExperimentConfig:
-    """The config with other options of its task; those that are None stay."""
+    """The config with the given options of its task replaced; those that are None stay unchanged."""
     given = {name: value for name, value in options.items() if value is not None}
     return dataclasses.replace(config, task=TaskConfig(config.task.name, {**config.task.options, **given}))

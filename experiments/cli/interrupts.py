@@ -1,4 +1,4 @@
-"""Ctrl-C before a command has begun, as while it imports: one line and exit status 130 instead of a traceback."""
+"""Handles Ctrl-C before a command begins, as during imports: one line and exit status 130 instead of a traceback."""
 
 import os
 import sys
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def install() -> None:
-    """Replaces Python's hooks for exceptions that nothing catches, and for those that callbacks drop."""
+    """Replaces Python's hooks for uncaught exceptions, and for exceptions that callbacks drop."""
     dropped = sys.unraisablehook
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
         _leave_after_interrupt(kind)
         sys.__excepthook__(kind, error, trace)
 
-    def unraisable(hook: Any) -> None:  # JAX has such a callback at each garbage collection
+    def unraisable(hook: Any) -> None:  # JAX runs such a callback at each garbage collection
         _leave_after_interrupt(hook.exc_type)
         dropped(hook)
 

@@ -1,4 +1,4 @@
-"""What commands leave behind: figures as JSON, a table as Markdown, and the names of their files on the terminal."""
+"""Writes what commands produce: figures as JSON, a table as Markdown, and the names of the files on the terminal."""
 
 import contextlib
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from cope_jax.runs.records import environment
 
 
 def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> list[Path]:
-    """Writes NAME.json, the content beside what else it depends on, and NAME.md. Returns both paths."""
+    """Writes NAME.json, the content and the environment it depends on, and NAME.md. Returns both paths."""
     path = workdir / f"{name}.json"
     workdirs.write_json(path, {**content, "environment": environment()})
     return [path, write_atomically(workdir / f"{name}.md", f"{text}\n")]
@@ -22,7 +22,7 @@ def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> li
 
 @contextlib.contextmanager
 def writing(path: object, flag: str = "out") -> Iterator[None]:
-    """Turns what keeps a command from writing to the path of a flag into one line; see also `clear_storage_errors`."""
+    """Turns errors in writing to the path of a flag into one line; see also `clear_storage_errors`."""
     try:
         with clear_storage_errors(path):
             yield
@@ -33,5 +33,5 @@ def writing(path: object, flag: str = "out") -> Iterator[None]:
 
 
 def list_files(paths: Iterable[Path]) -> None:
-    """Prints each path in a line of its own, however long it is."""
+    """Prints each path on its own line, however long it is."""
     Console().print(*paths, sep="\n", soft_wrap=True, highlight=False)

@@ -1,1 +1,1 @@
-"""Training steps compiled for accelerators that are not there, and what the compiled programs tell."""
+"""Compiles training steps for accelerators that are not present, and reads figures from the compiled programs."""

@@ -1,9 +1,9 @@
-"""Compiles the training step for accelerators that are not there: does it fit, what does it send, how fast may it be?
+"""Compiles the training step for accelerators that are not present: does it fit, what does it send, how fast can it be?
 
 python -m experiments.compile_check --config=experiments/configs/lm_1b.py --topology=v5e:4x4 --config.job.mesh.fsdp=16
 
-The very step that `experiments.train` runs, on the mesh of `config.job.mesh` over all devices of the topology. Exit
-status: 0 it fits, 1 it does not, 2 wrong input.
+The step is the one that `experiments.train` runs, on the mesh of `config.job.mesh` over all devices of the topology.
+Exit status: 0 it fits, 1 it does not, 2 wrong input.
 """
 
 import json
@@ -20,13 +20,13 @@ from experiments.compile_check import chips
 from experiments.compile_check.figures import compile_step, notes, rows
 
 _CONFIG = entry.DEFINE_config("config")
-_TOPOLOGY = flags.DEFINE_string("topology", None, f"What to compile for: {chips.known()}.", required=True)
-_JSON = flags.DEFINE_string("json", None, "A file to write the figures to.")
+_TOPOLOGY = flags.DEFINE_string("topology", None, f"Topology to compile for: {chips.known()}.", required=True)
+_JSON = flags.DEFINE_string("json", None, "File to write the figures to.")
 flags.mark_flag_as_required("config")
 
 
 def main() -> None:
-    """Compiles, and prints what the program tells."""
+    """Compiles the step, and prints the figures of its program."""
     config = entry.read_config(_CONFIG.value)
     path = None if _JSON.value is None else Path(_JSON.value)
     if path is not None and not path.parent.is_dir():

@@ -1,4 +1,4 @@
-"""The accelerators that steps are compiled for: what is public of their memory, clocks and links, and their devices.
+"""The accelerators that steps are compiled for: their devices, and public figures of memory, clocks and links.
 
 Peaks are in `cope_jax.training.throughput.PEAK_FLOPS`. TPUs: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and
 /tpu7x; GPUs: NVIDIA's data sheets, and compute capability 9.0 in NVIDIA's CUDA programming guide.
@@ -30,7 +30,7 @@ class Chip:
     hbm_bandwidth: float  # bytes/s
     ring_bandwidth: float  # bytes/s sent in a ring; on a TPU, over both directions of one axis of the torus
     shapes: tuple[str, ...]  # the common slices, as text
-    # Hz in which the compiler counts cycles, if it does: the peak over the FLOPs of the matrix units in a cycle.
+    # Hz of the cycles that the compiler counts, if it does: the peak over the FLOPs of the matrix units in a cycle.
     clock: float | None = None
     devices_per_chip: int = 1
     options: dict[str, str] = dataclasses.field(default_factory=dict)  # for `get_topology_desc`, besides the shape
@@ -48,7 +48,7 @@ CHIPS = {
     "h200": Chip("cuda", 141 * GB, 4800 * GB, 450 * GB, _COUNTS, name="NVIDIA H200"),
 }
 
-# Without them libtpu looks for a TPU and its metadata server, or for a process that holds one.
+# Without these variables libtpu looks for a TPU and its metadata server, or for a process that holds one.
 _TPU_ENVIRONMENT = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-8",
@@ -85,7 +85,7 @@ device_description_str: "{name}"
 
 
 class Topology(NamedTuple):
-    """Devices of one kind, named as "v5e:4x4", as a mesh takes them; they can be compiled for, and no more."""
+    """Devices of one kind, such as "v5e:4x4", for a mesh; programs can be compiled for them, but not run."""
 
     name: str
     chip: Chip
@@ -98,7 +98,7 @@ def known() -> str:
 
 
 def find(topology: str) -> tuple[Chip, str]:
-    """The chip and the shape that a topology names, as "v5e:4x4"; other shapes than the common ones pass too."""
+    """The chip and the shape that a topology names, such as "v5e:4x4"; shapes do not have to be common ones."""
     name, _, shape = topology.partition(":")
     sizes = shape.split("x")
     if name not in CHIPS or not all(size.isdecimal() and int(size) > 0 for size in sizes):
@@ -106,14 +106,14 @@ def find(topology: str) -> tuple[Chip, str]:
     chip = CHIPS[name]
     axes = len(chip.shapes[0].split("x"))
     if len(sizes) != axes:
-        raise ConfigError(f"topology {topology!r}: {name} has shapes of {axes} numbers, as {name}:{chip.shapes[-1]}")
+        raise ConfigError(f"topology {topology!r}: {name} has shapes of {axes} numbers, like {name}:{chip.shapes[-1]}")
     return chip, shape
 
 
 def describe(name: str) -> Topology:
-    """The devices of a topology; this process, in which JAX has computed nothing yet, computes on the CPU from then on.
+    """The devices of a topology; call it before JAX computes anything, which then happens on the CPU.
 
-    Raises ConfigError for an unknown topology, and where its compiler is not installed.
+    Raises ConfigError for an unknown topology, or if its compiler is not installed.
     """
     chip, shape = find(name)
     jax.config.update("jax_platforms", "cpu")
@@ -137,5 +137,5 @@ def describe(name: str) -> Topology:
 
 
 def target_config(chip: Chip) -> str:
-    """What XLA must know of a GPU to compile for it without having one."""
+    """What XLA must know about a GPU to compile for it without having one."""
     return _HOPPER.format(name=chip.name, memory=chip.hbm_bytes, bandwidth=chip.hbm_bandwidth)

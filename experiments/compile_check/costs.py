@@ -10,18 +10,18 @@ from experiments.compile_check.hlo import Computation, Instruction
 from experiments.compile_check.trip_counts import Visit
 
 KINDS = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-# What moves or makes numbers without the compiler saying how long it takes.
+# Opcodes that move or compute numbers; the compiler may give no estimate for them.
 _UNESTIMATED = ("fusion", "gather", "scatter", "sort", "custom-call", "convolution", "dot", "reduce")
 
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of message between chips, over the whole step."""
+    """One kind of message between chips, over the entire step."""
 
     kind: str  # as "all-gather"
     group: int  # chips that take part in each
     count: float  # how often it runs
-    payload: float  # bytes of the whole array, over all runs: what an all-gather ends with, and others begin with
+    payload: float  # bytes of the complete array, over all runs: the result of an all-gather, the input of others
 
     @property
     def sent(self) -> float:
@@ -35,7 +35,7 @@ class Collective:
 
 
 def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
-    """All messages of a program, summed by kind and size of group, which is all `devices` where none is named."""
+    """All messages of a program, summed by kind and size of group; a message without a group is among all `devices`."""
     messages, parts = [], dict[tuple[str, str], Collective]()
     for visit in visits:
         kind = visit.instruction.opcode.removesuffix("-start")
@@ -50,8 +50,8 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
         if not visit.fused or scatters or channel is None:
             messages.append(message)
         elif (kind, channel) not in parts or message.count < parts[kind, channel].count:
-            # A part of a message that runs beside other work: its start, its end and what is between stand in several
-            # fusions, each with the whole message, and what is between may be in a loop.
+            # A part of a message that overlaps with other work: its start, middle and end are in several fusions, each
+            # with the complete message, and the middle may be in a loop.
             parts[kind, channel] = message
     messages += parts.values()
     return [
@@ -62,7 +62,7 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
 
 
 def _is_cut(instruction: Instruction, computation: Computation) -> bool:
-    """Whether each device keeps only its own slice of a result; so, in a fusion, TPUs write a reduce-scatter."""
+    """Whether each device keeps only its own slice of a result; in a fusion, that is a reduce-scatter on TPUs."""
     users = [user for user in computation.instructions.values() if instruction.name in user.operands]
     return bool(users) and all(
         user.opcode == "dynamic-slice" or (user.opcode == "get-tuple-element" and _is_cut(user, computation))
@@ -86,9 +86,9 @@ def _group(instruction: Instruction, devices: int) -> int:
 
 
 def estimated_cycles(visits: Iterable[Visit]) -> tuple[float, dict[str, float]]:
-    """The compiler's `estimated_cycles` of each instruction times how often that runs, and how many have no estimate.
+    """The sum of the compiler's `estimated_cycles`, times how often each instruction runs, and those without estimate.
 
-    The latter are those that work on arrays, by opcode, or by the name that the compiler chose for a fusion.
+    The latter are counts of instructions on arrays, by opcode, or by the name that the compiler chose for a fusion.
     """
     total, without = 0.0, collections.defaultdict[str, float](float)
     for visit in visits:

@@ -1,4 +1,4 @@
-"""A training step compiled for a topology: what its program tells, as plain figures, and these as text."""
+"""Compiles a training step for a topology, and gives the figures of its program as numbers and as text."""
 
 import re
 import time
@@ -17,7 +17,7 @@ from experiments.compile_check.hlo import Module
 from experiments.compile_check.trip_counts import count_turns, turns_of, walk
 
 Figures = dict[str, Any]
-"""In bytes, seconds and FLOPs; those of memory, work and time are of one device, and absent where it does not fit."""
+"""In bytes, seconds and FLOPs; memory, work and time are of one device, and absent if the step does not fit."""
 
 _BYTES = {"arguments": "argument", "outputs": "output", "aliased": "alias", "temporaries": "temp"}
 
@@ -25,7 +25,7 @@ _BYTES = {"arguments": "argument", "outputs": "output", "aliased": "alias", "tem
 def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
     """Compiles the training step of an experiment for the devices of a topology.
 
-    It is one step, of which training dispatches `training.steps_per_dispatch` in one loop. Raises ConfigError for an
+    This is one step; training dispatches `training.steps_per_dispatch` of them in one loop. Raises ConfigError for an
     experiment or a mesh that does not fit the devices.
     """
     task = tasks.create(config.task.name, **config.task.options)
@@ -64,10 +64,10 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes of one device by what they are for; `peak` is what it must hold at once.
+    """Bytes of one device by purpose; `peak` is what must fit into its memory at once.
 
-    `aliased` is the part of the outputs, the new state and the metrics, that takes the place of arguments, the state
-    and the batches; `temporaries` are activations, gradients, and what else lives within the step.
+    `aliased` is the part of the outputs (new state and metrics) that reuses the memory of the arguments (state and
+    batches). `temporaries` are activations, gradients, and what else exists only within the step.
     """
     stats: Any = compiled.memory_analysis()
     found = {name: getattr(stats, f"{of}_size_in_bytes") for name, of in _BYTES.items()}
@@ -76,7 +76,7 @@ def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 
 def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
-    """What a compiled program does in one device, from its text."""
+    """What a compiled program does on one device, from its text."""
     visits = list(walk(Module.parse(text), turns_of(turns)))
     cycles, without = costs.estimated_cycles(visits)
     return {
@@ -91,10 +91,10 @@ def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
 
 
 def predict(figures: Figures) -> Figures:
-    """Figures with times: of computing, of messages, and of the step with all messages hidden or none.
+    """Adds times to the figures: of computing, of messages, and of the step with all messages hidden or none.
 
-    Computing: the compiler's cycles over the clock; where it states none, the model's FLOPs at the peak. Messages, one
-    after another, at the bandwidth of a ring. MFU is 1 at the peak. Without a clock and a peak no more is known.
+    Computing: the compiler's cycles over the clock; if it states none, the model's FLOPs at the peak. Messages: one
+    after another, at the bandwidth of a ring. MFU is 1 at the peak. Without a clock and a peak only messages are known.
     """
     messages = sum(c["sent_bytes"] for c in figures["collectives"]) / figures["ring_bandwidth"]
     peak = figures["peak_flops"]
@@ -155,7 +155,7 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
 
 
 def notes(figures: Figures) -> list[str]:
-    """What the figures are made of."""
+    """Explains how the figures are computed."""
     if "bytes" not in figures:
         return []
     estimated = f"the compiler's estimated_cycles, times the turns of loops, at {(figures['clock'] or 0) / 1e9:g} GHz"
@@ -167,17 +167,17 @@ def notes(figures: Figures) -> list[str]:
     ]
     if figures["turns"]:
         counted = ", ".join(f"{name} {turns:.2f}" for name, turns in figures["turns"].items())
-        found.append(f"Loops of attention that the data end, turns for a strip of an untrained model: {counted}.")
+        found.append(f"Attention loops whose turns depend on data, mean turns in an untrained model: {counted}.")
     if figures["unknown_loops"]:
         found.append(f"Unknown: how often {figures['unknown_loops']} loops turn; each counts as one turn.")
     without = figures["without_estimate"].items() if figures["clock"] else ()
     if slow := [f"{name} ({times:,.0f} times)" for name, times in without if "gather" in name or "scatter" in name]:
-        found.append(f"Not in the estimate, for the compiler gives none: {', '.join(slow)}.")
-    return [*found, "A prediction to compare settings by, not a measurement."]
+        found.append(f"Not in the estimate, because the compiler gives none: {', '.join(slow)}.")
+    return [*found, "A prediction for comparing settings, not a measurement."]
 
 
 def between(low: str, high: str) -> str:
-    """A range as text; one figure where both ends read the same."""
+    """A range as text; one figure if both ends read the same."""
     return low if low == high else f"{low} – {high}"
 
 

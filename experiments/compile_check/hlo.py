@@ -1,7 +1,7 @@
-"""Reading the text of a compiled program: computations, instructions, shapes.
+"""Reads the text of a compiled program: computations, instructions, shapes.
 
-The text is XLA's HLO as `jax.stages.Compiled.as_text()` and `Lowered.as_text("hlo")` print it. Only what the counting
-needs is read.
+The text is XLA's HLO as `jax.stages.Compiled.as_text()` and `Lowered.as_text("hlo")` print it. Only the parts that are
+needed for counting are read.
 """
 
 import dataclasses
@@ -41,7 +41,7 @@ class Shape:
         """
         digits = re.search(r"\d+", self.type)
         if digits is None and self.type not in _BITS:
-            raise ValueError(f"how many bits an entry of type {self.type!r} has is not known")
+            raise ValueError(f"unknown number of bits of type {self.type!r}")
         return -(-math.prod(self.sizes) * (int(digits[0]) if digits else _BITS[self.type]) // 8)
 
 
@@ -50,14 +50,14 @@ class Instruction:
     """One instruction."""
 
     name: str  # unique in its computation
-    shapes: tuple[Shape, ...]  # of the result; of a tuple, those of all its entries
+    shapes: tuple[Shape, ...]  # of the result; for a tuple, of all its entries
     opcode: str  # as "dot" or "while"
     arguments: str  # the text between its parentheses
     attributes: str  # the text after them
 
     @classmethod
     def parse(cls, name: str, text: str) -> "Instruction":
-        """The instruction that is written behind `name =`."""
+        """The instruction that is written after `name =`."""
         shape, rest = _split(text) if text.startswith("(") else text.split(" ", 1)
         opcode = _OPCODE.match(rest)
         assert opcode is not None, text[:200]
@@ -66,16 +66,16 @@ class Instruction:
 
     @functools.cached_property
     def operands(self) -> list[str]:
-        """Names of the instructions whose results it takes."""
+        """Names of the instructions whose results it uses."""
         return [] if self.opcode in ("constant", "parameter") else re.findall(r"([\w.\-]+)(?:,|$)", self.arguments)
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of a regular expression in the attributes; None where it does not match."""
+        """The first group of a regular expression in the attributes; None if it does not match."""
         found = re.search(pattern, self.attributes)
         return found[1] if found else None
 
     def calls(self) -> list[str]:
-        """The computations that run as a part of it; those that only say how to add or compare do not count."""
+        """The computations that run as a part of it, without those that only define how to add or compare."""
         singles = re.findall(r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)", self.attributes)
         lists = re.findall(r"(?:branch_computations|called_computations|calls)=\{([^}]*)\}", self.attributes)
         if self.opcode == "call":
@@ -85,7 +85,7 @@ class Instruction:
 
 @dataclasses.dataclass
 class Computation:
-    """Instructions by name, in the order in which they run; the result of the one called `root` is its own."""
+    """Instructions by name, in the order in which they run; the result of `root` is the computation's result."""
 
     instructions: dict[str, Instruction] = dataclasses.field(default_factory=dict)
     root: str = ""
@@ -94,7 +94,7 @@ class Computation:
         return self.instructions[name]
 
     def inputs(self, instruction: Instruction) -> list[Shape]:
-        """The shapes of what an instruction takes."""
+        """The shapes of an instruction's inputs."""
         return [shape for name in instruction.operands for shape in self[name].shapes]
 
 
@@ -120,15 +120,15 @@ class Module:
                 current.instructions[match["name"]] = Instruction.parse(match["name"], match["rest"])
                 current.root = match["name"] if match["root"] else current.root
             elif line.startswith("}"):
-                current = Computation()  # what else the text holds is no part of it
+                current = Computation()  # the following text is not part of it
         return cls(computations, entry)
 
 
 def _split(text: str) -> tuple[str, str]:
-    """A text that begins with a parenthesis, cut behind the one that closes it."""
+    """Splits a text that begins with a parenthesis after the one that closes it."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
         if depth == 0:
             return text[: place + 1], text[place + 1 :]
-    raise ValueError(f"a parenthesis that is not closed: {text[:200]}")
+    raise ValueError(f"unclosed parenthesis: {text[:200]}")

@@ -1,8 +1,9 @@
-"""How a training step scales, on paper: the calculation of docs/scaling.md.
+"""Calculates how a training step scales, as in docs/scaling.md.
 
-With C the seconds that a device computes, C₀ the least C of all programs, S the bytes that it sends and W the bandwidth
-of a ring: M = S / W; a step takes between max(C, M) and C + M; efficiency is C₀ / step. For n devices for which nothing
-was compiled, from the nearest N for which something was: C (on one device C₀), S · ((n−1)/n) / ((N−1)/N), state · N/n.
+C is the seconds that a device computes, C₀ the least C of all programs, S the bytes that a device sends, and W the
+bandwidth of a ring. M = S / W; a step takes between max(C, M) and C + M; efficiency is C₀ / step. Figures for n devices
+without a compiled program follow from the nearest N with one: C (on one device C₀), S · ((n−1)/n) / ((N−1)/N),
+state · N/n.
 """
 
 import dataclasses
@@ -25,10 +26,10 @@ HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tok
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A step on so many devices: compiled for them, or following from one that was compiled for others."""
+    """A step on n devices: compiled for them, or calculated from one that was compiled for another number."""
 
     devices: int  # n
-    compiled: bool  # whether the figures are those of a program
+    compiled: bool  # whether the figures are those of a compiled program
     memory: float  # bytes of a device
     compute: float  # C
     sent: float  # S
@@ -50,7 +51,7 @@ class Point:
         return cls(devices, devices == compiled, memory, compute, sent, messages, steps, efficiency, figures)
 
     def cells(self) -> list[str]:
-        """The row of a table; what follows by the formula is rounded to two digits."""
+        """The row of a table; figures from the formula are rounded to two digits."""
         shown, found = str if self.compiled else rough, self.figures
         tokens = found["batch_size"] * found["length"] / found["devices"]
         flops = found["model_flops"] / found["devices"] / found["peak_flops"]
@@ -69,28 +70,28 @@ class Point:
 
 
 def chip_of(figures: Figures) -> str:
-    """The kind of chip, as "v5e"."""
+    """The kind of chip, such as "v5e"."""
     return figures["topology"].partition(":")[0]
 
 
 def read(folder: Path) -> dict[str, list[Figures]]:
-    """The figures of a folder's files `*.json` on several devices, by chip; ConfigError for none, or something else."""
+    """The figures on several devices in a folder's `*.json`, by chip; ConfigError for no figures, or another file."""
     found: dict[str, list[Figures]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             figures = json.loads(path.read_text())
             if "bytes" in figures and figures["devices"] > 1:
-                Point.of(figures, figures["devices"], 1.0).cells()  # so that what is missing shows now
+                Point.of(figures, figures["devices"], 1.0).cells()  # so that missing figures show now
                 found.setdefault(chip_of(figures), []).append(figures)
         except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError(f"{path} is not what experiments.compile_check --json writes") from error
+            raise ConfigError(f"{path} was not written by experiments.compile_check --json: remove it") from error
     if not found:
-        raise ConfigError(f"{folder} holds no step on several devices: write one with experiments.compile_check --json")
+        raise ConfigError(f"{folder} has no step on several devices: write one with experiments.compile_check --json")
     return dict(sorted(found.items()))
 
 
 def fill(compiled: Sequence[Figures], counts: Sequence[int]) -> list[Point]:
-    """The points of one chip, and those of the numbers of devices between, from the nearest that was compiled."""
+    """The points of one chip: the compiled ones, and those for `counts` devices, from the nearest compiled one."""
     least = min(figures["compute_seconds"] for figures in compiled)
     points = []
     for count in sorted({*counts, *(figures["devices"] for figures in compiled)}):
@@ -119,7 +120,7 @@ def rough(text: str) -> str:
 
 @rc_context(STYLE)
 def plot(points: dict[str, list[Point]]) -> Figure:
-    """Efficiency against devices, two lines for each chip; markers stand where a program was compiled."""
+    """Plots efficiency against devices, two lines for each chip; markers show where a program was compiled."""
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, (chip, own) in enumerate(points.items()):

@@ -1,4 +1,4 @@
-"""How often each instruction of a compiled program runs, and the loops of attention, whose turns the data decide."""
+"""Counts how often each instruction of a compiled program runs, and the data-dependent turns of attention loops."""
 
 import collections
 import dataclasses
@@ -29,15 +29,15 @@ class Visit:
     computation: Computation
     times: float  # how often
     fused: bool  # it is a part of a fusion, so it has no cost of its own in the compiler's schedule
-    around: "Visit | None"  # the innermost of the loops that it stands in
-    unknown: bool = False  # it is a loop that counts as one turn because nobody knows better
+    around: "Visit | None"  # the innermost loop around it
+    unknown: bool = False  # it is a loop that counts as one turn because its number of turns is unknown
 
 
 def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit]:
-    """Every instruction that runs, with how often it does; all branches of a conditional count.
+    """Every instruction that runs, and how often; all branches of a conditional count.
 
-    `turns` tells how often a loop turns of which the program does not say it, from the loop's name in the source, the
-    `op_name` of its metadata; where it does not know either, None, the loop counts as one turn.
+    `turns` gives the turns of a loop for which the program does not state them, from the loop's name in the source, the
+    `op_name` of its metadata. If it returns None, the loop counts as one turn.
     """
 
     def within(computation: Computation, times: float, fused: bool, around: Visit | None) -> Iterator[Visit]:
@@ -59,7 +59,7 @@ def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit
 
 
 def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
-    """What `walk` asks for: the turns of a loop by its name in the source, such as "…/body/diagonal/while"."""
+    """The argument `turns` of `walk`: gives the turns of a loop by its name in the source, "…/body/diagonal/while"."""
     return lambda name: next(
         (turns for loop, turns in counted.items() if re.search(rf"\b{loop}\b[^/]*/while[^/]*$", name)), None
     )
@@ -68,9 +68,9 @@ def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
 def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
     """The mean number of turns for a block of queries, by the loop's name, of an untrained model.
 
-    Attention is run on one example with normally distributed queries and keys, so about half of all gates are open. An
-    encoding whose loops end by positions alone has exactly these turns with any data. Empty where attention has no such
-    loops, or is split along the sequence, where each device has loops of its own.
+    Attention runs on one example with normally distributed queries and keys, so about half of all gates are open. If
+    only positions decide where an encoding's loops end, it has exactly these turns with any data. Empty if attention
+    has no such loops, or is split along the sequence, because each device then has its own loops.
     """
     block = model.block
     shape = block.attention_shape(model.max_length)
@@ -96,7 +96,7 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
         jax.debug.callback(lambda: starts.update([number]))
         return while_loop(condition, turn, state)
 
-    # The loops themselves are asked, for what decides their turns is the encoding's and attention's own matter.
+    # Counts in the loops themselves, because only the encoding and attention know what decides their turns.
     with mock.patch.object(jax.lax, "while_loop", counted):
         lowered = jax.jit(lambda: attend(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, **options)).lower()
     if next(numbers) != len(LOOPS):
@@ -107,9 +107,9 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
 
 
 def trip_count(module: Module, loop: Visit) -> int | None:
-    """The turns of a loop that counts upward from one constant to below another; None of any other.
+    """The turns of a loop that counts upward from one constant to below another; None for any other loop.
 
-    XLA's own analysis stands in the text on CPUs and GPUs, but not on TPUs.
+    The text has XLA's own analysis on CPUs and GPUs, but not on TPUs.
     """
     stated = loop.instruction.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if stated is not None:
@@ -133,7 +133,7 @@ def _called(instruction: Instruction, part: str) -> str:
 
 
 def _source(computation: Computation, name: str) -> Instruction:
-    """The instruction that a value comes from, behind copies of it."""
+    """The instruction that a value comes from, without copies of it."""
     instruction = computation[name]
     while instruction.opcode in _SAME and instruction.operands:
         instruction = computation[instruction.operands[0]]
@@ -141,14 +141,14 @@ def _source(computation: Computation, name: str) -> Instruction:
 
 
 def _entry(computation: Computation, instruction: Instruction) -> int | None:
-    """Which entry of the loop's state it is; None where it is something else."""
+    """Which entry of the loop's state it is; None if it is something else."""
     if instruction.opcode != "get-tuple-element" or computation[instruction.operands[0]].opcode != "parameter":
         return None
     return int(instruction.attribute(r"index=(\d+)") or 0)
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """What each turn adds to an entry of the state, 0 where it stays as it is; None where that is not constant."""
+    """What each turn adds to an entry of the state, 0 if the entry does not change; None if that is not constant."""
     root = body[body.root]
     if root.opcode != "tuple":
         return None
@@ -172,7 +172,7 @@ def _initial(module: Module, loop: Visit, index: int) -> int | None:
 
 
 def _constant(module: Module, computation: Computation, value: Instruction, loop: Visit | None) -> int | None:
-    """The number that a value is, also where it comes into the loop around as a part of a state that never changes."""
+    """The constant number of a value, also if it enters the loop around it as a part of a state that never changes."""
     if value.opcode == "constant":
         return _number(value)
     index = _entry(computation, value)

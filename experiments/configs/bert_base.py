@@ -8,9 +8,9 @@ Expected: on 3.3 billion words, 1,600 times WikiText-2, about 98 % of next sente
 masked pieces near 4.
 
 From the paper: 12 layers, width 768, 12 heads, vocabulary of 30,522 pieces, 15 % of them masked, at most 20 of 128;
-batch 256, AdamW at 1e-4 with 10,000 steps of warm-up and linear decay over 1,000,000, weight decay 0.01 but for biases
-and norms, clipping at 1, dropout 0.1. It trains the last tenth of the steps on 512 pieces; here all have 128. Its Adam
-has no bias correction; ours, as everyone's after it, has.
+batch 256, AdamW at 1e-4 with 10,000 steps of warm-up and linear decay over 1,000,000, weight decay 0.01 except on
+biases and norms, clipping at 1, dropout 0.1. It trains the last tenth of the steps on 512 pieces; here all steps have
+128. Its Adam has no bias correction; ours has one, like all later implementations.
 """
 
 from cope_jax.training import config_files as base

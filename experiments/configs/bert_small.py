@@ -3,13 +3,13 @@ r"""BERT on WikiText-2 and the text of the treebank, CPU-sized: masked words and
 Command:
     python -m experiments.train --config=experiments/configs/bert_small.py \
         --config.task.options.data_dir=DATA --workdir=runs/bert_small
-Hardware: 2 CPU cores. Wall time, and accuracies beside those of a unigram and of a bag of words: see
+Hardware: 2 CPU cores. Wall time, and accuracies next to those of a unigram and of a bag of words: see
 experiments/RESULTS.md.
 
-Three layers of the width of the published "tiny" model, 64 pieces a pair, a vocabulary of 8,192 pieces learned from the
-text, and the original's optimizer but for a higher rate, with the usual bias correction. Two choices are not the
-original's: initial weights are wider, since the model is narrower, and positions are RoPE's. In so short a training
-BERT's own, `--config.encoding=learned`, do not begin to matter: experiments/RESULTS.md has both.
+Three layers of the width of the published "tiny" model, 64 pieces per pair, a vocabulary of 8,192 pieces learned from
+the text, and the original's optimizer, with a higher rate and the usual bias correction. Two choices differ from the
+original: initial weights are wider, because the model is narrower, and positions are RoPE's. In such short training
+BERT's own positions, `--config.encoding=learned`, do not take effect: experiments/RESULTS.md has both.
 """
 
 from cope_jax.training import config_files as base

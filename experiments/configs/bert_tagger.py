@@ -1,7 +1,7 @@
 """A tagger of parts of speech on a pretrained BERT, CPU-sized: see `tagger.py`.
 
-`experiments.tag` takes the sizes of the encoder from the pretrained model, and trains it frozen and as a whole. Devlin
-et al. (arXiv 1810.04805) fine-tune for 2 to 4 epochs at 2e-5 to 5e-5; a model as small as ours wants a higher rate.
+`experiments.tag` takes the sizes of the encoder from the pretrained model, and trains it frozen and fine-tuned. Devlin
+et al. (arXiv 1810.04805) fine-tune for 2 to 4 epochs at 2e-5 to 5e-5; a model as small as ours needs a higher rate.
 """
 
 from cope_jax.training import config_files as base

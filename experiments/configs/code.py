@@ -3,18 +3,18 @@ r"""The paper's language model of source code (arXiv 2405.18719, section 5.5).
 Command:
     python -m experiments.train --config=experiments/configs/code.py --config.task.options.data_dir=DATA \
         --workdir=runs/code
-    DATA/code is a tree of Python; `--config.task.options.globs` names other files. Without either, the standard library
-    of the running Python stands in, which is far too small.
+    DATA/code is a tree of Python; `--config.task.options.globs` names other files. Without either, the config uses the
+    standard library of the running Python, which is far too small.
 Hardware: GPUs or a slice of TPUs. Wall time: not measured yet.
-Expected: the paper's perplexities by tokens stand beside ours in the table of `compare`. They are of its own mix of
-code and of Llama 2's tokens, so that only their order compares.
+Expected: the table of `compare` shows the paper's perplexities by tokens next to ours. They are of its own mix of code
+and of Llama 2's tokens, so only their order is comparable.
 
 From the paper: a model like Llama 2 of 4 layers, 8 heads, width 256, context 4096, learning rate 5e-4, 100 billion
-tokens. Its count of parameters, 19.8 M with RoPE, tells Llama 2's vocabulary size of 32,000, SwiGLU of width 768,
-RMSNorm, no biases and embeddings that are not tied. It leaves the rest open. Its p_max is not stated: CoPE has 1.0 M
-parameters more, as tables of 4096 positions of the full width would; ours is 64, as on WikiText-103. Our choice: half a
-million tokens a step, a vocabulary learned from the training files, files packed, and AdamW as Llama 2 (arXiv
-2307.09288) has it.
+tokens. Its count of parameters, 19.8 M with RoPE, implies Llama 2's vocabulary size of 32,000, SwiGLU of width 768,
+RMSNorm, no biases and untied embeddings. It leaves the rest open. It does not state p_max: its CoPE has 1.0 M more
+parameters, as tables of 4096 positions of the full width would have; ours is 64, as on WikiText-103. Our choice: half a
+million tokens a step, a vocabulary learned from the training files, packed files, and the AdamW of Llama 2 (arXiv
+2307.09288).
 """
 
 from cope_jax.training import config_files as base

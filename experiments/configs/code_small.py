@@ -4,9 +4,9 @@ Command:
     python -m experiments.train --config=experiments/configs/code_small.py --workdir=runs/code_small
 Hardware: 2 CPU cores. Wall time, and perplexity by token and byte: see experiments/RESULTS.md.
 
-Byte-pair encoding of 2,048 tokens, learned from the training files, 3.4 M of them in Python 3.11, of which 1,000 steps
-read 2.0 M; other versions have other files, so figures compare within one. Files are packed, so that no token sees
-another file. `--config.task.options.globs` names other files.
+Byte-pair encoding of 2,048 tokens, learned from the training files. These have 3.4 M tokens in Python 3.11, of which
+1,000 steps read 2.0 M. Other versions have other files, so figures are comparable only within one version. Files are
+packed, so that no token sees another file. `--config.task.options.globs` names other files.
 """
 
 from cope_jax.training import config_files as base

@@ -4,7 +4,7 @@ Command:
     python -m experiments.compare --config=experiments/configs/counting.py --encodings=cope,relative,learned \
         --workdir=runs/counting
 Hardware: one GPU or TPU (the paper: 8 GPUs). Wall time: not measured yet.
-Expected: the figures of the paper stand beside ours in the table.
+Expected: the table shows the paper's figures next to ours.
 
 From the released code: 10,000 training sequences, 4 layers, width 256, 4 heads, post-norm, ReLU, tied embeddings,
 dropout 0.1, block 512, 100 epochs of batches of 64 (15,625 steps), Adam with a constant rate of 7e-5, no clipping of

@@ -2,8 +2,8 @@
 
 Command:
     python -m experiments.compare --config=experiments/configs/counting_3_small.py --workdir=runs/counting_3_small
-Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, where the measured figures stand too.
-Expected: CoPE's error is the lowest; none is trained to the end.
+Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
+Expected: CoPE's error is the lowest; no encoding is trained to the end.
 """
 
 from cope_jax.training import config_files as base

@@ -1,10 +1,10 @@
-r"""Counting with five variables: the paper's recipe, which is that of counting.py.
+r"""Counting with five variables: the paper's recipe, the same as in counting.py.
 
 Command:
     python -m experiments.compare --config=experiments/configs/counting_5.py \
         --encodings=cope,relative,learned --workdir=runs/counting_5
 Hardware: one GPU or TPU (the paper: 8 GPUs). Wall time: not measured yet.
-Expected: the figures of the paper stand beside ours in the table.
+Expected: the table shows the paper's figures next to ours.
 """
 
 from cope_jax.training import config_files as base

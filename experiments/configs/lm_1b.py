@@ -3,15 +3,15 @@
 Command:
     python -m experiments.train --config=experiments/configs/lm_1b.py --workdir=runs/lm_1b
 Hardware: a v5p-64 slice, 32 chips (topology v5p:2x4x4). Wall time: not measured.
-Expected: the loss falls to 7.57 nats, the entropy of the tokens; they are Zipf's, drawn independently, until a corpus
-is chosen.
+Expected: the loss falls to 7.57 nats, the entropy of the tokens, which are sampled independently from Zipf's law until
+a corpus is chosen.
 
-24 layers of width 2048, context 2048 and a million tokens a step, as GPT-3 XL (arXiv 2005.14165, table 2.1), whose
-optimizer it has too; 16 heads of 128, as many as fill the width. GPT-2's vocabulary, padded to a multiple of 128;
-tied embeddings. 26 billion tokens, 20 for each parameter (arXiv 2203.15556).
+24 layers of width 2048, context 2048, a million tokens a step and the optimizer are those of GPT-3 XL (arXiv
+2005.14165, table 2.1); 16 heads of 128 fill the width. GPT-2's vocabulary, padded to a multiple of 128; tied
+embeddings. 26 billion tokens, 20 for each parameter (arXiv 2203.15556).
 
-The parameters are split over all devices, as the batch is; what lies between the products with matrices is computed
-anew in the backward pass.
+Parameters and batch are split over all devices. The backward pass recomputes everything between the products with
+matrices.
 """
 
 from cope_jax.training import config_files as base

@@ -1,4 +1,4 @@
-"""Selective copy of 16 tokens among 16 blanks, in minutes on a laptop: the picture that a newcomer should see.
+"""Selective copy of 16 tokens among 16 blanks, in minutes on a laptop: the result that a newcomer should see.
 
 Command: `make compare`, or
     python -m experiments.compare --config=experiments/configs/quick.py --seeds=1 --workdir=runs/quick
@@ -14,7 +14,7 @@ def get_config() -> base.ConfigDict:
     return base.experiment(
         "selective_copy",
         {"num_tokens": 16, "num_blanks": 16},
-        # Both tables end at the length of a training sequence: what lies beyond takes the last row.
+        # Both tables end at the length of a training sequence: positions beyond it use the last row.
         encodings={"cope": {"npos_max": 49}, "relative": {"max_distance": 48}},
         # Sparse needs a head that counts every symbol and no blank. With 4 heads 2 of 20 seeds have none, and fail.
         model={"block": {"num_heads": 8, "head_dim": 32}},

@@ -7,7 +7,8 @@ Hardware: 2 CPU cores. Wall time and word perplexity: see experiments/RESULTS.md
 Expected: far from the 102.5 (test) that two LSTM layers of width 200 reach with dropout in hundreds of epochs, since
 this reads the text about once, and trains with 1,024 sampled words.
 
-`lstm_wikitext2.py` and `transformer_wikitext2.py` have as many parameters, the same batches and as much time.
+`lstm_wikitext2.py` and `transformer_wikitext2.py` have the same number of parameters, the same batches and as much
+time.
 """
 
 from cope_jax.training import config_files as base

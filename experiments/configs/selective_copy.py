@@ -3,7 +3,7 @@
 Command:
     python -m experiments.compare --config=experiments/configs/selective_copy.py --workdir=runs/selective_copy
 Hardware: one GPU or TPU (the paper: 8 GPUs). Wall time: not measured yet.
-Expected: the figures of the paper stand beside ours in the table.
+Expected: the table shows the paper's figures next to ours.
 
 From the paper: task, 2 layers, width 64, 2 heads, 100,000 steps. Our choice, because the paper does not say: optimizer,
 learning rate and weight decay (those with which MapFormer, arXiv 2511.19279, reproduces CoPE here), batch,

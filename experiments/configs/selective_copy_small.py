@@ -3,7 +3,7 @@ r"""Selective copy of 32 tokens among 32 blanks: the paper's task, CPU-sized.
 Command:
     python -m experiments.compare --config=experiments/configs/selective_copy_small.py \
         --workdir=runs/selective_copy_small
-Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, where the measured figures stand too.
+Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 Expected: CoPE makes no error on any split; RoPE and relative have learned the training length (sequence errors of 3 to
 51 %) and fail beyond it (80 to 100 %); absolute learns more slowly and fails as well.
 """
@@ -15,7 +15,7 @@ def get_config() -> base.ConfigDict:
     return base.experiment(
         "selective_copy",
         {"num_tokens": 32, "num_blanks": 32},
-        # Both tables end at the length of a training sequence: what lies beyond takes the last row.
+        # Both tables end at the length of a training sequence: positions beyond it use the last row.
         encodings={"cope": {"npos_max": 97}, "relative": {"max_distance": 96}},
         optimizer={"learning_rate": 4e-3, "warmup_steps": 100},
         training={"steps": 1200, "batch_size": 32, "evaluate_every": 200},

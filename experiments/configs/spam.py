@@ -6,7 +6,7 @@ Hardware: 2 CPU cores. Wall time and scores: see experiments/RESULTS.md.
 Expected: TF-IDF with a linear SVM is right for about 99 % of the 5,171 different messages, and a small BERT is not
 better.
 
-`experiments.classify` takes the sizes of the encoder from the pretrained model, and trains it frozen and as a whole,
+`experiments.classify` takes the sizes of the encoder from the pretrained model, and trains it frozen and fine-tuned,
 once on each fold.
 """
 

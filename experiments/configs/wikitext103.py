@@ -3,19 +3,18 @@ r"""The paper's language model of WikiText-103 (arXiv 2405.18719, section 5.4).
 Command:
     python -m experiments.train --config=experiments/configs/wikitext103.py --config.task.options.data_dir=DATA \
         --config.task.options.vocab=GPT2 --workdir=runs/wikitext103
-    GPT2 is a folder with the vocabulary of GPT-2; without it, one of as many tokens is learned.
+    GPT2 is a folder with the vocabulary of GPT-2; without it, a vocabulary of the same size is learned.
 Hardware: GPUs or a slice of TPUs, as for `lm_125m.py`. Wall time: not measured yet.
-Expected: the paper's perplexities stand beside ours in the table of `compare`. It does not say of which tokens they
-are, nor with which text before them; ours are by words, WikiText's convention.
+Expected: the table of `compare` shows the paper's perplexities next to ours. The paper does not say of which tokens
+they are, nor which text comes before them; ours are by words, WikiText's convention.
 
 From the paper: 12 layers, width 768, context 1024, p_max 64 in a table that the layers share, batch 64, 100 epochs. Its
-counts of parameters, 123.7 M and 124.4 M for absolute, tell the vocabulary of GPT-2 and tied embeddings. It leaves the
-rest open. As GPT-2 small: 12 heads, dropout 0.1. Our choice: the raw text, of which GPT-2's vocabulary makes 118 M
-tokens, so that 100 epochs are 180,000 steps; and AdamW as GPT-3 (arXiv 2005.14165) has it for this size.
+counts of parameters, 123.7 M and 124.4 M for absolute, imply the vocabulary of GPT-2 and tied embeddings. It leaves the
+rest open. As in GPT-2 small: 12 heads, dropout 0.1. Our choice: the raw text, which is 118 M tokens in GPT-2's
+vocabulary, so 100 epochs are 180,000 steps; and the AdamW of GPT-3 (arXiv 2005.14165) for this size.
 
 Its variants: `--encodings=` "cope(gate=value)", "cope(gate=separate_key)", "cope(npos_max=16)", "cope(npos_max=1024)"
-or "cope+relative"; and `--config.model.encoding_sharing=layer`, where it has 22.56 in validation and 23.58 in the
-test.
+or "cope+relative"; and `--config.model.encoding_sharing=layer`, for which it has 22.56 (validation) and 23.58 (test).
 """
 
 from cope_jax.training import config_files as base

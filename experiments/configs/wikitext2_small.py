@@ -5,8 +5,8 @@ Command:
         --config.task.options.data_dir=DATA --workdir=runs/wikitext2_small
 Hardware: 2 CPU cores. Wall time, and perplexity by token, word and byte: see experiments/RESULTS.md.
 
-Byte-pair encoding of 2,048 tokens, learned from the training text of 3.5 M of them, of which 1,000 steps read 2.0 M.
-`relative` has rows for the distances of training and repeats the last beyond, as the paper's "relative-capped";
+Byte-pair encoding of 2,048 tokens, learned from the training text, which has 3.5 M tokens; 1,000 steps read 2.0 M.
+`relative` has rows for the distances of training and repeats the last row beyond, like the paper's "relative-capped";
 `relative(beyond=nothing)` is its "relative".
 """
 

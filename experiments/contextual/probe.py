@@ -1,12 +1,12 @@
-r"""What each layer knows: linear probes of parts of speech (syntax) and word senses (meaning), with their baselines.
+r"""Shows what each layer knows, by linear probes of parts of speech (syntax) and word senses (meaning).
 
 python -m experiments.probe --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA --workdir=runs/probe
 
 Parts of speech are those of UD English EWT, word senses those of CoarseWSD-20; without --corpora_dir built-in samples
-stand in for both. Vectors are frozen. For each layer: the accuracy of a linear probe with its 95 % interval, and of the
-same probe on a control task that only memory solves; for each task: the baselines, how a probe on all layers mixes
-layers, and the layer at which the answer is found (centre of gravity, expected layer). A paragraph says what that means
-for "lower layers know syntax, higher ones meaning".
+replace both. Vectors are frozen. For each layer, it shows the accuracy of a linear probe with its 95 % interval, and of
+the same probe on a control task that only memory solves. For each task, it shows the baselines, how a probe on all
+layers mixes layers, and the layer at which the answer is found (centre of gravity, expected layer). A paragraph says
+what that means for "lower layers know syntax, higher ones meaning".
 
 Writes probe.json, probe.md, and two plots for each model, into the workdir.
 """
@@ -36,20 +36,20 @@ from experiments.cli.flag_values import load_models
 _MODELS = flags.DEFINE_list("models", None, 'Runs, folders of published models, "minilm".', required=True)
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in samples.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots.", required=True)
-_TRAIN_WORDS = flags.DEFINE_integer("train_words", 20_000, "Words that probes of tags learn from.", lower_bound=1)
-_TEST_WORDS = flags.DEFINE_integer("test_words", 5_000, "Words that they are tested on.", lower_bound=1)
-_TRAIN_SENSES = flags.DEFINE_integer("train_per_word", 50, "Occurrences to learn senses from, a word.", lower_bound=1)
-_TEST_SENSES = flags.DEFINE_integer("test_per_word", 50, "Occurrences to be tested on, a word.", lower_bound=1)
-_EPOCHS = flags.DEFINE_integer("epochs", 20, "Passes of a probe over its vectors.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Of probes and the control task.", lower_bound=0)
+_TRAIN_WORDS = flags.DEFINE_integer("train_words", 20_000, "Training words of the probes of tags.", lower_bound=1)
+_TEST_WORDS = flags.DEFINE_integer("test_words", 5_000, "Test words of the probes of tags.", lower_bound=1)
+_TRAIN_SENSES = flags.DEFINE_integer("train_per_word", 50, "Training occurrences per word, for senses.", lower_bound=1)
+_TEST_SENSES = flags.DEFINE_integer("test_per_word", 50, "Test occurrences per word, for senses.", lower_bound=1)
+_EPOCHS = flags.DEFINE_integer("epochs", 20, "Number of passes of a probe over its vectors.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Seed of the probes and the control task.", lower_bound=0)
 entry.renamed("data_dir", "corpora_dir")
 
 Task = tuple[list[Occurrence], list[Occurrence]]
-"""Words with their labels, to learn from and to be tested on."""
+"""Words with their labels, for training and for the test."""
 
 
 def main() -> None:
-    """Probes all models; writes and prints what is found."""
+    """Probes all models; writes and prints the results."""
     models = load_models(_MODELS.value)
     tasks = {TAGS: tags_task(_CORPORA_DIR.value), SENSES: senses_task(_CORPORA_DIR.value)}
     workdir = Path(_WORKDIR.value)
@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def tags_task(data_dir: str | None) -> Task:
-    """Parts of speech, of sentences drawn until there are words enough."""
+    """Parts of speech, from sentences sampled until there are enough words."""
 
     def occurrences(split: Split, most: int) -> list[Occurrence]:
         return [
@@ -75,7 +75,7 @@ def tags_task(data_dir: str | None) -> Task:
 
 
 def draw(sentences: Sequence[TaggedSentence], most: int, seed: int = 0) -> list[TaggedSentence]:
-    """Whole sentences with at most so many words, but one at least; by chance, for those of one kind stand together."""
+    """Complete sentences with at most `most` words, but at least one; random, because a corpus is sorted by kind."""
     order = np.random.default_rng(seed).permutation(len(sentences))
     ends = np.cumsum([len(sentences[place].words) for place in order])
     count = max(1, int(np.searchsorted(ends, most, side="right")))
@@ -90,7 +90,7 @@ def senses_task(data_dir: str | None) -> Task:
 
 
 def probe(model: Embedder, name: str, task: Task, config: ProbeConfig) -> Probing:
-    """Makes the vectors of a task, in half floats, and probes all layers."""
+    """Computes the vectors of a task, in half precision, and probes all layers."""
 
     def read(side: list[Occurrence]) -> tuple[np.ndarray, list[str], list[str]]:
         sentences, places = [one.words for one in side], [one.index for one in side]

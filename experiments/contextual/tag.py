@@ -3,8 +3,8 @@ r"""Tags parts of speech with words, characters, a frozen ELMo, and a BERT froze
 python -m experiments.tag --corpora_dir=DATA --models=runs/elmo_small,runs/bert_small --seeds=3 --workdir=runs/tag
 
 ELMo and BERT are runs of experiments.train, or folders of published models; systems without their model are left out.
-Without --corpora_dir a built-in sample stands in for the treebank. Every finished cell (a system with a seed) is kept:
-after an interruption the same command goes on.
+Without --corpora_dir a built-in sample replaces the treebank. Every finished cell (a system with a seed) is kept:
+after an interruption the same command resumes.
 
 Writes results.json, results.csv, table.md, and a plot of which layers the mixes chose.
 """
@@ -33,12 +33,12 @@ from experiments.cli.flag_values import by_kind, check_names, with_options
 
 SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
 
-_CONFIG = entry.DEFINE_config("config", "tagger", "Of the BiLSTM taggers. ")
-_BERT_CONFIG = entry.DEFINE_config("bert_config", "bert_tagger", "Of the taggers on BERT. ")
+_CONFIG = entry.DEFINE_config("config", "tagger", "Config of the BiLSTM taggers. ")
+_BERT_CONFIG = entry.DEFINE_config("bert_config", "bert_tagger", "Config of the taggers on BERT. ")
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
 _MODELS = flags.DEFINE_list("models", [], 'A trained ELMo, and a pretrained BERT or "minilm".')
-_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Some of {', '.join(SYSTEMS)}.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "Seeds 0 … N−1 of each system.", lower_bound=1)
+_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to compare, of {', '.join(SYSTEMS)}.")
+_SEEDS = flags.DEFINE_integer("seeds", 1, "Number of seeds of each system, 0 … N−1.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
 entry.renamed("data_dir", "corpora_dir")
 entry.renamed("elmo", "models")
@@ -58,17 +58,17 @@ def main() -> None:
 
 
 def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
-    """The systems of the flag whose models there are; ConfigError for an unknown one, and where none is left."""
+    """The systems of the flag whose models are given; ConfigError for an unknown system, or if none is left."""
     check_names("system", names, SYSTEMS)
     missing = [kind for kind in ("elmo", "bert") if kind not in models]
     systems = [name for name in SYSTEMS if name in names and not any(kind in name for kind in missing)]
     if not systems:
-        raise ConfigError("no system is left: those with ELMo or BERT need it among --models")
+        raise ConfigError("no system is left: systems with ELMo or BERT need that model in --models")
     return systems
 
 
 def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: Path) -> dict[str, ExperimentConfig]:
-    """What each system that is trained is trained with."""
+    """The config of each system that is trained."""
     recurrent = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value)
     words = recurrent.model
     characters = dataclasses.replace(words, characters=words.characters or 32)
@@ -101,7 +101,7 @@ def create_table(accuracies: Mapping[str, Mapping[str, Sequence[float]]]) -> Tab
         [name, *(mean_std(by_split.get(split, ()), scale=100) for split in splits)]
         for name, by_split in accuracies.items()
     ]
-    return Table("words tagged right, in %", ["system", *splits], rows)
+    return Table("tagging accuracy, in %", ["system", *splits], rows)
 
 
 def show(

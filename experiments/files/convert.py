@@ -1,10 +1,10 @@
-"""Copies a trained model into another format: ours, or Hugging Face's where its architecture has one there.
+"""Copies a trained model into another format: ours, or Hugging Face's if that has the architecture.
 
 python -m experiments.convert --model=runs/cope --out=exported/cope
 python -m experiments.convert --model=runs/absolute --out=exported/absolute --format=gpt2
 python -m experiments.convert --model=downloads/Llama-3.2-1B --out=starts/llama
 
-Prints the flags with which a config of the same model goes on from it. docs/exchange.md
+Prints the flags that make a config of the same model train it further. docs/exchange.md
 """
 
 import dataclasses
@@ -30,10 +30,10 @@ from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.word_level import Words
 from experiments.cli import entry
 
-_MODEL = flags.DEFINE_string("model", None, "A run, or a folder in a format of --format.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Run, or folder with a model in a format of --format.", required=True)
 _OUT = flags.DEFINE_string("out", None, "Folder to write to, new or empty.", required=True)
-_FORMAT = flags.DEFINE_enum("format", formats.OWN, sorted(formats.FORMATS), "What to write.")
-_SEED = flags.DEFINE_integer("seed", None, "Which seed of a run; without it, the first.")
+_FORMAT = flags.DEFINE_enum("format", formats.OWN, sorted(formats.FORMATS), "Format to write.")
+_SEED = flags.DEFINE_integer("seed", None, "Seed of the run to copy; without it, the first.")
 entry.renamed("from", "model")
 entry.renamed("to", "out")
 
@@ -41,14 +41,14 @@ COMPANIONS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"),
     *("vocab.json", "vocab.txt", "vocab.bpe", "encoder.json", "merges.txt", "words.txt", "generation_config.json"),
 )
-"""Files beside a model that go with it."""
+"""Files next to a model that are copied with it."""
 
 
 def main() -> None:
-    """Reads, writes, and tells how to go on."""
+    """Reads and writes the model, and prints how to train it further."""
     source, target = Path(_MODEL.value), Path(_OUT.value)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise ConfigError(f"there is something in {target}: choose another --out")
+        raise ConfigError(f"{target} is not an empty folder: choose another --out")
     if not source.is_dir():
         raise ConfigError(f"there is no folder {source}: give --model a run, or a folder with a model")
     found = load(source)
@@ -58,7 +58,7 @@ def main() -> None:
         texts = dict(found.task.saved_files())
         on_text = isinstance(found.task, TextTask)
         options = found.experiment.task.options
-        if "lowercase" in options:  # of the pieces, which no vocabulary says
+        if "lowercase" in options:  # whether pieces are lower-case, which no vocabulary says
             texts["tokenizer_config.json"] = json.dumps({"do_lower_case": options["lowercase"]}) + "\n"
     else:
         on_text = found.name in models.able("generate")
@@ -79,8 +79,8 @@ def main() -> None:
 
 
 def flags_of(folder: Path) -> Iterator[str]:
-    """The flags of experiments.train by which its model becomes that of the folder and starts with it."""
-    config = load(folder).config  # as it was written: a format may say the same in other words
+    """The flags of experiments.train that set its model to the folder's and start training from it."""
+    config = load(folder).config  # as written: a format may express the same config differently
     yield f"--config.training.start={folder}"
     if hasattr(config, "encoding"):
         yield f"--config.encoding={config.encoding.text() or 'none'}"
@@ -93,11 +93,11 @@ def flags_of(folder: Path) -> Iterator[str]:
 
 
 def vocabulary_flags(folder: Path) -> Iterator[str]:
-    """The flags of experiments.train by which the task text takes the tokenizer of the folder, if it has one."""
+    """The flags of experiments.train that give the task text the tokenizer of the folder, if it has one."""
     try:
         tokenizer = loading.find(folder)
     except ConfigError as error:
-        print(f"warning: nothing trains on text with this tokenizer: {error}", file=sys.stderr)
+        print(f"warning: training on text cannot use this tokenizer: {error}", file=sys.stderr)
         return
     if tokenizer is not None:
         yield f"--config.task.options.tokenizer={'words' if isinstance(tokenizer, Words) else 'bpe'}"

@@ -1,8 +1,8 @@
-"""Downloads published corpora to where all commands read them: a folder that is given to them as --corpora_dir.
+"""Downloads published corpora into a folder that other commands read as --corpora_dir.
 
 python -m experiments.download --corpora=wikitext-2,tinyshakespeare --out=DATA
 
-What is there already is left alone, so that the same command goes on after an interruption.
+Files that are there already are not touched, so the same command resumes after an interruption.
 """
 
 from absl import flags
@@ -11,14 +11,14 @@ from cope_jax.data.fetch import SOURCES, download
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import check_names
 
-_CORPORA = flags.DEFINE_list("corpora", None, f"Which: {', '.join(SOURCES)}.", required=True)
+_CORPORA = flags.DEFINE_list("corpora", None, f"Corpora to download, of {', '.join(SOURCES)}.", required=True)
 _OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
-_MIRROR = flags.DEFINE_string("mirror", None, "URL of a folder with the same files, in place of the usual ones.")
+_MIRROR = flags.DEFINE_string("mirror", None, "URL of a folder with the same files, instead of the usual sources.")
 entry.renamed("data_dir", "out")
 
 
 def main() -> None:
-    """Downloads what is missing and says what is where."""
+    """Downloads what is missing and prints where it is."""
     check_names("corpus to download", _CORPORA.value, SOURCES)
     for name in _CORPORA.value:
         source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)

@@ -4,7 +4,7 @@ python -m experiments.export --task=counting --options=num_variables=3 \
     --sizes=train=10000,in_distribution=1000 --out=DIR
 python -m experiments.export --task=text --options="data_dir='DATA',corpus='wikitext-2',vocab_size=4096" --out=DIR
 
-Text is written in tokens; its tokenizer lies beside them.
+Text is written as tokens, with its tokenizer next to them.
 """
 
 import ast
@@ -20,8 +20,8 @@ from experiments.cli import entry, outputs
 
 _TASK = flags.DEFINE_string("task", None, "Name of the task.", required=True)
 _OPTIONS = flags.DEFINE_string("options", "", "Options of the task, as name=value,name=value.")
-_SIZES = flags.DEFINE_string("sizes", "", "Examples of each split, as split=number,split=number; of text: all.")
-_DATA_SEED = flags.DEFINE_integer("data_seed", 0, "Of the examples.")
+_SIZES = flags.DEFINE_string("sizes", "", "Examples per split, as split=number,split=number; without it, all of text.")
+_DATA_SEED = flags.DEFINE_integer("data_seed", 0, "Seed of the examples.")
 _OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
 entry.renamed("data_dir", "out")
 entry.renamed("seed", "data_seed")

@@ -1,7 +1,7 @@
 # shellcheck shell=bash
-# What the launch scripts share; to be sourced, not run. Sourcing it answers --help.
+# Code that the launch scripts share; source it, do not run it. Sourcing it answers --help.
 
-# Prints an error and leaves with status 2, as the commands do for wrong input.
+# Prints an error and exits with status 2, as the commands do for wrong input.
 die() {
   echo "error: $*" >&2
   exit 2
@@ -11,7 +11,7 @@ say() {
   echo "[$(basename "$0")] $*" >&2
 }
 
-# Prints the comment at the head of the script, and leaves, if its first argument asks for it.
+# Prints the comment at the head of the script, and exits, if its first argument asks for it.
 case "${1:-}" in
   -h | --help)
     awk 'NR > 1 && !/^#/ {exit} NR > 1 && !/^#SBATCH/ {sub(/^# ?/, ""); print}' "${script:-$0}"
@@ -19,7 +19,7 @@ case "${1:-}" in
     ;;
 esac
 
-# Dies unless every variable named is set and not empty.
+# Dies unless every named variable is set and not empty.
 need() {
   local name missing=""
   for name in "$@"; do
@@ -28,7 +28,7 @@ need() {
   [ -z "$missing" ] || die "set$missing in the environment: see $(basename "$0") --help"
 }
 
-# Dies unless every program named is installed.
+# Dies unless every named program is installed.
 need_program() {
   local name
   for name in "$@"; do
@@ -39,7 +39,7 @@ need_program() {
 # Dies unless WORKDIR can be opened as a folder on the machines that train.
 check_workdir() {
   case "$WORKDIR" in
-    *://*) die "WORKDIR=$WORKDIR is no folder: give a path on a mounted file system" ;;
+    *://*) die "WORKDIR=$WORKDIR is not a folder: give a path on a mounted file system" ;;
     /*) ;;
     *) die "WORKDIR=$WORKDIR must be an absolute path" ;;
   esac
@@ -65,10 +65,10 @@ verdict() {
   esac
 }
 
-# Takes the action, the first argument of the script, or dies; to be followed by `shift`.
+# Reads the action, the first argument of the script, or dies; call `shift` after it.
 take_action() {
   action="${1:-}"
-  [ -n "$action" ] || die "say what to do: see $(basename "$0") --help"
+  [ -n "$action" ] || die "name an action: see $(basename "$0") --help"
 }
 
 unknown_action() {

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Runs a command on this machine so that it outlives the connection that started it; called again, joins it.
+# Runs a command on this machine so that it outlives the connection that started it; a second call joins it.
 #
-#   detached.sh run NAME ATTEMPT COMMAND...   starts COMMAND, shows its output, and leaves with its exit status
-#   detached.sh stop NAME                     sends it SIGTERM: a training run saves and leaves with 143
+#   detached.sh run NAME ATTEMPT COMMAND...   starts COMMAND, shows its output, and exits with its exit status
+#   detached.sh stop NAME                     sends it SIGTERM: a training run saves and exits with 143
 #
-# If a command of that NAME is still at work, `run` joins it instead of starting another. If ATTEMPT has ended
-# meanwhile, `run` returns its status: an ssh client that lost its connection may repeat the call without harm.
+# If a command of that NAME is still running, `run` joins it instead of starting another. If ATTEMPT has ended
+# meanwhile, `run` returns its status, so an ssh client that lost its connection may safely repeat the call.
 # The output and the state are kept in ${XDG_STATE_HOME:-~/.local/state}/cope_jax/NAME.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 action="${1:-}" name="${2:-}"
-[ -n "$name" ] || die "say what to do: see detached.sh --help"
+[ -n "$name" ] || die "give an action and a name: see detached.sh --help"
 state="${XDG_STATE_HOME:-$HOME/.local/state}/cope_jax/$name"
 mkdir -p "$state"
 
@@ -22,7 +22,7 @@ at_work() {
 case "$action" in
   run)
     attempt="${3:-}"
-    [ $# -ge 4 ] || die "detached.sh run takes NAME ATTEMPT COMMAND...: see detached.sh --help"
+    [ $# -ge 4 ] || die "detached.sh run needs NAME ATTEMPT COMMAND...: see detached.sh --help"
     shift 3
     if ! at_work; then
       if [ "$(cat "$state/attempt" 2>/dev/null)" = "$attempt" ] && [ -s "$state/status" ]; then
@@ -32,8 +32,8 @@ case "$action" in
       touch "$state/output.log"
       from="--bytes=+$(($(wc -c <"$state/output.log") + 1))"
       echo "$attempt" >"$state/attempt"
-      # nohup, for the end of a login session brings SIGHUP. The shell around the command passes SIGTERM on, and notes
-      # the status; a wait that a signal cut short is waited again.
+      # nohup, because the end of a login session sends SIGHUP. The shell around the command passes SIGTERM on, and
+      # writes the status; it repeats a wait that a signal cut short.
       # shellcheck disable=SC2016
       nohup setsid bash -c '
         state=$1; shift
@@ -46,14 +46,14 @@ case "$action" in
       echo $! >"$state/pid"
     else
       from="--lines=20"
-      say "joining what is at work already"
+      say "joining the command that is already running"
     fi
     tail "$from" --follow=name --pid="$(cat "$state/pid")" "$state/output.log" 2>/dev/null || true
-    [ -s "$state/status" ] || exit 137 # it was killed, and so could not note a status
+    [ -s "$state/status" ] || exit 137 # it was killed before it could write a status
     exit "$(cat "$state/status")"
     ;;
   stop)
-    at_work || die "nothing named $name is at work"
+    at_work || die "nothing named $name is running"
     kill -TERM "$(cat "$state/pid")"
     ;;
   *) unknown_action ;;

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# A training run on a TPU slice of a GKE cluster that has JobSet installed. Run it where kubectl reaches the cluster.
+# Trains on a TPU slice of a GKE cluster that has JobSet installed. Run it where kubectl reaches the cluster.
 #
 #   gke.sh render [FLAGS]    prints the JobSet that gke.yaml describes; FLAGS go to experiments.train
 #   gke.sh apply [FLAGS]     creates it
 #   gke.sh delete            deletes it; the pods save first
 #
-# The JobSet starts its pods anew after every failure and preemption, MAX_RESTARTS times, but not when experiments.train
-# leaves with 2, 3 or 4, which need a person.
+# The JobSet restarts its pods after every failure and preemption, MAX_RESTARTS times, but not if experiments.train
+# exits with 2, 3 or 4, which need a person.
 #
 # Variables that must be set:
 #   NAME              of the JobSet
@@ -14,8 +14,8 @@
 #   IMAGE             with the project in it, see Dockerfile
 #   TPU               label of the nodes: tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice, …
 #   TOPOLOGY          of the slice, such as 4x4
-#   HOSTS             machines of the slice
-#   CHIPS_PER_HOST    HOSTS · CHIPS_PER_HOST chips are the slice
+#   HOSTS             number of machines of the slice
+#   CHIPS_PER_HOST    number of chips of each; the slice has HOSTS · CHIPS_PER_HOST chips
 #   CLAIM             a PersistentVolumeClaim that all pods can write (ReadWriteMany)
 #   MOUNT             where pods see it, an absolute path
 #   CONFIG            a file of experiments/configs
@@ -30,7 +30,7 @@ render() {
   check_workdir
   case "$WORKDIR" in
     "$MOUNT"/*) ;;
-    *) die "WORKDIR=$WORKDIR must be below MOUNT=$MOUNT: nothing else outlives a pod" ;;
+    *) die "WORKDIR=$WORKDIR must be below MOUNT=$MOUNT: only that outlives a pod" ;;
   esac
   export NAME IMAGE TPU TOPOLOGY HOSTS CHIPS_PER_HOST CLAIM MOUNT MAX_RESTARTS="${MAX_RESTARTS:-1000}"
   python3 -c '

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Several processes of one training run on this machine: a pod in small, to try out what runs on several hosts.
+# Runs several processes of one training run on this machine: a small pod, to try out what runs on several hosts.
 #
 #   local_processes.sh PROCESSES [FLAGS]    FLAGS go to experiments.train
 #
@@ -7,19 +7,19 @@
 #   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=2 CONFIG=experiments/configs/quick.py \
 #     WORKDIR=$PWD/runs/two experiments/launch/local_processes.sh 2 --config.job.mesh.fsdp=2
 #
-# Ctrl-C and SIGTERM are passed on; the run saves. Leaves with 0 if all processes did, else with the status that most
-# needs a person: 2, 3 or 4, then a failure, then 130 or 143 (the same command goes on).
+# Ctrl-C and SIGTERM are passed on; the run saves. Exits with 0 if all processes did, else with the status that most
+# needs a person: 2, 3 or 4, then a failure, then 130 or 143 (the same command resumes).
 #
 # Variables that must be set:
 #   CONFIG     a file of experiments/configs
 #   WORKDIR    an absolute path
-# May be set: PYTHON (.venv/bin/python where there is one, else python3), PORT (one that is free).
+# May be set: PYTHON (.venv/bin/python if there is one, else python3), PORT (one that is free).
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 processes="${1:-}"
 case "$processes" in
-  "" | *[!0-9]* | 0*) die "say how many processes: see local_processes.sh --help" ;;
+  "" | *[!0-9]* | 0*) die "give the number of processes: see local_processes.sh --help" ;;
 esac
 shift
 need CONFIG WORKDIR
@@ -34,17 +34,17 @@ PORT="${PORT:-$("$PYTHON" -c "$free_port")}"
 children=()
 # shellcheck disable=SC2329 # the traps call it
 pass_on() {
-  local running # the trap comes in the midst of the loop over children below
+  local running # the trap may run during the loop over children below
   for running in "${children[@]}"; do
     kill "-$1" "$running" 2>/dev/null || true
   done
 }
-# A signal cuts `wait` short; it is then waited for again.
+# A signal cuts `wait` short; the loop below then waits again.
 trap 'cut=yes; pass_on INT' INT
 trap 'cut=yes; pass_on TERM' TERM
 
-# In a session of its own a child gets Ctrl-C from here alone, once; a second one would have it leave unsaved. Bash has
-# commands in the background ignore it.
+# In its own session a child gets Ctrl-C only from here, once; a second one would make it exit unsaved. Bash makes
+# background commands ignore it.
 alone='
 import os, signal, sys
 os.setsid()

@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Runs a command as one task of several under srun, which reports the highest status of all its tasks alone.
+# Runs a command as one of several tasks under srun, which reports only the highest status of all its tasks.
 #
 #   task.sh COMMAND...
 #
-# Leaves with the status of COMMAND, but with 252, 253 and 254 for 2, 3 and 4: so a status that needs a person outweighs
-# those of tasks that died since this one left. SIGTERM is passed on.
+# Exits with the status of COMMAND, but with 252, 253 and 254 for 2, 3 and 4: so a status that needs a person outweighs
+# those of tasks that died after this one ended. SIGTERM is passed on.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
-[ $# -ge 1 ] || die "task.sh takes a command: see task.sh --help"
+[ $# -ge 1 ] || die "task.sh needs a command: see task.sh --help"
 
 "$@" &
 child=$!

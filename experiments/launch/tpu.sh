@@ -1,9 +1,9 @@
 # shellcheck shell=bash
-# What tpu_vm.sh and tpu_slice.sh share; to be sourced, not run. All of it works on the TPU called NAME.
+# Code that tpu_vm.sh and tpu_slice.sh share; source it, do not run it. All of it works on the TPU called NAME.
 
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# shellcheck disable=SC2153 # the scripts make sure that it is set
+# shellcheck disable=SC2153 # the scripts ensure that it is set
 gcloud_tpu() {
   gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"
 }
@@ -17,7 +17,7 @@ choose_version() {
     v5p-*) version=v2-alpha-tpuv5 ;;
     v6e-*) version=v2-alpha-tpuv6e ;;
     given*) version="$RUNTIME_VERSION" ;;
-    *) die "no version is known for ACCELERATOR_TYPE=$ACCELERATOR_TYPE: set RUNTIME_VERSION" ;;
+    *) die "unknown software version for ACCELERATOR_TYPE=$ACCELERATOR_TYPE: set RUNTIME_VERSION" ;;
   esac
 }
 
@@ -27,7 +27,7 @@ on_hosts() {
   gcloud_tpu tpu-vm ssh "$NAME" --worker=all --command="$1"
 }
 
-# Clones and installs on every host what is not there yet; a clone that is there stays at its commit.
+# Clones and installs on every host what is missing there; an existing clone stays at its commit.
 setup_hosts() {
   local clone
   clone="$(quoted git clone --quiet --branch "${REF:-main}" "$REPOSITORY" cope-jax)"
@@ -39,11 +39,11 @@ command -v git >/dev/null && command -v make >/dev/null ||
 cope-jax/experiments/launch/worker_setup.sh tpu"
 }
 
-# Trains on every host, or joins the training that is at work there. Takes the flags of experiments.train that are not
+# Trains on every host, or joins the training that is running there. Takes the flags of experiments.train that are not
 # variables of the script; the status is that of experiments.train.
 train_on_hosts() {
   local environment=("PYTHONUNBUFFERED=1")
-  trap 'say "left; the training goes on: the same command joins it, stop ends it"; exit 130' INT
+  trap 'say "disconnected; the training continues: the same command joins it, stop ends it"; exit 130' INT
   [ -z "${LIBTPU_INIT_ARGS:-}" ] || environment+=("LIBTPU_INIT_ARGS=$LIBTPU_INIT_ARGS")
   on_hosts "$(quoted cope-jax/experiments/launch/detached.sh run "$NAME" "$(date +%s)-$$" \
     env -C cope-jax "${environment[@]}" .venv/bin/python -m experiments.train \

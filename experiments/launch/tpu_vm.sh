@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# One TPU VM, from nothing to a trained model. Run it where gcloud is logged in.
+# Creates one TPU VM and trains a model on it. Run it where gcloud is logged in.
 #
 #   tpu_vm.sh create            creates the VM
 #   tpu_vm.sh setup             clones and installs the project there
-#   tpu_vm.sh train [FLAGS]     trains, or joins the training at work; FLAGS go to experiments.train; the exit status is
-#                               its: 0 done, 143 interrupted and saved (repeat the command), 2, 3 and 4 need a person
-#   tpu_vm.sh stop              has the training save and leave
+#   tpu_vm.sh train [FLAGS]     trains, or joins the running training; FLAGS go to experiments.train; its exit status is
+#                               returned: 0 done, 143 interrupted and saved (repeat the command), 2, 3 and 4 need a
+#                               person
+#   tpu_vm.sh stop              makes the training save and exit
 #   tpu_vm.sh fetch FOLDER      copies WORKDIR from the VM into FOLDER
 #   tpu_vm.sh delete            deletes the VM and its disk, WORKDIR with it: fetch first
-#   tpu_vm.sh run [FLAGS]       create, setup and train; deletes nothing
+#   tpu_vm.sh run [FLAGS]       runs create, setup and train; deletes nothing
 #
 # Variables that must be set:
 #   PROJECT, ZONE       of Google Cloud
@@ -19,7 +20,7 @@
 #   REPOSITORY          URL of the project's git repository
 # For train and run:
 #   CONFIG              a file of experiments/configs
-#   WORKDIR             an absolute path on the VM; WORKDIR alone is needed for fetch
+#   WORKDIR             an absolute path on the VM; fetch needs only WORKDIR
 # May be set: RUNTIME_VERSION (chosen by ACCELERATOR_TYPE), SPOT=yes (cheaper, and can be taken away), REF (branch or tag
 # to clone: main), PREPARE (shell to run on the VM before setup, such as a mount), LIBTPU_INIT_ARGS.
 set -euo pipefail
@@ -50,7 +51,7 @@ case "$action" in
   stop) stop_on_hosts ;;
   fetch)
     need WORKDIR
-    [ $# -eq 1 ] || die "say where to: tpu_vm.sh fetch FOLDER"
+    [ $# -eq 1 ] || die "give the folder to copy to: tpu_vm.sh fetch FOLDER"
     gcloud_tpu tpu-vm scp --recurse "$NAME:$WORKDIR" "$1"
     ;;
   delete) gcloud_tpu tpu-vm delete "$NAME" ;;

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Installs the project on a TPU VM, in the checkout that holds this script: .venv with JAX for TPUs.
+# Installs the project on a TPU VM, in the checkout of this script: .venv with JAX for TPUs.
 #
 #   worker_setup.sh [ACCELERATOR]      tpu (the default) or cuda
 #
-# Images of TPU VMs have Python 3.10; where none from 3.11 on is found, uv fetches 3.12 for this user alone.
-# Done again, it takes a second.
+# Images of TPU VMs have Python 3.10; if no Python from 3.11 on is found, uv fetches 3.12 for this user only.
+# A repeated call takes a second.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."

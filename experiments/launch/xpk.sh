@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# A training run on a TPU slice of a cluster that XPK made (pip install xpk).
+# Trains on a TPU slice of a cluster that XPK made (pip install xpk).
 #
 #   xpk.sh [FLAGS]    submits it; FLAGS go to experiments.train
 #
-# XPK starts the workload anew, MAX_RESTARTS times, when it leaves with 127 to 255, that is after interruptions and
-# crashes, and not when experiments.train leaves with 2, 3 or 4, which need a person.
+# XPK restarts the workload, MAX_RESTARTS times, if it exits with 127 to 255, that is after interruptions and crashes,
+# but not if experiments.train exits with 2, 3 or 4, which need a person.
 # `xpk workload list` and `xpk workload delete --workload=NAME` watch and end it.
 #
 # Variables that must be set:
@@ -21,7 +21,7 @@ set -euo pipefail
 need PROJECT ZONE CLUSTER NAME TPU_TYPE IMAGE STORAGE CONFIG WORKDIR
 check_workdir
 need_program xpk
-# shellcheck disable=SC2153 # need has seen to it
+# shellcheck disable=SC2153 # need has checked it
 xpk workload create --project="$PROJECT" --zone="$ZONE" --cluster="$CLUSTER" --workload="$NAME" \
   --tpu-type="$TPU_TYPE" --num-slices=1 --docker-image="$IMAGE" --storage="$STORAGE" \
   --max-restarts="${MAX_RESTARTS:-1000}" --termination-grace-period-seconds=120 \

@@ -222,7 +222,7 @@ MISTAKES = {
     "keys without values": (dict(k=ones(2, 5, 2, 4)), "differ"),
     "heads of values": (dict(v=ones(2, 6, 1, 4)), "differ"),
     "groups": (dict(q=ones(2, 6, 3, 4)), "divide"),
-    "name of an encoding": (dict(encoding="rope"), "encoding='rope' is no encoding: make one with"),
+    "name of an encoding": (dict(encoding="rope"), "encoding='rope' is not an encoding: create one with"),
     "implementation": (dict(implementation="ful"), "did you mean 'full'"),
     "heads of the encoding": (dict(q=ones(2, 6, 8, 4)), "was built for num_heads, num_kv_heads, head_dim = (4, 2, 4)"),
     "window": (dict(window=0), "at least 1"),

@@ -267,11 +267,11 @@ class Product(Encoding):
 
 
 MISTAKES = {
-    "no axis": ({"implementation": "ring"}, "give the axis with 'ring' alone"),
-    "another implementation": ({"implementation": "full", "sequence_axis": AXIS}, "give the axis with 'ring' alone"),
+    "no axis": ({"implementation": "ring"}, "give sequence_axis for 'ring' and only for it"),
+    "another implementation": ({"implementation": "full", "sequence_axis": AXIS}, "give sequence_axis for 'ring'"),
     "axis": ({"sequence_axis": "sequences"}, "unknown axis of the mesh 'sequences': did you mean 'sequence'"),
     "not causal": ({"sequence_axis": AXIS, "causal": False}, "must be causal"),
-    "carry": ({"sequence_axis": AXIS, "encoding": Product}, "which this encoding does not"),
+    "carry": ({"sequence_axis": AXIS, "encoding": Product}, "but this encoding cannot"),
     "lengths": ({"sequence_axis": AXIS, "q": jnp.ones((2, 3, 4, 4))}, "as many queries as keys, got 3 and 6"),
     "type of axis": ({"sequence_axis": AXIS, "types": (AxisType.Explicit,) * 2}, "must be of type Auto"),
     "no mesh": ({"sequence_axis": AXIS, "types": None}, "call under jax.set_mesh(mesh)"),

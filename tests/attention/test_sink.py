@@ -195,8 +195,8 @@ def test_an_encoding_that_couples_queries_runs_in_full_only():
     encoding = Coupled(NoOptions(), SHAPE, rngs=nnx.Rngs(0))
     q, k, v = (jnp.ones((1, 100, heads, WIDTH)) for heads in (HEADS, GROUPS, GROUPS))
     np.testing.assert_array_equal(attend(q, k, v, encoding=encoding), FULL(q, k, v, encoding=encoding))
-    with pytest.raises(ConfigError, match="couples: choose 'full'"):
+    with pytest.raises(ConfigError, match="couples them: choose 'full'"):
         attend(q, k, v, encoding=encoding, implementation="blockwise")
     cache = create_cache(encoding, batch=1, capacity=2).enter(jnp.zeros((1, 1), jnp.int32))
-    with pytest.raises(ConfigError, match="couples: attend to the whole sequence"):
+    with pytest.raises(ConfigError, match="couples them: attend to the complete sequence"):
         attend_cached(q[:, :1], cache, encoding=encoding)

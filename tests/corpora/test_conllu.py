@@ -41,10 +41,10 @@ def test_a_file_need_not_end_with_a_blank_line(tmp_path):
     [
         (5, "2 do do AUX VBP _ 4 aux _ _", "line 5: 1 columns"),
         (5, "2\tdo\tdo\tAUX", "line 5: 4 columns"),
-        (6, "x\tn't\tnot\tPART\tRB\t_\t4\tadvmod\t_\t_", "line 6: word x where word 3 is due"),
-        (8, "4\tgo\tgo\tVB\tVB\t_\t0\troot\t_\t_", "line 8: 'VB' is no universal part of speech"),
-        (8, "5\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_", "line 8: word 5 where word 4 is due"),
-        (13, "2\t10\t10\tNUM\tCD\t_\t0\troot\t_\t_", "line 13: word 2 where word 1 is due"),
+        (6, "x\tn't\tnot\tPART\tRB\t_\t4\tadvmod\t_\t_", "line 6: word x where word 3 is expected"),
+        (8, "4\tgo\tgo\tVB\tVB\t_\t0\troot\t_\t_", "line 8: 'VB' is not a universal part of speech"),
+        (8, "5\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_", "line 8: word 5 where word 4 is expected"),
+        (13, "2\t10\t10\tNUM\tCD\t_\t0\troot\t_\t_", "line 13: word 2 where word 1 is expected"),
     ],
 )
 def test_a_malformed_line_is_named_by_file_and_number(tmp_path, line, wrong, why):

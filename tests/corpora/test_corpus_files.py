@@ -51,13 +51,13 @@ def test_what_is_not_utf8_is_named_by_its_line(tmp_path):
 def test_half_a_gzip_file_is_one_clear_line(tmp_path):
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(b"text " * 100)[:-12])
-    with pytest.raises(ConfigError, match="no whole gzip file"):
+    with pytest.raises(ConfigError, match="not a complete gzip file"):
         read_lines(epath.Path(path))
 
 
 @pytest.mark.parametrize("pattern", ["", ".", "./", "/"])
 def test_what_is_no_glob_is_one_line(tmp_path, pattern):
-    with pytest.raises(ConfigError, match=rf"^'{pattern}' is no glob \(it names no file\): write one such as") as error:
+    with pytest.raises(ConfigError, match=rf"^'{pattern}' is not a glob \(it names no file\): write one like") as error:
         matching(tmp_path, ["*.txt", pattern])
     assert "\n" not in str(error.value)
 

@@ -70,7 +70,7 @@ def test_a_packed_file_is_unpacked_and_a_mark_of_byte_order_dropped(tmp_path):
         (text,) = documents(corpus, str(tmp_path), split, ["*.gz"])
         assert text.startswith("value = 1\nvalue")
     (tmp_path / "code" / "a.py.gz").write_bytes(data[:-9])
-    with pytest.raises(ConfigError, match=r"a.py.gz is no whole gzip file \(.*\): fetch it again$"):
+    with pytest.raises(ConfigError, match=r"a.py.gz is not a complete gzip file \(.*\): fetch it again$"):
         documents("code", str(tmp_path), split, ["**/a.py.gz"])
 
 
@@ -78,7 +78,7 @@ def test_a_packed_file_is_unpacked_and_a_mark_of_byte_order_dropped(tmp_path):
     ("content", "message"),
     [
         (b"a\nb\xff\n", r"x.txt, line 2: not UTF-8 text; convert the file to UTF-8$"),
-        (b"a\n\0b\n", r"x.txt, line 2: a zero byte, so this is no text; take the file out, or the byte$"),
+        (b"a\n\0b\n", r"x.txt, line 2: a zero byte, so this is not text; remove the file or the byte$"),
         (b"", r"^files has no text in its split 'train': give more files, or larger ones$"),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_is_no_text_is_one_line(tmp_path, content, message):
 )
 def test_a_zero_byte_is_text_of_no_corpus(tmp_path, corpus, file):
     folder = write(tmp_path, f"{corpus}/{file}", "a b\nc\0 d\n")
-    with pytest.raises(ConfigError, match=rf"{file}, line 2: a zero byte, so this is no text"):
+    with pytest.raises(ConfigError, match=rf"{file}, line 2: a zero byte, so this is not text"):
         documents(corpus, folder, "test")
 
 

@@ -27,7 +27,7 @@ def test_a_malformed_line_is_named(tmp_path, line):
 
 @pytest.mark.parametrize("text", ["", "ham\tonly\n"])
 def test_both_labels_are_needed(tmp_path, text):
-    with pytest.raises(ConfigError, match="not both ham and spam"):
+    with pytest.raises(ConfigError, match="does not have both ham and spam"):
         read(tmp_path, text)
 
 

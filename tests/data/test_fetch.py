@@ -131,7 +131,7 @@ def test_what_a_killed_process_left_is_removed_on_a_later_day(wikitext, tmp_path
 @pytest.mark.parametrize("damage", [lambda body: body[:-1] + b"x", lambda body: body[:-1]], ids=["byte", "size"])
 def test_what_is_not_the_published_file_is_not_kept(server, wikitext, tmp_path, damage):
     server.files["wikitext-2-v1.zip"] = damage(server.files["wikitext-2-v1.zip"])
-    message = rf"^{wikitext.url} has not sent what it should, .* the SHA-256 {wikitext.sha256}: try again, or put wiki"
+    message = rf"^{wikitext.url} did not send the expected .* the SHA-256 {wikitext.sha256}: try again, or put wiki"
     with pytest.raises(ConfigError, match=message) as error:
         download(wikitext, tmp_path)
     assert "\n" not in str(error.value)
@@ -159,7 +159,7 @@ def test_what_cannot_be_reached_is_one_line_that_says_what_to_do(server, archive
 
 @pytest.mark.parametrize("corpus", SOURCES)
 def test_readers_find_the_files_and_name_the_command(corpus, tmp_path):
-    command = f"`python -m experiments.download --corpora={corpus} --out={tmp_path}` does it"
+    command = f"`python -m experiments.download --corpora={corpus} --out={tmp_path}` downloads it"
     with pytest.raises(ConfigError, match=rf"put the corpus there \(plain or .gz; {command}\), name") as error:
         documents(corpus, str(tmp_path), "train")
     assert "\n" not in str(error.value)

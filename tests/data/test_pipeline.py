@@ -264,5 +264,5 @@ def test_a_mixture_goes_on_exactly_and_is_shared_by_processes():
     assert place == {"next_index": 6}
     whole.set_state(place)
     assert_same(take(whole, 3), straight[6:])
-    with pytest.raises(ConfigError, match=r"^text draws from a mixture by its weights: leave training.examples out$"):
+    with pytest.raises(ConfigError, match=r"^text samples a mixture by its weights: do not set training.examples$"):
         pipeline.train_iterator(task, batch_size=4, examples=8, **SEEDS)

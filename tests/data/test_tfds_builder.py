@@ -165,7 +165,7 @@ def test_text_is_not_read_under_another_tokenizer(corpus, tmp_path):
     # What a run takes from its folder is the same tokenizer by another name.
     tfds_builder.read(text(corpus, vocab=str(folder / "tokenizer.json"), vocab_size=None), tmp_path, "test")
     rewrite(corpus)
-    with pytest.raises(ConfigError, match=r"holds other data of text: .*tokenizer.json is another there$"):
+    with pytest.raises(ConfigError, match=r"holds other data of text: .*tokenizer.json differs$"):
         tfds_builder.read(text(corpus), tmp_path, "test")
 
 
@@ -174,7 +174,7 @@ def test_text_of_another_corpus_is_not_read_though_its_tokenizer_is_the_same(cor
     elsewhere = corpus.rename(tmp_path / "elsewhere")
     tfds_builder.read(text(elsewhere, tokenizer="bytes", vocab_size=None), tmp_path, "test")
     rewrite(elsewhere)
-    with pytest.raises(ConfigError, match=r"holds other data of text: corpus.json is another there$"):
+    with pytest.raises(ConfigError, match=r"holds other data of text: corpus.json differs$"):
         tfds_builder.read(text(elsewhere, tokenizer="bytes", vocab_size=None), tmp_path, "test")
 
 
@@ -198,7 +198,7 @@ def test_fields_of_other_kinds_are_written_too(tmp_path):
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        ("words", {"test": 2}, "^words is one long text, whose order means something: export a task of examples$"),
+        ("words", {"test": 2}, "^words is one long text, whose order matters: export a task of separate examples$"),
         ("spam", {"test": 10_000}, "^the split 'test' of spam has [0-9]+ examples, not 10000: ask for fewer$"),
     ],
 )

@@ -115,33 +115,33 @@ def drop(name):
 MISTAKES = {
     "no folder": (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json: .*No such file"),
     "no json": (write("config.json", "{"), "cannot read .*config.json: Expecting"),
-    "no dict": (write("config.json", "[]"), "config.json must hold names with values, and is a list"),
-    "another model": (lambda f: reconfigure(f, model_type="gpt2"), "of type 'gpt2', and not of 'bert'"),
+    "no dict": (write("config.json", "[]"), "config.json must contain a JSON object, got a list"),
+    "another model": (lambda f: reconfigure(f, model_type="gpt2"), "of type 'gpt2', not 'bert'"),
     "a size is missing": (lambda f: reconfigure(f, hidden_size=...), "config.json lacks 'hidden_size'"),
     "a size of text": (lambda f: reconfigure(f, hidden_size="8"), r"\.hidden_size must be int, got '8'"),
     "no size": (lambda f: reconfigure(f, vocab_size=None), r"\.vocab_size must be int, got None"),
     "several activations": (lambda f: reconfigure(f, hidden_act=["gelu"]), r"\.hidden_act must be str, got \['gelu'\]"),
-    "a decoder": (lambda f: reconfigure(f, is_decoder=True), "is_decoder=True is not known, only False"),
+    "a decoder": (lambda f: reconfigure(f, is_decoder=True), "is_decoder=True is unsupported, only False"),
     "relative positions": (lambda f: reconfigure(f, position_embedding_type="relative_key"), "='absolute'"),
     "an activation": (lambda f: reconfigure(f, hidden_act="silu"), "hidden_act in .'gelu'"),
-    "another vocabulary": (lambda f: reconfigure(f, vocab_size=19), r"shape \[17, 8\], and by config.json \[19, 8\]"),
+    "another vocabulary": (lambda f: reconfigure(f, vocab_size=19), r"shape \[17, 8\], but config.json needs \[19"),
     "another depth": (lambda f: reconfigure(f, num_hidden_layers=3), "lacks bert.encoder.layer.2."),
     "fewer layers": (
         lambda f: reconfigure(f, num_hidden_layers=1),
-        "'bert.encoder.layer.1.* is no tensor of this model",
+        "'bert.encoder.layer.1.* is not a tensor of this model",
     ),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "cannot read .*model.safetensors"),
     "damaged weights": (write("model.safetensors", "x" * 100), "cannot read .*model.safetensors"),
     "a foreign tensor": (
         lambda f: rewrite(f, lambda t: t | {"classifier.weight": np.zeros(2, np.float32)}),
-        "'bert.classifier.weight' is no tensor of this model",
+        "'bert.classifier.weight' is not a tensor of this model",
     ),
     "a missing tensor": (drop("bert.embeddings.LayerNorm.bias"), "lacks bert.embeddings.LayerNorm.bias"),
     "a missing layer": (
         drop("bert.encoder.layer.1.output.dense.weight"),
         "lacks bert.encoder.layer.1.output.dense.weight",
     ),
-    "more pieces": (write("vocab.txt", "a\n" * 18), "vocab.txt has 18 pieces, and the model's vocab_size is 17"),
+    "more pieces": (write("vocab.txt", "a\n" * 18), "vocab.txt has 18 pieces, but the model's vocab_size is 17"),
     "no text": (lambda folder: (folder / "vocab.txt").write_bytes(b"\xff\n"), "vocab.txt, line 1: not UTF-8 text"),
 }
 
@@ -163,15 +163,15 @@ def test_a_vocabulary_may_lack_the_rows_of_padding_and_no_more(folder, monkeypat
         if lacking < 3:
             bert_files.load(folder)
         else:
-            with pytest.raises(ConfigError, match=r"vocab\.txt has 14 pieces, and the model's vocab_size is 17"):
+            with pytest.raises(ConfigError, match=r"vocab\.txt has 14 pieces, but the model's vocab_size is 17"):
                 bert_files.load(folder)
 
 
 @pytest.mark.parametrize(
     "choices, message",
     [
-        (config("rope"), "no words for encoding rope"),
-        (config(block=bert_block(8, 2, mlp_dim=12, norm="rms")), "no words for block.norm='rms'"),
+        (config("rope"), "cannot represent encoding rope"),
+        (config(block=bert_block(8, 2, mlp_dim=12, norm="rms")), "cannot represent block.norm='rms'"),
     ],
 )
 def test_what_the_format_cannot_say(tmp_path, params, choices, message):
@@ -184,7 +184,7 @@ def test_saving_checks_sizes(tmp_path, params):
     with pytest.raises(ConfigError, match="18 pieces do not fit into the model's vocab_size=17"):
         bert_files.save(tmp_path, CHOICES, params, [*PIECES, "more"])
     params["encoder"]["words"]["embedding"] = np.zeros((3, 8), np.float32)
-    with pytest.raises(ConfigError, match=r"words/embedding has shape \[3, 8\], and by the config \[17, 8\]"):
+    with pytest.raises(ConfigError, match=r"words/embedding has shape \[3, 8\], but the config needs \[17, 8\]"):
         bert_files.save(tmp_path, CHOICES, params)
 
 

@@ -198,27 +198,27 @@ MISTAKES = {
     "half the rotation": (
         LLAMA,
         reconfigure(partial_rotary_factor=0.5),
-        r"partial_rotary_factor=0\.5 is not known, only 1\.0",
+        r"partial_rotary_factor=0\.5 is unsupported, only 1\.0",
     ),
     "half the later rotation": (
         LLAMA,
         reconfigure(rope_parameters={"partial_rotary_factor": 0.5}),
-        r"partial_rotary_factor=0\.5 is not known",
+        r"partial_rotary_factor=0\.5 is unsupported",
     ),
     "quantised, by config": (
         LLAMA,
         reconfigure(quantization_config={"bits": 4}),
-        r"quantization_config=\{'bits': 4\} is not known, only None",
+        r"quantization_config=\{'bits': 4\} is unsupported, only None",
     ),
     "another vocabulary": (
         GPT2,
         reconfigure(vocab_size=14),
-        r"wte.weight has shape \[13, 8\], and by config.json \[14, 8\]",
+        r"wte.weight has shape \[13, 8\], but config.json needs \[14, 8\]",
     ),
     "fewer heads": (LLAMA, reconfigure(num_key_value_heads=1), r"k_proj.weight has shape \[8, 8\], .* \[4, 8\]"),
     "another depth": (LLAMA, reconfigure(num_hidden_layers=3), r"lacks model\.layers\.2\."),
-    "fewer layers": (GPT2, reconfigure(n_layer=1), r"'transformer\.h\.1\.\S+' is no tensor of this model \(12 such"),
-    "an activation": (GPT2, reconfigure(activation_function="silu"), "activation_function='silu' is not known"),
+    "fewer layers": (GPT2, reconfigure(n_layer=1), r"'transformer\.h\.1\.\S+' is not a tensor of this model \(12 such"),
+    "an activation": (GPT2, reconfigure(activation_function="silu"), "activation_function='silu' is unsupported"),
     "other scales": (
         GPT2,
         reconfigure(scale_attn_by_inverse_layer_idx=True),
@@ -228,13 +228,13 @@ MISTAKES = {
     "another stretching": (
         LLAMA,
         reconfigure(rope_scaling={"type": "yarn", "factor": 2.0}),
-        "rope_type='yarn' is not known, only 'default' and 'llama3'",
+        "rope_type='yarn' is unsupported, only 'default' or 'llama3'",
     ),
     "half a stretching": (LLAMA, reconfigure(rope_scaling={"rope_type": "llama3"}), "lacks 'factor'"),
     "no weights": (
         GPT2,
         lambda f: (f / "model.safetensors").unlink(),
-        r"holds no model: it needs config\.json and model",
+        r"contains no model: it needs config\.json and model",
     ),
     "damaged weights": (GPT2, lambda f: (f / "model.safetensors").write_bytes(b"x" * 99), r"cannot read .*model\.safe"),
     "cut weights": (
@@ -243,8 +243,8 @@ MISTAKES = {
         "cannot",
     ),
     "a missing tensor": (GPT2, rewrite(**{"1.ln_1.bias": ...}), r"lacks transformer\.h\.1\.ln_1\.bias"),
-    "a surplus tensor": (GPT2, rewrite(score=np.zeros(2)), "'transformer.score' is no tensor of this model"),
-    "quantised": (LLAMA, rewrite(**{"0.mlp.up_proj.weight": np.zeros((12, 8), np.int8)}), "of type int8: quantised"),
+    "a surplus tensor": (GPT2, rewrite(score=np.zeros(2)), "'transformer.score' is not a tensor of this model"),
+    "quantised": (LLAMA, rewrite(**{"0.mlp.up_proj.weight": np.zeros((12, 8), np.int8)}), "has type int8: quantised"),
     "untied": (
         GPT2,
         rewrite(**{"lm_head.weight": np.zeros((13, 8))}),
@@ -252,7 +252,7 @@ MISTAKES = {
     ),
     "a file is missing": (LLAMA, unshard, r"cannot read .*model-1\.safetensors"),
     "a tensor is elsewhere": (LLAMA, misplaced, r"model-0\.safetensors lacks x, which"),
-    "a file outside": (LLAMA, outside, "has no weight_map from tensors to files beside it"),
+    "a file outside": (LLAMA, outside, "has no weight_map from tensors to files in the same folder"),
 }
 
 
@@ -284,13 +284,13 @@ def test_whatever_stands_in_a_config_is_known_or_one_line(held, tmp_path):
 @pytest.mark.parametrize(
     "architecture, choices, message",
     [
-        ("gpt2", config("learned+cope"), r"gpt2 has no words for encoding learned\+cope$"),
+        ("gpt2", config("learned+cope"), r"gpt2 cannot represent encoding learned\+cope$"),
         ("gpt2", config("learned", {"use_bias": False, "num_kv_heads": 1}), r"use_bias=False, block\.num_kv_heads=1"),
         ("gpt2", config("learned", {"head_dim": 3}), r"block\.head_dim=3"),
         ("gpt2", config("learned", {"norm_position": "post"}), r"block\.norm_position='post'"),
-        ("llama", config("rope(fraction=0.5)", ROPE_BLOCK), r"llama has no words for rope\.fraction=0\.5$"),
+        ("llama", config("rope(fraction=0.5)", ROPE_BLOCK), r"llama cannot represent rope\.fraction=0\.5$"),
         ("llama", config("none"), r"encoding none, block\.norm='layer', block\.activation='gelu'"),
-        ("llama", config("rope", ROPE_BLOCK | {"num_heads": 3, "head_dim": 4}), "no multiple of num_heads=3"),
+        ("llama", config("rope", ROPE_BLOCK | {"num_heads": 3, "head_dim": 4}), "not a multiple of num_heads=3"),
     ],
 )
 def test_what_the_formats_cannot_say(architecture, choices, message, tmp_path):
@@ -302,5 +302,5 @@ def test_what_the_formats_cannot_say(architecture, choices, message, tmp_path):
 def test_saving_checks_sizes(tmp_path):
     choices, params = formats.load(write(tmp_path, GPT2, tensors(GPT2)))
     params["embedding"]["embedding"] = np.zeros((3, 8))
-    with pytest.raises(ConfigError, match=r"embedding/embedding has shape \[3, 8\], and by the config \[13, 8\]"):
+    with pytest.raises(ConfigError, match=r"embedding/embedding has shape \[3, 8\], but the config needs \[13, 8\]"):
         formats.save(tmp_path / "new", choices, params, "gpt2")

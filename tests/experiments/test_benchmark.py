@@ -175,8 +175,8 @@ TRAIN |= {"median_seconds": 1.0, "ratio": None, "reference": "cope"}
 def test_tables_show_times_ratios_and_gaps():
     forward, backward, weighed, trained = benchmark_report.tables([*RECORDS[:-1], MEMORY, TRAIN])
     sizes = "B1 H8 K64, float32, npos_max 64, JAX on 1 device"
-    assert forward.title == f"Attention, forward, causal, {sizes}: time, and times that of cope/blockwise"
-    assert trained.title == "Training, step, JAX on 2 devices: time, and times that of cope"
+    assert forward.title == f"Attention, forward, causal, {sizes}: time, and ratio to cope/blockwise"
+    assert trained.title == "Training, step, JAX on 2 devices: time, and ratio to cope"
     assert forward.headings == ["length", "512", "1024"]
     cells = [[cell.replace(benchmark_report.FIRM, " ") for cell in row] for row in forward.rows]
     assert cells == [

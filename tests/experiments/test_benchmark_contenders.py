@@ -94,7 +94,7 @@ def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
 def test_heads_are_split_where_that_changes_nothing(spec, devices, note):
     one = dataclasses.replace(PROBLEM, heads=4, dtype="float32")
     tasks = contenders.find(f"{spec}/full")(dataclasses.replace(one, devices=devices))
-    assert getattr(tasks, "note", "") == (f"on 1 device, for {note}" if note else "")
+    assert getattr(tasks, "note", "") == (f"on 1 device, because {note}" if note else "")
     out = tasks["forward"]()
     assert len(out.sharding.device_set) == (1 if note else devices)
     np.testing.assert_allclose(out, contenders.find(f"{spec}/full")(one)["forward"](), rtol=0, atol=1e-5)
@@ -159,7 +159,7 @@ def test_a_batch_is_split_where_it_can_be(devices, shares, monkeypatch):
     monkeypatch.setattr(contenders.from_config, "create_program", create)
     built = contenders.train(Recipe.parse("quick:4"), "none", devices)
     assert made == [(shares, shares)]
-    assert getattr(built, "note", None) == {3: "on 1 device, for 3 cannot share a batch of 4 evenly"}.get(devices)
+    assert getattr(built, "note", None) == {3: "on 1 device, because 3 cannot share a batch of 4 evenly"}.get(devices)
 
 
 def test_a_training_step_of_x_transformers_trains():

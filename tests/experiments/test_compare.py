@@ -133,8 +133,8 @@ def test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers(straigh
     command.signal_when((last / "checkpoints" / "4").exists, signal.SIGINT)
     done = command.wait()
     assert done.status == 130
-    assert "saving and stopping" in done.err and "Traceback" not in done.err
-    assert done.err.splitlines()[-1].endswith("of 24; the same command goes on from there")
+    assert "then saving; press Ctrl-C again" in done.err and "Traceback" not in done.err
+    assert done.err.splitlines()[-1].endswith("of 24; rerun the same command to resume")
     assert [r["seed"] for r in read_records(tmp_path) if r["metric"] == "loss" and r["split"] == "dense"] == [0, 1, 0]
     done = compare(tmp_path).wait()
     assert done.status == 0, done.err

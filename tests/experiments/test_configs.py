@@ -156,7 +156,7 @@ def test_a_config_survives_being_kept_in_a_file():
         ({"training": {"steps": 15}}, "training.steps=15 must be a multiple of training.steps_per_dispatch=10"),
         ({"training": {"evaluate_every": 5}}, "training.evaluate_every=5 must be a multiple"),
         ({"training": {"checkpoint_every": 5}}, "training.checkpoint_every=5 must be a multiple"),
-        ({"training": {"positions": "offset"}}, "training.positions=offset draws .*: give training.max_position"),
+        ({"training": {"positions": "offset"}}, "training.positions=offset samples .*: set training.max_position"),
         ({"evaluation": {"examples": 0}}, "evaluation.examples must be at least 1, got 0"),
         ({"evaluation": {"curve_examples": 0}}, "evaluation.curve_examples must be at least 1, got 0"),
         ({"evaluation": {"batch_size": 0}}, "evaluation.batch_size must be at least 1, got 0"),
@@ -188,18 +188,18 @@ def test_a_wrong_config_says_what_is_wrong(mapping, message):
         ({"training": {"max_position": 4}}, "does not fit below max_position=4: raise max_position"),
         (
             {"job": {"mesh": {"data": 16}}},
-            "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices, and there are 8",
+            "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices, but there are 8",
         ),
-        ({"job": {"mesh": {"data": 4, "tensor": 4}}}, "tensor=4 × sequence=1 asks for 16 devices, and there are 8"),
+        ({"job": {"mesh": {"data": 4, "tensor": 4}}}, "tensor=4 × sequence=1 asks for 16 devices, but there are 8"),
         (
             {"training": {"batch_size": 12}},
-            "training.batch_size / accumulate=12 cannot be shared out over the 8 devices of job.mesh data × fsdp",
+            "training.batch_size / accumulate=12 cannot be split evenly over the 8 devices of job.mesh data × fsdp",
         ),
         (
             {"training": {"batch_size": 16, "accumulate": 4}},
-            "training.batch_size / accumulate=4 cannot be shared out over the 8 devices",
+            "training.batch_size / accumulate=4 cannot be split evenly over the 8 devices",
         ),
-        ({"evaluation": {"batch_size": 4}}, "evaluation.batch_size=4 cannot be shared out over the 8 devices"),
+        ({"evaluation": {"batch_size": 4}}, "evaluation.batch_size=4 cannot be split evenly over the 8 devices"),
         (
             {"job": {"mesh": {"data": 1, "tensor": 4}}},
             "model.block.num_heads=2 must be a multiple of job.mesh.tensor=4",

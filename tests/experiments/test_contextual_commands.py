@@ -121,7 +121,7 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
 @pytest.mark.parametrize(
     ("command", "given", "message"),
     [
-        ("neighbours", ["--models=minilm", "--word=play", "--sentences=they win"], "has no word 'play': set spaces"),
+        ("neighbours", ["--models=minilm", "--word=play", "--sentences=they win"], "has no word 'play': put spaces"),
         ("neighbours", ["--models=minilm"], "missing --word and --sentences; see --help"),
         ("neighbours", ["--models=nowhere", "--task=senses"], "there is no folder nowhere: train a model there"),
         ("neighbours", ["--models=RUN", "--word=qqq", "--sentences=a qqq"], "the corpus has no word 'qqq'"),
@@ -156,7 +156,7 @@ def test_models_are_named_once_and_known_by_their_kinds(trained):
     ):
         with pytest.raises(ConfigError, match=message):
             load_models(wrong)
-    with pytest.raises(ConfigError, match="rnn holds rnn_lm: give models of elmo and bert"):
+    with pytest.raises(ConfigError, match="rnn contains rnn_lm: give models of elmo and bert"):
         by_kind([rnn], ("elmo", "bert"))
     with pytest.raises(ConfigError, match="names two models of bert"):
         by_kind([bert, bert], ("elmo", "bert"))
@@ -166,10 +166,10 @@ def test_floors_are_known_of_some_tasks(start, config, tmp_path):
     workdirs.open_workdir(tmp_path, ExperimentConfig.from_mapping({"task": {"name": "flip_flop", "options": {}}}), [0])
     done = start("floors", f"--model={tmp_path}").wait()
     assert done.status == 2, done.err
-    assert "learns flip_flop: baselines are known of bilm, masked_lm, tagging, words" in done.error
+    assert "is a run on flip_flop: baselines exist for bilm, masked_lm, tagging, words" in done.error
 
 
 def test_perplexity_is_measured_of_decoders_on_text(start, trained):
     done = start("perplexity", f"--model={trained / 'rnn'}").wait()
     assert done.status == 2, done.err
-    assert done.error == f"{trained / 'rnn'} holds a rnn_lm on words: this measures decoders on text"
+    assert done.error == f"{trained / 'rnn'} is a run of rnn_lm on words: choose a run of a decoder on text"

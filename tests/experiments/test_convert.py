@@ -45,7 +45,7 @@ def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path
     done = start("train", f"--config={config}", *flags, *SHORT, f"--workdir={tmp_path / 'on'}").wait()
     assert done.status == 0, done.err
     assert f"start: decoder of {tmp_path / 'gpt2'}; new: blocks.encoding.cope.table; left out: nothing" in done.out
-    assert "it is another function" not in done.err
+    assert "computes something else" not in done.err
     assert load_run(tmp_path / "on").params()["blocks"]["encoding"]["cope"]["table"].shape == (1, 4, 4)
 
 
@@ -84,7 +84,7 @@ def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from
     )
     assert warm_start.start(own, learner, task)
     other = tasks.create("text", **options, corpus="files")
-    with pytest.raises(ConfigError, match=r"own has another vocabulary than the task's: give the task that of"):
+    with pytest.raises(ConfigError, match=r"the vocabulary of \S+own is not the task's: use the vocabulary of"):
         warm_start.start(own, learner, other)
     assert not capsys.readouterr().err
     for name in ("encoder.json", "tokenizer.json", "vocab.bpe"):
@@ -128,11 +128,11 @@ def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
     assert codec.begin == (loading.find(folder).end,)
     assert codec.decode(np.array([65, 303, 66])) == codec.decode(np.array([65, 66]))
     (folder / "words.txt").write_text("<unk>\n<eos>\nlamp\n")
-    with pytest.raises(ConfigError, match=r"the tokenizer of \S+ has 3 tokens, and the model 304: put the one there"):
+    with pytest.raises(ConfigError, match=r"the tokenizer of \S+ has 3 tokens, but the model has 304: replace it"):
         load(folder)
     for begin in (304, -1, [3]):
         folder = text_model(tmp_path / "begin", bos_token_id=begin)
-        with pytest.raises(ConfigError, match=r"bos_token_id=\S+ of \S+ is none of the model's 300 tokens: put"):
+        with pytest.raises(ConfigError, match=r"bos_token_id=\S+ of \S+ is not one of the model's 300 tokens: set"):
             load(folder)
 
 
@@ -150,8 +150,8 @@ def test_a_converted_model_of_text_trains_further_by_the_flags_as_they_stand(sta
     config.write_text(TEXT_CONFIG.format(task="text", options=options, model=model, encoding="none"))
     done = start("train", f"--config={config}", *flags, f"--workdir={tmp_path / 'on'}").wait()
     assert done.status == 0, done.err
-    assert f"start: the last 4 of {tmp_path / 'own'}'s tokens, which its vocabulary has not, are left out" in done.out
-    assert "another function" not in done.err and "no vocabulary" not in done.err
+    assert f"start: left out the last 4 tokens of {tmp_path / 'own'}, which are not in its vocabulary" in done.out
+    assert "computes something else" not in done.err and "no vocabulary" not in done.err
     assert load_run(tmp_path / "on").params()["embedding"]["embedding"].shape == (300, 8)
 
 
@@ -165,11 +165,11 @@ def test_rows_for_no_token_are_left_out_where_the_vocabulary_shows_them(tmp_path
     )
     learner = dataclasses.replace(learner, model=dataclasses.replace(config, vocab_size=300))
     start = warm_start.start(folder, learner, task)
-    assert "the last 4 of" in capsys.readouterr().out
+    assert "the last 4 tokens of" in capsys.readouterr().out
     np.testing.assert_array_equal(start["embedding"]["embedding"], params["embedding"]["embedding"][:300])
     np.testing.assert_array_equal(start["out"]["kernel"], params["out"]["kernel"][:, :300])
     (folder / "tokenizer.json").unlink()
-    with pytest.raises(ConfigError, match=r"has embedding\.embedding 304×8, and this model 300×8: give it the same"):
+    with pytest.raises(ConfigError, match=r"embedding\.embedding is 304×8 in \S+ and 300×8 in this model: use"):
         warm_start.start(folder, learner, task)
 
 
@@ -177,13 +177,13 @@ def test_wrong_input_is_one_line(start, run, tmp_path):
     folder = write(tmp_path / "llama", LLAMA, tensors(LLAMA, np.float32))
     new = f"--out={tmp_path / 'new'}"
     cases = [
-        ((f"--model={run}", f"--out={folder}"), f"there is something in {folder}: choose another --out"),
+        ((f"--model={run}", f"--out={folder}"), f"{folder} is not an empty folder: choose another --out"),
         (("--model=nowhere", new), "there is no folder nowhere"),
         ((f"--model={tmp_path}", new), "holds no model: it needs the checkpoints of a run; or config.json and"),
         ((f"--model={run}", new, "--seed=3"), "holds no seed 3: choose from 0"),
-        ((f"--model={folder}", new, "--seed=0"), "holds one model and no run: leave the seed out"),
-        ((f"--model={run}", new, "--format=llama"), "the format of llama has no words for encoding learned"),
-        ((f"--model={run}", new, "--format=bert"), "the format of bert is that of a bert, and this is a decoder"),
+        ((f"--model={folder}", new, "--seed=0"), "holds one model, not a run: omit the seed"),
+        ((f"--model={run}", new, "--format=llama"), "the format llama cannot represent encoding learned"),
+        ((f"--model={run}", new, "--format=bert"), "the format bert is for a bert, but this is a decoder"),
         ((f"--model={run}", new, "--format=onnx"), "--format"),
         ((new,), "missing --model"),
     ]

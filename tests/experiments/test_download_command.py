@@ -30,7 +30,7 @@ def test_mistakes_are_one_line(start, tmp_path):
             ),
             ("ud-ewt", nowhere(), "data", "Choices: tinyshakespeare, wikitext-103, wikitext-103-raw, wikitext-2, wiki"),
             ("wikitext-103", nowhere(), "data", "/wikitext-103-v1.zip ([Errno "),
-            ("wikitext-2", server.url, "data", "/wikitext-2-v1.zip has not sent what it should, 4,475,746 bytes with"),
+            ("wikitext-2", server.url, "data", "/wikitext-2-v1.zip did not send the expected 4,475,746 bytes with"),
             ("wikitext-2", server.url, "file", f"cannot write to {tmp_path / 'file'} ("),
         ):
             flags = (f"--corpora={corpora}", f"--mirror={mirror}", f"--out={tmp_path / folder}")
@@ -48,7 +48,7 @@ def test_ctrl_c_ends_it_at_once_and_leaves_nothing(start, tmp_path):
         done = command.wait(60)
         assert time.monotonic() - began < 20
     assert (done.status, done.out) == (130, ""), done.err
-    assert done.err.startswith("interrupted; the same command goes on") and done.err.count("\n") == 1
+    assert done.err.startswith("interrupted; rerun the same command") and done.err.count("\n") == 1
     assert not list(tmp_path.iterdir())
 
 

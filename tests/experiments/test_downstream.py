@@ -87,12 +87,12 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
     config = text_config("tagger")
     assert pretrained.write_vectors(str(trained / "elmo"), config, folder, "ELMo") == folder
     assert (folder / "train.npy").stat().st_mtime_ns == stamp
-    with pytest.raises(ConfigError, match="holds vectors of "):
+    with pytest.raises(ConfigError, match="contains vectors of "):
         pretrained.write_vectors(str(trained / "rnn"), config, folder, "ELMo")
 
 
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
-    with pytest.raises(ConfigError, match="bert holds no ELMo: choose a run of one"):
+    with pytest.raises(ConfigError, match="bert does not contain ELMo: choose a run of it"):
         pretrained.write_vectors(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors", "ELMo")
     assert not (tmp_path / "vectors").exists()
 
@@ -161,11 +161,11 @@ def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_pa
     ("name", "flags", "message"),
     [
         ("tag", ("--systems=words,wrods",), "unknown system 'wrods': did you mean 'words'"),
-        ("tag", ("--systems=bert_frozen",), "no system is left: those with ELMo or BERT need it among --models"),
+        ("tag", ("--systems=bert_frozen",), "no system is left: systems with ELMo or BERT need that model in --models"),
         ("tag", ("--systems=bert_frozen", "--models=nowhere"), "there is no folder nowhere"),
         ("tag", ("--corpora_dir=nowhere",), "nowhere"),
         ("classify", ("--systems=bert_frozen",), "no system is left"),
-        ("language_models", ("--models=nowhere",), "nowhere holds no finished run"),
+        ("language_models", ("--models=nowhere",), "nowhere contains no finished run"),
     ],
 )
 def test_wrong_input_is_one_line(name, flags, message, start, tmp_path):
@@ -181,16 +181,16 @@ def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_p
     wider = dataclasses.replace(
         config, model=dataclasses.replace(config.model, block=dataclasses.replace(config.model.block, model_dim=12))
     )
-    with pytest.raises(ConfigError, match=r"has encoder\.\S+ \S*8\S*, and this model \S*12\S*: give it the same sizes"):
+    with pytest.raises(ConfigError, match=r"encoder\.\S+ is \S*8\S* in \S+ and \S*12\S* in this model: use"):
         Experiment(wider).train(tmp_path / "wider")
     vocabulary = (trained / "bert" / "vocab.txt").read_text().splitlines()
     other = tmp_path / "vocab.txt"
     other.write_text("\n".join([*vocabulary[:-2], vocabulary[-1], vocabulary[-2]]) + "\n")
     options = config.task.options | {"pieces": str(other)}
     foreign = dataclasses.replace(config, task=dataclasses.replace(config.task, options=options))
-    with pytest.raises(ConfigError, match="has another vocabulary than the task's"):
+    with pytest.raises(ConfigError, match=r"the vocabulary of .* is not the task's"):
         Experiment(foreign).train(tmp_path / "foreign")
-    with pytest.raises(ConfigError, match="of which bert_tagger has nothing"):
+    with pytest.raises(ConfigError, match="shares no modules with bert_tagger"):
         warm_start.start(trained / "rnn", experiment.learner, experiment.task)
     assert isinstance(config, ExperimentConfig)
 

@@ -72,7 +72,7 @@ def test_missing_variables_are_named_in_one_line(command, groups, stage):
 
 @pytest.mark.parametrize("command", [command for command, groups in NEEDED if "CONFIG" in groups[-1]])
 def test_workdir_must_be_a_path_on_every_host(command, stage):
-    for workdir, fault in (("gs://bucket/run", "is no folder"), ("runs/here", "must be an absolute path")):
+    for workdir, fault in (("gs://bucket/run", "is not a folder"), ("runs/here", "must be an absolute path")):
         done = stage.run(command, WORKDIR=workdir)
         assert done.returncode == 2
         assert re.fullmatch(rf"error: WORKDIR={workdir} {fault}.*\n", done.stderr)
@@ -341,4 +341,4 @@ def test_slurm_is_told_to_warn_and_to_queue_again():
 
 def test_slurm_script_outside_of_slurm_is_refused(stage):
     done = stage.run("slurm.sbatch")
-    assert (done.returncode, done.stderr) == (2, "error: submit it with sbatch: see slurm.sbatch --help\n")
+    assert (done.returncode, done.stderr) == (2, "error: submit slurm.sbatch with sbatch: see slurm.sbatch --help\n")

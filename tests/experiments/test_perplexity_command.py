@@ -85,7 +85,7 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
         (["--split=dev"], "unknown --split 'dev'"),
         (["--stride=9"], "--stride=9 leaves tokens out between windows of 8: lower it"),
         (["--lengths=8,x"], "--lengths takes positive numbers with commas between them, not 'x'"),
-        (["--lengths=64"], "windows of 64 tokens are too long, for position 63 is outside of the learned table of 32"),
+        (["--lengths=64"], "windows of 64 tokens are too long, because position 63 is outside of the learned table"),
     ],
 )
 def test_wrong_input_is_one_line(flags, message, cell, start):
@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(cell, start
     command = start("perplexity", *flags)
     command.signal_when(path.exists, signal.SIGINT)
     done = command.wait()
-    line = "interrupted; the same command goes on from what it has kept, if anything yet"
+    line = "interrupted; rerun the same command to resume"
     assert (done.status, done.out) == (130, ""), done.err
     assert done.err.splitlines()[-1].endswith(line) and "Traceback" not in done.err
     kept = read(path)["records"]

@@ -130,14 +130,14 @@ def test_processes_with_other_data_end_at_once_with_one_line(tmp_path):
     own = [[f"--config.task.options.data_dir={folder}"] for folder in data]
     ended = Processes(tmp_path / "compiled", 2, 1, *flags, own=own).wait(60)
     assert [done.status for done in ended] == [2, 2], ended
-    assert all("process 1 has other data than process 0: give all of them the same" in done.err for done in ended)
+    assert all("process 1 has other data than process 0: give all processes the same" in done.err for done in ended)
     assert not (tmp_path / "run").exists()
 
 
 def test_wrong_input_ends_both_at_once_with_one_line(launch, tmp_path):
     ended = launch(tmp_path / "run", MESHES["data"], 2, 2, "--config.training.batch_size=3").wait(60)
     assert [done.status for done in ended] == [2, 2], ended
-    assert ended[0].error.startswith("training.batch_size / accumulate=3 cannot be shared out")
+    assert ended[0].error.startswith("training.batch_size / accumulate=3 cannot be split evenly")
     assert "Traceback" not in ended[1].err
 
 

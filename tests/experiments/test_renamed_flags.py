@@ -19,8 +19,8 @@ def test_an_old_name_sets_the_new_flag_with_one_line(values, capsys):
     values(["command", "--workdir=runs/cope", "--seed", "3"])
     assert (values.model, values.sample_seed, values.models) == ("runs/cope", 3, [])
     assert capsys.readouterr().err.splitlines() == [
-        "warning: --workdir is now --model; the old name goes with the next release",
-        "warning: --seed is now --sample_seed; the old name goes with the next release",
+        "warning: --workdir is now --model; the next release removes the old name",
+        "warning: --seed is now --sample_seed; the next release removes the old name",
     ]
 
 

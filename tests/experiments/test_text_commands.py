@@ -48,8 +48,8 @@ def test_a_prompt_is_continued_beyond_the_length_of_training(start, runs):
     done = generate(start, runs / "bytes", "--prompt=Zwölf", "--max_new_tokens=60", "--top_k=5")
     assert done.out.startswith("Zwölf") and len(done.out) > len("Zwölf\n")
     assert ", seed 0, step 2\n" in done.err
-    assert "up to 66 tokens of context, where training saw 32" in done.err
-    assert re.search(r"^60 tokens, [\d,]+ tokens/s without compilation$", done.err, re.MULTILINE)
+    assert "up to 66 tokens of context; training used 32" in done.err
+    assert re.search(r"^60 tokens, [\d,]+ tokens/s \(excluding compilation\)$", done.err, re.MULTILINE)
 
 
 def test_the_seed_decides_and_a_stop_text_ends(start, runs, tmp_path):
@@ -96,19 +96,19 @@ def test_an_empty_line_of_a_file_is_named(start, runs, tmp_path):
 
 
 MISTAKES = {
-    "no prompt": ([], "give --prompt, or --prompts with a file of one in each line"),
+    "no prompt": ([], "give --prompt, or --prompts with a file that has one prompt per line"),
     "two": (["--prompt=a", "--prompts=b"], "give --prompt, or --prompts"),
     "empty": (["--prompt="], "--prompt is empty: write the beginning of a text"),
     "no file": (["--prompts=nowhere.txt"], "cannot read nowhere.txt"),
     "unknown word": (["--prompt=The xyzzy"], "--prompt has the unknown word 'xyzzy': write words of the vocabulary"),
     "too long": (
         ["--prompt=The lighthouse", "--max_new_tokens=31"],
-        "a prompt of 3 tokens and 31 new ones are too many, for position 32 is outside of the learned table of 32 rows",
+        "a prompt of 3 tokens and 31 new ones is too long, because position 32 is outside of the learned table of 32",
     ),
     "temperature": (["--prompt=The", "--temperature=-1"], "generate.temperature must be at least 0, got -1.0"),
     "stop": (["--prompt=The", "--stop="], "--stop is empty"),
     "seed": (["--prompt=The", "--model_seed=7"], "holds no seed 7: choose from 0"),
-    "no prompts": (["--prompts=/dev/null"], "/dev/null is empty: write a prompt in each line"),
+    "no prompts": (["--prompts=/dev/null"], "/dev/null is empty: write one prompt per line"),
     "batch": (["--prompt=The", "--batch_size=0"], "generate.batch_size must be at least 1, got 0"),
     "out": (["--prompt=The", "--out=nowhere/out"], "cannot write to nowhere/out (No such file or directory): choose"),
     "folder": (["--prompt=The", "--out=."], "cannot write to . (Is a directory): choose another --out"),
@@ -167,7 +167,7 @@ def test_inspect_takes_a_text(start, runs, tmp_path):
 @pytest.mark.parametrize(
     ("run", "flags", "message"),
     [
-        ("words", [], "the encoding of this model has no gates that could count"),
+        ("words", [], "the encoding of this model has no gates"),
         ("bytes", ["--input=short"], "--input has 6 tokens: give at least 16"),
         ("bytes", ["--split=best"], "unknown split of text 'best'"),
         ("bytes", ["--seed=7"], "holds no seed 7: choose from 0"),

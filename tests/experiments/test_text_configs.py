@@ -88,7 +88,7 @@ def test_a_batch_that_is_split_over_devices_gives_the_same_loss(name):
 def test_what_reads_word_after_word_refuses_a_sequence_over_devices():
     config = shrink(load(next(path for path in TEXT if path.stem == "elmo_small")))
     config = dataclasses.replace(config, job=JobConfig(MeshConfig(data=1, sequence=2)))
-    with pytest.raises(ConfigError, match=r"^elmo reads word after word: leave job.mesh.sequence at 1$"):
+    with pytest.raises(ConfigError, match=r"^elmo reads word by word: leave job.mesh.sequence at 1$"):
         Experiment.check(config)
 
 
@@ -136,7 +136,7 @@ def test_models_without_attention_refuse_an_encoding():
         ),
         ("bert_small", "words", "the model bert needs 'next' in its batches, which the task words does not give"),
         ("tagger", "words", "the model tagger does not fit the task words .*num_tags"),
-        ("lstm_wikitext2", "text", "rnn_lm carries its state .*, and the examples of text do not follow one another"),
+        ("lstm_wikitext2", "text", "rnn_lm carries its state .*, but the examples of text do not continue one another"),
     ],
 )
 def test_a_model_on_a_task_that_it_does_not_fit_is_one_line(name, task, message):

@@ -135,7 +135,7 @@ def test_a_damaged_tokenizer_of_a_run_is_one_line(trained, tmp_path):
     workdir = shutil.copytree(trained[0], tmp_path / "run")
     text = (workdir / "tokenizer.json").read_text()
     (workdir / "tokenizer.json").write_text(text[: len(text) // 2])
-    with pytest.raises(ConfigError, match=r"tokenizer.json is no tokenizer.json \(.*\): fetch it again$") as error:
+    with pytest.raises(ConfigError, match=r"is not a valid tokenizer.json \(.*\): fetch it again$") as error:
         _ = load_run(workdir).task
     assert "\n" not in str(error.value)
 
@@ -151,7 +151,7 @@ def test_a_tokenizer_of_a_run_that_is_only_written_otherwise_is_the_same(tmp_pat
     keep_files(task, tmp_path)
     assert file.read_text() == kept and (tmp_path / "corpus.json").exists()
     other = tasks.create("text", vocab_size=301, length=16)
-    with pytest.raises(ConfigError, match=r"^tokenizer\.json in .* differs from what the data give now"):
+    with pytest.raises(ConfigError, match=r"^tokenizer\.json in .* does not match the current data"):
         keep_files(other, tmp_path)
 
 
@@ -166,7 +166,7 @@ def test_processes_with_other_data_are_refused(monkeypatch):
     for one in others:
         check_alike(one)
     monkeypatch.setattr(gather, lambda own: np.stack(digests))
-    with pytest.raises(ConfigError, match=r"^process 2 has other data than process 0: give all of them the same"):
+    with pytest.raises(ConfigError, match=r"^process 2 has other data than process 0: give all processes the same"):
         check_alike(task)
 
 
@@ -201,7 +201,7 @@ def test_positions_are_not_sampled_where_the_batch_has_its_own():
     sampled = {"positions": "randomised", "max_position": 64}
     checked(sampled)
     with pytest.raises(
-        ConfigError, match=r"^the batches of text have positions of their own with these options: leave"
+        ConfigError, match=r"^the batches of text have their own positions with these options: do not set"
     ):
         checked(sampled, packing="documents")
     with pytest.raises(ConfigError, match="does not fit below max_position=8"):

@@ -81,8 +81,8 @@ def contents(folder):
             ["--config.job.mesh.data=16"],
             "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices",
         ),
-        ("train", ["--config.job.mesh.fsdp=-1"], "job.mesh may leave one axis at -1"),
-        ("compare", ["--config.training.batch_size=12"], "cannot be shared out over the 8 devices of job.mesh"),
+        ("train", ["--config.job.mesh.fsdp=-1"], "job.mesh may set only one axis to -1"),
+        ("compare", ["--config.training.batch_size=12"], "cannot be split evenly over the 8 devices of job.mesh"),
         ("train", ["--config.training.accumulate=7"], "training.batch_size=32 must be a multiple of"),
         ("train", ["--config.job.on_non_finite=ignore"], "unknown config.job.on_non_finite 'ignore'"),
         ("train", ["--config.model.remat=half"], "unknown config.model.remat 'half'"),
@@ -247,7 +247,7 @@ def test_where_no_checkpoint_can_be_read_one_line_says_how_to_go_on(start, confi
         done = start(*command).wait()
         assert done.status == 2, done.err
         assert f"no checkpoint in {cell / 'checkpoints'} can be read" in done.error
-        assert "put back whole ones" in done.error
+        assert "restore intact ones" in done.error
         assert ("delete that folder" in done.error) == (
             command[0] == "compare"
         )  # who only reads may meet a run at work

@@ -253,8 +253,8 @@ MISTAKES = {
     "top_k": (dict(top_k=0), "generate.top_k must be at least 1, got 0"),
     "top_p": (dict(top_p=0.0), "generate.top_p must lie in (0, 1], got 0.0"),
     "large top_p": (dict(top_p=1.1), "generate.top_p must lie in (0, 1], got 1.1"),
-    "keys": (dict(key=row_keys(KEY, range(3))), "generate.key must be a key of jax.random.key, or 2, one for each row"),
-    "old key": (dict(key=jax.random.PRNGKey(0)), "generate.key must be a key of jax.random.key"),
+    "keys": (dict(key=row_keys(KEY, range(3))), "generate.key must be a key from jax.random.key, or 2 keys, one for"),
+    "old key": (dict(key=jax.random.PRNGKey(0)), "generate.key must be a key from jax.random.key"),
     "table": (dict(max_new_tokens=LENGTH), f"position {LENGTH} is outside of the learned table of {LENGTH} rows"),
 }
 

@@ -218,7 +218,7 @@ def test_clear_keeps_the_rows_that_are_not_reset():
         ({"width": 0}, r"cell.width must be at least 1, got 0"),
         ({"cell_clip": -1.0}, r"cell.cell_clip must be at least 0, got -1.0"),
         ({"name": "tanh", "projection": 2}, r"a tanh cell has no projection"),
-        ({"projection_clip": 0.1}, r"cell.projection_clip=0.1 is of a projection: set cell.projection"),
+        ({"projection_clip": 0.1}, r"cell.projection_clip=0.1 needs a projection: set cell.projection"),
     ],
 )
 def test_wrong_cells(options, message):

@@ -195,12 +195,12 @@ def test_flops_are_six_for_each_number_of_a_matrix():
     [
         ({"name": "taggers"}, "unknown tagger.name 'taggers': did you mean 'tagger'"),
         ({"word_dim": 0}, "tagger reads nothing"),
-        ({"layer": 1}, "are of vectors: set tagger.vectors"),
-        ({"vectors": True, "layer": 1, "penalty": 0.1}, "are of the mix of all layers: leave out tagger.layer"),
-        ({"vectors": True, "layer": 0, "layer_norm": True}, "are of the mix of all layers: leave out tagger.layer"),
+        ({"layer": 1}, "apply to vectors: set tagger.vectors"),
+        ({"vectors": True, "layer": 1, "penalty": 0.1}, "apply to the mix of all layers: leave out tagger.layer"),
+        ({"vectors": True, "layer": 0, "layer_norm": True}, "apply to the mix of all layers: leave out tagger.layer"),
         ({"recurrent": (3, 0)}, "tagger.recurrent must be at least 1, got 0"),
         ({"dropout": 1.0}, r"tagger.dropout must lie in \[0, 1\)"),
-        ({"vectors": True, "vector_shape": (3, 2), "layer": 3}, "tagger.layer=3 is none of the 3 layers"),
+        ({"vectors": True, "vector_shape": (3, 2), "layer": 3}, "tagger.layer=3 is out of range: the vectors have 3"),
         ({"vectors": True}, r"tagger.vector_shape must be \(layers, width\), got None"),
     ],
 )
@@ -219,5 +219,5 @@ def test_batches_that_do_not_fit():
     fields = batch()
     with pytest.raises(ConfigError, match="the batch has no 'characters'"):
         model("all")({name: value for name, value in fields.items() if name != "characters"})
-    with pytest.raises(ConfigError, match=r"vectors of \[2, 2\] layers and width do not fit \(3, 2\)"):
+    with pytest.raises(ConfigError, match=r"vectors have \(layers, width\) \[2, 2\], not \(3, 2\)"):
         model("probe")(fields | {"vectors": fields["vectors"][:, :, :2]})

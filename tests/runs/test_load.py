@@ -129,7 +129,7 @@ def test_every_format_is_known_without_its_tensors(folders):
         assert load(folder).title().startswith(f"{whole.name} of {folder}")
         with pytest.raises(ConfigError, match="cannot read"):
             load(folder).params()
-        with pytest.raises(ConfigError, match="holds one model and no run: leave the seed out"):
+        with pytest.raises(ConfigError, match="holds one model, not a run: omit the seed"):
             load(folder).params(0)
 
 

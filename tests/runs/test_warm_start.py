@@ -101,8 +101,8 @@ def test_a_part_is_known_by_its_name_in_any_composition(saved, capsys):
     told = capsys.readouterr()
     assert "new: nothing; left out: blocks.encoding.relative.table, encoding;" in told.out
     assert [line.partition("with ")[2] for line in told.err.splitlines()] == [
-        "the encoding learned, and this model has cope(npos_max=4): it is another function",
-        "the encoding relative, and this model has cope(npos_max=4): it is another function",
+        "the encoding learned, but this model has cope(npos_max=4): it computes something else",
+        "the encoding relative, but this model has cope(npos_max=4): it computes something else",
     ]
 
 
@@ -120,8 +120,8 @@ def test_a_new_part_that_is_not_zero_as_drawn_is_told(saved, capsys):
     warm_start.start(folder, *learner(folder, "learned+alibi+cope(npos_max=4,gate=separate_key)"))
     told = capsys.readouterr()
     assert told.err == (
-        f"warning: {folder} was trained with the encoding learned, and this model has alibi, not 0 as drawn: it is "
-        "another function\n"
+        f"warning: {folder} was trained with the encoding learned, but this model adds alibi, which is not "
+        "zero-initialised: it computes something else\n"
     )
 
 
@@ -133,7 +133,7 @@ def test_another_function_of_the_same_sizes_is_told(saved, capsys):
     warm_start.start(folder, here, task)
     told = capsys.readouterr().err
     assert "RoPEConfig(base=10000.0" in told and "has RoPEConfig(base=500.0" in told
-    assert "with block.num_heads=2, and this model has 4: it is another function\n" in told
+    assert "with block.num_heads=2, but this model has 4: it computes something else\n" in told
     here, task = learner(folder, "rope", **{"block.dropout": 0.5, "block.attention": "full"})
     warm_start.start(folder, here, task)
     assert not capsys.readouterr().err
@@ -142,12 +142,12 @@ def test_another_function_of_the_same_sizes_is_told(saved, capsys):
 def test_what_does_not_fit_is_one_line(saved):
     folder, _ = saved("cope(npos_max=4)+rope")
     for encoding, message in [
-        ("cope(npos_max=5)+rope", r"has blocks\.encoding\.cope\.table 2×4×4, and this model 2×5×4"),
-        ("cope(npos_max=4,gate=separate_key)", r"has blocks\.encoding\.cope\.gate_key not at all, and this model"),
+        ("cope(npos_max=5)+rope", r"^blocks\.encoding\.cope\.table is 2×4×4 in .* and 2×5×4 in this model"),
+        ("cope(npos_max=4,gate=separate_key)", r"^blocks\.encoding\.cope\.gate_key is absent in .* and \S+ in this"),
     ]:
         with pytest.raises(ConfigError, match=message):
             warm_start.start(folder, *learner(folder, encoding))
-    with pytest.raises(ConfigError, match=r"has blocks\.attention_norm\.norm\.bias 2×8, and this model not at all"):
+    with pytest.raises(ConfigError, match=r"^blocks\.attention_norm\.norm\.bias is 2×8 in .* and absent in this model"):
         warm_start.start(folder, *learner(folder, "cope(npos_max=4)", **{"block.norm": "rms"}))
     with pytest.raises(ConfigError, match="holds no model: it needs the checkpoints of a run; or config"):
         load(folder.parent)

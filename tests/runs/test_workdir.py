@@ -41,7 +41,7 @@ def holder(tmp_path):
 
 def test_a_bucket_is_no_workdir(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match="gs:/bucket/run is no folder"), locked(Path("gs://bucket/run")):
+    with pytest.raises(ConfigError, match="gs:/bucket/run is not a folder"), locked(Path("gs://bucket/run")):
         pass
     assert not list(tmp_path.iterdir())
 
@@ -70,7 +70,7 @@ def test_a_file_system_without_locks_is_a_warning(tmp_path, monkeypatch, capsys)
     with locked(tmp_path):
         pass
     assert capsys.readouterr().err == (
-        f"warning: {tmp_path} cannot be locked (No locks available): start no second run in it\n"
+        f"warning: {tmp_path} cannot be locked (No locks available): start only one run in it\n"
     )
 
 
@@ -127,9 +127,9 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
             OSError(errno.EROFS, "Read-only file system", "x/y"),
             4,
             "error: cannot write to x/y (Read-only file system): "
-            "earlier checkpoints are whole; make room and run the same command",
+            "earlier checkpoints are intact; free space and rerun the command",
         ),
-        (KeyboardInterrupt(), 130, "interrupted; the same command goes on from what it has kept, if anything yet"),
+        (KeyboardInterrupt(), 130, "interrupted; rerun the same command to resume"),
     ],
 )
 def test_each_kind_of_error_has_its_line_and_status(error, status, line, capsys):
@@ -187,7 +187,7 @@ with entry.no_late_words(), entry.clear_errors():
 """
     done = run(code)
     assert (done.returncode, done.stdout) == (130, "early\n")
-    assert done.stderr == "interrupted; the same command goes on from what it has kept, if anything yet\n"
+    assert done.stderr == "interrupted; rerun the same command to resume\n"
 
 
 def run(code, **environment):
@@ -198,7 +198,7 @@ def run(code, **environment):
 def test_files_of_a_run_are_written_once_and_never_changed(tmp_path):
     write_files(tmp_path, {"vocab.txt": "a\nb\n"})
     write_files(tmp_path, {"vocab.txt": "a\nb\n"})
-    with pytest.raises(ConfigError, match=r"vocab\.txt differs from what the data give now"):
+    with pytest.raises(ConfigError, match=r"vocab\.txt does not match the current data"):
         write_files(tmp_path, {"vocab.txt": "b\na\n"})
     assert (tmp_path / "vocab.txt").read_text() == "a\nb\n"
     assert [path.name for path in tmp_path.iterdir()] == ["vocab.txt"]

@@ -111,7 +111,7 @@ def test_a_tokenizer_without_a_token_for_what_it_has_not_is_one_line(kind, tmp_p
     model = models.Unigram([(piece, -1.0) for piece in pieces], None) if kind == "Unigram" else None
     Tokenizer(model or getattr(models, kind)(pieces, unk_token="[UNK]")).save(str(tmp_path / "tokenizer.json"))
     with pytest.raises(
-        ConfigError, match=r"tokenizer.json cannot write every text \(.*\): give a tokenizer of"
+        ConfigError, match=r"tokenizer.json cannot encode every text \(.*\): give a tokenizer of"
     ) as error:
         loading.load("bpe", tmp_path)
     assert "\n" not in str(error.value)
@@ -164,17 +164,17 @@ BYTES = {name: number for name, number in json.loads(Bytes().text)["model"]["voc
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"tokenizer.json": "{"}, r"tokenizer.json is no tokenizer.json \(.*: fetch it again$"),
-        ({"tokenizer.json": '{"model": {}}'}, r"tokenizer.json is no tokenizer.json \("),
+        ({"tokenizer.json": "{"}, r"tokenizer.json is not a valid tokenizer.json \(.*: fetch it again$"),
+        ({"tokenizer.json": '{"model": {}}'}, r"tokenizer.json is not a valid tokenizer.json \("),
         ({"encoder.json": "{}"}, "has no tokenizer.json, and no encoder.json with vocab.bpe or vocab.json with merges"),
-        ({"encoder.json": "{", "vocab.bpe": ""}, r"encoder.json is no JSON \(.*: fetch it again$"),
-        ({"encoder.json": "[1]", "vocab.bpe": ""}, "encoder.json is no vocabulary, an object"),
-        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json is no vocabulary, an object"),
+        ({"encoder.json": "{", "vocab.bpe": ""}, r"encoder.json is not JSON \(.*: fetch it again$"),
+        ({"encoder.json": "[1]", "vocab.bpe": ""}, "encoder.json is not an object from tokens"),
+        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json is not an object from tokens"),
         ({"encoder.json": '{"a": 1}', "vocab.bpe": ""}, "the numbers of a vocabulary must be 0 to 0, each once"),
-        ({"encoder.json": '{"a": 0}', "vocab.bpe": ""}, "the vocabulary lacks 255 of the 256 bytes, 'Ā' first"),
+        ({"encoder.json": '{"a": 0}', "vocab.bpe": ""}, "the vocabulary lacks 255 of the 256 bytes, the first is 'Ā'"),
         ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o w\n"}, "vocab.bpe, line 1: expected two tokens"),
-        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o\n"}, "the pair 'l' 'o' is not of this vocabulary"),
-        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": ""}, "the tokenizer has no token between texts"),
+        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o\n"}, "the pair 'l' 'o' does not fit the vocabulary"),
+        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": ""}, "the tokenizer has no end-of-text token"),
     ],
 )
 def test_a_damaged_file_is_one_clear_line(tmp_path, files, message):

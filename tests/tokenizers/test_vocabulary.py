@@ -34,7 +34,7 @@ def test_loads_what_it_saves(tmp_path):
 
 
 def test_wrong_sizes_and_files(tmp_path):
-    with pytest.raises(ConfigError, match="no room beside <unk>"):
+    with pytest.raises(ConfigError, match="no room beyond <unk>"):
         Vocabulary.build(TEXT, 1)
     with pytest.raises(ConfigError, match="must have '<unk>' and each word once"):
         Vocabulary(["a"])

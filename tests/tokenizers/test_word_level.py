@@ -49,7 +49,7 @@ def test_a_size_is_kept_and_has_room_for_the_end_of_a_line():
     words = Words.train(["a a b b c c d\n"], 4)
     assert words.vocabulary.words == ("<unk>", "a", "b", "<eos>")
     assert Words.train(["a"]).vocabulary.words == ("<unk>", "a", "<eos>")
-    with pytest.raises(ConfigError, match="a vocabulary of 2 has no room beside <unk> and <eos>"):
+    with pytest.raises(ConfigError, match="a vocabulary of 2 has no room beyond <unk> and <eos>"):
         Words.train(["a"], 2)
 
 

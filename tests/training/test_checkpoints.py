@@ -223,7 +223,7 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(damage, every
             aside = tmp_path / f"{number}-damaged" / "6"
             warning = capfd.readouterr().err
             assert warning.startswith(f"warning: checkpoint {folder / '6'} cannot be read (")
-            assert f"it is now {aside}; using that of step 4\n" in warning
+            assert f"moved to {aside}; using that of step 4\n" in warning
             assert held(folder) == [4] and aside.is_dir()
     assert damaged >= (6 if every else 3)
     gc.collect()
@@ -292,7 +292,7 @@ def test_who_only_reads_moves_nothing(tmp_path, impatient, capfd):
     save(tmp_path / "run", 4, 6)
     halve(largest(tmp_path / "run" / "6"))
     assert load(tmp_path / "run", read_only=True)[0] == 4
-    assert "it stays where it is; using that of step 4" in capfd.readouterr().err
+    assert "left in place; using that of step 4" in capfd.readouterr().err
     assert held(tmp_path / "run") == [4, 6]
     gc.collect()
 

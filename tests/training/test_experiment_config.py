@@ -16,7 +16,7 @@ pytestmark = pytest.mark.newest
 @pytest.mark.parametrize(
     ("mapping", "message"),
     [
-        ({"job": {"mesh": {"data": -1, "fsdp": -1}}}, "job.mesh may leave one axis at -1, .* got {'data': -1, 'fsdp'"),
+        ({"job": {"mesh": {"data": -1, "fsdp": -1}}}, "job.mesh may set only one axis to -1, .* got {'data': -1,"),
         ({"job": {"mesh": {"data": 0}}}, "job.mesh.data must be at least 1, got 0"),
         ({"job": {"mesh": {"tensor": -2}}}, "job.mesh.tensor must be at least 1, got -2"),
         ({"job": {"mesh": {"model": 2}}}, "unknown option of config.job.mesh 'model'"),

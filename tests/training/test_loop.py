@@ -257,7 +257,7 @@ def test_a_run_that_skips_everything_stops_in_the_end(tmp_path, monkeypatch, cap
     with pytest.raises(NonFiniteError, match=r"^step 7 \(seed 8.* 4 steps in a row: .*; lower") as error:
         poisoned(tmp_path, 2, 5, 6, 7, 8, on_non_finite="skip", seeds=(3, 8)).train()
     assert "=skip" not in str(error.value)
-    assert "skipped [2]" in capfd.readouterr().err
+    assert "skipped steps [2]" in capfd.readouterr().err
 
 
 def test_a_run_that_skips_goes_on_after_an_interruption_to_the_same_bits(tmp_path):

@@ -18,7 +18,7 @@ def test_the_first_signal_only_asks(number, capfd):
         assert not interruption.requested()
         signal.raise_signal(number)
         assert interruption.requested()
-    assert "saving and stopping" in capfd.readouterr().err
+    assert "then saving; press Ctrl-C again" in capfd.readouterr().err
 
 
 def test_a_second_ctrl_c_leaves_at_once():

@@ -148,18 +148,18 @@ def test_moments_lie_as_their_parameters_and_counts_are_whole():
 @pytest.mark.parametrize(
     "config, message",
     [
-        (MeshConfig(data=16), "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices, and there are 8"),
+        (MeshConfig(data=16), "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices, but there are 8"),
         (
             MeshConfig(data=2, fsdp=2, tensor=4),
-            "job.mesh data=2 × fsdp=2 × tensor=4 × sequence=1 asks for 16 devices, and there are 8",
+            "job.mesh data=2 × fsdp=2 × tensor=4 × sequence=1 asks for 16 devices, but there are 8",
         ),
         (
             MeshConfig(tensor=3),
-            "job.mesh data=-1 × fsdp=1 × tensor=3 × sequence=1: 8 devices cannot be shared out evenly over 3",
+            "job.mesh data=-1 × fsdp=1 × tensor=3 × sequence=1: 8 devices cannot be split evenly by 3",
         ),
         (
             MeshConfig(tensor=16),
-            "job.mesh data=-1 × fsdp=1 × tensor=16 × sequence=1: 8 devices cannot be shared out evenly over 16",
+            "job.mesh data=-1 × fsdp=1 × tensor=16 × sequence=1: 8 devices cannot be split evenly by 16",
         ),
     ],
 )
@@ -212,7 +212,7 @@ def test_an_axis_of_one_device_splits_nothing(config, expected):
             MeshConfig(data=2, fsdp=2),
             BLOCK,
             {"training.batch_size": 8, "evaluation.batch_size": 6},
-            "evaluation.batch_size=6 cannot be shared out over the 4 devices of job.mesh data × fsdp: "
+            "evaluation.batch_size=6 cannot be split evenly over the 4 devices of job.mesh data × fsdp: "
             "make it a multiple, or set --config.job.mesh.data",
         ),
         (MeshConfig(data=1, tensor=8), BLOCK, {}, "model.block.num_kv_heads=4 must be a multiple of job.mesh.tensor=8"),

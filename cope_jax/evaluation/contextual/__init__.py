@@ -1,1 +1,1 @@
-"""Contextual vectors of words: embedders, neighbours, senses, probes, baselines."""
+"""Contextual vectors of words: embedders, neighbours, senses, probes and baselines."""

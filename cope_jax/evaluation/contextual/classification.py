@@ -1,6 +1,6 @@
-"""Classification of messages as spam or ham: classical rivals, folds, metrics and intervals.
+"""Classification of messages as spam or ham: classical baselines, folds, metrics and intervals.
 
-Spam is 1, ham 0. scikit-learn fits.
+Spam is 1, ham 0. The baselines are fitted with scikit-learn.
 """
 
 import dataclasses
@@ -18,13 +18,13 @@ Classify = Callable[[Sequence[str], np.ndarray, Sequence[str]], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """What matters of the counts tp (spam found), fp (ham blocked), fn (spam missed) and tn."""
+    """Metrics of the counts tp (spam found), fp (ham blocked), fn (spam missed) and tn."""
 
     accuracy: float  # (tp + tn) / all
-    mcc: float  # Matthews' correlation, (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 where that is 0/0
+    mcc: float  # Matthews' correlation, (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 if that is 0/0
     f1: float  # of spam, 2 tp / (2 tp + fp + fn)
     spam_caught: float  # tp / (tp + fn)
-    blocked_ham: float  # fp / (fp + tn), which is to be low
+    blocked_ham: float  # fp / (fp + tn); lower is better
 
 
 def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.ndarray) -> Metrics:
@@ -35,7 +35,7 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
     """
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if not labels.size or not np.isin(labels, (0, 1)).all():
-        raise ConfigError("labels must be 1 for spam and 0 for ham, and there must be some")
+        raise ConfigError("labels must be 1 for spam and 0 for ham, and at least one is needed")
     (tn, fp), (fn, tp) = (
         [int(np.sum((labels == truth) & (predictions == guess))) for guess in (0, 1)] for truth in (0, 1)
     )
@@ -53,10 +53,11 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
 
 
 def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5)) -> Classify:
-    """A linear SVM on TF-IDF of n-grams: the rival that BERT has to beat on short messages.
+    """A linear SVM on TF-IDF of n-grams: the baseline that BERT has to beat on short messages.
 
-    w = (1 + log tf)·idf, idf = 1 + log((1 + n)/(1 + df)), of length 1; then the squared hinge loss with L2. The
-    n-grams, from the shortest to the longest, are of "char"acters, also within words ("char_wb"), or of "word"s.
+    Weights are w = (1 + log tf)·idf, idf = 1 + log((1 + n)/(1 + df)), normalised to length 1; the loss is the squared
+    hinge loss with L2. `ngrams` gives the shortest and longest n-gram, of characters ("char"), of characters within
+    words ("char_wb"), or of words ("word").
     """
     if analyzer not in ("char", "char_wb", "word"):
         raise unknown("analyzer", analyzer, ("char", "char_wb", "word"))
@@ -73,7 +74,7 @@ def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: 
 
 
 def majority(texts: Sequence[str], labels: np.ndarray, tests: Sequence[str]) -> np.ndarray:
-    """The baseline: the more frequent label of the training texts for every test text."""
+    """The majority baseline: the more frequent label of the training texts, for every test text."""
     return np.full(len(tests), np.bincount(labels).argmax())
 
 
@@ -82,24 +83,24 @@ CLASSIFIERS = {
     "svm_words": tfidf_svm("word", (1, 2)),
     "svm_characters": tfidf_svm("char_wb", (2, 5)),
 }
-"""The classical rivals."""
+"""The classical baselines."""
 
 
 @dataclasses.dataclass(frozen=True)
 class CrossValidation:
     """The predictions on every fold."""
 
-    labels: Sequence[np.ndarray]  # for each fold, the same for all classifiers that are compared, its test texts' own
-    predictions: Sequence[np.ndarray]  # and those that were found
-    test_share: float  # test texts of a fold over its training texts
+    labels: Sequence[np.ndarray]  # for each fold, the true labels of its test texts; equal for all classifiers
+    predictions: Sequence[np.ndarray]  # for each fold, the predicted labels
+    test_share: float  # number of test texts of a fold over its number of training texts
 
     def by_fold(self, metric: str) -> np.ndarray:
-        """One value of a field of `Metrics` for each fold."""
+        """One field of `Metrics`, a value for each fold."""
         pairs = zip(self.labels, self.predictions, strict=True)
         return np.array([getattr(metrics(labels, found), metric) for labels, found in pairs])
 
     def pooled(self) -> Metrics:
-        """Over all test texts of all folds together."""
+        """The metrics over the test texts of all folds together."""
         return metrics(np.concatenate(self.labels), np.concatenate(self.predictions))
 
     def summary(self) -> dict[str, dict[str, float]]:
@@ -114,10 +115,10 @@ class CrossValidation:
 def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) -> tuple[float, float, float]:
     """Mean and 95 % interval of a metric over repeated folds, whose training sets overlap.
 
-    mean ± t_{n−1} √((1/n + n_test/n_train) s²), with s² the sample variance of the n values: the corrected resampled t
-    interval. Without n_test/n_train it would be far too narrow. Nadeau and Bengio 2003, "Inference for the
-    generalization error"; Bouckaert and Frank 2004 for repeated folds. There is a value for each fold of each repeat;
-    `test_share` is n_test/n_train, 1/9 for 10 folds. Returns mean, low, high.
+    The corrected resampled t interval: mean ± t_{n−1} √((1/n + n_test/n_train) s²), where s² is the sample variance of
+    the n values. Without n_test/n_train it would be far too narrow. Nadeau and Bengio 2003, "Inference for the
+    generalization error"; Bouckaert and Frank 2004 for repeated folds. `values` has one value for each fold of each
+    repeat; `test_share` is n_test/n_train, 1/9 for 10 folds. Returns mean, low, high.
     """
     from scipy.stats import t
 

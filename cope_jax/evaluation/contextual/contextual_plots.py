@@ -1,4 +1,4 @@
-"""Plots of contextual representations: figures by layer, mix weights, and learning curves against steps and time."""
+"""Plots of contextual representations: scores by layer, mix weights, and learning curves against steps and time."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -36,10 +36,10 @@ def scores_by_layer(
     label: str = "accuracy (%)",
     title: str = "",
 ) -> Figure:
-    """Lines over the layers with one marker for each, and baselines as level lines with their names at the right.
+    """Lines over the layers with a marker for each, and baselines as horizontal lines with their names at the right.
 
-    Each line has its runs (seeds), and each run a share in [0, 1] for each layer, the lowest first, None where there is
-    none; mean and standard deviation over runs are shown. A baseline is a share in [0, 1].
+    Each line has its runs (seeds), and each run a share in [0, 1] for each layer, the lowest first, or None; mean and
+    standard deviation over runs are shown. A baseline is a share in [0, 1].
     """
     if not scores or not layers:
         raise NothingToPlot("there are no scores by layer")
@@ -61,14 +61,14 @@ def scores_by_layer(
 
 @rc_context(STYLE)
 def mix_weights(layers: Sequence[str], weights: Mapping[str, Sequence[Values]], *, title: str = "") -> Figure:
-    """What share of the mix each layer has, by task: mean over seeds, its deviation, and the level of equal shares.
+    """The share of each layer in the mix, by task: mean and standard deviation over seeds, and the equal share.
 
-    Each bar has its figure above, where there is room. Each task has its runs, and each of these the softmax weights of
-    the layers, the lowest first.
+    Each bar has its number above it, if there is room. Each task has its runs, and each run the softmax weights of the
+    layers, the lowest first.
     """
     if not weights:
         raise NothingToPlot("no task has weights of layers; a model without a mix has none")
-    # A figure above a bar takes 0.3 inches; beside the bars stand the axis and the name of the level.
+    # A number above a bar takes 0.3 inches; the axis and the name of the horizontal line are next to the bars.
     needed = 0.3 * len(layers) * len(weights) + 0.7 + CHARACTER * len("equal")
     figure = Figure(figsize=(min(max(COLUMN_WIDTH, needed), TEXT_WIDTH), 2.6), layout="constrained")
     axes = figure.subplots()
@@ -94,10 +94,10 @@ def mix_weights(layers: Sequence[str], weights: Mapping[str, Sequence[Values]], 
 
 @rc_context(STYLE)
 def language_model_curves(curves: Sequence[Record]) -> Figure:
-    """Perplexity of language models against steps, and against seconds of training, side by side; both axes log.
+    """Perplexity of language models against steps, and against seconds of training, in two panels with log axes.
 
-    Rows have `model`, `seed`, `step`, `seconds` and `perplexity`. The band reaches from the best seed to the worst;
-    against time, steps stand at their mean seconds.
+    Rows have `model`, `seed`, `step`, `seconds` and `perplexity`. The band spans the seeds from best to worst; in the
+    panel of time, a step is at its mean seconds.
     """
     if not curves:
         raise NothingToPlot("there are no learning curves")
@@ -123,7 +123,7 @@ def language_model_curves(curves: Sequence[Record]) -> Figure:
 
 
 def plot_path(folder: Path, kind: str, model: str) -> Path:
-    """Where a plot of a model goes.
+    """The path of a plot of a model.
 
     >>> plot_path(Path("runs"), "mix", "BERT runs/a b").name
     'mix_BERT_runs_a_b.png'
@@ -132,7 +132,7 @@ def plot_path(folder: Path, kind: str, model: str) -> Path:
 
 
 def _moments(runs: Sequence[Values]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation over runs in per cent for each layer; NaN and 0 where nothing was measured."""
+    """Mean and standard deviation over runs in per cent for each layer; NaN and 0 if nothing was measured."""
     means, stds = [], []
     for values in zip(*runs, strict=True):
         summary = summarise(100 * value for value in values if value is not None)
@@ -142,7 +142,7 @@ def _moments(runs: Sequence[Values]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
-    """Level lines, whose names stand at the right, apart from each other."""
+    """Draws horizontal lines with their names at the right, spaced so that names do not overlap."""
     axes.margins(y=0.12)
     lowest, highest = axes.get_ylim()
     if baselines:
@@ -159,7 +159,7 @@ def _baselines(axes: Axes, baselines: Mapping[str, float]) -> None:
 
 
 def _layer_axis(axes: Axes, layers: Sequence[str], room: float) -> None:
-    """The names of layers, aslant where they do not fit side by side into some inches."""
+    """Labels the axis with the names of layers, rotated if they do not fit side by side into `room` inches."""
     fit = 1.2 * CHARACTER * len(layers) * max(map(len, layers)) <= room
     aslant: dict[str, Any] = {} if fit else {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
     axes.set_xticks(range(len(layers)), list(layers), **aslant)

@@ -1,4 +1,4 @@
-"""The vectors of sentences and of given occurrences of words, from any embedder."""
+"""Computes the vectors of sentences, and of given occurrences of words, with any embedder."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from cope_jax.models.embedder import Embedder, Sentence
 def embed(
     embedder: Embedder, sentences: Sequence[Sentence], *, chunk: int = 256, label: str | None = None
 ) -> Iterator[np.ndarray]:
-    """The vectors `[J, words, D]` of each sentence; `chunk` of them are made together, and no more are held at a time.
+    """The vectors `[J, words, D]` of each sentence, computed for `chunk` sentences at a time to limit memory.
 
     With a label, a progress bar shows it.
     """
@@ -35,7 +35,7 @@ def occurrence_vectors(
 ) -> np.ndarray:
     """The vectors `[N, J, D]` of one word in each of N sentences.
 
-    A sentence that comes several times is embedded once; `label` is that of `embed`.
+    A sentence that occurs several times is embedded once. `label`: see `embed`.
     """
     for number, (sentence, place) in enumerate(zip(sentences, places, strict=True)):
         if not 0 <= place < len(sentence):

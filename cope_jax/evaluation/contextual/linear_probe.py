@@ -19,8 +19,8 @@ class ProbeConfig:
     """How a probe is trained."""
 
     epochs: int = 20  # passes over the vectors
-    batch_size: int = 512  # vectors in a step
-    learning_rate: float = 5e-3  # of Adam at the start; it falls to 0 along a cosine
+    batch_size: int = 512  # vectors per step
+    learning_rate: float = 5e-3  # initial rate of Adam; it falls to 0 along a cosine
     weight_decay: float = 1e-2  # λ of the decoupled decay of W
     seed: int = 0  # of the order of vectors
 
@@ -43,7 +43,7 @@ class Probe:
     std_JD: np.ndarray  # σ; 1 where a coordinate never changes
 
     def predict(self, x_NJD: np.ndarray, block: int = 8192) -> np.ndarray:
-        """The most probable class of each vector, `[N]`."""
+        """The predicted class of each vector, `[N]`."""
         found = []
         for start in range(0, len(x_NJD), block):
             x = (x_NJD[start : start + block].astype(np.float32) - self.mean_JD) / self.std_JD
@@ -51,26 +51,26 @@ class Probe:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def accuracy(self, x_NJD: np.ndarray, labels_N: np.ndarray) -> float:
-        """Share of the vectors whose class is right."""
+        """The share of vectors whose predicted class is correct."""
         return float(np.mean(self.predict(x_NJD) == labels_N))
 
 
 def fit_probe(x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: ProbeConfig = DEFAULT) -> Probe:
     """Trains a probe by Adam for a fixed number of epochs; the same input gives the same probe.
 
-    Everything starts at 0, so that the layers start with equal shares. With one layer this is plain logistic
-    regression. Vectors of any float type are standardised batch by batch, so half floats save memory; labels are from 0
-    to `classes` − 1. Raises ConfigError where shapes or labels do not fit.
+    All parameters start at 0, so the layers start with equal shares. With one layer this is plain logistic regression.
+    Vectors of any float type are standardised batch by batch, so half floats save memory; labels are from 0 to
+    `classes` − 1. Raises ConfigError if shapes or labels do not fit.
     """
     x_NJD, labels_N = np.asarray(x_NJD), np.asarray(labels_N)
     if x_NJD.ndim != 3 or labels_N.shape != x_NJD.shape[:1] or not x_NJD.size:
         raise ConfigError(f"a probe needs vectors [N, J, D] and labels [N], got {x_NJD.shape} and {labels_N.shape}")
     if labels_N.min() < 0 or labels_N.max() >= classes:
-        raise ConfigError(f"labels must lie in [0, {classes}), got {labels_N.min()} to {labels_N.max()}")
+        raise ConfigError(f"labels must be in [0, {classes}), got {labels_N.min()} to {labels_N.max()}")
     mean_JD, std_JD = _moments(x_NJD)
     size = min(config.batch_size, len(x_NJD))
     rng = np.random.default_rng(config.seed)
-    steps = len(x_NJD) // size  # of an epoch; the few that are left over differ from epoch to epoch
+    steps = len(x_NJD) // size  # per epoch; the few vectors left over differ from epoch to epoch
     order_TB = np.concatenate(
         [rng.permutation(len(x_NJD))[: steps * size].reshape(steps, size) for _ in range(config.epochs)]
     )
@@ -113,7 +113,7 @@ def _train(
 
 
 def _moments(x_NJD: np.ndarray, block: int = 8192) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation in float64, block by block; two passes, since one cancels."""
+    """Mean and standard deviation in float64, block by block; two passes, because one pass loses precision."""
     blocks = range(0, len(x_NJD), block)
     mean = np.sum([x_NJD[i : i + block].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x_NJD)
     square = np.sum([((x_NJD[i : i + block] - mean) ** 2).sum(axis=0) for i in blocks], axis=0) / len(x_NJD)

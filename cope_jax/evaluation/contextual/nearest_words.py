@@ -1,4 +1,4 @@
-"""The nearest neighbours of a word in its sentence, by layer, beside those of its context-free vector.
+"""The nearest neighbours of a word in its sentence, by layer, compared with those of its context-free vector.
 
 "play" in two sentences: a static vector has one list of neighbours for both; contextual vectors have one for each.
 Peters et al. (arXiv 1802.05365), table 4.
@@ -18,27 +18,27 @@ from cope_jax.models.embedder import Embedder, Sentence
 from cope_jax.registry import check_at_least
 
 Words = Literal["any", "same", "other"]
-BLOCK = 16384  # rows that are float32 at a time
+BLOCK = 16384  # rows converted to float32 at a time
 
 
 @dataclasses.dataclass(frozen=True)
 class Neighbour:
-    """An occurrence of a word near to another."""
+    """An occurrence of a word near a query."""
 
     sentence: tuple[str, ...]  # its words
-    place: int  # which of them
-    cosine: float  # with the vector asked for
+    place: int  # index of the word in the sentence
+    cosine: float  # with the vector of the query
 
     @property
     def word(self) -> str:
         return self.sentence[self.place]
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The fields for JSON."""
         return {"word": self.word, "cosine": self.cosine, "place": self.place, "sentence": " ".join(self.sentence)}
 
     def context(self, words: int = 5, mark: str = "*") -> str:
-        """The word, marked, with up to some words on each side.
+        """The word, marked, with up to `words` words on each side.
 
         >>> Neighbour(("he", "saw", "a", "play", "again"), 3, 1.0).context(1)
         '… a *play* again'
@@ -52,7 +52,7 @@ class Neighbour:
 class OccurrenceIndex:
     """The words of a corpus as unit vectors in every layer, N × J × D half floats: 200,000 × 3 × 256 take 300 MB.
 
-    Words from `max_words` on are left out; a sentence is kept whole or not at all. `label` is that of `embed`.
+    Sentences beyond `max_words` words are left out; no sentence is cut. `label`: see `embed`.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class OccurrenceIndex:
         ends = np.cumsum([len(sentence) for sentence in sentences])
         kept = int(np.searchsorted(ends, max_words, side="right"))
         if not kept:
-            raise ConfigError("neighbours: the corpus has no sentence of at most max_words words: give it text")
+            raise ConfigError("neighbours: the corpus has no sentence within max_words words: give text, or raise it")
         self.embedder = embedder
         self.sentences = [tuple(sentence) for sentence in sentences[:kept]]
         self._rows = np.array([(s, i) for s, words in enumerate(self.sentences) for i in range(len(words))], np.int32)
@@ -71,16 +71,16 @@ class OccurrenceIndex:
         self._units_JND = np.concatenate([normalise(own_JLD).astype(np.float16) for own_JLD in vectors], axis=1)
 
     def __len__(self) -> int:
-        """Words in the index."""
+        """The number of words in the index."""
         return len(self._rows)
 
     def nearest(
         self, sentence: Sentence, place: int, *, count: int = 10, words: Words = "any", per_word: int | None = None
     ) -> dict[str, list[Neighbour]]:
-        """The occurrences of highest cosine with a word in a sentence, by layer, the nearest first.
+        """The occurrences with the highest cosine with a word in a sentence, by layer, the nearest first.
 
-        The sentence need not be in the corpus; where it is, the word itself does not count. Of `words` only "same" or
-        "other" ones count, without regard to case, and at most `per_word` occurrences of each.
+        The sentence need not be in the corpus; if it is, the word itself does not count. `words` restricts the search
+        to the "same" word or to "other" words, ignoring case; `per_word` is the maximum number of occurrences per word.
         """
         check_at_least(1, "neighbours", count=count, per_word=per_word)
         if words not in ("any", "same", "other"):
@@ -115,14 +115,14 @@ class OccurrenceIndex:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """A word in several sentences: what is near to it."""
+    """The neighbours of a word in several sentences."""
 
-    word: str  # as it was asked for
-    queries: tuple[Neighbour, ...]  # the sentences and the word's place in each, as neighbours of themselves
-    # The words near to its context-free vector, and their cosines; empty where it has none.
+    word: str  # in lowercase
+    queries: tuple[Neighbour, ...]  # the sentences and the word's index in each, as neighbours of themselves
+    # The words near its context-free vector, and their cosines; empty if it has no vector.
     static: list[tuple[str, float]]
     contextual: list[dict[str, list[Neighbour]]]  # for each query, neighbours by layer
-    embedder: str  # name of what gave the contextual vectors
+    embedder: str  # name of the embedder of the contextual vectors
 
 
 def compare(
@@ -134,10 +134,10 @@ def compare(
     words: Words = "any",
     per_word: int | None = 1,
 ) -> Comparison:
-    """The neighbours of one word in several sentences beside its static ones.
+    """The contextual neighbours of one word in several sentences, and its static neighbours.
 
-    The context-free vectors are trained on the same text. Queries, (sentence, place), are all of the same word, whose
-    case does not matter; the other options are those of `OccurrenceIndex.nearest`.
+    The context-free vectors are trained on the same text. All queries, (sentence, index), are of the same word,
+    ignoring case; the other options are those of `OccurrenceIndex.nearest`.
     """
     found = {sentence[place].lower() for sentence, place in queries}
     if len(found) != 1:
@@ -153,7 +153,7 @@ def compare(
 
 
 def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int = 0) -> list[Sentence]:
-    """At most so many sentences, up to half of them with the word, the others drawn; ConfigError if none has it."""
+    """At most `most` random sentences, up to half of them with the word. ConfigError: no sentence has it."""
     having = [place for place, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
     if not having:
         raise ConfigError(f"the corpus has no word {word!r}: choose a word that occurs in it")

@@ -1,4 +1,4 @@
-"""What is made of pretrained models on disk, runs or published: embedders, kept vectors, and heads on encoders."""
+"""Uses of pretrained models on disk, runs or published ones: embedders, stored vectors, and heads on encoders."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 
 
 def lowercase(found: Loaded) -> bool:
-    """Whether a pretrained model's pieces are of text made small."""
+    """Whether a pretrained model lowercases its text."""
     if found.experiment is not None:
         return bool(found.experiment.task.options.get("lowercase", True))
     path = found.folder / "tokenizer_config.json"
@@ -32,9 +32,9 @@ def lowercase(found: Loaded) -> bool:
 
 
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
-    """The embedder of a run of a model that gives words vectors, of a published BERT or ELMo, or of "minilm".
+    """The embedder of a run of a model with word vectors, of a published BERT or ELMo, or of "minilm".
 
-    Its name, where none is given, is that of its kind of model. Raises ConfigError where there is no such model.
+    Its default name is that of its kind of model. Raises ConfigError if there is no such model.
     """
     found = load_folder(text)
     name = name or ("MiniLM" if text == MINILM else None)
@@ -43,10 +43,10 @@ def load(text: str | None, name: str | None = None) -> ModelEmbedder:
 
 
 def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, title: str) -> Path:
-    """Writes SPLIT.npy, float16 `[words, J, D]`, for each split of the config's treebank, unless they are there.
+    """Writes SPLIT.npy, float16 `[words, J, D]`, for each split of the config's treebank, unless they exist.
 
-    The model is what `load` takes, and its embedder must have the title. Returns the folder. Raises ConfigError where
-    there is no such model, it is of another kind, or the folder holds the vectors of another.
+    `model` is an argument of `load`, and its embedder must have the title. Returns the folder. Raises ConfigError if
+    there is no such model, it is of another kind, or the folder has the vectors of another model.
     """
     found = load_folder(model)
     stamp = {"folder": str(found.folder.resolve()), "step": found.step}
@@ -55,11 +55,11 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
     if done.exists():
         held = workdirs.read_json(done, "of")["of"]
         if held != settings:
-            raise ConfigError(f"{folder} holds vectors of {held}, not of {settings}: choose another --workdir")
+            raise ConfigError(f"{folder} contains vectors of {held}, not of {settings}: choose another --workdir")
         return folder
     embedder = load(model)
     if embedder.title != title:
-        raise ConfigError(f"{model} holds no {title}: choose a run of one, or a folder with a published one")
+        raise ConfigError(f"{model} does not contain {title}: choose a run of it, or a folder with a published one")
     task: Any = tasks.create(config.task.name, **config.task.options)
     folder.mkdir(parents=True, exist_ok=True)
     for split in task.splits:
@@ -74,12 +74,12 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
 def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, vocabulary: str) -> ExperimentConfig:
     """The config of a head, such as bert_tagger, that starts from a pretrained model with its sizes and vocabulary.
 
-    A frozen encoder stays as it is. `vocabulary` names the option of the task that takes the path of a vocabulary.
+    A frozen encoder is not trained. `vocabulary` names the option of the task for the path of a vocabulary.
     """
     found = load_folder(model)
     encoder = found.config
     if not isinstance(encoder, EncoderConfig):
-        raise ConfigError(f"{found.folder} holds {found.name}: choose a run of bert, or a folder of Hugging Face")
+        raise ConfigError(f"{found.folder} contains {found.name}: choose a run of bert, or a Hugging Face folder of it")
     chosen = {vocabulary: str(found.folder / "vocab.txt"), "lowercase": lowercase(found)}
     same = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(EncoderOptions) if f.name != "name"}
     return dataclasses.replace(
@@ -92,9 +92,9 @@ def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, voc
 
 
 def classify(workdir: Path, split: str = "test") -> np.ndarray:
-    """The classes that a trained bert_classifier finds most probable for the examples of a split of its task."""
+    """The classes that a trained bert_classifier predicts for the examples of a split of its task."""
     run = load_run(workdir)
-    task = run.task  # with the pieces that the encoder knows
+    task = run.task  # with the vocabulary of the encoder
     graph, state = nnx.split(run.model())
 
     @jax.jit
@@ -110,6 +110,6 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
 
 
 def mix_weights(workdir: Path) -> list[float] | None:
-    """The weights, summing to 1, by which a trained run mixes layers; None where it mixes none."""
+    """The weights, summing to 1, with which a trained run mixes layers; None if it has no mix."""
     mix = getattr(load_run(workdir).model(), "mix", None)
     return None if mix is None else np.asarray(mix.shares()).tolist()

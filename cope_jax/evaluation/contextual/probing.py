@@ -1,7 +1,7 @@
-"""What each layer knows: linear probes on frozen vectors, and what they say of syntax and meaning.
+"""Linear probes on the frozen vectors of each layer, and what they show about syntax and meaning.
 
-The accuracy of a probe says little by itself: the baselines are the majority, each word's own
-majority, and a control task of random labels, which only memory can solve.
+The accuracy of a probe means little by itself. The baselines are the most frequent label, the most frequent label of
+each word, and a control task with random labels, which can only be memorised.
 """
 
 import dataclasses
@@ -22,32 +22,32 @@ CLAIM = "lower layers know syntax, higher ones meaning"
 
 @dataclasses.dataclass(frozen=True)
 class LayerScore:
-    """What a probe found in one layer."""
+    """The results of a probe on one layer."""
 
     layer: str  # its name
-    accuracy: float  # of the task, on the test vectors
-    control: float  # the same of the control task
+    accuracy: float  # on the task, on the test vectors
+    control: float  # on the control task
 
     @property
     def selectivity(self) -> float:
-        """Accuracy − control: what is not the probe's own memory. Hewitt and Liang (arXiv 1909.03368)."""
+        """Accuracy − control: the part that the probe did not memorise. Hewitt and Liang (arXiv 1909.03368)."""
         return self.accuracy - self.control
 
 
 @dataclasses.dataclass(frozen=True)
 class Probing:
-    """All that was measured of one embedder on one task."""
+    """All results of one embedder on one task."""
 
     name: str  # of the embedder
     scores: tuple[LayerScore, ...]  # for each layer, the lowest first
-    mix: tuple[float, ...]  # softmax weights of the layers in a probe on all of them
+    mix: tuple[float, ...]  # softmax weights of the layers in a probe on all layers
     mix_accuracy: float  # of that probe
     cumulative: tuple[float, ...]  # accuracies of probes on the layers up to each
     baselines: dict[str, float]  # name → accuracy, from `baselines`
 
     @property
     def centre_of_gravity(self) -> float:
-        """Σ_l l·s_l over the layers l = 0, 1, …, s being the `mix`. Tenney et al. (arXiv 1905.05950)."""
+        """Σ_l l·s_l over the layers l = 0, 1, …, where s is the `mix`. Tenney et al. (arXiv 1905.05950)."""
         s = np.asarray(self.mix, np.float64)
         return float(np.arange(len(s)) @ s / s.sum())
 
@@ -55,8 +55,8 @@ class Probing:
     def expected_layer(self) -> float | None:
         """Σ_l l·Δ_l / Σ_l Δ_l, Δ_l = score(l) − score(l−1) of `cumulative`: the layer at which the answer is found.
 
-        Layer l = 0 is the lowest, whose score is where the differences start. None where no layer adds to it. Tenney et
-        al. (arXiv 1905.05950).
+        Layer l = 0 is the lowest; differences start from its score. None if the layers add nothing to it. Tenney et al.
+        (arXiv 1905.05950).
         """
         gains = np.diff(np.asarray(self.cumulative, np.float64))
         return float(np.arange(1, len(gains) + 1) @ gains / gains.sum()) if gains.sum() > 0 else None
@@ -69,10 +69,10 @@ def probe_layers(
     test: tuple[np.ndarray, Sequence[str], Sequence[str]],
     config: ProbeConfig = DEFAULT,
 ) -> Probing:
-    """Probes every layer, the control task, and the mixes of the layers up to each.
+    """Trains probes on every layer, on the control task, and on the mixes of the layers up to each layer.
 
-    The data to train and to test on are vectors `[N, J, D]`, words and labels; for word senses the words are lemmas. A
-    label that training does not have is always wrong in the test.
+    Training and test data are vectors `[N, J, D]`, words and labels; for word senses the words are lemmas. A test label
+    that is not in training is always wrong.
     """
     (x, words, labels), (test_x, test_words, test_labels) = train, test
     names = sorted(set(labels))
@@ -99,7 +99,9 @@ def probe_layers(
 def baselines(
     train: tuple[Sequence[str], Sequence[str]], test: tuple[Sequence[str], Sequence[str]]
 ) -> dict[str, float]:
-    """Accuracies that need no vectors: the majority label, and each word's own (the majority for unknown words).
+    """Accuracies without vectors: of the majority label, and of each word's own majority label.
+
+    Unknown words get the majority label.
 
     >>> baselines((["a", "a", "b"], ["X", "X", "Y"]), (["a", "b", "c"], ["X", "Y", "Y"]))
     {'majority': 0.333..., 'majority of the word': 0.666...}
@@ -115,7 +117,7 @@ def baselines(
 def wilson_interval(accuracy: float, size: int, z: float = 1.959964) -> tuple[float, float]:
     """Wilson's interval of a binomial share: (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n).
 
-    It stays within [0, 1], and does not shrink to a point where all are right. Wilson 1927.
+    It stays within [0, 1], and does not shrink to a point if all are correct. Wilson 1927.
 
     >>> [round(end, 4) for end in wilson_interval(0.5, 100)]
     [0.4038, 0.5962]
@@ -126,17 +128,17 @@ def wilson_interval(accuracy: float, size: int, z: float = 1.959964) -> tuple[fl
 
 
 def best_layers(probing: Probing, size: int) -> tuple[int, list[int]]:
-    """The best layer, and all whose intervals overlap with its own: those that might be the best."""
+    """The best layer, and all layers that might be the best: their intervals overlap with its interval."""
     ends = [wilson_interval(score.accuracy, size) for score in probing.scores]
     best = int(np.argmax([score.accuracy for score in probing.scores]))
     return best, [layer for layer, (_, high) in enumerate(ends) if high >= ends[best][0]]
 
 
 def control_labels(words: Sequence[str], labels: Sequence[str], *, seed: int = 0) -> list[str]:
-    """Labels of the control task: each word has one label, drawn with the frequencies of the real ones.
+    """Labels of the control task: each word has one label, sampled with the frequencies of the real ones.
 
-    A hash of the word and the seed makes the draw, so it is the same in every text and process, also for words that
-    training, whose real labels these are, never saw. Hewitt and Liang (arXiv 1909.03368).
+    The sample is a hash of the word and the seed, so it is the same in every text and process, also for words that are
+    not in training, which the real labels come from. Hewitt and Liang (arXiv 1909.03368).
 
     >>> control_labels(["play", "run", "play"], ["NOUN", "VERB"])
     ['NOUN', 'VERB', 'NOUN']
@@ -153,7 +155,7 @@ def control_labels(words: Sequence[str], labels: Sequence[str], *, seed: int = 0
 
 
 def record(probing: Probing, size: int) -> dict[str, Any]:
-    """All that was measured, as JSON has it."""
+    """All results, as fields for JSON."""
     best, candidates = best_layers(probing, size)
     plain = dataclasses.asdict(probing)
     plain["floors"] = plain.pop("baselines")
@@ -178,16 +180,16 @@ def table(probing: Probing, size: int, title: str) -> Table:
 
 
 def mix_summary(probing: Probing) -> str:
-    """What a probe on all layers reaches, and in which layer the answer is found."""
-    expected = "no layer mixed in adds to the lowest alone"
+    """A sentence on the accuracy of a probe on all layers, and the layer in which the answer is found."""
+    expected = "no layer improves on the lowest"
     if probing.expected_layer is not None:
         expected = f"expected layer {probing.expected_layer:.2f}"
-    mixed = f"All layers mixed {share(probing.mix_accuracy)} %"
+    mixed = f"Mix of all layers {share(probing.mix_accuracy)} %"
     return f"{mixed}, centre of gravity {probing.centre_of_gravity:.2f}, {expected}"
 
 
 def paragraph(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int]) -> str:
-    """What is claimed against what is seen, in words made from the numbers."""
+    """A paragraph that compares the claim with the results, composed from the numbers."""
     parts = [f"Claimed: {CLAIM} (Peters et al. 2018; Tenney et al. 2019). Seen:"]
     for name, by_task in found.items():
         seen = {task: best_layers(own, sizes[task]) for task, own in by_task.items()}
@@ -200,8 +202,8 @@ def paragraph(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, in
     floors = {task: own.baselines["majority of the word"] for task, own in next(iter(found.values())).items()}
     words = " and ".join(f"{100 * value:.1f} % of {task}" for task, value in floors.items())
     parts.append(
-        f"Each word's own majority already has {words} right. The control task of {SENSES} is of few words, which"
-        " memory alone can tell apart: only the selectivity of parts of speech means something."
+        f"Each word's most frequent label is already right for {words}. The control task of {SENSES} has few words,"
+        " which a probe can memorise: only the selectivity of parts of speech is meaningful."
     )
     return " ".join(parts)
 
@@ -209,8 +211,8 @@ def paragraph(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, in
 def _finding(task: str, probing: Probing, size: int, best: int, candidates: Sequence[int]) -> str:
     score = probing.scores[best].accuracy
     low, high = wilson_interval(score, size)
-    overlapping = [str(layer) for layer in candidates if layer != best]
-    near = f"with which overlap those of {', '.join(overlapping)}" if overlapping else "with which no other overlaps"
+    overlapping = [f"layer {layer}" for layer in candidates if layer != best]
+    near = f"overlapping with {', '.join(overlapping)}" if overlapping else "overlapping with no other"
     return (
         f"{task} are best in layer {best} ({100 * score:.1f} %, interval {100 * low:.1f} to {100 * high:.1f}, {near})"
     )
@@ -221,9 +223,9 @@ def _verdict(seen: Mapping[str, tuple[int, list[int]]]) -> str:
     if max(low) < min(high):
         return "This is as claimed"
     if min(low) > max(high):
-        return "This is the opposite of what is claimed"
+        return "This is the opposite of the claim"
     if low == high == [syntax]:
-        return "Both are in one layer, which the claim does not foresee"
-    order = "in the order that is claimed" if syntax < meaning else "in the opposite order"
+        return "Both are best in the same layer, which the claim does not foresee"
+    order = "in the claimed order" if syntax < meaning else "in the opposite order"
     best = f"The best layers are {order}" if syntax != meaning else "One layer is best for both"
-    return f"{best}, but the layers that may be best for either overlap, so that nothing is decided"
+    return f"{best}, but the sets of layers that may be best overlap, so the result is inconclusive"

@@ -1,4 +1,4 @@
-"""What no context gives for a task: unigrams, majorities, and the words that two texts share."""
+"""Context-free baselines of a task: unigrams, majorities, and the words that two texts share."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,21 +17,21 @@ from cope_jax.training.metrics import read_metrics
 
 
 class BesideRun(NamedTuple):
-    """A baseline, and the same figure of a run: the mean over its seeds, None where it has not been measured."""
+    """A baseline, and the same measure of a run: the mean over its seeds, None if it has not been measured."""
 
     baseline: Baseline
     run: float | None
 
     def record(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """The fields for JSON."""
         split, measure, name, value, _ = self.baseline
         return {"split": split, "measure": measure, "name": name, "value": value, "run": self.run}
 
 
 def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
-    """What is known of the run itself: (split, measure) → mean over seeds, and the name of the file.
+    """The results of the run itself: (split, metric) → mean over seeds, and the name of their file, None if empty.
 
-    That is result.json or, of a run that has not ended, the last evaluation in metrics.jsonl.
+    The file is result.json or, if the run has not ended, metrics.jsonl, of which the last evaluation is read.
     """
     if (workdir / "result.json").exists():
         records, source = workdirs.read_json(workdir / "result.json", "records")["records"], "result.json"
@@ -58,8 +58,8 @@ def measure(
 ) -> list[BesideRun]:
     """All baselines of a task on its evaluation splits.
 
-    The config says on which examples the run is measured, `own` is what `run_figures` found of it, and a baseline may
-    learn from so many examples.
+    The config says on which examples the run is measured, `own` is from `run_figures`, and a baseline may learn from at
+    most `examples` examples.
     """
 
     def run(baseline: Baseline) -> float | None:
@@ -73,7 +73,7 @@ def measure(
 
 
 def known() -> list[str]:
-    """The tasks of which there are baselines."""
+    """The names of the tasks that have baselines."""
     return [name for name in TASKS if TASKS.get(name).baselines is not Task.baselines]
 
 
@@ -92,7 +92,7 @@ def table(baselines: Sequence[BesideRun], title: str) -> Table:
 
 
 def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:
-    """The examples that the run is measured on; of training, for which it has none, all."""
+    """The examples that the run is measured on; all examples of training, on which it is not measured."""
     examples = task.size(split) if split == "train" else config.evaluation.examples
     assert examples is not None
     size, seed = config.evaluation.batch_size, config.training.data_seed

@@ -1,4 +1,4 @@
-"""Vectors of words that know no context: word2vec, the words nearest to a word, embedders of such vectors."""
+"""Context-free word vectors: word2vec, the words nearest to a word, and embedders of these vectors."""
 
 import dataclasses
 import zlib
@@ -16,13 +16,13 @@ class Word2VecConfig:
     """Skip-gram with negative sampling."""
 
     width: int = 100  # D
-    window: int = 5  # the farthest word that counts as context
+    window: int = 5  # maximum distance of a context word
     min_count: int = 5  # rarer words have no vector
     negative: int = 5  # noise words for each true one
     epochs: int = 5  # passes over the text
-    sample: float = 1e-3  # threshold from which on frequent words are left out at random
+    sample: float = 1e-3  # frequency above which words are left out at random
     lowercase: bool = True  # whether "Play" and "play" are one word
-    seed: int = 0  # of the initial vectors and all draws
+    seed: int = 0  # of the initial vectors and all sampling
 
     def __post_init__(self):
         sizes = {"width": self.width, "window": self.window, "min_count": self.min_count, "epochs": self.epochs}
@@ -36,8 +36,8 @@ def train_word2vec(
     """Trains skip-gram vectors, word → float32 `[D]`; the most frequent word comes first.
 
     Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w and their contexts c. Mikolov et al. (arXiv
-    1310.4546). One thread and a hash of our own: the same text gives the same vectors in every process. Raises
-    ConfigError where no word occurs `min_count` times, or gensim is missing.
+    1310.4546). With one thread and a fixed hash function, the same text gives the same vectors in every process. Raises
+    ConfigError if no word occurs `min_count` times, or gensim is missing.
     """
     try:
         from gensim.models import Word2Vec
@@ -57,9 +57,9 @@ def train_word2vec(
 
 
 def most_similar(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) -> list[tuple[str, float]]:
-    """The words whose vectors have the highest cosine with that of `word`, itself left out, and these cosines.
+    """The other words whose vectors have the highest cosine with the vector of `word`, and these cosines.
 
-    cos(u, v) = u·v / (|u| |v|), and 0 where a vector is 0. A word that is absent is looked up in lower case.
+    cos(u, v) = u·v / (|u| |v|), and 0 if a vector is 0. An unknown word is looked up in lower case.
 
     >>> most_similar({"a": np.array([1.0, 0.0]), "b": np.array([2.0, 0.0]), "c": np.array([0.0, 1.0])}, "a", 1)
     [('b', 1.0)]
@@ -88,9 +88,9 @@ def normalise(vectors: np.ndarray) -> np.ndarray:
 
 
 class ContextFree:
-    """A word has the same vector in every sentence: v(w | sentence) = E[w].
+    """An embedder that gives a word the same vector in every sentence: v(w | sentence) = E[w].
 
-    A word without a vector has that of its lower-case form, or else zeros, whose cosine with anything counts as 0.
+    A word without a vector gets that of its lower-case form, or else zeros, whose cosine with any vector counts as 0.
 
     >>> ContextFree({"play": np.array([3.0, 4.0])})([["Play", "on"]])[0].tolist()
     [[[3.0, 4.0], [0.0, 0.0]]]
@@ -113,9 +113,9 @@ class ContextFree:
 
 
 class ContextMean(ContextFree):
-    """A word has the mean of its neighbours' static vectors, without its own: v(w_i) = mean_{j≠i} E[w_j].
+    """An embedder that gives a word the mean of the static vectors of the other words: v(w_i) = mean_{j≠i} E[w_j].
 
-    It knows which words are around, and neither their order nor the word. Words without a vector count for nothing.
+    It depends on which words are around, not on their order or the word itself. Words without a vector are ignored.
 
     >>> vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0]), "c": np.array([0.0, 3.0])}
     >>> ContextMean(vectors)([["a", "b", "c"]])[0][0, 0].tolist()
@@ -131,6 +131,6 @@ class ContextMean(ContextFree):
             has_vector_1L1 = vectors_1LD.any(axis=-1, keepdims=True).astype(np.float32)
             count_1L1 = has_vector_1L1.sum(axis=1, keepdims=True) - has_vector_1L1
             others_1LD = vectors_1LD.sum(axis=1, keepdims=True) - vectors_1LD
-            # Of a word alone the difference may leave rounding behind, which is no direction.
+            # For a single word the difference may be rounding error, which is not a direction.
             found.append(np.where(count_1L1 > 0, others_1LD / np.maximum(count_1L1, 1), 0).astype(np.float32))
         return found

@@ -1,6 +1,6 @@
-"""Telling the senses of words apart by the nearest neighbour of their vectors, without any training.
+"""Word sense disambiguation by the nearest neighbours of contextual vectors, without training.
 
-Everything is measured for each layer on its own, beside the baseline: the most frequent sense of each lemma.
+Each layer is measured separately. The baseline is the most frequent sense of each lemma.
 """
 
 import dataclasses
@@ -17,17 +17,17 @@ from cope_jax.models.embedder import Embedder
 from cope_jax.registry import check_at_least
 
 CORPORA = {"coarsewsd20": read_coarsewsd, "semcor-noad": read_semcor}
-TIE = 1e-5  # cosines this near to each other are the same: sums of equal vectors differ by rounding
+TIE = 1e-5  # closer cosines count as equal, because sums of equal vectors differ by rounding
 
 
 @dataclasses.dataclass(frozen=True)
 class SenseScore:
-    """How often the sense was right."""
+    """The number of correct senses of one method on one layer, by lemma."""
 
     method: str  # "most frequent", "nearest mean" or "k nearest"
     layer: str  # name of the layer; empty for the baseline
-    right: dict[str, int]  # lemma → how many of its test occurrences
-    total: dict[str, int]  # lemma → the number of its test occurrences
+    right: dict[str, int]  # lemma → number of its test occurrences with the correct sense
+    total: dict[str, int]  # lemma → number of its test occurrences
 
     @property
     def by_word(self) -> dict[str, float]:
@@ -49,8 +49,8 @@ class SenseScore:
     ) -> tuple[float, float]:
         """Percentile bootstrap interval over test occurrences, lemmas fixed.
 
-        To draw n of n occurrences with replacement, of which a share p is right, gives Binomial(n, p) right ones; so
-        these are drawn at once. Efron and Tibshirani 1993, chapter 13.
+        If a share p is correct, sampling n of n occurrences with replacement gives Binomial(n, p) correct ones, so
+        this number is sampled directly. Efron and Tibshirani 1993, chapter 13.
         """
         rng = np.random.default_rng(seed)
         total = np.array(list(self.total.values()))
@@ -62,7 +62,7 @@ class SenseScore:
 
 
 def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[Occurrence]:
-    """At most so many occurrences of each lemma, drawn at random, in their order."""
+    """At most `most` random occurrences of each lemma, in their original order."""
     check_at_least(1, "senses", cap=most)
     rng = np.random.default_rng(seed)
     kept = [
@@ -75,9 +75,9 @@ def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[
 def read_occurrences(
     corpus: str, data_dir: str | None, train: int, test: int
 ) -> tuple[list[Occurrence], list[Occurrence]]:
-    """The occurrences of a corpus to learn from and to be tested on, at most so many of each lemma.
+    """The training and test occurrences of a corpus, at most `train` and `test` of each lemma.
 
-    Lemmas with one sense in training are left out, for there is nothing to be told apart.
+    Lemmas with only one sense in training are left out, because there is nothing to disambiguate.
     """
     occurrences = CORPORA[corpus](data_dir)
     senses = senses_by_frequency([occurrence for occurrence in occurrences if occurrence.split == "train"])
@@ -87,12 +87,12 @@ def read_occurrences(
         for split, most in (("train", train), ("test", test))
     ]
     if not all(found):
-        raise ConfigError(f"{corpus} has no word with two senses in training and in the test: give the whole corpus")
+        raise ConfigError(f"{corpus} has no word with two senses in training and in the test: give the complete corpus")
     return found[0], found[1]
 
 
 def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
-    """Lemma → its senses, the most frequent first; of equally frequent ones the first in the text."""
+    """Lemma → its senses, the most frequent first; equally frequent ones in the order of the text."""
     counts: dict[str, Counter[str]] = {}
     for occurrence in train:
         counts.setdefault(occurrence.lemma, Counter())[occurrence.sense] += 1
@@ -100,7 +100,7 @@ def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
 
 
 def most_frequent(train: Sequence[Occurrence], test: Sequence[Occurrence]) -> list[str | None]:
-    """The baseline: each lemma's most frequent sense in training; None, always wrong, where it was never seen."""
+    """The baseline: each lemma's most frequent sense in training; None, always wrong, for unknown lemmas."""
     senses = senses_by_frequency(train)
     return [senses[occurrence.lemma][0] if occurrence.lemma in senses else None for occurrence in test]
 
@@ -110,8 +110,8 @@ def nearest_mean(
 ) -> list[str | None]:
     """The sense whose mean vector over the training occurrences has the highest cosine.
 
-    ŝ(x) = argmax_s cos(x, mean_{i: s_i = s} x_i). Where senses are equally near, as all are to a context-free vector,
-    the more frequent one is taken. Peters et al. (arXiv 1802.05365), section 5.3; Melamud et al. 2016.
+    ŝ(x) = argmax_s cos(x, mean_{i: s_i = s} x_i). If senses are equally near, as always with context-free vectors, the
+    more frequent one is chosen. Peters et al. (arXiv 1802.05365), section 5.3; Melamud et al. 2016.
     """
 
     def predict(own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray) -> np.ndarray:
@@ -124,9 +124,9 @@ def nearest_mean(
 def k_nearest(
     train: Sequence[Occurrence], train_ND: np.ndarray, test: Sequence[Occurrence], test_MD: np.ndarray, k: int = 5
 ) -> list[str | None]:
-    """The sense that most of the k nearest training occurrences of the lemma have, by cosine.
+    """The most common sense among the k training occurrences of the lemma with the highest cosine.
 
-    All that are as near as the k-th vote. Of senses with as many votes the more frequent one is taken.
+    All occurrences as near as the k-th one vote. Of senses with equal votes the more frequent one is chosen.
     """
     check_at_least(1, "senses", k=k)
 
@@ -143,7 +143,7 @@ def k_nearest(
 def disambiguate(
     embedder: Embedder, train: Sequence[Occurrence], test: Sequence[Occurrence], *, k: int = 5, label: str | None = None
 ) -> list[SenseScore]:
-    """The baseline, then both methods for each layer of an embedder; k neighbours vote. `label` is that of `embed`."""
+    """Scores the baseline, then both methods for each layer of an embedder; k neighbours vote. `label`: see `embed`."""
     if not train or not test:
         raise ConfigError("senses need occurrences to train and to test on: give a corpus that has both")
     train_NJD, test_MJD = (
@@ -159,7 +159,7 @@ def disambiguate(
 
 
 def score(method: str, layer: str, test: Sequence[Occurrence], senses: Sequence[str | None]) -> SenseScore:
-    """Counts what is right, lemma by lemma in alphabetic order."""
+    """Counts the correct senses of each lemma, in alphabetical order."""
     lemmas = sorted({occurrence.lemma for occurrence in test})
     right, total = dict.fromkeys(lemmas, 0), dict.fromkeys(lemmas, 0)
     for occurrence, sense in zip(test, senses, strict=True):
@@ -169,7 +169,7 @@ def score(method: str, layer: str, test: Sequence[Occurrence], senses: Sequence[
 
 
 def _places(occurrences: Sequence[Occurrence]) -> dict[str, list[int]]:
-    """Where the occurrences of each lemma are."""
+    """The indices of the occurrences of each lemma."""
     places: dict[str, list[int]] = {}
     for place, occurrence in enumerate(occurrences):
         places.setdefault(occurrence.lemma, []).append(place)
@@ -177,7 +177,7 @@ def _places(occurrences: Sequence[Occurrence]) -> dict[str, list[int]]:
 
 
 def _first_best(values_MS: np.ndarray) -> np.ndarray:
-    """In each row the first entry that is as high as the highest."""
+    """The index in each row of the first entry that equals the maximum, up to `TIE`."""
     return np.argmax(values_MS >= values_MS.max(axis=1, keepdims=True) - TIE, axis=1)
 
 
@@ -188,7 +188,7 @@ def _by_lemma(
     test_MD: np.ndarray,
     predict: Callable[[np.ndarray, np.ndarray, int, np.ndarray], np.ndarray],
 ) -> list[str | None]:
-    """Predicts for each lemma among its own senses, which are numbered by falling frequency."""
+    """Predicts a sense of the lemma for each test occurrence; senses are numbered by descending frequency."""
     rows, queries = _places(train), _places(test)
     found: list[str | None] = [None] * len(test)
     for lemma, senses in senses_by_frequency(train).items():

@@ -1,1 +1,1 @@
-"""What the gates of a model count."""
+"""Inspection of gates: what they count, as scores, maps and coloured text."""

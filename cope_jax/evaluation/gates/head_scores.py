@@ -1,7 +1,8 @@
-"""What the gates of each head follow: a ranking of heads by features of the tokens that they open for.
+"""Ranks heads by the features of the tokens that open their gates.
 
-A key's gate is the mean over the queries that see it. The AUC of a feature is the chance that a key which has it opens
-wider than one which has not, ties counted half (the statistic of Mann and Whitney): 1/2 where gates know nothing of it.
+A key's gate is the mean over the queries that see it. The AUC of a feature is the probability that a key with the
+feature has a wider gate than a key without it; ties count half (the statistic of Mann and Whitney). It is 1/2 if the
+gates are independent of the feature.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.models.model import StaticGraphDef
 
 BLOCK = 32
-"""Neighbouring tokens that are drawn together, since they are not independent."""
+"""Number of neighbouring tokens that are resampled together, because they are not independent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,18 +29,18 @@ class HeadScore:
 
     layer: int  # from 0
     head: int  # from 0
-    aucs: dict[str, float]  # by feature; NaN where all tokens have it, or none
+    aucs: dict[str, float]  # by feature; NaN if all tokens have it, or none
     best: str  # the feature of the highest AUC; "" if no feature has an AUC
-    interval: tuple[float, float]  # of that AUC, 95 %, by a bootstrap of blocks of tokens
+    interval: tuple[float, float]  # 95 % interval of that AUC, by a bootstrap of blocks of tokens
     mean_with: float  # the mean gate of the keys that have the best feature
-    mean_without: float  # of those that do not
-    # The share of the gates' variance that the token itself explains, adjusted R² of a mean for each token; 0 if it
-    # explains nothing, NaN if no token comes twice or no gate differs.
+    mean_without: float  # the mean gate of the other keys
+    # The share of the gates' variance that the token itself explains: adjusted R² of a mean for each token; 0 if it
+    # explains nothing, NaN if no token occurs twice or all gates are equal.
     identity: float
 
 
 def mean_gates(model: Any, tokens_BL: np.ndarray) -> np.ndarray:
-    """The mean gate of each key over the queries that see it, float64 `[layers, H, B, L]`; ConfigError if none is."""
+    """The mean gate of each key over the queries that see it, float64 `[layers, H, B, L]`. ConfigError: no gates."""
     graph, state = nnx.split(model)
     rows = [_means(StaticGraphDef(graph), state, row_L[None]) for row_L in tokens_BL]
     return np.stack([np.asarray(row, np.float64) for row in rows], axis=2)
@@ -49,7 +50,7 @@ def mean_gates(model: Any, tokens_BL: np.ndarray) -> np.ndarray:
 def _means(graphdef: StaticGraphDef, state: Any, tokens_1L: Array) -> Array:
     maps = nnx.merge(graphdef.graph, state).maps(tokens_1L)
     if "gates" not in maps:
-        raise ConfigError("the encoding of this model has no gates that could count: give a model with cope")
+        raise ConfigError("the encoding of this model has no gates: give a model with cope")
     gates_NHLM = maps["gates"][:, 0].astype(jnp.float32)
     length = tokens_1L.shape[1]
     seen_LM = jnp.tril(jnp.ones((length, length), bool))
@@ -58,7 +59,7 @@ def _means(graphdef: StaticGraphDef, state: Any, tokens_1L: Array) -> Array:
 
 
 def auc(gates_N: np.ndarray, has_N: np.ndarray) -> float:
-    """The chance that a gate with a feature exceeds one without, ties counted half; NaN where there are not both.
+    """The probability that a gate with a feature exceeds one without; ties count half; NaN if one kind is missing.
 
     >>> auc(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
     0.875
@@ -69,7 +70,7 @@ def auc(gates_N: np.ndarray, has_N: np.ndarray) -> float:
 def bootstrap(
     gates_N: np.ndarray, has_N: np.ndarray, rng: np.random.Generator, draws: int = 200
 ) -> tuple[float, float]:
-    """The 95 % interval of an AUC, from blocks of tokens drawn with replacement; NaN where no draw has both kinds."""
+    """The 95 % interval of an AUC, from blocks sampled with replacement; NaN if no sample has both kinds of tokens."""
     blocks_N = np.arange(len(gates_N)) // BLOCK
     count = int(blocks_N[-1]) + 1
     times_SN = rng.multinomial(count, np.full(count, 1 / count), size=draws)[:, blocks_N]
@@ -80,16 +81,16 @@ def bootstrap(
 
 
 def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.Generator, draws: int = 200) -> float:
-    """The AUC that the best head reaches with its best feature in 5 of 100 texts whose tokens mean nothing to it.
+    """The AUC that the best head exceeds by chance, with its best feature, in 5 of 100 texts.
 
-    The null: features are shifted against gates by a random number of tokens, around the end, so that both keep their
-    own dependence on neighbours. One bound for all heads and features together holds however many are looked at.
-    Raises ConfigError where no feature tells tokens apart.
+    The null hypothesis: features are shifted cyclically against gates by a random number of tokens, so that both keep
+    their own dependence on neighbours. The bound covers all heads and features together, however many there are.
+    Raises ConfigError if no feature distinguishes tokens.
     """
     ranks_HN = np.stack([_ranks(gates_N) for gates_N in gates_HN])
     mixed = [row for row in has.values() if 0 < row.sum() < len(row)]
     if not mixed:
-        raise ConfigError("the tokens of this text are all of a kind: give a longer one")
+        raise ConfigError("no feature separates the tokens of this text: give a longer one")
     has_FN = np.stack(mixed).astype(np.float64)
     with_F, number = has_FN.sum(axis=1), has_FN.shape[1]
     best_S = np.empty(draws)
@@ -100,7 +101,7 @@ def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.G
 
 
 def identity(gates_N: np.ndarray, tokens_N: np.ndarray) -> float:
-    """The share of variance that the token explains: 1 − (SS_within/(n−k)) / (SS_total/(n−1)), k different tokens.
+    """The share of variance explained by the token: 1 − (SS_within/(n−k)) / (SS_total/(n−1)) for k different tokens.
 
     >>> identity(np.array([0.0, 0.0, 1.0, 1.0]), np.array([7, 7, 8, 8]))
     1.0
@@ -118,9 +119,10 @@ def identity(gates_N: np.ndarray, tokens_N: np.ndarray) -> float:
 def rank(
     gates_LHN: np.ndarray, has: Mapping[str, np.ndarray], tokens_N: np.ndarray, rng: np.random.Generator
 ) -> list[HeadScore]:
-    """All heads, first the one whose gates follow a feature best.
+    """All heads, sorted by how well their gates follow their best feature.
 
-    Gates `[layers, H, N]` are of each key in the order of the text, and `has` says, bool `[N]`, which have a feature.
+    Gates `[layers, H, N]` are those of each key in the order of the text. `has` says, bool `[N]` for each feature,
+    which keys have it.
     """
     heads = []
     for layer, gates_HN in enumerate(gates_LHN):
@@ -139,7 +141,7 @@ def rank(
 
 
 def top_tokens(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least: int = 3) -> list[tuple[str, float]]:
-    """(text of a token, its mean gate) of those that open widest among the ones that come at least so often.
+    """(text of a token, its mean gate) of the tokens with the widest gates that occur at least `least` times.
 
     >>> top_tokens(np.array([0.5, 1.0, 0.0, 1.0]), ["a", "b", "a", "b"], least=2)
     [('b', 1.0), ('a', 0.25)]
@@ -152,13 +154,13 @@ def top_tokens(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least:
 
 
 def _ranks(values_N: np.ndarray) -> np.ndarray:
-    """From 1; equals have the mean of theirs."""
+    """Ranks from 1; equal values have the mean of their ranks."""
     _, kind_N, counts_K = np.unique(values_N, return_inverse=True, return_counts=True)
     return (np.cumsum(counts_K) - (counts_K - 1) / 2)[kind_N]
 
 
 def _aucs(values_N: np.ndarray, has_N: np.ndarray, times_SN: np.ndarray) -> np.ndarray:
-    """The AUC with each token taken so many times, `[S]`."""
+    """The AUCs `[S]`, in which each token counts `times_SN` times."""
     order_N = np.argsort(values_N, kind="stable")
     starts_K = np.unique(values_N[order_N], return_index=True)[1]
     times_SN = times_SN[:, order_N]

@@ -1,4 +1,4 @@
-"""What the gates of a model count in a text: its windows, features of its tokens, and the heads that follow them."""
+"""Scores what the gates of a model count in a text: windows, features of tokens, and the heads that follow them."""
 
 import dataclasses
 import itertools
@@ -14,31 +14,31 @@ from cope_jax.tasks import Task
 from cope_jax.tasks.stored import TextTask
 from cope_jax.tokenizers.tokenizer import Codec
 
-_FEWEST = 16  # tokens of which anything can be said
+_FEWEST = 16  # tokens that a ranking needs at least
 BRACKETS = frozenset("()[]{}")
 _ENDS, _CLOSING = tuple(".!?…"), "\"'”’»)]"
 
 
 def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) -> np.ndarray:
-    """The tokens that are looked at, `[B, L]`: a text of the user's, or the first windows of a split, `count` at most.
+    """The tokens to inspect, `[B, L]`: the user's text, or the first windows of a split, at most `count`.
 
-    Raises ConfigError for a text that is too short, or a split that there is not.
+    Raises ConfigError if the text is too short or the split is unknown.
     """
     if text is not None:
         tokens_L = np.array([*codec.begin, *codec.read(text, "--input")], np.int32)
         if len(tokens_L) < _FEWEST:
-            raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it to a split")
+            raise ConfigError(f"--input has {len(tokens_L)} tokens: give at least {_FEWEST}, or leave it out")
         return tokens_L[None]
-    if isinstance(task, TextTask):  # the whole text, however the run's examples are packed
+    if isinstance(task, TextTask):  # the entire text, however the run's examples are packed
         texts = [entries.tokens for entries in task.token_streams(split)]
         length = min(task.length(split), max(map(len, texts)))
         parts = [text[: len(text) // length * length].reshape(-1, length) for text in texts]
-        # Of a mixture windows of each corpus, by its size.
+        # A mixture gives windows of each corpus, in proportion to its size.
         places = np.concatenate([(np.arange(len(part)) + 0.5) / len(part) for part in parts])
         return np.concatenate(parts)[np.argsort(places, kind="stable")[:count]]
     size = task.size(split)
     batch = task.dataset(split, count if size is None else min(count, size))
-    whole = batch["weights"].all(axis=1)  # the last window may be filled up
+    whole = batch["weights"].all(axis=1)  # the last window may be padded
     return batch["inputs"][whole] if whole.any() else batch["inputs"]
 
 
@@ -48,8 +48,8 @@ class TextGates:
 
     heads: list[head_scores.HeadScore]  # ranked, see `head_scores.rank`
     bound: float  # of `head_scores.chance`
-    top_tokens: list[str]  # for each head, the tokens that it opens widest for, as text
-    count: int  # the tokens that were looked at
+    top_tokens: list[str]  # for each head, the tokens with the widest gates, as text
+    count: int  # number of tokens inspected
     gates_LHBL: np.ndarray  # the mean gate of each key, by layer and head
     pieces: list[str]  # the text of each key of the first window
 
@@ -60,7 +60,7 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
     parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
     has = [features(parts) for parts in parts_BL]
     words_N, tokens_N = np.array([part for parts in parts_BL for part in parts], object), tokens_BL.reshape(-1)
-    # What only says that a text begins is no part of it; the end of a line may be the same token.
+    # A token that marks the start of a text does not count, unless it is whitespace: it may also end a line.
     counted_N = ~np.isin(tokens_N, codec.begin) | np.array([word.isspace() for word in words_N])
     gates_LHN = gates_LHBL.reshape(*gates_LHBL.shape[:2], -1)[..., counted_N]
     has_N = {name: np.concatenate([row[name] for row in has])[counted_N] for name in has[0]}
@@ -74,9 +74,9 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
 
 
 def pieces(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[str]:
-    """The text that each token adds to those before it; together they are the text of all.
+    """The text that each token adds to those before it; concatenated, they are the text of all tokens.
 
-    Of a character of several tokens the first has what `decode` writes for its part, and the others nothing.
+    If a character has several tokens, the first one has what `decode` writes for its part, and the others nothing.
 
     >>> pieces(lambda tokens: " ".join("abc"[token] for token in tokens), np.array([0, 2, 1]))
     ['a', ' c', ' b']
@@ -92,12 +92,12 @@ def pieces(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[str]
 def features(parts: Sequence[str]) -> dict[str, np.ndarray]:
     r"""Whether each piece of a text has each feature, bool `[L]` by name.
 
-    - "word start": its first letter or digit follows neither.
+    - "word start": it has a letter or digit that does not follow another one.
     - "whitespace": it has a space, a tab or the end of a line.
     - "newline": it has the end of a line.
-    - "punctuation": beside whitespace it has only signs of Unicode's classes P and S.
-    - "sentence end": it ends with ".", "!", "?" or "…", perhaps quotes or brackets behind, and whitespace or the end of
-      the text follows. So does what abbreviates, for no more is looked at.
+    - "punctuation": except for whitespace it has only signs of Unicode's classes P and S.
+    - "sentence end": it ends with ".", "!", "?" or "…", optionally closing quotes or brackets, and then whitespace or
+      the end of the text. Abbreviations match too.
     - "digit": it has a digit.
     - "bracket": it has one of ( ) [ ] { }.
 
@@ -106,7 +106,7 @@ def features(parts: Sequence[str]) -> dict[str, np.ndarray]:
     [[0, 1, 2, 4, 5, 8], [6], [3, 6], [2, 4]]
     """
     befores = ["", *(part[-1:] for part in parts)]
-    for place in range(1, len(befores)):  # behind a piece of nothing stands what stood before it
+    for place in range(1, len(befores)):  # after an empty piece, what was before it
         befores[place] = befores[place] or befores[place - 1]
     afters = [*("".join(parts[place : place + 4])[:1] for place in range(1, len(parts))), ""]
     rows = {

@@ -1,7 +1,7 @@
-"""What a trained model looks at: its maps as heat maps and as strips of coloured tokens.
+"""Shows what a trained model attends to: heat maps and strips of coloured tokens.
 
 A map is an array `[layers, heads, L, L]` of one input: `attention`, and what the encoding names in its `maps`.
-Row i belongs to query i, and only columns j ≤ i mean anything.
+Row i belongs to query i, and only columns j ≤ i are valid.
 """
 
 import dataclasses
@@ -21,24 +21,24 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates.head_scores import top_tokens
 from cope_jax.evaluation.report.plot_style import STYLE, save
 
-MOST_LABELS = 64  # of more tokens on the axes none could be read
+MOST_LABELS = 64  # labels of more tokens on the axes could not be read
 
 
 @dataclasses.dataclass(frozen=True)
 class Inspection:
-    """One input seen by a model."""
+    """The maps and the prediction of a model for one input."""
 
     tokens: tuple[str, ...]  # the input as text
     maps: dict[str, np.ndarray]  # by name, each float32 `[layers, heads, L, L]`
-    query: int  # place of the query that is looked at, from 0
-    layers: Sequence[int]  # numbers of the layers that are shown
-    heads: Sequence[int]  # numbers of the heads that are shown
+    query: int  # index of the inspected query, from 0
+    layers: Sequence[int]  # numbers of the layers to show
+    heads: Sequence[int]  # numbers of the heads to show
     predicted: str  # the most probable next token after the query
     probability: float  # of that token
 
     @property
     def shading(self) -> str:
-        """The map that colours the strips: the gates where the encoding has any, else the attention."""
+        """The map that colours the strips: the gates if the encoding has any, else the attention."""
         return "gates" if "gates" in self.maps else "attention"
 
 
@@ -52,7 +52,7 @@ def inspect(
     layer: int | None = None,
     head: int | None = None,
 ) -> Inspection:
-    """What a model sees of one input: gates, positions and attention of all layers and heads, and what it predicts.
+    """The gates, positions and attention of all layers and heads for one input, and the prediction of the model.
 
     >>> import cope_jax as cj
     >>> from flax import nnx
@@ -69,16 +69,16 @@ def inspect(
       vocabulary: text of each token.
       tokens_L: int32.
       positions_BL: `[1, L]`; None is 0 … L−1.
-      query: place of the query; negative counts from the end.
-      layer: the only one to show; None shows all.
-      head: likewise.
+      query: index of the query; negative counts from the end.
+      layer: the only layer to show; None shows all.
+      head: the only head to show; None shows all.
 
     Raises:
       ConfigError: no such query, layer or head.
     """
     length = len(tokens_L)
     if not -length <= query < length:
-        raise ConfigError(f"query must lie between {-length} and {length - 1} for {length} tokens, got {query}")
+        raise ConfigError(f"query must be between {-length} and {length - 1} for {length} tokens, got {query}")
     tokens_BL = jnp.asarray(tokens_L)[None]
     probabilities_V = jax.nn.softmax(model(tokens_BL, positions_BL=positions_BL)[0, query])
     maps = {
@@ -99,8 +99,8 @@ def inspect(
 def strips(seen: Inspection, width: int) -> Text:
     """For each layer and head, the tokens up to the query, coloured by the query's gates.
 
-    Positions p_ij stand below them, and the mean gate of each kind of token above. An encoding without gates shows its
-    attention instead, relative to the strongest, and no positions.
+    Positions p_ij are below the tokens, and the mean gate of each different token is above. An encoding without gates
+    shows its attention instead, relative to the strongest, and no positions.
     """
     tokens = seen.tokens[: seen.query + 1]
     lines = [
@@ -119,7 +119,7 @@ def strips(seen: Inspection, width: int) -> Text:
 
 
 def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | None = None, width: int = 100) -> Text:
-    """Tokens in lines of `width` letters, each on a background as strong as its shade in [0, 1], numbers below."""
+    """Tokens in lines of `width` characters, each on a background of its shade in [0, 1], with numbers below."""
     below = [""] * len(tokens) if numbers_M is None else [f"{number:.1f}" for number in numbers_M]
     lines: list[tuple[Text, Text]] = []
     for token, shade, number in zip(tokens, shades_M, below, strict=True):
@@ -133,13 +133,13 @@ def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | N
 
 
 def write_heat_maps(folder: Path, seen: Inspection) -> list[Path]:
-    """Writes one PNG for each map of the layers and heads shown, and returns their paths."""
+    """Writes one PNG per map, of the layers and heads to show, and returns their paths."""
     return [save(heat_map(seen, name), folder / f"{name}.png") for name in seen.maps]
 
 
 @rc_context(STYLE)
 def heat_map(seen: Inspection, name: str) -> Figure:
-    """One map as a grid of panels, layers downwards and heads to the right; pairs that causality hides stay blank."""
+    """One map as a grid of panels, layers downwards and heads to the right; pairs hidden by causality are blank."""
     tokens, layers, heads = seen.tokens, seen.layers, seen.heads
     map_NHLM = seen.maps[name][np.ix_(layers, heads)]
     length, labelled = len(tokens), len(tokens) <= MOST_LABELS
@@ -165,15 +165,15 @@ def heat_map(seen: Inspection, name: str) -> Figure:
 
 
 def choose(what: str, number: int | None, count: int) -> Sequence[int]:
-    """The layers or heads that are shown: one, or all; ConfigError where there is no such one."""
+    """The layers or heads to show: one, or all. ConfigError: no such layer or head."""
     if number is None:
         return range(count)
     if not 0 <= number < count:
-        raise ConfigError(f"{what} must lie between 0 and {count - 1}, got {number}")
+        raise ConfigError(f"{what} must be between 0 and {count - 1}, got {number}")
     return [number]
 
 
 def shade_style(shade: float) -> Style:
-    """The background of a shade in [0, 1], and letters that can be read on it."""
+    """The background colour of a shade in [0, 1], with a readable text colour."""
     red, green, blue, _ = colormaps["Blues"](np.clip(shade, 0.0, 1.0), bytes=True)
     return Style(color="white" if shade > 0.6 else "black", bgcolor=f"rgb({red},{green},{blue})")

@@ -1,4 +1,4 @@
-"""What heads count in a text, to be looked at: sentences, a table, a heat map, coloured text."""
+"""Shows what heads count in a text: sentences, a table, a heat map and coloured text."""
 
 import csv
 from collections import Counter
@@ -26,38 +26,38 @@ _NAMES = {
 
 
 def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[str]:
-    """What is seen, in plain sentences: how many heads follow what, and what the first of them do.
+    """The findings in sentences: how many heads follow which features, and what the first `most` heads do.
 
-    Heads, as `rank` gives them, that do not exceed the bound of `chance` follow nothing that can be told from noise.
+    Heads are sorted by `rank`; those that do not exceed the bound of `chance` cannot be distinguished from noise.
     """
     clear = [head for head in heads if head.best and head.aucs[head.best] > bound]
     lines = [
-        f"{len(clear)} of {len(heads)} heads open their gates for a feature of the text more than chance explains "
-        f"(an AUC above {bound:.2f})."
+        f"The gates of {len(clear)} of {len(heads)} heads follow a feature of the text, more than chance explains "
+        f"(AUC above {bound:.2f})."
     ]
     if clear:
         counts = Counter(head.best for head in clear).most_common()
-        lines.append(f"Most of all for: {', '.join(f'{_named(name)} ({count})' for name, count in counts)}.")
+        lines.append(f"Their best features: {', '.join(f'{_named(name)} ({count})' for name, count in counts)}.")
     unseen = [_named(name) for name in (heads[0].aucs if heads else ()) if all(head.best != name for head in clear)]
     if clear and unseen:
-        lines.append(f"No head opens most of all for {' or '.join(unseen)}.")
+        lines.append(f"No head has {' or '.join(unseen)} as its best feature.")
     lines += [
-        f"Layer {head.layer}, head {head.head} opens for {_named(head.best)}: wider than for other tokens in "
-        f"{100 * head.aucs[head.best]:.0f} of 100 pairs; its mean gate is {head.mean_with:.2f} there and "
+        f"Layer {head.layer}, head {head.head}: the gates open wider for {_named(head.best)} than for other tokens in "
+        f"{100 * head.aucs[head.best]:.0f} of 100 pairs; the mean gate is {head.mean_with:.2f} there and "
         f"{head.mean_without:.2f} elsewhere."
         for head in clear[:most]
     ]
     counting = sum(head.mean_with > 0.5 and head.mean_without < 0.1 for head in clear)
     lines.append(
-        f"{counting} of them come near to counting it, with a mean gate above 0.5 there and below 0.1 elsewhere."
+        f"Nearly counting, with a mean gate above 0.5 there and below 0.1 elsewhere: {counting} of these heads."
         if clear
-        else "Nothing that is looked for here is counted."
+        else "No head counts any of these features."
     )
     return lines
 
 
 def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> Table:
-    """A row for each head of `rank`, bold above the bound of `chance`, with the tokens that it opens widest for."""
+    """A row for each head of `rank`, bold above the bound of `chance`, with the tokens whose gates are widest."""
     headings = ["layer", "head", "opens for", "AUC", "95 %", "gate there", "elsewhere", "by token", "widest for"]
     rows, bold = [], []
     for place, (head, widest) in enumerate(zip(heads, tokens, strict=True)):
@@ -70,7 +70,7 @@ def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> 
 
 
 def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
-    """A text, each piece on a background as strong as its gate; the end of a line is shown as ↵ too."""
+    """A text with each piece on a background of its gate's strength; the end of a line is also shown as ↵."""
     text = Text()
     for part, gate in zip(parts, gates_L, strict=True):
         text.append(part.replace("\n", "↵"), style=shade_style(float(gate)))
@@ -80,7 +80,7 @@ def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
 
 @rc_context(STYLE)
 def feature_map(heads: Sequence[HeadScore]) -> Figure:
-    """A heat map of AUCs, heads downwards by layer and features to the right; what is not known stays blank."""
+    """A heat map of AUCs, heads downwards by layer and features to the right; undefined values are blank."""
     ordered = sorted(heads, key=lambda head: (head.layer, head.head))
     names = [*ordered[0].aucs, "token"]
     values = np.array([[*head.aucs.values(), np.nan] for head in ordered])
@@ -93,7 +93,7 @@ def feature_map(heads: Sequence[HeadScore]) -> Figure:
     axes.set_yticks(range(len(ordered)), [f"layer {head.layer}, head {head.head}" for head in ordered], fontsize=6)
     axes.tick_params(length=0)
     figure.colorbar(shown, ax=axes, label="AUC", shrink=0.8)
-    figure.colorbar(share, ax=axes, label="variance by token", shrink=0.8)
+    figure.colorbar(share, ax=axes, label="variance explained by token", shrink=0.8)
     return figure
 
 

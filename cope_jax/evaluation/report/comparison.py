@@ -1,4 +1,4 @@
-"""What was measured of encodings, as tables: on the terminal and as Markdown."""
+"""Tables that compare encodings, for the terminal and as Markdown."""
 
 import dataclasses
 import math
@@ -9,9 +9,9 @@ from cope_jax.runs.records import Record, Summary, select, summarise
 from cope_jax.tasks import Task
 
 Paper = Mapping[str, Mapping[str, str]]
-"""Figures of the paper as text, by encoding and split, in the task's headline metric."""
+"""Results of the paper as text, by encoding and split, in the task's headline metric."""
 
-MANY_SEEDS = 3  # from here on a cell also shows median, best and worst
+MANY_SEEDS = 3  # with at least this many seeds a cell also shows median, best and worst
 _PAPER = "  the paper"
 
 
@@ -24,9 +24,9 @@ def table(
 ) -> Table:
     """The comparison for the terminal: a row for each encoding, a column for each evaluation split.
 
-    Cells are mean ± std over seeds, errors in per cent; from three seeds on median and [best, worst] stand below, since
-    errors out of distribution swing from seed to seed. The best of each column is bold. The metric, if none is given,
-    is the task's headline metric. The paper's figures stand below ours.
+    Cells are mean ± std over seeds, errors in per cent. With three or more seeds, median and [best, worst] are below,
+    because errors out of distribution vary strongly between seeds. The best of each column is bold. The default metric
+    is the task's headline metric. The paper's results are below this project's.
     """
     metric, splits = metric or task.metric, task.evaluation_splits
     unit = unit_of(metric)
@@ -54,19 +54,19 @@ def table(
 
 
 def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
-    """The comparison as GitHub Markdown: the `table` of the headline metric, and those of the task's others below."""
+    """The comparison as GitHub Markdown: the `table` of the headline metric, then those of the task's other metrics."""
     values = [record["value"] for record in select(records, metric=task.metric)]
     parts = [_markdown_table(task, records, encodings, task.metric, paper)]
     for metric in task.other_metrics:
         own = [record["value"] for record in select(records, metric=metric)]
-        # With one token to predict in each sequence both errors are the same, and so are perplexities of words.
+        # If each sequence has one token to predict, both errors are equal; so are the perplexities of words.
         if metric != task.metric and own and own != values:
             parts.append(_markdown_table(task, records, encodings, metric))
     return "\n\n".join(parts) + "\n"
 
 
 def print_errors(task: Task, records: Sequence[Record]) -> None:
-    """Prints what was measured of each seed on the fixed splits: errors in percent, losses in nats."""
+    """Prints the metrics of each seed on the fixed splits: errors in per cent, losses in nats."""
     metrics = list(dict.fromkeys(record["metric"] for record in records))
     metrics.sort(key=lambda metric: not metric.endswith("error"))
     rows = []
@@ -94,7 +94,7 @@ def _markdown_table(
 
 
 def _is_best(summary: Summary | None, column: Sequence[Summary | None]) -> bool:
-    """Whether no mean of the column is lower; where all are the same, none is best."""
+    """Whether no mean of the column is lower; if all are equal, none is best."""
     means = [other.mean for other in column if other and not math.isnan(other.mean)]
     return summary is not None and summary.mean in means and summary.mean == min(means) < max(means)
 
@@ -103,7 +103,7 @@ def _cell(summary: Summary | None, unit: Unit = SHARE) -> list[str]:
     """The lines of one cell."""
     if summary is None:
         return [MISSING]
-    if math.isnan(summary.mean):  # of one seed at least
+    if math.isnan(summary.mean):  # the value of at least one seed is NaN
         return ["not finite"]
     decimals = unit.decimals + (0 if summary.mean == 0 or summary.mean >= 1 else 1 if summary.mean >= 0.01 else 2)
     mean, median, low, high = (
@@ -115,7 +115,7 @@ def _cell(summary: Summary | None, unit: Unit = SHARE) -> list[str]:
 
 
 def _caption(records: Sequence[Record]) -> str:
-    """Steps, seeds, and what a cell shows."""
+    """The caption: steps, seeds, and what a cell shows."""
     steps, seeds = sorted({record["step"] for record in records}), {record["seed"] for record in records}
     if not records:
         return "Nothing measured yet"
@@ -127,7 +127,7 @@ def _caption(records: Sequence[Record]) -> str:
 
 
 def _time(runs: Sequence[Record]) -> str:
-    """Mean time of training one seed."""
+    """The mean training time of one seed."""
     summary = summarise({run["seed"]: run["wall_seconds"] for run in runs}.values())
     if summary is None:
         return MISSING

@@ -1,4 +1,4 @@
-"""What all plots share: colours, markers, sizes, legends and axes."""
+"""The common style of all plots: colours, markers, sizes, legends and axes."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
-# With nine markers for eight colours, 72 encodings differ.
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
+# Nine markers and eight colours distinguish 72 encodings.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")
 COLUMN_WIDTH, TEXT_WIDTH = 3.5, 7.0  # inches, of a two-column paper
-CHARACTER = 0.055  # inches that a character of a legend takes, on average
+CHARACTER = 0.055  # mean width in inches of a character in a legend
 STYLE: dict[Any, Any] = {
     "font.size": 8,
     "axes.titlesize": 8,
@@ -32,25 +32,25 @@ STYLE: dict[Any, Any] = {
 
 
 class NothingToPlot(Exception):
-    """The data of a plot are absent; the message says which."""
+    """The data of a plot are missing; the message says which."""
 
 
 def legend(figure: Figure, axes: Axes, title: str = "") -> None:
-    """A title, and below it the legend, above the panels; the figure grows by the lines that both need."""
+    """Adds a title and a legend above the panels; the figure grows by the lines that both need."""
     handles, labels = axes.get_legend_handles_labels()
     width, height = figure.get_size_inches()
     title = textwrap.fill(title, int(width / (1.3 * CHARACTER)))
     columns = min(len(labels), max(1, int(width / (0.33 + CHARACTER * max(map(len, labels), default=0)))))
     lines = -(-len(labels) // columns)
     figure.set_size_inches(width, height + 0.14 * (lines - 1 + len(title.splitlines())))
-    # As the title of the legend it moves with it; a figure's own would lie on top of a legend outside of the axes.
+    # The title belongs to the legend, because a title of the figure would overlap a legend outside the axes.
     options: dict[str, Any] = {"title": title, "title_fontsize": 8} if title else {}
     options |= {"columnspacing": 1.0, "handletextpad": 0.4, "handlelength": 1.5, "borderaxespad": 0.2}
     figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // lines), **options)
 
 
 def is_doubling(values: np.ndarray) -> bool:
-    """Whether some growing values belong on a logarithmic axis.
+    """Whether some ascending values belong on a logarithmic axis.
 
     >>> is_doubling(np.array([128, 256, 512])), is_doubling(np.array([16, 24, 48]))
     (True, False)
@@ -59,7 +59,7 @@ def is_doubling(values: np.ndarray) -> bool:
 
 
 def level_axis(axes: Axes, levels: Sequence[tuple[float, bool]]) -> None:
-    """A horizontal axis with marks at growing levels; those as in training, which are True, have a line."""
+    """Sets up a horizontal axis with ticks at ascending levels; those of training (True) get a vertical line."""
     values = np.array([value for value, _ in levels], np.float64)
     if is_doubling(values):
         axes.set_xscale("log")
@@ -72,7 +72,7 @@ def level_axis(axes: Axes, levels: Sequence[tuple[float, bool]]) -> None:
 
 
 def plain_log(axes: Axes, values: Sequence[float]) -> None:
-    """A log axis whose marks are plain numbers, also where it covers less than a decade."""
+    """Makes the vertical axis logarithmic with plain numbers as tick labels, even within one decade."""
     axes.set_yscale("log")
     wide = max(values) > 8 * min(values)
     axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)) if wide else MaxNLocator(6))
@@ -81,7 +81,7 @@ def plain_log(axes: Axes, values: Sequence[float]) -> None:
 
 
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a figure as PNG, whole: what stands outside the axes is not cut. Returns `path`."""
+    """Writes a figure as PNG, including what is outside the axes. Returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=200)
     return path
@@ -98,7 +98,7 @@ def line(number: int) -> dict[str, Any]:
 
 
 def band(axes: Axes, x: Sequence[float], values: Sequence[Sequence[float]], number: int, **options: Any) -> None:
-    """Line `number` through the mean of the values at each place, and the band from the lowest to the highest."""
+    """Draws line `number` through the mean of the values at each x, and the band from the lowest to the highest."""
     lowest, highest, means = ([float(f(own)) for own in values] for f in (np.min, np.max, np.mean))
     axes.fill_between(x, lowest, highest, color=colour(number), alpha=0.15, linewidth=0)
     axes.plot(x, means, zorder=3, **line(number), **options)

@@ -1,4 +1,4 @@
-"""The comparison of encodings as plots for a paper: errors by split and by length, and learning curves."""
+"""Plots that compare encodings: errors by split and by length, and learning curves."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -34,7 +34,7 @@ def write_plots(
 
     All show the headline metric of the task. Records, see `cope_jax.runs.records`, are of fixed and of sweep splits;
     curves are rows with `encoding`, `seed`, `step`, `split`, and a field for each metric. The order of the encodings
-    decides their colours and markers. Returns the paths, and for each plot left out one line that says why.
+    decides their colours and markers. Returns the paths, and for each plot left out a one-line reason.
     """
     plots: dict[str, Callable[[], Figure]] = {
         "error_by_split.png": lambda: error_by_split(task, records, encodings),
@@ -52,7 +52,7 @@ def write_plots(
 
 @rc_context(STYLE)
 def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[str]) -> Figure:
-    """Mean error on each fixed split; bars are the standard deviation over seeds, faint dots the single seeds."""
+    """Mean error on each fixed split; error bars are the standard deviation over seeds, faint dots single seeds."""
     errors = _errors(task, records, encodings, task.evaluation_splits)
     splits = list(dict.fromkeys(split for _, split in errors))
     if not splits:
@@ -77,19 +77,19 @@ def error_by_split(task: Task, records: Sequence[Record], encodings: Sequence[st
 def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[str]) -> Figure:
     """Mean error along the task's sweep, with the standard deviation over seeds; the level of training is marked.
 
-    Where the values of the sweep double, or more, their axis is logarithmic.
+    The horizontal axis is logarithmic if each value of the sweep is at least twice the previous one.
     """
     errors = _errors(task, records, encodings, [split for _, split in task.sweep])
     points = [(value, split) for value, split in task.sweep if any((e, split) in errors for e in encodings)]
     if not points:
-        raise NothingToPlot("no record is of a sweep split; evaluation.sweep_examples=0 measures none")
+        raise NothingToPlot("no sweep split was measured; evaluation.sweep_examples=0 turns them off")
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     values = np.array([value for value, _ in points], np.float64)
     highest = unit_of(task.metric).highest
     doubling = is_doubling(values)
     for number, encoding in enumerate(encodings):
-        aside = 0.008 * (number - (len(encodings) - 1) / 2)  # since many errors are exactly 0 or 100 %
+        aside = 0.008 * (number - (len(encodings) - 1) / 2)  # because many errors are exactly 0 or 100 %
         places = values * (values[-1] / values[0]) ** aside if doubling else values + aside * np.ptp(values)
         own = [errors.get((encoding, split), []) for _, split in points]
         _points(axes, places, own, number, encoding, linestyle="-", spread=0.0, highest=highest)
@@ -102,11 +102,11 @@ def error_by_length(task: Task, records: Sequence[Record], encodings: Sequence[s
 
 @rc_context(STYLE)
 def learning_curves(task: Task, curves: Sequence[Record], encodings: Sequence[str]) -> Figure:
-    """Mean error against training steps, one panel for each split; the band reaches from the best seed to the worst."""
+    """Mean error against training steps, one panel per split; the band spans the seeds from best to worst."""
     rows = [row for row in curves if row["encoding"] in encodings and row.get(task.metric) is not None]
     splits = [split for split in task.splits if select(rows, split=split)]
     if not splits:
-        raise NothingToPlot(f"no curve is of {task.metric}; training.evaluate_every=0 measures none")
+        raise NothingToPlot(f"no learning curve has {task.metric}; training.evaluate_every=0 turns evaluations off")
     columns = min(len(splits), 3)
     lines = -(-len(splits) // columns)
     figure = Figure(figsize=(max(COLUMN_WIDTH, TEXT_WIDTH * columns / 3), 0.4 + 1.8 * lines), layout="constrained")
@@ -127,7 +127,7 @@ def learning_curves(task: Task, curves: Sequence[Record], encodings: Sequence[st
 def _errors(
     task: Task, records: Sequence[Record], encodings: Sequence[str], splits: Sequence[str]
 ) -> dict[tuple[str, str], list[float]]:
-    """(encoding, split) → the headline error of each seed in its unit, by split; without what was not measured."""
+    """(encoding, split) → the headline error of each seed in its unit; pairs that were not measured are left out."""
     errors: dict[tuple[str, str], list[float]] = {}
     for split in splits:
         for encoding in encodings:
@@ -148,7 +148,7 @@ def _points(
     spread: float,
     highest: float | None,
 ) -> None:
-    """Mean and standard deviation at each place, and the seeds as faint dots spread over a width."""
+    """Draws mean and standard deviation at each place, and the seeds as faint dots spread over a width."""
     shown = [(place, own, summary) for place, own in zip(places, errors, strict=True) if (summary := summarise(own))]
     means = np.array([summary.mean for _, _, summary in shown])
     stds = np.array([summary.std or 0.0 for _, _, summary in shown])
@@ -164,7 +164,7 @@ def _points(
 
 
 def _curve(axes: Axes, rows: Sequence[Record], task: Task, number: int, label: str) -> None:
-    """The mean over seeds at each step, and the band from the lowest to the highest."""
+    """Draws the mean over seeds at each step, and the band from the lowest to the highest."""
     by_step: dict[int, list[float]] = {}
     for row in sorted(rows, key=lambda row: row["step"]):
         by_step.setdefault(row["step"], []).append(unit_of(task.metric).scale * row[task.metric])
@@ -175,7 +175,7 @@ def _curve(axes: Axes, rows: Sequence[Record], task: Task, number: int, label: s
 
 
 def _error_axis(axes: Axes, task: Task, values: Sequence[float]) -> None:
-    """From 0 on; what has no highest value shows its differences, on a logarithmic axis where they are large."""
+    """Sets up the vertical axis: from 0 for shares; fitted for unbounded metrics, logarithmic if they differ much."""
     unit, values = unit_of(task.metric), [value for value in values if np.isfinite(value)] or [0.0]
     lowest, highest = min(values), max(values)
     if unit.highest is None and lowest > 0:

@@ -1,4 +1,4 @@
-"""A table of text cells, for the terminal and for Markdown, and how its figures are written."""
+"""A table of text cells, for the terminal and for Markdown, and the format of its numbers."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from rich.text import Text
 from cope_jax.runs.records import summarise
 
 MISSING = "–"
-FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, where a narrow terminal would break a line
+FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, so that no line breaks there
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,15 +31,15 @@ class Table:
     """
 
     title: str  # what the cells are; none if it is empty
-    # Of the columns; the first column names the row. Without headings `rich` shows no line for them.
+    # One per column; the first column names the row. If all are empty, `rich` shows no line for them.
     headings: Sequence[str]
-    rows: Sequence[Sequence[str]]  # cells, as many in each as there are headings; a cell may have several lines
-    text_columns: int = 1  # how many of the first columns hold words; the others hold numbers, which stand at the right
+    rows: Sequence[Sequence[str]]  # cells, one per heading in each row; a cell may have several lines
+    text_columns: int = 1  # number of first columns with text; the others have numbers, aligned to the right
     caption: str = ""  # below the table in the terminal
     bold: Collection[tuple[int, int]] = ()  # (row, column) of cells whose first line is bold
 
     def rich(self) -> rich.table.Table:
-        """The table for the terminal: words may be broken where it is narrow, numbers are not."""
+        """The table for the terminal: on a narrow one words may be broken, but not numbers."""
         shown = rich.table.Table(
             title=escape(self.title) or None,
             caption=escape(self.caption) or None,
@@ -89,11 +89,11 @@ class Unit:
 
     scale: float  # what a value is multiplied by
     symbol: str  # "%" or nothing
-    highest: float | None  # the highest possible value, marked in tables; None if unbounded
-    decimals: int  # of a value of 1 and more in a table
+    highest: float | None  # the highest possible value, which limits the axis of plots; None if unbounded
+    decimals: int  # number of decimals in a table of values from 1 on
 
     def suffix(self, separator: str) -> str:
-        """The symbol behind a separator, and nothing where there is none.
+        """The symbol after a separator, or "" if there is no symbol.
 
         >>> SHARE.suffix(" in "), PLAIN.suffix(" in ")
         (' in %', '')
@@ -106,7 +106,7 @@ PLAIN = Unit(1.0, "", None, 2)
 
 
 def unit_of(metric: str) -> Unit:
-    """Shares are called errors and shown in per cent; losses and perplexities as they are.
+    """The unit of a metric: errors are shares in per cent; losses and perplexities are plain numbers.
 
     >>> unit_of("token_error").symbol, unit_of("perplexity").symbol
     ('%', '')
@@ -115,7 +115,7 @@ def unit_of(metric: str) -> Unit:
 
 
 def figure(value: float | None, decimals: int = 2, scale: float = 1.0) -> str:
-    """A number with so many decimals; None and NaN are missing.
+    """A number with `decimals` decimals; None and NaN are shown as missing.
 
     >>> figure(0.25), figure(0.25, 1, scale=100), figure(None)
     ('0.25', '25.0', '–')
@@ -133,7 +133,7 @@ def share(value: float | None, interval: Sequence[float] = ()) -> str:
 
 
 def mean_std(values: Iterable[float], decimals: int = 2, scale: float = 1.0) -> str:
-    """Mean ± sample standard deviation of what is measured.
+    """Mean ± sample standard deviation; NaN values are ignored.
 
     >>> mean_std([0.5, 0.6], scale=100), mean_std([0.25]), mean_std([])
     ('55.00 ± 7.07', '0.25', '–')
@@ -145,7 +145,7 @@ def mean_std(values: Iterable[float], decimals: int = 2, scale: float = 1.0) -> 
 
 
 def words(name: str) -> str:
-    """A name of the code as a reader sees it.
+    """A name in the code, as readable words.
 
     >>> words("token_error")
     'token error'
@@ -154,6 +154,6 @@ def words(name: str) -> str:
 
 
 def console() -> rich.console.Console:
-    """A console that is wide where nothing says how wide it is, as in a file, so that no figure is cut off."""
+    """A console that is wide if its width is unknown, as in a file, so that no number is cut off."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return rich.console.Console(width=None if known else 160, highlight=False)

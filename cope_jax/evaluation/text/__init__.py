@@ -1,1 +1,1 @@
-"""How probable a model finds a text."""
+"""Likelihood and perplexity of text under a model."""

@@ -1,8 +1,8 @@
-"""How probable a language model finds a text: the loss of every token, read in windows that slide over the text.
+"""The loss of every token of a text under a language model, measured in windows that slide over the text.
 
-A window of L tokens moves on by a stride S. The first window counts whole, and each later one the S tokens that none
-before it had; so every token counts once, and all but those of the first window see at least L − S tokens. S = L is the
-fastest, and the worst for tokens at the beginning of a window; S = 1 gives every token all of its context.
+A window of L tokens moves by a stride S. All tokens of the first window count, and in later windows only the S new
+ones. So every token counts once, and all tokens after the first window see at least L − S tokens. S = L is fastest, but
+tokens at the beginning of a window have little context; S = 1 gives every token its full context.
 """
 
 import dataclasses
@@ -26,22 +26,22 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """A text of N + 1 tokens as windows in rows of W places; the first token is only read."""
+    """A text of N + 1 tokens as windows in rows of width W; the first token is only read."""
 
     tokens: np.ndarray  # int `[N + 1]`
     pieces: Pieces  # the windows, of the N entries that are predicted
-    rows: list[list[int]]  # the windows that stand in each row
+    rows: list[list[int]]  # the windows in each row
     width: int  # W
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Some rows, as `lay_out` gives them: `entries` says which of the N losses stands where."""
+        """Some rows, as `lay_out` gives them: `entries` says to which of the N losses each place belongs."""
         return lay_out(self.tokens, self.pieces, [self.rows[row] for row in rows], self.width)
 
     def batches(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """Rows in batches of one size, the last filled up with rows in which nothing counts."""
+        """Rows in batches of one size; the last batch is padded with rows in which nothing counts."""
         blank = {"entries": -1, "segments": -1}
         for start in range(0, len(self), size):
             batch = self.take(range(start, min(start + size, len(self))))
@@ -56,18 +56,18 @@ def sliding(
     width: int | None = None,
     bounds: np.ndarray | None = None,
 ) -> Windows:
-    """Windows of `length` tokens, each `stride` further on.
+    """Cuts a text into windows of `length` tokens, `stride` apart.
 
     Args:
       tokens: int `[N + 1]`.
       length: L.
-      stride: S, at most L, which is also its default.
-      width: W; without it L. Several windows in a row do not see each other, so that windows of many lengths take one
-        compiled program, and hardly any is padded.
-      bounds: where documents begin, and N; windows do not cross them. Without them there is one document.
+      stride: S, at most L; default L.
+      width: W; default L. Several windows in a row do not see each other, so one compiled program serves windows of
+        many lengths with little padding.
+      bounds: the starts of documents, and N; windows do not cross them. Default: one document.
 
     Raises:
-      ConfigError: a text without two tokens, or numbers that do not fit each other.
+      ConfigError: the text has less than two tokens, or the numbers do not fit each other.
 
     >>> windows = sliding(np.arange(7), 4, 2).take([0, 1])
     >>> windows["inputs"].tolist(), windows["entries"].tolist()
@@ -91,11 +91,11 @@ def sliding(
 class Losses:
     """The loss of every token of a text."""
 
-    nats: np.ndarray  # float64 `[N]`, −log p(token | those before it in its window)
-    seen: np.ndarray  # int `[N]`, how many tokens the window had before it
+    nats: np.ndarray  # float64 `[N]`, −log p(token | tokens before it in its window)
+    seen: np.ndarray  # int `[N]`, number of tokens before it in its window
 
     def by_seen(self, most: int, bins: int = 16) -> tuple[np.ndarray, np.ndarray]:
-        """(number of tokens seen, mean loss) of tokens that saw about equally many, in `bins` equal parts of 1 … most.
+        """(number of tokens seen, mean loss), averaged over tokens in each of `bins` equal parts of 1 … most.
 
         >>> losses = Losses(np.array([4.0, 2.0, 1.0, 1.0]), np.array([1, 2, 3, 4]))
         >>> [x.tolist() for x in losses.by_seen(4, bins=2)]
@@ -110,9 +110,9 @@ class Losses:
 
 
 def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "loss") -> Losses:
-    """The loss of every token of a text under a decoder, in the windows of `sliding`, so many rows at a time.
+    """The loss of every token of a text under a decoder, in the windows of `sliding`, `batch_size` rows at a time.
 
-    Raises ConfigError where windows are longer than a table of the encoding, or a loss is no number.
+    Raises ConfigError if windows are longer than a table of the encoding, or if a loss is not finite.
     """
     check_length(model, int(windows.pieces.sizes.max()))
     graph, state = nnx.split(model)
@@ -128,12 +128,12 @@ def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "los
             bar.update(int(counts.sum()))
     if not np.isfinite(nats).all():
         place = int(np.argmin(np.isfinite(nats)))
-        raise ConfigError(f"the loss of token {place} is no number: the model has diverged, take an earlier one")
+        raise ConfigError(f"the loss of token {place} is not finite: the model has diverged, use an earlier one")
     return Losses(nats, seen)
 
 
 def check_length(model: Any, length: int) -> None:
-    """ConfigError where a table of the encoding ends within windows of this length."""
+    """Raises ConfigError if windows of this length are longer than a table of the encoding."""
     check_positions(model, length, f"windows of {length} tokens are too long", "ask for shorter ones")
 
 

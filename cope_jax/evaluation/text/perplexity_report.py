@@ -1,4 +1,4 @@
-"""The perplexity of a text under decoders, as it can be quoted: by token, word and byte, by position, by length."""
+"""The perplexity of a text under decoders, as reported in papers: per token, word and byte, by position, by length."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,11 +21,11 @@ FIGURES = ("perplexity", "token_perplexity", "bits_per_byte", "loss")
 def read(
     model: Any, task: TextTask, split: str, length: int, stride: int, width: int, batch_size: int, label: str = "loss"
 ) -> Losses:
-    """The loss of every token of a split, read in windows that slide over it.
+    """The loss of every token of a split, measured in sliding windows.
 
-    Positions are 0, 1, … in each window, whatever training sampled. Where documents are packed windows do not cross
-    them, and ends of documents, which the text does not have, do not count. Arguments and errors are those of `sliding`
-    and of `losses`.
+    Positions are 0, 1, … in each window, whatever training sampled. If documents are packed, windows do not cross them.
+    Ends of documents that were added to the text do not count. Arguments and errors are those of `sliding` and
+    `losses`.
     """
     nats, seen = [], []
     for entries in task.token_streams(split):
@@ -37,20 +37,20 @@ def read(
 
 
 def check_length(model: Any, task: TextTask, split: str, length: int) -> None:
-    """ConfigError where a table of the encoding ends within windows of this length, or those that its texts allow."""
+    """Raises ConfigError if a table of the encoding is too short for the windows of this length that the texts have."""
     longest = max(int(np.diff(_bounds(task, entries)).max()) for entries in task.token_streams(split))
     likelihood.check_length(model, min(length, longest))
 
 
 def _bounds(task: TextTask, entries: TokenStream) -> np.ndarray:
-    """The places that no window crosses."""
+    """The bounds that no window crosses."""
     return entries.bounds[[0, -1]] if task.crosses_documents else entries.bounds
 
 
 def record(task: TextTask, split: str, length: int, stride: int, found: Losses) -> Record:
-    """What is kept of the losses of a split: its figures, and the mean loss by the number of tokens seen.
+    """The record of the losses of a split: its metrics, and the mean loss by the number of tokens seen.
 
-    `known_tokens`, the mean number that was seen, says how much context the figures stand for.
+    `known_tokens`, the mean number of tokens seen, is the amount of context behind these metrics.
     """
     counts = task.counts(split)
     seen, loss = found.by_seen(length)
@@ -69,7 +69,7 @@ def figures_table(records: Sequence[Record]) -> Table:
     """A row for each length, with mean ± standard deviation over seeds."""
     first = records[0]
     counts = f"{first['tokens']:,} tokens, {first['words']:,} words, {first['bytes']:,} bytes"
-    figures = [name for name in FIGURES if name in first]  # where words are unknown some are missing
+    figures = [name for name in FIGURES if name in first]  # some are missing if words are unknown
     rows = []
     for length in lengths(records):
         own = select(records, length=length)
@@ -90,7 +90,7 @@ def positions_table(records: Sequence[Record]) -> Table:
 
 @rc_context(STYLE)
 def loss_by_position(records: Sequence[Record]) -> Figure:
-    """Mean loss by the number of tokens seen, a line for each length; the band is from the best seed to the worst."""
+    """Mean loss by the number of tokens seen, one line per length; the band spans the seeds from best to worst."""
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, length in enumerate(lengths(records)):
@@ -99,14 +99,14 @@ def loss_by_position(records: Sequence[Record]) -> Figure:
         band(axes, own[0]["seen"], by_place, number, label=f"windows of {length}")
     axes.set_xscale("log")
     axes.set_xlabel("tokens seen")
-    axes.set_ylabel("loss (nats by token)")
+    axes.set_ylabel("loss (nats per token)")
     figure.legend(loc="outside upper center", ncols=2)
     return figure
 
 
 @rc_context(STYLE)
 def by_length(records: Sequence[Record], metric: str, trained: int) -> Figure:
-    """A figure against the length of the windows, with mean and single seeds; the length of training is marked."""
+    """A metric against the length of the windows: the mean and single seeds; the training length is marked."""
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     values = [[row[metric] for row in select(records, length=length)] for length in lengths(records)]
@@ -123,7 +123,7 @@ def by_length(records: Sequence[Record], metric: str, trained: int) -> Figure:
 
 
 def lengths(records: Sequence[Record]) -> list[int]:
-    """The lengths of the windows, growing."""
+    """The lengths of the windows, ascending."""
     return sorted({row["length"] for row in records})
 
 

@@ -146,9 +146,9 @@ def test_wrong_input_is_named():
         fit_probe(x[:, 0], np.zeros(4, int), 2)
     with pytest.raises(ConfigError, match=r"got \(4, 1, 2\) and \(3,\)"):
         fit_probe(x, np.zeros(3, int), 2)
-    with pytest.raises(ConfigError, match=r"labels must lie in \[0, 2\), got 0 to 2"):
+    with pytest.raises(ConfigError, match=r"labels must be in \[0, 2\), got 0 to 2"):
         fit_probe(x, np.array([0, 1, 2, 0]), 2)
-    with pytest.raises(ConfigError, match=r"labels must lie in \[0, 2\), got -1 to 1"):
+    with pytest.raises(ConfigError, match=r"labels must be in \[0, 2\), got -1 to 1"):
         fit_probe(x, np.array([0, 1, -1, 0]), 2)
     with pytest.raises(ConfigError, match=r"probe.epochs must be at least 1"):
         ProbeConfig(epochs=0)

@@ -104,5 +104,5 @@ def test_mean_gates_are_those_of_the_queries_that_see_a_key():
 
 
 def test_without_gates_one_line_tells():
-    with pytest.raises(ConfigError, match=r"^the encoding of this model has no gates that could count: give"):
+    with pytest.raises(ConfigError, match=r"^the encoding of this model has no gates: give"):
         head_scores.mean_gates(model(config("rope")), tokens())

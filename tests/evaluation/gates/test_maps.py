@@ -63,10 +63,10 @@ def test_the_farthest_query_is_the_first_token():
 @pytest.mark.parametrize(
     ("choice", "message"),
     [
-        ({"query": 6}, "query must lie between -6 and 5 for 6 tokens, got 6"),
-        ({"query": -7}, "query must lie between -6 and 5 for 6 tokens, got -7"),
-        ({"layer": 2}, "layer must lie between 0 and 1, got 2"),
-        ({"head": -1}, "head must lie between 0 and 1, got -1"),
+        ({"query": 6}, "query must be between -6 and 5 for 6 tokens, got 6"),
+        ({"query": -7}, "query must be between -6 and 5 for 6 tokens, got -7"),
+        ({"layer": 2}, "layer must be between 0 and 1, got 2"),
+        ({"head": -1}, "head must be between 0 and 1, got -1"),
     ],
 )
 def test_a_place_that_does_not_exist_is_one_clear_line(choice, message):

@@ -24,19 +24,19 @@ HEADS = [
 
 def test_sentences_say_what_is_seen():
     assert views.sentences(HEADS, 0.6, most=1) == [
-        "2 of 3 heads open their gates for a feature of the text more than chance explains (an AUC above 0.60).",
-        "Most of all for: ends of lines (2).",
-        "No head opens most of all for digits or ends of sentences.",
-        "Layer 0, head 2 opens for ends of lines: wider than for other tokens in 97 of 100 pairs; its mean gate is "
-        "0.90 there and 0.05 elsewhere.",
-        "1 of them come near to counting it, with a mean gate above 0.5 there and below 0.1 elsewhere.",
+        "The gates of 2 of 3 heads follow a feature of the text, more than chance explains (AUC above 0.60).",
+        "Their best features: ends of lines (2).",
+        "No head has digits or ends of sentences as its best feature.",
+        "Layer 0, head 2: the gates open wider for ends of lines than for other tokens in 97 of 100 pairs; the mean "
+        "gate is 0.90 there and 0.05 elsewhere.",
+        "Nearly counting, with a mean gate above 0.5 there and below 0.1 elsewhere: 1 of these heads.",
     ]
 
 
 def test_sentences_say_that_nothing_is_seen():
     assert views.sentences(HEADS, 0.98) == [
-        "0 of 3 heads open their gates for a feature of the text more than chance explains (an AUC above 0.98).",
-        "Nothing that is looked for here is counted.",
+        "The gates of 0 of 3 heads follow a feature of the text, more than chance explains (AUC above 0.98).",
+        "No head counts any of these features.",
     ]
 
 

@@ -184,5 +184,5 @@ def test_curves_of_before_a_measure_are_left_out():
     rows = [row for row in curves(CURVES) if row["encoding"] == "cope"]
     for row in rows:
         del row["sequence_error"]
-    with pytest.raises(NothingToPlot, match="no curve is of sequence_error"):
+    with pytest.raises(NothingToPlot, match="no learning curve has sequence_error"):
         learning_curves(TASK, rows, ["cope"])

@@ -135,7 +135,7 @@ def test_longer_windows_than_a_table_are_refused_before_anything_is_read():
     with (
         mock.patch.object(likelihood, "_losses", side_effect=AssertionError("read")),
         pytest.raises(
-            ConfigError, match=r"^windows of 9 tokens are too long, for position 8 is outside of the learned"
+            ConfigError, match=r"^windows of 9 tokens are too long, because position 8 is outside of the learned"
         ),
     ):
         losses(model, sliding(np.arange(22) % VOCABULARY, 9))
@@ -147,7 +147,7 @@ def test_a_loss_that_is_no_number_is_one_line(text):
     model = create("rope")
     model.embedding.embedding[...] *= np.nan
     with pytest.raises(
-        ConfigError, match=r"^the loss of token 0 is no number: the model has diverged, take an earlier"
+        ConfigError, match=r"^the loss of token 0 is not finite: the model has diverged, use an earlier"
     ):
         losses(model, sliding(text, 8))
 

@@ -58,7 +58,7 @@ def test_bytes_are_those_of_the_type(kind, count):
 
 
 def test_a_type_of_unknown_size_is_not_guessed():
-    with pytest.raises(ValueError, match="how many bits an entry of type 'odd' has"):
+    with pytest.raises(ValueError, match="unknown number of bits of type 'odd'"):
         _ = Shape("odd", (3,)).bytes
 
 

@@ -92,7 +92,7 @@ def test_the_plot_has_two_lines_for_each_chip_and_marks_what_was_compiled():
 
 @pytest.mark.parametrize("text", ['{"bytes": {}, "devices": 2}', "[]", "no json", json.dumps(figures(2))[:-40], None])
 def test_a_folder_with_something_else_is_wrong_input(tmp_path, text):
-    message = "holds no step" if text in ("[]", None) else r"is not what experiments\.compile_check --json"
+    message = "has no step" if text in ("[]", None) else r"was not written by experiments\.compile_check --json"
     if text is not None:
         (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match=message):

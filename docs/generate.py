@@ -1,0 +1,99 @@
+"""Hooks of mkdocs: the pages of the site that come from other folders or from the code, and links between them."""
+
+import ast
+import os
+import posixpath
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from mkdocs.plugins import event_priority
+from mkdocs.structure.files import File, Files
+
+ROOT = Path(__file__).parents[1]
+SOURCE = "https://github.com/cope-jax/cope-jax/blob/main/"
+# Pages outside of docs/: where they are in the repository, and in the site.
+OTHERS = ("CONTRIBUTING.md", "experiments/RESULTS.md", "notebooks/quickstart.ipynb", "notebooks/contextual.ipynb")
+PAGES = {"README.md": "index.md"} | {path: path for path in OTHERS}
+
+
+@event_priority(100)  # before mkdocs-jupyter looks for notebooks
+def on_files(files: Files, config: Any) -> Files:
+    """Adds the pages that docs/ does not have."""
+    files.append(File.generated(config, "index.md", abs_src_path=str(ROOT / "README.md")))
+    for path in OTHERS:
+        files.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls))
+    for page, lines in (("flags", flags()), ("config", config_fields()), ("api", api())):
+        files.append(File.generated(config, f"reference/{page}.md", content="\n".join(lines)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:
+    """Links to files of the repository lead to their page of the site, or else to their source."""
+    in_repository = {page: path for path, page in PAGES.items()}
+    here = in_repository.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+
+    def target(match: re.Match[str]) -> str:
+        link, anchor = match[1], match[2] or ""
+        path = posixpath.normpath(posixpath.join(posixpath.dirname(here), link))
+        site = PAGES.get(path, path.removeprefix("docs/"))
+        if site in files.src_uris:
+            return f"]({posixpath.relpath(site, posixpath.dirname(page.file.src_uri) or '.')}{anchor})"
+        return f"]({SOURCE}{path}{anchor})" if (ROOT / path).exists() else match[0]
+
+    return re.sub(r"\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", target, markdown)
+
+
+def flags() -> Iterator[str]:
+    """Every flag of every command, as its source defines it."""
+    yield "# Flags\n\nThe flags of `python -m experiments.NAME`. The fields of a config are in [Config](config.md).\n"
+    for path in sorted((ROOT / "experiments").rglob("[!_]*.py")) + sorted((ROOT / "experiments").glob("*/__main__.py")):
+        tree = ast.parse(path.read_text())
+        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call) and _is_flag(node)]
+        if calls and "cli" not in path.parts:
+            name = path.parent.name if path.stem == "__main__" else path.stem
+            text = (ast.get_docstring(tree) or "").split("\n\n")[0].replace("\n", " ")
+            yield f"## {name}\n\n{text}\n\n| flag | default | |\n|---|---|---|"
+            yield from map(_row, sorted(calls, key=lambda call: call.lineno))
+            yield ""
+
+
+def _is_flag(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Attribute) and call.func.attr.startswith("DEFINE_")
+
+
+def _row(call: ast.Call) -> str:
+    name, *rest = call.args
+    values = {"default": rest[0] if rest else None, "help": rest[1] if len(rest) > 1 else None}
+    values |= {keyword.arg: keyword.value for keyword in call.keywords}
+    shown = "required" if "required" in values else "" if values["default"] is None else ast.unparse(values["default"])
+    text = _text(values["help"]) if values["help"] is not None else "Config file, or the name of one in the package."
+    return f"| `--{ast.literal_eval(name)}` | {'' if shown in ('None', repr('')) else f'`{shown}`'} | {text} |"
+
+
+def _text(node: ast.expr) -> str:
+    """A constant, or what of an f-string or a sum is one."""
+    if isinstance(node, ast.Constant):
+        return str(node.value).replace("\n", " ").replace("|", "\\|")
+    parts = node.values if isinstance(node, ast.JoinedStr) else list(ast.iter_child_nodes(node))
+    return "".join(_text(part) for part in parts if isinstance(part, ast.expr)) or "…"
+
+
+def config_fields() -> Iterator[str]:
+    """Every field of a config, from the docstrings of its dataclasses."""
+    yield "# Config\n\nA flag overrides any field: `--config.training.steps=100`.\n"
+    for module in ("training/experiment_config", "layers/block_config", "models/*", "encodings/*", "tasks/*"):
+        for path in sorted((ROOT / "cope_jax").glob(f"{module}.py")):
+            classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
+            for name in (node.name for node in classes if ast.get_docstring(node)):
+                if name.endswith(("Config", "Options")):
+                    yield f"::: cope_jax.{path.parent.name}.{path.stem}.{name}\n"
+
+
+def api() -> Iterator[str]:
+    """Every public name of every module."""
+    yield "# Modules\n\nThe ten names of `import cope_jax as cj` are in [From Python](../python.md).\n"
+    for path in sorted((ROOT / "cope_jax").rglob("[!_]*.py")):
+        if "samples" not in path.parts:
+            yield f"::: {os.path.relpath(path, ROOT).removesuffix('.py').replace(os.sep, '.')}\n"
