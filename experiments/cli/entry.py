@@ -99,6 +99,7 @@ def run(main: Callable[[], None]) -> None:
             if argv[1:]:
                 raise ConfigError(f"unexpected argument {argv[1]!r}: all options are flags, see --help")
             main()
+            jax.distributed.shutdown()  # of several processes each waits for the others, which would miss the first
 
     def parse(argv: Sequence[str]) -> list[str]:
         with clear_errors():
