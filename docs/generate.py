@@ -1,4 +1,4 @@
-"""Hooks of mkdocs: the pages of the site that come from other folders or from the code, and links between them."""
+"""Hooks of mkdocs and griffe: the pages of the site that come from other folders or from the code, and links."""
 
 import ast
 import os
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import griffe
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 
@@ -24,7 +25,8 @@ def on_files(files: Files, config: Any) -> Files:
     files.append(File.generated(config, "index.md", abs_src_path=str(ROOT / "README.md")))
     for path in OTHERS:
         files.append(File(path, str(ROOT), config.site_dir, config.use_directory_urls))
-    for page, lines in (("flags", flags()), ("config", config_fields()), ("api", api())):
+    rooms = [path.parent.name for path in (ROOT / "cope_jax").glob("*/__init__.py")]
+    for page, lines in (("flags", flags()), ("config", configs()), *((room, modules(room)) for room in rooms)):
         files.append(File.generated(config, f"reference/{page}.md", content="\n".join(lines)))
     return files
 
@@ -43,6 +45,17 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"]({SOURCE}{path}{anchor})" if (ROOT / path).exists() else match[0]
 
     return re.sub(r"\]\((?!\w+:)([^)#\s]+)(#[^)\s]*)?\)", target, markdown)
+
+
+class Doctests(griffe.Extension):
+    """Shows the examples of docstrings as code."""
+
+    def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
+        """Puts each block of `>>>` lines, with what it prints, between fences."""
+        if obj.docstring:
+            blocks = re.compile(r"^( *)>>> .*(?:\n\1\S.*|\n\1 +.*)*", re.MULTILINE)
+            text = blocks.sub(lambda match: f"\n{match[1]}```pycon\n{match[0]}\n{match[1]}```\n", obj.docstring.value)
+            obj.docstring.value = text
 
 
 def flags() -> Iterator[str]:
@@ -80,20 +93,20 @@ def _text(node: ast.expr) -> str:
     return "".join(_text(part) for part in parts if isinstance(part, ast.expr)) or "…"
 
 
-def config_fields() -> Iterator[str]:
-    """Every field of a config, from the docstrings of its dataclasses."""
-    yield "# Config\n\nA flag overrides any field: `--config.training.steps=100`.\n"
+def configs() -> Iterator[str]:
+    """Links to all configs, whose docstrings name their fields."""
+    yield "# Config\n\nA flag overrides any field of a config: `--config.training.steps=100`. The fields are those of\n"
     for module in ("training/experiment_config", "layers/block_config", "models/*", "encodings/*", "tasks/*"):
         for path in sorted((ROOT / "cope_jax").glob(f"{module}.py")):
             classes = [node for node in ast.parse(path.read_text()).body if isinstance(node, ast.ClassDef)]
             for name in (node.name for node in classes if ast.get_docstring(node)):
                 if name.endswith(("Config", "Options")):
-                    yield f"::: cope_jax.{path.parent.name}.{path.stem}.{name}\n"
+                    yield f"- [`{name}`][cope_jax.{path.parent.name}.{path.stem}.{name}]"
 
 
-def api() -> Iterator[str]:
-    """Every public name of every module."""
-    yield "# Modules\n\nThe ten names of `import cope_jax as cj` are in [From Python](../python.md).\n"
-    for path in sorted((ROOT / "cope_jax").rglob("[!_]*.py")):
+def modules(room: str) -> Iterator[str]:
+    """Every public name of every module of a package."""
+    yield f"# cope_jax.{room}\n"
+    for path in sorted((ROOT / "cope_jax" / room).rglob("[!_]*.py")):
         if "samples" not in path.parts:
             yield f"::: {os.path.relpath(path, ROOT).removesuffix('.py').replace(os.sep, '.')}\n"

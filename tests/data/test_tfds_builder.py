@@ -137,7 +137,7 @@ def test_what_an_older_version_wrote_is_refused_in_one_line(tmp_path):
     metadata = json.loads((folder / "metadata.json").read_text())
     del metadata["whole"]
     (folder / "metadata.json").write_text(json.dumps(metadata))
-    with pytest.raises(ConfigError, match=r"was written by an older version of this package: delete it, and write it"):
+    with pytest.raises(ConfigError, match=r"was written by an older version of this package: delete it and write it"):
         tfds_builder.read(create(), tmp_path, "train")
 
 
