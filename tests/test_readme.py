@@ -71,7 +71,11 @@ def field(config: Any, path: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    "page", [pytest.param("README.md", marks=pytest.mark.newest), "docs/python.md", "docs/exchange.md", "docs/text.md"]
+    "page",
+    [
+        pytest.param("README.md", marks=pytest.mark.newest),
+        *(f"docs/{name}.md" for name in ("python", "own_code", "exchange", "text")),
+    ],
 )
 def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # for what it writes
