@@ -331,4 +331,4 @@ def _check_lengths(lengths_B: Any, batch: int, length: int) -> None:
     if not isinstance(lengths_B, jax.core.Tracer):
         for real in np.asarray(lengths_B):
             if not 1 <= real <= length:
-                raise ConfigError(f"lengths_B must lie between 1 and {length}, the length of the prompts, got {real}")
+                raise ConfigError(f"lengths_B must be between 1 and {length}, the length of the prompts, got {real}")

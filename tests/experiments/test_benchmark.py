@@ -326,7 +326,7 @@ def test_an_interruption_keeps_what_was_measured(start, tmp_path):
         ),
         (lambda: Recipe.parse("quik"), "unknown recipe 'quik': did you mean 'quick'?"),
         (lambda: Recipe.parse("quick:0"), "--recipes=quick:0: write NAME:BATCH with a batch size of at least 1"),
-        (lambda: devices.choose(9), "--devices=9, and JAX has 8"),
+        (lambda: devices.choose(9), "--devices=9, but JAX has 8"),
     ],
 )
 def test_what_cannot_be_read_is_one_line(read, message):
@@ -341,7 +341,7 @@ def test_what_cannot_be_read_is_one_line(read, message):
         ("--only=atention", "unknown section of --only 'atention': did you mean 'attention'?"),
         ("--reference=cope/ful", "unknown --reference 'cope/ful': did you mean 'cope/full'?"),
         ("--dtype=float16", "--dtype=float16"),
-        ("--devices=9", "--devices=9, and JAX has 8"),
+        ("--devices=9", "--devices=9, but JAX has 8"),
         ("--workdir=/proc/run", "cannot write to /proc/run ("),
     ],
 )

@@ -145,7 +145,7 @@ def test_an_exported_model_goes_on_alike(start, runs, tmp_path):
 def test_inspect_ranks_heads_and_says_what_it_sees(start, runs, tmp_path):
     done = start("inspect", f"--model={runs / 'bytes'}", "--windows=4", "--top=1", f"--out={tmp_path}").wait()
     assert done.status == 0, done.err
-    assert re.search(r"^\d of 2 heads open their gates for a feature of the text", done.out, re.MULTILINE)
+    assert re.search(r"^The gates of \d of 2 heads follow a feature of the text", done.out, re.MULTILINE)
     assert len(re.findall(r"^layer 0, head \d: mean gates", done.out, re.MULTILINE)) == 1
     rows = list(csv.DictReader((tmp_path / "heads.csv").read_text().splitlines()))
     assert sorted((row["layer"], row["head"]) for row in rows) == [("0", "0"), ("0", "1")]
@@ -172,8 +172,8 @@ def test_inspect_takes_a_text(start, runs, tmp_path):
         ("bytes", ["--split=best"], "unknown split of text 'best'"),
         ("bytes", ["--seed=7"], "holds no seed 7: choose from 0"),
         ("bytes", ["--input=It was late. It was dark.", "--out=/proc/maps"], "cannot write to /proc/maps ("),
-        ("bytes", ["--head=2"], "head must lie between 0 and 1, got 2"),
-        ("bytes", ["--layer=1"], "layer must lie between 0 and 0, got 1"),
+        ("bytes", ["--head=2"], "head must be between 0 and 1, got 2"),
+        ("bytes", ["--layer=1"], "layer must be between 0 and 0, got 1"),
     ],
 )
 def test_what_cannot_be_inspected_is_one_line(start, runs, run, flags, message):
