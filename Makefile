@@ -46,11 +46,12 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev$(ACCELERATOR:%=,%)]'
 	@touch $@
 
-check: $(READY) ## format, lint, types and the direction of imports
+check: $(READY) ## format, lint, types, the direction of imports, and plain words
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
+	$(BIN)/python -m pytest -qq --durations=1 tests/test_words.py
 
 test: check test-newest test-main ## check, the short suite on the newest JAX, and all tests that are not slow
 
