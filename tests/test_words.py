@@ -16,7 +16,7 @@ FILES = [path for path in (*PAGES, *CODE) if path.name != "CHANGELOG.md"]  # its
 
 BANNED = {
     r"anew": "again, from scratch",
-    r"goes? on|going on|gone on": "continues, resumes",
+    r"go(?:es)? on|going on|gone on": "continues, resumes",
     r"beside": "next to, with",
     r"is none|are none(?! of)": "is not a, does not exist",
     r"knows no": "does not support",
