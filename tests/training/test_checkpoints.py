@@ -316,7 +316,7 @@ def test_where_no_checkpoint_can_be_read_nothing_is_moved(tmp_path, impatient):
     save(tmp_path / "run", 4, 6)
     for step in ("4", "6"):
         halve(largest(tmp_path / "run" / step))
-    with pytest.raises(ConfigError, match=r"no checkpoint in .*run can be read \(6: .*; 4: .*\): put back") as error:
+    with pytest.raises(ConfigError, match=r"no checkpoint in .*run can be read \(6: .*; 4: .*\): restore") as error:
         load(tmp_path / "run")
     assert "\n" not in str(error.value)
     assert held(tmp_path / "run") == [4, 6]
