@@ -20,7 +20,7 @@ QUICK = {"bert_small", "bert_tagger", "code_small", "elmo_small", "lstm_wikitext
 QUICK |= {"transformer_wikitext2"}
 """One of each model and task; the others are larger, or differ by a number."""
 PATHS = [pytest.param(path, marks=[] if path.stem in QUICK else pytest.mark.slow, id=path.stem) for path in TEXT]
-QUICKEST = {"code_small", "tagger"}
+QUICKEST = {"tagger"}
 """Of those that the tests of commands do not train as well, in other sizes."""
 TRAINED = [pytest.param(path, marks=[] if path.stem in QUICKEST else pytest.mark.slow, id=path.stem) for path in TEXT]
 LOSSES = {"bert": ["mlm_loss", "nsp_loss"], "tagger": ["tag_loss", "penalty"]}
