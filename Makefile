@@ -53,7 +53,7 @@ check: $(READY) ## format, lint, types, the direction of imports, and plain word
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -qq --durations=1 tests/test_words.py
 
-test: check test-newest test-main ## check, the short suite on the newest JAX, and all tests that are not slow
+test: check docs test-newest test-main ## check, docs, the short suite on the newest JAX, and all tests that are not slow
 
 # PyTorch and transformers, which only tests compare with.
 $(REFERENCE): $(READY)
@@ -93,7 +93,7 @@ compare: $(READY) ## train CoPE and its rivals on a small task: a table and plot
 	$(BIN)/python -m experiments.compare --config=$(CONFIG) --encodings=$(ENCODINGS) --seeds=$(SEEDS) --workdir=$(WORKDIR)
 
 docs: .venv/.ready-docs ## build the documentation site in build/site; a broken link or a missing name is an error
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .venv/.ready-docs: $(READY)
 	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,docs]'

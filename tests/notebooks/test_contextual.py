@@ -44,6 +44,7 @@ def encoder(tmp_path) -> Path:
     return tmp_path / "encoder"
 
 
+@pytest.mark.slow  # the tests of commands run the same functions
 def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))
     monkeypatch.setenv("XLA_FLAGS", "")  # one device
