@@ -42,7 +42,7 @@ _CONFIG = entry.DEFINE_config("config")
 _ENCODINGS = flags.DEFINE_string(
     "encodings", "cope,rope,relative,learned", 'Encodings, such as "cope,rope" or "cope(gate=value),cope+rope".'
 )
-_SEEDS = flags.DEFINE_integer("seeds", 3, "Number of seeds of each encoding, 0 … N−1.", lower_bound=1)
+_SEEDS = flags.DEFINE_integer("seeds", 3, "How many seeds to train each encoding with: 0 to N−1.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(distributed)

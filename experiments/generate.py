@@ -28,7 +28,10 @@ from cope_jax.registry import check_at_least
 from experiments.cli import entry, outputs
 
 _MODEL = flags.DEFINE_string(
-    "model", None, "Run, or folder with a model and its tokenizer, in our or Hugging Face's format.", required=True
+    "model",
+    None,
+    "Folder of a training run, or of a model with its tokenizer in our or Hugging Face's format.",
+    required=True,
 )
 _PROMPT = flags.DEFINE_string("prompt", None, "Text to continue.")
 _PROMPTS = flags.DEFINE_string("prompts", None, "File with one prompt per line, instead of --prompt.")

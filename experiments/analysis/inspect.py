@@ -39,7 +39,9 @@ _INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces, or a te
 _SPLIT = flags.DEFINE_string("split", None, "Split to take the example from; without it, the first evaluation split.")
 _EXAMPLE = flags.DEFINE_integer("example", 0, "Index of the example in the split, from 0.", lower_bound=0)
 _SEED = flags.DEFINE_integer("seed", None, "Seed of the model; without it, the first of the run.")
-_QUERY = flags.DEFINE_integer("query", -1, "Position of the query in the input; negative counts from the end.")
+_QUERY = flags.DEFINE_integer(
+    "query", -1, "Index of the query in the input, from 0; a negative one is counted from the end."
+)
 _LAYER = flags.DEFINE_integer("layer", None, "Only this layer, from 0; without it, all.")
 _HEAD = flags.DEFINE_integer("head", None, "Only this head, from 0; without it, all.")
 _WINDOWS = flags.DEFINE_integer("windows", 16, "For text: number of windows of the split.", lower_bound=1)

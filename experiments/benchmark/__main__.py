@@ -36,7 +36,7 @@ _NPOS_MAX = flags.DEFINE_list("npos_max", ["64"], "Sizes of CoPE's table; T mean
 _CONTENDERS = flags.DEFINE_string(
     "contenders",
     ",".join(contenders.DEFAULT),
-    "Contenders for attention and memory: the default ones, or ENCODING/IMPLEMENTATION, such as alibi/blockwise.",
+    "What the sections attention and memory compare: default names, or ENCODING/IMPLEMENTATION, as alibi/blockwise.",
 )
 _ENCODINGS = flags.DEFINE_string(
     "encodings", "cope,rope,none", "Encodings for decoding and training; ratios are relative to the first."

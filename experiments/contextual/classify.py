@@ -43,7 +43,7 @@ SYSTEMS = (*classification.CLASSIFIERS, *ENCODERS)
 
 _CONFIG = entry.DEFINE_config("config", "spam", "Config of the classifiers on BERT; all systems use its folds. ")
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
-_MODEL = flags.DEFINE_string("model", None, "Run, or folder, of a pretrained BERT.")
+_MODEL = flags.DEFINE_string("model", None, "Folder of a pretrained BERT: a training run or a published model.")
 _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to test, of {', '.join(SYSTEMS)}.")
 _REPEATS = flags.DEFINE_integer("repeats", 1, "Number of different divisions into folds.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results and checkpoints.", required=True)

@@ -33,7 +33,9 @@ from experiments.cli import entry, outputs
 from experiments.cli.flag_values import load_models
 
 _TASK = flags.DEFINE_enum("task", "neighbours", ["neighbours", "senses"], "Find neighbours, or predict senses.")
-_MODELS = flags.DEFINE_list("models", None, 'Runs, folders of published models, "minilm".', required=True)
+_MODELS = flags.DEFINE_list(
+    "models", None, 'Folders of training runs or of published models, or "minilm", separated by commas.', required=True
+)
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in samples.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots.", required=True)
 _EPOCHS = flags.DEFINE_integer("word2vec_epochs", 5, "Number of passes of word2vec over the text.", lower_bound=1)

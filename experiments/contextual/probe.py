@@ -33,13 +33,17 @@ from cope_jax.runs import workdir as workdirs
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import load_models
 
-_MODELS = flags.DEFINE_list("models", None, 'Runs, folders of published models, "minilm".', required=True)
+_MODELS = flags.DEFINE_list(
+    "models", None, 'Folders of training runs or of published models, or "minilm", separated by commas.', required=True
+)
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in samples.")
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots.", required=True)
 _TRAIN_WORDS = flags.DEFINE_integer("train_words", 20_000, "Training words of the probes of tags.", lower_bound=1)
 _TEST_WORDS = flags.DEFINE_integer("test_words", 5_000, "Test words of the probes of tags.", lower_bound=1)
 _TRAIN_SENSES = flags.DEFINE_integer("train_per_word", 50, "Training occurrences per word, for senses.", lower_bound=1)
-_TEST_SENSES = flags.DEFINE_integer("test_per_word", 50, "Test occurrences per word, for senses.", lower_bound=1)
+_TEST_SENSES = flags.DEFINE_integer(
+    "test_per_word", 50, "Maximum test occurrences per word, for word senses.", lower_bound=1
+)
 _EPOCHS = flags.DEFINE_integer("epochs", 20, "Number of passes of a probe over its vectors.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Seed of the probes and the control task.", lower_bound=0)
 entry.renamed("data_dir", "corpora_dir")

@@ -38,7 +38,7 @@ _BERT_CONFIG = entry.DEFINE_config("bert_config", "bert_tagger", "Config of the 
 _CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
 _MODELS = flags.DEFINE_list("models", [], 'A trained ELMo, and a pretrained BERT or "minilm".')
 _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to compare, of {', '.join(SYSTEMS)}.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "Number of seeds of each system, 0 … N−1.", lower_bound=1)
+_SEEDS = flags.DEFINE_integer("seeds", 1, "How many seeds to train each system with: 0 to N−1.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
 entry.renamed("data_dir", "corpora_dir")
 entry.renamed("elmo", "models")

@@ -30,7 +30,9 @@ from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.word_level import Words
 from experiments.cli import entry
 
-_MODEL = flags.DEFINE_string("model", None, "Run, or folder with a model in a format of --format.", required=True)
+_MODEL = flags.DEFINE_string(
+    "model", None, "Folder of a training run, or of a model in one of the formats of --format.", required=True
+)
 _OUT = flags.DEFINE_string("out", None, "Folder to write to, new or empty.", required=True)
 _FORMAT = flags.DEFINE_enum("format", formats.OWN, sorted(formats.FORMATS), "Format to write.")
 _SEED = flags.DEFINE_integer("seed", None, "Seed of the run to copy; without it, the first.")
