@@ -39,7 +39,7 @@ class Ring:
 
     @classmethod
     def of(cls, axis: str) -> "Ring":
-        """The ring of an axis of the mesh in context; ConfigError if there is none."""
+        """The ring over an axis of the current mesh. ConfigError: there is no mesh, or it has no such axis."""
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty:
             raise ConfigError(f"sequence_axis={axis!r} needs a mesh with this axis: call under jax.set_mesh(mesh)")

@@ -74,9 +74,9 @@ def read_lines(path: epath.Path) -> list[str]:
 def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str] = ()) -> dict[str, pathlib.Path]:
     """The files below a folder that match any of some globs, each once, by relative path, sorted.
 
-    A glob with a full path starts at the last folder before a wildcard. Its files are named relative to the parent of
-    that folder, or by their full paths if the name is taken. Folders and files with a name in `without` are left out
-    everywhere below the start.
+    The search of a glob with a full path starts in the last folder before the first wildcard. A file is named by its
+    path relative to the parent of that start folder or, if another file has this name, by its full path. Folders and
+    files with a name in `without` are skipped at every depth.
 
     Raises:
       ConfigError: a pattern is not a glob.

@@ -56,7 +56,7 @@ def join(documents: Iterable[np.ndarray], end: int) -> TokenStream:
 
 
 class Pieces(NamedTuple):
-    """Parts of a text of N entries, each `[P]`.
+    """The division of a text of N entries into P parts; every attribute is an array `[P]`.
 
     Attributes:
       starts: the first entry of each part.

@@ -17,9 +17,9 @@ from cope_jax.errors import ConfigError
 class Composed(Encoding):
     """Applies several encodings, or one, or none, to the same attention; each part is an attribute with its name.
 
-    `embed` and `rotate` are chained in order. What the parts' `score` add to the content logits is summed:
-    logits + Σ_e (score_e(logits) − logits). So every part sees the content logits, CoPE's gates are σ(q·k) whatever
-    it is composed with (with rope, of the rotated q and k), and the order of the parts does not matter to `score`.
+    `embed` and `rotate` are chained in order. `score` adds up the changes that the parts make to the content logits:
+    logits + Σ_e (score_e(logits) − logits). Every part sees the content logits, so the order of the parts does not
+    matter to `score`. CoPE's gates are always σ(q·k), with any other part; with rope, q and k are the rotated ones.
 
     Raises:
       ConfigError: two parts have a sink.

@@ -43,7 +43,7 @@ def earlier_path(path: Path, model: Any) -> Path:
 
 
 def earlier_tree(tree: PyTree, model: Any) -> PyTree:
-    """A training state with the parameters, in each of its nested dicts, at their earlier paths."""
+    """The training state with every parameter at its earlier path, also in the state of the optimizer."""
 
     def rename(params: Any) -> Any:
         if not isinstance(params, dict):

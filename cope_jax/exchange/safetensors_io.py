@@ -131,7 +131,7 @@ def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes config.json and model.safetensors, each completely or not at all; creates the folder if there is none.
+    """Writes config.json and model.safetensors, each completely or not at all. Creates a missing folder.
 
     Raises:
       ConfigError: the folder cannot be written to.

@@ -65,7 +65,8 @@ def logits(layer: nnx.Linear, x: Array) -> Array:
 class Norm(nnx.Module):
     """LayerNorm (Ba et al., arXiv 1607.06450) or RMSNorm (Zhang and Sennrich, arXiv 1910.07467) over the last axis.
 
-    Computed in float32 whatever the input's type (float64 if the compute type is); the output has the input's type.
+    Computed in float32 for every type of the input, and returned in that type. With compute type float64, computed and
+    returned in float64.
     """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):

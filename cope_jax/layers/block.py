@@ -24,7 +24,8 @@ class Block(nnx.Module):
       config: sizes and choices.
       encoding: the parts of the encoding that this layer has separately.
       shape: sizes for the encoding.
-      num_layers: of the model; what each layer adds to the residual stream is initially scaled by 1/√(2·num_layers).
+      num_layers: of the model. What each layer adds to the residual stream is initially scaled by 1/√(2·num_layers),
+        unless `config.initial_stddev` is set.
     """
 
     def __init__(

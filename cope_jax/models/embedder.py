@@ -58,15 +58,15 @@ class ModelEmbedder(abc.ABC):
     to a power of two, so that few programs are compiled. A vector does not depend on the rest of its batch.
 
     Args:
-      name: see `Embedder`; None: `title`.
+      name: see `Embedder`. None means `title`.
       layers: see `Embedder`.
-      tokens: maximum number of places of a batch, including padding; a longer row is a batch of its own.
+      tokens: maximum number of tokens of a batch, including padding; a longer row is a batch of its own.
       lengths: lengths to which rows are padded, ascending; longer rows are padded to a multiple of the last.
 
     Attributes:
       title: the default name of this kind of embedder.
-      forward: (rows_BL, lengths_B) to `[J, B, L, D]`, all layers. Rows may have further axes; places from `lengths_B`
-        on are padding with zeros.
+      forward: (rows_BL, lengths_B) to `[J, B, L, D]`, all layers. Rows may have further axes. Behind
+        its first `lengths_B` entries a row is padded with zeros.
     """
 
     title: ClassVar[str]

@@ -75,8 +75,8 @@ class RecurrentLM(Model):
         """`loss`; `token_error` unless words are sampled; with two directions also `forward_loss`, `backward_loss`.
 
         Both directions count equally: loss and error are those of all their tokens. Fields of the batch: `inputs`,
-        `targets`, `weights`, the same of the reversed text under `backward_…`, and `reset`, `[B]`, not 0 where the
-        state must be cleared first.
+        `targets`, `weights`, the same of the reversed text under `backward_…`, and optionally `reset`, `[B]`, not 0
+        where the state must be cleared first.
 
         Raises:
           ConfigError: the model has no vocabulary, or it has two directions and the batch has no reversed text.

@@ -68,7 +68,7 @@ class Loaded:
 
     @property
     def step(self) -> int | None:
-        """The newest checkpoint of a run, by its name; None if there is none."""
+        """The step of a run's newest checkpoint. None: the run has no checkpoint, or the folder is not a run."""
         return None
 
     @functools.cached_property
@@ -132,7 +132,7 @@ class LoadedRun(Loaded):
 
     @functools.cached_property
     def restored(self) -> Restored:
-        """The newest checkpoint that can be read. Raises ConfigError if there is none."""
+        """The newest checkpoint that can be read. ConfigError: no checkpoint can be read."""
         learner, seed_batch = create_learner(self.experiment, self.task), SeedBatch(len(self.seeds))
         seeds = seed_batch.stack([np.int32(seed) for seed in self.seeds])
         params = jax.eval_shape(seed_batch.lift(learner.init), seeds).params
@@ -191,7 +191,7 @@ def load(folder: str | Path | None) -> Loaded:
 
 
 def load_run(folder: str | Path) -> LoadedRun:
-    """`load` for runs only; ConfigError if there is none."""
+    """Loads the run in a folder, as `load` does. ConfigError: the folder contains no run."""
     folder = Path(folder)
     if not (folder / "config.json").exists() or not (folder / "checkpoints").exists():
         raise ConfigError(

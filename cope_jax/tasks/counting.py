@@ -168,5 +168,5 @@ def _run(
 
 
 def _nth_true(mask: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """The index of the True numbered floor(n), from 0, in each row; 0 if there is none."""
+    """For each row, the index of its True number floor(n), counted from 0. A row with too few of them gives 0."""
     return np.argmax(mask.cumsum(1) > n[:, None], axis=1)

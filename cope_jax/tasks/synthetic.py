@@ -17,7 +17,7 @@ from cope_jax.tokenizers.tokenizer import Codec
 
 
 class SyntheticTask(Task):
-    """Base class of synthetic tasks: a subclass defines its vocabulary and levels, and generates at a level.
+    """Base class of synthetic tasks: a subclass defines its vocabulary and levels, and generates examples of a level.
 
     A split is a name for a level. A name such as `"blanks=24"`, which sweeps use, gives any level directly. The
     `__init__` of a subclass passes on:

@@ -94,7 +94,7 @@ class Words:
 
     def __init__(self, vocabulary: Vocabulary):
         if EOS not in vocabulary:
-            raise ConfigError(f"a vocabulary of running text must have {EOS!r}: build it from lines of text")
+            raise ConfigError(f"a vocabulary of continuous text must have {EOS!r}: build it from lines of text")
         self.vocabulary = vocabulary
         self.end = vocabulary.number(EOS)
 

@@ -112,8 +112,8 @@ class Checkpoints:
     ) -> tuple[int, PyTree, dict[str, Any]] | None:
         """The newest checkpoint that can be read.
 
-        If an earlier one can be read, a damaged one is reported in one line on stderr and moved to the folder
-        `DIRECTORY-damaged`; otherwise nothing is moved.
+        If an earlier one can be read, each damaged one is reported in a line on stderr and, unless `read_only`, moved
+        to the folder `DIRECTORY-damaged`. Otherwise nothing is moved.
 
         Args:
           like: a pytree with the structure, shapes and types of the state, for example of jax.ShapeDtypeStruct. An

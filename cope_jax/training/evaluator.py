@@ -20,10 +20,10 @@ Errors = dict[str, float]
 
 
 class Evaluator:
-    """Measures models on fixed splits, all padded to one length, so that one program is compiled for all of them.
+    """Measures models on fixed splits, all padded to the length of the longest, so that they share a compiled program.
 
-    If the task is packable, each row contains as many sequences as fit, and sequences of the training length have rows
-    of their own length, which cost less. Models with a carry do not pack, because it would pass from one sequence to
+    If the task is packable, each row contains as many sequences as fit. Splits of the training length then keep rows of
+    that length, with a second program, because shorter rows cost less. Models with a carry do not pack, because it would pass from one sequence to
     the next. Splits that are streams are read from their beginning, with the carry passed from batch to batch.
 
     Args:

@@ -170,7 +170,7 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class JobConfig:
-    """Settings that may change when a run resumes, because they change its numbers by rounding at most.
+    """Settings that may change when a run resumes. They change the numbers of a finite run by rounding at most.
 
     Attributes:
       mesh: the devices.

@@ -153,7 +153,7 @@ def compare(
 
 
 def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int = 0) -> list[Sentence]:
-    """At most `most` random sentences, up to half of them with the word. ConfigError: no sentence has it."""
+    """Chooses at most `most` random sentences, up to half with the word. ConfigError: no sentence has the word."""
     having = [place for place, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
     if not having:
         raise ConfigError(f"the corpus has no word {word!r}: choose a word that occurs in it")

@@ -81,7 +81,7 @@ def bootstrap(
 
 
 def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.Generator, draws: int = 200) -> float:
-    """The AUC that the best head exceeds by chance, with its best feature, in 5 of 100 texts.
+    """The 5 % significance threshold of the AUC, for the best of all heads with the best of all features.
 
     The null hypothesis: features are shifted cyclically against gates by a random number of tokens, so that both keep
     their own dependence on neighbours. The bound covers all heads and features together, however many there are.

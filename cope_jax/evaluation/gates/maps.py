@@ -133,7 +133,7 @@ def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | N
 
 
 def write_heat_maps(folder: Path, seen: Inspection) -> list[Path]:
-    """Writes one PNG per map, of the layers and heads to show, and returns their paths."""
+    """Writes a PNG file for each map, with the chosen layers and heads, and returns the paths of the files."""
     return [save(heat_map(seen, name), folder / f"{name}.png") for name in seen.maps]
 
 
