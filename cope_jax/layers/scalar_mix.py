@@ -10,8 +10,8 @@ from cope_jax.array_types import Array
 class ScalarMix(nnx.Module):
     """γ · Σ_j softmax(w)_j h_j, with w starting at 0 and γ at 1. Peters et al. (arXiv 1802.05365), section 3.2.
 
-    With `layer_norm` every h_j is first replaced by (h_j − μ_j) / √(σ²_j + ε). The scalars μ_j and σ²_j are the mean and
-    variance over all real tokens of the batch and all D features.
+    With `layer_norm` every h_j is first replaced by (h_j − μ_j) / √(σ²_j + ε). The scalars μ_j and σ²_j are its mean
+    and variance over all real tokens of the batch and all D features.
 
     >>> mix = ScalarMix(num_layers=3, rngs=nnx.Rngs(0))
     >>> mix(jnp.array([0.0, 3.0, 6.0]).reshape(3, 1, 1, 1)).tolist()

@@ -23,8 +23,9 @@ class Evaluator:
     """Measures models on fixed splits, all padded to the length of the longest, so that they share a compiled program.
 
     If the task is packable, each row contains as many sequences as fit. Splits of the training length then keep rows of
-    that length, with a second program, because shorter rows cost less. Models with a carry do not pack, because it would pass from one sequence to
-    the next. Splits that are streams are read from their beginning, with the carry passed from batch to batch.
+    that length, with a second program, because shorter rows cost less. Models with a carry do not pack, because it
+    would pass from one sequence to the next. Splits that are streams are read from their beginning, with the carry
+    passed from batch to batch.
 
     Args:
       program: the model, and the runs side by side.

@@ -39,7 +39,9 @@ def occurrence_vectors(
     """
     for number, (sentence, place) in enumerate(zip(sentences, places, strict=True)):
         if not 0 <= place < len(sentence):
-            raise ConfigError(f"occurrence {number} names word {place}, but its sentence has only {len(sentence)} words")
+            raise ConfigError(
+                f"occurrence {number} names word {place}, but its sentence has only {len(sentence)} words"
+            )
     numbers: dict[tuple[str, ...], list[int]] = {}
     for number, sentence in enumerate(sentences):
         numbers.setdefault(tuple(sentence), []).append(number)

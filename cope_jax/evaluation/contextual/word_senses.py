@@ -87,7 +87,9 @@ def read_occurrences(
         for split, most in (("train", train), ("test", test))
     ]
     if not all(found):
-        raise ConfigError(f"{corpus} has no word with two senses or more in both training and test: give the complete corpus")
+        raise ConfigError(
+            f"{corpus} has no word with two senses or more in both training and test: give the complete corpus"
+        )
     return found[0], found[1]
 
 
