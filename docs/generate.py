@@ -15,7 +15,8 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 SOURCE = "https://github.com/cope-jax/cope-jax/blob/main/"
 # Pages outside of docs/: where they are in the repository, and in the site.
-OTHERS = ("CONTRIBUTING.md", "experiments/RESULTS.md", "notebooks/quickstart.ipynb", "notebooks/contextual.ipynb")
+NOTEBOOKS = [f"notebooks/{path.name}" for path in sorted(ROOT.glob("notebooks/*.ipynb"))]
+OTHERS = ("CONTRIBUTING.md", "experiments/RESULTS.md", *NOTEBOOKS)
 PAGES = {"README.md": "index.md"} | {path: path for path in OTHERS}
 
 

@@ -1,0 +1,242 @@
+"""Every code block of every page: its Python runs and shows what it says, its commands exist, with flags and values."""
+
+import argparse
+import ast
+import contextlib
+import importlib
+import importlib.metadata
+import importlib.util
+import itertools
+import pkgutil
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from absl import flags
+from absl.testing import flagsaver
+from ml_collections import ConfigDict
+
+from cope_jax import encodings, tasks
+from cope_jax.training import config_files
+from experiments.cli import entry
+
+ROOT = Path(__file__).parents[1]
+PAGES = {
+    str(path.relative_to(ROOT)): path.read_text()
+    for path in [*ROOT.glob("*.md"), *sorted(ROOT.glob("docs/**/*.md")), ROOT / "experiments" / "RESULTS.md"]
+}
+BLOCK = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+LANGUAGES = {"python", "sh", "text", "mermaid", "bibtex"}
+SHELL = {"cd", "do", "done", "echo", "export", "for", "git", "mountpoint", "source", "sudo"}
+"""Words of the shell, and programs that everyone has."""
+
+
+def blocks(language: str) -> dict[str, list[str]]:
+    """The blocks of a language, by page."""
+    found = {page: [code for _, name, code in BLOCK.findall(text) if name == language] for page, text in PAGES.items()}
+    return {page: codes for page, codes in found.items() if codes}
+
+
+def commands(shell: str) -> Iterator[list[str]]:
+    """The words of each command of a block. A variable of a loop has the first of its values."""
+    code = re.sub(r"(^|\s)#.*", r"\1", shell, flags=re.MULTILINE).replace("\\\n", " ")
+    for name, value in re.findall(r"\bfor (\w+) in ([^\s;]+)", code):
+        code = re.sub(rf"\${name}\b", value, code)
+    lexer = shlex.shlex(code, posix=True, punctuation_chars=";&|()\n")
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters = " \t", True, ""
+    for ends, words in itertools.groupby(lexer, lambda word: bool(word) and not word.strip(";&|()\n")):
+        if not ends:
+            yield list(itertools.dropwhile(re.compile(r"do|\w+=.*", re.DOTALL).fullmatch, words))
+
+
+COMMANDS = [
+    pytest.param(words, shell, id=f"{page}-{' '.join(words)[:60]}")
+    for page, shells in blocks("sh").items()
+    for shell in shells
+    for words in commands(shell)
+    if words and words[0] not in SHELL - {"echo"}
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_block_names_its_language(page):
+    assert {language for _, language, _ in BLOCK.findall(PAGES[page])} <= LANGUAGES
+    rest = BLOCK.sub("", PAGES[page])
+    assert "```" not in rest and not re.search(r"^ {4}", rest, re.MULTILINE), "code is between fences"
+
+
+@pytest.mark.parametrize(
+    "page",
+    [pytest.param(page, marks=[pytest.mark.newest] * (page == "README.md")) for page in blocks("python")],
+)
+def test_python_runs_and_shows_what_the_comments_say(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # for what it writes
+    names: dict[str, Any] = {}
+    compared = 0
+    for block in blocks("python")[page]:
+        needed = re.match(r"# needs ([\w-]+)", block)
+        if needed and not is_installed(needed[1]):
+            compile(block, page, "exec")
+            compared += 1  # without the package nothing can be compared
+            continue
+        exec(compile(block, page, "exec"), names)
+        lines = block.splitlines()
+        for node in ast.parse(block).body:
+            if isinstance(node, ast.Expr) and node.lineno == node.end_lineno:
+                _, _, shown = lines[node.lineno - 1].partition("  # ")
+                assert shown in ("", repr(eval(ast.unparse(node), names))), ast.unparse(node)
+                compared += bool(shown)
+    assert compared, "no line of the page shows what it returns"
+
+
+def is_installed(distribution: str) -> bool:
+    return any(found.metadata["Name"] == distribution for found in importlib.metadata.distributions())
+
+
+@pytest.mark.filterwarnings("ignore:the load_module:DeprecationWarning")  # ml_collections reads config files with it
+@pytest.mark.parametrize(("words", "shell"), COMMANDS)
+def test_command_exists_with_its_flags_and_values(words, shell, monkeypatch):
+    program, *arguments = words
+    if program == "echo":
+        check_python(shlex.split(" ".join(arguments))[1:], monkeypatch)
+    elif program in ("python", "python3", ".venv/bin/python"):
+        check_python(arguments, monkeypatch)
+    elif program == "make":
+        check_make(arguments)
+    elif program == "pip":
+        check_extras(" ".join(arguments))
+    elif program.startswith("experiments/launch/"):
+        assert (ROOT / program).stat().st_mode & 0o100
+    elif not program.startswith(".venv/bin/"):
+        assert re.search(rf"#.*\bneeds .*\b{program}\b", shell), f"say in a comment that the block needs {program}"
+    for word in words:
+        if re.match(r"(cope_jax|docs|experiments|notebooks|tests)/", word):
+            assert (ROOT / word).exists(), word
+
+
+def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    option, module, *arguments = words
+    if option == "-c":
+        compile(module, "-c", "exec")
+    elif module.startswith("experiments."):
+        check_command(module, arguments, monkeypatch)
+    elif module.startswith("tests."):
+        check_argparse(module, arguments, monkeypatch)
+    else:
+        assert importlib.util.find_spec(module)
+
+
+def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parses the arguments as the command does, and reads what its flags say of configs, encodings and tasks."""
+    assert importlib.util.find_spec(module), f"there is no {module}"
+    monkeypatch.setattr(sys, "argv", [module, *arguments])  # where config flags look for their fields
+    monkeypatch.chdir(ROOT)
+    importlib.import_module("experiments.cli.distributed")  # defines its flags once, for all commands
+    monkeypatch.delitem(sys.modules, module, raising=False)  # another test may have imported it
+    with flagsaver.flagsaver(), only_common_flags():  # the first removes the flags that the command defines
+        names = runpy.run_module(module)
+        assert flags.FLAGS(sys.argv) == sys.argv[:1]
+        given = flags.FLAGS.flag_values_dict()
+    configs = [entry.read_config(value) for name, value in given.items() if name.endswith("config") and value]
+    for config in configs:
+        for label in encodings.split_outside_parentheses(given.get("encodings") or config.encoding, ","):
+            encodings.EncodingConfig.parse(label, config.encodings)
+    if "parse_assignments" in names:  # of export
+        options, sizes = (names["parse_assignments"](given[name], name) for name in ("options", "sizes"))
+        assert set(sizes) in (set(), set(tasks.create(given["task"], **options).splits))
+
+
+@contextlib.contextmanager
+def only_common_flags() -> Iterator[None]:
+    """Hides the flags of commands that other tests have imported."""
+    table = flags.FLAGS._flags()
+    modules = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in table}
+    others = {name: table[name] for name, module in modules.items() if module.startswith("experiments.")}
+    hidden = {name: flag for name, flag in others.items() if modules[name] != "experiments.cli.distributed"}
+    for name in hidden:
+        del table[name]
+    try:
+        yield
+    finally:
+        table.update(hidden)
+
+
+def check_argparse(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parses the arguments as the command does, and stops there."""
+
+    class Parsed(Exception):
+        pass
+
+    def parse(parser: argparse.ArgumentParser) -> None:
+        parse_args(parser, arguments)
+        raise Parsed
+
+    monkeypatch.delitem(sys.modules, f"{module}.__main__", raising=False)
+    parse_args = argparse.ArgumentParser.parse_args
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", parse)
+    with pytest.raises(Parsed):
+        runpy.run_module(f"{module}.__main__")["main"]()
+
+
+def check_make(words: list[str]) -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    for word in words:
+        variable = re.fullmatch(r"([A-Z_]+)=.*", word)
+        pattern = rf"^{variable[1]} \?=" if variable else rf"^{re.escape(word)}:"
+        assert re.search(pattern, makefile, re.MULTILINE), f"make {word}"
+
+
+def check_extras(text: str) -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert set(re.findall(r"\w[\w-]*", " ".join(re.findall(r"\.\[([\w,-]+)\]", text)))) <= set(extras)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_names_in_sentences_exist(page):
+    text = BLOCK.sub("", PAGES[page])
+    check_extras(PAGES[page])
+    for target in re.findall(r"`make ([^`]*)`", text):
+        check_make(target.split())
+    if page == "CHANGELOG.md":  # its history has the names of its time
+        return
+    for name in re.findall(r"`(?:python -m )?(experiments\.\w+|cope_jax\.[\w.]+)\b[^`/]*`", text):
+        command = name.startswith("experiments.") and name != "experiments.NAME"
+        assert importlib.util.find_spec(name) if command else "NAME" in name or pkgutil.resolve_name(name), name
+    fields = set(filter(str.islower, re.findall(r"`--(?:\w+_)?config\.([\w.]*\w)", text)))  # not model.FIELD
+    assert fields <= set().union(*map(fields_of, config_files.names())), page
+    for path in re.findall(r"`((?:cope_jax|docs|experiments|notebooks|tests)/[\w/]+\.\w+)`", text):
+        assert "NAME" in path or (ROOT / path).exists(), path
+
+
+def fields_of(name: str) -> set[str]:
+    """The paths of all fields of a config."""
+
+    def walk(config: ConfigDict, path: str) -> Iterator[str]:
+        for name in config:
+            yield f"{path}{name}"
+            if isinstance(config[name], ConfigDict):
+                yield from walk(config[name], f"{path}{name}.")
+
+    return set(walk(config_files.named(name), ""))
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_files_and_headings(page):
+    missing = []
+    for link, name in re.findall(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)", PAGES[page]):
+        target = (ROOT / page).parent / link if link else ROOT / page
+        if not target.exists() or (name and name not in anchors(target.read_text())):
+            missing.append(f"{link}#{name}")
+    assert not missing
+
+
+def anchors(text: str) -> set[str]:
+    """The names that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
