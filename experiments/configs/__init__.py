@@ -1,1 +1,1 @@
-"""One file for each experiment."""
+"""Configs of experiments, one file for each."""

@@ -4,13 +4,14 @@ Command:
     python -m experiments.train --config=experiments/configs/bert_base.py \
         --config.task.options.data_dir=DATA --workdir=runs/bert_base
 Hardware: accelerators with 16 GB and more. Wall time: not measured; the original took 4 days on 16 TPU chips.
-Expected: on 3.3 billion words, 1,600 times WikiText-2, about 98 % of next sentences right, and a perplexity of
-masked pieces near 4.
+Expected: after training on 3.3 billion words (1,600 times WikiText-2), an accuracy of about 98 % on next sentences, and
+a perplexity near 4 on masked pieces.
 
-From the paper: 12 layers, width 768, 12 heads, vocabulary of 30,522 pieces, 15 % of them masked, at most 20 of 128;
-batch 256, AdamW at 1e-4 with 10,000 steps of warm-up and linear decay over 1,000,000, weight decay 0.01 except on
-biases and norms, clipping at 1, dropout 0.1. It trains the last tenth of the steps on 512 pieces; here all steps have
-128. Its Adam has no bias correction; ours has one, like all later implementations.
+From the paper: 12 layers, width 768, 12 heads, a vocabulary of 30,522 pieces, sequences of 128 pieces, batch 256, AdamW
+at 1e-4 with 10,000 steps of warm-up and linear decay over 1,000,000 steps, weight decay 0.01 except on biases and
+norms, clipping at 1, dropout 0.1. In each sequence, 15 % of the pieces are masked, and at most 20. The paper trains the
+last tenth of the steps on 512 pieces; here all steps have 128 pieces. The paper's Adam has no bias correction; ours has
+a bias correction, like all later implementations.
 """
 
 from cope_jax.training import config_files as base

@@ -1,15 +1,15 @@
-r"""BERT on WikiText-2 and the text of the treebank, CPU-sized: masked words and next sentences.
+r"""BERT on WikiText-2 and the text of the treebank UD English EWT, CPU-sized: masked words and next sentences.
 
 Command:
     python -m experiments.train --config=experiments/configs/bert_small.py \
         --config.task.options.data_dir=DATA --workdir=runs/bert_small
-Hardware: 2 CPU cores. Wall time, and accuracies next to those of a unigram and of a bag of words: see
-experiments/RESULTS.md.
+Hardware: 2 CPU cores. Wall time, and accuracies with context-free baselines: see experiments/RESULTS.md.
 
-Three layers of the width of the published "tiny" model, 64 pieces per pair, a vocabulary of 8,192 pieces learned from
-the text, and the original's optimizer, with a higher rate and the usual bias correction. Two choices differ from the
-original: initial weights are wider, because the model is narrower, and positions are RoPE's. In such short training
-BERT's own positions, `--config.encoding=learned`, do not take effect: experiments/RESULTS.md has both.
+The model has three layers of the width of the published "tiny" model, 64 pieces per pair, and a vocabulary of 8,192
+pieces learned from the text. The optimizer is the original's, with a higher rate and the usual bias correction. Two
+other choices differ from the original: initial weights are wider, because the model is narrower, and positions are
+RoPE's. In this short training, BERT's own position encoding (`--config.encoding=learned`) has no effect, as
+experiments/RESULTS.md shows.
 """
 
 from cope_jax.training import config_files as base

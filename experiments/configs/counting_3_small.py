@@ -3,7 +3,7 @@
 Command:
     python -m experiments.compare --config=experiments/configs/counting_3_small.py --workdir=runs/counting_3_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
-Expected: CoPE's error is the lowest; no encoding is trained to the end.
+Expected: CoPE's error is the lowest. No encoding is trained to convergence.
 """
 
 from cope_jax.training import config_files as base

@@ -3,8 +3,8 @@
 Command:
     python -m experiments.compare --config=experiments/configs/counting_small.py --workdir=runs/counting_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
-Expected: all learn the training distribution (CoPE 0.1 %, absolute 3.4 %); with fewer `pass` (pass_10) CoPE's error is
-the lowest, about 10 %, and absolute's the highest, about 40 %.
+Expected: all encodings learn the training distribution (errors: CoPE 0.1 %, absolute 3.4 %). With fewer `pass`
+(pass_10), CoPE has the lowest error, about 10 %, and absolute the highest, about 40 %.
 """
 
 from cope_jax.training import config_files as base

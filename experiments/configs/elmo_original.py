@@ -4,11 +4,11 @@ Command:
     python -m experiments.train --config=experiments/configs/elmo_original.py \
         --config.task.options.data_dir=DATA --workdir=runs/elmo_original
 Hardware: accelerators. Wall time: not measured; the original took two weeks on three GPUs.
-Expected: on the billion-word benchmark, 370 times the text of WikiText-2, an average perplexity of 39.7.
+Expected: on the billion-word benchmark (370 times the text of WikiText-2), an average perplexity of 39.7.
 
 From the published program: 2,048 filters, 4,096 cells projected to 512, cells and projections clipped at 3, dropout
-0.1, words of 50 characters, 20 words of each of 384 texts a step, 8,192 sampled words. It used Adagrad at 0.2, which
-this package does not offer; Adam at 1e-3 is our choice.
+0.1, words of 50 characters, 20 words from each of 384 texts in a step, 8,192 sampled words. The original used Adagrad
+at 0.2, which this package does not offer; Adam at 1e-3 is our choice.
 """
 
 from cope_jax.training import config_files as base

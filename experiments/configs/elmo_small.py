@@ -1,12 +1,13 @@
-r"""ELMo on WikiText-2 and the text of the treebank, CPU-sized.
+r"""ELMo on WikiText-2 and the text of the treebank UD English EWT, CPU-sized.
 
 Command:
     python -m experiments.train --config=experiments/configs/elmo_small.py \
         --config.task.options.data_dir=DATA --workdir=runs/elmo_small
 Hardware: 2 CPU cores. Wall time and perplexities: see experiments/RESULTS.md.
 
-A fifth of the filters, half the cells and the projection of the published "small" model, words of at most 20 bytes, and
-Adam on about one epoch of 2 million words, where the original reads ten epochs of 769 million with Adagrad.
+The model has an eighth of the filters and half the cells of the published "small" model, and the same projection. Words
+have at most 20 bytes. Training reads about one epoch of 2 million words, with Adam. The original training reads ten
+epochs of 769 million words, with Adagrad.
 """
 
 from cope_jax.training import config_files as base

@@ -3,12 +3,12 @@
 Command:
     python -m experiments.compare --config=experiments/configs/flip_flop.py --workdir=runs/flip_flop
 Hardware: one GPU or TPU (the paper: 8 GPUs). Wall time: not measured yet.
-Expected: the table shows the paper's figures next to ours; its "OOD" is the sparse split.
+Expected: the table shows the paper's numbers next to ours; the paper's "OOD" is the sparse split.
 
 From the paper: task, 4 layers, width 256, 4 heads, 10,000 steps, AdamW with rate 3e-4, linear decay, betas (0.9,
-0.999). It follows Liu et al. (arXiv 2306.00946), the source of the batch of 16 (the paper's "8 GPUs with batch size
-16" may also mean 128), 50 warm-up steps and weight decay 0.1. Our choice: p_max 64, no dropout, unlimited fresh
-training data (Liu et al. have 1.6 million sequences, of which this run would see a tenth), no gradient clipping.
+0.999). From Liu et al. (arXiv 2306.00946), whom the paper follows: batch 16 (the paper's "8 GPUs with batch size 16"
+may also mean 128), 50 warm-up steps, weight decay 0.1. Our choice: p_max 64, no dropout, unlimited new training data
+(Liu et al. have 1.6 million sequences; this run would see a tenth of them), no gradient clipping.
 """
 
 from cope_jax.training import config_files as base

@@ -4,8 +4,8 @@ Command:
     python -m experiments.compare --config=experiments/configs/flip_flop_small.py --seeds=5 \
         --workdir=runs/flip_flop_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
-Expected: CoPE, RoPE and relative make about no error in distribution; absolute learns more slowly. On the sparse split
-the error swings by an order of magnitude between seeds and within a run: look at the median and the worst seed.
+Expected: CoPE, RoPE and relative make almost no errors in distribution; absolute learns more slowly. On the sparse
+split the error varies by an order of magnitude between seeds and within a run: look at the median and the worst seed.
 """
 
 from cope_jax.training import config_files as base

@@ -1,17 +1,16 @@
-"""A language model of 1.3 billion parameters, GPT-3 XL's shape with CoPE.
+"""A language model of 1.3 billion parameters: GPT-3 XL with CoPE.
 
 Command:
     python -m experiments.train --config=experiments/configs/lm_1b.py --workdir=runs/lm_1b
 Hardware: a v5p-64 slice, 32 chips (topology v5p:2x4x4). Wall time: not measured.
-Expected: the loss falls to 7.57 nats, the entropy of the tokens, which are sampled independently from Zipf's law until
+Expected: the loss falls to 7.57 nats, the entropy of the tokens. These are sampled independently from Zipf's law until
 a corpus is chosen.
 
-24 layers of width 2048, context 2048, a million tokens a step and the optimizer are those of GPT-3 XL (arXiv
-2005.14165, table 2.1); 16 heads of 128 fill the width. GPT-2's vocabulary, padded to a multiple of 128; tied
-embeddings. 26 billion tokens, 20 for each parameter (arXiv 2203.15556).
+From GPT-3 XL (arXiv 2005.14165, table 2.1): 24 layers of width 2048, context 2048, a million tokens a step, and the
+optimizer. There are 16 heads of width 128, which fill the width of the model. The vocabulary is GPT-2's, padded to a
+multiple of 128, and embeddings are tied. Training reads 26 billion tokens, 20 for each parameter (arXiv 2203.15556).
 
-Parameters and batch are split over all devices. The backward pass recomputes everything between the products with
-matrices.
+Parameters and batch are split over all devices. The backward pass recomputes everything between the matrix products.
 """
 
 from cope_jax.training import config_files as base

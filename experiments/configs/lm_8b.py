@@ -1,14 +1,15 @@
-"""A language model of 8 billion parameters, Llama 3 8B's shape with CoPE instead of RoPE.
+"""A language model of 8 billion parameters: Llama 3 8B with CoPE instead of RoPE.
 
 Command:
     python -m experiments.train --config=experiments/configs/lm_8b.py --workdir=runs/lm_8b
 Hardware: a v5e-256 slice (topology v5e:16x16). Wall time: not measured.
-Expected: the loss falls to 8.11 nats, the entropy of the tokens, which are sampled independently from Zipf's law until
+Expected: the loss falls to 8.11 nats, the entropy of the tokens. These are sampled independently from Zipf's law until
 a corpus is chosen.
 
-From Llama 3 8B (arXiv 2407.21783, table 3): 32 layers of width 4096, 32 heads that share 8 keys and values, SwiGLU of
-width 14,336, RMSNorm, no biases, a vocabulary of 128,256, learning rate 3e-4. Our choice: context 4096 (its first has
-8192), a million tokens a step, 160 billion tokens, 20 for each parameter (arXiv 2203.15556), GPT-3's weight decay.
+From Llama 3 8B (arXiv 2407.21783, table 3): 32 layers of width 4096, 32 heads that share 8 key/value heads, SwiGLU of
+width 14,336, RMSNorm, no biases, a vocabulary of 128,256 tokens, learning rate 3e-4. Our choice: context 4096 (Llama 3
+starts with 8192), a million tokens a step, 160 billion tokens, which are 20 for each parameter (arXiv 2203.15556), and
+GPT-3's weight decay.
 
 Parameters and batch are split over all devices. The backward pass recomputes each block except the output of attention.
 """

@@ -3,8 +3,8 @@
 Command: `make compare`, or
     python -m experiments.compare --config=experiments/configs/quick.py --seeds=1 --workdir=runs/quick
 Hardware: 2 CPU cores. Time: 2 min 33 s.
-Expected, sequence errors (in distribution, dense, sparse): CoPE at most 1 % on each in 20 of 20 seeds; RoPE 1, 100,
-100 %, relative 8, 72, 98, absolute 38, 100, 100: see experiments/RESULTS.md.
+Expected sequence errors in distribution, dense and sparse: CoPE at most 1 % on each split in 20 of 20 seeds; RoPE 1,
+100 and 100 %; relative 8, 72 and 98 %; absolute 38, 100 and 100 %. See experiments/RESULTS.md.
 """
 
 from cope_jax.training import config_files as base
@@ -16,7 +16,8 @@ def get_config() -> base.ConfigDict:
         {"num_tokens": 16, "num_blanks": 16},
         # Both tables end at the length of a training sequence: positions beyond it use the last row.
         encodings={"cope": {"npos_max": 49}, "relative": {"max_distance": 48}},
-        # Sparse needs a head that counts every symbol and no blank. With 4 heads 2 of 20 seeds have none, and fail.
+        # Sparse needs a head that counts every symbol and no blank. With 4 heads, 2 of 20 seeds have no such head and
+        # fail.
         model={"block": {"num_heads": 8, "head_dim": 32}},
         optimizer={"learning_rate": 4e-3, "warmup_steps": 100, "beta2": 0.98},
         training={"steps": 600, "batch_size": 32, "evaluate_every": 100},

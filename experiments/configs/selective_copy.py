@@ -5,10 +5,10 @@ Command:
 Hardware: one GPU or TPU (the paper: 8 GPUs). Wall time: not measured yet.
 Expected: the table shows the paper's figures next to ours.
 
-From the paper: task, 2 layers, width 64, 2 heads, 100,000 steps. Our choice, because the paper does not say: optimizer,
-learning rate and weight decay (those with which MapFormer, arXiv 2511.19279, reproduces CoPE here), batch,
-initialisation, p_max, test size, and that its error is the sequence error (its baselines' 100.0 ± 0.0 cannot be token
-errors).
+From the paper: task, 2 layers, width 64, 2 heads, 100,000 steps. Our choice, because the paper does not say: batch,
+initialisation, p_max, test size, optimizer, learning rate and weight decay. The last three come from MapFormer (arXiv
+2511.19279), which reproduces CoPE on this task. We compare the paper's errors with our sequence errors, because the
+100.0 ± 0.0 of the paper's baselines cannot be token errors.
 """
 
 from cope_jax.training import config_files as base

@@ -4,8 +4,8 @@ Command:
     python -m experiments.compare --config=experiments/configs/selective_copy_small.py \
         --workdir=runs/selective_copy_small
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
-Expected: CoPE makes no error on any split; RoPE and relative have learned the training length (sequence errors of 3 to
-51 %) and fail beyond it (80 to 100 %); absolute learns more slowly and fails as well.
+Expected: CoPE makes no error on any split. RoPE and relative learn the training length (sequence errors of 3 to 51 %)
+and fail beyond it (80 to 100 %). Absolute learns more slowly and fails, too.
 """
 
 from cope_jax.training import config_files as base

@@ -5,8 +5,8 @@ Command:
         --config.task.options.data_dir=DATA --workdir=runs/transformer_wikitext2
 Hardware: 2 CPU cores. Wall time and word perplexity: see experiments/RESULTS.md.
 
-The number of parameters and the batches are those of `rnn_wikitext2.py` and `lstm_wikitext2.py`. Their state reaches
-back beyond the 35 words of a window; this model sees only the window.
+`rnn_wikitext2.py` and `lstm_wikitext2.py` have the same number of parameters and the same batches. The state of those
+two models reaches back beyond the 35 words of a window; this Transformer sees only the window.
 """
 
 from cope_jax.training import config_files as base

@@ -5,16 +5,19 @@ Command:
         --config.task.options.vocab=GPT2 --workdir=runs/wikitext103
     GPT2 is a folder with the vocabulary of GPT-2; without it, a vocabulary of the same size is learned.
 Hardware: GPUs or a slice of TPUs, as for `lm_125m.py`. Wall time: not measured yet.
-Expected: the table of `compare` shows the paper's perplexities next to ours. The paper does not say of which tokens
-they are, nor which text comes before them; ours are by words, WikiText's convention.
+Expected: the table of `compare` shows the paper's perplexities next to ours. The paper does not say whether its
+perplexities are per token or per word, nor which text precedes the predicted text. Our perplexities are per word, as
+usual for WikiText.
 
-From the paper: 12 layers, width 768, context 1024, p_max 64 in a table that the layers share, batch 64, 100 epochs. Its
-counts of parameters, 123.7 M and 124.4 M for absolute, imply the vocabulary of GPT-2 and tied embeddings. It leaves the
-rest open. As in GPT-2 small: 12 heads, dropout 0.1. Our choice: the raw text, which is 118 M tokens in GPT-2's
-vocabulary, so 100 epochs are 180,000 steps; and the AdamW of GPT-3 (arXiv 2005.14165) for this size.
+From the paper: 12 layers, width 768, context 1024, p_max 64 in a table that the layers share, batch 64, 100 epochs. The
+paper counts 123.7 M parameters, and 124.4 M with absolute positions. These counts imply the vocabulary of GPT-2 and
+tied embeddings. The paper leaves the rest open. As in GPT-2 small: 12 heads, dropout 0.1. Our choice: the raw text,
+which is 118 M tokens in GPT-2's vocabulary, so 100 epochs are 180,000 steps; and the AdamW of GPT-3 (arXiv 2005.14165)
+for this size.
 
-Its variants: `--encodings=` "cope(gate=value)", "cope(gate=separate_key)", "cope(npos_max=16)", "cope(npos_max=1024)"
-or "cope+relative"; and `--config.model.encoding_sharing=layer`, for which it has 22.56 (validation) and 23.58 (test).
+Variants in the paper: `--encodings=` with "cope(gate=value)", "cope(gate=separate_key)", "cope(npos_max=16)",
+"cope(npos_max=1024)" or "cope+relative". Another variant is `--config.model.encoding_sharing=layer`. Its perplexities
+in the paper are 22.56 (validation) and 23.58 (test).
 """
 
 from cope_jax.training import config_files as base

@@ -1,13 +1,13 @@
-r"""A language model of WikiText-2, CPU-sized: 128 tokens of context, tested with up to eight times as many.
+r"""A language model of WikiText-2, CPU-sized: trained with 128 tokens of context, tested with up to 1,024 tokens.
 
 Command:
     python -m experiments.train --config=experiments/configs/wikitext2_small.py \
         --config.task.options.data_dir=DATA --workdir=runs/wikitext2_small
 Hardware: 2 CPU cores. Wall time, and perplexity by token, word and byte: see experiments/RESULTS.md.
 
-Byte-pair encoding of 2,048 tokens, learned from the training text, which has 3.5 M tokens; 1,000 steps read 2.0 M.
-`relative` has rows for the distances of training and repeats the last row beyond, like the paper's "relative-capped";
-`relative(beyond=nothing)` is its "relative".
+The tokenizer is byte-pair encoding of 2,048 tokens, learned from the training text. This text has 3.5 M tokens; 1,000
+steps read 2.0 M of them. `relative` has a row for each distance in training, and repeats the last row for longer
+distances, like the paper's "relative-capped"; `relative(beyond=nothing)` is the paper's "relative".
 """
 
 from cope_jax.training import config_files as base
