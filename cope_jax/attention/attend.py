@@ -1,4 +1,4 @@
-"""The entry point of attention, with several implementations, independent of the encoding."""
+"""The entry point of attention: `attend` chooses an implementation and works with every encoding."""
 
 import dataclasses
 import functools
@@ -12,8 +12,10 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from cope_jax.array_types import Array, PyTree
+from cope_jax.attention import fused
 from cope_jax.attention.blockwise import blockwise_attention
 from cope_jax.attention.full import full_attention
+from cope_jax.attention.fused import fused_attention
 from cope_jax.attention.inputs import Inputs, prepare
 from cope_jax.attention.ring import ring_attention
 from cope_jax.attention.tiles import BlockSizes
@@ -21,14 +23,21 @@ from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 
-IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {"full": full_attention, "blockwise": blockwise_attention}
+IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
+    "full": full_attention,
+    "blockwise": blockwise_attention,
+    "fused": fused_attention,
+}
 RING = "ring"
 # Up to FEW_QUERIES queries or below FEW_PAIRS pairs, "full" takes no longer: see docs/attention.md.
 FEW_QUERIES, FEW_PAIRS = 16, 64 * 64
 
 
 def choose(q_BLHK: Array, k_BMGK: Array, sequence_axis: str | None = None) -> str:
-    """The implementation that `implementation="auto"` chooses.
+    """Returns the name of the implementation that `implementation="auto"` chooses.
+
+    If the fused kernels cannot run, `attend` replaces "fused" by "blockwise". If the encoding couples the queries, it
+    replaces both by "full".
 
     >>> import jax
     >>> short, long = (jax.ShapeDtypeStruct((1, length, 8, 64), "float32") for length in (1, 4096))
@@ -38,7 +47,9 @@ def choose(q_BLHK: Array, k_BMGK: Array, sequence_axis: str | None = None) -> st
     if sequence_axis is not None:
         return RING
     length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
-    return "full" if length <= FEW_QUERIES or length * keys < FEW_PAIRS else "blockwise"
+    if length <= FEW_QUERIES or length * keys < FEW_PAIRS:
+        return "full"
+    return "fused" if fused.current_device() in fused.CHIPS else "blockwise"
 
 
 def attend(
@@ -53,6 +64,7 @@ def attend(
     k_positions: Any = None,
     q_segment_ids: Array | None = None,
     k_segment_ids: Array | None = None,
+    mask: Any = None,
     causal: bool = True,
     window: int | None = None,
     implementation: str = "auto",
@@ -60,15 +72,16 @@ def attend(
     dropout_key: Array | None = None,
     sequence_axis: str | None = None,
     batch_axes: Sequence[str] = (),
+    head_axis: str | None = None,
     blocks: Sequence[int] | None = None,
 ) -> Array:
-    """Multi-head attention with a position encoding, in the layout of `jax.nn.dot_product_attention`.
+    """Computes multi-head attention with a position encoding, in the layout of `jax.nn.dot_product_attention`.
 
     out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)).
 
-    The encoding's hooks are called in the order that `cope_jax.encodings.base` documents: `features` (unless they are
-    given), `rotate`, `initial_carry`, `score`, `sink`. Logits, positions and softmax are float32 whatever the inputs'
-    type.
+    It calls the encoding's hooks in the order that `cope_jax.encodings.base` documents: `features`, `rotate`,
+    `initial_carry`, `score`, `sink`. If features are given, it does not call `features`. Logits, gates, sums of gates
+    and softmax are float32 (float64 for float64 inputs).
 
     >>> import jax
     >>> from flax import nnx
@@ -83,41 +96,49 @@ def attend(
       k_BMGK: keys; G divides H (grouped-query attention).
       v_BMGK: values.
       encoding: the position encoding.
-      features: the encoding's features of the M tokens, the last L of which are the queries'; None calls
-        `encoding.features(None, q, k, v, None)`.
-      embedded: whether the model's input went through `encoding.embed`. Without it, an encoding that acts only there
-        would silently have no effect.
-      q_positions: int32 `[B, L]` or `[1, L]`; None: consecutive, the last query at the last key.
-      k_positions: int32 `[B, M]` or `[1, M]`; None: 0 … M−1.
-      q_segment_ids: `[B, L]`: tokens meet only within one segment.
-      k_segment_ids: `[B, M]`.
-      causal: hide the keys after each query. "After" refers to the index in the sequence, not to the position; the last
+      features: the encoding's features of the M key tokens. The last L of these are also the query tokens. If None,
+        `attend` calls `encoding.features(None, q, k, v, None)`.
+      embedded: True if the model's input went through `encoding.embed`. If False, an encoding that acts on the input
+        raises ConfigError, because otherwise this encoding would silently have no effect.
+      q_positions: int32 `[B, L]` or `[1, L]`. If None, positions are M−L … M−1, so the last query is at the last key.
+      k_positions: int32 `[B, M]` or `[1, M]`. If None, positions are 0 … M−1.
+      q_segment_ids: `[B, L]` or `[1, L]`. A query sees only keys of its own segment. If None, there is one segment.
+      k_segment_ids: `[B, M]` or `[1, M]`. Give both segment ids or neither.
+      mask: bool, `[B, 1, L, M]`; any axis may have size 1. True where a query may see a key, unless causality, window
+        or segments hide this key. A mask takes L·M bytes for each example. For padding and documents, segment ids need
+        only L + M numbers.
+      causal: hide the keys after each query. "After" refers to the index in the sequence, not to the position. The last
         query is at the last key.
-      window: hide the keys that are `window` or more indices away.
-      implementation: "full", "blockwise" (memory linear in the length), "ring" (blockwise over several devices), or
-        "auto", which chooses among them.
-      dropout_rate: share of attention weights that is dropped, if a key is given.
+      window: hide the keys that are `window` or more indices away from the query. If None, there is no window.
+      implementation: "full", "blockwise", "fused", "ring" or "auto". "blockwise" needs memory linear in the length.
+        "fused" is "blockwise" in kernels for TPUs. "ring" is
+        "blockwise" over several devices. "auto" chooses one of the others.
+      dropout_rate: share of attention weights that is dropped, if `dropout_key` is given.
       dropout_key: random key; None means no dropout.
-      sequence_axis: for "ring": the axis, of the mesh of `jax.set_mesh`, over which the sequence is split.
-      batch_axes: axes of that mesh over which the batch is split: each device attends for its own examples.
-      blocks: for "blockwise" and "ring": the sizes of a block of queries, a near block of keys and a far block of keys;
-        None: sizes that are fast on a CPU.
+      sequence_axis: the axis of the current mesh (`jax.set_mesh`) that splits the sequence. Give it only for "ring".
+      batch_axes: axes of the current mesh that split the batch, so that each device computes its own examples. If
+        empty, the batch is not split.
+      head_axis: the axis of the current mesh that splits the heads. Only "fused" needs it; XLA splits the others.
+      blocks: the sizes of a block of queries, a near block of keys and a far block of keys, for "blockwise" and "ring".
+        If None, `attend` chooses sizes that are fast on a CPU.
 
     Returns:
-      out_BLHK, in the type of the values; for a query that sees no key, 0 or the sink's value.
+      out_BLHK, in the type of the values. A query that sees no key gets the value of the encoding's sink, or 0 if the
+      encoding has no sink.
 
     Raises:
-      ConfigError: shapes that do not fit, an unknown implementation, a ring without its mesh, or an encoding that the
-        implementation cannot run.
+      ConfigError: shapes do not fit, the implementation is unknown or cannot run the encoding, or "ring" has no current
+        mesh.
     """
     name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
-    if name == "blockwise" and implementation == "auto" and not encoding.splits_queries:
+    if name in ("blockwise", "fused") and implementation == "auto" and not encoding.splits_queries:
         name = "full"
     if name not in (*IMPLEMENTATIONS, RING):
         raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
     if (sequence_axis is None) == (name == RING):
         raise ConfigError(
-            f"implementation={name!r}, sequence_axis={sequence_axis!r}: give sequence_axis for 'ring' and only for it"
+            f"implementation={name!r} does not fit sequence_axis={sequence_axis!r}: give sequence_axis for 'ring' and "
+            "omit sequence_axis for the others"
         )
     if name != "full" and not encoding.splits_queries:
         raise ConfigError(f"implementation={name!r} splits the queries, but this encoding couples them: choose 'full'")
@@ -132,6 +153,7 @@ def attend(
         k_positions=k_positions,
         q_segment_ids=q_segment_ids,
         k_segment_ids=k_segment_ids,
+        mask=mask,
         causal=causal,
         window=window,
         dropout_rate=dropout_rate,
@@ -139,9 +161,16 @@ def attend(
     )
     if blocks is not None and (len(blocks) != 3 or min(blocks) < 1):
         raise ConfigError(f"blocks must be three sizes of at least 1, got {tuple(blocks)}")
-    options: dict[str, Any] = {} if blocks is None or name == "full" else {"blocks": BlockSizes(*blocks)}
+    sizes = None if blocks is None else BlockSizes(*blocks)
+    if name == "fused" and implementation == "auto":
+        reason = fused.why_not(encoding, inputs, sizes, batch_axes=batch_axes, head_axis=head_axis)
+        name = "fused" if reason is None else "blockwise"
+        fused.log_choice(name, reason)
+    options: dict[str, Any] = {} if sizes is None or name == "full" else {"blocks": sizes}
     if sequence_axis is not None:
         options["axis"] = sequence_axis
+    if name == "fused":
+        options["head_axis"] = head_axis
     attention = functools.partial(ring_attention if name == RING else IMPLEMENTATIONS[name], **options)
     return shard_batch(attention, encoding, inputs, batch_axes) if batch_axes else attention(encoding, inputs)
 
@@ -149,13 +178,13 @@ def attend(
 def shard_batch(
     attention: Callable[[Encoding, Inputs], Array], encoding: Encoding, inputs: Inputs, axes: Sequence[str]
 ) -> Array:
-    """The same as `attention(encoding, inputs)`, each device attending for its share of the examples.
+    """Splits the batch over devices, and computes `attention(encoding, inputs)` on each device for its own examples.
 
-    Examples do not depend on each other, but the compiler cannot always find that out. Then it gathers, or sums over
-    all devices, for example for a scatter into rows of many examples.
+    Examples are independent of each other, but the compiler cannot always infer this. Without this function, the
+    compiler would then gather or sum over all devices, for example for a scatter into rows of many examples.
 
     Raises:
-      ConfigError: no mesh with these axes, or a batch that they do not divide.
+      ConfigError: the current mesh does not have these axes, or they do not split the batch evenly.
     """
     mesh = jax.sharding.get_abstract_mesh()
     for axis in axes:
@@ -163,7 +192,10 @@ def shard_batch(
             raise unknown("axis of the mesh", axis, mesh.axis_names)
     batch, devices = inputs.q.shape[0], math.prod(mesh.shape[axis] for axis in axes)
     if batch % devices:
-        raise ConfigError(f"a batch of {batch} cannot be split over {' × '.join(axes)} = {devices} devices")
+        raise ConfigError(
+            f"a batch of {batch} cannot be split over {' × '.join(axes)} = {devices} devices: use a batch size that "
+            f"is a multiple of {devices}"
+        )
     graph, params = nnx.split(encoding)
     examples, everyone = PartitionSpec(tuple(axes)), PartitionSpec()
 
@@ -172,19 +204,20 @@ def shard_batch(
 
     # Indices are the same for all examples, and stay NumPy where they are known while tracing.
     arrays = {f.name: getattr(inputs, f.name) for f in dataclasses.fields(inputs) if f.name not in ("mask", "drop")}
-    segments = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM
-    arrays, segments = jax.tree.map(jnp.asarray, (arrays, segments))
+    by_example = "q_segment_ids_BL", "k_segment_ids_BM", "given_B1LM"
+    masks = tuple(getattr(inputs.mask, name) for name in by_example)
+    arrays, masks = jax.tree.map(jnp.asarray, (arrays, masks))
 
-    def on_device(params: Any, arrays: dict[str, Any], segments: Any, drop: Any) -> Array:
-        mask = dataclasses.replace(inputs.mask, q_segment_ids_BL=segments[0], k_segment_ids_BM=segments[1])
+    def on_device(params: Any, arrays: dict[str, Any], masks: Any, drop: Any) -> Array:
+        mask = dataclasses.replace(inputs.mask, **dict(zip(by_example, masks, strict=True)))
         return attention(nnx.merge(graph, params), Inputs(**arrays, mask=mask, drop=drop))
 
     split = jax.shard_map(
         on_device,
-        in_specs=(everyone, *jax.tree.map(spec, (arrays, segments)), PartitionSpec(None, tuple(axes))),
+        in_specs=(everyone, *jax.tree.map(spec, (arrays, masks)), PartitionSpec(None, tuple(axes))),
         out_specs=examples,
         axis_names=set(axes),
         check_vma=False,
     )
     # Compiled, because a partly manual program cannot run op by op.
-    return jax.jit(split)(jax.tree.map(jnp.asarray, params), arrays, segments, inputs.drop)
+    return jax.jit(split)(jax.tree.map(jnp.asarray, params), arrays, masks, inputs.drop)

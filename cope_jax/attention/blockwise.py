@@ -1,4 +1,4 @@
-"""Attention in memory linear in the length: blocks of queries over blocks of keys."""
+"""Blockwise attention: blocks of queries visit blocks of keys, so memory is linear in the length."""
 
 import dataclasses
 import functools
@@ -27,7 +27,7 @@ Spans = tuple[tuple[int, int], ...] | None
 
 
 def choose_sizes(length: int, keys: int) -> BlockSizes:
-    """The default block sizes of `blockwise_attention`."""
+    """Returns the default block sizes of `blockwise_attention` for `length` queries and `keys` keys."""
     if keys > ONE_BLOCK:
         return SIZES._replace(queries=64) if length <= 2048 else SIZES  # fewer masked pairs
     blocks = max(1, -(-length // SHORT_BLOCK))
@@ -35,13 +35,15 @@ def choose_sizes(length: int, keys: int) -> BlockSizes:
 
 
 def blockwise_attention(encoding: Encoding, inputs: Inputs, blocks: BlockSizes | None = None) -> Array:
-    """The same as `full_attention`, but never stores the pairs of more than one block of queries and one of keys.
+    """Computes the result of `full_attention`, storing the pairs of one block of queries and one of keys at a time.
 
-    Each block of queries sees blocks of keys from the nearest to the farthest, with an online softmax and the
-    encoding's carry. The gradient is written by hand and recomputes the pairs. Blocks are skipped if causality, window
-    or segments rule them out, or if the encoding says that they are `done`. Memory is linear in the length. If the
-    encoding does not split the keys, or its carry has a `state`, all keys are one block: memory is larger, but still
-    linear. Without `blocks`, sizes are those of `choose_sizes`.
+    Each block of queries visits blocks of keys from the nearest to the farthest, with an online softmax and the
+    encoding's carry. The gradient is written by hand and recomputes the pairs. For each block of queries, attention
+    skips the keys before the first and after the last key that causality, window, segments and the mask let any of
+    these queries see. It also skips all farther keys once the encoding says that all rows are `done`.
+
+    Memory is linear in the length. If the encoding does not split the keys, or its carry has a `state`, all keys are
+    one block. Memory is then larger, but still linear. If `blocks` is None, `choose_sizes` chooses the sizes.
 
     Returns:
       out_BLHK, in the type of the values.
@@ -66,7 +68,7 @@ def _attend(spans: Spans, stream: Stream) -> Array:
 
 def _forward_blocks(spans: Spans, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
     def one(stream: Stream, number: Array) -> Any:
-        own = stream.part(stream.queries.block(number, stream.sizes.queries), stream.keys)
+        own = stream.query_block(number)
         state = streaming_softmax.start(own, gradient)
         return streaming_softmax.finish(own, streaming_softmax.accumulate(own, state))
 
@@ -86,9 +88,7 @@ def _backward(spans: Spans, kept: Any, dout_BHLK: Array) -> tuple[Any]:
 
     def one(stream: Stream, gathered: tuple[PyTree, KeyGradients], number: Array) -> Any:
         dparams, dkeys = gathered
-        size = stream.sizes.queries
-        own = stream.part(stream.queries.block(number, size), stream.keys)
-        own_residuals = residuals.block(number, size)
+        own, own_residuals = stream.query_block(number), residuals.block(number, stream.sizes.queries)
         state = streaming_gradient.start(own, own_residuals, dkeys)
         state = streaming_gradient.backward(own, own_residuals, state)
         more, dqueries = streaming_gradient.finish(own, own_residuals, state)
@@ -118,13 +118,13 @@ def _numbers(stream: Stream) -> Array:
 
 
 def _narrow(stream: Stream, span: tuple[int, int]) -> Stream:
-    """The stream of queries that see only the keys of a span, as one block."""
+    """Returns a stream with the same queries and only the keys of `span`, as one block."""
     sizes = stream.sizes._replace(near=span[1] - span[0])
     return dataclasses.replace(stream, sizes=sizes, keys=stream.keys.range(*span))
 
 
 def _join(stacked: Any) -> Any:
-    """Arrays [blocks, B, H, L, ...] as [B, H, blocks·L, ...]."""
+    """Reshapes arrays [blocks, B, H, L, ...] to [B, H, blocks·L, ...]."""
 
     def join(x: Array) -> Array:
         x = jnp.moveaxis(x, 0, 2)
@@ -138,7 +138,10 @@ def _concatenate(blocks: list[Any]) -> Any:
 
 
 def static_spans(mask: Mask, size: int) -> Spans:
-    """The keys (first, end) that each block of queries sees, if they are known while tracing; else None."""
+    """Returns the range of keys (first, end) that causality and window let each block of `size` queries see.
+
+    The result is None if the indices are unknown while tracing.
+    """
     q_indices, k_indices = mask.q_indices_L, mask.k_indices_M
     if not isinstance(q_indices, np.ndarray) or not isinstance(k_indices, np.ndarray):
         return None

@@ -16,7 +16,7 @@ from cope_jax.registry import check_at_least
 
 
 class CacheEntry(NamedTuple):
-    """The cached arrays: rotated keys, values and features, head-major `[B, heads, M, ...]` or as rows (`rows_of`)."""
+    """The cached keys (after rotation), values and features, as `[B, heads, M, ...]` or as rows (see `rows_of`)."""
 
     k: Any
     v: Any
@@ -26,18 +26,18 @@ class CacheEntry(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Cache:
-    """The tokens read so far, in a fixed number C of slots, for one attention layer or all N layers of a model.
+    """The tokens read so far, in C slots, for one attention layer or for all N layers of a model.
 
     Slots are filled in order, so a token's slot is its index in the sequence, and causality hides the empty slots. The
-    number of filled slots is data: one compiled step serves every length of the context.
+    number of filled slots is data, so one compiled step serves every length of the context.
 
     Attributes:
-      entries: `CacheEntry` as rows, each array `[B·G, C, K]` or `[N, B·G, C, K]`, because rows are read without a copy
-        and written in place.
-      state: what `Encoding.features` returned for the tokens entered last, each array `[B, ...]` or `[N, B, ...]`.
-      positions_BC: int32.
-      segment_ids_BC: int32; tokens meet only within one segment. Padding is a segment of its own.
-      filled: int32 scalar, how many slots are in use.
+      entries: a `CacheEntry` of rows, each array `[B·heads, C, width]`. Rows are read without a copy and written in
+        place. In a cache for N layers, arrays of `entries` and `state` have N as their first axis.
+      state: the state that `Encoding.features` returned for the tokens entered last, a tree of arrays `[B, ...]`.
+      positions_BC: int32, the position of each token.
+      segment_ids_BC: int32; a token sees only tokens of its own segment. Padding is a separate segment.
+      filled: int32 scalar, the number of slots in use.
     """
 
     entries: CacheEntry
@@ -51,20 +51,21 @@ class Cache:
         return self.positions_BC.shape[1]
 
     def enter(self, positions_BL: Any, segment_ids_BL: Any = None) -> "Cache":
-        """Reserves the next L slots for new tokens; each layer must then `append` their keys.
+        """Reserves the next L slots for new tokens; each layer must then `append` the keys of these tokens.
 
         Args:
           positions_BL: int32, `[B, L]` or `[1, L]`.
-          segment_ids_BL: the same; None: segment 0.
+          segment_ids_BL: integers, `[B, L]` or `[1, L]`. If None, all new tokens are in segment 0.
 
         Raises:
-          ConfigError: more tokens than slots. A compiled program cannot check this; the values it attends to become NaN
-            instead.
+          ConfigError: there are more tokens than free slots. In a compiled program, attention gives NaN instead.
         """
         length = positions_BL.shape[1]
         start = 0 if isinstance(self.filled, jax.core.Tracer) else int(self.filled)
         if start + length > self.capacity:
-            raise ConfigError(f"a cache of capacity {self.capacity} cannot hold {start + length} tokens: enlarge it")
+            raise ConfigError(
+                f"a cache of capacity {self.capacity} cannot hold {start + length} tokens: create a larger cache"
+            )
 
         def write(slots_BC: Array, new_BL: Any) -> Array:
             new_BL = jnp.broadcast_to(jnp.asarray(new_BL, jnp.int32), (slots_BC.shape[0], length))
@@ -88,7 +89,7 @@ class Cache:
         x_BLD: Array | None = None,
         layer: int | Array | None = None,
     ) -> "Cache":
-        """Writes one layer's keys and values of the L tokens that were entered last, and the encoding's features.
+        """Writes one layer's keys, values and encoding features of the L tokens that were entered last.
 
         Args:
           q_BLHK: queries before rotation.
@@ -96,11 +97,11 @@ class Cache:
           v_BLGK: values.
           encoding: the position encoding.
           x_BLD: the layer's input, for an encoding whose features need it.
-          layer: index of the layer, below N; None: the cache is for one layer.
+          layer: index of the layer, from 0 to N−1, or None if the cache is for one layer.
 
         Raises:
-          ConfigError: arrays, an encoding or a layer that do not fit the cache, or tokens that were not entered. A
-            compiled program cannot check the latter; the values it attends to become NaN instead.
+          ConfigError: the arrays, the encoding or the layer do not fit the cache, or the tokens were not entered. For
+            tokens that were not entered, attention in a compiled program gives NaN instead.
         """
         check_layer(self, encoding, layer)
         length = jnp.shape(k_BLGK)[1]
@@ -131,7 +132,7 @@ class Cache:
     def entries_of(
         self, encoding: Encoding, layer: int | Array | None, length: int
     ) -> tuple["CacheEntry", "CacheEntry"]:
-        """One layer's entries of all slots and of the `length` tokens entered last, head-major."""
+        """Returns (entries of all slots, entries of the `length` tokens entered last) of one layer, head-major."""
         rows, batch = self._of_layer(self.entries, layer), len(self.positions_BC)
         last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, self.filled - length, length, axis=1), rows)
 
@@ -147,9 +148,11 @@ class Cache:
         return jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, layer, keepdims=False), tree)
 
     def latest(self, length: int) -> tuple[Array, Array]:
-        """(positions_BL, segment_ids_BL) of the L tokens entered last; ConfigError if fewer were entered."""
+        """Returns (positions_BL, segment_ids_BL) of the L tokens entered last; ConfigError if fewer were entered."""
         if not isinstance(self.filled, jax.core.Tracer) and self.filled < length:
-            raise ConfigError(f"{length} tokens are read from a cache with {self.filled}: enter them first")
+            raise ConfigError(
+                f"the cache has {self.filled} tokens, but {length} are needed: enter the missing tokens first"
+            )
         start = self.filled - length
         return (
             jax.lax.dynamic_slice_in_dim(self.positions_BC, start, length, axis=1),
@@ -163,14 +166,14 @@ def create_cache(
     """Creates an empty cache for keys and values of type `dtype`, and for the encoding's features.
 
     Args:
-      encoding: the position encoding, which also says how many heads there are.
-      batch: B.
+      encoding: the position encoding; its `shape` has the numbers of heads and the head width.
+      batch: B, the number of sequences.
       capacity: C, the maximum number of tokens in a sequence.
-      num_layers: N; None: one layer, without an axis for it.
+      num_layers: N, the number of layers. If None, the cache is for one layer, and its arrays have no layer axis.
       dtype: the compute type.
 
     Raises:
-      ConfigError: a size below 1.
+      ConfigError: a size is below 1.
     """
     check_at_least(1, "cache", batch=batch, capacity=capacity, num_layers=num_layers)
 
@@ -186,7 +189,7 @@ def create_cache(
 
 
 def entry_shapes(encoding: Encoding, batch: int, length: int, dtype: Any) -> tuple[CacheEntry, PyTree]:
-    """The shapes and types of the entries of L tokens, head-major, and those of the state after them."""
+    """Returns (the head-major entries of L tokens, the encoding's state after these tokens), as shapes and types."""
     shape = encoding.shape
     x_BLD = jax.ShapeDtypeStruct((batch, length, shape.width), dtype)
     q_BLHK = jax.ShapeDtypeStruct((batch, length, shape.num_heads, shape.head_dim), dtype)
@@ -201,7 +204,7 @@ def entry_shapes(encoding: Encoding, batch: int, length: int, dtype: Any) -> tup
 
 
 def rows_of(x: Array) -> Array:
-    """`[B, heads, M, ...]` as `[B·heads, M, …]`."""
+    """Reshapes `[B, heads, M, ...]` to rows `[B·heads, M, width]`."""
     return x.reshape(x.shape[0] * x.shape[1], x.shape[2], math.prod(x.shape[3:]))
 
 
@@ -209,9 +212,13 @@ def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> 
     """Raises ConfigError if the layer or the encoding does not fit this cache."""
     num_layers = len(cache.entries.k) if cache.entries.k.ndim == 4 else None
     if num_layers is None and layer is not None:
-        raise ConfigError(f"layer={layer} for a cache of one layer: omit it, or create the cache with num_layers")
+        raise ConfigError(
+            f"layer={layer} does not fit a cache of one layer: omit layer, or create the cache with num_layers"
+        )
     if num_layers is not None and (layer is None or (isinstance(layer, int) and not 0 <= layer < num_layers)):
-        raise ConfigError(f"layer={layer} for a cache of {num_layers} layers: give one from 0 to {num_layers - 1}")
+        raise ConfigError(
+            f"layer={layer} does not fit a cache of {num_layers} layers: give a layer from 0 to {num_layers - 1}"
+        )
     shapes, _ = entry_shapes(encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype)
     slots = jax.tree.map(lambda slots: jax.ShapeDtypeStruct(slots.shape[-3:], slots.dtype), cache.entries)
     check_fit("entries of this encoding", jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes), slots)

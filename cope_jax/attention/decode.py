@@ -32,7 +32,7 @@ from cope_jax.attention.streaming_softmax import all_rows
 from cope_jax.encodings import Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
 
-# Slots that are scored together: enough for CoPE with the paper's table of 64 to saturate where gates are about ½.
+# Slots that are scored together. With gates of about ½, CoPE with the paper's table of 64 saturates in one block.
 BLOCK = 256
 
 
@@ -45,29 +45,34 @@ def attend_cached(
     layer: int | Array | None = None,
     window: int | None = None,
 ) -> Array:
-    """Causal attention of the L tokens that were entered last to all tokens in the cache.
+    """Computes causal attention from the L tokens that were entered last to all tokens in the cache.
 
-    Returns the last L rows of what `cope_jax.attention.attend` gives for the complete sequence. For an encoding that
-    saturates, a loop of unknown length finds where, so there is no reverse-mode gradient: train with `attend`.
+    The result is the last L rows of `cope_jax.attention.attend` over all tokens in the cache. An encoding with
+    `saturated` or `done` has no reverse-mode gradient here, because the loop over keys then has no fixed length. To
+    train, use `attend`.
 
     Args:
-      q_BLHK: queries before rotation; the keys of the same tokens are in the cache.
-      cache: keys and values.
+      q_BLHK: queries before rotation. The keys of the same tokens must be in the cache.
+      cache: the cached keys, values and features.
       encoding: the position encoding.
       embedded: see `attend`.
-      layer: index of the layer, below N; None: the cache is for one layer.
-      window: keys that are `window` or more indices away are hidden; None: none are.
+      layer: index of the layer, from 0 to N−1, or None if the cache is for one layer.
+      window: hide the keys that are `window` or more indices away from the query. If None, there is no window.
 
     Returns:
-      out_BLHK, in the type of the values; NaN if more tokens were entered than there are slots.
+      out_BLHK, in the type of the values. It is NaN if more tokens were entered than there are slots.
 
     Raises:
-      ConfigError: queries, an encoding or a layer that do not fit the cache, or fewer tokens in it than queries.
+      ConfigError: the queries, the encoding or the layer do not fit the cache, the encoding couples the queries, or the
+        cache has fewer tokens than there are queries.
     """
     check_embedded(encoding, embedded)
     check_layer(cache, encoding, layer)
     if not encoding.splits_queries:
-        raise ConfigError("a cache splits the queries, but this encoding couples them: attend to the complete sequence")
+        raise ConfigError(
+            "decoding with a cache splits the queries, but this encoding couples them: call attend with the complete "
+            "sequence"
+        )
     length, groups = q_BLHK.shape[1], encoding.shape.kv_heads
     wanted = (len(cache.positions_BC), length, encoding.shape.num_heads, encoding.shape.head_dim)
     check_fit("queries", q_BLHK, jax.ShapeDtypeStruct(wanted, q_BLHK.dtype))
@@ -97,11 +102,11 @@ def attend_cached(
 
 
 def _cached_logits(encoding: Encoding, pairs: Pairs, filled: Array) -> tuple[Array, Carry]:
-    """The logits over all slots, logits_BHLC, and the carry after them.
+    """Returns (logits_BHLC over all slots, the carry after the last scored block).
 
-    For an encoding that saturates, all slots are first scored as if all rows were saturated. Then blocks are scored
-    again, starting with the nearest, until all rows are saturated or done. So CoPE sums the gates of a few hundred
-    keys, not of all C.
+    For an encoding that saturates, this function first scores all slots as if all rows were saturated. Then it scores
+    blocks again, from the nearest to the farthest, until all rows are saturated or all are done. So CoPE sums the gates
+    of a few hundred keys instead of all C keys.
     """
     carry, capacity = encoding.initial_carry(pairs.q, pairs.q_features), pairs.k.shape[2]
     size = min(BLOCK, capacity)

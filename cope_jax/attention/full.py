@@ -10,10 +10,10 @@ from cope_jax.ops.grouped_matmul import group, ungroup
 
 
 def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
-    """Materialises all L·M pairs as one single block of keys.
+    """Computes attention with all L·M pairs in memory, as one block of keys.
 
-    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)) over the pairs of the mask, and the sink if the encoding
-    has one; 0 for a query without any key.
+    out_i = Σ_j a_ij v_j,  a_ij = softmax_j(score(q_i·k_j/√K)). The softmax is over the keys that the query may see, and
+    over the sink if the encoding has one. A query without any key or sink gets 0.
 
     Returns:
       out_BLHK, in the type of the values.
@@ -26,7 +26,7 @@ def full_attention(encoding: Encoding, inputs: Inputs) -> Array:
 
 
 def attention_weights(encoding: Encoding, inputs: Inputs) -> Array:
-    """The attention a_BHLM of each query over all keys, in float32 (float64 under float64 inputs)."""
+    """Returns the attention weights a_BHLM of each query over all keys, in float32 (float64 for float64 inputs)."""
     return _weights(encoding, inputs)[0]
 
 
@@ -37,7 +37,10 @@ def _weights(encoding: Encoding, inputs: Inputs) -> tuple[Array, Array | None]:
 
 
 def softmax_over(logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None) -> tuple[Array, Array | None]:
-    """The softmax over the pairs of the mask, 0 for all other pairs; and the weight of the sink, None without one."""
+    """Returns (the softmax over the pairs of the mask, the weight of the sink).
+
+    All other pairs have weight 0. If there is no sink, its weight is None.
+    """
     # A finite stand-in for −∞, so that a row without any key has weights and gradients of 0 rather than NaN.
     lowest, zero = jnp.asarray(jnp.finfo(logits_BHLM.dtype).min, logits_BHLM.dtype), jnp.zeros((), logits_BHLM.dtype)
     logits_BHLM = jnp.where(mask_B1LM, logits_BHLM, lowest)
@@ -48,7 +51,7 @@ def softmax_over(logits_BHLM: Array, mask_B1LM: Array, sink_BHL: Array | None) -
 
 
 def weigh(weights_BHLM: Array, sink_BHL: Array | None, v_BGMK: Array, q_v_BGLK: Array | None) -> Array:
-    """Σ_m weights v plus the weighted value of the sink, out_BHLK in the type of the values."""
+    """Returns out_BHLK, Σ_m weights v plus the weighted value of the sink, in the type of the values."""
     groups, dtype = v_BGMK.shape[1], v_BGMK.dtype
     out_BGRLK = jnp.einsum("BGRLM,BGMK->BGRLK", group(weights_BHLM.astype(dtype), groups), v_BGMK)
     if sink_BHL is not None and q_v_BGLK is not None:

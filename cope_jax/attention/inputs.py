@@ -1,4 +1,4 @@
-"""The inputs of every implementation of attention: checked, rotated, head-major, with positions and a mask."""
+"""Prepares the inputs of every attention implementation: checks shapes, rotates, and adds positions and a mask."""
 
 import dataclasses
 from typing import Any
@@ -17,18 +17,18 @@ from cope_jax.ops.grouped_matmul import content_logits
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    """The arguments of `attend`, complete: positions filled in, queries and keys rotated; arrays are head-major.
+    """The prepared arguments of `attend`, with positions filled in, queries and keys rotated, and arrays head-major.
 
     Attributes:
       q: q_BHLK before rotation.
       rotated_q: q_BHLK after rotation.
       rotated_k: k_BGMK after rotation.
       v: v_BGMK.
-      q_v: v_BGLK of the queries' own tokens, if the encoding's sink has that value; else None.
+      q_v: the values v_BGLK of the queries' own tokens if the encoding's sink uses them; else None.
       q_features: the encoding's features of the queries' tokens, `[B, heads, L, ...]`.
-      k_features: of the keys' tokens, `[B, heads, M, ...]`.
-      q_positions, k_positions: `[B, L]` and `[B, M]`, or 1 for B.
-      mask: which queries and keys may meet.
+      k_features: the encoding's features of the keys' tokens, `[B, heads, M, ...]`.
+      q_positions, k_positions: `[B, L]` and `[B, M]`; B may be 1.
+      mask: which keys each query may see.
       drop: dropout on the attention weights, or None.
     """
 
@@ -45,7 +45,7 @@ class Inputs:
     drop: Dropout | None
 
     def pairs(self) -> Pairs:
-        """All pairs as one block."""
+        """Returns all pairs as one block."""
         return Pairs(
             q=self.q,
             k=self.rotated_k,
@@ -71,12 +71,16 @@ def prepare(
     k_positions: Any = None,
     q_segment_ids: Array | None = None,
     k_segment_ids: Array | None = None,
+    mask: Any = None,
     causal: bool = True,
     window: int | None = None,
     dropout_rate: float = 0.0,
     dropout_key: Array | None = None,
 ) -> Inputs:
-    """Checks the arguments of `attend`, calls `features` if none are given, and calls `rotate`."""
+    """Checks the arguments of `attend`, and calls the encoding's `rotate`.
+
+    If no features are given, it also calls the encoding's `features`.
+    """
     _check_shapes(q_BLHK, k_BMGK, v_BMGK)
     if not isinstance(encoding, Encoding):
         raise ConfigError(f"encoding={encoding!r} is not an encoding: create one with cope_jax.encodings.create")
@@ -87,7 +91,7 @@ def prepare(
     q_positions = q_indices[None] if q_positions is None else q_positions
     k_positions = k_indices[None] if k_positions is None else k_positions
     if (q_segment_ids is None) != (k_segment_ids is None):
-        raise ConfigError("give both q_segment_ids and k_segment_ids, or neither")
+        raise ConfigError("q_segment_ids and k_segment_ids belong together: give both, or neither")
     for name, array, size in [
         ("q_positions", q_positions, length),
         ("k_positions", k_positions, keys),
@@ -96,6 +100,7 @@ def prepare(
     ]:
         if array is not None and (array.ndim != 2 or array.shape[0] not in (1, len(q_BLHK)) or array.shape[1] != size):
             raise ConfigError(f"{name} must have shape [{len(q_BLHK)}, {size}], got {list(array.shape)}")
+    given = None if mask is None else _check_mask(mask, (len(q_BLHK), 1, length, keys))
     if not 0 <= dropout_rate < 1:
         raise ConfigError(f"dropout_rate must lie in [0, 1), got {dropout_rate}")
     if window is not None and window < 1:
@@ -103,24 +108,27 @@ def prepare(
     if features is None:
         features = encoding.features(None, q_BLHK, k_BMGK, v_BMGK, None)[0]
     if length > keys and (jax.tree.leaves(features) or encoding.sink_value == "own"):
-        raise ConfigError(f"{length} queries and {keys} keys: this encoding needs the keys of the queries' own tokens")
+        raise ConfigError(
+            f"this encoding needs at least as many keys as queries, got {length} queries and {keys} keys: give the "
+            "keys of the queries' own tokens"
+        )
     q_features = jax.tree.map(lambda feature: feature[:, keys - length :], features)
     rotated_q, rotated_k = encoding.rotate(q_BLHK, k_BMGK, q_features, features, q_positions, k_positions)
     q, rotated_q, rotated_k, v = map(head_major, (q_BLHK, rotated_q, rotated_k, v_BMGK))
     q_v = v[:, :, keys - length :] if encoding.sink_value == "own" else None
-    mask = Mask(q_indices, k_indices, q_segment_ids, k_segment_ids, causal, window)
+    visible = Mask(q_indices, k_indices, q_segment_ids, k_segment_ids, given, causal, window)
     drop = Dropout.create(dropout_key, dropout_rate, q_BLHK.shape[0], q_BLHK.shape[2])
     q_features, k_features = jax.tree.map(head_major, (q_features, features))
-    return Inputs(q, rotated_q, rotated_k, v, q_v, q_features, k_features, q_positions, k_positions, mask, drop)
+    return Inputs(q, rotated_q, rotated_k, v, q_v, q_features, k_features, q_positions, k_positions, visible, drop)
 
 
 def head_major(x: Array) -> Array:
-    """[B, M, heads, ...] as [B, heads, M, ...], and back."""
+    """Swaps the axes of tokens and heads: [B, M, heads, ...] becomes [B, heads, M, ...], or the reverse."""
     return jnp.swapaxes(x, 1, 2)
 
 
 def check_embedded(encoding: Encoding, embedded: bool) -> None:
-    """Raises ConfigError if the encoding adds to the input, unless the caller says that this was done."""
+    """Raises ConfigError if the encoding acts on the input embeddings and `embedded` is False."""
     if encoding.embeds_input and not embedded:
         raise ConfigError(
             "this encoding acts on the input embeddings, which attention does not see: call encoding.embed(x, "
@@ -128,15 +136,29 @@ def check_embedded(encoding: Encoding, embedded: bool) -> None:
         )
 
 
+def _check_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array:
+    """Checks the mask and broadcasts its last axis; other axes of size 1 stay, because they save memory."""
+    if mask.dtype != bool:
+        raise ConfigError(f"mask must be boolean, True where a query may see a key, got {mask.dtype}")
+    if mask.ndim != 4 or any(size not in (1, whole) for size, whole in zip(mask.shape, shape, strict=True)):
+        raise ConfigError(f"mask must have shape {list(shape)}, the same for all heads, got {list(mask.shape)}")
+    return jnp.broadcast_to(mask, (*mask.shape[:3], shape[3]))
+
+
 def _check_shapes(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
     shapes = f"got q {list(q_BLHK.shape)}, k {list(k_BMGK.shape)}, v {list(v_BMGK.shape)}"
     if not q_BLHK.ndim == k_BMGK.ndim == v_BMGK.ndim == 4:
-        raise ConfigError(f"attend takes q [B, L, H, K] and k, v [B, M, G, K]; {shapes}")
+        raise ConfigError(f"attend needs 4 axes each, q [B, L, H, K] and k, v [B, M, G, K], but {shapes}")
     same_keys = k_BMGK.shape[:3] == v_BMGK.shape[:3]
     if q_BLHK.shape[0] != k_BMGK.shape[0] or q_BLHK.shape[3] != k_BMGK.shape[3] or not same_keys:
-        raise ConfigError(f"batch, head width or keys differ: {shapes}")
+        raise ConfigError(
+            "q and k must have the same batch size and head width, and k and v must have the same batch size, number "
+            f"of keys and number of heads, but {shapes}"
+        )
     if q_BLHK.shape[2] % k_BMGK.shape[2]:
-        raise ConfigError(f"the key/value heads must divide the query heads; {shapes}")
+        raise ConfigError(
+            f"the number of query heads must be a multiple of the number of key/value heads, but {shapes}"
+        )
 
 
 def _check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array) -> None:
@@ -145,5 +167,5 @@ def _check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array) -> None:
     if built != given:
         raise ConfigError(
             f"the encoding was built for num_heads, num_kv_heads, head_dim = {built}, but q and k have {given}: "
-            f"create it with these"
+            f"create it with the sizes of q and k"
         )

@@ -1,7 +1,7 @@
-"""Attention over a sequence that is split over the devices of a mesh axis: queries stay, keys and values go around.
+"""Ring attention: each device holds a part of the sequence, and keys and values move around a ring of devices.
 
-Liu et al., "Ring Attention with Blockwise Transformers" (arXiv 2310.01889); with a zigzag schedule, see
-`ring_schedule`, so that causal work is even and keys come from the nearest to the farthest.
+Liu et al., "Ring Attention with Blockwise Transformers" (arXiv 2310.01889). Queries stay on their device. A zigzag
+schedule (see `ring_schedule`) balances the work of causal attention, and keys arrive from the nearest to the farthest.
 """
 
 import dataclasses
@@ -27,24 +27,29 @@ T = TypeVar("T")
 
 
 def ring_attention(encoding: Encoding, inputs: Inputs, axis: str, blocks: BlockSizes = SIZES) -> Array:
-    """The same as `full_attention`, with the sequence split over the devices of a mesh axis.
+    """Computes the result of `full_attention`, with the sequence split over the devices of a mesh axis.
 
-    The mesh is that of `jax.set_mesh`. Inputs and outputs are in their natural order. Inputs should already be split
-    over the axis: no device ever holds more than its share of the keys. Other axes of the mesh are left to XLA.
-    `blocks` are sizes within a chunk.
+    The caller sets the mesh with `jax.set_mesh`. Tokens are in their natural order in inputs and outputs. Inputs should
+    already be split over the axis. If the length is a multiple of the number of devices, no device then has more than
+    its share of the keys. XLA handles the other axes of the mesh. `blocks` are the sizes of blocks within a chunk (see
+    `ring_schedule`).
 
     Returns:
       out_BLHK, in the type of the values.
 
     Raises:
-      ConfigError: no mesh with this axis; different numbers of queries and keys; an encoding that does not split the
-        keys, or whose carry has a `state`; or sums in the carry without causality, which makes the ring's order that of
-        the sums.
+      ConfigError: the mesh does not have this axis, the numbers of queries and keys differ, a mask is given, the
+        encoding does not split the keys, or its carry has a `state`. Also if the carry has sums and attention is not
+        causal, because in a ring only causal attention visits all keys of a query from the nearest to the farthest.
     """
     ring = Ring.of(axis)
     length, keys = inputs.q.shape[2], inputs.v.shape[2]
     if length != keys:
-        raise ConfigError(f"ring attention needs as many queries as keys, got {length} and {keys}")
+        raise ConfigError(
+            f"ring attention needs as many queries as keys, got {length} and {keys}: choose 'full' or 'blockwise'"
+        )
+    if inputs.mask.given_B1LM is not None:
+        raise ConfigError("ring attention takes no mask: use causal, window and segment ids, or choose 'blockwise'")
     if not length:
         return jnp.zeros((len(inputs.q), 0, inputs.q.shape[1], inputs.v.shape[-1]), inputs.v.dtype)
     if needs_one_block(encoding, inputs):
@@ -79,7 +84,7 @@ def _attend(ring: Ring, per_chunk: int, stream: Stream) -> Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _attend_placed(ring: Ring, stream: Stream) -> Array:
-    """out, [chunks, blocks, B, H, L, K], of queries [chunks, blocks, ...] and keys [chunks, ...]."""
+    """Computes the output [chunks, blocks, B, H, L, K] for queries [chunks, blocks, ...] and keys [chunks, ...]."""
     return _once_around(ring, stream, gradient=False)[0]
 
 
@@ -168,13 +173,13 @@ _attend_placed.defvjp(_forward, _backward)
 
 
 def _split(stream: Stream) -> Any:
-    """Which parts of a stream are split by chunks, in the form that `Ring.sharded` accepts."""
+    """Marks the parts of a stream that are split by chunks, in the form that `Ring.sharded` accepts."""
     kinds: Any = {"params": False, "queries": True, "keys": True, "drop": False}
     return dataclasses.replace(stream, **kinds)
 
 
 def _alone(state: Gradients) -> Gradients:
-    """The part of the state that belongs to one block of queries; the rest is passed from block to block."""
+    """Returns the part of the state that belongs to one block of queries, without what all blocks of queries share."""
     none: Any = None
     return dataclasses.replace(state, params=none, keys=none)
 
@@ -184,7 +189,7 @@ def _map_blocks(function: Callable[[Any], T], tree: PyTree) -> T:
 
 
 def _cut(pieces: tuple[int, ...]) -> Callable[[Array, int], Array]:
-    """[..., pieces·L, ...] as [*pieces, ..., L, ...]."""
+    """Returns a function that reshapes [..., pieces·L, ...] to [*pieces, ..., L, ...]."""
 
     def cut(x: Array, axis: int) -> Array:
         x = x.reshape(*x.shape[:axis], *pieces, -1, *x.shape[axis + 1 :])

@@ -1,12 +1,14 @@
-"""The zigzag schedule of ring attention: which device holds which chunk of the sequence, and how keys go around.
+"""The zigzag schedule of ring attention: which device holds which chunk of the sequence, and how keys move.
 
-The sequence is cut into 2n chunks for n devices. The queries of a chunk stay where they are. Its keys start there too,
-and at each step go to where the queries of the next chunk are. So after s steps the queries of chunk c see the keys of
-chunk c − s: their own, then the one before, down to the first, which is the order that an encoding's carry needs. After
-the first chunk come the last ones, which causality hides and which cost nothing.
+The sequence is cut into 2n chunks for n devices. The queries of a chunk stay on one device. The keys of a chunk start
+on the device of the chunk's queries, and at each step move to the queries of the next chunk. So after s steps the
+queries of chunk c see the keys of chunk c − s: first their own chunk, then the chunk before, down to the first chunk.
+An encoding's carry needs this order. After the first chunk, the queries meet the chunks from the last chunk down to
+c + 1. In causal attention these chunks are hidden and cost nothing.
 
-Device d has the chunks d and 2n−1−d. Their queries see d+1 and 2n−d chunks, so every device computes 2n+1. After 2n
-steps all keys are back where they started; in the backward pass, so are their gradients.
+Device d has the chunks d and 2n−1−d. In causal attention, the queries of these chunks see d+1 and 2n−d chunks of keys,
+so every device computes 2n+1 chunks. After 2n steps all keys are back where they started. In the backward pass, the
+gradients of the keys are back too.
 """
 
 import dataclasses
@@ -26,9 +28,9 @@ T = TypeVar("T")
 
 @dataclasses.dataclass(frozen=True)
 class Ring:
-    """Where chunks are, and how they move: see the docstring of the module.
+    """The device of each chunk, and how chunks move between devices: see the docstring of the module.
 
-    The first axis of arrays is that of the chunks; each device has two, `[low, high]`.
+    The first axis of an array numbers chunks. Device d has two chunks, `[low, high]`: the chunks d and 2n−1−d.
 
     >>> Ring("sequence", 4).device_of(5)
     2
@@ -39,14 +41,20 @@ class Ring:
 
     @classmethod
     def of(cls, axis: str) -> "Ring":
-        """The ring over an axis of the current mesh. ConfigError: there is no mesh, or it has no such axis."""
+        """Creates the ring over an axis of the current mesh.
+
+        Raises:
+          ConfigError: there is no mesh, the mesh does not have this axis, or the type of the axis is not Auto.
+        """
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty:
             raise ConfigError(f"sequence_axis={axis!r} needs a mesh with this axis: call under jax.set_mesh(mesh)")
         if axis not in mesh.axis_names:
             raise unknown("axis of the mesh", axis, mesh.axis_names)
         if dict(zip(mesh.axis_names, mesh.axis_types, strict=True))[axis] != AxisType.Auto:
-            raise ConfigError(f"axis {axis!r} of the mesh must be of type Auto: give axis_types to jax.make_mesh")
+            raise ConfigError(
+                f"axis {axis!r} of the mesh must be of type Auto: give this type in axis_types to jax.make_mesh"
+            )
         return cls(axis, mesh.shape[axis])
 
     @property
@@ -54,11 +62,15 @@ class Ring:
         return 2 * self.devices
 
     def device_of(self, chunk: int) -> int:
-        """The device that a chunk is on."""
+        """Returns the device that a chunk is on."""
         return min(chunk, self.chunks - 1 - chunk)
 
     def sharded(self, function: Callable[..., Any], sharded: tuple[Any, ...], results: Any) -> Callable[..., Any]:
-        """`function` on each device; True marks arguments and results split by chunks, False those on all devices."""
+        """Returns a function that calls `function` on each device of the ring.
+
+        `sharded` and `results` describe the arguments and results of `function`: True means an array that is split by
+        chunks, False an array that is whole on each device.
+        """
 
         def spec(split: bool) -> PartitionSpec:
             return PartitionSpec(self.axis) if split else PartitionSpec()
@@ -72,12 +84,12 @@ class Ring:
         )
 
     def whole(self, x: Array, axis: int) -> Array:
-        """Keeps XLA from splitting an axis: if the devices do not divide it, its gradients would be wrong."""
+        """Keeps XLA from splitting an axis, because gradients are wrong if the axis does not split evenly."""
         spec = [None if a == axis else PartitionSpec.UNCONSTRAINED for a in range(x.ndim)]
         return jax.lax.with_sharding_constraint(x, PartitionSpec(*spec))
 
     def placed(self, tree: T) -> T:
-        """Moves chunks from their natural order, 2d and 2d+1 on device d, to the devices of the schedule."""
+        """Moves chunks from their natural order (2d and 2d+1 on device d) to the devices of the schedule."""
 
         def place(pair: Array) -> Array:
             even, odd = (self._send(pair[parity], self._routes(parity)) for parity in (0, 1))
@@ -96,7 +108,7 @@ class Ring:
         return jax.tree.map(unplace, tree)
 
     def moved(self, tree: T) -> T:
-        """Moves the data of each chunk to the next chunk, and that of the last to the first."""
+        """Moves each chunk's data to the place of the next chunk, and the last chunk's data to the first place."""
         up = [(device, device + 1) for device in range(self.devices - 1)]
         down = [(device + 1, device) for device in range(self.devices - 1)]
         device = jax.lax.axis_index(self.axis)

@@ -1,8 +1,8 @@
-"""Streaming softmax: one block of queries over the keys, block by block from the nearest to the farthest.
+"""The streaming softmax of one block of queries, over blocks of keys from the nearest to the farthest.
 
-Blockwise and ring attention share this algorithm: the forward pass is here, the gradient in `streaming_gradient`. It
-never stores pairs of more than a block of queries and a block of keys. Rabe & Staats (arXiv 2112.05682), Dao et al.
-(arXiv 2205.14135); here the encoding's carry is updated together with the softmax.
+Blockwise and ring attention share this algorithm: the forward pass is here, the gradient in `streaming_gradient`. The
+algorithm stores the pairs of only one block of queries and one block of keys at a time. It follows Rabe & Staats (arXiv
+2112.05682) and Dao et al. (arXiv 2205.14135), and updates the encoding's carry together with the softmax.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array, accumulator_dtype
-from cope_jax.attention.tiles import QueryBlock, Stream
+from cope_jax.attention.tiles import KeyBlock, QueryBlock, Stream
 from cope_jax.encodings import Carry
 from cope_jax.ops.grouped_matmul import weights_times_v
 
@@ -22,7 +22,7 @@ Slopes = Sequence[Array | None]
 
 
 class HasCarry(Protocol):
-    """A state of the pass over the keys."""
+    """Any state of the pass over the keys that has the encoding's carry."""
 
     @property
     def carry(self) -> Carry: ...
@@ -34,12 +34,12 @@ class State:
     """The softmax of a block of queries over the keys seen so far.
 
     Attributes:
-      carry: the encoding's.
+      carry: the encoding's carry.
       row_max: the largest logit, m_BHL.
       total: Σ exp(logit − m), l_BHL.
-      weighted: Σ exp(logit − m) v, BHLK.
-      slope_total, slope_weighted: the same two sums with each term times its ∂logit/∂carry, one for each running sum in
-        the carry; empty if no gradient is needed.
+      weighted: Σ exp(logit − m) v, `[B, H, L, K]`.
+      slope_total, slope_weighted: `total` and `weighted` with each term multiplied by its ∂logit/∂sum. There is one
+        entry for each running sum in the carry, and no entry if no gradient is needed.
     """
 
     carry: Carry
@@ -50,7 +50,10 @@ class State:
     slope_weighted: tuple[Array, ...]
 
     def add(self, carry: Carry, logits_BHLM: Array, slopes: Slopes, times_v: Callable[[Array, bool], Array]) -> "State":
-        """Adds keys with these logits and ∂logit/∂carry; `times_v` sums terms times values, wide or in their type."""
+        """Adds keys, given their logits and slopes ∂logit/∂sum; a slope of None means 0.
+
+        `times_v(terms, wide)` returns Σ terms·v. The factors have the accumulator type if `wide`, else the type of v.
+        """
         lowest = jnp.finfo(logits_BHLM.dtype).min
         row_max_BHL = jnp.maximum(self.row_max, logits_BHLM.max(axis=-1))
         # While a row has seen no key, its exponentials must be 0, not exp(lowest − lowest) = 1.
@@ -74,7 +77,7 @@ class State:
 
 
 def start(stream: Stream, gradient: bool) -> State:
-    """The state before the first block; with `gradient`, it also accumulates the slopes of the running sums."""
+    """Returns the state before the first block, with slopes of the running sums if `gradient` is True."""
     dtype, rows = accumulator_dtype(stream.queries.q.dtype), stream.queries.q.shape[:3]
     zeros, wide = jnp.zeros(rows, dtype), jnp.zeros((*rows, stream.keys.v.shape[-1]), dtype)
     lowest = jnp.full(rows, jnp.finfo(dtype).min, dtype)
@@ -84,11 +87,12 @@ def start(stream: Stream, gradient: bool) -> State:
 
 
 def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
-    """Visits the blocks that contain pairs, from near to far: `step(end, state, size=…, masked=…, saturated=…)`.
+    """Calls `step(end, state, size=…, masked=…, saturated=…)` for each block of keys, from near to far.
 
-    The blocks are aligned with the last key that the queries see. Near blocks need a mask and the carry. Once all rows
-    are saturated, or all queries see all keys of a block, blocks are wider and their steps cheaper. Once all rows are
-    done, the remaining blocks are skipped.
+    A block is the `size` keys before `end`. The first block ends at the last key that any of the queries sees. Near
+    blocks need a mask and the carry. Wider blocks, in which each step is cheaper, follow once all rows are saturated.
+    If the encoding does not saturate, they follow once all queries see all keys of a block. The last block contains the
+    first key that any of the queries sees. Once all rows are done, the remaining blocks are skipped.
     """
     sizes = stream.sizes
     if stream.one_block:
@@ -121,43 +125,48 @@ def over_blocks(stream: Stream, state: T, step: Callable[..., T]) -> T:
 
 
 def all_rows(rows_BHL: Array | None) -> Array:
-    """Whether all rows are True; False for None."""
+    """Returns whether all rows are True; None means False."""
     return jnp.asarray(False) if rows_BHL is None else rows_BHL.all()
 
 
 def accumulate(stream: Stream, state: State) -> State:
-    """Adds keys to the state of a block of queries; all of them are farther than those it has seen."""
-    encoding, drop = stream.encoding(stream.params), stream.drop
+    """Adds the stream's keys to the state of the stream's queries; keys added earlier must all be nearer."""
 
     def step(end: Array, state: State, *, size: int, masked: bool, saturated: bool) -> State:
-        block = stream.keys.block(end, size)
-        pairs, carry = stream.pairs(block, masked), state.carry
-        slopes: Slopes = [None] * len(state.slope_total)
-        if saturated:
-            logits_BHLM = encoding.tail(pairs, carry)
-        elif slopes:
-            logits_BHLM, slopes, carry = _with_slopes(lambda carry: encoding.score(pairs, carry), carry)
-        else:
-            logits_BHLM, carry = encoding.score(pairs, carry)
-        logits_BHLM = jnp.where(pairs.mask, logits_BHLM, jnp.finfo(logits_BHLM.dtype).min)
-        scale_BHLM = None if drop is None else drop(stream.queries.indices, block.indices, logits_BHLM.dtype)
-
-        def times_v(terms_BHLM: Array, wide: bool) -> Array:
-            kept = terms_BHLM if scale_BHLM is None else terms_BHLM * scale_BHLM
-            dtype = kept.dtype if wide else block.v.dtype
-            return weights_times_v(kept.astype(dtype), block.v.astype(dtype))
-
-        return state.add(carry, logits_BHLM, slopes, times_v)
+        return add_block(stream, stream.keys.block(end, size), state, masked=masked, saturated=saturated)
 
     return over_blocks(stream, state, step)
 
 
+def add_block(stream: Stream, block: KeyBlock, state: State, *, masked: bool, saturated: bool) -> State:
+    """Adds one block of keys to the state. `masked`: it may have hidden pairs; `saturated`: all rows are saturated."""
+    encoding, drop = stream.encoding(stream.params), stream.drop
+    pairs, carry = stream.pairs(block, masked), state.carry
+    slopes: Slopes = [None] * len(state.slope_total)
+    if saturated:
+        logits_BHLM = encoding.tail(pairs, carry)
+    elif slopes:
+        logits_BHLM, slopes, carry = _with_slopes(lambda carry: encoding.score(pairs, carry), carry)
+    else:
+        logits_BHLM, carry = encoding.score(pairs, carry)
+    logits_BHLM = jnp.where(pairs.mask, logits_BHLM, jnp.finfo(logits_BHLM.dtype).min)
+    scale_BHLM = None if drop is None else drop(stream.queries.indices, block.indices, logits_BHLM.dtype)
+
+    def times_v(terms_BHLM: Array, wide: bool) -> Array:
+        kept = terms_BHLM if scale_BHLM is None else terms_BHLM * scale_BHLM
+        dtype = kept.dtype if wide else block.v.dtype
+        return weights_times_v(kept.astype(dtype), block.v.astype(dtype))
+
+    return state.add(carry, logits_BHLM, slopes, times_v)
+
+
 def finish(stream: Stream, state: State) -> tuple[Array, Array, tuple[Array, ...]]:
-    """The result of the softmax, including the encoding's sink.
+    """Computes the result of the softmax, including the encoding's sink.
 
     Returns:
-      out_BHLK in the type of the values; logsumexp_BHL of the logits; and ∂out/∂carry, `[B, H, L, K]` for each running
-      sum: U/l − (w/l)·out with the rounded out, which the gradient uses too. All are 0 for a row that has seen no key.
+      (out_BHLK in the type of the values, logsumexp_BHL of the logits, ∂out/∂sum `[B, H, L, K]` for each running sum).
+      The derivative is U/l − (w/l)·out, where U is slope_weighted, w is slope_total, l is total and out is rounded. The
+      gradient uses the rounded out too. All results are 0 for a row without any key or sink.
     """
     state = _add_sink(stream, state)
     some_BHL = state.total > 0
@@ -188,16 +197,16 @@ def _add_sink(stream: Stream, state: State) -> State:
 
 
 def own_values(queries: QueryBlock) -> Array | None:
-    """The value that a sink weighs for each query head, v_BHLK; None if it is 0."""
+    """Returns the value that a sink weighs for each query head, v_BHLK, or None if this value is 0."""
     if queries.v is None:
         return None
     return jnp.repeat(queries.v, queries.q.shape[1] // queries.v.shape[1], axis=1)
 
 
 def _with_slopes(function: Callable[[Carry], tuple[Any, Any]], carry: Carry) -> tuple[Array, list[Array], Any]:
-    """(logits, ∂logits/∂carry for each running sum, what else the function returns), by forward mode.
+    """Returns (logits, ∂logits/∂sum for each running sum, the second result of `function`), by forward mode.
 
-    Only a row's own logits read that row of the carry, so one derivative in the direction of ones gives all slopes.
+    Only the logits of row i depend on row i of the carry, so one derivative in the direction of ones gives all slopes.
     """
     leaves, tree = jax.tree.flatten(carry.sums)
     slopes = []

@@ -1,4 +1,4 @@
-"""The data of streaming attention: blocks of queries and of keys, and the stream that contains both.
+"""The data of streaming attention: blocks of queries, blocks of keys, and the stream that contains both.
 
 Arrays are head-major here, q_BHLK and k_BGMK, because matrix products use that order.
 """
@@ -19,15 +19,23 @@ from cope_jax.encodings import Carry, Encoding, Pairs
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import content_logits
 
-_AXES = {"q": 2, "rotated_q": 2, "k": 2, "v": 2, "features": 2, "positions": 1, "indices": 0, "segment_ids": 1}
+AXES = dict(q=2, rotated_q=2, k=2, v=2, features=2, positions=1, indices=0, segment_ids=1, given=3)
 T = TypeVar("T", "QueryBlock", "KeyBlock")
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class QueryBlock:
-    """Queries: q before rotation, rotated_q after it, [B, H, L, K]; the values of their own tokens if a sink needs
-    them; features [B, heads, L, ...]; positions [B, L]; indices [L]; segments [B, L].
+    """A block of queries.
+
+    Attributes:
+      q: queries before rotation, `[B, H, L, K]`.
+      rotated_q: queries after rotation, `[B, H, L, K]`.
+      v: the values of the queries' own tokens, `[B, G, L, K]`; None if no sink needs them.
+      features: the encoding's features, `[B, heads, L, ...]`.
+      positions: positions of the tokens, `[B, L]`.
+      indices: indices in the sequence, `[L]`.
+      segment_ids: `[B, L]`, or None.
     """
 
     q: Array
@@ -40,7 +48,7 @@ class QueryBlock:
 
     @classmethod
     def of(cls, inputs: Inputs, padding: int) -> "QueryBlock":
-        """All queries, plus `padding` copies of the last one."""
+        """Creates the block of all queries, plus `padding` copies of the last query."""
         mask = inputs.mask
         ids, indices = mask.q_segment_ids_BL, jnp.asarray(mask.q_indices_L)
         own = inputs.q_features, jnp.asarray(inputs.q_positions), indices, None if ids is None else jnp.asarray(ids)
@@ -48,14 +56,21 @@ class QueryBlock:
         return along_sequence(pad_by(padding), whole) if padding else whole
 
     def block(self, number: Array, size: int) -> "QueryBlock":
-        """The block of `size` queries with this number."""
+        """Returns block `number` of these queries; each block has `size` queries."""
         return _cut(self, number * size, size)
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KeyBlock:
-    """Keys as a cache holds them, and values, [B, G, M, K]; the rest as for queries. A key of index −1 is empty."""
+    """A block of keys and values; attributes that are not listed are as in `QueryBlock`, for keys.
+
+    Attributes:
+      k: keys after rotation, `[B, G, M, K]`.
+      v: values, `[B, G, M, K]`.
+      indices: `[M]`; a key with index −1 is empty.
+      given: `[B, 1, L, M]` or `[B, 1, 1, M]`, True where a query may see a key. If None, no mask is given.
+    """
 
     k: Array
     v: Array
@@ -63,32 +78,42 @@ class KeyBlock:
     positions: Array
     indices: Array
     segment_ids: Array | None
+    given: Array | None
 
     @classmethod
-    def of(cls, inputs: Inputs) -> "KeyBlock":
-        """All keys."""
+    def of(cls, inputs: Inputs, padding: int) -> "KeyBlock":
+        """Creates the block of all keys; the given mask has all queries, plus `padding` copies of the last query."""
         mask = inputs.mask
+        given = mask.given_B1LM
+        if given is not None and given.shape[2] > 1:
+            given = pad_by(padding)(given, 2)
         ids, indices = mask.k_segment_ids_BM, jnp.asarray(mask.k_indices_M)
         own = jnp.asarray(inputs.k_positions), indices, None if ids is None else jnp.asarray(ids)
-        return cls(inputs.rotated_k, inputs.v, inputs.k_features, *own)
+        return cls(inputs.rotated_k, inputs.v, inputs.k_features, *own, given)
 
     def block(self, end: Array, size: int) -> "KeyBlock":
-        """The `size` keys before `end`. If there are fewer, the rest are keys from `end` on, marked as empty."""
+        """Returns the `size` keys before `end`; if `end` < `size`, later keys, marked as empty, fill the block."""
         start = jnp.maximum(end - size, 0)
         block = _cut(self, start, size)
         fresh_M = start + jnp.arange(size, dtype=jnp.int32) < end
         return dataclasses.replace(block, indices=jnp.where(fresh_M, block.indices, -1))
 
     def range(self, first: int, end: int) -> "KeyBlock":
-        """The keys from `first` to `end`."""
+        """Returns the keys from `first` to `end`, exclusive."""
         return _cut(self, first, end - first)
+
+    def for_queries(self, number: Array, size: int) -> "KeyBlock":
+        """Returns the same keys, with the given mask cut to query block `number`; each block has `size` queries."""
+        if self.given is None or self.given.shape[2] == 1:
+            return self
+        return dataclasses.replace(self, given=jax.lax.dynamic_slice_in_dim(self.given, number * size, size, axis=2))
 
 
 def along_sequence(change: Callable[[Array, int], Array], block: T) -> T:
-    """Applies `change` to each array and the number of its sequence axis."""
+    """Replaces each array of a block by `change(array, axis)`, where `axis` is its sequence axis."""
 
     def along(name: str) -> Any:
-        return jax.tree.map(lambda x: change(x, _AXES[name]), getattr(block, name))
+        return jax.tree.map(lambda x: change(x, AXES[name]), getattr(block, name))
 
     return dataclasses.replace(block, **{field.name: along(field.name) for field in dataclasses.fields(block)})
 
@@ -98,36 +123,36 @@ def _cut(block: T, start: Array | int, size: int) -> T:
 
 
 def pad_by(padding: int) -> Callable[[Array, int], Array]:
-    """Lengthens an axis by copies of its last entry."""
+    """Returns a function that lengthens an axis by `padding` copies of its last entry."""
     return lambda x, axis: jnp.pad(x, [(0, padding if a == axis else 0) for a in range(x.ndim)], "edge")
 
 
 class BlockSizes(NamedTuple):
-    """The number of queries in a block, and of keys in a block near the queries and in one farther away."""
+    """The sizes of a block of queries, of a block of keys near the queries, and of a block of keys farther away."""
 
     queries: int
     near: int
     far: int
 
     def within(self, length: int, keys: int) -> "BlockSizes":
-        """The sizes, limited to the numbers of queries and keys."""
+        """Returns the sizes, limited to the numbers of queries and keys."""
         return BlockSizes(min(self.queries, length), min(self.near, keys), min(self.far, keys))
 
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Stream:
-    """Queries, the keys that they see in blocks, and the encoding between them.
+    """Queries, keys, and the encoding that scores their pairs block by block.
 
     Attributes:
-      params: parameters of the encoding, separate from its structure because gradients need that.
-      queries: some, or all.
-      keys: some, or all.
+      params: parameters of the encoding. They are separate from `graph`, because gradients need them separate.
+      queries: some queries, or all.
+      keys: some keys, or all.
       drop: dropout on the attention weights, or None.
       graph: the structure of the encoding.
-      sizes: of blocks.
+      sizes: the sizes of blocks.
       causal, window: see `Mask`.
-      one_block: all keys are one block, so no later block reads the carry.
+      one_block: whether all keys are one block, so that no later block reads the carry.
     """
 
     params: PyTree
@@ -142,21 +167,27 @@ class Stream:
 
     @classmethod
     def of(cls, encoding: Encoding, inputs: Inputs, sizes: BlockSizes, *, one_block: bool, padding: int) -> "Stream":
-        """All queries, plus `padding` copies of the last one, and all keys."""
+        """Creates the stream of all queries, plus `padding` copies of the last query, and all keys."""
         graph, params = nnx.split(encoding)
-        arrays = jax.tree.map(jnp.asarray, params), QueryBlock.of(inputs, padding), KeyBlock.of(inputs), inputs.drop
-        return cls(*arrays, graph, sizes, inputs.mask.causal, inputs.mask.window, one_block)
+        params, rule = jax.tree.map(jnp.asarray, params), inputs.mask
+        queries, keys = QueryBlock.of(inputs, padding), KeyBlock.of(inputs, padding)
+        return cls(params, queries, keys, inputs.drop, graph, sizes, rule.causal, rule.window, one_block)
 
     def part(self, queries: QueryBlock, keys: KeyBlock) -> "Stream":
-        """The same with other queries and keys."""
+        """Returns the same stream with other queries and keys."""
         return dataclasses.replace(self, queries=queries, keys=keys)
 
+    def query_block(self, number: Array) -> "Stream":
+        """Returns the stream of query block `number`."""
+        size = self.sizes.queries
+        return self.part(self.queries.block(number, size), self.keys.for_queries(number, size))
+
     def mask(self, keys: KeyBlock) -> Mask:
-        own = self.queries
-        return Mask(own.indices, keys.indices, own.segment_ids, keys.segment_ids, self.causal, self.window)
+        ids = self.queries.segment_ids, keys.segment_ids
+        return Mask(self.queries.indices, keys.indices, *ids, keys.given, self.causal, self.window)
 
     def pairs(self, keys: KeyBlock, masked: bool) -> Pairs:
-        """The input of the encoding for one block of keys; its mask is all True if not `masked`."""
+        """Returns the input of the encoding for one block of keys; if not `masked`, its mask is True everywhere."""
         queries = self.queries
         shape = (1, 1, len(queries.indices), len(keys.indices))
         return Pairs(
@@ -180,13 +211,13 @@ class Stream:
 
 
 def needs_one_block(encoding: Encoding, inputs: Inputs) -> bool:
-    """Whether all keys must be one block: the law of blocks does not hold, or the carry has a `state`."""
+    """Returns whether all keys must be one block: the encoding cannot split them, or its carry has a `state`."""
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
     return not encoding.splits_keys or bool(jax.tree.leaves(carry.state))
 
 
 def cotangent(tree: PyTree) -> PyTree:
-    """Gradients in the form that JAX expects: those of integers, kept as zeros, become float0."""
+    """Converts gradients to the form that JAX expects: gradients of integers, stored as zeros, become float0."""
 
     def one(x: Array) -> Any:
         return x if jnp.issubdtype(x.dtype, jnp.inexact) else np.zeros(x.shape, jax.dtypes.float0)
@@ -195,5 +226,5 @@ def cotangent(tree: PyTree) -> PyTree:
 
 
 def add_cotangent(x: Array, dx: Any) -> Array:
-    """The sum x + dx in the type of x; x itself if dx is the gradient of an integer."""
+    """Returns the sum x + dx in the type of x, or x itself if dx is the gradient of an integer."""
     return x if dx.dtype == jax.dtypes.float0 else x + dx.astype(x.dtype)

@@ -1,4 +1,4 @@
-"""Dropout as a function of its key."""
+"""Dropout whose random key is an argument."""
 
 import dataclasses
 from typing import Any
@@ -12,9 +12,9 @@ from cope_jax.array_types import Array
 
 
 def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:
-    """Zeroes a share `rate` of the entries and scales the rest by 1/(1−rate); the identity if there is no key.
+    """Sets each entry to 0 with probability `rate` and scales the others by 1/(1−rate); does nothing without a key.
 
-    The mask of the first tokens does not depend on how many follow, so sequences may be padded.
+    The mask of the first tokens does not depend on how many tokens follow, so sequences may be padded.
 
     >>> dropout(jnp.ones((1, 1, 2)), 0.5, None).tolist()
     [[[1.0, 1.0]]]
@@ -29,15 +29,15 @@ def dropout(x_BLD: Array, rate: float, key: Array | None) -> Array:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Dropout:
-    """Dropout of attention weights by the places of query and key: any part of the pairs can be sampled separately.
+    """Dropout of attention weights that can be sampled in blocks, with the same mask as for all pairs together.
 
-    Each example and head has a Threefry key; a pair's bits are its cipher of (place of the query, place of the key).
-    Blocks of any size, in any order, on any device give the same mask as all pairs at once. Salmon et al., "Parallel
-    random numbers: as easy as 1, 2, 3" (SC 2011).
+    Each example and head has a Threefry key. The random bits of a pair are the cipher of (index of the query, index of
+    the key) under this key, so they do not depend on the size, the order or the device of blocks. Salmon et al.,
+    "Parallel random numbers: as easy as 1, 2, 3" (SC 2011).
 
     Attributes:
       keys_2BH: the Threefry keys.
-      rate: share that is dropped.
+      rate: share of the attention weights that is dropped.
     """
 
     keys_2BH: Array
@@ -45,13 +45,13 @@ class Dropout:
 
     @classmethod
     def create(cls, key: Array | None, rate: float, batch: int, heads: int) -> "Dropout | None":
-        """Dropout for `[B, H, ...]` attention weights; None if there is no key or the rate is 0."""
+        """Creates the dropout of `[B, H, ...]` attention weights; returns None without a key or if the rate is 0."""
         if key is None or rate == 0:
             return None
         return cls(jax.random.bits(key, (2, batch, heads), jnp.uint32), rate)
 
     def __call__(self, q_places_L: ArrayLike, k_places_M: ArrayLike, dtype: Any) -> Array:
-        """The factor of each pair, 0 or 1/(1−rate): scale_BHLM.
+        """Returns scale_BHLM, the factor of each pair: 0 or 1/(1−rate).
 
         >>> drop = Dropout.create(jax.random.key(0), 0.5, 1, 1)
         >>> whole = drop(jnp.arange(4), jnp.arange(6), jnp.float32)

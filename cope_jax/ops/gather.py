@@ -1,4 +1,4 @@
-"""Reads tables and rows by index, with fast gradients; a wrong index gives NaN unless the caller must rule it out."""
+"""Reads tables and rows by index, with fast gradients. Each function says what an index out of range does."""
 
 import math
 
@@ -9,15 +9,16 @@ from jax.sharding import AxisType
 
 from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
+from cope_jax.ops import tile
 
 
 def lookup(table_ND: Array, indices: Array) -> Array:
-    """The rows of a table, y[…] = table[indices[…]], NaN where an index is not within [0, N−1].
+    """Returns rows of a table, y[…] = table[indices[…]], with NaN where an index is not within [0, N−1].
 
     `jnp.take` by itself counts negative indices from the end, so a wrong index would silently read another row.
 
     Args:
-      table_ND: of a floating type, `[N, …]`.
+      table_ND: `[N, …]`, of a floating type.
       indices: integers of any shape.
 
     >>> lookup(jnp.array([1.0, 2.0]), jnp.array([1, 2, -1])).tolist()
@@ -27,7 +28,7 @@ def lookup(table_ND: Array, indices: Array) -> Array:
 
 
 def take_tokens(x_BLD: Array, indices_BP: Array) -> Array:
-    """The vectors of some tokens of each sequence, y_BPD = x[b, indices[b, p]], NaN where an index is not in [0, L−1].
+    """Returns vectors of tokens of each sequence, y_BPD = x[b, indices[b, p]], NaN where an index is not in [0, L−1].
 
     >>> take_tokens(jnp.array([[[1.0], [2.0]]]), jnp.array([[1, 2, -1]])).tolist()
     [[[2.0], [nan], [nan]]]
@@ -37,48 +38,58 @@ def take_tokens(x_BLD: Array, indices_BP: Array) -> Array:
 
 
 def take_from_table(table: Array, indices: Array) -> Array:
-    """Entries of a short table that all pairs share, y[…] = table[indices[…]].
+    """Returns entries of a short table that all pairs of query and key share, y[…] = table[indices[…]].
 
     Args:
       table: `[N, …]`.
-      indices: integers of any shape within [0, N−1], which the caller ensures.
+      indices: integers of any shape. The caller must ensure that they are within [0, N−1].
 
     >>> take_from_table(jnp.array([1.0, 2.0]), jnp.array([[1, 0]])).tolist()
     [[2.0, 1.0]]
     """
+    if tile.is_tracing():
+        columns = jnp.asarray(table).reshape(len(table), -1).T
+        entries = [tile.take_table_p.bind(indices, column)[..., None] for column in columns]
+        return jnp.concatenate(entries, axis=-1).reshape(*indices.shape, *table.shape[1:])
     return jnp.asarray(table).at[indices].get(mode="promise_in_bounds")
 
 
 @jax.custom_jvp
 def take_rows(z: Array, indices: Array) -> Array:
-    """Entries of each row of `z`, y[..., m] = z[..., indices[..., m]].
+    """Returns entries of each row of `z`, y[..., m] = z[..., indices[..., m]].
 
-    `jnp.take_along_axis(z, indices, -1)` with another gradient: one flat scatter-add instead of a batched one, several
-    times faster on a CPU.
+    This is `jnp.take_along_axis(z, indices, -1)` with another gradient. The gradient is one flat scatter-add, which is
+    several times faster on a CPU than a batched scatter-add.
 
     Args:
       z: `[..., N]`.
-      indices: `[..., M]`, int32, with the same leading axes; within [0, N−1], which the caller ensures.
+      indices: int32, `[..., M]` with the leading axes of `z`. The caller must ensure that they are within [0, N−1].
 
     >>> take_rows(jnp.array([[1.0, 2.0], [3.0, 4.0]]), jnp.array([[1, 1, 0], [0, 1, 0]])).tolist()
     [[2.0, 2.0, 1.0], [3.0, 4.0, 3.0]]
     """
-    return jnp.take_along_axis(z, indices, -1)
+    return tile.take_rows_p.bind(indices, z) if tile.is_tracing() else jnp.take_along_axis(z, indices, -1)
 
 
-take_rows.defjvps(lambda dz, y, z, indices: take_windows(dz, indices, 1)[..., 0], None)
+def _take_rows_of_tangent(dz: Array, y: Array, z: Array, indices: Array) -> Array:
+    del y, z
+    return tile.take_rows_p.bind(indices, dz) if tile.is_tracing() else take_windows(dz, indices, 1)[..., 0]
+
+
+take_rows.defjvps(_take_rows_of_tangent, None)
 
 
 def take_windows(z: Array, starts: Array, size: int) -> Array:
-    """Neighbouring entries of each row of `z`, y[..., m, s] = z[..., starts[..., m] + s] for s < size.
+    """Returns neighbouring entries of each row of `z`, y[..., m, s] = z[..., starts[..., m] + s] for s < size.
 
-    One flat gather, slower than `take_rows`; but its transpose, which autodiff makes, is one flat scatter-add. If the
-    compiler may split the rows over devices, it is one gather for each row, because a flat one cannot be split.
+    The forward pass is one flat gather, which is slower than the gather of `take_rows`. However, autodiff transposes it
+    to one flat scatter-add. If the compiler may split the rows over devices, the gather is batched over the rows,
+    because a flat gather cannot be split.
 
     Args:
       z: `[..., N]`.
-      starts: `[..., M]`, int32, with the same leading axes; within [0, N−size], which the caller ensures.
-      size: entries of a window.
+      starts: int32, `[..., M]` with the leading axes of `z`. The caller must ensure that they are within [0, N−size].
+      size: number of entries of a window.
 
     Returns:
       `[..., M, size]`.
@@ -112,12 +123,12 @@ def _gather(z: Array, starts: Array, size: int) -> Array:
 
 
 def _may_be_split() -> bool:
-    """Whether there is a mesh with an axis of several devices that is left to the compiler."""
+    """Returns whether the mesh has an Auto axis of several devices, over which the compiler may split arrays."""
     mesh = jax.sharding.get_abstract_mesh()
     axes = zip(mesh.axis_types, mesh.axis_sizes, strict=True)
     return any(size > 1 and kind == AxisType.Auto for kind, size in axes)
 
 
 def _out_of_range_to_nan(indices: Array, size: int) -> Array:
-    """Moves negative indices past the end, because otherwise they would count from the end."""
+    """Replaces negative indices by `size`, which is out of range, because they would otherwise count from the end."""
     return jnp.where(indices < 0, size, indices)

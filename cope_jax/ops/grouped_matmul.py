@@ -1,4 +1,4 @@
-"""The matrix products of attention, head-major, with grouped key heads: query head h meets key head ⌊h·G/H⌋."""
+"""The matrix products of attention, head-major, with grouped key heads: query head h uses key head ⌊h·G/H⌋."""
 
 import jax.numpy as jnp
 
@@ -6,7 +6,7 @@ from cope_jax.array_types import Array, accumulator_dtype
 
 
 def content_logits(q_BHLK: Array, k_BGMK: Array, scale: float | None = None) -> Array:
-    """q·k times `scale` (None: 1/√K) for every pair, logits_BHLM, in the accumulator type."""
+    """Returns logits_BHLM, q·k times `scale` for every pair, in the accumulator type; by default `scale` is 1/√K."""
     q_BGRLK = group(q_BHLK, k_BGMK.shape[1])
     dtype = accumulator_dtype(q_BHLK.dtype)
     logits = jnp.einsum("BGRLK,BGMK->BGRLM", q_BGRLK, k_BGMK, preferred_element_type=dtype)
@@ -14,17 +14,17 @@ def content_logits(q_BHLK: Array, k_BGMK: Array, scale: float | None = None) -> 
 
 
 def weights_times_v(weights_BHLM: Array, v_BGMK: Array) -> Array:
-    """Σ_m weights v, `[B, H, L, K]`, in the accumulator type."""
+    """Returns the values summed with their weights, Σ_m weights v, `[B, H, L, K]`, in the accumulator type."""
     dtype = accumulator_dtype(v_BGMK.dtype)
     weights = group(weights_BHLM, v_BGMK.shape[1])
     return ungroup(jnp.einsum("BGRLM,BGMK->BGRLK", weights, v_BGMK, preferred_element_type=dtype))
 
 
 def q_times_weights(q_BHLK: Array, weights_BHLM: Array, groups: int) -> Array:
-    """Σ over queries and the heads of a group, q weights, `[B, G, K, M]`, in the accumulator type.
+    """Returns the queries summed with their weights, over all queries and all heads of a group, `[B, G, K, M]`.
 
-    The result has the keys last: the product then needs no transposed copy of the weights, which on a CPU takes longer
-    than the product.
+    The result has the accumulator type. Its last axis is the keys, so that the product needs no transposed copy of the
+    weights. On a CPU this copy would take longer than the product.
     """
     dtype = accumulator_dtype(q_BHLK.dtype)
     q, weights = group(q_BHLK, groups), group(weights_BHLM, groups)
@@ -32,7 +32,7 @@ def q_times_weights(q_BHLK: Array, weights_BHLM: Array, groups: int) -> Array:
 
 
 def group(x: Array, groups: int) -> Array:
-    """[B, H, ...] as [B, G, R, ...]: query head h belongs to key head ⌊h·G/H⌋."""
+    """Reshapes [B, H, ...] to [B, G, R, ...], R = H/G: query head h belongs to key head ⌊h·G/H⌋."""
     return x.reshape(x.shape[0], groups, x.shape[1] // groups, *x.shape[2:])
 
 

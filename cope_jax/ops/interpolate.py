@@ -1,4 +1,4 @@
-"""Linear interpolation between the integer entries of a row of numbers, with a fast gradient."""
+"""Linear interpolation between the entries of a row, with a fast gradient."""
 
 import functools
 from typing import Any
@@ -8,11 +8,12 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 
 from cope_jax.array_types import Array
+from cope_jax.ops import tile
 from cope_jax.ops.gather import take_windows
 
 
 def table_logits(q_BHLK: Array, table_NK: Array) -> Array:
-    """The product of each query and each row of a table, z_i[n] = q_i·e[n], the input of `interpolate`: z_BHLN.
+    """Returns the product of each query and each row of a table, z_i[n] = q_i·e[n], as z_BHLN for `interpolate`.
 
     >>> table_logits(jnp.ones((1, 1, 1, 2)), jnp.array([[1.0, 2.0], [3.0, 4.0]])).tolist()
     [[[[3.0, 7.0]]]]
@@ -21,19 +22,20 @@ def table_logits(q_BHLK: Array, table_NK: Array) -> Array:
     return jax.lax.optimization_barrier(jnp.einsum("BHLK,NK->BHLN", q_BHLK, table_NK))
 
 
-@jax.custom_jvp
-def interpolate(z: Array, p: Array) -> Array:
-    """Values of each row of `z` at the fractional indices `p` of that row, y = (1 − w) z[⌊p⌋] + w z[⌈p⌉], w = p − ⌊p⌋.
+@functools.partial(jax.custom_jvp, nondiff_argnums=(2,))
+def interpolate(z: Array, p: Array, descending: bool = False) -> Array:
+    """Interpolates each row of `z` at fractional indices `p`, y = (1 − w) z[⌊p⌋] + w z[⌈p⌉], w = p − ⌊p⌋.
 
-    Golovneva et al. (arXiv 2405.18719), Eq 5 and 9. As in the paper's listing the gradient reaches `p` through w alone,
-    so it is z[⌈p⌉] − z[⌊p⌋], which is 0 at integers. It is written by hand because the transpose of the gathers that
-    autodiff makes takes five times as long on a CPU.
+    Golovneva et al. (arXiv 2405.18719), Eq 5 and 9. As in the paper's listing, the gradient reaches `p` only through w:
+    dy/dp is z[⌈p⌉] − z[⌊p⌋], which is 0 at integers. The derivatives are written by hand, because on a CPU autodiff's
+    transpose of the two gathers takes five times as long.
 
-    On a TPU, which is slow with single numbers, it sums over the entire row: y = Σ_n z[n] max(0, 1 − |p − n|).
+    TPUs gather single numbers slowly. On TPUs, y is therefore a sum over the entire row: Σ_n z[n] max(0, 1 − |p − n|).
 
     Args:
       z: `[..., N]`, values at the integers 0 … N−1.
-      p: `[..., M]` with the same leading axes, within [0, N−1]; the caller clips.
+      p: `[..., M]` with the leading axes of `z`. The caller must clip `p` to [0, N−1].
+      descending: whether p nowhere ascends along its last axis. Kernels then compute the gradient of z faster.
 
     Returns:
       `[..., M]`.
@@ -41,10 +43,13 @@ def interpolate(z: Array, p: Array) -> Array:
     >>> interpolate(jnp.array([0.0, 10.0, 40.0]), jnp.array([0.0, 0.5, 1.75])).tolist()
     [0.0, 5.0, 32.5]
     """
-    return _interpolate(z, p)[0]
+    return _interpolate(z, p, descending)[0]
 
 
-def _interpolate(z: Array, p: Array) -> tuple[Array, Array]:
+def _interpolate(z: Array, p: Array, descending: bool) -> tuple[Array, Array]:
+    if tile.is_tracing():
+        y, slope = tile.look_up_p.bind(z, p, descending=descending)
+        return y, slope
     return jax.lax.platform_dependent(z, p, tpu=_sum_over_row, default=_look_up)
 
 
@@ -58,7 +63,7 @@ def _look_up(z: Array, p: Array) -> tuple[Array, Array]:
 
 
 def _sum_over_row(z: Array, p: Array) -> tuple[Array, Array]:
-    # Fused into the sums: the distances of all indices to all entries are never stored.
+    # The distances of all indices to all entries are fused into the sums, and never stored.
     d = _distances(p, z.shape[-1])
     sign = jnp.where((d > -1) & (d < 0), 1, 0) - jnp.where((d > 0) & (d < 1), 1, 0)
     return jnp.sum(z[..., None] * _hat(d), axis=-2), jnp.sum(z[..., None] * sign.astype(z.dtype), axis=-2)
@@ -76,11 +81,11 @@ def _cells(p: Array) -> tuple[Array, Array, Array]:
     return jnp.floor(p).astype(jnp.int32), jnp.ceil(p).astype(jnp.int32), p - jnp.floor(p)
 
 
-def _spread(p: Array, dz: Array) -> Array:
-    """The part of the derivative that is linear in dz; its transpose is the gradient of z."""
+def _spread(p: Array, dz: Array, descending: bool) -> Array:
+    """Returns the part of the derivative that is linear in dz; the transpose of this function is the gradient of z."""
 
     def look_up(p: Array, dz: Array) -> Array:
-        # Both entries as one window: its transpose is one scatter-add.
+        # Both entries are read as one window, because the transpose of this is one scatter-add.
         size = min(2, dz.shape[-1])
         start = jnp.minimum(jnp.floor(p), dz.shape[-1] - size)
         w = p - start
@@ -91,14 +96,18 @@ def _spread(p: Array, dz: Array) -> Array:
     def sum_over_row(p: Array, dz: Array) -> Array:
         return jnp.sum(dz[..., None] * _hat(_distances(p, dz.shape[-1])), axis=-2)
 
+    if tile.is_tracing():
+        spread: Array = tile.spread_p.bind(p, dz, descending=descending)
+        return spread
     return jax.lax.platform_dependent(p, dz, tpu=sum_over_row, default=look_up)
 
 
 @functools.partial(interpolate.defjvp, symbolic_zeros=True)
-def _derivative(primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
+def _derivative(descending: bool, primals: tuple[Array, Array], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
     (z, p), (dz, dp) = primals, tangents
-    y, slope = _interpolate(z, p)
+    y, slope = _interpolate(z, p, descending)
     # A tangent that is known to be 0 costs nothing: streaming attention asks only for the slope.
     if isinstance(dz, SymbolicZero):
         return y, slope * dp
-    return y, _spread(p, dz) if isinstance(dp, SymbolicZero) else _spread(p, dz) + slope * dp
+    along_z = _spread(p, dz, descending)
+    return y, along_z if isinstance(dp, SymbolicZero) else along_z + slope * dp

@@ -1,4 +1,4 @@
-"""Losses of next-token prediction, over all classes or a sample of them, and the metrics computed with them."""
+"""Losses of next-token prediction, over all classes or over sampled classes, and the metrics of a batch."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from cope_jax.ops.gather import lookup
 
 
 def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
-    """−log softmax(logits)[target] of each token, in nats, shape `[B, L]`.
+    """Returns −log softmax(logits)[target] of each token, in nats, shape `[B, L]`.
 
     >>> round(float(cross_entropy(jnp.zeros((1, 1, 4)), jnp.zeros((1, 1), jnp.int32))[0, 0]), 4)
     1.3863
@@ -21,11 +21,11 @@ def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
 
 
 def token_measures(logits_BLV: Array, targets_BL: Array, weights_BL: Array) -> dict[str, tuple[Array, Array]]:
-    """`loss`, `token_error` and `sequence_error` of a batch, each as a sum and a weight; their quotient is the mean.
+    """Returns `loss`, `token_error` and `sequence_error` of a batch, each as (sum, weight); the mean is sum / weight.
 
-    The loss, in nats, and the token error, the share of tokens that are not the most probable one, are weighted means
-    over tokens. The sequence error is the share of sequences with a wrong token, among the sequences that have a token
-    of weight above 0.
+    The loss, in nats, and the token error are weighted means over tokens. The token error is the share of targets that
+    are not the most probable token. The sequence error is the share of sequences with a wrong token, among the
+    sequences that have a token of weight above 0.
 
     >>> metrics = token_measures(jnp.zeros((1, 2, 4)), jnp.array([[0, 3]]), jnp.ones((1, 2)))
     >>> {name: float(total / weight) for name, (total, weight) in metrics.items()}
@@ -47,15 +47,15 @@ def token_measures(logits_BLV: Array, targets_BL: Array, weights_BL: Array) -> d
 def sampled_cross_entropy(
     x_BLD: Array, table_VD: Array, bias_V: Array, targets_BL: Array, key: Array, num_sampled: int
 ) -> Array:
-    """The cross entropy of `table x + bias` over the classes that `sample_classes` samples instead of all.
+    """Returns the cross entropy of `table x + bias` over classes that `sample_classes` samples, instead of all classes.
 
-    With s_k = table_k·x + bias_k − log Q(k), Q(k) being the expected number of times that k is sampled,
+    With s_k = table_k·x + bias_k − log Q(k), where Q(k) is the expected number of times that k is sampled,
 
         loss = −s_t + log(e^{s_t} + Σ_{k sampled, k ≠ t} e^{s_k}).
 
-    All tokens share one sample. The classes are assumed to be sorted by decreasing frequency. If all are sampled, Q is
-    1 and this is the full cross entropy. Jean et al. (arXiv 1412.2007); Q corrects as TensorFlow's
-    `sampled_softmax_loss` does.
+    All tokens share one sample. The classes are assumed to be sorted by decreasing frequency. If all classes are
+    sampled, Q is 1 and this is the full cross entropy. Jean et al. (arXiv 1412.2007). The correction by Q is the same
+    as in TensorFlow's `sampled_softmax_loss`.
 
     Args:
       x_BLD: the input of the softmax.
@@ -66,7 +66,7 @@ def sampled_cross_entropy(
       num_sampled: number of sampled classes; values above V count as V.
 
     Returns:
-      loss_BL, in nats: float32, or float64 if x is; NaN for a target outside the vocabulary.
+      loss_BL in nats, float32 (float64 if x is float64); NaN for a target outside the vocabulary.
     """
     vocab_size = len(table_VD)
     classes_S, arrival = sample_classes(key, min(num_sampled, vocab_size), vocab_size)
@@ -75,7 +75,7 @@ def sampled_cross_entropy(
     shift_S = bias_V[classes_S] - _log_count(classes_S, arrival, vocab_size, wide)
     rows_SD = table_VD[classes_S].astype(dtype)
     drawn_BLS = jnp.einsum("BLD,SD->BLS", x_BLD, rows_SD, preferred_element_type=wide) + shift_S[None, None]
-    # Not −∞, which has no gradient if nothing else is sampled.
+    # Not −∞, because that has no gradient if nothing else is sampled.
     least = jnp.asarray(jnp.finfo(wide).min / 2, wide)
     drawn_BLS = jnp.where(targets_BL[..., None] == classes_S[None, None], least, drawn_BLS)
     rows_BLD = lookup(table_VD, targets_BL).astype(dtype).astype(wide)
@@ -85,13 +85,15 @@ def sampled_cross_entropy(
 
 
 def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array, Array]:
-    """Samples classes without replacement, with probability P(k) = log((k+2)/(k+1)) / log(V+1) for the first (Zipf).
+    """Samples classes without replacement; the first is k with probability P(k) = log((k+2)/(k+1)) / log(V+1) (Zipf).
 
-    Every class k arrives after an exponential time of rate P(k), and the first arrivals are the sample. The time of the
-    first class that is not sampled gives the expected count of each class: see `expected_count`.
+    Every class k arrives after a random time, exponentially distributed with rate P(k). The first classes to arrive are
+    the sample. The time of the first class that is not sampled gives the expected count of each class: see
+    `expected_count`.
 
     Returns:
-      (the classes, int32 `[S]`; the time of the first class that is not sampled, ∞ if all are).
+      (classes, arrival). `classes` is int32 `[S]`. `arrival` is the time of the first class that is not sampled, or ∞
+      if all classes are sampled.
 
     >>> classes_S, arrival = sample_classes(jax.random.key(0), 3, 3)
     >>> sorted(classes_S.tolist()), float(arrival)
@@ -106,10 +108,11 @@ def sample_classes(key: Array, num_sampled: int, vocab_size: int) -> tuple[Array
 
 
 def expected_count(classes: Array, arrival: Array, vocab_size: int) -> Array:
-    """Q(k) = 1 − exp(−P(k)·arrival), the chance that k comes before; Σ f(k)/Q(k) over the sample has the mean Σ f(k).
+    """Returns Q(k) = 1 − exp(−P(k)·arrival), the probability that class k arrives before the time `arrival`.
 
-    Duffield et al., "Priority sampling for estimation of arbitrary subset sums" (2007). TensorFlow uses the same
-    formula with its number of tries instead of the time.
+    For any f, the expected value of Σ f(k)/Q(k) over the sampled classes is Σ f(k) over all classes. Duffield et al.,
+    "Priority sampling for estimation of arbitrary subset sums" (2007). TensorFlow uses the same formula, with the
+    number of draws that its sampler needed instead of `arrival`.
 
     >>> float(expected_count(jnp.array([2]), jnp.array(jnp.inf), 3)[0])
     1.0

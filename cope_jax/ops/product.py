@@ -17,9 +17,9 @@ _linear = Primitive("linear")
 
 
 def linear(x: Array, w_DF: Array) -> Array:
-    """The product over the last axis of x, y = x W, with forward and reverse mode.
+    """Returns the product over the last axis of x, y = x W, with derivatives in forward and reverse mode.
 
-    On a CPU autodiff's gradient of W takes up to three times as long as the one written here.
+    On a CPU, autodiff's gradient of W takes up to three times as long as the gradient written here.
 
     >>> linear(jnp.ones((1, 2, 3)), jnp.ones((3, 4))).shape
     (1, 2, 4)
@@ -28,14 +28,14 @@ def linear(x: Array, w_DF: Array) -> Array:
 
 
 def dot_general(x: Array, w_DF: Array, dimension_numbers: Any, **options: Any) -> Array:
-    """`linear` as the argument `dot_general` of `flax.nnx.Linear`, which asks for just this product.
+    """Calls `linear`, with the signature that `flax.nnx.Linear` expects of its argument `dot_general`.
 
     Raises:
-      ValueError: an option, such as a precision, that it does not support.
+      ValueError: an unsupported option is given, such as a precision.
     """
     asked = {name: value for name, value in options.items() if value is not None}
     if asked:
-        raise ValueError(f"linear does not support these options: {asked}")
+        raise ValueError(f"linear does not support these options: {asked}: leave them out")
     del dimension_numbers
     return checkpoint_name(linear(x, w_DF), PRODUCT)
 

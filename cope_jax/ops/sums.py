@@ -4,20 +4,21 @@ import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array
+from cope_jax.ops import tile
 
-# Up to this length, a sum that blocks do not divide is one product: padding it would cost more in copies.
+# Up to this length, a sum that is not a multiple of the block is one product, because padding costs more in copies.
 _ONE_PRODUCT = 128
 
 
 def suffix_sum(x: Array, block: int = 32) -> Array:
-    """Sums of the last axis from each index to its end, y[..., j] = Σ_{j'≥j} x[..., j'].
+    """Returns the sums along the last axis from each index to the end, y[..., j] = Σ_{j'≥j} x[..., j'].
 
-    Triangular matrix products in full precision, within blocks and over their totals: several times faster than a
-    reversed `cumsum` on a CPU, and well suited to TPUs and GPUs.
+    The sums are triangular matrix products in full precision, within blocks and over the totals of blocks. These are
+    several times faster than a reversed `cumsum` on a CPU, and well suited to TPUs and GPUs.
 
     Args:
-      x: `[..., M]`, a floating type; any M, 0 included.
-      block: length of the inner sums if M is long.
+      x: `[..., M]`, of a floating type; M may be 0.
+      block: length of the blocks into which a long axis is cut.
 
     >>> suffix_sum(jnp.array([1.0, 2.0, 3.0])).tolist()
     [6.0, 5.0, 3.0]
@@ -26,7 +27,9 @@ def suffix_sum(x: Array, block: int = 32) -> Array:
 
 
 def prefix_sum(x: Array, block: int = 32) -> Array:
-    """Sums of the last axis from its start to each index, y[..., j] = Σ_{j'≤j} x[..., j'], computed as in `suffix_sum`.
+    """Returns the sums along the last axis from the start to each index, y[..., j] = Σ_{j'≤j} x[..., j'].
+
+    The method is the same as in `suffix_sum`.
 
     >>> prefix_sum(jnp.array([1.0, 2.0, 3.0])).tolist()
     [1.0, 3.0, 6.0]
@@ -35,6 +38,8 @@ def prefix_sum(x: Array, block: int = 32) -> Array:
 
 
 def _sum(x: Array, block: int, suffix: bool) -> Array:
+    if tile.is_tracing():
+        return tile.running_sum(x, suffix)
     *lead, m = x.shape
     if m <= block or (m <= _ONE_PRODUCT and m % block):
         return _triangular(x, suffix)

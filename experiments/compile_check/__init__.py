@@ -1,1 +1,1 @@
-"""Compiles training steps for accelerators that are not present, and reads figures from the compiled programs."""
+"""Compiles training steps for accelerators that need not be present, and reads memory and times from the programs."""

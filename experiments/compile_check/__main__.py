@@ -1,9 +1,9 @@
-"""Compiles the training step for accelerators that are not present: does it fit, what does it send, how fast can it be?
+"""Compiles a training step for accelerators that may be absent, and predicts its memory, communication and speed.
 
 python -m experiments.compile_check --config=experiments/configs/lm_1b.py --topology=v5e:4x4 --config.job.mesh.fsdp=16
 
 The step is the one that `experiments.train` runs, on the mesh of `config.job.mesh` over all devices of the topology.
-Exit status: 0 it fits, 1 it does not, 2 wrong input.
+The exit status is 0 if the step fits into memory, 1 if it does not fit, and 2 if the input is wrong.
 """
 
 import json
@@ -19,18 +19,22 @@ from experiments.cli import entry, outputs
 from experiments.compile_check import chips
 from experiments.compile_check.figures import compile_step, notes, rows
 
-_CONFIG = entry.DEFINE_config("config")
-_TOPOLOGY = flags.DEFINE_string("topology", None, f"Topology to compile for: {chips.known()}.", required=True)
-_JSON = flags.DEFINE_string("json", None, "File to write the figures to.")
+_CONFIG = entry.DEFINE_config("config", what="Config of the training step (required). ")
+_TOPOLOGY = flags.DEFINE_string(
+    "topology", None, f"Accelerator and topology to compile for, such as {chips.known()} (required).", required=True
+)
+_JSON = flags.DEFINE_string(
+    "json", None, "JSON file to write the numbers to; without this flag, the numbers are only printed."
+)
 flags.mark_flag_as_required("config")
 
 
 def main() -> None:
-    """Compiles the step, and prints the figures of its program."""
+    """Compiles the step, and prints the memory, the communication between devices, and the times of its program."""
     config = entry.read_config(_CONFIG.value)
     path = None if _JSON.value is None else Path(_JSON.value)
     if path is not None and not path.parent.is_dir():
-        raise ConfigError(f"--json={path}: there is no folder {path.parent}")
+        raise ConfigError(f"cannot write --json={path}: create the folder {path.parent} first")
     step = compile_step(config, chips.describe(_TOPOLOGY.value))
     console = Console(highlight=False)
     console.print(Table("fits" if step["fits"] else "does not fit", ["", ""], rows(step)).rich())

@@ -1,4 +1,4 @@
-"""The accelerators that steps are compiled for: their devices, and public figures of memory, clocks and links.
+"""The accelerators that steps are compiled for: their devices, and public numbers of memory, clocks and links.
 
 Peaks are in `cope_jax.training.throughput.PEAK_FLOPS`. TPUs: https://cloud.google.com/tpu/docs/v4, /v5e, /v5p, /v6e and
 /tpu7x; GPUs: NVIDIA's data sheets, and compute capability 9.0 in NVIDIA's CUDA programming guide.
@@ -23,25 +23,26 @@ _COUNTS = tuple("1 2 4 8".split())
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """One kind of accelerator; all figures are of one JAX device."""
+    """One kind of accelerator. All numbers are for one JAX device."""
 
     platform: str  # "tpu" or "cuda"
     hbm_bytes: float  # memory
     hbm_bandwidth: float  # bytes/s
     ring_bandwidth: float  # bytes/s sent in a ring; on a TPU, over both directions of one axis of the torus
     shapes: tuple[str, ...]  # the common slices, as text
-    # Hz of the cycles that the compiler counts, if it does: the peak over the FLOPs of the matrix units in a cycle.
+    # Cycles per second: peak FLOPs / FLOPs of the matrix units in a cycle. None: the compiler does not count cycles.
     clock: float | None = None
     devices_per_chip: int = 1
-    options: dict[str, str] = dataclasses.field(default_factory=dict)  # for `get_topology_desc`, besides the shape
-    name: str = ""  # of a GPU, for its compiler
+    cores: int = 1  # of a device; they share the programs of a kernel
+    options: dict[str, str] = dataclasses.field(default_factory=dict)  # more options for `get_topology_desc`
+    name: str = ""  # name of a GPU, for its compiler
 
 
 CHIPS = {
-    # Two cores that appear as one device, as on Cloud TPU; libtpu would show two by itself.
-    "v4": Chip("tpu", 32 * GIB, 1200 * GB, 100 * GB, _CUBES, 1.05e9, options={"chip_config_name": "megacore"}),
+    # Two cores appear as one device, as on Cloud TPU. Without this option libtpu would show two devices.
+    "v4": Chip("tpu", 32 * GIB, 1200 * GB, 100 * GB, _CUBES, 1.05e9, cores=2, options={"chip_config_name": "megacore"}),
     "v5e": Chip("tpu", 16 * GIB, 800 * GB, 100 * GB, _FLAT, 1.5e9),
-    "v5p": Chip("tpu", 95 * GIB, 2765 * GB, 200 * GB, _CUBES, 1.75e9),
+    "v5p": Chip("tpu", 95 * GIB, 2765 * GB, 200 * GB, _CUBES, 1.75e9, cores=2),
     "v6e": Chip("tpu", 32 * GIB, 1600 * GB, 200 * GB, _FLAT, 1.75e9),
     "tpu7x": Chip("tpu", 96 * GIB, 3690 * GB, 200 * GB, _CUBES, 2.2e9, devices_per_chip=2),
     "h100": Chip("cuda", 80 * GIB, 3350 * GB, 450 * GB, _COUNTS, name="NVIDIA H100 80GB HBM3"),
@@ -85,7 +86,7 @@ device_description_str: "{name}"
 
 
 class Topology(NamedTuple):
-    """Devices of one kind, such as "v5e:4x4", for a mesh; programs can be compiled for them, but not run."""
+    """Devices of one kind that form a mesh, such as "v5e:4x4". Programs can be compiled for them, but not run."""
 
     name: str
     chip: Chip
@@ -93,49 +94,53 @@ class Topology(NamedTuple):
 
 
 def known() -> str:
-    """The topologies that the command's help and errors list."""
+    """The text that lists the known topologies, for the command's help and errors."""
     return "; ".join(f"{name}:{'|'.join(chip.shapes)}" for name, chip in CHIPS.items())
 
 
 def find(topology: str) -> tuple[Chip, str]:
-    """The chip and the shape that a topology names, such as "v5e:4x4"; shapes do not have to be common ones."""
+    """The chip and the shape in the name of a topology, such as "v5e:4x4". The shape need not be a common one."""
     name, _, shape = topology.partition(":")
     sizes = shape.split("x")
     if name not in CHIPS or not all(size.isdecimal() and int(size) > 0 for size in sizes):
-        raise ConfigError(f"unknown topology {topology!r}; known are {known()}")
+        raise ConfigError(f"unknown topology {topology!r}: choose one of {known()}")
     chip = CHIPS[name]
     axes = len(chip.shapes[0].split("x"))
     if len(sizes) != axes:
-        raise ConfigError(f"topology {topology!r}: {name} has shapes of {axes} numbers, like {name}:{chip.shapes[-1]}")
+        raise ConfigError(
+            f"topology {topology!r} does not exist: give a shape of {axes} numbers, as in {name}:{chip.shapes[-1]}"
+        )
     return chip, shape
 
 
 def describe(name: str) -> Topology:
-    """The devices of a topology; call it before JAX computes anything, which then happens on the CPU.
+    """The devices of a topology. Call this before JAX computes anything; afterwards JAX computes on the CPU.
 
-    Raises ConfigError for an unknown topology, or if its compiler is not installed.
+    Raises ConfigError if the topology is unknown or its compiler is not installed.
     """
     chip, shape = find(name)
     jax.config.update("jax_platforms", "cpu")
     options: dict[str, Any] = {"topology_name": name, **chip.options}
     if chip.platform == "tpu":
         if importlib.util.find_spec("libtpu") is None:
-            raise ConfigError("compiling for TPUs needs libtpu: pip install 'cope-jax[tpu-compile]'")
+            raise ConfigError("compiling for TPUs needs libtpu: run pip install -e '.[tpu-compile]'")
         os.environ.update(_TPU_ENVIRONMENT)
     else:
         plugin = f"pip install 'jax-cuda13-plugin[with-cuda]=={jax.__version__}'"
         if not all(importlib.util.find_spec(module) for module in ("jax_plugins", "jax_plugins.xla_cuda13")):
-            raise ConfigError(f"compiling for GPUs needs CUDA's compiler: {plugin}")
+            raise ConfigError(f"compiling for GPUs needs CUDA's compiler: run {plugin}")
         os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
         kind = name.partition(":")[0]
         options = {"topology_name": kind, "topology": f"1x1x{shape}", "target_config": target_config(chip)}
     try:
         devices = topologies.get_topology_desc(platform=chip.platform, **options).devices
     except jax.errors.JaxRuntimeError as error:
-        raise ConfigError(f"topology {name!r}: {' '.join(str(error).split())[:300]}") from error
+        raise ConfigError(
+            f"cannot create topology {name!r} ({' '.join(str(error).split())[:300]}): choose another --topology"
+        ) from error
     return Topology(name, chip, devices)
 
 
 def target_config(chip: Chip) -> str:
-    """What XLA must know about a GPU to compile for it without having one."""
+    """The description of a GPU that XLA needs to compile for this GPU on a machine without a GPU."""
     return _HOPPER.format(name=chip.name, memory=chip.hbm_bytes, bandwidth=chip.hbm_bandwidth)

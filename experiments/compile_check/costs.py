@@ -1,4 +1,7 @@
-"""What a compiled program does on one chip: messages between chips, and the compiler's estimate of its work."""
+"""Reads the costs of one chip from a compiled program: communication with other chips, and estimated cycles.
+
+A *message* is one collective operation, such as an all-reduce, by which chips exchange arrays.
+"""
 
 import collections
 import dataclasses
@@ -16,18 +19,19 @@ _UNESTIMATED = ("fusion", "gather", "scatter", "sort", "custom-call", "convoluti
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """One kind of message between chips, over the entire step."""
+    """All messages of one kind, such as all-reduce, between groups of chips of one size, in the entire step."""
 
-    kind: str  # as "all-gather"
-    group: int  # chips that take part in each
-    count: float  # how often it runs
-    payload: float  # bytes of the complete array, over all runs: the result of an all-gather, the input of others
+    kind: str  # such as "all-gather"
+    group: int  # number of chips that take part in each message
+    count: float  # number of messages
+    payload: float  # bytes of the complete arrays of all messages: results of an all-gather, inputs of other kinds
 
     @property
     def sent(self) -> float:
-        """Bytes that each chip sends, by the ring algorithm.
+        """Bytes that each chip sends, by the ring algorithm in a group of n chips.
 
-        all-gather, reduce-scatter, all-to-all: (n−1)/n · payload; all-reduce: twice that; permute: payload.
+        An all-gather, reduce-scatter or all-to-all sends (n−1)/n · payload, an all-reduce twice as much, and a
+        collective-permute sends the payload.
         """
         if self.kind == "collective-permute":
             return self.payload
@@ -35,7 +39,7 @@ class Collective:
 
 
 def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
-    """All messages of a program, summed by kind and size of group; a message without a group is among all `devices`."""
+    """All messages of a program, summed by kind and group size. A message without a group involves all `devices`."""
     messages, parts = [], dict[tuple[str, str], Collective]()
     for visit in visits:
         kind = visit.instruction.opcode.removesuffix("-start")
@@ -50,8 +54,8 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
         if not visit.fused or scatters or channel is None:
             messages.append(message)
         elif (kind, channel) not in parts or message.count < parts[kind, channel].count:
-            # A part of a message that overlaps with other work: its start, middle and end are in several fusions, each
-            # with the complete message, and the middle may be in a loop.
+            # A message that overlaps with other work has its start, middle and end in several fusions. Each of them
+            # states the complete message, and the middle may be in a loop.
             parts[kind, channel] = message
     messages += parts.values()
     return [
@@ -62,7 +66,7 @@ def collectives(visits: Iterable[Visit], devices: int) -> list[Collective]:
 
 
 def _is_cut(instruction: Instruction, computation: Computation) -> bool:
-    """Whether each device keeps only its own slice of a result; in a fusion, that is a reduce-scatter on TPUs."""
+    """Whether each device keeps only its own slice of a result. In a fusion on TPUs, this is a reduce-scatter."""
     users = [user for user in computation.instructions.values() if instruction.name in user.operands]
     return bool(users) and all(
         user.opcode == "dynamic-slice" or (user.opcode == "get-tuple-element" and _is_cut(user, computation))
@@ -71,7 +75,7 @@ def _is_cut(instruction: Instruction, computation: Computation) -> bool:
 
 
 def _group(instruction: Instruction, devices: int) -> int:
-    """How many chips take part, from any of the three ways in which groups are written."""
+    """The number of chips that take part in a message. HLO has three notations for groups."""
     if found := instruction.attribute(r"replica_groups=\[\d+,(\d+)\]"):
         return int(found)
     if found := instruction.attribute(r"replica_groups=\{\{([\d,]+)\}"):
@@ -85,10 +89,22 @@ def _group(instruction: Instruction, devices: int) -> int:
     return devices
 
 
-def estimated_cycles(visits: Iterable[Visit]) -> tuple[float, dict[str, float]]:
-    """The sum of the compiler's `estimated_cycles`, times how often each instruction runs, and those without estimate.
+def kernel_heads(visits: Iterable[Visit]) -> dict[str, float]:
+    """How many heads, of all examples, each kernel of fused attention computes, by the kernel's name."""
+    found = collections.defaultdict[str, float](float)
+    for visit in visits:
+        name = visit.instruction.attribute(r'op_name="[^"]*?(\w+)\)*/pallas_call')
+        if visit.instruction.opcode == "custom-call" and name is not None:
+            batch, heads, *_ = visit.instruction.shapes[0].sizes
+            found[name] += visit.times * batch * heads
+    return dict(found)
 
-    The latter are counts of instructions on arrays, by opcode, or by the name that the compiler chose for a fusion.
+
+def estimated_cycles(visits: Iterable[Visit]) -> tuple[float, dict[str, float]]:
+    """Sums the compiler's `estimated_cycles` over all instructions that run, and lists what has no estimate.
+
+    Returns (cycles, a dict from a name to how often it runs without an estimate). The dict has only instructions on
+    arrays. The name is the opcode or, for a fusion, the compiler's name for the fusion.
     """
     total, without = 0.0, collections.defaultdict[str, float](float)
     for visit in visits:

@@ -1,4 +1,4 @@
-"""Compiles a training step for a topology, and gives the figures of its program as numbers and as text."""
+"""Compiles a training step for a topology. Shows memory, communication and times of the step as numbers and text."""
 
 import re
 import time
@@ -11,13 +11,14 @@ from cope_jax.evaluation.report.table import FIRM
 from cope_jax.training import from_config
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.throughput import peak_flops
-from experiments.compile_check import costs
+from experiments.compile_check import costs, kernel_cycles
 from experiments.compile_check.chips import Topology
 from experiments.compile_check.hlo import Module
 from experiments.compile_check.trip_counts import count_turns, turns_of, walk
 
 Figures = dict[str, Any]
-"""In bytes, seconds and FLOPs; memory, work and time are of one device, and absent if the step does not fit."""
+"""Numbers by name, in bytes, seconds and FLOPs. Memory, work and time are for one device. If the compiler ran out of
+memory, they are absent."""
 
 _BYTES = {"arguments": "argument", "outputs": "output", "aliased": "alias", "temporaries": "temp"}
 
@@ -25,8 +26,8 @@ _BYTES = {"arguments": "argument", "outputs": "output", "aliased": "alias", "tem
 def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
     """Compiles the training step of an experiment for the devices of a topology.
 
-    This is one step; training dispatches `training.steps_per_dispatch` of them in one loop. Raises ConfigError for an
-    experiment or a mesh that does not fit the devices.
+    This is a single step; training dispatches `training.steps_per_dispatch` steps in one loop. Raises ConfigError for
+    an experiment or a mesh that does not fit the devices.
     """
     task = tasks.create(config.task.name, **config.task.options)
     program = from_config.create_program(config, task, devices=topology.devices)
@@ -60,14 +61,17 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
     memory = memory_of(compiled)
     turns = count_turns(model, length)
     work = work_of(compiled.as_text() or "", turns, len(topology.devices))
+    if heads := work["kernel_heads"]:
+        cycles = kernel_cycles.of_model(model, length, f"{topology.name.partition(':')[0]}:{chip.shapes[0]}")
+        work["kernel_cycles"] = sum(count * cycles[name] for name, count in heads.items()) / chip.cores
     return predict(figures | {"fits": memory["peak"] <= chip.hbm_bytes, "bytes": memory, "turns": turns, **work})
 
 
 def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
-    """Bytes of one device by purpose; `peak` is what must fit into its memory at once.
+    """The bytes that a program takes on one device, by purpose. `peak` is what must fit into the device's memory.
 
     `aliased` is the part of the outputs (new state and metrics) that reuses the memory of the arguments (state and
-    batches). `temporaries` are activations, gradients, and what else exists only within the step.
+    batches). `temporaries` are activations, gradients, and everything else that exists only within the step.
     """
     stats: Any = compiled.memory_analysis()
     found = {name: getattr(stats, f"{of}_size_in_bytes") for name, of in _BYTES.items()}
@@ -76,7 +80,7 @@ def memory_of(compiled: jax.stages.Compiled) -> dict[str, int]:
 
 
 def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
-    """What a compiled program does on one device, from its text."""
+    """Reads what a program does on one device from the text of the compiled program."""
     visits = list(walk(Module.parse(text), turns_of(turns)))
     cycles, without = costs.estimated_cycles(visits)
     return {
@@ -85,21 +89,24 @@ def work_of(text: str, turns: dict[str, float], devices: int) -> Figures:
             for c in costs.collectives(visits, devices)
         ],
         "estimated_cycles": cycles,
+        "kernel_heads": costs.kernel_heads(visits),
+        "kernel_cycles": 0.0,
         "without_estimate": without,
         "unknown_loops": sum(visit.unknown for visit in visits),
     }
 
 
 def predict(figures: Figures) -> Figures:
-    """Adds times to the figures: of computing, of messages, and of the step with all messages hidden or none.
+    """Adds the compute time, the communication time, and the step time with complete overlap and without overlap.
 
-    Computing: the compiler's cycles over the clock; if it states none, the model's FLOPs at the peak. Messages: one
-    after another, at the bandwidth of a ring. MFU is 1 at the peak. Without a clock and a peak only messages are known.
+    The compute time is the compiler's cycles / clock or, if there are no cycles, the model's FLOPs / peak. Messages
+    (collective operations) are sent one after another, at the bandwidth of a ring. MFU is 1 at the peak. Without a
+    clock and a peak, only the communication time is known.
     """
     messages = sum(c["sent_bytes"] for c in figures["collectives"]) / figures["ring_bandwidth"]
     peak = figures["peak_flops"]
     at_peak = figures["model_flops"] / (figures["devices"] * peak) if peak else None
-    cycles = figures["clock"] and figures["estimated_cycles"]
+    cycles = figures["clock"] and figures["estimated_cycles"] + figures["kernel_cycles"]
     compute = cycles / figures["clock"] if cycles else at_peak
     figures = figures | {"compute_seconds": compute, "collective_seconds": messages}
     if compute is None:
@@ -113,13 +120,13 @@ def predict(figures: Figures) -> Figures:
 
 
 def excess(message: str) -> str:
-    """The sentence of a compiler's error that has the numbers, "Ran out of memory on HBM, …"."""
+    """The sentence with the numbers in a compiler's error, such as "Ran out of memory on HBM, …"."""
     found = re.search(r"((?:Ran )?out of memory[^\n]*?|Used [^\n]*?)(?:\.(?:\s|$)|\n|$)", message, re.IGNORECASE)
     return found[1] if found else " ".join(message.split())[:300]
 
 
 def rows(figures: Figures) -> list[tuple[str, str]]:
-    """The figures as a table."""
+    """The figures as rows of a table, (name, value)."""
     mesh = " × ".join(f"{axis}={count}" for axis, count in figures["mesh"].items() if count > 1) or "one device"
     found = [
         ("topology", f"{figures['topology']}, {figures['chips']} chips, {figures['devices']} devices"),
@@ -132,10 +139,10 @@ def rows(figures: Figures) -> list[tuple[str, str]]:
         hbm = figures["hbm_bytes"]
         found += [
             ("arguments of a device", size(memory["arguments"])),
-            ("outputs, of which in the arguments' place", f"{size(memory['outputs'])}, {size(memory['aliased'])}"),
+            ("outputs, and how much reuses arguments", f"{size(memory['outputs'])}, {size(memory['aliased'])}"),
             ("temporaries", size(memory["temporaries"])),
             ("program", size(memory["program"])),
-            ("peak, of the device's memory", f"{size(memory['peak'])}, {memory['peak'] / hbm:.0%} of {size(hbm)}"),
+            ("peak, and share of the memory", f"{size(memory['peak'])}, {memory['peak'] / hbm:.0%} of {size(hbm)}"),
         ]
         for c in figures["collectives"]:
             sent = f"{c['count']:,.0f} times, {size(c['sent_bytes'])} sent"
@@ -158,31 +165,37 @@ def notes(figures: Figures) -> list[str]:
     """Explains how the figures are computed."""
     if "bytes" not in figures:
         return []
-    estimated = f"the compiler's estimated_cycles, times the turns of loops, at {(figures['clock'] or 0) / 1e9:g} GHz"
-    by_peak = "the model's FLOPs, by formula, at the device's peak; this compiler estimates no times"
+    estimated = f"the compiler's estimated_cycles, in all iterations of loops, at {(figures['clock'] or 0) / 1e9:g} GHz"
+    by_peak = "the model's FLOPs (by formula) at the device's peak, because this compiler estimates no times"
     found = [
-        "Sent: bytes that a device sends by the ring algorithm, over all turns of all loops.",
+        "Sent: bytes that a device sends by the ring algorithm, in all iterations of all loops.",
         f"Messages: sent bytes at {figures['ring_bandwidth'] / 1e9:g} GB/s, one after another.",
         f"Compute: {estimated if figures['clock'] else by_peak}.",
     ]
-    if figures["turns"]:
+    if figures["kernel_cycles"]:
+        share = figures["kernel_cycles"] / (figures["estimated_cycles"] + figures["kernel_cycles"])
+        found.append(
+            f"Fused attention is {share:.0%} of the cycles: the bundles of its kernels, times the iterations of loops "
+            "for random queries and keys."
+        )
+    if figures["turns"] and not figures["kernel_cycles"]:
         counted = ", ".join(f"{name} {turns:.2f}" for name, turns in figures["turns"].items())
-        found.append(f"Attention loops whose turns depend on data, mean turns in an untrained model: {counted}.")
+        found.append(f"Attention loops that depend on data, mean iterations in an untrained model: {counted}.")
     if figures["unknown_loops"]:
-        found.append(f"Unknown: how often {figures['unknown_loops']} loops turn; each counts as one turn.")
+        found.append(f"Loops of unknown length: {figures['unknown_loops']}. Each counts as one iteration.")
     without = figures["without_estimate"].items() if figures["clock"] else ()
     if slow := [f"{name} ({times:,.0f} times)" for name, times in without if "gather" in name or "scatter" in name]:
-        found.append(f"Not in the estimate, because the compiler gives none: {', '.join(slow)}.")
+        found.append(f"Not in the estimate, because the compiler states no cycles: {', '.join(slow)}.")
     return [*found, "A prediction for comparing settings, not a measurement."]
 
 
 def between(low: str, high: str) -> str:
-    """A range as text; one figure if both ends read the same."""
+    """A range as text; only one number if both ends are the same text."""
     return low if low == high else f"{low} – {high}"
 
 
 def size(count: float) -> str:
-    """Bytes as text.
+    """A number of bytes as text.
 
     >>> size(16 * 2**30).replace(FIRM, " "), size(1536).replace(FIRM, " ")
     ('16.00 GiB', '1.5 KiB')
@@ -194,7 +207,7 @@ def size(count: float) -> str:
 
 
 def seconds(count: float) -> str:
-    """Seconds as text.
+    """A time as text.
 
     >>> [seconds(count).replace(FIRM, " ") for count in (0.0123, 83.24, 6.41e-6)]
     ['12.3 ms', '83.2 s', '6.41 µs']

@@ -1,7 +1,7 @@
 """Reads the text of a compiled program: computations, instructions, shapes.
 
-The text is XLA's HLO as `jax.stages.Compiled.as_text()` and `Lowered.as_text("hlo")` print it. Only the parts that are
-needed for counting are read.
+The text is XLA's HLO, as from `jax.stages.Compiled.as_text()` or `Lowered.as_text("hlo")`. This module reads only what
+is needed to count costs.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ class Shape:
 
     @classmethod
     def all(cls, text: str) -> tuple["Shape", ...]:
-        """The shapes that a type names: one, or those of a tuple, flat."""
+        """All shapes in the text of a type: one shape, or the shapes of a tuple as a flat sequence."""
         return tuple(
             cls(found["type"], tuple(int(size.strip(" <=")) for size in found["sizes"].split(",") if size.strip()))
             for found in _ARRAY.finditer(text)
@@ -41,23 +41,23 @@ class Shape:
         """
         digits = re.search(r"\d+", self.type)
         if digits is None and self.type not in _BITS:
-            raise ValueError(f"unknown number of bits of type {self.type!r}")
+            raise ValueError(f"unknown number of bits of type {self.type!r}: add the type to _BITS")
         return -(-math.prod(self.sizes) * (int(digits[0]) if digits else _BITS[self.type]) // 8)
 
 
 @dataclasses.dataclass(frozen=True)
 class Instruction:
-    """One instruction."""
+    """One instruction of a computation."""
 
     name: str  # unique in its computation
-    shapes: tuple[Shape, ...]  # of the result; for a tuple, of all its entries
-    opcode: str  # as "dot" or "while"
-    arguments: str  # the text between its parentheses
-    attributes: str  # the text after them
+    shapes: tuple[Shape, ...]  # shape of the result, or shapes of all entries of a tuple
+    opcode: str  # such as "dot" or "while"
+    arguments: str  # the text between the parentheses
+    attributes: str  # the text after the parentheses
 
     @classmethod
     def parse(cls, name: str, text: str) -> "Instruction":
-        """The instruction that is written after `name =`."""
+        """Reads the instruction from the text after `name =`."""
         shape, rest = _split(text) if text.startswith("(") else text.split(" ", 1)
         opcode = _OPCODE.match(rest)
         assert opcode is not None, text[:200]
@@ -66,16 +66,16 @@ class Instruction:
 
     @functools.cached_property
     def operands(self) -> list[str]:
-        """Names of the instructions whose results it uses."""
+        """Names of the instructions whose results this instruction uses."""
         return [] if self.opcode in ("constant", "parameter") else re.findall(r"([\w.\-]+)(?:,|$)", self.arguments)
 
     def attribute(self, pattern: str) -> str | None:
-        """The first group of a regular expression in the attributes; None if it does not match."""
+        """The first group of a regular expression in the attributes; None if the expression does not match."""
         found = re.search(pattern, self.attributes)
         return found[1] if found else None
 
     def calls(self) -> list[str]:
-        """The computations that run as a part of it, without those that only define how to add or compare."""
+        """Names of the computations that this instruction runs, without computations that only add or compare."""
         singles = re.findall(r"(?:calls|true_computation|false_computation)=%?([\w.\-]+)", self.attributes)
         lists = re.findall(r"(?:branch_computations|called_computations|calls)=\{([^}]*)\}", self.attributes)
         if self.opcode == "call":
@@ -85,7 +85,7 @@ class Instruction:
 
 @dataclasses.dataclass
 class Computation:
-    """Instructions by name, in the order in which they run; the result of `root` is the computation's result."""
+    """Instructions by name, in the order in which they run. The result of `root` is the computation's result."""
 
     instructions: dict[str, Instruction] = dataclasses.field(default_factory=dict)
     root: str = ""
@@ -100,7 +100,7 @@ class Computation:
 
 @dataclasses.dataclass(frozen=True)
 class Module:
-    """A compiled program: its computations by name, and the name of the one that runs."""
+    """A compiled program: its computations by name, and the name of its main computation, the entry."""
 
     computations: Mapping[str, Computation]
     entry: str
@@ -110,7 +110,7 @@ class Module:
 
     @classmethod
     def parse(cls, text: str) -> "Module":
-        """The program that a text describes."""
+        """Reads a program from its text."""
         computations, entry, current = dict[str, Computation](), "", Computation()
         for line in text.splitlines():
             if header := _HEADER.match(line):
@@ -120,15 +120,15 @@ class Module:
                 current.instructions[match["name"]] = Instruction.parse(match["name"], match["rest"])
                 current.root = match["name"] if match["root"] else current.root
             elif line.startswith("}"):
-                current = Computation()  # the following text is not part of it
+                current = Computation()  # the text that follows is not part of a computation
         return cls(computations, entry)
 
 
 def _split(text: str) -> tuple[str, str]:
-    """Splits a text that begins with a parenthesis after the one that closes it."""
+    """Splits a text that begins with "(", right after the matching ")"."""
     depth = 0
     for place, letter in enumerate(text):
         depth += (letter == "(") - (letter == ")")
         if depth == 0:
             return text[: place + 1], text[place + 1 :]
-    raise ValueError(f"unclosed parenthesis: {text[:200]}")
+    raise ValueError(f"the text of the program has an unclosed parenthesis: give the complete text, not {text[:200]!r}")

@@ -1,9 +1,11 @@
-"""Calculates how a training step scales, as in docs/scaling.md.
+"""Calculates how a training step scales to n devices, as in docs/scaling.md.
 
-C is the seconds that a device computes, C₀ the least C of all programs, S the bytes that a device sends, and W the
-bandwidth of a ring. M = S / W; a step takes between max(C, M) and C + M; efficiency is C₀ / step. Figures for n devices
-without a compiled program follow from the nearest N with one: C (on one device C₀), S · ((n−1)/n) / ((N−1)/N),
-state · N/n.
+C is the compute time of a device, C₀ the lowest C of all compiled programs, S the bytes that a device sends to other
+devices, W the bandwidth of a ring, and M = S / W the communication time, which the table calls messages. A step takes
+between max(C, M) and C + M. The efficiency of a step is C₀ divided by the time of the step.
+
+If no program was compiled for n devices, the numbers come from the program for the nearest number of devices N. C stays
+the same, except that it is C₀ on one device. S is multiplied by ((n−1)/n) / ((N−1)/N), and the state by N/n.
 """
 
 import dataclasses
@@ -17,30 +19,30 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, line
+from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, add_caption, line
 from cope_jax.evaluation.report.table import Table
 from experiments.compile_check.figures import Figures, between, seconds, size
 
-HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tokens/s a device", "MFU", "efficiency")
+HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tokens/s per device", "MFU", "efficiency")
 
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """A step on n devices: compiled for them, or calculated from one that was compiled for another number."""
+    """A step on n devices: compiled for n devices, or calculated from a step on another number of devices."""
 
     devices: int  # n
-    compiled: bool  # whether the figures are those of a compiled program
+    compiled: bool  # whether the step was compiled for n devices
     memory: float  # bytes of a device
-    compute: float  # C
-    sent: float  # S
-    messages: float  # M
-    steps: tuple[float, float]  # with (nothing hidden, everything hidden)
-    efficiency: tuple[float, float]  # the same
+    compute: float  # C, seconds of computing
+    sent: float  # S, bytes that a device sends
+    messages: float  # M, seconds of messages
+    steps: tuple[float, float]  # seconds of a step with (no message hidden, all messages hidden)
+    efficiency: tuple[float, float]  # C₀ divided by each of these times
     figures: Figures
 
     @classmethod
     def of(cls, figures: Figures, devices: int, least: float) -> "Point":
-        """From the figures of a compiled step and C₀."""
+        """Calculates the point from the figures of a compiled step and `least`, C₀."""
         compiled = figures["devices"]
         share = (1 - 1 / devices) / (1 - 1 / compiled)
         memory = figures["bytes"]["peak"] + figures["bytes"]["arguments"] * (compiled / devices - 1)
@@ -51,7 +53,7 @@ class Point:
         return cls(devices, devices == compiled, memory, compute, sent, messages, steps, efficiency, figures)
 
     def cells(self) -> list[str]:
-        """The row of a table; figures from the formula are rounded to two digits."""
+        """The row of the table. Numbers from the formula are rounded to two digits."""
         shown, found = str if self.compiled else rough, self.figures
         tokens = found["batch_size"] * found["length"] / found["devices"]
         flops = found["model_flops"] / found["devices"] / found["peak_flops"]
@@ -75,13 +77,17 @@ def chip_of(figures: Figures) -> str:
 
 
 def read(folder: Path) -> dict[str, list[Figures]]:
-    """The figures on several devices in a folder's `*.json`, by chip; ConfigError for no figures, or another file."""
+    """Reads the figures of steps on several devices from `*.json`, by chip.
+
+    Raises:
+      ConfigError: there are no figures, or a file has other JSON.
+    """
     found: dict[str, list[Figures]] = {}
     for path in sorted(folder.glob("*.json")):
         try:
             figures = json.loads(path.read_text())
             if "bytes" in figures and figures["devices"] > 1:
-                Point.of(figures, figures["devices"], 1.0).cells()  # so that missing figures show now
+                Point.of(figures, figures["devices"], 1.0).cells()  # so that missing figures raise an error now
                 found.setdefault(chip_of(figures), []).append(figures)
         except (KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"{path} was not written by experiments.compile_check --json: remove it") from error
@@ -91,7 +97,7 @@ def read(folder: Path) -> dict[str, list[Figures]]:
 
 
 def fill(compiled: Sequence[Figures], counts: Sequence[int]) -> list[Point]:
-    """The points of one chip: the compiled ones, and those for `counts` devices, from the nearest compiled one."""
+    """The points of one chip: all compiled points, and points for other `counts`, from the nearest compiled step."""
     least = min(figures["compute_seconds"] for figures in compiled)
     points = []
     for count in sorted({*counts, *(figures["devices"] for figures in compiled)}):
@@ -101,7 +107,7 @@ def fill(compiled: Sequence[Figures], counts: Sequence[int]) -> list[Point]:
 
 
 def markdown(points: dict[str, list[Point]]) -> str:
-    """The table."""
+    """The table of all points in Markdown."""
     return Table("", HEADINGS, [point.cells() for own in points.values() for point in own]).markdown() + "\n"
 
 
@@ -120,7 +126,10 @@ def rough(text: str) -> str:
 
 @rc_context(STYLE)
 def plot(points: dict[str, list[Point]]) -> Figure:
-    """Plots efficiency against devices, two lines for each chip; markers show where a program was compiled."""
+    """Plots two lines for each chip, the efficiency with no message and with all messages hidden, by number of devices.
+
+    Markers show the numbers of devices that programs were compiled for.
+    """
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, (chip, own) in enumerate(points.items()):
@@ -137,4 +146,5 @@ def plot(points: dict[str, list[Point]]) -> Figure:
     axes.set_ylabel("predicted efficiency (%)")
     axes.grid(which="major", color="0.9", linewidth=0.6)
     axes.legend(loc="lower right")
+    add_caption(figure, "markers: compiled for this number of devices; between them: formula")
     return figure

@@ -1,18 +1,21 @@
-"""Counts how often each instruction of a compiled program runs, and the data-dependent turns of attention loops."""
+"""Counts how often each instruction of a compiled program runs, even in attention loops whose ends depend on data."""
 
 import collections
 import dataclasses
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
-from cope_jax.attention import attend, choose
+from cope_jax.array_types import Array
+from cope_jax.attention import BlockSizes, attend, choose
+from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.models.decoder import DecoderConfig
 from experiments.compile_check.hlo import Computation, Instruction, Module
 
@@ -23,21 +26,22 @@ LOOPS = ("diagonal", "interior", "boundary")
 
 @dataclasses.dataclass(frozen=True)
 class Visit:
-    """An instruction as it runs in one place of the program."""
+    """An instruction at one place of the program, and how often it runs there."""
 
     instruction: Instruction
     computation: Computation
-    times: float  # how often
-    fused: bool  # it is a part of a fusion, so it has no cost of its own in the compiler's schedule
+    times: float  # how often it runs
+    fused: bool  # whether it is a part of a fusion, without a separate cost in the compiler's schedule
     around: "Visit | None"  # the innermost loop around it
-    unknown: bool = False  # it is a loop that counts as one turn because its number of turns is unknown
+    unknown: bool = False  # whether it is a loop of an unknown number of iterations, which counts as one iteration
 
 
 def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit]:
-    """Every instruction that runs, and how often; all branches of a conditional count.
+    """Yields every instruction that runs, and how often it runs. All branches of a conditional count.
 
-    `turns` gives the turns of a loop for which the program does not state them, from the loop's name in the source, the
-    `op_name` of its metadata. If it returns None, the loop counts as one turn.
+    If the program does not state the number of iterations of a loop, `turns` gives this number. The argument of `turns`
+    is the loop's name in the source, which is `op_name` in the loop's metadata. If `turns` returns None, the loop
+    counts as one iteration.
     """
 
     def within(computation: Computation, times: float, fused: bool, around: Visit | None) -> Iterator[Visit]:
@@ -59,30 +63,62 @@ def walk(module: Module, turns: Callable[[str], float | None]) -> Iterator[Visit
 
 
 def turns_of(counted: Mapping[str, float]) -> Callable[[str], float | None]:
-    """The argument `turns` of `walk`: gives the turns of a loop by its name in the source, "…/body/diagonal/while"."""
+    """The argument `turns` of `walk`: gives the iterations of a loop by its name, such as "…/body/diagonal/while"."""
     return lambda name: next(
         (turns for loop, turns in counted.items() if re.search(rf"\b{loop}\b[^/]*/while[^/]*$", name)), None
     )
 
 
 def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
-    """The mean number of turns for a block of queries, by the loop's name, of an untrained model.
+    """The mean number of iterations of each attention loop for a block of queries, in an untrained model, by name.
 
     Attention runs on one example with normally distributed queries and keys, so about half of all gates are open. If
-    only positions decide where an encoding's loops end, it has exactly these turns with any data. Empty if attention
-    has no such loops, or is split along the sequence, because each device then has its own loops.
+    only positions decide where the loops of an encoding end, these numbers are exact for any data. The result is empty
+    if attention has no such loops, or if it is split along the sequence, because each device then has other loops.
     """
     block = model.block
     shape = block.attention_shape(model.max_length)
-    q_key, k_key, init_key = jax.random.split(jax.random.key(0), 3)
-    q_BLHK = jax.random.normal(q_key, (1, length, shape.num_heads, shape.head_dim))
-    k_BMGK = jax.random.normal(k_key, (1, length, shape.kv_heads, shape.head_dim))
+    encoding = model.encoding.build(shape, rngs=nnx.Rngs(0))
+    q_BLHK, k_BMGK = _queries_and_keys(shape, length)
     name = choose(q_BLHK, k_BMGK, model.layout.length) if block.attention == "auto" else block.attention
-    if name != "blockwise":
-        return {}
-    encoding = model.encoding.build(shape, rngs=nnx.Rngs(init_key))
-    features, _ = encoding.features(jnp.zeros((1, length, block.model_dim)), q_BLHK, k_BMGK, k_BMGK, None)
-    options: Any = {"implementation": name, "features": features, "embedded": True, "blocks": block.attention_blocks}
+    return _count_turns(encoding, length, block.attention_blocks) if name == "blockwise" else {}
+
+
+def loop_turns(encoding: Encoding, length: int, sizes: BlockSizes) -> list[float]:
+    """The mean number of iterations of each loop of a fused kernel for a block of queries; see `count_turns`."""
+    strips = np.arange(1, -(-length // sizes.queries) + 1) * sizes.queries
+    blocks, diagonal = float(np.ceil(strips / sizes.near).mean()), max(1, sizes.queries // sizes.near)
+    if jax.eval_shape(encoding.saturated, carry_of(encoding)) is None:
+        return [diagonal, blocks - diagonal]
+    near = _count_turns(encoding, length, sizes).get("diagonal", blocks)
+    zone, far, wide = max(0.0, near - diagonal), blocks - max(near, diagonal), max(1, sizes.far // sizes.near)
+    whole = max(0.0, far - (wide - 1) / 2) / wide  # what is left over has any length below `wide`
+    return [diagonal, zone, whole, *([far - wide * whole] if wide > 1 else [])]
+
+
+def carry_of(encoding: Encoding) -> Any:
+    """The shapes of the encoding's carry for one token."""
+    q_BLHK, k_BMGK = _queries_and_keys(encoding.shape, 1)
+
+    def carry(q_BLHK: Array, k_BMGK: Array) -> Any:
+        features = encoding.features(jnp.zeros((1, 1, encoding.shape.width)), q_BLHK, k_BMGK, k_BMGK, None)[0]
+        return encoding.initial_carry(
+            jnp.swapaxes(q_BLHK, 1, 2), jax.tree.map(lambda x: jnp.swapaxes(x, 1, 2), features)
+        )
+
+    return jax.eval_shape(carry, q_BLHK, k_BMGK)
+
+
+def _queries_and_keys(shape: AttentionShape, length: int) -> tuple[Array, Array]:
+    q_key, k_key = jax.random.split(jax.random.key(0))
+    q_BLHK = jax.random.normal(q_key, (1, length, shape.num_heads, shape.head_dim))
+    return q_BLHK, jax.random.normal(k_key, (1, length, shape.kv_heads, shape.head_dim))
+
+
+def _count_turns(encoding: Encoding, length: int, blocks: Sequence[int] | None) -> dict[str, float]:
+    q_BLHK, k_BMGK = _queries_and_keys(encoding.shape, length)
+    features, _ = encoding.features(jnp.zeros((1, length, encoding.shape.width)), q_BLHK, k_BMGK, k_BMGK, None)
+    options: Any = {"implementation": "blockwise", "features": features, "embedded": True, "blocks": blocks}
     starts, turns = collections.Counter[int](), collections.Counter[int]()
     while_loop, numbers = jax.lax.while_loop, itertools.count()
 
@@ -96,7 +132,7 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
         jax.debug.callback(lambda: starts.update([number]))
         return while_loop(condition, turn, state)
 
-    # Counts in the loops themselves, because only the encoding and attention know what decides their turns.
+    # Iterations are counted inside the loops, because only the encoding and attention decide where a loop ends.
     with mock.patch.object(jax.lax, "while_loop", counted):
         lowered = jax.jit(lambda: attend(q_BLHK, k_BMGK, k_BMGK, encoding=encoding, **options)).lower()
     if next(numbers) != len(LOOPS):
@@ -107,9 +143,9 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
 
 
 def trip_count(module: Module, loop: Visit) -> int | None:
-    """The turns of a loop that counts upward from one constant to below another; None for any other loop.
+    """The number of iterations of a loop that counts up from one constant to another; None for any other loop.
 
-    The text has XLA's own analysis on CPUs and GPUs, but not on TPUs.
+    On CPUs and GPUs, the program's text states the number that XLA has found. On TPUs it does not.
     """
     stated = loop.instruction.attribute(r'"known_trip_count":\{"n":"(\d+)"')
     if stated is not None:
@@ -133,7 +169,7 @@ def _called(instruction: Instruction, part: str) -> str:
 
 
 def _source(computation: Computation, name: str) -> Instruction:
-    """The instruction that a value comes from, without copies of it."""
+    """The instruction that computes a value, before any copies and conversions of the value."""
     instruction = computation[name]
     while instruction.opcode in _SAME and instruction.operands:
         instruction = computation[instruction.operands[0]]
@@ -141,14 +177,14 @@ def _source(computation: Computation, name: str) -> Instruction:
 
 
 def _entry(computation: Computation, instruction: Instruction) -> int | None:
-    """Which entry of the loop's state it is; None if it is something else."""
+    """The index of the entry of the loop's state that `instruction` reads; None if it does not read such an entry."""
     if instruction.opcode != "get-tuple-element" or computation[instruction.operands[0]].opcode != "parameter":
         return None
     return int(instruction.attribute(r"index=(\d+)") or 0)
 
 
 def _step(body: Computation, index: int) -> int | None:
-    """What each turn adds to an entry of the state, 0 if the entry does not change; None if that is not constant."""
+    """The constant that each iteration adds to an entry of the state, such as 0; None if there is no such constant."""
     root = body[body.root]
     if root.opcode != "tuple":
         return None
@@ -172,7 +208,7 @@ def _initial(module: Module, loop: Visit, index: int) -> int | None:
 
 
 def _constant(module: Module, computation: Computation, value: Instruction, loop: Visit | None) -> int | None:
-    """The constant number of a value, also if it enters the loop around it as a part of a state that never changes."""
+    """The number that a value always has; None if it varies. The value may be a constant entry of a loop's state."""
     if value.opcode == "constant":
         return _number(value)
     index = _entry(computation, value)

@@ -16,7 +16,8 @@ from tests.oracle.encodings import Sizes
 
 
 class Data(NamedTuple):
-    """What may change without compiling anew: positions and segments `[B, L]`, indices `[L]`, the key of dropout.
+    """What may change without compiling anew: positions and segments `[B, L]`, indices `[L]`, the mask
+    `[B, 1, L, M]`, the key of dropout.
 
     None for indices: those of `prepare`, known while tracing.
     """
@@ -27,6 +28,7 @@ class Data(NamedTuple):
     k_segments: Any
     q_indices: Any
     k_indices: Any
+    mask: Any = None
     dropout_key: Any = None
 
 
@@ -69,6 +71,7 @@ def inputs_of(encoding: Any, arrays: Any, data: Data, **static: Any) -> Any:
         k_positions=data.k_positions,
         q_segment_ids=data.q_segments,
         k_segment_ids=data.k_segments,
+        mask=data.mask,
         dropout_key=data.dropout_key,
         **static,
     )
@@ -97,11 +100,13 @@ def value_and_gradients(attention: Any, graphdef: Any, state: Any, arrays: Any, 
 
 def full_and_blockwise(graphdef: Any, state: Any, arrays: Any, data: Data, *, blocks: BlockSizes, **static: Any) -> Any:
     """Both implementations' `value_and_gradients`."""
-    blockwise = functools.partial(blockwise_attention, blocks=blocks)
-    return tuple(
-        value_and_gradients(attention, graphdef, state, arrays, data, **static)
-        for attention in (full_attention, blockwise)
-    )
+    return with_full(functools.partial(blockwise_attention, blocks=blocks), graphdef, state, arrays, data, **static)
+
+
+def with_full(attention: Any, graphdef: Any, state: Any, arrays: Any, data: Data, **static: Any) -> Any:
+    """`value_and_gradients` of full attention and of another implementation."""
+    both = full_attention, attention
+    return tuple(value_and_gradients(one, graphdef, state, arrays, data, **static) for one in both)
 
 
 def named(result: Any) -> dict[str, np.ndarray]:
@@ -135,6 +140,7 @@ def oracle(spec: str, state: Any, arrays: Any, data: Data, example: int, sizes: 
         k_positions=positions,
         q_segments=data.q_segments[example],
         k_segments=data.k_segments[example],
+        mask=None if data.mask is None else data.mask[example, 0],
         **mask,
     )
 

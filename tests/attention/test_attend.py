@@ -101,20 +101,37 @@ def test_grouped_heads_equal_repeated_heads(spec, groups, x64):
     np.testing.assert_allclose(grouped, repeated, rtol=0, atol=1e-14)
 
 
-@pytest.mark.parametrize("mask", [{}, {"window": 3}, {"causal": False}])
+PAIRS = np.array([[1, 1, 0, 0, 1], [1, 1, 1, 0, 1], [0, 0, 0, 0, 0], [0, 1, 0, 1, 0], [1, 0, 1, 1, 1]], bool)
+
+
+@pytest.mark.parametrize(
+    "mask", [{}, {"window": 3}, {"causal": False}, {"mask": PAIRS}, {"mask": PAIRS, "causal": False}]
+)
 def test_gradients_under_masks(mask, x64):
     """CoPE's, against its backward formulae."""
     rng = np.random.default_rng(0)
     q, k, v, dout = (rng.normal(size=(5, 4)) for _ in range(4))
     encoding = encodings.create("cope", num_heads=1, head_dim=4, npos_max=3, rngs=nnx.Rngs(0))
     encoding.table[...] = table = jnp.asarray(rng.normal(size=(3, 4)))
+    own = mask | ({"mask": mask["mask"][None, None]} if "mask" in mask else {})
     _, pull = jax.vjp(
-        lambda *qkv: attend(*(a[None, :, None] for a in qkv), encoding=encoding, **mask)[0, :, 0],
+        lambda *qkv: attend(*(a[None, :, None] for a in qkv), encoding=encoding, **own)[0, :, 0],
         *(jnp.asarray(a) for a in (q, k, v)),
     )
     exact = cope_backward(q, k, v, np.asarray(table), dout, **mask)[:3]
     for found, gradient in zip(pull(jnp.asarray(dout)), exact, strict=True):
         np.testing.assert_allclose(found, gradient, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 6, 6), (2, 1, 1, 6)], ids=str)
+def test_a_mask_may_have_1_for_an_axis(shape, x64):
+    q, k, v = (jnp.asarray(a) for a in arrays_of())
+    mask = np.random.default_rng(0).random(shape) < 0.6
+    how = {"encoding": nnx.merge(*build("cope(npos_max=3)")), "causal": False}
+    exact = attend(q, k, v, **how, mask=np.broadcast_to(mask, (2, 1, 6, 6)))
+    for implementation in ("full", "blockwise"):
+        out = attend(q, k, v, **how, mask=mask, implementation=implementation)
+        np.testing.assert_allclose(out, exact, rtol=0, atol=1e-14)
 
 
 @pytest.mark.parametrize("spec", ENCODINGS)
@@ -217,11 +234,11 @@ def ones(*shape):
 
 MISTAKES = {
     "three axes": (dict(q=ones(2, 6, 4)), "B, L, H, K"),
-    "batch": (dict(q=ones(3, 6, 4, 4)), "differ"),
-    "head width": (dict(q=ones(2, 6, 4, 5)), "differ"),
-    "keys without values": (dict(k=ones(2, 5, 2, 4)), "differ"),
-    "heads of values": (dict(v=ones(2, 6, 1, 4)), "differ"),
-    "groups": (dict(q=ones(2, 6, 3, 4)), "divide"),
+    "batch": (dict(q=ones(3, 6, 4, 4)), "same batch"),
+    "head width": (dict(q=ones(2, 6, 4, 5)), "same batch"),
+    "keys without values": (dict(k=ones(2, 5, 2, 4)), "same batch"),
+    "heads of values": (dict(v=ones(2, 6, 1, 4)), "same batch"),
+    "groups": (dict(q=ones(2, 6, 3, 4)), "a multiple of the number of key/value heads"),
     "name of an encoding": (dict(encoding="rope"), "encoding='rope' is not an encoding: create one with"),
     "implementation": (dict(implementation="ful"), "did you mean 'full'"),
     "heads of the encoding": (dict(q=ones(2, 6, 8, 4)), "was built for num_heads, num_kv_heads, head_dim = (4, 2, 4)"),
@@ -231,9 +248,16 @@ MISTAKES = {
     "one segment ids": (dict(q_segment_ids=np.zeros((2, 6), np.int32)), "both"),
     "positions": (dict(q_positions=np.arange(5, dtype=np.int32)[None]), "q_positions must have shape"),
     "positions without batch": (dict(k_positions=np.arange(6, dtype=np.int32)), "k_positions must have shape"),
+    "mask of numbers": (
+        dict(mask=ones(2, 1, 6, 6)),
+        "mask must be boolean, True where a query may see a key, got float32",
+    ),
+    "mask of heads": (dict(mask=ones(2, 4, 6, 6) > 0), "[2, 1, 6, 6], the same for all heads, got [2, 4, 6, 6]"),
+    "mask of other keys": (dict(mask=ones(2, 1, 6, 5) > 0), "mask must have shape [2, 1, 6, 6]"),
+    "mask without heads": (dict(mask=ones(2, 6, 6) > 0), "mask must have shape"),
     "more queries than keys with features": (
         dict(encoding=NamesFeatures(NoOptions(), SHAPE, rngs=nnx.Rngs(0)), k=ones(2, 5, 2, 4), v=ones(2, 5, 2, 4)),
-        "6 queries and 5 keys: this encoding needs the keys of the queries' own tokens",
+        "got 6 queries and 5 keys: give the keys of the queries' own tokens",
     ),
     "segments": (
         dict(q_segment_ids=np.zeros((2, 6), np.int32), k_segment_ids=np.zeros((2, 5), np.int32)),

@@ -55,7 +55,8 @@ def test_it_equals_attention_without_it(spec, how, mesh, positions, options, x64
     segments = np.sort(rng.integers(0, 2, (BATCH, LENGTH))).astype(np.int32)
     key = jax.random.key(1) if "dropout_rate" in options else None
     data = data._replace(q_positions=places, k_positions=places, q_segments=segments, k_segments=segments)
-    data = data._replace(q_indices=None, k_indices=None, dropout_key=key)
+    mask = None if how is RING else rng.random((BATCH, 1, LENGTH, LENGTH)) < 0.7
+    data = data._replace(q_indices=None, k_indices=None, mask=mask, dropout_key=key)
 
     def run(how, state, arrays, data):
         return value_and_gradients(how, graphdef, state, arrays, data, **options)

@@ -115,6 +115,40 @@ def test_one_block_of_keys_whose_places_are_known(spec, keys, x64):
         np.testing.assert_allclose(blockwise[0][0], exact, rtol=0, atol=1e-12)
 
 
+def masks(length, keys):
+    """Two-sided within a prefix, then padding; and masks at random, some of whose queries and keys are all hidden."""
+    rng, i, j = np.random.default_rng(0), *np.ogrid[keys - length : keys, :keys]
+    prefixes, lengths = (np.array(rows)[:, None, None, None] for rows in ([6, 3], [keys, 7]))
+    yield (j < prefixes) | (j <= i)
+    yield (j < lengths) & (i >= 0)
+    for share in (0.1, 0.3, 0.6, 0.9):
+        queries, others = (rng.random((BATCH, 1, n)) < 0.8 for n in (length, keys))
+        yield (rng.random((BATCH, 1, length, keys)) < share) & queries[..., None] & others[:, :, None]
+    yield np.zeros((BATCH, 1, length, keys), bool)
+
+
+MASKED = ["cope(npos_max=3)", "rope", "alibi", "fox", "relative"]
+
+
+@pytest.mark.parametrize("spec, places", [*((spec, "any") for spec in MASKED), ("cope(npos_max=4)", "known")])
+def test_given_masks(spec, places, x64):
+    """Alone, with segments, and with causality and a window; blocks are skipped, or one span whose places are known."""
+    blocks = BlockSizes(3, 2, 3) if places == "any" else BlockSizes(2, KEYS, KEYS)
+    rules = {"causal": is_causal_only(spec) or places == "known", "window": 6 if places == "known" else None}
+    run = compiled(spec, blocks, **rules)
+    _, state = build(spec)
+    for seed, mask in enumerate(masks(LENGTH, KEYS)):
+        for data in (plain(LENGTH, KEYS), random_data(seed, LENGTH, KEYS)):
+            data = (known(data) if places == "known" else data)._replace(mask=mask)
+            arrays = arrays_of(LENGTH, KEYS, seed)
+            full, blockwise = run(state, arrays, data)
+            assert_equal(blockwise, full)
+            for example in range(BATCH):
+                exact = oracle(spec, state, arrays, data, example, **rules)
+                np.testing.assert_allclose(blockwise[0][example], exact, rtol=0, atol=1e-12)
+    assert np.all(np.asarray(blockwise[0]) == 0), "the last mask hides all"
+
+
 SHAPE = AttentionShape(SIZES.heads, SIZES.head_dim, SIZES.kv_heads)
 
 

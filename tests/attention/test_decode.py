@@ -272,7 +272,7 @@ def test_bfloat16_is_for_what_is_kept_only():
 
 def test_an_overflow_is_an_error_where_it_can_be_known(cope, inputs):
     cache = create_cache(cope, batch=2, capacity=4)
-    with pytest.raises(ConfigError, match="a cache of capacity 4 cannot hold 5 tokens: enlarge it"):
+    with pytest.raises(ConfigError, match="a cache of capacity 4 cannot hold 5 tokens: create a larger cache"):
         jax.eval_shape(lambda cache: cache.enter(POSITIONS[:, :5]), cache)
     cache = cache.enter(POSITIONS[:, :3])
     with pytest.raises(ConfigError, match="a cache of capacity 4 cannot hold 5 tokens"):
@@ -317,11 +317,14 @@ MISFITS = {
     "width": (dict(v=np.zeros((2, 1, 2, 3), np.float32)), f"values must be {KEYS} to fit the cache, got float32[2, 1"),
     "batch": (dict(k=np.zeros((1, 1, 2, 4), np.float32)), f"keys must be {KEYS} to fit the cache, got float32[1, 1, 2"),
     "type": (dict(k=jnp.zeros(ENTERED, jnp.bfloat16)), f"keys must be {KEYS} to fit the cache, got bfloat16"),
-    "layer": (dict(layer=0), "layer=0 for a cache of one layer: omit it"),
-    "no layer": (dict(num_layers=3), "layer=None for a cache of 3 layers: give one from 0 to 2"),
-    "another layer": (dict(num_layers=3, layer=3), "layer=3 for a cache of 3 layers: give one from 0 to 2"),
+    "layer": (dict(layer=0), "layer=0 does not fit a cache of one layer: omit layer"),
+    "no layer": (dict(num_layers=3), "layer=None does not fit a cache of 3 layers: give a layer from 0 to 2"),
+    "another layer": (
+        dict(num_layers=3, layer=3),
+        "layer=3 does not fit a cache of 3 layers: give a layer from 0 to 2",
+    ),
     "encoding": (dict(encoding=CoPE(CoPEConfig(), SHAPE, rngs=nnx.Rngs(0))), "entries of this encoding must be"),
-    "not entered": (dict(enter=0), "1 tokens are read from a cache with 0: enter them first"),
+    "not entered": (dict(enter=0), "the cache has 0 tokens, but 1 are needed: enter the missing tokens first"),
 }
 
 
@@ -340,9 +343,9 @@ def test_queries_that_do_not_fit_the_cache_are_an_error(cope):
     cache = create_cache(cope, batch=2, capacity=4, num_layers=3).enter(POSITIONS[:, :1])
     with pytest.raises(ConfigError, match=r"queries must be float32\[2, 1, 4, 4\] to fit the cache"):
         attend_cached(jnp.zeros(ENTERED), cache, encoding=cope, layer=0)
-    with pytest.raises(ConfigError, match="layer=None for a cache of 3 layers"):
+    with pytest.raises(ConfigError, match="layer=None does not fit a cache of 3 layers"):
         attend_cached(jnp.zeros((2, 1, 4, 4)), cache, encoding=cope)
-    with pytest.raises(ConfigError, match="2 tokens are read from a cache with 1"):
+    with pytest.raises(ConfigError, match="the cache has 1 tokens, but 2 are needed"):
         attend_cached(jnp.zeros((2, 2, 4, 4)), cache, encoding=cope, layer=0)
 
 

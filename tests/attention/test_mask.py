@@ -45,7 +45,8 @@ def by_loops(mask):
         q, k = int(mask.q_indices_L[i]), int(mask.k_indices_M[j])
         segments = {"q_segments": {q: mask.q_segment_ids_BL[b, i]}, "k_segments": {k: mask.k_segment_ids_BM[b, j]}}
         # With as many queries as keys a number is a place.
-        allowed[b, i, j] = k >= 0 and visible(q, k, 0, 0, mask.causal, mask.window, **segments)
+        given = mask.given_B1LM is None or mask.given_B1LM[b, 0, i, j]
+        allowed[b, i, j] = k >= 0 and given and visible(q, k, 0, 0, mask.causal, mask.window, **segments)
     return allowed
 
 
@@ -68,6 +69,14 @@ def check(mask):
 def test_any_places_and_segments(kind, q_indices, k_indices, segments):
     """`dense` is exact, `span` is safe; negative places of keys are empty."""
     check(Mask(int32(*q_indices), int32(*k_indices), int32(*segments[:2]), int32(*segments[2:]), **kind))
+
+
+@kinds
+@settings_
+@given(ids(LENGTH, -2, KEYS), ids(KEYS, -2, KEYS), segments(), st.sampled_from([0.3, 0.9, 1.0]), st.integers(0, 99))
+def test_any_given_mask(kind, q_indices, k_indices, segments, share, seed):
+    pairs = np.random.default_rng(seed).random((BATCH, 1, LENGTH, KEYS)) < share
+    check(Mask(int32(*q_indices), int32(*k_indices), int32(*segments[:2]), int32(*segments[2:]), pairs, **kind))
 
 
 @kinds

@@ -267,10 +267,11 @@ class Product(Encoding):
 
 
 MISTAKES = {
-    "no axis": ({"implementation": "ring"}, "give sequence_axis for 'ring' and only for it"),
+    "no axis": ({"implementation": "ring"}, "give sequence_axis for 'ring' and omit sequence_axis for the others"),
     "another implementation": ({"implementation": "full", "sequence_axis": AXIS}, "give sequence_axis for 'ring'"),
     "axis": ({"sequence_axis": "sequences"}, "unknown axis of the mesh 'sequences': did you mean 'sequence'"),
     "not causal": ({"sequence_axis": AXIS, "causal": False}, "must be causal"),
+    "mask": ({"sequence_axis": AXIS, "mask": jnp.ones((1, 1, 6, 6), bool)}, "ring attention takes no mask"),
     "carry": ({"sequence_axis": AXIS, "encoding": Product}, "but this encoding cannot"),
     "lengths": ({"sequence_axis": AXIS, "q": jnp.ones((2, 3, 4, 4))}, "as many queries as keys, got 3 and 6"),
     "type of axis": ({"sequence_axis": AXIS, "types": (AxisType.Explicit,) * 2}, "must be of type Auto"),

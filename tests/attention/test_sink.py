@@ -65,6 +65,10 @@ def arrays(seed=0, scale=1.0):
     return scale * q, k, v, dout
 
 
+PAIRS = np.random.default_rng(1).random((BATCH, 1, LENGTH, LENGTH)) < 0.6
+PAIRS[0, :, 5] = False
+
+
 def value_and_gradients(encoding, how):
     graphdef, params = nnx.split(encoding)
 
@@ -79,21 +83,34 @@ FULL = functools.partial(attend, implementation="full")
 
 
 @pytest.mark.parametrize("value", ["zero", "own"])
-def test_full_attention_equals_the_oracle(value, x64):
+@pytest.mark.parametrize("mask", [None, PAIRS], ids=["no mask", "mask"])
+def test_full_attention_equals_the_oracle(value, mask, x64):
     q, k, v, _ = arrays()
-    out = FULL(q, k, v, encoding=StickBreaking(value=value))
+    out = FULL(q, k, v, encoding=StickBreaking(value=value), mask=mask)
     for b in range(BATCH):
-        exact = stick_breaking(q[b], k[b], v[b], np.linspace(0.5, 2.0, HEADS), own_value=value == "own")
+        own = {"own_value": value == "own", "mask": None if mask is None else mask[b, 0]}
+        exact = stick_breaking(q[b], k[b], v[b], np.linspace(0.5, 2.0, HEADS), **own)
         np.testing.assert_allclose(out[b], exact, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("value", ["zero", "own"])
-@pytest.mark.parametrize("sizes", [(4, 2, 3), (5, 3, 2), (4, LENGTH, 1), (LENGTH, LENGTH, LENGTH)], ids=str)
-def test_blocks(value, sizes, x64):
+@pytest.mark.parametrize(
+    "sizes, mask",
+    [
+        ((4, 2, 3), None),
+        ((5, 3, 2), None),
+        ((4, LENGTH, 1), None),
+        ((LENGTH, LENGTH, LENGTH), None),
+        pytest.param((4, 2, 3), PAIRS, id="mask"),
+    ],
+    ids=str,
+)
+def test_blocks(value, sizes, mask, x64):
     """In value and every gradient; one block of all keys among them."""
     encoding = StickBreaking(value=value)
-    exact = value_and_gradients(encoding, FULL)
-    found = value_and_gradients(encoding, functools.partial(attend, implementation="blockwise", blocks=sizes))
+    how = functools.partial(attend, mask=mask)
+    exact = value_and_gradients(encoding, functools.partial(how, implementation="full"))
+    found = value_and_gradients(encoding, functools.partial(how, implementation="blockwise", blocks=sizes))
     for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(exact), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
     assert all(np.abs(leaf).max() > 1e-3 for leaf in jax.tree.leaves(exact))
@@ -198,5 +215,5 @@ def test_an_encoding_that_couples_queries_runs_in_full_only():
     with pytest.raises(ConfigError, match="couples them: choose 'full'"):
         attend(q, k, v, encoding=encoding, implementation="blockwise")
     cache = create_cache(encoding, batch=1, capacity=2).enter(jnp.zeros((1, 1), jnp.int32))
-    with pytest.raises(ConfigError, match="couples them: attend to the complete sequence"):
+    with pytest.raises(ConfigError, match="couples them: call attend with the complete sequence"):
         attend_cached(q[:, :1], cache, encoding=encoding)

@@ -61,6 +61,7 @@ def segments_of(*lengths):
 
 
 INDICES = np.arange(KEYS, dtype=np.int32)
+ROWS, COLUMNS = np.ogrid[:LENGTH, :KEYS]
 DOCUMENTS = segments_of(3, 8, 1, 12)
 MASKS = {
     "causal": Mask(INDICES, INDICES),
@@ -71,6 +72,8 @@ MASKS = {
     "documents both ways": Mask(INDICES, INDICES, DOCUMENTS, DOCUMENTS, causal=False),
     "last queries": Mask(INDICES[-6:], INDICES),
     "first queries of a cache": Mask(INDICES[:6], np.where(INDICES < 9, INDICES, -1)),
+    "prefix": Mask(INDICES, INDICES, given_B1LM=((COLUMNS < 7) | (COLUMNS <= ROWS))[None, None], causal=False),
+    "padding": Mask(INDICES, INDICES, given_B1LM=((COLUMNS < 13) & (ROWS >= 0))[None, None]),
     "no key at all": Mask(INDICES, 0 * INDICES - 1),
 }
 
@@ -105,10 +108,11 @@ def test_every_pair_is_visited_once_and_no_block_in_vain(mask):
 
 
 @pytest.mark.parametrize("gradient", [False, True])
-def test_far_blocks_are_wide(gradient):
+@pytest.mark.parametrize("given", [None, jnp.ones((1, 1, 4, KEYS), bool)], ids=["no mask", "mask"])
+def test_far_blocks_are_wide(gradient, given):
     """Four last queries: two near blocks need a mask, the other 20 keys are 4 blocks of 5; in the gradient too."""
     seen = []
-    encoding, mask = Recorder(seen), Mask(INDICES[-4:], INDICES)
+    encoding, mask = Recorder(seen), Mask(INDICES[-4:], INDICES, given_B1LM=given)
     q, k, v = random(1, 4, 2, WIDTH), *(random(1, KEYS, 2, WIDTH, seed=s) for s in (1, 2))
     inputs = inputs_of(encoding, q, k, v, mask)
     out, pull = jax.vjp(
@@ -128,6 +132,7 @@ RULED_OUT = {  # the mask, and the keys that no query sees
     "causality": (Mask(INDICES[:4], INDICES), slice(4, None)),
     "window": (Mask(INDICES[-4:], INDICES, window=3), slice(None, 14)),
     "documents": (Mask(INDICES[12:], INDICES, DOCUMENTS[:, 12:], DOCUMENTS), slice(None, 12)),
+    "mask": (Mask(INDICES[-4:], INDICES, given_B1LM=(COLUMNS >= 6) & np.ones((1, 1, 4, KEYS), bool)), slice(None, 4)),
     "empty keys": (Mask(INDICES[-4:], np.where(INDICES < 9, -1, INDICES)), slice(None, 4)),
 }
 

@@ -90,13 +90,18 @@ def test_times_follow_from_work_and_bandwidth(compiled):
 def test_the_compilers_cycles_over_the_clock_are_the_time_where_there_are_any(compiled):
     counted = figures.predict(compiled | {"clock": 1.5e9, "estimated_cycles": 3e6})
     assert counted["compute_seconds"] == pytest.approx(2e-3)
+    with_kernels = figures.predict(compiled | {"clock": 1.5e9, "estimated_cycles": 1e6, "kernel_cycles": 2e6})
+    assert with_kernels["compute_seconds"] == counted["compute_seconds"]
+    (note,) = (note for note in figures.notes(with_kernels) if "Fused" in note)
+    assert note.startswith("Fused attention is 67% of the cycles")
     no_peak = figures.predict(compiled | {"clock": 1.5e9, "estimated_cycles": 3e6, "peak_flops": None})
     assert no_peak["mfu"] == [None, None] and "MFU" not in dict(figures.rows(no_peak))
 
 
 def test_a_step_larger_than_the_memory_does_not_fit(monkeypatch):
     monkeypatch.setattr(figures, "memory_of", lambda compiled: {"peak": CHIP.hbm_bytes + 1})
-    monkeypatch.setattr(figures, "work_of", lambda *_: {"collectives": [], "estimated_cycles": 0})
+    none = {"collectives": [], "estimated_cycles": 0, "kernel_heads": {}, "kernel_cycles": 0}
+    monkeypatch.setattr(figures, "work_of", lambda *_: none)
     monkeypatch.setattr(figures.from_config.Program, "lower", lambda self, *sizes: Lowered())
     assert not compiled_for(data=8)["fits"]
 
@@ -151,6 +156,6 @@ def test_the_notes_say_what_is_not_in_the_estimate(compiled):
     without = {"gather_fusion": 4.0, "reduce": 2.0}
     changed = {"without_estimate": without, "unknown_loops": 3, "turns": {"near": 1.5}, "clock": 1.5e9}
     text = "\n".join(figures.notes(compiled | changed))
-    for part in ("gather_fusion (4 times)", "how often 3 loops turn", "near 1.50", "1.5 GHz"):
+    for part in ("gather_fusion (4 times)", "Loops of unknown length: 3.", "near 1.50", "1.5 GHz"):
         assert part in text
     assert "reduce (" not in text

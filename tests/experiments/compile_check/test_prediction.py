@@ -105,4 +105,4 @@ def test_the_command_prints_the_table_and_draws_the_plot(start, tmp_path):
     done = start("scaling", *flags).wait()
     assert (done.status, done.out.count("\n")) == (0, 5), done.err
     assert (tmp_path / "plot.png").stat().st_size > 1000
-    assert start("scaling", *flags, "--devices=1,many").wait().error.startswith("--devices takes positive numbers")
+    assert start("scaling", *flags, "--devices=1,many").wait().error.startswith("--devices takes positive whole")

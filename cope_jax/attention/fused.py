@@ -1,0 +1,242 @@
+"""Fused attention: the algorithm of blockwise attention as two kernels of the backend, one forward and one backward.
+
+There are kernels for TPUs. The encoding's own hooks are traced into them, so they run any encoding whose hooks use
+only what a tile program can do (see `kernels.tile_program`).
+"""
+
+import dataclasses
+import functools
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType
+
+from cope_jax.array_types import Array
+from cope_jax.attention import streaming_gradient, streaming_softmax
+from cope_jax.attention.blockwise import RESIDUALS
+from cope_jax.attention.inputs import Inputs, head_major
+from cope_jax.attention.kernels import tpu
+from cope_jax.attention.kernels.tile_values import NotATile
+from cope_jax.attention.kernels.tpu_arguments import Execution
+from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, Residuals
+from cope_jax.attention.streaming_softmax import State
+from cope_jax.attention.tiles import BlockSizes, Stream, along_sequence, needs_one_block, pad_by
+from cope_jax.encodings import Carry, Encoding
+from cope_jax.errors import ConfigError
+
+SUBLANES, LANES = 16, 128  # blocks of queries and of keys are multiples of these
+CHIPS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "kernels" / "tpu_sizes.json").read_text())
+"""For each kind of device: the sizes of blocks, for encodings that accumulate over the keys and for others; how many
+keys are in fast memory at a time (`resident`); and whether the chip gathers within registers."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    """How the kernels run, with `keys` of the keys in fast memory at a time."""
+
+    keys: int
+    execution: Execution
+
+
+def fused_attention(
+    encoding: Encoding,
+    inputs: Inputs,
+    blocks: BlockSizes | None = None,
+    *,
+    head_axis: str | None = None,
+    resident: int | None = None,
+    interpret: bool = False,
+) -> Array:
+    """Computes the result of `blockwise_attention` with kernels.
+
+    Args:
+      encoding: the encoding.
+      inputs: see `prepare`.
+      blocks: the sizes of blocks. Blocks of keys have the size `far` where all rows are saturated, else `near`. If
+        None, the sizes are those of the chip.
+      head_axis: the axis of the current mesh that splits the heads; None if none does.
+      resident: how many keys are in fast memory at a time. If None, the number is that of the chip.
+      interpret: run the kernels on any backend, slowly.
+
+    Returns:
+      out_BLHK, in the type of the values.
+
+    Raises:
+      ConfigError: there is no kernel for this device, or for this encoding or these inputs.
+    """
+    reason = why_not(encoding, inputs, blocks, head_axis=head_axis, resident=resident, interpret=interpret)
+    if reason is not None:
+        raise ConfigError(f"implementation='fused' is not possible, because {reason}: choose 'auto' or 'blockwise'")
+    stream, options = _prepare(encoding, inputs, blocks, resident, interpret)
+    execution = dataclasses.replace(options.execution, head_axis=head_axis)
+    options = dataclasses.replace(options, execution=execution)
+    return head_major(_attend(options, stream)[:, :, : inputs.q.shape[2]])
+
+
+def why_not(
+    encoding: Encoding,
+    inputs: Inputs,
+    blocks: BlockSizes | None = None,
+    *,
+    batch_axes: Sequence[str] = (),
+    head_axis: str | None = None,
+    resident: int | None = None,
+    interpret: bool = False,
+) -> str | None:
+    """Returns why `fused_attention` cannot run; None if it can. `batch_axes` as in `attend`."""
+    device = current_device()
+    if not interpret and device not in CHIPS:
+        return f"there is no kernel for the device {device!r}"
+    if not interpret and blocks is not None and (blocks.queries % SUBLANES or blocks.near % LANES):
+        return f"blocks must have a multiple of {SUBLANES} queries and of {LANES} keys, got {tuple(blocks)}"
+    if not interpret and (reason := _undivided(batch_axes, head_axis, inputs.rotated_k.shape[1])):
+        return reason
+    if not encoding.splits_queries or needs_one_block(encoding, inputs):
+        return "the encoding needs all keys in one block"
+    if inputs.mask.given_B1LM is not None:
+        return "a mask is given, and the kernels know only causality, windows and segments"
+    if 0 in inputs.q.shape or 0 in inputs.v.shape:
+        return "there are no queries or no keys"
+    if not interpret and any(
+        x.dtype not in (jnp.float32, jnp.bfloat16) for x in (inputs.q, inputs.rotated_k, inputs.v)
+    ):
+        return f"the type is {inputs.q.dtype}, not float32 or bfloat16"
+    ids = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM
+    if any(x.dtype != jnp.int32 for x in (*ids, inputs.q_positions, inputs.k_positions) if x is not None):
+        return "segment ids and positions must be int32"
+    stream, options = _prepare(encoding, inputs, blocks, resident, interpret)
+    leaves, tree = jax.tree.flatten(stream)
+    reason = _refusal(options.execution, tree, tuple((x.shape, x.dtype) for x in leaves))
+    return reason and f"{reason} on {device}"
+
+
+def _undivided(batch_axes: Sequence[str], head_axis: str | None, groups: int) -> str | None:
+    """Why devices cannot share the work: XLA cannot split a kernel."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty and jax.default_backend() == "tpu" and jax.device_count() > 1:
+        return "there are several devices and no mesh: call under jax.set_mesh(mesh)"
+    for axis, size, kind in zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True):
+        if size > 1 and kind == AxisType.Explicit:
+            return f"axis {axis!r} of the mesh is of type Explicit, not Auto"
+        if size > 1 and kind == AxisType.Auto and axis not in (*batch_axes, head_axis):
+            return f"axis {axis!r} of the mesh splits neither the batch nor the heads"
+        if axis == head_axis and groups % size:
+            return f"axis {axis!r} of the mesh does not divide {groups} key heads"
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _refusal(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | None:
+    """Why the kernels cannot be built for a stream with this structure and these shapes."""
+
+    def build(stream: Stream) -> None:
+        state = streaming_softmax.start(stream, gradient=True)
+        for gradient in (False, True):
+            own = streaming_softmax.start(stream, gradient)
+            tpu.accumulate(stream, own, first=False, execution=execution)
+        dout = state.weighted.astype(stream.keys.v.dtype)
+        residuals = Residuals(dout, state.total, state.total, state.slope_total)
+        tpu.gradients(stream, residuals, state.carry, state.slope_total, execution)
+
+    try:
+        jax.eval_shape(build, jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals]))
+    except NotATile as reason:
+        return str(reason)
+    except (ConfigError, NotImplementedError, TypeError, ValueError) as error:
+        return f"its hooks cannot be traced in a kernel ({str(error).splitlines()[0]})"
+    return None
+
+
+def current_device() -> str:
+    """The kind of device that a program is for: that of the current mesh, or of the default backend."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    return jax.devices()[0].device_kind if device is None else device.device_kind
+
+
+@functools.cache
+def log_choice(name: str, reason: str | None) -> None:
+    """Logs once which implementation runs, and why not the fused one."""
+    logging.getLogger("cope_jax").info("attention: %s%s", name, f", because {reason}" if reason else "")
+
+
+def sizes_of(carry: Carry, length: int, keys: int, blocks: Sequence[int] | None = None) -> BlockSizes:
+    """Returns the sizes of blocks; by default those of the current device, which depend on whether there is a carry."""
+    chosen = blocks or _chip()["accumulating" if jax.tree.leaves(carry) else "plain"]
+    queries, near, far = chosen
+    near = min(near, -(-keys // LANES) * LANES) if near % LANES == 0 else near
+    return BlockSizes(min(queries, -(-length // SUBLANES) * SUBLANES), near, max(near, far))
+
+
+def _chip() -> dict[str, Any]:
+    """The entry of `CHIPS` of the current device; where kernels are only interpreted, that of a v5e."""
+    return CHIPS.get(current_device(), CHIPS["TPU v5 lite"])
+
+
+def _prepare(
+    encoding: Encoding, inputs: Inputs, blocks: BlockSizes | None, resident: int | None, interpret: bool
+) -> tuple[Stream, _Options]:
+    """The stream, with whole blocks of queries, and whole parts of keys."""
+    length, keys = inputs.q.shape[2], inputs.v.shape[2]
+    carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
+    chip, sizes = _chip(), sizes_of(carry, length, keys, blocks)
+    parts = -(-keys // (resident or chip["resident"]))
+    resident = -(-keys // (parts * sizes.near)) * sizes.near
+    stream = Stream.of(encoding, inputs, sizes, one_block=False, padding=-length % sizes.queries)
+    missing = parts * resident - keys
+    if missing:
+        padded = along_sequence(pad_by(missing), stream.keys)
+        indices = jnp.pad(stream.keys.indices, (0, missing), constant_values=-1)
+        stream = stream.part(stream.queries, dataclasses.replace(padded, indices=indices))
+    return stream, _Options(resident, Execution(chip["gathers"], interpret=interpret))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(options: _Options, stream: Stream) -> Array:
+    return _forward_pass(options, stream, gradient=False)[0]
+
+
+def _forward_pass(options: _Options, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
+    whole = stream.keys.k.shape[2] == options.keys
+
+    def add(state: State, end: Array) -> tuple[State, None]:
+        own = stream.part(stream.queries, stream.keys.block(end, options.keys))
+        return tpu.accumulate(own, state, first=whole, execution=options.execution), None
+
+    state, _ = _from_the_end(options, stream, add, streaming_softmax.start(stream, gradient))
+    return streaming_softmax.finish(stream, state)
+
+
+def _from_the_end(options: _Options, stream: Stream, step: Any, state: Any) -> Any:
+    """Calls `step(state, end)` for each part of the keys that is in fast memory at a time."""
+    keys = stream.keys.k.shape[2]
+    if keys == options.keys:
+        return step(state, keys)
+    return jax.lax.scan(step, state, jnp.arange(keys, 0, -options.keys, dtype=jnp.int32))
+
+
+def _forward(options: _Options, stream: Stream) -> tuple[Array, Any]:
+    result = checkpoint_name(_forward_pass(options, stream, gradient=True), RESIDUALS)
+    return result[0], (stream, *result)
+
+
+def _backward(options: _Options, kept: Any, dout_BHLK: Array) -> tuple[Any]:
+    stream, *result = kept
+    residuals = Residuals.of(dout_BHLK, *result)
+
+    def add(state: Gradients, end: Array) -> tuple[Gradients, None]:
+        own = stream.part(stream.queries, stream.keys.block(end, options.keys))
+        return state.add(end, tpu.gradients(own, residuals, state.carry, state.dsums, options.execution)), None
+
+    state = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
+    state, _ = _from_the_end(options, stream, add, state)
+    dparams, dqueries = streaming_gradient.finish(stream, residuals, state)
+    return (streaming_gradient.of(stream, dparams, dqueries.of(stream.queries), state.keys.of(stream.keys)),)
+
+
+_attend.defvjp(_forward, _backward)

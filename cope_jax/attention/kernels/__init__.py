@@ -1,0 +1,1 @@
+"""Kernels that run attention with an encoding's own hooks, one file for each backend."""

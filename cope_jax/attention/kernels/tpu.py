@@ -1,0 +1,139 @@
+"""Flash attention on a TPU for every encoding: one Pallas kernel forward, and one backward.
+
+A program of the kernel has one block of queries of one head, and all keys of the head in fast memory. It visits the
+keys block by block from the nearest to the farthest, as in `streaming_softmax`, and on each block it runs the same
+functions, `add_block` and `block_gradients`, translated to a tile (see `tile_program`). So the encoding's own hooks are
+the kernel's program. Dao, "FlashAttention-2" (arXiv 2307.08691).
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
+from cope_jax.attention import streaming_gradient, streaming_softmax
+from cope_jax.attention.kernels.tpu_arguments import Execution, is_argument, key_columns, rows, sequence
+from cope_jax.attention.kernels.tpu_kernel import Kernel
+from cope_jax.attention.kernels.tpu_plan import Heads, Plan
+from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, QueryGradients, Residuals
+from cope_jax.attention.streaming_softmax import State
+from cope_jax.attention.tiles import Stream
+from cope_jax.encodings import Carry
+
+
+def forward_kernel(stream: Stream, state: State, *, first: bool, execution: Execution) -> Kernel:
+    """The kernel that adds the stream's keys to the state.
+
+    Args:
+      stream: all queries, and keys that fit into fast memory.
+      state: the state after all nearer keys.
+      first: whether there are no nearer keys, so that the kernel need not read the state.
+      execution: how the kernel runs.
+    """
+    plan, size = Plan(stream, execution), stream.sizes.queries
+
+    def add(masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any) -> Any:
+        drop, constants, state = rest
+        tile = plan.tile(graph, params, queries, keys, drop)
+        state = _with_constants(state, constants)
+        state = streaming_softmax.add_block(tile, keys, state, masked=masked, saturated=saturated)
+        return _with_constants(state, ()), (), ()
+
+    def carry(args: Any, state: State) -> Carry:
+        return state.carry._replace(constants=args[4])
+
+    args, loop = (*plan.data, rows(state.carry.constants, size)), rows(_with_constants(state, ()), size)
+    if first:
+        zeros = jax.tree.map(lambda x: dataclasses.replace(x, fill=0.0), loop, is_leaf=is_argument)
+        lowest = float(jnp.finfo(state.row_max.dtype).min)
+        row_max = dataclasses.replace(loop.row_max, fill=lowest)
+        loop = dataclasses.replace(zeros, carry=loop.carry, row_max=row_max)
+    return Kernel(plan, add, args, loop, (), (), carry)
+
+
+def accumulate(stream: Stream, state: State, *, first: bool, execution: Execution) -> State:
+    """Computes `streaming_softmax.accumulate` for all blocks of queries; see `forward_kernel`."""
+    new, _, _ = forward_kernel(stream, state, first=first, execution=execution)("attention")
+    new = jax.tree.map(lambda x, old: x.reshape(old.shape), new, _with_constants(state, ()))
+    return _with_constants(new, state.carry.constants)
+
+
+def backward_kernel(
+    stream: Stream, residuals: Residuals, carry: Carry, dsums: tuple[Array, ...], execution: Execution
+) -> Kernel:
+    """The kernel that computes what the stream's keys contribute to the gradients."""
+    plan, size, near = Plan(stream, execution), stream.sizes.queries, stream.sizes.near
+    queries, keys = stream.queries, stream.keys
+
+    def of(sums: PyTree, constants: PyTree) -> Carry:
+        return carry._replace(sums=sums, constants=constants)  # there is no `state`, see `needs_one_block`
+
+    def gradients(masked: bool, saturated: bool, graph: Any, params: Any, queries: Any, keys: Any, *rest: Any) -> Any:
+        drop, constants, residuals, (sums, dsums) = rest
+        tile = plan.tile(graph, params, queries, keys, drop)
+        own = streaming_gradient.block_gradients(
+            tile, residuals, keys, of(sums, constants), dsums, masked=masked, saturated=saturated
+        )
+        return (own.carry.sums, own.dsums), (own.drest.constants, own.queries, own.params), own.keys
+
+    def wide(x: Any) -> Any:
+        """Gradients are in the accumulator type, and those of features are by query head."""
+        return jax.ShapeDtypeStruct((plan.batch, plan.heads, *x.shape[2:]), accumulator_dtype(queries.q.dtype))
+
+    constants = rows(carry.constants, size)
+    of_queries = QueryGradients(wide(queries.q), wide(queries.rotated_q), None, jax.tree.map(wide, queries.features))
+    params = jax.tree.map(lambda x: x.blank(plan.batch), plan.params, is_leaf=is_argument)
+    features = jax.tree.map(lambda x: sequence(wide(x), 2, near, "key"), keys.features)
+    of_keys: Any = key_columns(keys.k, near), key_columns(keys.v, near)
+    on_keys = KeyGradients(of_keys[0], of_keys[1], features)
+    args, loop = (*plan.data, constants, rows(residuals, size)), rows((carry.sums, dsums), size)
+    return Kernel(
+        plan,
+        gradients,
+        args,
+        loop,
+        (constants, rows(of_queries, size), params),
+        on_keys,
+        lambda args, loop: of(loop[0], args[4]),
+    )
+
+
+def gradients(
+    stream: Stream, residuals: Residuals, carry: Carry, dsums: tuple[Array, ...], execution: Execution
+) -> Gradients:
+    """Computes what `streaming_gradient.block_gradients` gives for all keys, for all blocks of queries."""
+    kernel = backward_kernel(stream, residuals, carry, dsums, execution)
+    (sums, dsums_after), (dconstants, dqueries, dparams), dkeys = kernel("attention_gradient")
+    queries, keys, heads = stream.queries, stream.keys, stream.queries.q.shape[1]
+
+    def like(x: Any, old: Any) -> Any:
+        return x.reshape(old.shape)
+
+    def of_heads(x: Array, old: Array) -> Array:
+        """The sum over the query heads that share a feature."""
+        whole = x.reshape(x.shape[0], old.shape[1], -1, *old.shape[2:])
+        return whole.sum(axis=2)
+
+    def columns(x: Array, old: Array) -> Array:
+        return jnp.moveaxis(x, 2, 3).reshape(*old.shape[:2], old.shape[3], old.shape[2])
+
+    new_carry = Carry(jax.tree.map(like, sums, carry.sums), carry.constants, carry.state)
+    drest = Carry((), jax.tree.map(like, dconstants, carry.constants), carry.state)
+    own_queries = QueryGradients(
+        like(dqueries.q, queries.q),
+        like(dqueries.rotated_q, queries.rotated_q),
+        None,
+        jax.tree.map(of_heads, dqueries.features, queries.features),
+    )
+    features = jax.tree.map(of_heads, dkeys.features, keys.features)
+    own_keys = KeyGradients(columns(dkeys.k, keys.k), columns(dkeys.v, keys.v), features)
+    # From the parameters of each head to those of the encoding.
+    by_head, pull = jax.vjp(lambda params: Heads.params(stream.graph, params, heads), stream.params)
+    (of_encoding,) = pull(jax.tree.map(lambda x, old: like(x.sum(axis=0), old).astype(old.dtype), dparams, by_head))
+    return Gradients(new_carry, jax.tree.map(like, dsums_after, dsums), drest, own_queries, of_encoding, own_keys)
+
+
+def _with_constants(state: State, constants: PyTree) -> State:
+    return dataclasses.replace(state, carry=state.carry._replace(constants=constants))

@@ -1,0 +1,116 @@
+"""What the kernels of a TPU know before they run: the encoding by head, the arguments, and the spans of keys."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.array_types import Array, PyTree
+from cope_jax.attention.kernels.tile_program import TileProgram
+from cope_jax.attention.kernels.tile_values import NotATile, Spec
+from cope_jax.attention.kernels.tpu_arguments import Argument, Execution, of_block, of_head
+from cope_jax.attention.kernels.tpu_ops import FORMS, GATHERS
+from cope_jax.attention.mask import Mask
+from cope_jax.attention.tiles import KeyBlock, QueryBlock, Stream
+from cope_jax.encodings import Encoding
+from cope_jax.ops.dropout import Dropout
+
+
+class Heads:
+    """The encoding as each head sees it: one structure, with the parameters of all heads stacked."""
+
+    def __init__(self, encoding: Encoding, gathers: bool):
+        self.forms = FORMS | GATHERS if gathers else FORMS
+        self.each = [nnx.split(encoding.of_head(h)) for h in range(encoding.shape.num_heads)]
+        self.graphs = [graph for graph, _ in self.each]
+        self.same = all(graph == self.graphs[0] for graph in self.graphs)
+
+    @staticmethod
+    def params(graph: Any, params: PyTree, heads: int) -> PyTree:
+        """The parameters of all heads, each `[1, H, ...]`."""
+        encoding: Encoding = nnx.merge(graph, params)
+        each = [nnx.split(encoding.of_head(h))[1] for h in range(heads)]
+        return jax.tree.map(lambda *leaves: jnp.stack([jnp.asarray(x) for x in leaves])[None], *each)
+
+    def programs(self, function: Callable[..., Any], args: PyTree, results: PyTree) -> "Programs":
+        """The tile program of `function(graph, *args)` for each head."""
+        graphs = self.graphs[:1] if self.same else self.graphs
+        found = [TileProgram(self.forms, functools.partial(function, graph), args, results) for graph in graphs]
+        if any(one.text != found[0].text for one in found):
+            raise NotATile("the heads of this encoding compute different things")
+        constants = [np.stack(arrays)[None] for arrays in zip(*(one.constants for one in found), strict=True)]
+        return Programs(found[0], [of_head(x, x.shape[2:]) for x in constants])
+
+
+@dataclasses.dataclass(frozen=True)
+class Programs:
+    """The tile program of all heads, and the constants of each head."""
+
+    program: TileProgram
+    constants: list[Argument]
+
+
+class Plan:
+    """What both kernels need: the arguments, and how the blocks of keys are visited."""
+
+    def __init__(self, stream: Stream, execution: Execution):
+        self.execution = execution
+        self.stream, self.sizes = stream, stream.sizes
+        self.batch, self.heads, length = stream.queries.q.shape[:3]
+        self.groups, keys = stream.keys.k.shape[1:3]
+        self.grid = (self.batch, self.groups, self.heads // self.groups, length // self.sizes.queries)
+        encoding = stream.encoding(stream.params)
+        self.own = Heads(encoding, execution.gathers)
+        queries, near = self.sizes.queries, self.sizes.near
+        self.wide = max(1, min(self.sizes.far, keys) // near)
+        self.params = jax.tree.map(
+            lambda x: of_head(x, x.shape[2:]), Heads.params(stream.graph, stream.params, self.heads)
+        )
+        hidden = dataclasses.replace(stream.queries, v=None)
+        self.queries: Any = of_block(hidden, queries, "query")
+        self.keys: Any = of_block(stream.keys, near, "key")
+        self.drop: Any = None
+        if stream.drop is not None:
+            seeds = jnp.moveaxis(stream.drop.keys_2BH, 0, -1)[..., None]
+            own = Argument(seeds[:, :, None], Spec((2, 1, 1), seeds.dtype, (0, None)), "head")
+            arguments: Any = {"keys_2BH": own}
+            self.drop = dataclasses.replace(stream.drop, **arguments)
+        self.data = (self.params, self.queries, self.keys, self.drop)
+        self.spans, self.boundary = _block_spans(stream)
+
+    def tile(self, graph: Any, params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None) -> Stream:
+        """One block of queries and one of keys, of one head."""
+        return dataclasses.replace(self.stream, params=params, queries=queries, keys=keys, drop=drop, graph=graph)
+
+
+def _block_spans(stream: Stream) -> tuple[Array, bool]:
+    """For each example and block of queries the span of `Mask.span` in blocks of keys, `[B or 1, S, 4]`.
+
+    Also returns whether there can be blocks with hidden pairs beyond those without.
+    """
+    queries, keys, sizes = stream.queries, stream.keys, stream.sizes
+    q_ids, k_ids = queries.segment_ids, keys.segment_ids
+
+    def span(indices_L: Array, q_ids_L: Any, k_ids_M: Any) -> Array:
+        ids: Any = (None, None) if q_ids_L is None else (q_ids_L[None], k_ids_M[None])
+        first, end, full, full_end = Mask(
+            indices_L, keys.indices, ids[0], ids[1], None, stream.causal, stream.window
+        ).span()
+        near = sizes.near
+        return jnp.stack([first // near, -(-end // near), -(-full // near), full_end // near])
+
+    indices_SL = queries.indices.reshape(-1, sizes.queries)
+    if q_ids is None or k_ids is None:
+        spans = jax.vmap(lambda indices_L: span(indices_L, None, None))(indices_SL)[None]
+    else:
+        q_ids = q_ids.reshape(len(q_ids), -1, sizes.queries)
+        of_example = jax.vmap(span, (0, 0, None))
+        both = jnp.broadcast_shapes(q_ids.shape[:1], k_ids.shape[:1])
+        q_ids, k_ids = (jnp.broadcast_to(x, (*both, *x.shape[1:])) for x in (q_ids, k_ids))
+        spans = jax.vmap(of_example, (None, 0, 0))(indices_SL, q_ids, k_ids)
+    return spans.astype(jnp.int32), stream.window is not None or q_ids is not None or not stream.causal

@@ -1,0 +1,73 @@
+r"""Compiles the fused attention kernels for a TPU without having one, and counts the cycles that they take.
+
+python -m experiments.kernels --topology=v5e:1x1 --encodings=cope,rope --lengths=2048,8192 --head_dim=128
+
+A cycle issues one bundle of instructions. The count has the bundles that libtpu's compiler schedules, times the
+iterations of each loop for random queries and keys. Stalls of memory are not in it: a prediction, not a measurement.
+With --blocks, the sizes of cope_jax/attention/kernels/tpu_sizes.json can be compared with others.
+"""
+
+import dataclasses
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from absl import flags
+from rich.console import Console
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.evaluation.report.table import Table
+from experiments.cli import entry, outputs
+from experiments.cli.flag_values import read_names, read_numbers
+from experiments.compile_check import bundles, chips, kernel_cycles
+
+_TOPOLOGY = flags.DEFINE_string("topology", "v5e:1x1", f"TPU to compile for, such as {chips.known()}.")
+_ENCODINGS = flags.DEFINE_string("encodings", "cope,rope", "Encodings, separated by commas.")
+_LENGTHS = flags.DEFINE_list("lengths", "2048", "Numbers of tokens, separated by commas.")
+_HEADS = flags.DEFINE_integer("heads", 8, "Number of query heads.", lower_bound=1)
+_KV_HEADS = flags.DEFINE_integer("kv_heads", None, "Number of key/value heads; without this flag, as many as --heads.")
+_HEAD_DIM = flags.DEFINE_integer("head_dim", 128, "Width of a head.", lower_bound=1)
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Type of queries, keys and values.")
+_BLOCKS = flags.DEFINE_list(
+    "blocks", None, "Numbers of queries, near keys and far keys in a block; without this flag, the sizes for the chip."
+)
+_JSON = flags.DEFINE_string("json", None, "JSON file to write the counts to; without this flag, they are only printed.")
+
+
+def main() -> None:
+    """Compiles one forward and one backward kernel for each encoding and length, and prints their cycles."""
+    labels = read_names("encodings", _ENCODINGS.value, EncodingConfig.parse)
+    lengths = read_numbers("lengths", _LENGTHS.value)
+    blocks = None if _BLOCKS.value is None else tuple(read_numbers("blocks", _BLOCKS.value))
+    folder = Path(tempfile.mkdtemp())
+    bundles.dump_into(folder)
+    topology = chips.describe(_TOPOLOGY.value)
+    problem = kernel_cycles.Problem(
+        "", 0, _HEADS.value, _KV_HEADS.value or _HEADS.value, _HEAD_DIM.value, _DTYPE.value, blocks
+    )
+    found: list[dict[str, Any]] = []
+    try:
+        for length in lengths:
+            for label in labels:
+                own = dataclasses.replace(problem, encoding=label, length=length)
+                found.append(kernel_cycles.count(own, topology.devices[0], folder))
+    finally:
+        shutil.rmtree(folder)
+    headings = ["tokens", "encoding", "blocks", "forward", "backward", "both", "÷ last"]
+    rows = []
+    for one in found:
+        last = next(other for other in reversed(found) if other["length"] == one["length"])
+        both = one["forward"]["cycles"] + one["backward"]["cycles"]
+        ratio = both / (last["forward"]["cycles"] + last["backward"]["cycles"])
+        cycles = [f"{n:,.0f}" for n in (one["forward"]["cycles"], one["backward"]["cycles"], both)]
+        rows.append((str(one["length"]), one["encoding"], "×".join(map(str, one["blocks"])), *cycles, f"{ratio:.2f}"))
+    Console(highlight=False).print(Table("cycles of one head", headings, rows).rich())
+    if _JSON.value is not None:
+        with outputs.writing(_JSON.value, "json"):
+            Path(_JSON.value).write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    entry.run(main)

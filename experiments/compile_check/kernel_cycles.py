@@ -1,0 +1,108 @@
+"""Compiles the fused attention kernels alone, and counts their cycles from bundles and iterations of loops.
+
+The compiler states no cycles for a kernel within a training step.
+"""
+
+import dataclasses
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from cope_jax.attention import attend, fused
+from cope_jax.encodings import AttentionShape, EncodingConfig
+from cope_jax.models.decoder import DecoderConfig
+from experiments.compile_check import bundles
+from experiments.compile_check.trip_counts import carry_of, loop_turns
+
+KERNELS = {"forward": "attention", "backward": "attention_gradient"}
+"""The names of the kernels in compiled programs."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Problem:
+    """Causal attention of one example, without segments and window."""
+
+    encoding: str
+    length: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    dtype: str
+    blocks: tuple[int, ...] | None = None
+
+
+def of_model(model: DecoderConfig, length: int, topology: str) -> dict[str, float]:
+    """The cycles of one head by the name of the kernel, for the attention of a model; compiled in another process.
+
+    libtpu dumps bundles for all programs of a process, and those of a training step would take too much space.
+    """
+    block = model.block
+    shape = block.attention_shape(model.max_length)
+    flags = {
+        "topology": topology,
+        "encodings": model.encoding.text(),
+        "lengths": length,
+        "heads": shape.num_heads,
+        "kv_heads": shape.kv_heads,
+        "head_dim": shape.head_dim,
+        "dtype": block.compute_dtype,
+    }
+    if block.attention_blocks is not None:
+        flags["blocks"] = ",".join(map(str, block.attention_blocks))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "kernels.json"
+        command = [sys.executable, "-m", "experiments.kernels", f"--json={path}"]
+        command += [f"--{name}={value}" for name, value in flags.items()]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+        (found,) = json.loads(path.read_text())
+    return {KERNELS[name]: found[name]["cycles"] for name in KERNELS}
+
+
+def count(problem: Problem, device: Any, folder: Path) -> dict[str, Any]:
+    """The bundles, iterations and cycles of the forward and backward kernels, for one head.
+
+    `folder` is where libtpu dumps, see `bundles.dump_into`.
+    """
+    width = problem.heads * problem.head_dim
+    shape = AttentionShape(problem.heads, problem.head_dim, problem.kv_heads, width, problem.length)
+    encoding = EncodingConfig.parse(problem.encoding).build(shape, rngs=nnx.Rngs(0))
+    graph, params = nnx.split(encoding)
+    mesh = Mesh(np.array([device]), ("device",), axis_types=(AxisType.Auto,))
+
+    def blank(*shape: int, dtype: Any = problem.dtype) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+
+    def step(params: Any, x: Any, q: Any, k: Any, v: Any, dout: Any) -> Any:
+        def run(params: Any, x: Any, q: Any, k: Any, v: Any) -> Any:
+            encoding = nnx.merge(graph, params)
+            features = encoding.features(x, q, k, v, None)[0]
+            options: Any = {"features": features, "embedded": True, "blocks": problem.blocks}
+            return attend(q, k, v, encoding=encoding, implementation="fused", **options)
+
+        out, pull = jax.vjp(run, params, x, q, k, v)
+        return out, pull(dout)
+
+    q = blank(1, problem.length, problem.heads, problem.head_dim)
+    k = blank(1, problem.length, problem.kv_heads, problem.head_dim)
+    weights = jax.tree.map(lambda x: blank(*x.shape, dtype=x.dtype), params)
+    carry = carry_of(encoding)
+    with jax.set_mesh(mesh):
+        jax.jit(step).lower(weights, blank(1, problem.length, width), q, k, k, q).compile()
+        sizes = fused.sizes_of(carry, problem.length, problem.length, problem.blocks)
+    turns = loop_turns(encoding, problem.length, sizes)
+    strips = -(-problem.length // sizes.queries)
+    found: dict[str, Any] = {**dataclasses.asdict(problem), "blocks": tuple(sizes), "turns": turns}
+    for name, text in KERNELS.items():
+        kernel = bundles.read(folder, text)
+        loops = kernel.loops[-len(turns) :]  # before them, results are cleared, once for all blocks of queries
+        cycles = kernel.straight + sum(n * loop for n, loop in zip(turns, loops, strict=True))
+        found[name] = {"straight": kernel.straight, "loops": loops, "cycles": strips * cycles}
+    return found

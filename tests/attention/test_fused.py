@@ -1,0 +1,206 @@
+"""The fused kernels, interpreted, say what full attention says, in value and every gradient, for every encoding."""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+
+from cope_jax import encodings
+from cope_jax.attention import BlockSizes, attend, fused, fused_attention, prepare
+from cope_jax.attention.attend import shard_batch
+from cope_jax.attention.kernels import tpu_ops
+from cope_jax.errors import ConfigError
+from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients, with_full
+from tests.attention.test_blockwise import random_data
+from tests.encodings.cases import CASES, SIZES, build, every, jit, parts
+from tests.oracle.encodings import Sizes
+
+LENGTH, KEYS = 7, 11
+# A block of queries is 3, one of keys 2, or 4 where all rows are saturated; 4 or 6 keys are in fast memory at a time.
+BLOCKS = BlockSizes(3, 2, 4)
+REFUSED = {"fire", "cope_two_sided"}
+FEW = ["alibi", "fox", "t5", "cope(npos_max=4)+relative(max_distance=5)", "cope(position=learned_slope)"]
+
+
+@functools.cache
+def compiled(spec, causal=True, window=None, rate=0.0, resident=4, sizes=SIZES):
+    graphdef, _ = build(spec, sizes=sizes)
+    kernels = functools.partial(fused_attention, blocks=BLOCKS, resident=resident, interpret=True)
+    static = {"causal": causal, "window": window, "dropout_rate": rate}
+    return jit(lambda state, arrays, data: with_full(kernels, graphdef, state, arrays, data, **static))
+
+
+@every([spec for spec in CASES if not REFUSED & {name for name, _ in parts(spec)}], few=FEW)
+def test_every_encoding(spec, x64):
+    run, (_, state) = compiled(spec), build(spec)
+    full, kernels = run(state, arrays_of(LENGTH, KEYS), plain(LENGTH, KEYS))
+    assert_equal(kernels, full)
+    for seed in range(5):
+        full, kernels = run(state, arrays_of(LENGTH, KEYS, seed), random_data(seed, LENGTH, KEYS))
+        assert_equal(kernels, full)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"window": 5, "rate": 0.4},
+        pytest.param({"causal": False, "rate": 0.4}, marks=pytest.mark.slow),
+        pytest.param({"causal": False, "window": 3, "resident": 11}, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_windows_both_sides_and_dropout(options, x64):
+    spec = "cope(npos_max=3,gate=separate_key)" if options.get("causal", True) else "kerple"
+    run, (_, state) = compiled(spec, **options), build(spec)
+    for seed in range(3):
+        data = random_data(seed, LENGTH, KEYS)
+        if "rate" in options:
+            data = data._replace(dropout_key=jax.random.key(seed))
+        full, kernels = run(state, arrays_of(LENGTH, KEYS, seed), data)
+        assert_equal(kernels, full)
+
+
+def test_tables_of_several_registers(x64):
+    """The table is longer than a register has columns. Saturated rows see wide blocks, then narrow and hidden ones."""
+    sizes, spec = Sizes(heads=1, kv_heads=1, head_dim=4, model_dim=4, max_length=200), "cope(npos_max=140)"
+    graphdef, state = build(spec, sizes=sizes)
+    kernels = functools.partial(fused_attention, blocks=BlockSizes(40, 50, 100), interpret=True)
+    arrays, data = arrays_of(40, 700, batch=1, sizes=sizes), plain(40, 700, 1)
+    segments = (data.k_positions >= 75).astype(np.int32)
+    data = data._replace(k_segments=segments, q_segments=segments[:, -40:])
+    full, found = jit(lambda state, arrays: with_full(kernels, graphdef, state, arrays, data))(state, arrays)
+    assert_equal(found, full, atol=1e-11)
+
+
+@pytest.mark.parametrize("keys", [7, 128, 150])
+@pytest.mark.parametrize("size", [5, 130])
+def test_gradients_of_tables_add_up(keys, size):
+    """By binary search where positions descend, and else one by one."""
+    rng = np.random.default_rng(0)
+    rising = rng.uniform(0, size - 1, (16, keys)).astype(np.float32)
+    rising[:, 0] = size - 1
+    dy = rng.normal(size=rising.shape).astype(np.float32)
+    for p, descending in ((-np.sort(-rising), True), (-np.sort(-rising), False), (rising, False)):
+        weights = np.maximum(0, 1 - abs(p[..., None] - np.arange(size)))
+        found = jax.jit(tpu_ops.gather_up, static_argnames=("size", "descending"))(
+            p, dy, size=size, descending=descending
+        )
+        np.testing.assert_allclose(found, (dy[..., None] * weights).sum(axis=1), rtol=0, atol=2e-5)
+    indices = rising.astype(np.int32)
+    added = jax.jit(tpu_ops.add_rows, static_argnames="size")(indices, dy, size=size)
+    np.testing.assert_allclose(added, (dy[..., None] * (indices[..., None] == np.arange(size))).sum(axis=1), atol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, jnp.bfloat16])
+def test_rounds_no_more_than_blockwise_attention(dtype, x64):
+    sizes, spec = Sizes(heads=2, kv_heads=1, head_dim=8, model_dim=4, max_length=64), "cope(npos_max=6,gate=value)"
+    graphdef, state = build(spec, sizes=sizes)
+    arrays, data = arrays_of(64, 64, batch=1, sizes=sizes), plain(64, 64, 1)
+    kernels = functools.partial(fused_attention, blocks=BlockSizes(32, 16, 32), interpret=True)
+    run = jit(lambda state, arrays: value_and_gradients(kernels, graphdef, state, arrays, data)[0])
+    low = jax.tree.map(lambda x: jnp.asarray(x, dtype), arrays)
+    # The gates of rounded values, so that only the kernel's own rounding counts.
+    exact = run(state, jax.tree.map(lambda x: np.asarray(x, np.float64), low))
+    found = run(jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), state), low)
+    assert found.dtype == dtype
+    np.testing.assert_allclose(np.asarray(found, np.float64), exact, rtol=0, atol=2e-5 if dtype == np.float32 else 2e-2)
+
+
+def arguments(name="cope", dtype="float32", length=32, head_dim=8, **options):
+    encoding = encodings.create(name, num_heads=2, head_dim=head_dim, max_length=64, rngs=nnx.Rngs(0))
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, length, 2, head_dim), dtype)
+    return encoding, prepare(q, k, v, encoding=encoding, embedded=True, **options)
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        ({"name": "fire"}, r"an array \[1, 16, 128, 32\] has more than two axes longer than 1"),
+        ({"name": "cope_two_sided"}, "the encoding needs all keys in one block"),
+        ({"mask": np.ones((1, 1, 32, 32), bool)}, "a mask is given"),
+        ({"length": 0}, "there are no queries"),
+        ({"name": "cope(npos_max=1025)"}, "a table has 1025 columns, more than 1024"),
+    ],
+)
+def test_what_the_kernels_cannot_run_has_a_reason(given, reason):
+    encoding, inputs = arguments(**given)
+    blocks = BlockSizes(16, 128, 128)
+    with pytest.raises(
+        ConfigError, match=rf"^implementation='fused' is not possible, because {reason}.*: choose 'auto'"
+    ):
+        fused_attention(encoding, inputs, blocks, interpret=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "blocks", "reason"),
+    [
+        ({"dtype": "float16"}, None, "the type is float16, not float32 or bfloat16"),
+        ({}, BlockSizes(16, 100, 100), "blocks must have a multiple of 16 queries and of 128 keys"),
+        ({}, BlockSizes(20, 128, 128), "blocks must have a multiple of 16 queries and of 128 keys"),
+        ({}, None, None),
+    ],
+)
+def test_what_a_tpu_cannot_run_has_a_reason(given, blocks, reason, monkeypatch):
+    monkeypatch.setattr(fused, "current_device", lambda: "TPU v5 lite")
+    found = fused.why_not(*arguments(**given), blocks)
+    assert found is None if reason is None else found.startswith(reason)
+
+
+def test_devices_that_cannot_share_have_a_reason(monkeypatch):
+    monkeypatch.setattr(fused, "current_device", lambda: "TPU v5 lite")
+    encoding, inputs = arguments()
+    auto, explicit = (jax.make_mesh((2,), ("tensor",), (kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
+    with jax.set_mesh(auto):
+        assert fused.why_not(encoding, inputs) == "axis 'tensor' of the mesh splits neither the batch nor the heads"
+        assert fused.why_not(encoding, inputs, head_axis="tensor") is None
+        assert fused.why_not(encoding, inputs, batch_axes=["tensor"]) is None
+    with jax.set_mesh(explicit):
+        assert "type Explicit" in fused.why_not(encoding, inputs, head_axis="tensor")
+    with jax.set_mesh(jax.make_mesh((4,), ("tensor",), (AxisType.Auto,))):
+        assert "does not divide 2 key heads" in fused.why_not(encoding, inputs, head_axis="tensor")
+
+
+def test_chips_without_gathers_run_what_needs_none(monkeypatch):
+    monkeypatch.setattr(fused, "current_device", lambda: "TPU v4")
+    assert fused.why_not(*arguments("cope")) == "a kernel has no look_up on TPU v4"
+    assert fused.why_not(*arguments("cope(position=slope)+rope")) is None
+
+
+def test_auto_says_which_implementation_runs_and_why(monkeypatch, caplog):
+    """Other devices have no kernel, and "auto" then takes blockwise attention; "fused" says so."""
+    encoding, _ = arguments()
+    q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 128, 2, 8))
+    with pytest.raises(ConfigError, match=r"there is no kernel for the device '\S+': choose 'auto' or 'blockwise'"):
+        attend(q, k, v, encoding=encoding, implementation="fused")
+    monkeypatch.setattr(fused, "current_device", lambda: "TPU v5 lite")
+    fused.log_choice.cache_clear()
+    mask = np.ones((1, 1, 128, 128), bool)
+    with caplog.at_level(logging.INFO, "cope_jax"):
+        for _ in range(2):
+            attend(q, k, v, encoding=encoding, mask=mask)
+        jax.eval_shape(lambda: attend(q, k, v, encoding=encoding))
+    assert [record.message.partition(", and")[0] for record in caplog.records] == [
+        "attention: blockwise, because a mask is given",
+        "attention: fused",
+    ]
+
+
+@pytest.mark.parametrize("axes", [{"data": 2}, {"data": 2, "tensor": 2}])
+def test_devices_share_examples_and_heads(axes, x64):
+    graphdef, state = build("cope(npos_max=4)+alibi")
+    arrays, data = arrays_of(LENGTH, KEYS), plain(LENGTH, KEYS)
+    kernels = functools.partial(fused_attention, blocks=BLOCKS, interpret=True)
+
+    def split(encoding, inputs):
+        return shard_batch(functools.partial(kernels, head_axis="tensor"), encoding, inputs, ["data"])
+
+    run = jit(lambda state, arrays: value_and_gradients(kernels, graphdef, state, arrays, data))
+    whole = run(state, arrays)
+    with jax.set_mesh(jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))):
+        found = jit(lambda state, arrays: value_and_gradients(split, graphdef, state, arrays, data))(state, arrays)
+    assert_equal(found, whole)
