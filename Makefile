@@ -1,64 +1,85 @@
-# `make` alone lists the commands. Each sets up what it needs, once: see $(READY).
+# `make` alone lists the commands. Each command installs what it needs, once: see $(READY).
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup check test test-main test-newest test-slow torture mutants compare docs clean
 
-# The Python that .venv is made with.
+# The Python that creates .venv.
 PYTHON ?= python3
 # cuda or tpu; empty means CPU only.
 ACCELERATOR ?=
-# The Python that .venv-newest is made with; found automatically if there is one.
+# The Python that creates .venv-newest; by default it is found automatically.
 NEWEST_PYTHON ?= $(shell .ci/newest-python)
-# Worker processes of pytest. More than cores are slower.
+# Number of worker processes of pytest. More workers than cores are slower.
 WORKERS ?= auto
-# For `make torture`: number of kills, and its new folder.
+# For `make torture`: the number of kills, and a new folder.
 KILLS ?= 50
 TORTURED ?= runs/torture
 # Number of faults that `make mutants` tries.
 FAULTS ?= 30
-# What `make compare` compares.
+# For `make compare`: the flags of experiments.compare.
 CONFIG ?= experiments/configs/quick.py
 ENCODINGS ?= cope,rope,relative,learned
 SEEDS ?= 1
 WORKDIR ?= runs/quick
 
+VARIABLES := PYTHON ACCELERATOR NEWEST_PYTHON WORKERS KILLS TORTURED FAULTS CONFIG ENCODINGS SEEDS WORKDIR
+GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
+UNKNOWN := $(filter-out $(VARIABLES),$(GIVEN))
+$(if $(UNKNOWN),$(error there is no variable $(UNKNOWN): choose from $(VARIABLES)))
+
 BIN := .venv/bin
 READY := .venv/.ready$(ACCELERATOR:%=-%)
+PLAIN := .venv/.ready-plain$(ACCELERATOR:%=-%)
 REFERENCE := .venv/.ready-reference
 PYTEST := -m pytest -n $(WORKERS) --maxprocesses=4 --dist loadgroup
 TESTS_ON_CPU := JAX_PLATFORMS=cpu
+INSTALL = set -o pipefail; $(1)/python -m pip install --disable-pip-version-check --progress-bar off \
+  --constraint constraints.txt --editable
+# A dot for each package that pip collects.
+DOTS := awk '/^Collecting/ {printf "."; fflush()} /^Installing/ {printf " unpacking"; fflush()} END {print ""}'
+
+define venv
+@$(BIN)/python -m pip --version >/dev/null 2>&1 \
+	  || { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	       || { echo "cope-jax needs Python 3.11 or newer, but '$(PYTHON)' is older or missing: choose another, e.g. make PYTHON=python3.12" >&2; exit 1; }; \
+	       $(PYTHON) -m venv --clear .venv; }
+endef
 
 help: ## list these commands
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' Makefile
 	@echo
 	@echo "  Variables, e.g. make compare ENCODINGS=cope,alibi SEEDS=3:"
-	@echo "  PYTHON, ACCELERATOR=cuda|tpu, NEWEST_PYTHON, WORKERS, KILLS, TORTURED, FAULTS, CONFIG, ENCODINGS, SEEDS, WORKDIR"
+	@echo "  $(VARIABLES). ACCELERATOR is cuda or tpu."
 
-setup: $(READY) ## make .venv, with the versions of constraints.txt
+setup: $(READY) ## create .venv, with the versions of constraints.txt
 
 $(READY): pyproject.toml constraints.txt
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 \
-	  || { $(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
-	       || { echo "cope-jax needs Python 3.11 or newer, and '$(PYTHON)' is not: choose another, e.g. make PYTHON=python3.12" >&2; exit 1; }; \
-	       $(PYTHON) -m venv --clear .venv; }
+	$(venv)
 	@echo "Installing into .venv: this takes a few minutes, once."
-	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev$(ACCELERATOR:%=,%)]'
+	@$(call INSTALL,$(BIN)) '.[dev$(ACCELERATOR:%=,%)]' | $(DOTS)
+	@touch $(PLAIN) $@
+
+# Without the tools for tests and development.
+$(PLAIN): pyproject.toml constraints.txt
+	$(venv)
+	@echo "Installing into .venv: this takes a minute or two, once."
+	@$(call INSTALL,$(BIN)) '.$(ACCELERATOR:%=[%])' | $(DOTS)
 	@touch $@
 
-check: $(READY) ## format, lint, types, the direction of imports, and plain words
+check: $(READY) ## check format, lint, types, the direction of imports, and plain words
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/python -m pytest -qq --durations=1 tests/test_words.py
 
-test: check docs test-newest test-main ## check, docs, the short suite on the newest JAX, and all tests that are not slow
+test: check docs test-newest test-main ## run check, docs, the short suite on the newest JAX, and all tests that are not slow
 
-# PyTorch and transformers, which only tests compare with.
+# PyTorch and transformers, which the tests compare our models with.
 $(REFERENCE): $(READY)
 	@echo "Installing PyTorch and transformers for the tests: this takes a few minutes, once."
-	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,reference$(ACCELERATOR:%=,%)]'
+	@$(call INSTALL,$(BIN)) '.[dev,reference$(ACCELERATOR:%=,%)]' | $(DOTS)
 	@touch $@
 
 test-main: $(REFERENCE)
@@ -77,26 +98,26 @@ test-newest: $(READY)
 .venv-newest/.ready: pyproject.toml constraints.txt
 	@.venv-newest/bin/python -m pip --version >/dev/null 2>&1 || $(NEWEST_PYTHON) -m venv --clear .venv-newest
 	@echo "Installing the newest JAX into .venv-newest: this takes a few minutes, once."
-	@.venv-newest/bin/python -m pip install -qq --constraint constraints.txt --editable '.[test,tpu-compile]'
+	@$(call INSTALL,.venv-newest/bin) '.[test,tpu-compile]' | $(DOTS)
 	@touch $@
 
-test-slow: $(REFERENCE) ## the slow tests
+test-slow: $(REFERENCE) ## run the slow tests
 	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST) -m slow
 
-torture: $(READY) ## kill a small training run KILLS times, and compare every bit with an uninterrupted one
+torture: $(READY) ## kill a small training run KILLS times, and compare every bit with an uninterrupted run
 	$(TESTS_ON_CPU) $(BIN)/python -m tests.torture --kills=$(KILLS) --seed=0 --workdir=$(TORTURED)
 
-mutants: $(REFERENCE) ## count the random faults in the numerical packages that the tests catch
+mutants: $(REFERENCE) ## put FAULTS random faults into the numerical packages, and count how many the tests catch
 	$(BIN)/python -m tests.mutants --count=$(FAULTS) --jobs=2
 
-compare: $(READY) ## train CoPE and its rivals on a small task: a table and plots in WORKDIR
+compare: $(PLAIN) ## train CoPE and its rivals on a small task, and write a table and plots into WORKDIR
 	$(BIN)/python -m experiments.compare --config=$(CONFIG) --encodings=$(ENCODINGS) --seeds=$(SEEDS) --workdir=$(WORKDIR)
 
 docs: .venv/.ready-docs ## build the documentation site in build/site; a broken link or a missing name is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .venv/.ready-docs: $(READY)
-	@$(BIN)/python -m pip install -qq --constraint constraints.txt --editable '.[dev,docs]'
+	@$(call INSTALL,$(BIN)) '.[dev,docs]' | $(DOTS)
 	@touch $@
 
 clean: ## remove environments and caches; runs/ stays

@@ -1,5 +1,6 @@
-"""What pyproject.toml has no words for: the wheel has experiments/configs as cope_jax/configs."""
+"""What pyproject.toml has no words for: configs in the wheel, and links of the README that work on PyPI too."""
 
+import re
 import shutil
 from pathlib import Path
 
@@ -17,4 +18,15 @@ class BuildWithConfigs(build_py):
             shutil.copytree("experiments/configs", configs, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__*"))
 
 
-setup(cmdclass={"build_py": BuildWithConfigs})
+def readme() -> str:
+    """README.md, with images and links to files of the repository at their address."""
+    url = "https://github.com/cope-jax/cope-jax"
+    text = re.sub(r"!\[([^]]*)\]\((?!\w+:)", rf"![\1]({url}/raw/main/", Path("README.md").read_text(encoding="utf-8"))
+    return re.sub(r"\]\((?!\w+:|#)", f"]({url}/blob/main/", text)
+
+
+setup(
+    cmdclass={"build_py": BuildWithConfigs},
+    long_description=readme(),
+    long_description_content_type="text/markdown",
+)

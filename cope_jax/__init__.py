@@ -37,7 +37,7 @@ _PLACES = {
     "generate": "cope_jax.generation.decoding",
     "inspect": "cope_jax.evaluation.gates.maps",
 }
-"""The module that defines each public name, or that the name refers to."""
+"""Maps each public name to the module that defines it; `encodings`, `tasks` and `models` are packages themselves."""
 
 __all__ = [*_PLACES]
 

@@ -1,4 +1,4 @@
-"""The legend of shapes, and the few type names that the package shares.
+"""Explains the shape letters in names of arrays, and defines the types that the package shares.
 
 Arrays carry their shape in their name: `q_BLHK` is a query of shape `[batch, length, heads, head width]`.
 
@@ -16,7 +16,7 @@ Arrays carry their shape in their name: `q_BLHK` is a query of shape `[batch, le
 | S      | seeds trained side by side                 |
 | T      | training steps in one dispatch             |
 
-A digit is an axis of that size: `mask_B1LM`. Positions and masks may have 1 where the legend says B, and broadcast.
+A digit means an axis of that size: `mask_B1LM`. Positions and masks may have size 1 in place of B, and then broadcast.
 """
 
 from typing import Any
@@ -29,7 +29,7 @@ PyTree = Any
 
 
 def accumulator_dtype(dtype: Any) -> Any:
-    """The type in which positions, gates and sums are kept: float32, or float64 where the input is float64.
+    """Returns the type in which logits, gates and sums are computed: float64 if `dtype` is float64, else float32.
 
     >>> accumulator_dtype(jnp.bfloat16).__name__
     'float32'

@@ -7,29 +7,29 @@ import re
 from collections.abc import Iterator
 
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
-"""Error numbers of a file system that is full, over quota, over the maximum file size, or read-only."""
+"""Error numbers for a full disk, an exceeded quota, a file above the maximum size, and a read-only file system."""
 
 
 class ConfigError(ValueError):
     """Wrong input that the user can fix: a one-line message says what is wrong and what to do.
 
-    Commands print it and exit with status 2.
+    Commands print the message and exit with status 2.
     """
 
 
 class NonFiniteError(RuntimeError):
-    """The loss, or a gradient, is infinite or not a number: the message names the step. Commands exit with status 3."""
+    """A loss, gradient or update is infinite or NaN; the message names the step. Commands exit with status 3."""
 
 
 class StorageError(OSError):
-    """Nothing can be written because the disk is full or read-only; files that were complete stay intact.
+    """The disk is full or read-only, or a file cannot be read at the moment; files that are complete stay intact.
 
-    Commands print it and exit with status 4.
+    Commands print the message and exit with status 4.
     """
 
     @classmethod
     def of(cls, path: object, reason: str) -> "StorageError":
-        """Creates the error with its standard message.
+        """Creates the error for a failed write to `path`, with the standard message.
 
         >>> print(StorageError.of("runs/cope", "No space left on device"))
         cannot write to runs/cope (No space left on device): earlier checkpoints are intact; free space and rerun the \
@@ -41,13 +41,13 @@ command
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message."""
+    """Returns the first line of an error's message, or the name of the error's type if the message is empty."""
     return next(iter(str(error).splitlines() or [type(error).__name__]))
 
 
 @contextlib.contextmanager
 def clear_storage_errors(path: object) -> Iterator[None]:
-    """Raises StorageError in place of an exception that comes from a full or read-only disk, at `path`."""
+    """Turns an exception that a full or read-only disk causes into a StorageError that names `path`."""
     try:
         yield
     except StorageError:
@@ -60,7 +60,7 @@ def clear_storage_errors(path: object) -> Iterator[None]:
 
 
 def storage_reason(error: BaseException | None) -> str | None:
-    """The file system's error message, if that caused the exception; None if it has another cause.
+    """Returns the file system's error message if a full or read-only disk caused the exception, else None.
 
     C++ libraries raise their own exceptions, whose text contains the error number.
 

@@ -31,7 +31,7 @@ def read_bytes(path: epath.PathLike) -> bytes:
 
 
 def read_text(path: epath.PathLike) -> str:
-    """The text of a UTF-8 file, read with `read_bytes`, without a byte order mark.
+    """The text of a UTF-8 file, plain or compressed (see `read_bytes`), without its byte order mark.
 
     Raises:
       ConfigError: there is no such file, it is damaged, or a line is not UTF-8.
@@ -41,14 +41,15 @@ def read_text(path: epath.PathLike) -> str:
         return data.decode().removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise ConfigError(f"{path}, line {line}: not UTF-8 text; convert the file to UTF-8") from error
+        raise ConfigError(f"{path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yields a path next to `path` to write to; at the end the file written there replaces `path` atomically.
+    """Yields a temporary path to write to. At the end of the `with` block, the file written there replaces `path`.
 
-    A process killed while it writes leaves the old file. The folder is created if it does not exist.
+    The replacement is atomic. If the block fails or the process is killed, the old file stays. The folder of `path` is
+    created if it does not exist.
 
     Raises:
       StorageError: the disk is full or read-only.

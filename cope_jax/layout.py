@@ -1,4 +1,4 @@
-"""The layout of activations: which of their axes are split over which axes of the mesh."""
+"""The layout of activations: which axes of the mesh split the batch, the sequence and the width."""
 
 import dataclasses
 import math
@@ -13,12 +13,12 @@ from cope_jax.errors import ConfigError
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """The axes of the mesh of `jax.set_mesh` over which activations are split; by default they are not split.
+    """Names the axes of the current mesh (`jax.set_mesh`) that split activations; by default nothing is split.
 
     Attributes:
-      batch: axes over which B is split.
-      length: axis over which L is split; attention is then a ring.
-      width: axis over which heads, hidden units and logits are split.
+      batch: axes that split the batch.
+      length: axis that splits the sequence; attention then uses a ring.
+      width: axis that splits heads, hidden units and logits.
 
     >>> Layout(batch=("data", "fsdp"), width="tensor").spec("batch", "length", "width", None)
     P(('data', 'fsdp'), None, 'tensor', None)
@@ -29,14 +29,14 @@ class Layout:
     width: str | None = None
 
     def spec(self, *axes: str | None) -> PartitionSpec:
-        """The sharding of an array with these axes: "batch", "length", "width", or None for one that is not split."""
+        """Returns the sharding of an array with these axes: "batch", "length", "width", or None for no split."""
         return PartitionSpec(*(getattr(self, axis) or None if axis else None for axis in axes))
 
     def constrain(self, x: Array, *axes: str | None) -> Array:
         """Constrains `x` to this layout; an axis that the devices cannot share evenly is not split.
 
         Raises:
-          ConfigError: the mesh in context does not have an axis of the layout.
+          ConfigError: the current mesh does not have an axis of the layout.
         """
         entries = tuple(self.spec(*axes))
         if not any(entries):
@@ -55,4 +55,4 @@ class Layout:
 
 
 WHOLE = Layout()
-"""Nothing is split."""
+"""The layout that splits nothing."""

@@ -3,6 +3,7 @@
 import dataclasses
 import difflib
 import math
+import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
@@ -13,15 +14,22 @@ T = TypeVar("T")
 
 
 def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
-    """The error for a name that is not among the choices; it suggests the nearest and lists all.
+    """Creates the error for an unknown name; its message suggests the nearest choice and lists all choices.
 
     >>> str(unknown("encoding", "rop", ["cope", "rope"]))
-    "unknown encoding 'rop': did you mean 'rope'? Choices: cope, rope"
+    "unknown encoding 'rop': did you mean 'rope'? Choose from cope, rope"
+    >>> str(unknown("split", "dense", ["pass_100", "pass_20"]))
+    "unknown split 'dense': choose from pass_20, pass_100"
     """
-    choices = sorted(choices)
+    choices = sorted(choices, key=_natural)
     near = difflib.get_close_matches(str(name), choices, n=1)
-    hint = f" did you mean {near[0]!r}?" if near else ""
-    return ConfigError(f"unknown {kind} {name!r}:{hint} Choices: {', '.join(choices) or '(none)'}")
+    hint = f"did you mean {near[0]!r}? Choose from" if near else "choose from"
+    return ConfigError(f"unknown {kind} {name!r}: {hint} {', '.join(choices) or '(none)'}")
+
+
+def _natural(name: str) -> list[tuple[bool, int, str]]:
+    """Returns a sort key that compares numbers within names by value."""
+    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in re.split(r"(\d+)", name)]
 
 
 class Registry(Generic[T]):
@@ -35,7 +43,7 @@ class Registry(Generic[T]):
     >>> shapes.get("circle")
     Traceback (most recent call last):
     ...
-    cope_jax.errors.ConfigError: unknown shape 'circle': Choices: square
+    cope_jax.errors.ConfigError: unknown shape 'circle': choose from square
     """
 
     def __init__(self, kind: str):
@@ -43,27 +51,33 @@ class Registry(Generic[T]):
         self._entries: dict[str, T] = {}
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that enters a class under `name`. A second, different class under one name raises ValueError;
-        the same class again (a notebook cell run twice) replaces the first.
+        """Returns a decorator that registers a class or function under `name`.
+
+        If another class has this name already, the decorator raises ValueError. If the same class is registered again,
+        as when a notebook cell is executed twice, the new class replaces the old class.
         """
 
         def enter(entry: T) -> T:
             old = self._entries.get(name)
             if old is not None and _origin(old) != _origin(entry):
-                raise ValueError(f"{self.kind} {name!r} is registered already, by {_origin(old)}")
+                raise ValueError(f"{self.kind} {name!r} is registered already, by {_origin(old)}: choose another name")
             self._entries[name] = entry
             return entry
 
         return enter
 
     def get(self, name: str) -> T:
-        """The entry called `name`; ConfigError, listing the choices, if there is none."""
+        """Returns the entry called `name`.
+
+        Raises:
+          ConfigError: no entry has this name; the message lists all names.
+        """
         if name not in self._entries:
             raise unknown(self.kind, name, self._entries)
         return self._entries[name]
 
     def names(self) -> tuple[str, ...]:
-        """All names, sorted."""
+        """Returns all names, sorted."""
         return tuple(sorted(self._entries))
 
     def __contains__(self, name: object) -> bool:
@@ -81,10 +95,10 @@ C = TypeVar("C")
 
 
 def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
-    """Builds the config dataclass `cls` from `options`, checking names and types, nested configs included.
+    """Builds the config dataclass `cls` from `options` and checks names and types, also in nested configs.
 
-    An int is accepted for a float field, a list for a tuple; nothing else is converted. Errors are ConfigError and name
-    `what`.
+    An int is accepted for a float field, and a list for a tuple; no other type is converted. A wrong name or type
+    raises ConfigError. `what` is the name of what the options configure, such as "rope", for the error message.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -94,7 +108,7 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
     >>> configure(Config, {"bas": 2}, "rope")
     Traceback (most recent call last):
     ...
-    cope_jax.errors.ConfigError: unknown option of rope 'bas': did you mean 'base'? Choices: base
+    cope_jax.errors.ConfigError: unknown option of rope 'bas': did you mean 'base'? Choose from base
     """
     fields = {f.name: f for f in dataclasses.fields(cls)}  # type: ignore[arg-type]  # C is always a dataclass
     values = {}
@@ -106,7 +120,7 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
 
 
 def check_at_least(least: float, what: str, **values: float | None) -> None:
-    """Raises ConfigError for a value below `least`, NaN or infinity; None is allowed.
+    """Raises ConfigError for a value that is NaN, infinite or below `least`; None is allowed.
 
     >>> check_at_least(1, "decoder", num_layers=0)
     Traceback (most recent call last):
@@ -120,7 +134,7 @@ def check_at_least(least: float, what: str, **values: float | None) -> None:
 
 
 def check_choices(config: Any, what: str) -> None:
-    """Raises ConfigError if a field of a config dataclass has a value that its type does not list.
+    """Raises ConfigError if a field of type `Literal` in a config dataclass has a value that the type does not list.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
@@ -128,7 +142,7 @@ def check_choices(config: Any, what: str) -> None:
     >>> check_choices(Config("rsm"), "block")
     Traceback (most recent call last):
     ...
-    cope_jax.errors.ConfigError: unknown block.norm 'rsm': did you mean 'rms'? Choices: layer, rms
+    cope_jax.errors.ConfigError: unknown block.norm 'rsm': did you mean 'rms'? Choose from layer, rms
     """
     for field in dataclasses.fields(config):
         if get_origin(field.type) is Literal:

@@ -1,11 +1,11 @@
-"""The commands: the only place with flags. `python -m experiments.NAME` finds a command in any group below."""
+"""The commands. Only this package defines flags. `python -m experiments.NAME` runs a command, also of a subfolder."""
 
 import sys
 
 GROUPS = ("analysis", "contextual", "files")
 __path__ += [f"{__path__[0]}/{group}" for group in GROUPS]
 
-if sys.argv[:1] == ["-m"]:  # Python is starting a command, and importing it takes seconds.
+if sys.argv[:1] == ["-m"]:  # Python is starting a command, whose imports take seconds.
     from experiments.cli import interrupts
 
     interrupts.install()

@@ -3,12 +3,13 @@ r"""Compares encodings on one task: trains each with several seeds, and shows er
 python -m experiments.compare --config=experiments/configs/quick.py --encodings=cope,rope,relative,learned --seeds=1 \
     --workdir=runs/quick
 
-Every finished cell (an encoding with its seeds) is kept, and so is the newest checkpoint of the current one. After an
-interruption the same command resumes, and gives the same numbers. Encodings and seeds may be added later; the table and
-plots show those that the command names.
+Every finished run is kept, and the current run keeps its newest checkpoint. After an interruption, the same command
+resumes and gives the same numbers. You can add encodings and seeds later. The table and plots show only the encodings
+and seeds that the command names.
 
-Writes results.json, results.csv, table.md and plots into the workdir; each run is in cells/ENCODING/seed_N and can be
-given to experiments.evaluate and experiments.inspect.
+Writes results.json, results.csv, table.md and plots into the workdir. The folder of a run is cells/ENCODING/seed_N, or
+seeds_M-N for seeds that are trained together. experiments.evaluate and experiments.inspect accept this folder in
+--model.
 """
 
 import contextlib
@@ -35,24 +36,27 @@ from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
-from experiments.cli import distributed, entry
+from experiments.cli import distributed, entry, outputs
 from experiments.cli.flag_values import read_names
 
-_CONFIG = entry.DEFINE_config("config")
+_CONFIG = entry.DEFINE_config("config", what="Config of the task, model and training (required). ")
 _ENCODINGS = flags.DEFINE_string(
-    "encodings", "cope,rope,relative,learned", 'Encodings, such as "cope,rope" or "cope(gate=value),cope+rope".'
+    "encodings",
+    "cope,rope,relative,learned",
+    'Encodings to compare, separated by commas. Options go in parentheses, as in "cope(gate=value)"; "cope+rope" '
+    "combines two encodings.",
 )
-_SEEDS = flags.DEFINE_integer("seeds", 3, "How many seeds to train each encoding with: 0 to N−1.", lower_bound=1)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
+_SEEDS = flags.DEFINE_integer("seeds", 3, "Number of seeds per encoding; N means the seeds 0 to N−1.", lower_bound=1)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints (required).", required=True)
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(distributed)
 
 SAME_RECIPE = r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)|training\.readers"
-"""Fields that do not change a recipe: where its files are, how it is executed and how much is measured."""
+"""Config fields that do not change the recipe: where files are, how runs are executed, and how much is measured."""
 
 
 def main() -> None:
-    """Trains what is missing, then shows everything."""
+    """Trains the runs that are not finished, then shows all results."""
     config = entry.read_config(_CONFIG.value)
     workdir = Path(_WORKDIR.value)
     known = functools.partial(encodings.EncodingConfig.parse, defaults=config.encodings)
@@ -60,7 +64,7 @@ def main() -> None:
     distributed.join()
     experiment = {label: dataclasses.replace(config, encoding=label) for label in labels}
     task = tasks.create(config.task.name, **config.task.options)
-    for label in labels:  # all mistakes in the config show before the first hour of training
+    for label in labels:  # finds all mistakes in the config before training starts
         Experiment.check(experiment[label], task)
     with contextlib.ExitStack() as stack:
         with processes.first_goes_ahead() as first:
@@ -76,31 +80,32 @@ def main() -> None:
 
 
 def side_by_side(config: ExperimentConfig) -> int:
-    """Seeds to train in one program: on a CPU vmap over seeds is slower than one after the other."""
+    """The number of seeds to train in one program. Default: 1 on a CPU, where vmap over seeds is slower, else all."""
     return config.seeds_side_by_side or (1 if jax.default_backend() == "cpu" else _SEEDS.value)
 
 
 def show(
     workdir: Path, config: ExperimentConfig, task: Task, labels: Sequence[str], planned: Sequence[GridRun]
 ) -> None:
-    """Writes results, table and plots of all cells, and prints the table."""
+    """Writes the results, the table and the plots of all cells, and prints the table."""
     finished, paths = grid.write_results(workdir, planned)
     paper = {} if is_changed() else config.paper
     paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
-    drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels)
+    drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels, config.model.name)
     out = console()
     out.print(comparison.table(task, finished, labels, paper=paper).rich())
     out.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
+    outputs.name_next(planned[0].workdir, config.model.name)
 
 
 def is_changed() -> bool:
-    """Whether flags change the recipe of the config file, so that the paper's figures are not comparable with ours."""
+    """Whether flags change the recipe of the config file. If so, results are not comparable with the paper's."""
     changed = config_flags.get_override_values(flags.FLAGS["config"])
     return not all(re.fullmatch(SAME_RECIPE, name) for name in changed)
 
 
 def read_curves(planned: Sequence[GridRun]) -> list[dict[str, Any]]:
-    """The learning curves of all cells."""
+    """Reads the learning curves of all cells."""
     return [
         {"encoding": cell.label, **row}
         for cell in planned

@@ -1,6 +1,8 @@
-"""Prints how to start a command that was started as a file: Python then imports this instead of the package."""
+"""Prints how to run a command as a module. If a command is run as a file, Python imports this file, not the package."""
 
 import sys
 
 if __name__ == "experiments":
-    raise SystemExit(f"run it as: python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}")
+    raise SystemExit(
+        f"this file is not a script: run python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}"
+    )

@@ -1,15 +1,15 @@
-"""Generates text from a trained model, and shows it while it grows.
+"""Generates text from a trained model, and prints the text as it grows.
 
 python -m experiments.generate --model=runs/wikitext2_small --prompt="The lighthouse" --max_new_tokens=200
 python -m experiments.generate --model=runs/code_small --prompts=prompts.txt --top_p=0.95 --out=found.jsonl
 
-Prints a prompt with its continuation, or those of a file one after the other, and the tokens per second. docs/text.md
+Prints each prompt (bold in a terminal) with its continuation, and finally the number of tokens per second. More is in
+docs/text.md.
 """
 
 import dataclasses
 import io
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator
@@ -24,28 +24,55 @@ from cope_jax.generation import text_model
 from cope_jax.generation.decoding import generate_stream
 from cope_jax.generation.detokenizer import Continuation
 from cope_jax.generation.sampling import row_keys
-from cope_jax.registry import check_at_least
 from experiments.cli import entry, outputs
 
 _MODEL = flags.DEFINE_string(
     "model",
     None,
-    "Folder of a training run, or of a model with its tokenizer in our or Hugging Face's format.",
+    "Folder of a run, folder of an exported or Hugging Face model with its tokenizer, or name of a trained model of "
+    "the package, such as shakespeare (required).",
     required=True,
 )
-_PROMPT = flags.DEFINE_string("prompt", None, "Text to continue.")
-_PROMPTS = flags.DEFINE_string("prompts", None, "File with one prompt per line, instead of --prompt.")
-_OUT = flags.DEFINE_string("out", None, "File for prompts and continuations as JSON lines; without it, the terminal.")
-_MAX_NEW_TOKENS = flags.DEFINE_integer("max_new_tokens", 128, "Maximum number of tokens to generate for each prompt.")
-_TEMPERATURE = flags.DEFINE_float("temperature", 1.0, "Temperature of the sampling; 0 takes the most probable token.")
-_TOP_K = flags.DEFINE_integer("top_k", None, "Sample from the K most probable tokens.")
-_TOP_P = flags.DEFINE_float("top_p", None, "Sample from the fewest tokens that together have this probability.")
-_STOP = flags.DEFINE_multi_string("stop", [], "Text that ends a continuation; may be given several times.")
-_SAMPLE_SEED = flags.DEFINE_integer("sample_seed", 0, "Seed of the sampling.", lower_bound=0, upper_bound=2**31 - 1)
-_MODEL_SEED = flags.DEFINE_integer("model_seed", None, "Seed of the run to generate with; without it, the first.")
-_BATCH_SIZE = flags.DEFINE_integer("batch_size", 16, "Number of prompts of a file to continue at the same time.")
+_PROMPT = flags.DEFINE_string("prompt", None, "Text to continue (either this flag or --prompts is required).")
+_PROMPTS = flags.DEFINE_string(
+    "prompts", None, "File with one text to continue per line (either this flag or --prompt is required)."
+)
+_OUT = flags.DEFINE_string(
+    "out", None, "File for prompts and continuations as JSON lines; without this flag, the command prints them."
+)
+_MAX_NEW_TOKENS = flags.DEFINE_integer(
+    "max_new_tokens", 128, "Maximum number of tokens to generate for each prompt.", lower_bound=1
+)
+_TEMPERATURE = flags.DEFINE_float(
+    "temperature", 1.0, "Sampling temperature; 0 always takes the most probable token.", lower_bound=0.0
+)
+_TOP_K = flags.DEFINE_integer(
+    "top_k", None, "Sample only from the K most probable tokens; without this flag, from all tokens.", lower_bound=1
+)
+_TOP_P = flags.DEFINE_float(
+    "top_p",
+    None,
+    "Sample only from the most probable tokens whose total probability reaches this value; without this flag, from all "
+    "tokens.",
+    lower_bound=0.0,
+    upper_bound=1.0,
+)
+_STOP = flags.DEFINE_multi_string(
+    "stop",
+    [],
+    "Text at which a continuation ends; may be given several times. Without this flag, --max_new_tokens ends it.",
+)
+_SAMPLE_SEED = flags.DEFINE_integer(
+    "sample_seed", 0, "Random seed for sampling tokens.", lower_bound=0, upper_bound=2**31 - 1
+)
+_MODEL_SEED = flags.DEFINE_integer(
+    "model_seed", None, "Seed of the model to use, if the run trained several seeds; without this flag, the first seed."
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+    "batch_size", 16, "Number of prompts from --prompts to continue at the same time.", lower_bound=1
+)
 entry.renamed("workdir", "model")
-# In the next release --seed will be the seed of the run, which is --model_seed until then.
+# In the next release, --seed will mean what --model_seed means now.
 entry.renamed("seed", "sample_seed")
 
 
@@ -53,23 +80,19 @@ def main() -> None:
     """Reads the prompts, and prints or writes their continuations."""
     named = list(_prompts())
     if "" in _STOP.value:
-        raise ConfigError("--stop is empty: give a text, or leave it out")
-    check_at_least(1, "generate", batch_size=_BATCH_SIZE.value)
+        raise ConfigError("--stop is empty: give a text, or omit the flag")
     generator = text_model.load(Path(_MODEL.value), _MODEL_SEED.value)
     prompts = [(prompt, generator.codec.read(prompt, name).tolist()) for name, prompt in named]
     longest = max(len(tokens) for _, tokens in prompts) + len(generator.codec.begin) + _MAX_NEW_TOKENS.value - 1
     print(generator.title, file=sys.stderr)
     if longest > generator.length:
-        print(f"up to {longest} tokens of context; training used {generator.length}", file=sys.stderr)
+        print(f"the context has up to {longest} tokens; training used {generator.length}", file=sys.stderr)
     speed = Speed()
     if _OUT.value is None:
         if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not support every character
             sys.stdout.reconfigure(errors="replace")
-        try:
-            for start in range(0, len(prompts), _BATCH_SIZE.value):
-                _show(generator, prompts, start, speed)
-        except BrokenPipeError:  # the reader has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        for start in range(0, len(prompts), _BATCH_SIZE.value):
+            _show(generator, prompts, start, speed)
     else:
         _write(generator, prompts, Path(_OUT.value), speed)
     print(speed.line(), file=sys.stderr)
@@ -77,23 +100,26 @@ def main() -> None:
 
 @dataclasses.dataclass
 class Speed:
-    """Counts sampled tokens, and the seconds without the first token of each batch, which waits for the compiler."""
+    """Counts sampled tokens, and times them without the first token of each batch, which waits for compilation."""
 
     tokens: int = 0
     counted: int = 0  # tokens sampled during `seconds`
     seconds: float = 0.0
 
     def line(self) -> str:
-        """What was measured, in a sentence."""
+        """The number of tokens and their speed, in one line."""
         if not self.counted:
             return f"{self.tokens} tokens"
         return f"{self.tokens} tokens, {self.counted / self.seconds:,.0f} tokens/s (excluding compilation)"
 
 
 def _prompts() -> Iterator[tuple[str, str]]:
-    """The name of each prompt in errors, and the prompt."""
+    """Yields (the name of a prompt for error messages, the prompt)."""
     if (_PROMPT.value is None) == (_PROMPTS.value is None):
-        raise ConfigError("give --prompt, or --prompts with a file that has one prompt per line")
+        raise ConfigError(
+            "exactly one of --prompt and --prompts is required: give a text in --prompt, or a file with one prompt per "
+            "line in --prompts"
+        )
     if _PROMPT.value is not None:
         yield "--prompt", _PROMPT.value
         return
@@ -107,10 +133,10 @@ def _prompts() -> Iterator[tuple[str, str]]:
 def _rows(
     generator: text_model.TextGenerator, batch: list[tuple[str, list[int]]], start: int, speed: Speed
 ) -> Iterator[list[tuple[Continuation, str]]]:
-    """The continuations of a batch as they grow, each with its new text; at the end, with the text held back."""
+    """After each step, yields all continuations of a batch with their new text; at the end, with the held-back text."""
     codec = generator.codec
     rows = [Continuation(codec.decode, tokens, _STOP.value) for _, tokens in batch]
-    numbers = range(start, start + len(batch))  # in the file, so that the batch size does not change the samples
+    numbers = range(start, start + len(batch))  # indices in the file, so that samples do not depend on batches
     parts = generate_stream(
         generator.model,
         [[*codec.begin, *tokens] for _, tokens in batch],
@@ -135,21 +161,26 @@ def _rows(
 
 
 def _show(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], start: int, speed: Speed) -> None:
-    """Prints the first continuation while it grows, and then the others, which grew at the same time."""
+    """Prints the first continuation of a batch while it grows, then the others, which are complete by then."""
     batch = prompts[start : start + _BATCH_SIZE.value]
     rows: list[tuple[Continuation, str]] = []
     between = "\n" if start else ""
     for number, rows in enumerate(_rows(generator, batch, start, speed)):
-        print(rows[0][1] if number else f"{between}{batch[0][0]}{rows[0][1]}", end="", flush=True)
+        print(rows[0][1] if number else f"{between}{_bold(batch[0][0])}{rows[0][1]}", end="", flush=True)
     print()
     for (prompt, _), (row, _) in list(zip(batch, rows, strict=True))[1:]:
-        print(f"\n{prompt}{row.text}", flush=True)
+        print(f"\n{_bold(prompt)}{row.text}", flush=True)
+
+
+def _bold(prompt: str) -> str:
+    """The prompt, in bold if the output is a terminal."""
+    return f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt
 
 
 def _write(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], out: Path, speed: Speed) -> None:
-    """Writes a line of JSON for each prompt, a batch at a time."""
+    """Writes one JSON line for each prompt, batch by batch."""
     with outputs.writing(out):
-        out.open("a").close()  # before anything is sampled
+        out.open("a").close()  # so that an error comes before sampling
     for start in range(0, len(prompts), _BATCH_SIZE.value):
         batch = prompts[start : start + _BATCH_SIZE.value]
         *_, rows = _rows(generator, batch, start, speed)

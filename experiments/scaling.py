@@ -1,4 +1,4 @@
-r"""Predicts how a training step scales, from what `experiments.compile_check --json` wrote for several topologies.
+r"""Predicts how a training step scales, from the files of `experiments.compile_check --json` for several topologies.
 
 python -m experiments.compile_check --config=experiments/configs/lm_1b.py --topology=v5e:4x4 \
     --config.training.batch_size=32 --config.evaluation.batch_size=16 --json=runs/scaling/v5e-4x4.json
@@ -16,10 +16,18 @@ from experiments.cli import entry
 from experiments.cli.flag_values import read_numbers
 from experiments.compile_check import prediction
 
-_FIGURES = flags.DEFINE_string("figures", None, "Folder with the files that compile_check --json wrote.", required=True)
-_PLOT = flags.DEFINE_string("plot", None, "File for the plot of efficiency against devices.")
+_FIGURES = flags.DEFINE_string(
+    "figures", None, "Folder with the files that experiments.compile_check --json wrote (required).", required=True
+)
+_PLOT = flags.DEFINE_string(
+    "plot",
+    None,
+    "Image file for a plot of efficiency against the number of devices; without this flag, nothing is plotted.",
+)
 _DEVICES = flags.DEFINE_list(
-    "devices", "1,2,4,8,16,32,64,128,256", "Numbers of devices to predict for, in addition to those that were compiled."
+    "devices",
+    "1,2,4,8,16,32,64,128,256",
+    "Numbers of devices to predict times for. The table also shows the numbers of devices of the files in --figures.",
 )
 
 
@@ -32,7 +40,7 @@ def main() -> None:
         try:
             prediction.plot(points).savefig(_PLOT.value, dpi=200)
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot write --plot={_PLOT.value} ({error})") from error
+            raise ConfigError(f"cannot write --plot={_PLOT.value} ({error}): choose another file") from error
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""Trains one model on one task, and resumes from what is in the workdir.
+"""Trains one model on one task, or resumes from the newest checkpoint in the workdir.
 
 python -m experiments.train --config=experiments/configs/quick.py --config.encoding=cope --workdir=runs/cope
 
-On several hosts the same command runs on each, see docs/training.md.
+To train on several hosts, run the same command on each host; see docs/training.md.
 """
 
 from pathlib import Path
@@ -14,30 +14,45 @@ from cope_jax.evaluation.report.comparison import print_errors
 from cope_jax.runs.experiment import Experiment
 from cope_jax.training import processes
 from cope_jax.training.profiling import Profile
-from experiments.cli import distributed, entry
+from experiments.cli import distributed, entry, outputs
 
-_CONFIG = entry.DEFINE_config("config")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for checkpoints, metrics and results.", required=True)
-_SEED = flags.DEFINE_integer(
-    "seed", 0, "Seed of initial parameters, order of data and dropout.", lower_bound=0, upper_bound=2**31 - 1
+_CONFIG = entry.DEFINE_config("config", what="Config of the task, model and training (required). ")
+_WORKDIR = flags.DEFINE_string(
+    "workdir", None, "Folder for checkpoints, metrics and results (required). A run resumes from it.", required=True
 )
-_PROFILE = flags.DEFINE_string("profile_steps", None, "FIRST:LAST, the steps to profile with XLA, in WORKDIR/profile.")
+_SEED = flags.DEFINE_integer(
+    "seed",
+    0,
+    "Random seed for the initial parameters, the order of the data, and dropout.",
+    lower_bound=0,
+    upper_bound=2**31 - 1,
+)
+_PROFILE = flags.DEFINE_string(
+    "profile_steps",
+    None,
+    "Steps to profile with XLA, as FIRST:LAST, such as 100:110. Profiles are in WORKDIR/profile. Without this flag, no "
+    "step is profiled.",
+)
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(distributed)
 
 
 def main() -> None:
-    """Trains, measures, and prints the errors."""
+    """Trains and evaluates the model, then prints the errors and the paths of the results."""
     config = entry.read_config(_CONFIG.value)
     workdir = Path(_WORKDIR.value)
     profile = Profile.parse(_PROFILE.value, workdir / "profile")
     if profile.last and profile.first >= config.training.steps:
-        raise ConfigError(f"--profile_steps={_PROFILE.value}: the run ends at step {config.training.steps}")
+        raise ConfigError(
+            f"--profile_steps={_PROFILE.value} is not before step {config.training.steps}, the end of the run: choose "
+            "earlier steps"
+        )
     distributed.join()
     experiment = Experiment(config)
     records = experiment.train(workdir, [_SEED.value], profile=profile, verbose=True)
     if processes.is_first():
-        print_errors(experiment.task, records)
+        print_errors(experiment, records)
+        outputs.list_run(workdir, ("result.json", "metrics.jsonl", "TensorBoard"), workdir, config.model.name)
 
 
 if __name__ == "__main__":

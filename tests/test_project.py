@@ -3,6 +3,7 @@
 import ast
 import collections
 import importlib
+import os
 import re
 import shutil
 import subprocess
@@ -88,6 +89,21 @@ def test_version_is_said_once():
     assert cope_jax.__version__ == PROJECT["version"]
     assert f"## [{PROJECT['version']}]" in (ROOT / "CHANGELOG.md").read_text()
     assert f"version: {PROJECT['version']}\n" in (ROOT / "CITATION.cff").read_text()
+
+
+def test_make_refuses_a_variable_that_it_does_not_have():
+    make = shutil.which("make") or pytest.skip("no make")
+    # Within `make test`, a make of its own would inherit flags, and print the folders that it enters.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+
+    def dry_run(variable: str) -> subprocess.CompletedProcess[str]:
+        command = [make, "-n", "compare", variable]
+        return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+
+    done = dry_run("SEED=3")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.fullmatch(r"\S+ \*\*\* there is no variable SEED: choose from PYTHON .* SEEDS .*\n", done.stderr)
+    assert not dry_run("SEEDS=3").stderr
 
 
 def test_constraints_pin_versions_and_hold_no_address():

@@ -35,9 +35,9 @@ def test_the_decorator_returns_the_class():
 @pytest.mark.parametrize(
     "names, name, message",
     [
-        (["circle", "square"], "squire", "unknown shape 'squire': did you mean 'square'? Choices: circle, square"),
-        (["square", "circle"], "xyz", "unknown shape 'xyz': Choices: circle, square"),
-        ([], "square", "unknown shape 'square': Choices: (none)"),
+        (["circle", "square"], "squire", "unknown shape 'squire': did you mean 'square'? Choose from circle, square"),
+        (["square", "circle"], "xyz", "unknown shape 'xyz': choose from circle, square"),
+        ([], "square", "unknown shape 'square': choose from (none)"),
     ],
 )
 def test_an_unknown_name_lists_the_choices(names, name, message):
@@ -47,7 +47,8 @@ def test_an_unknown_name_lists_the_choices(names, name, message):
 
 
 def test_a_name_that_is_no_text_is_unknown():
-    assert str(unknown("shape", None, ["b", "a"])) == "unknown shape None: Choices: a, b"
+    assert str(unknown("shape", None, ["b", "a"])) == "unknown shape None: choose from a, b"
+    assert str(unknown("size", 3, ["16", "8", "all"])) == "unknown size 3: choose from 8, 16, all"
 
 
 def test_a_second_class_under_one_name_is_an_error():
@@ -172,7 +173,7 @@ def test_values_that_fit(name, value, expected):
         ("real", "1", "outer.real must be float, got '1' of type str"),
         ("yes", 1, "outer.yes must be bool, got 1 of type int"),
         ("text", 1, "outer.text must be str, got 1 of type int"),
-        ("choice", "tow", "unknown outer.choice 'tow': did you mean 'two'? Choices: 3, one, two"),
+        ("choice", "tow", "unknown outer.choice 'tow': did you mean 'two'? Choose from 3, one, two"),
         ("choice", ["one"], "unknown outer.choice ['one']"),
         ("numbers", 1.0, "outer.numbers must be tuple, got 1.0"),
         ("numbers", "12", "outer.numbers must be tuple, got '12'"),
@@ -180,7 +181,7 @@ def test_values_that_fit(name, value, expected):
         ("inners", [3], "outer.inners must be Inner, got 3 of type int"),
         ("inner", 3, "outer.inner must be Inner, got 3 of type int"),
         ("inner", {"size": 2.5}, "outer.inner.size must be int, got 2.5 of type float"),
-        ("inner", {"sizes": 2}, "unknown option of outer.inner 'sizes': did you mean 'size'? Choices: share, size"),
+        ("inner", {"sizes": 2}, "unknown option of outer.inner 'sizes': did you mean 'size'? Choose from share, size"),
         ("options", 3, "outer.options must be dict, got 3 of type int"),
         ("bare", 3, "outer.bare must be dict, got 3 of type int"),
         ("maybe_whole", 2.5, "outer.maybe_whole must be int or NoneType, got 2.5 of type float"),

@@ -1,5 +1,6 @@
-"""Readers of public text corpora, plain or compressed, from a directory; a small sample is built in.
+"""Reads public text corpora, plain or compressed, from a directory. A small sample is built in.
 
-Each accepts `data_dir`, which has one folder per corpus, with its files under their published names. None is the
-built-in sample: sentences written for this project, in the same formats, just enough to see every command work.
+Every reader accepts `data_dir`, a directory with one folder per corpus. The files have their published names. If
+`data_dir` is None, a reader reads the built-in sample: sentences written for this project, in the same formats. The
+sample is just large enough to show that every command works.
 """

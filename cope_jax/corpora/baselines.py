@@ -13,7 +13,7 @@ FEATURES = ("weighted overlap", "cosine", "shared kinds", "log length of A", "lo
 
 
 def majority_label(labels: Sequence[Any]) -> Any:
-    """The most frequent label; of equally frequent labels the smallest.
+    """The most frequent label; among equally frequent labels, the smallest.
 
     >>> majority_label(["NOUN", "VERB", "ADJ", "VERB", "ADJ"])
     'ADJ'
@@ -23,7 +23,7 @@ def majority_label(labels: Sequence[Any]) -> Any:
 
 
 def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequence[str]) -> list[Any]:
-    """The most frequent training label of each test word; unknown words get the most frequent label of all.
+    """The most frequent training label of each test word; unknown words get the most frequent of all training labels.
 
     >>> majority_by_word(["play", "play", "run"], ["NOUN", "NOUN", "VERB"], ["run", "play", "Kaunas"])
     ['VERB', 'NOUN', 'NOUN']
@@ -36,9 +36,11 @@ def majority_by_word(words: Sequence[str], labels: Sequence[Any], tests: Sequenc
 
 
 def unigram_probabilities(batches: Iterable[Batch], vocab_size: int) -> dict[str, np.ndarray]:
-    """The probabilities p(w) = (n_w + 1)/(N + V), none of them 0: prefix of a direction -> float64 `[V]`.
+    """The probability of each of V words, p(w) = (n_w + 1)/(N + V), where w occurs n_w times among N targets.
 
-    A batch has `targets` and `weights`; with two directions also those with the prefix `backward_`.
+    The probability is never 0. A batch has the fields `targets` and `weights`. A batch with two directions also has
+    these fields with the prefix `backward_`. Returns a dict from the prefix of a direction, "" or "backward_", to a
+    float64 array `[V]`.
 
     >>> batch = {"targets": np.array([[0, 0, 1]]), "weights": np.ones((1, 3))}
     >>> unigram_probabilities([batch], 2)[""].tolist()
@@ -64,16 +66,17 @@ def unigram_cross_entropy(known: Mapping[str, np.ndarray], batches: Iterable[Bat
 
 
 def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
-    """The counts of each piece, except the `special` ones, in A and in B: two sparse arrays `[n, V]`.
+    """Counts each piece, except `special` pieces, in the texts A and B of each example.
 
-    A batch has the inputs of a model: `inputs`, `segments` and `mask` `[n, L]`, as in the task masked_lm.
+    A batch has the inputs of a model, `inputs`, `segments` and `mask` `[n, L]`, as in the task masked_lm. Returns two
+    sparse arrays `[n, V]`, for A and for B.
 
     >>> batch = {"inputs": [[0, 3, 4, 1, 3, 1, 2]], "segments": [[0, 0, 0, 0, 1, 1, 0]], "mask": [[1] * 6 + [0]]}
     >>> a, b = bags({name: np.array(field) for name, field in batch.items()}, 5, special=[0, 1])
     >>> a.toarray().tolist(), b.toarray().tolist()
     ([[0.0, 0.0, 0.0, 1.0, 1.0]], [[0.0, 0.0, 0.0, 1.0, 0.0]])
     """
-    from scipy.sparse import coo_array  # here, like scikit-learn, because few commands need it
+    from scipy.sparse import coo_array  # imported here, like scikit-learn, because few commands need it
 
     counted_BL = (batch["mask"] == 1) & ~np.isin(batch["inputs"], list(special))
     found = []
@@ -85,15 +88,20 @@ def bags(batch: Batch, vocab_size: int, special: Sequence[int]) -> list[Any]:
 
 
 class BagOfWords:
-    """Logistic regression on what two bags of pieces have in common: p(next | A, B) = σ(w·f(A, B) + b).
+    """Logistic regression on what two bags of pieces have in common: p(B does not follow A) = σ(w·f(A, B) + b).
 
     Sentences of one document share words, so much of next-sentence prediction needs no word order: Lan et al.,
     "ALBERT", ICLR 2020, section 4.6.
 
-    Let idf(v) = log((1 + n)/(1 + n_v)), where n_v of the n sides of the training examples have v. The features f are:
-    Σ idf over the different pieces that both sides have; the cosine of the bags weighted by idf; the first sum divided
-    by Σ idf over the different pieces of either side; the lengths. Features are standardised over the training
-    examples; `special` pieces do not count.
+    A and B are the two sides of an example. All training examples together have n sides, and n_v of these sides contain
+    piece v. Let idf(v) = log((1 + n)/(1 + n_v)). The features f are:
+
+    - Σ idf over the different pieces that both sides have;
+    - the cosine of the bags weighted by idf;
+    - the first sum divided by Σ idf over the different pieces of either side;
+    - log(1 + length) of A, of B, and of both sides together.
+
+    Features are standardised over the training examples. Pieces in `special` do not count.
     """
 
     def __init__(self, vocab_size: int, special: Sequence[int], *, seed: int = 0):
@@ -106,10 +114,10 @@ class BagOfWords:
         self.idf_V: np.ndarray | None = None
 
     def fit(self, batch: Batch) -> "BagOfWords":
-        """Fits to examples with `next` `[n]`, 0 if B follows A; returns itself.
+        """Fits to examples with `next` `[n]`: 0 if B follows A, 1 if B is from another document. Returns self.
 
         Raises:
-          ConfigError: the examples are all of one kind.
+          ConfigError: all examples are of one kind.
         """
         if len(np.unique(batch["next"])) < 2:
             raise ConfigError("the next-sentence baseline needs examples of both kinds: ask for more examples")
@@ -119,9 +127,9 @@ class BagOfWords:
         return self
 
     def features(self, batch: Batch) -> np.ndarray:
-        """`[n, F]`, in the order of `FEATURES`."""
+        """The features of each example, `[n, F]`, in the order of `FEATURES`."""
         if self.idf_V is None:
-            raise ConfigError("the next-sentence baseline is not fitted: fit it first")
+            raise ConfigError("the next-sentence baseline is not fitted: call fit first")
         a_BV, b_BV = bags(batch, self._vocab_size, self._special)
         both_B = a_BV.sign().multiply(b_BV.sign()) @ self.idf_V
         either_B = (a_BV + b_BV).sign() @ self.idf_V
@@ -137,5 +145,5 @@ class BagOfWords:
 
 
 def _ratio(above_B: np.ndarray, below_B: np.ndarray) -> np.ndarray:
-    """The quotient, or 0 if the denominator is 0: two sides without a counted piece share nothing."""
+    """The quotient, or 0 if the denominator is 0, because two sides without a counted piece share nothing."""
     return np.where(below_B > 0, above_B / np.where(below_B > 0, below_B, 1), 0)

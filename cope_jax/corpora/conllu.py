@@ -1,7 +1,7 @@
 """Universal Dependencies treebanks in CoNLL-U: words and their universal parts of speech.
 
 Nivre et al., "Universal Dependencies v2", LREC 2020; Silveira et al., "A gold standard dependency corpus for English",
-LREC 2014, for the English Web Treebank, EWT, which is read here.
+LREC 2014, for the English Web Treebank (EWT), which this module reads.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ TAGS = tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCON
 """The 17 universal parts of speech, sorted."""
 
 SPLITS = {"train": "train", "validation": "dev", "test": "test"}
-"""Name of a split -> its name in file names."""
+"""A dict from the name of a split to its name in file names."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TaggedSentence:
-    """A sentence: its n syntactic words and their n tags; `first` is True if it begins a document."""
+    """A sentence: its n syntactic words and their n tags. `first` is True if the sentence begins a document."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...]
@@ -31,10 +31,10 @@ class TaggedSentence:
 
 
 def read(data_dir: str | None, split: str) -> list[TaggedSentence]:
-    """The sentences of a split of UD English EWT, `ud-ewt/en_ewt-ud-{train,dev,test}.conllu`.
+    """Reads the sentences of a split of UD English EWT, `ud-ewt/en_ewt-ud-{train,dev,test}.conllu`.
 
     Raises:
-      ConfigError: no such split or file, or a malformed line; the message gives its number.
+      ConfigError: the split is unknown, the file is missing, or a line is malformed. The message gives the line number.
 
     >>> sentence = read(None, "train")[0]
     >>> list(zip(sentence.words, sentence.tags))[:3]
@@ -46,7 +46,7 @@ def read(data_dir: str | None, split: str) -> list[TaggedSentence]:
 
 
 def documents(data_dir: str | None, split: str) -> list[Document]:
-    """The documents of a split: lists of sentences, without the tags.
+    """The documents of a split. Each is a list of sentences, without the tags.
 
     >>> [len(document) for document in documents(None, "train")]
     [7, 7, 6, 8]
@@ -60,13 +60,13 @@ def documents(data_dir: str | None, split: str) -> list[Document]:
 
 
 def parse(path: epath.Path) -> list[TaggedSentence]:
-    """The sentences of a CoNLL-U file.
+    """Reads the sentences of a CoNLL-U file.
 
     Surface tokens that represent several words (`1-2`) and nodes without a word (`1.1`) are left out, as in the
     published word counts of treebanks.
 
     Raises:
-      ConfigError: a malformed line, or no sentence at all.
+      ConfigError: a line is malformed, or there is no sentence.
     """
     sentences = []
     for blank, lines in itertools.groupby(enumerate(read_lines(path), start=1), lambda entry: not entry[1].strip()):

@@ -9,19 +9,20 @@ from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 
 Document = list[tuple[str, ...]]
-"""Sentences of words."""
+"""A document: a list of sentences, each a tuple of words."""
 
 SAMPLES = epath.Path(__file__).parent / "samples"
 """The built-in data directory."""
 
 
 def find(data_dir: str | None, folder: str, names: Sequence[str], download: str | None = None) -> epath.Path:
-    """The first of `names` (which may have `*`), plain or with `.gz`, in a folder of the data directory.
+    """Finds the first of `names`, plain or with `.gz`, in a folder of the data directory.
 
-    `download` is the name of the corpus in `experiments.download`, if it is there.
+    A name may contain `*`. `download` is the name of the corpus in `experiments.download`, or None if that command does
+    not have the corpus.
 
     Raises:
-      ConfigError: none of them is there; the message says which file to put where.
+      ConfigError: there is no such file. The message says which file to put where.
 
     >>> find(None, "sms-spam", ["SMSSpamCollection.tsv"]).name
     'SMSSpamCollection.tsv'
@@ -40,7 +41,7 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
 
 
 def first(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path | None:
-    """The file that `find` finds, or None."""
+    """The file that `find` finds, or None if there is no such file."""
     root = _root(data_dir)
     for name in names:
         for pattern in (name, f"{name}.gz"):
@@ -55,28 +56,29 @@ def _root(data_dir: str | None) -> epath.Path:
 
 
 def read_prose(path: epath.PathLike) -> str:
-    """The text of a UTF-8 file. ConfigError: as `read_text`, or the file has a zero byte, so it is not text."""
+    """The text of a UTF-8 file. Raises ConfigError as `read_text` does, or if a zero byte shows that it is no text."""
     text = read_text(path)
     place = text.find("\0")
     if place >= 0:
         line = text.count("\n", 0, place) + 1
-        raise ConfigError(f"{path}, line {line}: a zero byte, so this is not text; remove the file or the byte")
+        raise ConfigError(f"{path}, line {line} has a zero byte, so it is not text: remove the file or the byte")
     return text
 
 
 def read_lines(path: epath.Path) -> list[str]:
-    """The lines of a UTF-8 file, without their ends or an empty last one. ConfigError: as `read_prose`."""
+    """The lines of a UTF-8 file, without line ends or an empty last line. Raises ConfigError as `read_prose` does."""
     # Not splitlines: a text may contain other line separators, which do not end a line in these formats.
     lines = [line.removesuffix("\r") for line in read_prose(path).split("\n")]
     return lines[:-1] if not lines[-1] else lines
 
 
 def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str] = ()) -> dict[str, pathlib.Path]:
-    """The files below a folder that match any of some globs, each once, by relative path, sorted.
+    """Finds the files below a folder that match any of `globs`, each once.
 
-    The search of a glob with a full path starts in the last folder before the first wildcard. A file is named by its
-    path relative to the parent of that start folder or, if another file has this name, by its full path. Folders and
-    files with a name in `without` are skipped at every depth.
+    Returns a sorted dict from a file's path relative to the folder to its path. For a glob with a full path, the search
+    starts in the last folder before the first wildcard. The key of a file is then its path relative to the parent of
+    this folder or, if another file has this key, its full path. Folders and files with a name in `without` are skipped
+    at every depth.
 
     Raises:
       ConfigError: a pattern is not a glob.
@@ -90,7 +92,7 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
         root, below = _rooted(folder, pattern)
         try:
             if not pathlib.PurePath(below).parts:
-                raise ValueError("it names no file")
+                raise ValueError("the pattern names no file")
             paths = sorted(root.glob(below))
         except ValueError as error:
             raise ConfigError(f"{pattern!r} is not a glob ({error}): write one like '**/*.txt'") from error

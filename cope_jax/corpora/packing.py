@@ -1,6 +1,7 @@
-"""Cuts tokens of text into examples of one length and packs them, without losing or repeating a token.
+"""Cuts the tokens of texts into examples of one length and packs short examples, without losing or repeating a token.
 
-A text of n tokens has n *entries*: each reads the previous token and predicts this one. `end` precedes the first.
+A text of n tokens has n *entries*. Each entry reads one token and predicts the next token of the text. The first entry
+reads `end`.
 """
 
 import bisect
@@ -22,8 +23,8 @@ class TokenStream:
 
     Attributes:
       tokens: int32 `[N + 1]`.
-      bounds: `[D + 1]`, the entries at which documents begin; the last is N.
-      counted: bool `[N]`, False where the target is an `end` that was added to the text.
+      bounds: `[D + 1]`, the entry at which each of the D documents begins, then N.
+      counted: bool `[N]`, False where the target is an `end` that `join` added to the text.
     """
 
     tokens: np.ndarray
@@ -35,7 +36,7 @@ class TokenStream:
 
 
 def join(documents: Iterable[np.ndarray], end: int) -> TokenStream:
-    """Joins documents, with `end` before the first and after each one that lacks it; empty ones are left out.
+    """Joins documents that are not empty. `end` precedes the first, and follows each that does not end with `end`.
 
     >>> entries = join([np.array([5, 6]), np.array([7, 0])], end=0)
     >>> entries.tokens.tolist(), entries.bounds.tolist(), entries.counted.tolist()
@@ -56,12 +57,12 @@ def join(documents: Iterable[np.ndarray], end: int) -> TokenStream:
 
 
 class Pieces(NamedTuple):
-    """The division of a text of N entries into P parts; every attribute is an array `[P]`.
+    """The division of a text of N entries into P pieces. Every attribute is an array `[P]`.
 
     Attributes:
-      starts: the first entry of each part.
-      sizes: the number of entries of each part.
-      context: the number of entries at the start of each part that already count in an earlier part.
+      starts: the first entry of each piece.
+      sizes: the number of entries of each piece.
+      context: the number of entries at the start of each piece that already count in an earlier piece.
     """
 
     starts: np.ndarray
@@ -70,7 +71,7 @@ class Pieces(NamedTuple):
 
 
 def cut(bounds: np.ndarray, length: int, stride: int) -> Pieces:
-    """Cuts the entries between consecutive bounds into pieces of `length` entries, `stride` apart."""
+    """Cuts the entries between consecutive bounds into pieces of at most `length` entries that start `stride` apart."""
     sizes = np.diff(bounds)
     counts = np.where(sizes > 0, 1 + np.maximum(0, -(-(sizes - length) // stride)), 0)
     number = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
@@ -83,8 +84,13 @@ def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], w
     """Writes pieces into rows; each field is int32 `[rows, width]`.
 
     Returns:
-      `inputs`; `targets`, the token after each; `positions`, from 0 in each piece; `segments`, the number of the piece
-      in its row, −1 after the last; `entries`, the number of the entry, −1 if none counts here.
+      A dict with these fields:
+
+      - `inputs`;
+      - `targets`: the token after each input;
+      - `positions`: from 0 in each piece;
+      - `segments`: the number of the piece in its row, and −1 after the last piece;
+      - `entries`: the number of the entry in the text, and −1 in the context of a piece and after the last piece.
     """
     fields = {name: np.zeros((len(rows), width), np.int32) for name in ("inputs", "targets", "positions")}
     fields |= {name: np.full((len(rows), width), -1, np.int32) for name in ("segments", "entries")}
@@ -103,11 +109,12 @@ def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], w
 
 
 class Packed:
-    """A `TokenStream` as examples of length L.
+    """Cuts a `TokenStream` into examples of length L.
 
-    "stream": consecutive windows, which may cross documents. "documents": each document fills as many windows as it
-    can; the remainders of several documents are packed into one example by length. `segments` and `positions` keep them
-    apart. With `every`, the `end`s that were added between documents are targets too.
+    With "stream", the examples are consecutive windows, which may cross documents. With "documents", each document
+    fills as many windows as it can. The remainders of several documents are packed into one example if they fit.
+    `segments` and `positions` separate the documents of an example. If a target is an `end` that `join` added, its
+    weight is 1 if `every` is True, and 0 otherwise.
 
     >>> entries = join([np.array([5, 6, 7, 8]), np.array([9]), np.array([3, 4])], end=0)
     >>> batch = Packed(entries, 3, "documents", every=True).take(np.arange(4))
@@ -132,9 +139,10 @@ class Packed:
         return len(self._rows) - 1
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at some indices: `inputs`, `targets`, `weights`; with "documents" also `segments`, `positions`.
+        """The examples at `indices`, with the fields `inputs`, `targets` and `weights` `[n, L]`.
 
-        All are `[n, L]`. Segments are numbered from 1 in each example; all fields are padded with 0.
+        With "documents", there are also `segments` and `positions` `[n, L]`. Segments are numbered from 1 in each
+        example. All fields are padded with 0.
         """
         rows = [range(int(self._rows[place]), int(self._rows[place + 1])) for place in np.asarray(indices).tolist()]
         fields = lay_out(self._entries.tokens, self._pieces, rows, self._length)
@@ -147,8 +155,8 @@ class Packed:
 class Mixed:
     """The examples of several texts in one sequence: one text after the other, or spread evenly.
 
-    If spread, example i of a text with n examples is at the fraction (i + 1/2)/n of the sequence. Then the first
-    examples, however many, contain all texts in proportion to their sizes.
+    If spread, example i of a text with n examples is at the fraction (i + 1/2)/n of the sequence. Any number of first
+    examples then contains all texts in proportion to their sizes.
 
     >>> texts = [join([np.array(tokens)], end=0) for tokens in ([5, 5, 5, 0], [6, 0])]
     >>> mixed = Mixed([Packed(text, 1, "stream", every=True) for text in texts], spread=True)
@@ -169,13 +177,13 @@ class Mixed:
 
     @property
     def ranges(self) -> list[range]:
-        """The indices of the examples of each text, if they are not spread."""
+        """The indices of the examples of each text. They are valid only without `spread`."""
         return [range(*self._ends[part : part + 2].tolist()) for part in range(len(self._parts))]
 
     def take(self, indices: np.ndarray) -> dict[str, np.ndarray]:
-        """The examples at some indices, as `Packed.take` gives them. ConfigError: an index is out of range."""
+        """The examples at `indices`, with the fields of `Packed.take`. Raises ConfigError for an index out of range."""
         for place in indices[(indices < 0) | (indices >= len(self))]:
-            raise ConfigError(f"no example {place}: there are {len(self)}, numbered from 0")
+            raise ConfigError(f"there is no example {place}: give an index of at least 0 and less than {len(self)}")
         if self._order is not None:
             indices = self._order[indices]
         if len(self._parts) == 1 or not len(indices):
@@ -187,10 +195,10 @@ class Mixed:
 
 
 def fit(sizes: Sequence[int], length: int) -> list[list[int]]:
-    """Packs pieces into few rows of a length by best-fit decreasing: longest first, each into the fullest row it fits.
+    """Packs pieces into few rows by best-fit decreasing: longest first, each into the fullest row with enough room.
 
     Ding et al., "Fewer truncations improve language modeling" (arXiv 2404.10830). Sizes are from 1 to `length`. Returns
-    the numbers of the pieces in each row, ascending; rows are sorted by their first piece.
+    the numbers of the pieces in each row, in ascending order. Rows are sorted by their first piece.
 
     >>> fit([2, 4, 1, 3, 2], 4)
     [[0, 4], [1], [2, 3]]

@@ -1,4 +1,4 @@
-"""Reads raw running text of a corpus, by name, or of a mixture: for language models with any kind of token."""
+"""Reads raw running text of a corpus or a mixture, by name, for language models with any kind of token."""
 
 import dataclasses
 import functools
@@ -21,13 +21,13 @@ _SPACE = re.compile(r"\s")
 TEXT = ("**/*.txt", "**/*.txt.gz")
 
 READERS: Registry[Callable[[str | None, Sequence[str]], Reader]] = Registry("corpus")
-"""Functions of (data_dir, globs) that return a reader, by the name of the corpus."""
+"""For each name of a corpus, a function of (data_dir, globs) that returns the reader of the corpus."""
 
 WITHOUT_WORDS = frozenset({"code"})
 """Corpora without an agreed division into words, so perplexities per word cannot be compared."""
 
 SAME_TESTS = ("wikitext-2", "wikitext-2-raw", "wikitext-103", "wikitext-103-raw")
-"""Corpora that share their validation and test splits, in the same or another spelling."""
+"""Corpora with the same validation and test texts. In the corpora without "-raw", `<unk>` replaces rare words."""
 
 STANDARD_PLACES = {"code": "the standard library of the running Python"}
 """Where the texts come from without a data_dir, for corpora that do not use the built-in sample."""
@@ -37,22 +37,24 @@ WITH_GLOBS = frozenset({"files", "code"})
 
 
 def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str] = ()) -> list[str]:
-    """The documents of a split; concatenated, they are its text.
+    """Reads the documents of a split. All documents, concatenated, are the text of the split.
 
     Args:
       corpus: one of `READERS`:
-        "wikitext-2", "wikitext-103", articles with `<unk>` for rare words; "wikitext-2-raw", "wikitext-103-raw", the
-        articles as written;
-        "tinyshakespeare": one text; its last two twentieths are validation and test;
-        "files": plain text, each file divided in the same way;
-        "code": source files, split by file, without near-duplicates: the files in `code/`, or, without a data_dir, the
-        standard library of the running Python.
-      data_dir: folder with a folder for each corpus; None: the built-in sample.
+
+        - "wikitext-2" and "wikitext-103" are articles with `<unk>` for rare words;
+        - "wikitext-2-raw" and "wikitext-103-raw" are the articles as written;
+        - "tinyshakespeare" is one text: 90 % are training, the next 5 % validation, and the last 5 % test;
+        - "files" are files of plain text, and each file is divided in the same way;
+        - "code" are source files, divided file by file, without near-duplicates. They are in `code/` or, without a
+          data_dir, in the standard library of the running Python.
+      data_dir: folder with a folder for each corpus. If None, the built-in sample is read.
       split: "train", "validation" or "test".
-      globs: which files of "files" or "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
+      globs: patterns that choose the files of "files" or "code". A pattern is relative to the corpus folder, or has a
+        full path. () means all `.txt` and `.txt.gz` files for "files", and all `.py` files for "code".
 
     Raises:
-      ConfigError: no such corpus, split or file, or a file is not text.
+      ConfigError: there is no such corpus, split or file, or a file is not text.
 
     >>> [len(text) for text in documents("files", None, "train")]
     [438, 471, 398]
@@ -61,7 +63,7 @@ def documents(corpus: str, data_dir: str | None, split: str, globs: Sequence[str
 
 
 def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Reader:
-    """A function like `documents` of any split; it looks for files only when it is called."""
+    """Returns the function from a split to its documents; see `documents`. Files are read when a split is requested."""
     read = READERS.get(corpus)(data_dir, globs)
 
     def checked(split: str) -> list[str]:
@@ -69,7 +71,7 @@ def reader(corpus: str, data_dir: str | None, globs: Sequence[str] = ()) -> Read
             raise unknown(f"split of {corpus}", split, SPLITS)
         found = [text for text in read(split) if text]
         if not found:
-            raise ConfigError(f"{corpus} has no text in its split {split!r}: give more files, or larger ones")
+            raise ConfigError(f"{corpus} has no text in its split {split!r}: give more or larger files")
         return found
 
     return checked
@@ -93,11 +95,11 @@ def fingerprint(texts: Iterable[str]) -> dict[str, Any]:
 
 @dataclasses.dataclass(frozen=True)
 class Texts:
-    """Texts that are equal if their digests are equal, so that what is learned from them can be cached.
+    """A reference to texts. References with the same digest are equal, so what is learned from the texts can be cached.
 
     Attributes:
-      digest: `sha256` of their `fingerprint`.
-      read: returns the texts; it outlives the task, so it should not keep any text in memory.
+      digest: `sha256` from the `fingerprint` of the texts.
+      read: returns the texts. This function outlives the task, so it should not keep any text in memory.
     """
 
     digest: str
@@ -151,7 +153,7 @@ def _tree(root: pathlib.Path, globs: tuple[str, ...], stamp: frozenset[tuple[str
 
 
 def _part(text: str, split: str) -> str:
-    r"""The part of a single text that belongs to a split: 90, 5 and 5 % of its characters, divided between words.
+    r"""The part of a single text that belongs to a split: 90, 5 or 5 % of its characters, divided between words.
 
     >>> [_part("ab " * 40, split).count("ab") for split in SPLITS]
     [36, 2, 2]
@@ -167,7 +169,7 @@ def parse_mixture(corpus: str) -> tuple[tuple[float, str], ...]:
     """The weights and names of the corpora in a mixture; the default weight is 1.
 
     Raises:
-      ConfigError: an unknown corpus, one named twice, two with the same test, or a weight that is not positive.
+      ConfigError: a corpus is unknown or named twice, two have the same test split, or a weight is not positive.
 
     >>> parse_mixture("3*wikitext-2 + code")
     ((3.0, 'wikitext-2'), (1.0, 'code'))
@@ -181,30 +183,32 @@ def parse_mixture(corpus: str) -> tuple[tuple[float, str], ...]:
         except ValueError:
             number = 0.0
         if not 0 < number < float("inf"):
-            raise ConfigError(f"text.corpus={corpus!r} has a weight that is not a positive number: {weight!r}")
+            raise ConfigError(f"text.corpus={corpus!r} has the weight {weight!r}: give a positive number")
         parts.append((number, name.strip()))
     names = [name for _, name in parts]
     if len(set(names)) < len(names):
-        raise ConfigError(f"text.corpus={corpus!r} names a corpus twice: give it one weight")
+        raise ConfigError(f"text.corpus={corpus!r} names a corpus twice: name each corpus once")
     same = [name for name in names if name in SAME_TESTS]
     if len(same) > 1:
-        raise ConfigError(f"text.corpus={corpus!r}: {' and '.join(same)} have the same validation and test: use one")
+        raise ConfigError(
+            f"text.corpus={corpus!r} has {' and '.join(same)}, which have the same validation and test: use only one"
+        )
     return tuple(parts)
 
 
 class Mixture:
-    """The texts of one or several corpora, which are read only on request.
+    """The texts of one or several corpora. They are read only on request.
 
-    The arguments are those of `documents`, but `corpus` has the format of `parse_mixture`. Globs apply to the only
-    corpus that accepts them.
+    The arguments are the same as for `documents`, except that `corpus` has the format of `parse_mixture`. Globs apply
+    to "files" or "code". With globs, the mixture must have exactly one of these two corpora.
 
     Attributes:
       weights: the weight of each corpus.
-      has_words: whether perplexities per word can be compared.
+      has_words: whether all corpora have an agreed division into words, so that perplexities per word can be compared.
       place: where the texts come from, in words.
 
     Raises:
-      ConfigError: as `parse_mixture`; or there are globs, and not exactly one corpus accepts them.
+      ConfigError: `parse_mixture` rejects `corpus`, or there are globs and not exactly one corpus accepts globs.
 
     >>> [len(texts) for texts in Mixture("files+wikitext-2").texts("train")]
     [3, 5]
@@ -227,11 +231,11 @@ class Mixture:
         self._fingerprints: dict[str, dict[str, Any]] = {}
 
     def texts(self, split: str) -> list[list[str]]:
-        """The documents of a split, a list per corpus."""
+        """The documents of a split: one list for each corpus."""
         return [read(split) for read in self._readers]
 
     def documents(self, split: str) -> Iterator[str]:
-        """The documents of a split, one corpus after the other; a corpus is read when its first one is requested."""
+        """The documents of a split, one corpus after the other. A corpus is read when its first document is needed."""
         for read in self._readers:
             yield from read(split)
 

@@ -1,4 +1,4 @@
-"""Reads running text of a corpus, by name, as sentences of words, for tasks that learn from unlabelled text."""
+"""Reads the documents of a corpus, by name, as sentences of words, for tasks that learn from unlabelled text."""
 
 from typing import Literal
 
@@ -10,10 +10,11 @@ SPLITS = ("train", "validation", "test")
 
 
 def documents(corpus: Corpus, data_dir: str | None, split: str) -> list[Document]:
-    """The documents of a split, each a list of sentences, each a tuple of words; "both": one corpus after the other.
+    """The documents of a split. A document is a list of sentences, and a sentence is a tuple of words.
 
-    WikiText-2 is raw if its raw training text is there. Otherwise rare words are `<unk>` in every split, so that a
-    model is tested on the same kind of text that it has learned from.
+    For "both", WikiText-2 comes first, then UD English EWT. WikiText-2 is read as raw text if `data_dir` has the raw
+    training text. Otherwise rare words are `<unk>` in every split, so that a model is tested on the same kind of text
+    as it was trained on.
 
     Raises:
       ConfigError: a file is missing or malformed.

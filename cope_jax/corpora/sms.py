@@ -13,19 +13,19 @@ LABELS = ("ham", "spam")
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message and its label: 0 ham, 1 spam."""
+    """A message and its label, 0 for ham and 1 for spam."""
 
     text: str
     label: int
 
 
 def read(data_dir: str | None) -> list[Message]:
-    """The messages of `sms-spam/SMSSpamCollection.tsv` in the order of the file, one `label<tab>text` per line.
+    """Reads `sms-spam/SMSSpamCollection.tsv`, one `label<tab>text` per line. Messages are in the order of the file.
 
     Repeated lines, 403 of the 5,574, are left out, so that no test message is also in training.
 
     Raises:
-      ConfigError: no such file, a malformed line, or not both labels.
+      ConfigError: the file is missing, a line is malformed, or one of the labels has no message.
 
     >>> messages = read(None)
     >>> LABELS[messages[0].label], messages[0].text

@@ -31,12 +31,12 @@ _WORD = re.compile(r"\w+|[^\w\s]")
 
 @dataclasses.dataclass(frozen=True)
 class Tree:
-    """Files of source code by their paths below the root, sorted.
+    """Files of source code by their paths below the root, in sorted order.
 
     Attributes:
-      files: path -> text.
+      files: a dict from path to text.
       skipped: paths of files that are not UTF-8 text.
-      duplicates: path of a file that was left out -> path of its near-duplicate in `files`.
+      duplicates: a dict from the path of a file that was left out to the path of its near-duplicate in `files`.
     """
 
     files: dict[str, str]
@@ -54,13 +54,13 @@ def standard_library() -> pathlib.Path:
 
 
 def stamp(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> frozenset[tuple[str, int, int]]:
-    """The name, size and modification time of each file that `read` would read, to detect changes without reading."""
+    """The name, size and modification time of each file that `read` would read, to detect changes of the files."""
     found = ((name, path.stat()) for name, path in matching(pathlib.Path(root), globs, _FOREIGN).items())
     return frozenset((name, state.st_size, state.st_mtime_ns) for name, state in found)
 
 
 def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
-    """The files below a folder that match any of `globs`, each once; files that end in `.gz` are unpacked.
+    """Reads the files below a folder that match any of `globs`, each once. Files that end in `.gz` are unpacked.
 
     Empty files, and folders of installed packages, tests and caches, are left out. `matching` explains the globs.
 
@@ -81,14 +81,14 @@ def read(root: str | pathlib.Path, globs: Sequence[str] = PYTHON) -> Tree:
         elif text.strip():
             texts[name] = text.replace("\r\n", "\n")
     if not texts:
-        raise ConfigError(f"no text in {root} matches {', '.join(globs)}: put it there, or give globs with a full path")
+        raise ConfigError(f"no text in {root} matches {', '.join(globs)}: add files, or give globs with a full path")
     duplicates = near_duplicates(texts)
     kept = {name: text for name, text in texts.items() if name not in duplicates}
     return Tree(kept, tuple(skipped), duplicates)
 
 
 def split_of(path: str) -> str:
-    """The split of a file, by a hash of its path: 90 % are "train", 5 % "validation", 5 % "test".
+    """The split of a file, chosen by a hash of its path: 90 % are "train", 5 % "validation", 5 % "test".
 
     >>> split_of("ast.py"), split_of("csv.py")
     ('train', 'train')
@@ -98,10 +98,10 @@ def split_of(path: str) -> str:
 
 
 def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
-    """Pairs of texts whose sets of shingles, runs of five words and signs, have a Jaccard similarity above 0.7.
+    """Finds texts whose sets of shingles (runs of five words and signs) have a Jaccard similarity above 0.7.
 
     J(A, B) = |A ∩ B|/|A ∪ B| is computed for all pairs that share a MinHash of 4 permutations in any of 16 bands.
-    Returns names, later text -> earlier text; the earlier one is not a duplicate itself.
+    Returns a dict from the name of each later text to the name of an earlier text, which is not a duplicate itself.
 
     >>> near_duplicates({"a": "x = f(1, 2) + 3", "b": "x = f(1, 2) + 3 ", "c": "print(x)"})
     {'b': 'a'}
@@ -128,7 +128,7 @@ def near_duplicates(texts: dict[str, str]) -> dict[str, str]:
 
 
 def _shingles(text: str, hashes: dict[str, int]) -> np.ndarray:
-    """The different runs of five words and signs, as hashes; a shorter text is one run."""
+    """Hashes of the different runs of five words and signs. A text that is shorter is one run."""
     words = _WORD.findall(text)
     for word in words:
         if word not in hashes:

@@ -12,14 +12,14 @@ Fields = Mapping[str, np.ndarray]
 
 
 class Stream(Sequence[dict[str, np.ndarray]]):
-    """Sequences of N entries as batches of B windows of L: row r of batch i + 1 continues row r of batch i.
+    """Cuts sequences of N entries into batches of B windows of length L.
 
-    Row r has the r-th of B equal parts, so every entry is in exactly one batch. The last row and the last batch are
-    padded with zeros. Every batch has `reset`, float32 `[B]`: 1 in batch 0, else 0. Finally `finish` adds what is too
-    large to store for every entry.
+    Row r of batch i + 1 continues row r of batch i. Row r has the r-th of B equal parts of each sequence, so every
+    entry is in exactly one batch. The last row and the last batch are padded with zeros. Every batch has `reset`,
+    float32 `[B]`: 1 in batch 0 and 0 in others. When a batch is read, `finish` adds fields that are too large to store.
 
     Raises:
-      ConfigError: B or L below 1, or N = 0.
+      ConfigError: B or L is below 1, or N is 0.
 
     >>> stream = Stream({"inputs": np.arange(1, 8)}, batch_size=2, length=3)
     >>> len(stream), stream[1]["inputs"].tolist(), stream[1]["reset"].tolist()
@@ -57,7 +57,7 @@ class Stream(Sequence[dict[str, np.ndarray]]):
 
 
 def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.ndarray]:
-    """The windows `[n, L]` that begin at `starts` `[n]`, with zeros after the end.
+    """The windows `[n, L]` of each field that begin at `starts` `[n]`, with zeros after the end of the field.
 
     >>> windows({"inputs": np.arange(1, 5)}, np.array([0, 2]), 3)["inputs"].tolist()
     [[1, 2, 3], [3, 4, 0]]
@@ -67,7 +67,7 @@ def windows(fields: Fields, starts: np.ndarray, length: int) -> dict[str, np.nda
 
 
 def first(n: int, size: int, what: str) -> np.ndarray:
-    """The indices of the first n of `size` examples. ConfigError: there are fewer, or n is negative."""
+    """The indices of the first n of the `size` examples of `what`. Raises ConfigError if n is negative or too large."""
     _check_number(n)
     if n > size:
         raise ConfigError(f"{what} has {size} examples, not {n}: ask for at most {size}")
@@ -75,7 +75,7 @@ def first(n: int, size: int, what: str) -> np.ndarray:
 
 
 def drawn(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
-    """Samples n indices below `size`, independently. ConfigError: n is negative."""
+    """Samples n indices below `size`, independently. Raises ConfigError if n is negative."""
     _check_number(n)
     return rng.integers(0, size, n)
 

@@ -7,10 +7,10 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Counts:
-    """The size of a split in several units; the total loss per unit can be compared between models.
+    """The size of a split in several units. The total loss per unit can be compared between models.
 
     Attributes:
-      tokens: number of tokens of the text, each of which is predicted once.
+      tokens: number of tokens of the text; each token is predicted once.
       words: number of words separated by spaces, plus one for the end of each line, as WikiText counts them.
       bytes: number of bytes of the text in UTF-8.
       unknown: number of tokens that represent words outside the vocabulary.
@@ -22,7 +22,7 @@ class Counts:
     unknown: int = 0
 
     def per_unit(self, nats: float) -> dict[str, float]:
-        """Converts the sum of the losses of all these tokens to the units that papers report.
+        """Converts `nats`, the sum of the losses of all these tokens, to the units that papers report.
 
             loss = nats/tokens, perplexity = exp(nats/words), bits_per_byte = nats/(bytes · ln 2).
 
@@ -30,14 +30,14 @@ class Counts:
         probabilities of its tokens. By WikiText's convention every line ends with a word, `<eos>`. Code has no agreed
         division into words; report bits per byte, or the perplexity per token, exp(loss), and name the tokenizer.
 
-        If some tokens are unknown, only the results per token are returned, which hold for this vocabulary only. A
-        model that predicts `<unk>` has not predicted the word, so a smaller vocabulary would give better results per
-        word and per byte.
+        If some tokens are unknown, only the results per token are returned. These can be compared only between models
+        with the same vocabulary. A model that predicts `<unk>` has not predicted the word, so a smaller vocabulary
+        would give better results per word and per byte.
 
         >>> Counts(tokens=6, words=4, bytes=20).per_unit(18.0)
         {'loss': 3.0, 'token_perplexity': 20.08..., 'perplexity': 90.01..., 'bits_per_byte': 1.29...}
         """
-        with np.errstate(over="ignore"):  # it is infinite if the model has diverged
+        with np.errstate(over="ignore"):  # perplexity is infinite if the model has diverged
             found = {"loss": nats / self.tokens, "token_perplexity": float(np.exp(nats / self.tokens))}
             if not self.unknown:
                 bits = nats / (self.bytes * float(np.log(2)))

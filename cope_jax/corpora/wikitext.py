@@ -1,4 +1,4 @@
-"""Reads WikiText-2 and WikiText-103: articles of Wikipedia, in words.
+"""Reads WikiText-2 and WikiText-103: articles of Wikipedia, split into words.
 
 Merity et al., "Pointer sentinel mixture models", ICLR 2017.
 """
@@ -15,7 +15,7 @@ EOS = "<eos>"
 UNKNOWN = "<unk>"
 
 SPLITS = {"train": "train", "validation": "valid", "test": "test"}
-"""Name of a split -> its name in file names."""
+"""A dict from the name of a split to its name in file names."""
 
 _TITLE = re.compile(r"= (?!= ).* =")
 _HEADING = re.compile(r"= .* =")
@@ -24,16 +24,16 @@ _CLOSERS = {")", "]", "''", "”", "’"}
 
 
 def read(data_dir: str | None, split: str, *, raw: bool = False) -> list[str]:
-    """The lines of `wikitext-2/wiki.{train,valid,test}.tokens`; each is a paragraph, a heading or blank.
+    """Reads the lines of `wikitext-2/wiki.{train,valid,test}.tokens`. Each line is a paragraph, a heading or blank.
 
-    With `raw`, `.raw` files are preferred, where rare words are as written and not `<unk>`. ConfigError: no such split
-    or file.
+    If `raw` is True, reads the `.raw` file if it exists. This file has rare words as written, not `<unk>`. Raises
+    ConfigError if there is no such split or file.
     """
     return read_lines(path(data_dir, split, raw=raw))
 
 
 def path(data_dir: str | None, split: str, *, raw: bool = False) -> epath.Path:
-    """The file that `read` reads. ConfigError: no such split or file."""
+    """The file that `read` reads. Raises ConfigError if there is no such split or file."""
     if split not in SPLITS:
         raise unknown("split of wikitext-2", split, SPLITS)
     stem = f"wiki.{SPLITS[split]}"
@@ -42,13 +42,13 @@ def path(data_dir: str | None, split: str, *, raw: bool = False) -> epath.Path:
 
 
 def texts(data_dir: str | None, split: str, corpus: str, *, raw: bool = False) -> list[str]:
-    r"""The articles of a split as they are in its file; concatenated, they are the file.
+    r"""Reads the articles of a split, unchanged. All articles, concatenated, are the file of the split.
 
-    Without a `data_dir` the built-in sample replaces "wikitext-2" and "wikitext-103". With `raw` the file is `.raw`,
-    where rare words are as written. It is in the folder of the corpus, or in one whose name ends in `-raw`.
+    Without a `data_dir`, the built-in sample replaces "wikitext-2" and "wikitext-103". If `raw` is True, reads the
+    `.raw` file, which has rare words as written, from the folder `CORPUS-raw` or else from the folder `CORPUS`.
 
     Raises:
-      ConfigError: no such split or file; the message says where to get it.
+      ConfigError: there is no such split or file; the message says where to get the file.
 
     >>> [text[:12] for text in texts(None, "test", "wikitext-2")]
     [' \n = The Isl', ' = The Wolf ']
@@ -72,10 +72,10 @@ def _official(data_dir: str, split: str, corpus: str, raw: bool) -> epath.Path:
 
 
 def words(data_dir: str | None, split: str) -> list[str]:
-    """The words of a split as one text, in which `<eos>` ends every line, including blank ones.
+    """The words of a split as one text, in which `<eos>` ends every line, even a blank line.
 
-    Published word perplexities count these words: 2,088,628 in training, 217,646 in validation and 245,569 in the test,
-    33,278 of them different.
+    Published word perplexities of WikiText-2 count these words: 2,088,628 in training, 217,646 in validation and
+    245,569 in the test. The vocabulary has 33,278 different words.
 
     >>> words(None, "train")[:8]
     ['<eos>', '=', 'The', 'Lighthouse', 'at', 'Carrow', 'Point', '=']
@@ -88,7 +88,7 @@ def documents(data_dir: str | None, split: str, *, raw: bool = True) -> list[Doc
 
     `@-@`, WikiText's hyphen between words, becomes `-`, and `1 @,@ 000` becomes one number.
 
-    The splits have 600, 60 and 60 articles.
+    The splits of WikiText-2 have 600, 60 and 60 articles.
 
     >>> " ".join(documents(None, "train")[0][0])
     'The lighthouse at Carrow Point was built after a storm drove three boats onto the rocks .'
@@ -138,7 +138,7 @@ def split_sentences(words: Sequence[str]) -> Document:
 
 
 def natural(words: Sequence[str]) -> list[str]:
-    """Words with WikiText's separators `@,@`, `@.@` and `@-@` undone.
+    """Undoes WikiText's separators `@,@`, `@.@` and `@-@`.
 
     >>> natural("a 1 @,@ 250 @.@ 5 m 16 @-@ mile walk".split())
     ['a', '1,250.5', 'm', '16', '-', 'mile', 'walk']

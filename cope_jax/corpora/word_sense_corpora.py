@@ -32,7 +32,7 @@ class Occurrence:
 
 
 def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
-    """Occurrences of twenty nouns with clearly different senses, in sentences of Wikipedia.
+    """Reads occurrences of twenty nouns with clearly different senses, in sentences of Wikipedia.
 
     `coarsewsd20/coarsewsd20.tsv` has a header, then word, split, sense, index and sentence, separated by tabs.
 
@@ -40,7 +40,7 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
     Linguistics 2021.
 
     Raises:
-      ConfigError: no such file, or a malformed line, named by its number.
+      ConfigError: the file is missing, or a line is malformed; the message gives the line number.
 
     >>> first = read_coarsewsd(None)[0]
     >>> first.words[first.index], first.sense
@@ -49,7 +49,7 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
     path = find(data_dir, "coarsewsd20", ["coarsewsd20.tsv"])
     header, *lines = read_lines(path) or [""]
     if header != _HEADER:
-        raise ConfigError(f"{path}, line 1: the columns must be {_HEADER.split()}; fetch the file again")
+        raise ConfigError(f"{path}, line 1 must name the columns {_HEADER.split()}: fetch the file again")
     found = []
     for number, line in enumerate(lines, start=2):
         if not line.strip():
@@ -61,13 +61,13 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
             or columns[1] not in get_args(Split)
             or not (columns[3].isdecimal() and int(columns[3]) < len(words))
         ):
-            raise ConfigError(f"{path}, line {number}: expected a word, split, sense, index and sentence; fix the line")
+            raise ConfigError(f"{path}, line {number} must have a word, split, sense, index and sentence: fix the line")
         found.append(Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1])))
     return found
 
 
 def read_semcor(data_dir: str | None) -> list[Occurrence]:
-    """Words of running text, with their senses in the New Oxford American Dictionary.
+    """Reads words of running text, with their senses in the New Oxford American Dictionary.
 
     A line of `semcor-noad/semcor_noad.jsonl` is
     `{"d": document, "t": sentence, "a": [[index, lemma, part of speech, sense], ...]}`. The lemma of an occurrence
@@ -78,7 +78,7 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
     neural models", COLING 2016.
 
     Raises:
-      ConfigError: no such file, or a malformed line, named by its number.
+      ConfigError: the file is missing, or a line is malformed; the message gives the line number.
 
     >>> [(o.words[o.index], o.lemma, o.sense) for o in read_semcor(None)[:2]]
     [('spring', 'spring.N', 'season'), ('walk', 'walk.V', 'go')]
@@ -94,8 +94,8 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
             test = zlib.crc32(entry["d"].encode()) % 5 == 0
             for index, lemma, part, sense in entry["a"]:
                 if not 0 <= index < len(words):
-                    raise ValueError("index outside the sentence")
+                    raise ValueError("the index is outside of the sentence")
                 found.append(Occurrence(words, index, f"{lemma}.{part}", str(sense), "test" if test else "train"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ConfigError(f"{path}, line {number}: not an annotated sentence ({error}); fix the line") from error
+            raise ConfigError(f"{path}, line {number} is not an annotated sentence ({error}): fix the line") from error
     return found

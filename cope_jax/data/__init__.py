@@ -1,1 +1,1 @@
-"""Input pipelines: tasks as batches (`pipeline`), and tasks on disk (`tfds_builder`)."""
+"""Input pipelines: batches of a task (`pipeline`), tasks on disk (`tfds_builder`), and downloads (`fetch`)."""

@@ -10,24 +10,24 @@ import time
 import zipfile
 
 import requests
-from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
+from cope_jax.progress import Progress
 
-_SECONDS = 30  # for a server to answer, or to send more
+_SECONDS = 30  # how long to wait for a server to answer, or to send more
 _WORK = ".download-"  # prefix of the folders of downloads in progress
 _DAY = 24 * 60 * 60
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """Download URL and checksum of a corpus.
+    """The download URL of a corpus, with size and checksum.
 
     Attributes:
-      url: of a zip archive, or of the only file.
-      size: its size in bytes.
-      sha256: its digest.
-      files: the files to keep, by paths below the data directory, which are also the paths in the archive.
+      url: URL of a zip archive, or of the only file.
+      size: size of this archive or file in bytes.
+      sha256: SHA-256 digest of this archive or file.
+      files: paths of the files to keep, relative to the data directory; the same paths are in the archive.
     """
 
     url: str
@@ -36,7 +36,7 @@ class Source:
     files: tuple[str, ...]
 
     def at(self, mirror: str) -> "Source":
-        """The same corpus from a mirror.
+        """Returns the source of the same corpus on a mirror. The mirror has the file directly under the URL `mirror`.
 
         >>> SOURCES["wikitext-2"].at("http://localhost:8000/").url
         'http://localhost:8000/wikitext-2-v1.zip'
@@ -50,7 +50,7 @@ def _wikitext(name: str, size: int, sha256: str) -> Source:
     return Source(f"https://wikitext.smerity.com/{name}-v1.zip", size, sha256, files)
 
 
-# Sizes and digests are those that Hugging Face's `datasets` has for WikiText, and TFDS for tiny shakespeare.
+# Sizes and digests come from Hugging Face's `datasets` for WikiText, and from TFDS for tiny shakespeare.
 _WIKITEXT = {
     "wikitext-2": (4_475_746, "92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c"),
     "wikitext-2-raw": (4_721_645, "ef7edb566e3e2b2d31b29c1fdb0c89a4cc683597484c3dc2517919c615435a11"),
@@ -66,11 +66,11 @@ SOURCES = {
         files=("tinyshakespeare/input.txt",),
     ),
 }
-"""Corpora by the names that `cope_jax.corpora.raw_text` has for them."""
+"""The source of each corpus, by its name in `cope_jax.corpora.raw_text`."""
 
 
 def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
-    """Which files of a source a data directory does not have, plain or with `.gz`.
+    """Returns the files of a source that a data directory lacks. A file with `.gz` after its name is not missing.
 
     >>> missing(SOURCES["tinyshakespeare"], "nowhere")
     ['tinyshakespeare/input.txt']
@@ -80,14 +80,15 @@ def missing(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
-    """Downloads a corpus, checks it, puts its missing files into a data directory and returns their paths below it.
+    """Downloads the files of a corpus that a data directory lacks, and returns the paths of these files.
 
-    Every file appears there complete or not at all. Until then it is in this call's own folder `.download-…`, which is
-    removed at the end. A folder left by a killed process is removed by a call on a later day. Existing files stay
+    The paths are relative to `data_dir`. The download is checked by size and digest. `data_dir` never has an incomplete
+    file: until a file is complete, it is in a temporary folder `.download-…`, which this call removes at the end. If
+    the process is killed, a call more than a day later removes this folder. Files that `data_dir` already has stay
     unchanged.
 
     Raises:
-      ConfigError: the source cannot be reached, breaks off, or sends something else.
+      ConfigError: the server cannot be reached, the download breaks off, or its size or digest is wrong.
       OSError: `data_dir` cannot be written to.
     """
     names = missing(source, data_dir)
@@ -112,16 +113,16 @@ def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 
 
 def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
-    """Downloads the URL to `path` and checks size and digest."""
+    """Downloads the URL to `path` and checks the size and the digest."""
     digest = hashlib.sha256()
     try:
         with requests.get(source.url, stream=True, timeout=_SECONDS) as answer, path.open("wb") as file:
             answer.raise_for_status()
-            with tqdm(total=source.size, unit="B", unit_scale=True, disable=None) as bar:
+            with Progress(source.size, "byte") as progress:
                 for chunk in answer.iter_content(2**16):
                     file.write(chunk)
                     digest.update(chunk)
-                    bar.update(len(chunk))
+                    progress.advance(len(chunk))
     except requests.RequestException as error:
         raise ConfigError(f"cannot download {source.url} ({_reason(error)}): try again, or {by_hand}") from error
     if (path.stat().st_size, digest.hexdigest()) != (source.size, source.sha256):
@@ -132,7 +133,7 @@ def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
 
 
 def _reason(error: BaseException) -> str:
-    """The original error, which network libraries wrap in others."""
+    """Returns the text of the original error, which network libraries wrap in other errors."""
     while cause := error.__cause__ or error.__context__:
         error = cause
     return " ".join(str(error).split())

@@ -1,6 +1,6 @@
-"""Tasks as Grain pipelines: exactly resumable training batches, and evaluation batches of one shape.
+"""Makes batches of a task with Grain: training batches that resume exactly, and evaluation batches of one shape.
 
-Everything is a function of its seeds, not of timing: Grain's prefetching threads keep the order.
+Batches depend on seeds only, not on timing: Grain's prefetching threads keep the order.
 """
 
 import sys
@@ -32,24 +32,26 @@ def train_iterator(
 ) -> grain.DatasetIterator:
     """Creates an endless iterator over training batches.
 
-    With `examples`, or for a task of fixed size, it gives the fixed train split, which depends only on `data_seed`, in
-    an order that depends on `shuffle_seed` and changes with each epoch; a batch may span two epochs. Otherwise it gives
-    an endless stream of fresh examples: batch i depends only on both seeds and i.
+    With `examples`, or for a task of fixed size, the iterator gives the fixed train split, which depends only on
+    `data_seed`. The order of examples depends on `shuffle_seed` and changes with each epoch; a batch may span two
+    epochs. For any other task without `examples`, the iterator samples new examples without end. Batch i then depends
+    only on both seeds and i.
 
-    In a mixture each part is shuffled and repeated in this way, and any number of examples has the parts' shares.
+    Each part of a mixture is shuffled and repeated in this way, and the parts alternate in proportion to their weights.
 
-    A task whose train split is a stream gives its batches in order, again and again, whatever the seeds.
+    If the train split is a stream, the iterator repeats the batches of the stream in order, for any seeds.
 
-    From `data_dir`, where `cope_jax.data.tfds_builder.write` stored the fixed split, the batches are bit-identical to
-    those from memory. `rows` are the rows of each batch to give, if other processes have the others; None: all.
-    `readers` are threads that read batches ahead; the batches and `get_state()` do not depend on their number.
+    If `data_dir` is given, the examples come from there, where `cope_jax.data.tfds_builder.write` stored the fixed
+    split. The batches are bit-identical to batches from memory. `rows` are the rows of each batch that this process
+    needs. If `rows` is None, the process needs all rows. `readers` is the number of threads that read batches ahead.
+    The batches and `get_state()` do not depend on this number.
 
     Returns:
-      An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` resumes exactly from there.
-      It counts batches, so it is the same for any `rows`.
+      An iterator over `Batch`es. `get_state()` is a small JSON-like dict, and `set_state` resumes exactly from this
+      state. The state counts batches, so the state is the same for any `rows`.
 
     Raises:
-      ConfigError: a size or seed out of range, or `data_dir` does not hold these examples.
+      ConfigError: a size or seed is out of range, or `data_dir` does not contain these examples.
 
     >>> from cope_jax import tasks
     >>> task = tasks.create("flip_flop", length=8)
@@ -95,13 +97,14 @@ def train_iterator(
 def evaluation_batches(
     task: Task, split: str, *, examples: int, batch_size: int, seed: int, data_dir: str | None = None
 ) -> list[Batch]:
-    """The fixed `examples` of `split` in order, in batches of one shape: the last is padded with rows of weight 0.
+    """Returns the first `examples` examples of `split`, in batches of one shape; rows of weight 0 fill the last batch.
 
-    A split is a fixed one, or one of a sweep; one with fewer examples, or a stream, gives at most what it has.
-    `data_dir` is as in `train_iterator`, and has only fixed splits.
+    `split` is a fixed split or a split of the task's sweep. If the split has fewer examples, the batches contain the
+    entire split. For a stream, `examples` is rounded up to whole batches. `data_dir` is as in `train_iterator`, and has
+    no splits of a sweep.
 
     Raises:
-      ConfigError: unknown split, a size or seed out of range, or `data_dir` does not hold these examples.
+      ConfigError: the split is unknown, a size or seed is out of range, or `data_dir` does not contain these examples.
 
     >>> from cope_jax import tasks
     >>> task = tasks.create("flip_flop", length=8)
@@ -125,8 +128,11 @@ def evaluation_batches(
 
 
 def _shuffled(whole: grain.MapDataset, mixture: Sequence[tuple[float, range]], seed: int) -> grain.MapDataset:
-    """Endless examples, in an order that changes with each epoch; of a mixture, by the weights of its parts."""
-    # Grain shuffles epoch e by seed + e: unhashed, seed 1 would see the epochs of seed 0, one epoch early.
+    """Returns endless examples, in an order that changes with each epoch.
+
+    The parts of a mixture alternate in proportion to their weights.
+    """
+    # Grain shuffles epoch e by seed + e. Without hashing, seed 1 would see the epochs of seed 0, one epoch early.
     seeds = np.random.SeedSequence(seed).generate_state(max(1, len(mixture))).tolist()
     if not mixture:
         return whole.shuffle(seeds[0]).repeat()
@@ -140,7 +146,7 @@ def _shuffled(whole: grain.MapDataset, mixture: Sequence[tuple[float, range]], s
 def _examples(
     task: Task, split: str, examples: int | None, seed: int, data_dir: str | None
 ) -> tuple[grain.MapDataset, Sequence[tuple[float, range]]]:
-    """The examples of a split, and its parts if it is a mixture."""
+    """Returns the examples of a split, and the parts of the split if it is a mixture."""
     check_at_least(1, "pipeline", examples=examples)
     if data_dir is not None:
         return _written(task, split, examples, seed, data_dir)
@@ -160,14 +166,14 @@ def _examples(
 def _written(
     task: Task, split: str, examples: int | None, seed: int, data_dir: str
 ) -> tuple[grain.MapDataset, Sequence[tuple[float, range]]]:
-    """As `_examples`, but from what was written: the task makes nothing from its files again."""
-    from cope_jax.data import tfds_builder  # here, since only reading from disk needs TFDS
+    """Like `_examples`, but reads the examples from disk, so the task need not make them from its files again."""
+    from cope_jax.data import tfds_builder  # here, because only reading from disk needs TFDS
 
     source = tfds_builder.read(task, data_dir, split, seed=seed)
     if source.size is not None:
         examples = source.size if examples is None else min(examples, source.size)
     if examples is None:
-        raise ConfigError("data_dir holds a fixed number of examples: set `examples` to it, or omit data_dir")
+        raise ConfigError("data_dir holds a fixed number of examples: set `examples` to this number, or omit data_dir")
     if len(source) != examples:
         field = "training.examples" if split == "train" else "evaluation.examples"
         raise ConfigError(

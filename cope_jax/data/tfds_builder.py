@@ -1,14 +1,15 @@
-"""Tasks on disk, as TensorFlow Datasets in the array_record format; TensorFlow itself is not needed.
+"""Writes and reads tasks as TensorFlow Datasets in the array_record format; TensorFlow itself is not needed.
 
-A directory contains one dataset of each task, in the order of `Task.dataset`, with the task's options, the data seed,
-its saved files, such as a tokenizer, and digests of its data. What else reading needs, such as the parts of a mixture,
-is stored too, so that examples made from files are not made again. Any program can read it with
+A directory contains one dataset for each task. The examples of a dataset are in the order of `Task.dataset`. A dataset
+also stores the task's options, the data seed, saved files such as a tokenizer, digests of the data, and the parts of a
+mixture, so that reading does not make examples from files again. Any program can read a dataset with
 `tfds.data_source("counting", data_dir=..., split="train")`.
 """
 
 import dataclasses
 import hashlib
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,21 +23,21 @@ from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
 
 VERSION = "1.0.0"
-_CHUNK = 1024  # examples at a time of a split that is made from files
+_CHUNK = 1024  # number of examples that are made from files at a time
 
 
 def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: int = 0) -> epath.Path:
-    """Writes `sizes[split]` examples of each split; existing data from the same call stay unchanged.
+    """Writes `sizes[split]` examples of each split. Data of an earlier call with the same arguments are kept.
 
-    Empty `sizes` mean all examples of every split, for a task of fixed size. `data_dir` may contain other tasks too.
+    For a task of fixed size, empty `sizes` mean all examples of every split. `data_dir` may contain other tasks too.
     Returns the folder of the dataset, `<data_dir>/<task>/<version>`.
 
     Raises:
-      ConfigError: an unknown split, a size or seed out of range, a task that is a stream, or `data_dir` holds other
-        data of this task.
+      ConfigError: a split is unknown, a size or seed is out of range, the task is a stream, or `data_dir` holds data of
+        this task from a call with other arguments.
     """
     if task.stream("train", 1) is not None:
-        raise ConfigError(f"{task.name} is one long text, whose order matters: export a task of separate examples")
+        raise ConfigError(f"{task.name} is one long text, which cannot be exported: choose a task of separate examples")
     if not sizes and task.size("train") is not None:
         sizes = {split: task.size(split) or 0 for split in task.splits}
     for split, size in sizes.items():
@@ -56,7 +57,8 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
         if held != dict(sizes):
             raise ConfigError(f"{data_dir} holds {task.name} in other sizes, {held}: choose another data_dir")
     else:
-        _Builder(task, data_dir, sizes, seed).download_and_prepare()
+        with tempfile.TemporaryDirectory() as downloads:  # TFDS makes folders for them, which stay empty
+            _Builder(task, data_dir, sizes, seed).download_and_prepare(download_dir=downloads)
     for name, content in _files(task).items():
         file = _path(task, data_dir) / name
         if not file.exists() or file.read_text(encoding="utf-8") != content:  # an earlier call was interrupted
@@ -65,7 +67,7 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
 
 
 def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> "Written":
-    """The examples of `split` as a random-access source: item i is row i of `task.dataset(split, n, seed)`.
+    """Returns the examples of `split` as a random-access source. Item i is row i of `task.dataset(split, n, seed)`.
 
     Raises:
       ConfigError: `data_dir` has no data of this task with these options, files and seed, or not this split.
@@ -81,9 +83,9 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
 
 @dataclasses.dataclass(frozen=True)
 class Written:
-    """A source in which every field is an array; TFDS gives plain numbers for fields without dimensions.
+    """A source of stored examples, each a dict of arrays. For a field without dimensions, TFDS itself gives numbers.
 
-    `size` and `mixture` are those of the task for the split.
+    `size` and `mixture` are what the methods `size` and `mixture` of the task return for the split.
     """
 
     source: Sequence[Any]
@@ -99,7 +101,7 @@ class Written:
 
 
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]  # untyped
-    """The builder of any task; it has the task's name."""
+    """The builder of any task's dataset, which has the name of the task."""
 
     VERSION = tfds.core.Version(VERSION)
 
@@ -147,14 +149,14 @@ def _files(task: Task) -> dict[str, str]:
 
 
 def _identity(task: Task, seed: int) -> dict[str, Any]:
-    """What the examples depend on, as JSON returns it."""
+    """Returns what the examples depend on, in the types that JSON returns."""
     digests = {name: hashlib.sha256(content.encode()).hexdigest() for name, content in _files(task).items()}
     found = {"task": task.name, "options": task.example_options(), "files": digests, "seed": seed}
     return json.loads(json.dumps(found))
 
 
 def _whole(task: Task) -> dict[str, Any]:
-    """The size and the parts of each split of fixed size."""
+    """Returns the size and the parts of each split of fixed size."""
     return {
         split: {
             "size": task.size(split),
@@ -174,12 +176,15 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
     if "whole" not in held:
         raise ConfigError(f"{path} was written by an older version of this package: delete it and write it again")
     if {name: held.get(name) for name in wanted} != wanted:
-        raise ConfigError(f"{data_dir} holds other data of {task.name}: {_difference(wanted, held)}")
+        raise ConfigError(
+            f"{data_dir} holds other data of {task.name} ({_difference(wanted, held)}): choose another data_dir, or "
+            "use the same options and files"
+        )
     return builder
 
 
 def _difference(wanted: dict[str, Any], held: dict[str, Any]) -> str:
-    """The entries that differ, options and files by name."""
+    """Returns the names of the options and files that differ, with the values of the options."""
     here, there = wanted["files"], held["files"]
     others = [f"{name} differs" for name in sorted(here | there) if here.get(name) != there.get(name)]
     wanted, held = ({"seed": side["seed"], **side["options"]} for side in (wanted, held))

@@ -1,4 +1,4 @@
-"""Position encodings: each has one file, and one line of import below.
+"""Position encodings, each of which is defined in its own file and imported below.
 
 >>> encoding = create("cope", num_heads=4, head_dim=16, npos_max=64, rngs=nnx.Rngs(0))
 >>> encoding.table.shape
@@ -53,20 +53,22 @@ def create(
     rngs: nnx.Rngs,
     **options: Any,
 ) -> Encoding:
-    """Creates an encoding, or several as one `Composed`, by name.
+    """Creates an encoding by its name, or several encodings as one `Composed`.
 
     Args:
-      name: a name, `name(option=value)`, or several joined by `+` ("cope+rope").
-      num_heads: H.
-      head_dim: K.
-      num_kv_heads: G; None means H.
-      model_dim: D; None means H·K.
-      max_length: the longest sequence to expect; some tables take their size from it.
+      name: a name, `name(option=value)`, or several of these joined by `+`, such as "cope+rope".
+      num_heads: H, the number of query heads.
+      head_dim: K, the width of one head.
+      num_kv_heads: G, the number of key/value heads; None means H.
+      model_dim: D, the width of the model; None means H·K.
+      max_length: the length of the longest sequence to expect; some tables have this number of rows. None means that
+        the length is not known.
       rngs: the source of initial parameters.
-      **options: the encoding's options; for a composition, a dict of options under the name of each part.
+      **options: the options of the encoding. For a composition, each keyword is the name of a part, and its value is a
+        dict of this part's options: `cope={"npos_max": 8}`.
 
     Raises:
-      ConfigError: an unknown name or option, or a value out of range.
+      ConfigError: a name or option is unknown, or a value is out of range.
     """
     names_of_parts = [part for part, _ in EncodingConfig.parse(name).parts]
     if len(names_of_parts) == 1:

@@ -16,7 +16,7 @@ class ALiBiConfig:
     """The slopes of ALiBi.
 
     Attributes:
-      slopes: m_h, one for each head; None takes the published geometric sequence.
+      slopes: m_h, one for each head. If None, `default_slopes` gives the slopes.
     """
 
     slopes: tuple[float, ...] | None = None
@@ -24,10 +24,10 @@ class ALiBiConfig:
 
 @ENCODINGS.register("alibi")
 class ALiBi(Encoding):
-    """A fixed penalty proportional to the distance, with a slope for each head.
+    """Subtracts a penalty from each logit: the distance times a fixed slope for each head.
 
-    a_ij = softmax_j(q_i·k_j/√K − m_h |i−j|), m_h = 2^(−8(h+1)/H) where H is a power of two, else as in
-    `default_slopes`. Press et al. (arXiv 2108.12409).
+    a_ij = softmax_j(q_i·k_j/√K − m_h |i−j|), m_h = 2^(−8(h+1)/H) if H is a power of two, else as in `default_slopes`.
+    Press et al. (arXiv 2108.12409).
     """
 
     Config = ALiBiConfig
@@ -35,7 +35,9 @@ class ALiBi(Encoding):
     def __init__(self, config: ALiBiConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         if config.slopes is not None and len(config.slopes) != shape.num_heads:
-            raise ConfigError(f"alibi.slopes has {len(config.slopes)} entries for {shape.num_heads} heads")
+            raise ConfigError(
+                f"alibi.slopes has {len(config.slopes)} entries for {shape.num_heads} heads: give one for each head"
+            )
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         dtype = pairs.logits.dtype
@@ -50,8 +52,10 @@ class ALiBi(Encoding):
 
 
 def default_slopes(num_heads: int) -> tuple[float, ...]:
-    """The published slopes: geometric for a power of two; else those of the power of two below, then every other one of
-    the power of two above.
+    """Returns the published slopes, one for each head.
+
+    If the number of heads is a power of two, the slopes form a geometric sequence. Otherwise the slopes for the next
+    lower power of two come first, followed by the first, third, fifth, … slopes for the next higher power of two.
 
     >>> default_slopes(4)
     (0.25, 0.0625, 0.015625, 0.00390625)

@@ -1,6 +1,7 @@
-"""The contract of a position encoding: hooks with identity defaults; and the registry of all encodings.
+"""The contract of position encodings, and the registry of all encodings.
 
-Attention always calls every hook, in this order, and never refers to an encoding by name:
+An encoding overrides the hooks that it needs; by default a hook changes nothing. Attention always calls every hook, in
+this order, and never refers to an encoding by name:
 
 1. `embed`          once, on the token embeddings, at the bottom of the model.
 2. `features`       in each layer, once for each token, on the layer's input, queries, keys and values.
@@ -13,16 +14,18 @@ What an encoding accumulates over pairs goes into the carry; what it computes fo
 
 An encoding that keeps these laws runs in every implementation of attention:
 
-- **Blocks.** Any split of the keys into blocks, visited from the nearest to the farthest with the carry passed on,
-  gives the values and gradients of one block. An encoding that cannot keep this law sets `splits_keys = False`.
-- **Rows.** Any split of the queries gives the result of all queries together: a row of logits and of the carry depends
+- **Blocks.** Values and gradients do not depend on how the keys are split into blocks. Attention visits blocks from the
+  nearest to the farthest, and passes on the carry. An encoding that cannot keep this law sets `splits_keys = False`.
+- **Rows.** The result does not depend on how the queries are split: each row of the logits and of the carry depends
   only on its own query. An encoding that cannot keep this law sets `splits_queries = False`.
-- **Decoding.** Token by token, with the features and their `state` kept, gives the result of the complete sequence.
+- **Decoding.** Reading one token at a time, with cached features and `state`, gives the same result as reading the
+  complete sequence.
 - **Devices.** Any split of the sequence over devices gives the same result.
 - **Maps.** `maps` returns the values that `score` used.
 
-`score`, `tail`, `saturated`, `done`, `sink` and `initial_carry` apply to data only `cope_jax.ops`, arithmetic, products
-and static slices, never gathers, flips, cumulative sums or barriers: a kernel that traces these hooks replaces the ops.
+In `score`, `tail`, `saturated`, `done`, `sink` and `initial_carry`, use only `cope_jax.ops`, arithmetic, products and
+static slices on arrays. Do not use gathers, flips, cumulative sums or barriers: a kernel that traces these hooks can
+replace only the functions of `cope_jax.ops`.
 """
 
 import copy
@@ -46,8 +49,8 @@ class AttentionShape:
       head_dim: K, the width of one head.
       num_kv_heads: G, the number of key/value heads; None means H.
       model_dim: D, the width of the model; None means H·K.
-      max_length: the longest sequence the model will see; None means no bound is known. Tables that grow with the
-        length take their size from it.
+      max_length: the length of the longest sequence that the model will see; some tables have this number of rows. None
+        means that the length is not known.
     """
 
     num_heads: int
@@ -78,18 +81,18 @@ class NoOptions:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class Pairs:
-    """One block of queries and keys: everything that its logits may depend on.
+    """One block of L queries and M keys: everything that the logits of the block may depend on.
 
     Attributes:
-      q: q_BHLK before rotation, so that added terms depend on a query's position through `q_positions` only.
-      k: k_BGMK as a cache holds them, after rotation.
+      q: q_BHLK before rotation, so that added terms depend on a query's position only through `q_positions`.
+      k: k_BGMK after rotation, as in a cache.
       v: v_BGMK.
       q_features: `Encoding.features` of the queries' tokens, each leaf `[B, heads, L, ...]` with H, G or 1 heads.
-      k_features: the same of the keys' tokens, `[B, heads, M, ...]`.
+      k_features: `Encoding.features` of the keys' tokens, `[B, heads, M, ...]`.
       logits: logits_BHLM, q·k/√K after rotation, in the accumulator type, not yet masked.
-      mask: mask_B1LM, True where query and key may meet. A gate of a masked pair is exactly 0.
-      q_positions: int32 `[B, L]`, or 1 for B.
-      k_positions: int32 `[B, M]`.
+      mask: mask_B1LM, True where the query may see the key. The gate of any other pair must be exactly 0.
+      q_positions: int32 `[B, L]` or `[1, L]`.
+      k_positions: int32 `[B, M]` or `[1, M]`.
     """
 
     q: Array
@@ -104,18 +107,19 @@ class Pairs:
 
     @property
     def distance(self) -> Array:
-        """How far each key is before its query, i − j, distance_B1LM."""
+        """distance_B1LM, the query's position minus the key's position, i − j; negative for a key after the query."""
         return (self.q_positions[:, :, None] - self.k_positions[:, None, :])[:, None]
 
 
 class Carry(NamedTuple):
-    """What `score` accumulated over the keys nearer to the query than its block, by kind.
+    """What `score` has accumulated over all keys that are nearer to the query than the current block.
 
     Attributes:
-      sums: a tree of `[B, H, L]`: running sums, to which `score` adds terms that do not depend on them. Streaming
-        attention computes all their gradients in one pass.
-      constants: a tree of `[B, H, L, ...]` that `score` passes on unchanged.
-      state: a tree of `[B, H, L, ...]` of anything else. Streaming attention then takes all keys as one block.
+      sums: running sums, a tree of arrays `[B, H, L]`. The terms that `score` adds must not depend on the sums.
+        Streaming attention computes the gradients of all sums in one pass.
+      constants: a tree of arrays `[B, H, L, ...]` that `score` passes on unchanged.
+      state: anything else, a tree of arrays `[B, H, L, ...]`. With a state, streaming attention takes all keys as one
+        block.
     """
 
     sums: PyTree = ()
@@ -124,19 +128,22 @@ class Carry(NamedTuple):
 
 
 class Encoding(nnx.Module):
-    """Base class: an encoding overrides the hooks it needs, and leaves the rest as the identity.
+    """Base class of encodings; by default its hooks change nothing.
 
-    A subclass declares its options in a frozen dataclass, `Config`; its constructor accepts `(config, shape, *, rngs)`.
+    A subclass overrides the hooks that it needs, and declares its options in a frozen dataclass, `Config`. The
+    constructor of a subclass accepts `(config, shape, *, rngs)`.
 
-    Whatever the compute type, positions, gates and their sums are float32 (float64 under float64 inputs); logits arrive
-    in that type too. Positions are int32 arrays of shape `[B, L]` or `[1, L]`: consecutive, offset, randomised or
-    restarting in each segment, never an implied `arange`.
+    Logits, gates and sums of gates are float32 in every compute type (float64 for float64 inputs). The positions of
+    tokens are int32 arrays of shape `[B, L]` or `[1, L]`. These positions may be consecutive, offset, randomised, or
+    start again in each segment, so never assume `arange`.
 
     Attributes:
-      embeds_input: it adds to the token embeddings (`embed`), so that one instance serves all layers.
-      splits_keys: the law of blocks holds. If not, attention takes all keys as one block; a ring raises ConfigError.
-      splits_queries: the law of rows holds. If not, only full attention works; all else raises ConfigError.
-      sink_value: the value that the sink has: 0, or the value of the query's own token.
+      embeds_input: whether `embed` adds to the token embeddings. If True, all layers share one instance.
+      splits_keys: whether the encoding keeps the law of blocks. If False, attention takes all keys as one block, and
+        ring attention raises ConfigError.
+      splits_queries: whether the encoding keeps the law of rows. If False, only full attention can run the encoding,
+        and the other implementations raise ConfigError.
+      sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the query's own token.
     """
 
     Config: ClassVar[type] = NoOptions
@@ -151,28 +158,29 @@ class Encoding(nnx.Module):
         self.shape = shape
 
     def embed(self, x_BLD: Array, positions_BL: Array) -> Array:
-        """Adds position to the token embeddings. Returns x_BLD."""
+        """Adds position embeddings to the token embeddings, and returns the sum, x_BLD."""
         del positions_BL
         return x_BLD
 
     def features(
         self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
     ) -> tuple[PyTree, PyTree]:
-        """Computes from each token what `rotate`, `initial_carry` and `score` need of it, as a query and as a key.
+        """Computes the features of each token, which `rotate`, `initial_carry` and `score` use for queries and keys.
 
         Args:
-          x_BMD: the input of the attention layer; None if the caller has none.
+          x_BMD: the input of the attention layer, or None if the caller does not have it.
           q_BMHK: queries before rotation.
           k_BMGK: keys before rotation.
           v_BMGK: values.
-          state: what the call for the previous tokens returned; None at the start of a sequence, which must mean the
-            same as zeros.
+          state: the state that the call for the previous tokens returned. At the start of a sequence it is None, which
+            must mean the same as zeros.
 
         Returns:
-          (features, state). Features are a tree of `[B, M, heads, ...]` with H, G or 1 heads, cached when decoding.
-          State is what the features of later tokens need from these tokens, a tree of `[B, ...]`: a running sum, or the
-          last inputs of a convolution. This hook does not see the segments packed into a row: sums are correct if only
-          their differences within a segment matter; a window of tokens would reach into the previous segment.
+          (features, state). Features are a tree of arrays `[B, M, heads, ...]` with H, G or 1 heads. A cache keeps them
+          for decoding. State is a tree of arrays `[B, ...]`, which contains what the features of later tokens need from
+          these tokens, such as a running sum or the last inputs of a convolution. This hook does not see which segments
+          are packed into a row. A running sum is still correct if only its differences within a segment matter. A
+          window over tokens would reach into the previous segment.
         """
         del x_BMD, q_BMHK, k_BMGK, v_BMGK, state
         return (), ()
@@ -186,7 +194,7 @@ class Encoding(nnx.Module):
         q_positions_BL: Array,
         k_positions_BM: Array,
     ) -> tuple[Array, Array]:
-        """Transforms queries and keys before their product. Features are as `features` gives them.
+        """Transforms queries and keys before their product; `q_features` and `k_features` are results of `features`.
 
         Returns:
           (q_BLHK, k_BMGK).
@@ -195,7 +203,7 @@ class Encoding(nnx.Module):
         return q_BLHK, k_BMGK
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
-        """The carry before the first block, from q and q_features as in `Pairs`."""
+        """Returns the carry before the first block; q and q_features are as in `Pairs`."""
         del q_BHLK, q_features
         return Carry()
 
@@ -203,55 +211,59 @@ class Encoding(nnx.Module):
         """Turns the content logits of one block of keys into the logits of attention.
 
         Returns:
-          (logits_BHLM, carry). Values at masked pairs are ignored, but their gradients must be finite.
+          (logits_BHLM, carry). Logits of masked pairs are ignored, but their gradients must be finite.
         """
         return pairs.logits, carry
 
     def saturated(self, carry: Carry) -> Array | None:
-        """True for the rows whose logits no longer depend on what the carry accumulates: saturated_BHL.
+        """Returns saturated_BHL, True for rows whose farther logits no longer depend on what the carry accumulates.
 
-        Once all rows of a block are saturated, `tail` gives the logits of all farther keys. None: this encoding never
-        saturates.
+        Once all rows of a block are saturated, `tail` gives the logits of all farther keys. None means that no row is
+        ever saturated.
         """
         del carry
         return None
 
     def tail(self, pairs: Pairs, carry: Carry) -> Array:
-        """logits_BHLM as `score` gives them, for a block whose rows are all saturated. The carry does not change."""
+        """Returns the logits_BHLM of `score` for a block whose rows are all saturated. The carry does not change."""
         return self.score(pairs, carry)[0]
 
     def done(self, carry: Carry) -> Array | None:
-        """True for the rows in which all farther keys have no weight, done_BHL.
+        """Returns done_BHL, True for the rows in which no farther key has any weight.
 
-        Once all rows are done, farther blocks are skipped. None: keys have weight at any distance.
+        Once all rows are done, farther blocks are skipped. None means that keys have weight at any distance.
         """
         del carry
         return None
 
     def sink(self, carry: Carry) -> Array | None:
-        """One more logit after the last block, logit_BHL; None if the encoding has no sink.
+        """Returns logit_BHL of the sink, one more entry of each softmax, or None if the encoding has no sink.
 
-        Its value is `sink_value`. It takes weight from the keys, whose weights then sum to less than 1.
+        The value of this entry is `sink_value`. The sink takes part of the weight, so the weights of the keys sum to
+        less than 1.
         """
         del carry
         return None
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        """Named `[B, H, L, M]` maps for inspection, over all keys at once, such as CoPE's gates. Default: none."""
+        """Returns maps for inspection by name, such as CoPE's gates, each `[B, H, L, M]` over all keys.
+
+        By default there are no maps.
+        """
         del pairs
         return {}
 
     def of_head(self, head: int) -> Self:
-        """The encoding of one query head and its key head: attention of that head alone with it gives the same result.
+        """Returns the encoding for one query head with its key head.
 
-        An encoding with parameters or constants for each head slices them with `_one_head`; one that mixes heads raises
-        ConfigError.
+        Attention of this head alone must give the same result as with all heads. An encoding with parameters or
+        constants for each head slices them with `_one_head`. An encoding that mixes heads raises ConfigError.
         """
         del head
         return self._one_head()
 
     def _one_head(self, **attributes: Any) -> Self:
-        """A copy for one head, with some attributes replaced, such as by the parameters of that head."""
+        """Returns a copy for one head; `attributes`, such as this head's parameters, replace attributes of the copy."""
         one = copy.copy(self)
         one.shape = dataclasses.replace(self.shape, num_heads=1, num_kv_heads=1, model_dim=self.shape.width)
         for name, value in attributes.items():

@@ -1,4 +1,4 @@
-"""Several encodings at once, such as CoPE with RoPE, by composing their hooks."""
+"""Applies several encodings together, such as CoPE with RoPE, by composing their hooks."""
 
 import collections
 import dataclasses
@@ -15,21 +15,22 @@ from cope_jax.errors import ConfigError
 
 
 class Composed(Encoding):
-    """Applies several encodings, or one, or none, to the same attention; each part is an attribute with its name.
+    """Applies any number of encodings, called parts, to the same attention; each part is an attribute with its name.
 
     `embed` and `rotate` are chained in order. `score` adds up the changes that the parts make to the content logits:
     logits + Σ_e (score_e(logits) − logits). Every part sees the content logits, so the order of the parts does not
-    matter to `score`. CoPE's gates are always σ(q·k), with any other part; with rope, q and k are the rotated ones.
+    matter to `score`. CoPE's gates (with gate="query_key") are σ(q·k/√K) with any other part. With rope, q and k are
+    the rotated queries and keys.
 
     Raises:
-      ConfigError: two parts have a sink.
+      ConfigError: two parts have a sink, or the name of a part is an attribute of every encoding.
     """
 
     def __init__(self, parts: Mapping[str, Encoding], shape: AttentionShape):
         super().__init__(NoOptions(), shape, rngs=nnx.Rngs(0))
         for name in parts:
             if name in (*dir(self), "names"):
-                raise ConfigError(f"rename the encoding {name!r}: every encoding has an attribute of that name")
+                raise ConfigError(f"rename the encoding {name!r}: every encoding already has an attribute of that name")
         self.names = tuple(parts)
         for name, part in parts.items():
             setattr(self, name, part)
@@ -84,7 +85,7 @@ class Composed(Encoding):
         return logits_BHLM, _join({name: one for name, (_, one) in scored.items()})
 
     def saturated(self, carry: Carry) -> Array | None:
-        # A part without a carry has nothing that saturates.
+        # A part without a carry cannot saturate.
         own = {name: _part(name, carry) for name in self.names}
         return _in_all(part.saturated(own[name]) for name, part in self.parts.items() if jax.tree.leaves(own[name]))
 
@@ -121,12 +122,12 @@ def _part(name: str, carry: Carry) -> Carry:
 
 
 def _join(carries: dict[str, Carry]) -> Carry:
-    """The carries of the parts, by kind and then by name."""
+    """Joins the carries of the parts: each field of the result is a dict by name of the part."""
     return Carry(*({name: carry[kind] for name, carry in carries.items()} for kind in range(len(Carry._fields))))
 
 
 def _in_all(rows: Iterable[Array | None]) -> Array | None:
-    """True where all entries are True; None if there are no entries, or some are None."""
+    """True where all entries are True; None if there are no entries, or if any entry is None."""
     found = list(rows)
     known = [one for one in found if one is not None]
     return functools.reduce(operator.and_, known) if known and len(known) == len(found) else None

@@ -21,13 +21,15 @@ class CoPEConfig:
     """The options of CoPE.
 
     Attributes:
-      npos_max: N, rows of the table; positions are clipped to N−1.
-      gate: what the query is compared with to decide whether a key counts: "query_key", the key itself; "separate_key",
-        a separate gate key, W_g x; "value", the value.
-      scale_position_logits: divide q·e[p] by √K as the released code does; the paper's listing does not.
-      position: what a position adds: "table", the interpolated q·e[p]; "slope", a fixed multiple of p ("CoPE_ALiBi");
-        "learned_slope", a learned multiple for each head, starting at 0. With slopes, positions are not clipped.
-      slope: for "slope", the penalty m of the first head; head h has m·2^(−8h/H), a geometric sequence as in ALiBi.
+      npos_max: N, the number of rows of the table; positions are clipped to N−1.
+      gate: what the gate compares the query with. "query_key" means the key, "separate_key" means a separate gate key
+        W_g x, and "value" means the value.
+      scale_position_logits: divide q·e[p] by √K, as the released code does. Listing 1 of the paper does not divide.
+      position: what a position p adds to the logit. "table" adds the interpolated q·e[p]. "slope" adds a fixed multiple
+        of p ("CoPE_ALiBi"). "learned_slope" adds a learned multiple of p for each head, starting at 0. With slopes,
+        positions are not clipped.
+      slope: m, used if position="slope". Then p is multiplied by −m·2^(−8h/H), h = 0 … H−1, a geometric sequence over
+        the heads as in ALiBi.
     """
 
     npos_max: int = 64
@@ -39,17 +41,17 @@ class CoPEConfig:
 
 @ENCODINGS.register("cope")
 class CoPE(Encoding):
-    """Positions count the tokens that the query's gates let through, instead of all tokens.
+    """Positions count only the tokens that the query's gates select, instead of all tokens.
 
         g_ij = σ(q_i·k_j/√K),   p_ij = min(Σ_{j'=j..i} g_ij', N−1),
         a_ij = softmax_j(q_i·k_j/√K + (1−w) z_i[⌊p_ij⌋] + w z_i[⌈p_ij⌉]),   z_i[n] = q_i·e[n],   w = p_ij − ⌊p_ij⌋.
 
     Golovneva et al. (arXiv 2405.18719), Eq 3–9 and Listing 1. The table e, `[N, K]`, is shared by the heads and starts
-    at 0; each head has its own gates. With all gates 1 this is the learned relative encoding (p_ij = i−j+1).
+    at 0. Each head has its own gates. If all gates are 1, this is the learned relative encoding with p_ij = i−j+1.
 
-    The carry is P_i, the sum of the gates of all nearer keys, and z_i. Once P_i ≥ N−1 every farther key is at the last
-    position: the row is saturated, and needs no more gates. CoPE is for causal attention: a visible key after the query
-    would count as well. For attention to both sides use `cope_two_sided`.
+    The carry contains z_i, and the sum P_i of the gates of all nearer keys. Once P_i ≥ N−1, every farther key is at the
+    last position. The row is then saturated and needs no more gates. CoPE is for causal attention, because it would
+    also count a visible key after the query. For attention to both sides use `cope_two_sided`.
     """
 
     Config = CoPEConfig
@@ -75,7 +77,9 @@ class CoPE(Encoding):
         if self.config.gate != "separate_key":
             return (), ()
         if x_BMD is None:
-            raise ConfigError("cope(gate=separate_key) needs features=encoding.features(x, q, k, v, None)[0]")
+            raise ConfigError(
+                "cope(gate=separate_key) needs features: pass features=encoding.features(x, q, k, v, None)[0] to attend"
+            )
         return jnp.einsum("BMD,DGK->BMGK", x_BMD, self.gate_key[...].astype(x_BMD.dtype)), ()
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
@@ -91,7 +95,7 @@ class CoPE(Encoding):
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         counts_BHLM = carry.sums[..., None] + suffix_sum(self._gates(pairs))
         if self.config.position == "table":
-            added_BHLM = interpolate(carry.constants, self._clip(counts_BHLM))
+            added_BHLM = interpolate(carry.constants, self._clip(counts_BHLM), True)  # gates are not negative
         else:
             added_BHLM = self._slopes_1H11(counts_BHLM.dtype) * counts_BHLM
         return pairs.logits + added_BHLM, carry._replace(sums=counts_BHLM[..., 0])
@@ -103,7 +107,7 @@ class CoPE(Encoding):
         return pairs.logits + carry.constants[..., -1:]
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        """`gates` g_ij in [0, 1] and `positions` p_ij, clipped if there is a table."""
+        """Returns the maps "gates" (g_ij in [0, 1]) and "positions" (p_ij, clipped only with position="table")."""
         gates_BHLM = self._gates(pairs)
         return {"gates": gates_BHLM, "positions": self._clip(suffix_sum(gates_BHLM))}
 

@@ -1,4 +1,4 @@
-"""Contextual position encoding to both sides (experimental)."""
+"""Contextual position encoding for attention to both sides (experimental)."""
 
 import dataclasses
 
@@ -18,9 +18,9 @@ class CoPETwoSidedConfig:
     """The options of two-sided CoPE.
 
     Attributes:
-      npos_max: N, rows of the table of each side; positions are clipped to N−1.
-      share_table: one table for both sides, which then differ only by their gates.
-      scale_position_logits: divide q·e[p] by √K, as `cope` can.
+      npos_max: N, the number of rows of each side's table; positions are clipped to N−1.
+      share_table: use one table for both sides, so that the sides differ only by their gates.
+      scale_position_logits: divide q·e[p] by √K, as in `cope`.
     """
 
     npos_max: int = 64
@@ -30,20 +30,21 @@ class CoPETwoSidedConfig:
 
 @ENCODINGS.register("cope_two_sided")
 class CoPETwoSided(Encoding):
-    """Positions count the tokens between query and key that the query's gates let through, outward on either side.
+    """On each side of the query, positions count only the tokens that the query's gates select.
 
         g_ij = σ(q_i·k_j/√K),
         p_ij = min(Σ_{j'=j..i} g_ij', N−1) and e = e_left   for keys at the query's position or before,
         p_ij = min(Σ_{j'=i..j} g_ij', N−1) and e = e_right  for keys after it,
         a_ij = softmax_j(q_i·k_j/√K + (1−w) q_i·e[⌊p_ij⌋] + w q_i·e[⌈p_ij⌉]),   w = p_ij − ⌊p_ij⌋.
 
-    No paper defines this: it is Golovneva et al. (arXiv 2405.18719) with a second count on the right. The query's own
-    gate counts on both sides, so that with all gates 1 both count |i−j|+1. Positions decide the side of a key, so they
-    must not decrease along the keys that a query sees. The tables `[2, N, K]` (`[1, N, K]` if shared) start at 0, which
-    is no position encoding. Under a causal mask this is `cope`.
+    No paper defines this encoding. It extends Golovneva et al. (arXiv 2405.18719) by a second count on the right. The
+    gate of the query's own token counts on both sides, so p_ij = min(|i−j|+1, N−1) if all gates are 1. The positions of
+    tokens decide on which side a key is, so positions must not decrease along the keys that a query sees. The tables
+    `[2, N, K]` (`[1, N, K]` if shared) start at 0, so initially the logits are q·k/√K. With a causal mask this encoding
+    is equal to `cope`.
 
-    Counts on the right begin at the query, but blocks of keys are visited from the far right, so the law of blocks
-    cannot hold: attention takes all keys as one block.
+    Counts on the right begin at the query, but attention visits blocks of keys from the far right. So this encoding
+    cannot keep the law of blocks, and attention takes all keys as one block.
     """
 
     Config = CoPETwoSidedConfig
@@ -68,7 +69,7 @@ class CoPETwoSided(Encoding):
         return pairs.logits + added_BHLM, carry
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        """`gates` g_ij in [0, 1] and `positions` p_ij, on the right as on the left."""
+        """Returns the maps "gates" (g_ij in [0, 1]) and "positions" (p_ij), both for keys on both sides."""
         gates_BHLM = _gates(pairs)
         return {"gates": gates_BHLM, "positions": self._positions(gates_BHLM, pairs)}
 

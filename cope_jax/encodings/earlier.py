@@ -1,4 +1,4 @@
-"""Earlier paths of the parameters of encodings, so that older files can be read.
+"""Converts between current and earlier paths of the parameters of encodings, so that older files can be read.
 
 Before the parts of a composition had names, the path was `encoding.table_NK` for a single encoding, and
 `encoding.parts.1.table_NK` in a composition. The current path is `encoding.cope.table` in both cases.
@@ -23,7 +23,7 @@ _LEAVES = {
 
 
 def earlier_path(path: Path, model: Any) -> Path:
-    """The earlier path of a parameter of a model with this config.
+    """Returns the earlier path of the parameter that is now at `path`; `model` is the config of the model.
 
     >>> from types import SimpleNamespace as Model
     >>> from cope_jax.encodings import EncodingConfig
@@ -43,7 +43,7 @@ def earlier_path(path: Path, model: Any) -> Path:
 
 
 def earlier_tree(tree: PyTree, model: Any) -> PyTree:
-    """The training state with every parameter at its earlier path, also in the state of the optimizer."""
+    """Returns the training state `tree` with every parameter at its earlier path, also in the optimizer's state."""
 
     def rename(params: Any) -> Any:
         if not isinstance(params, dict):
@@ -54,7 +54,7 @@ def earlier_tree(tree: PyTree, model: Any) -> PyTree:
 
 
 def from_earlier(like: PyTree, earlier: PyTree, model: Any) -> PyTree:
-    """The inverse of `earlier_tree`, for a tree like `like`."""
+    """Returns the leaves of `earlier` in the structure of `like`: the inverse of `earlier_tree`."""
 
     def rename(params: Any, held: Any) -> Any:
         if not isinstance(params, dict):

@@ -1,4 +1,4 @@
-"""The config of an encoding: one line of text that names it, its options, and what it is composed with."""
+"""The config of an encoding or a composition: names and options, read from one line of text."""
 
 import ast
 import dataclasses
@@ -19,14 +19,16 @@ _PART = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
 
 @dataclasses.dataclass(frozen=True)
 class EncodingConfig:
-    """One encoding, or several composed: (name, options) for each part; without parts there is no encoding.
+    """The names and options of one encoding, or of the parts of a composition.
+
+    `parts` has (name, options) of each part. If `parts` is empty, there is no encoding.
 
     >>> EncodingConfig.parse("cope(gate=value) + rope", {"rope": {"base": 500.0}})
     EncodingConfig(parts=(('cope', {'gate': 'value'}), ('rope', {'base': 500.0})))
     >>> EncodingConfig.parse("cope(gates=value)")
     Traceback (most recent call last):
     ...
-    cope_jax.errors.ConfigError: unknown option of cope 'gates': did you mean 'gate'? Choices: gate, npos_max, \
+    cope_jax.errors.ConfigError: unknown option of cope 'gates': did you mean 'gate'? Choose from gate, npos_max, \
 position, scale_position_logits, slope
     """
 
@@ -41,11 +43,11 @@ position, scale_position_logits, slope
 
     @classmethod
     def parse(cls, text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) -> "EncodingConfig":
-        """Reads `name`, `name(option=value, ...)`, or several of them joined by `+`.
+        """Reads `name`, `name(option=value, ...)`, or several of these joined by `+`.
 
         Args:
           text: the names and the options that differ from the defaults. A value is a Python literal or a bare word.
-          defaults: options by the name of the encoding, which the text overrides.
+          defaults: options of each encoding, by the encoding's name. The text overrides these options.
         """
         parts = []
         for part in split_outside_parentheses(text, "+"):
@@ -57,7 +59,7 @@ position, scale_position_logits, slope
         return cls(tuple(parts))
 
     def text(self) -> str:
-        """The text from which `parse` reads this config.
+        """Returns the text that `parse` reads as this config.
 
         >>> EncodingConfig.parse("cope(gate=value, npos_max=8)+rope").text()
         "cope(gate='value', npos_max=8)+rope"
@@ -68,7 +70,7 @@ position, scale_position_logits, slope
         )
 
     def build(self, shape: AttentionShape, *, rngs: nnx.Rngs) -> Composed:
-        """Creates the encoding, its parts by name. Errors name the option that is wrong."""
+        """Creates the encoding, a `Composed` that has its parts by name. Errors name the wrong option."""
         built = {}
         for name, options in self.parts:
             encoding = ENCODINGS.get(name)
@@ -76,9 +78,10 @@ position, scale_position_logits, slope
         return Composed(built, shape)
 
     def split(self, sharing: Sharing) -> tuple["EncodingConfig", "EncodingConfig"]:
-        """(the parts that all layers of the model share, the parts that each layer has separately).
+        """Returns (the parts that all layers of the model share, the parts that each layer has separately).
 
-        Parts that act on the input embeddings are always shared, whatever `sharing` says.
+        If `sharing` is "model", all parts are shared. If it is "layer", only the parts that act on the input embeddings
+        are shared.
         """
         shared = [part for part in self.parts if sharing == "model" or ENCODINGS.get(part[0]).embeds_input]
         own = [part for part in self.parts if part not in shared]

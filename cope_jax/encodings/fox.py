@@ -17,7 +17,8 @@ class FoXConfig:
     """The initial values of the forget gates.
 
     Attributes:
-      bias: b; a gate starts near σ(b). 0, as published, halves weights with every token; 5 keeps 149/150 of them.
+      bias: initial b. Gates start near σ(b). With b = 0, as published, each token halves the weights of the keys before
+        the token. With b = 5, each token multiplies these weights by 149/150.
       stddev: standard deviation of the initial w.
     """
 
@@ -27,16 +28,16 @@ class FoXConfig:
 
 @ENCODINGS.register("fox")
 class FoX(Encoding):
-    """Each token has a forget gate for each head; a key is forgotten by the gates of all tokens after it.
+    """Each token has a forget gate for each head, which reduces the weights of all keys before the token.
 
         f_jh = σ(w_h·x_j + b_h),   a_ij = softmax_j(q_i·k_j/√K + Σ_{l=j+1..i} log f_lh).
 
-    Lin et al., "Forgetting Transformer" (arXiv 2503.02130); x is the input of the layer. For causal attention.
+    Lin et al., "Forgetting Transformer" (arXiv 2503.02130); x is the input of the layer. FoX is for causal attention.
 
-    The carry is the sum of log f over the nearer keys, the query's own among them; a hidden key adds nothing.
+    The carry is the sum of log f over the nearer keys, including the query's own token. A masked key adds nothing.
 
     Raises:
-      ConfigError: attention without given features, which need x.
+      ConfigError: `features` is called without x.
     """
 
     Config = FoXConfig
@@ -51,7 +52,7 @@ class FoX(Encoding):
         self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
     ) -> tuple[PyTree, PyTree]:
         if x_BMD is None:
-            raise ConfigError("fox needs features=encoding.features(x, q, k, v, None)[0]")
+            raise ConfigError("fox needs features: pass features=encoding.features(x, q, k, v, None)[0] to attend")
         dtype = accumulator_dtype(x_BMD.dtype)
         logits_BMH = jnp.einsum("BMD,DH->BMH", x_BMD.astype(dtype), self.kernel[...].astype(dtype))
         return jax.nn.log_sigmoid(logits_BMH + self.bias[...].astype(dtype)[None, None]), ()

@@ -17,7 +17,7 @@ class LearnedConfig:
     """The table of learned position embeddings.
 
     Attributes:
-      max_length: N, rows of the table; None takes the model's `max_length`.
+      max_length: N, the number of rows of the table. If None, N is the model's `max_length`.
       stddev: standard deviation of the initial rows.
     """
 
@@ -27,12 +27,12 @@ class LearnedConfig:
 
 @ENCODINGS.register("learned")
 class Learned(Encoding):
-    """Absolute positions: each has a learned vector that is added to the token embedding.
+    """Adds a learned vector for each absolute position to the token embedding.
 
-    x_i ← x_i + P[i], P of shape `[N, D]`. Gehring et al. (arXiv 1705.03122); the paper's "Absolute".
+    x_i ← x_i + P[i], P of shape `[N, D]`. Gehring et al. (arXiv 1705.03122). The CoPE paper calls this "Absolute".
 
-    A sequence of consecutive positions longer than the table raises ConfigError. A position outside the table gives NaN
-    if it is known only at run time.
+    A position outside the table raises ConfigError if positions are known while tracing, as consecutive positions are.
+    Under `jit`, a position that is known only at run time gives NaN.
     """
 
     Config = LearnedConfig

@@ -17,11 +17,12 @@ class RoPEConfig:
     """The frequencies of RoPE.
 
     Attributes:
-      base: the longest wavelength is below 2π·base.
-      fraction: share of the head width that is rotated, in (0, 1]; rounded down to an even number of features.
-      llama3: (factor, low, high, length), the scaling with which Llama 3.1 and later extend a model trained at
-        `length`: wavelengths above length/low are `factor` times as long, those below length/high do not change, and
-        between them the change is gradual.
+      base: the base of the frequencies θ = base^(−2c/R). The longest wavelength is below 2π·base.
+      fraction: share of the head width that is rotated, in (0, 1]. The number of rotated features is rounded down to an
+        even number.
+      llama3: (factor, low, high, length), the scaling with which Llama 3.1 and later read texts longer than `length`,
+        the length of earlier training. Wavelengths above length/low become `factor` times as long. Wavelengths below
+        length/high do not change. Between them the change is gradual. None means no scaling.
     """
 
     base: float = 10_000.0
@@ -31,12 +32,14 @@ class RoPEConfig:
 
 @ENCODINGS.register("rope")
 class RoPE(Encoding):
-    """Queries and keys are rotated by angles proportional to their positions: their product depends only on distance.
+    """Rotates queries and keys by angles proportional to their positions, so that q·k depends only on the distance.
 
-    With R = 2⌊fraction·K/2⌋ rotated features, feature c < R/2 is paired with feature c + R/2 (half-split) and turned by
-    i / base^(2c/R). Su et al. (arXiv 2104.09864). Angles are float32.
+    With R = 2⌊fraction·K/2⌋ rotated features, feature c < R/2 is paired with feature c + R/2 (half-split). At position
+    i, this pair is rotated by the angle i θ, θ = base^(−2c/R). Su et al. (arXiv 2104.09864). Angles are float32
+    (float64 for float64 inputs).
 
-    With `llama3`, i θ becomes i θ (s + (1 − s)/factor), s = (length·θ/2π − low)/(high − low), clipped to [0, 1].
+    With `llama3`, the angle i θ becomes i θ (s + (1 − s)/factor), with s = (length·θ/2π − low)/(high − low), clipped to
+    [0, 1].
     """
 
     Config = RoPEConfig
@@ -48,7 +51,10 @@ class RoPE(Encoding):
         if not 0 < config.fraction <= 1:
             raise ConfigError(f"rope.fraction must lie in (0, 1], got {config.fraction}")
         if self._rotated() == 0:
-            raise ConfigError(f"rope.fraction={config.fraction} leaves no pair of {shape.head_dim} features to rotate")
+            raise ConfigError(
+                f"rope.fraction={config.fraction} of head_dim={shape.head_dim} is less than one pair of features: give "
+                "a larger fraction or head_dim"
+            )
 
         if config.llama3 is not None:
             numbers = len(config.llama3) == 4 and config.llama3

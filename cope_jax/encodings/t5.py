@@ -1,4 +1,4 @@
-"""Learned biases of bucketed distances."""
+"""Learned biases for buckets of distances."""
 
 import dataclasses
 
@@ -18,9 +18,11 @@ class T5Config:
     """The buckets of T5's biases.
 
     Attributes:
-      num_buckets: N; the nearer half have one distance each, the rest grow logarithmically.
-      max_distance: distances from here on share the last bucket.
-      bidirectional: keys after the query use the upper half of the buckets, all others the lower half.
+      num_buckets: N, the number of buckets. Each bucket of the nearer half has one distance, and the buckets of the
+        farther half grow logarithmically.
+      max_distance: all distances ≥ max_distance share the last bucket.
+      bidirectional: if True, keys after the query use the upper half of the buckets, and all other keys use the lower
+        half. If False, keys after the query count as distance 0.
       stddev: standard deviation of the initial biases.
     """
 
@@ -32,10 +34,11 @@ class T5Config:
 
 @ENCODINGS.register("t5")
 class T5(Encoding):
-    """A learned scalar for each head and each bucket of distances, added to the logits.
+    """Adds a learned bias to each logit, one bias for each head and each bucket of distances.
 
-    a_ij = softmax_j(q_i·k_j/√K + b[bucket(i−j), h]), b of shape `[N, H]`. Raffel et al. (arXiv 1910.10683): the causal
-    buckets, where a key after the query counts as distance 0; or, `bidirectional`, N/2 of them for |i−j| on each side.
+    a_ij = softmax_j(q_i·k_j/√K + b[bucket(i−j), h]), b of shape `[N, H]`. Raffel et al. (arXiv 1910.10683). By default
+    the buckets are causal: a key after the query counts as distance 0. With `bidirectional`, each side has N/2 buckets
+    of |i−j|.
     """
 
     Config = T5Config
@@ -47,7 +50,8 @@ class T5(Encoding):
         self.side = config.num_buckets // 2 if config.bidirectional else config.num_buckets
         if self.side < 2 or config.max_distance <= self.side // 2:
             raise ConfigError(
-                "t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2 (num_buckets / 4 if bidirectional)"
+                "t5 needs num_buckets ≥ 2 and max_distance > num_buckets / 2 (num_buckets / 4 if bidirectional), got "
+                f"num_buckets={config.num_buckets} and max_distance={config.max_distance}"
             )
         self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (config.num_buckets, shape.num_heads)))
 
@@ -67,7 +71,7 @@ class T5(Encoding):
 
 
 def buckets(num_buckets: int, max_distance: int) -> np.ndarray:
-    """The bucket of each distance 0 … max_distance.
+    """Returns the bucket of each distance 0 … max_distance.
 
     >>> buckets(8, 16).tolist()
     [0, 1, 2, 3, 4, 4, 5, 5, 6, 6, 6, 6, 7, 7, 7, 7, 7]

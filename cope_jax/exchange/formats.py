@@ -1,8 +1,8 @@
 """Reads and writes models as folders, in our own format or in a published one.
 
-Our own format is config.json, with the model's name and config, and model.safetensors, with its parameters by path,
-such as "blocks.attention.query.kernel". It supports every registered model. Tensors need the package safetensors;
-those of an ELMo need h5py.
+Our own format supports every registered model. It has two files. config.json has the model's name and config, and
+model.safetensors has the model's parameters by path, such as "blocks.attention.query.kernel". Reading the published
+files of an ELMo needs h5py.
 """
 
 import dataclasses
@@ -28,7 +28,7 @@ _VERSION = 1
 
 
 def kind_of(folder: Path) -> str | None:
-    """The format of the model in a folder: a name of `FORMATS`, or `ELMO`; None: there is no model.
+    """The format of the model in a folder, a name of `FORMATS` or `ELMO`; None if there is no model.
 
     Raises:
       ConfigError: config.json is damaged or has an unknown `model_type`.
@@ -44,17 +44,19 @@ def kind_of(folder: Path) -> str | None:
 
 
 def read_config(folder: str | Path) -> Any:
-    """The config of the model in a folder. Its `name` is the model's in the registry. No tensor is read.
+    """Reads the config of the model in a folder, but no tensor.
+
+    The model is registered under the `name` in its config.
 
     Raises:
-      ConfigError: there is no model, it is unknown, or its config is damaged.
+      ConfigError: there is no model, the model is unknown, or its config is damaged.
     """
     folder, kind = Path(folder), _kind(folder)
     return elmo_files.read_config(folder) if kind == ELMO else FORMATS[kind].config(folder)
 
 
 def load(folder: str | Path) -> tuple[Any, Params]:
-    """Reads (the config, as from `read_config`; the parameters as nested dicts) from a folder of any known format.
+    """Reads the config, as `read_config` does, and the parameters, as nested dicts, from a folder of any known format.
 
     Raises:
       ConfigError: a file is missing or damaged, belongs to an unknown model, or does not fit the config.
@@ -66,7 +68,7 @@ def load(folder: str | Path) -> tuple[Any, Params]:
 def _kind(folder: str | Path) -> str:
     kind = kind_of(Path(folder))
     if kind is None:
-        raise ConfigError(f"{folder} contains no model: it needs {CONFIG} and {WEIGHTS}, or {elmo_files.OPTIONS}")
+        raise ConfigError(f"{folder} contains no model: put {CONFIG} and {WEIGHTS}, or the files of an ELMo, there")
     return kind
 
 
@@ -77,10 +79,10 @@ def save(
     form: str = OWN,
     tokens: Mapping[str, Any] | None = None,
 ) -> None:
-    """Writes a model for `load`; overwrites files of the same names.
+    """Writes a model that `load` can read; overwrites files of the same names.
 
-    `params` are nested dicts like `nnx.to_pure_dict` of the model; `form` is a name of `FORMATS`; `tokens`, from
-    `safetensors_io.read_tokens`, are stored in config.json.
+    `params` are nested dicts like `nnx.to_pure_dict` of the model. `form` is a name of `FORMATS`, by default our own
+    format. `tokens`, from `safetensors_io.read_tokens`, are stored in config.json.
 
     Raises:
       ConfigError: the format cannot represent this model, or the parameters do not fit the config.
@@ -89,12 +91,15 @@ def save(
         raise unknown("format", form, FORMATS)
     model = FORMATS[form].model
     if model not in (None, config.name):
-        raise ConfigError(f"the format {form} is for a {model}, but this is a {config.name}: choose {OWN}")
+        raise ConfigError(f"the format {form} is for a {model}, but this is a {config.name}: choose the format {OWN}")
     FORMATS[form].save(folder, config, params, tokens=tokens)
 
 
 def build(config: Any, params: Mapping[Any, Any]) -> Any:
-    """The model with these parameters; absent ones, such as heads of a published BERT, are initialised with seed 0."""
+    """Makes the model of a config, with `params`.
+
+    Absent parameters, such as heads of a published BERT, are initialised with seed 0.
+    """
     return safetensors_io.create(MODELS.get(config.name), config, params)
 
 
@@ -105,11 +110,11 @@ def _load(folder: Path) -> tuple[Any, Params]:
     for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
         name = _name(path)
         params[path] = tensors.pop(name if name in tensors else _name(earlier_path(path, config)), None)
-        _check(params[path], path, leaf, f"{folder / WEIGHTS}: ")
+        _check(params[path], path, leaf, f"{folder / WEIGHTS}")
     if tensors:
         raise ConfigError(
-            f"{folder / WEIGHTS}: {min(tensors)!r} is not a parameter of the {config.name} in {CONFIG} "
-            f"({len(tensors)} such names)"
+            f"{folder / WEIGHTS} and {CONFIG} do not match, because {min(tensors)!r} is not a parameter of the "
+            f"{config.name} in {CONFIG} ({len(tensors)} such names): use the files of one model"
         )
     return config, unflatten_dict(params)
 
@@ -117,7 +122,7 @@ def _load(folder: Path) -> tuple[Any, Params]:
 def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Mapping[str, Any] | None = None) -> None:
     tensors, held = {}, flatten_dict(params)
     for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
-        _check(held.get(path), path, leaf, "the parameters: ")
+        _check(held.get(path), path, leaf, "the parameters")
         tensors[_name(path)] = np.asarray(held[path])
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "layout"}
     for name, value in values.items():
@@ -134,7 +139,9 @@ def _read_config(folder: Path) -> Any:
     values = safetensors_io.read_object(path)
     model = values.get("model")
     if values.get("version") != _VERSION or not isinstance(model, dict):
-        raise ConfigError(f"{path} is not version {_VERSION} of the format {OWN}: it is damaged or of a newer version")
+        raise ConfigError(
+            f"{path} is not version {_VERSION} of the format {OWN}: fetch the file again, or update this package"
+        )
     name = model.get("name", "")
     if name not in tuple(MODELS):
         raise unknown("model", name, MODELS)
@@ -145,17 +152,20 @@ def _read_config(folder: Path) -> Any:
     try:
         return configure(MODELS.get(name).Config, model, str(path))
     except TypeError as error:  # a field without a default is missing
-        raise ConfigError(f"{path} has an incomplete config: {first_line(error)}") from error
+        raise ConfigError(f"{path} has an incomplete config ({first_line(error)}): fetch the file again") from error
 
 
 def _check(array: Any, path: tuple[Any, ...], leaf: Any, where: str) -> None:
-    """Raises ConfigError unless the array has the shape and type of the parameter, or that shape in float64."""
+    """Raises ConfigError if the array is None, or does not have the shape and type of the parameter.
+
+    float64 is also accepted as type.
+    """
     if array is None:
-        raise ConfigError(f"{where}{_name(path)} is missing")
+        raise ConfigError(f"{_name(path)} is missing from {where}: use the weights of this config")
     if array.shape != leaf.shape or array.dtype not in (leaf.dtype, np.float64):
         raise ConfigError(
-            f"{where}{_name(path)} is {array.dtype.name}{list(array.shape)}, but the config needs "
-            f"{leaf.dtype.name}{list(leaf.shape)}"
+            f"{_name(path)} in {where} is {array.dtype.name}{list(array.shape)}, but the config needs "
+            f"{leaf.dtype.name}{list(leaf.shape)}: use the weights of this config"
         )
 
 
@@ -164,7 +174,10 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 class Format(NamedTuple):
-    """How to read and write a folder, and the only model that the format supports; None: any."""
+    """The functions that read and write a folder in one format.
+
+    `model` is the name of the only model that the format supports. If None, the format supports any model.
+    """
 
     config: Callable[[Path], Any]
     load: Callable[[Path], tuple[Any, Params]]
@@ -177,4 +190,4 @@ FORMATS = {
     "bert": Format(bert_files.BERT.read_config, bert_files.load, bert_files.save, "bert"),
     **{form.kind: Format(form.read_config, form.load, form.save, "decoder") for form in (GPT2, LLAMA)},
 }
-"""By the `model_type` of config.json."""
+"""The formats by the `model_type` in config.json."""

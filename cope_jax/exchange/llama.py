@@ -34,7 +34,10 @@ class _Values:
 
 @dataclasses.dataclass(frozen=True)
 class _Rope:
-    """Other values of RoPE: `rope_scaling` in older files; `rope_parameters`, with the base, from transformers 5."""
+    """Further values of RoPE in config.json.
+
+    Older files have `rope_scaling`. Since transformers 5, files have `rope_parameters`, which include the base.
+    """
 
     rope_scaling: dict[str, Any] | None = None
     rope_parameters: dict[str, Any] | None = None
@@ -59,7 +62,7 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
     require(values, path, **known)
     held = typed(_Values, values, path)
     if held.mlp_bias != held.attention_bias:
-        raise ConfigError(f"{path}: attention_bias and mlp_bias differ, but a block has biases everywhere or nowhere")
+        raise ConfigError(f"{path}: attention_bias and mlp_bias differ, but must be equal; choose another model")
     options: dict[str, Any] = {"base": held.rope_theta}
     if kind == "llama3":
         options["llama3"] = dataclasses.astuple(typed(_Llama3, values, path))

@@ -1,7 +1,4 @@
-"""Shared parts of model formats: a folder with config.json, and tensors in model.safetensors or in several such files.
-
-Reading and writing tensors needs the package safetensors.
-"""
+"""Reads and writes the files that model formats share: config.json, and tensors in one or several safetensors files."""
 
 import dataclasses
 import json
@@ -23,35 +20,38 @@ from cope_jax.registry import configure
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"
 TOKENS = ("bos_token_id", "eos_token_id")
-"""Names in published configs for the numbers of the tokens that begin and end a text."""
+"""Fields of published configs with the numbers of the tokens that begin and end a text."""
 ACTIVATIONS = {"gelu": "gelu_erf", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
-"""Names of Hugging Face → ours."""
+"""Hugging Face's names of activations → our names."""
 THEIR_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 Params = dict[Any, Any]
 T = TypeVar("T")
 
 
 def holds_model(folder: Path) -> bool:
-    """Whether the folder has tensors in safetensors."""
+    """Whether the folder has tensors in safetensors files."""
     return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
 
 
 def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file; ConfigError if it cannot be read or contains anything else."""
+    """Reads a JSON object from a file.
+
+    Raises ConfigError if the file cannot be read or contains anything else.
+    """
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
+        raise ConfigError(f"cannot read {path} ({first_line(error)}): fetch the file again") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must contain a JSON object, got a {type(values).__name__}: fetch it again")
     return values
 
 
 def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
-    """Makes a dataclass from the values of its fields, which must have the fields' types; other values are ignored.
+    """Makes a dataclass of class `kind` from the values of its fields; values of other names are ignored.
 
     Raises:
-      ConfigError: a value has another type, or one without a default is missing.
+      ConfigError: a value has the wrong type, or a field without a default has no value.
 
     >>> Size = dataclasses.make_dataclass("Size", [("n_layer", int)])
     >>> typed(Size, {"n_layer": 2, "use_cache": True}, "config.json")
@@ -60,22 +60,28 @@ def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]  # T is always a dataclass
     for field in fields:
         if field.default is dataclasses.MISSING and field.name not in values:
-            raise ConfigError(f"{path} lacks {field.name!r}")
+            raise ConfigError(f"{path} lacks {field.name!r}: use a complete config")
     return configure(kind, {field.name: values[field.name] for field in fields if field.name in values}, path)
 
 
 def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> None:
-    """Raises ConfigError for a value that is not one of its known choices; the first of them is the default."""
+    """Raises ConfigError if a value is not among its choices in `known`; an absent value counts as the first choice."""
     for name, choices in known.items():
         if values.get(name, choices[0]) not in choices:
-            raise ConfigError(f"{path}: {name}={values[name]!r} is unsupported, only {' or '.join(map(repr, choices))}")
+            raise ConfigError(
+                f"{path}: {name}={values[name]!r} is not supported; choose a model with "
+                f"{' or '.join(map(repr, choices))}"
+            )
 
 
 def read_tokens(folder: Path) -> dict[str, Any]:
-    """The `TOKENS` in config.json, or else in generation_config.json, each one number or several.
+    """Reads the fields `TOKENS` from config.json or, if absent there, from generation_config.json.
+
+    Returns:
+      The fields that were found, by name; each is the number of a token or a list of numbers.
 
     Raises:
-      ConfigError: a file cannot be read, or a value is not a number.
+      ConfigError: a file cannot be read, or a value is neither a number nor a list of numbers.
     """
     found: dict[str, Any] = {}
     for file in (folder / CONFIG, folder / GENERATION):
@@ -91,22 +97,24 @@ def read_tokens(folder: Path) -> dict[str, Any]:
 
 
 def read_tensors(folder: Path) -> dict[str, np.ndarray]:
-    """All tensors of a folder by name, from one file or from the files that an index lists.
+    """Reads all tensors of a folder, by name, from one file or from the files that an index lists.
 
     Raises:
-      ConfigError: a file is missing or damaged, or lacks a tensor that the index says it has.
+      ConfigError: a file is missing or damaged, or does not have a tensor that the index lists for this file.
     """
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return _read_file(folder / WEIGHTS)
     places = read_object(folder / INDEX).get("weight_map")
     if not isinstance(places, dict) or not all(isinstance(f, str) and Path(f).name == f for f in places.values()):
-        raise ConfigError(f"{folder / INDEX} has no weight_map from tensors to files in the same folder")
+        raise ConfigError(
+            f"{folder / INDEX} has no weight_map from tensors to files in the same folder: fetch the file again"
+        )
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(set(places.values())):
         held = _read_file(folder / file)
         for name in (name for name, place in places.items() if place == file):
             if name not in held:
-                raise ConfigError(f"{folder / file} lacks {name}, which {INDEX} says it has")
+                raise ConfigError(f"{folder / file} lacks {name}, which {INDEX} lists: fetch the two files again")
             tensors[name] = held[name]
     return tensors
 
@@ -118,20 +126,28 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
     try:
         return dict(load_file(path))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"cannot read {path}: {first_line(error)}") from error
+        raise ConfigError(f"cannot read {path} ({first_line(error)}): fetch the file again") from error
 
 
 def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
-    """The tensor in float32, or in float64 if it has that type; ConfigError if it is not floating-point."""
+    """Converts a tensor to float32; a float64 tensor stays unchanged.
+
+    Raises ConfigError if the type of the tensor is not floating-point.
+    """
     if array.dtype in (np.float32, np.float64):
         return array
     if not jnp.issubdtype(array.dtype, jnp.floating):
-        raise ConfigError(f"{folder}: {name} has type {array.dtype.name}: quantised weights are not supported")
+        raise ConfigError(
+            f"{name} in {folder} has type {array.dtype.name}, but quantised weights are not supported: use "
+            "floating-point weights"
+        )
     return array.astype(np.float32)
 
 
 def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndarray]) -> None:
-    """Writes config.json and model.safetensors, each completely or not at all. Creates a missing folder.
+    """Writes config.json and model.safetensors, each completely or not at all.
+
+    Creates the folder if it is missing.
 
     Raises:
       ConfigError: the folder cannot be written to.
@@ -143,12 +159,14 @@ def write(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, np.ndar
         with replacing(folder / WEIGHTS) as partial:
             contiguous = {name: np.asarray(array, order="C") for name, array in tensors.items()}
             save_file(contiguous, partial, metadata={"format": "pt"})
-        # The config last: without it there is no model.
+        # The config is written last, because without it a folder has no model.
         write_atomically(folder / CONFIG, json.dumps(config, indent=2, sort_keys=True) + "\n")
     except StorageError:
         raise
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror or first_line(error)}") from error
+        raise ConfigError(
+            f"cannot write to {folder} ({error.strerror or first_line(error)}): choose another folder"
+        ) from error
 
 
 def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
@@ -158,10 +176,13 @@ def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
 
 
 def create(kind: Any, config: Any, params: Mapping[Any, Any]) -> Any:
-    """A model with these parameters, in the form of `nnx.to_pure_dict`; absent ones are initialised with seed 0."""
+    """Makes a model with `params`, nested dicts like `nnx.to_pure_dict` of the model.
+
+    Absent parameters are initialised with seed 0.
+    """
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
     if {path for path, _ in nnx.to_flat_state(state)} - flatten_dict(params).keys():
-        # Under jit, because operation by operation an initialisation takes many times as long.
+        # Initialised under jit, because one operation after another takes many times as long.
         drawn = jax.jit(lambda: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(0)))))()
         params = overlay(drawn, params)
     nnx.replace_by_pure_dict(state, jax.tree.map(jnp.asarray, dict(params)))

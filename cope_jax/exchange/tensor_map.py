@@ -1,4 +1,7 @@
-"""Folders in the format of Hugging Face's transformers: config.json, and tensors with an architecture's names."""
+"""Reads and writes folders in the format of Hugging Face's transformers: config.json and the tensors.
+
+In this module, "their" means "of transformers", and "our" means "of cope_jax".
+"""
 
 import dataclasses
 import re
@@ -16,17 +19,17 @@ from cope_jax.exchange.safetensors_io import CONFIG, TOKENS, Params
 from cope_jax.models.decoder import DecoderConfig
 
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
-"""The output layer, which a decoder's file may contain although it is tied to the embedding."""
+"""Output layer in transformers → our embedding. A decoder's file may have an output layer tied to the embedding."""
 _LEAVES = {**dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight"), "bias": "bias", "bias_V": "bias"}
-"""Names of parameters in our modules → in theirs."""
+"""Names of parameters in our modules → names in transformers."""
 _EARLIER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-"""Ends of names in old files → in current ones."""
+"""Ends of names in old files → ends in current files."""
 
 
 class _Entry(NamedTuple):
-    """A tensor of a file, or one for each layer if its name has {} in place of the layer's number.
+    """A tensor of a file, or one tensor for each layer if `name` has {} in place of the layer's number.
 
-    If there are several of our paths, it concatenates them along the last axis. If transposed, it is [outputs, inputs].
+    The tensor concatenates our parameters at `paths` along the last axis. If `transposed`, it is [outputs, inputs].
     """
 
     name: str
@@ -43,20 +46,23 @@ class _Entry(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Format:
-    """An architecture: its tensors, and how its config is read and written.
+    """The format of one architecture: its tensors, and how its config is read and written.
 
     Attributes:
-      kind: its `model_type`.
-      model: our class.
-      modules: theirs → ours; several of ours, separated by spaces, are concatenated; {} is the layer's number.
-      prefixes: of the names; a name without one of them gets the first.
-      ignored: pattern of names to ignore.
-      tied: redundant tensors of a file → the parameters that they must equal.
-      read: makes our config from their values and the file's path, for errors.
-      write: makes (the choices that the format cannot represent, their values) from our config.
-      adapt: converts our parameters to those that the format can represent.
-      optional: prefixes of the tensors that may be absent, in the file and in our parameters.
-      plain: prefixes of the matrices that the file stores as we do, [inputs, outputs].
+      kind: the `model_type` in config.json.
+      model: our class of the model.
+      modules: maps the path of their module to the path of our module. If their module concatenates the parameters of
+        several modules, spaces separate the paths of our modules. {} is the layer's number.
+      prefixes: prefixes of the names of tensors. A name without any of these prefixes gets the first prefix.
+      ignored: regular expression of the names of tensors to ignore.
+      tied: maps redundant tensors of a file to the parameters that they must equal.
+      read: makes our config from the values of config.json and the path of this file, which errors mention.
+      write: returns two things for our config: the choices that the format cannot represent, and the values of
+        config.json.
+      adapt: converts our parameters to parameters that the format can represent.
+      optional: prefixes of the names of tensors that may be absent, both in the file and in our parameters.
+      plain: prefixes of the names of matrices that the file stores as [inputs, outputs], like our parameters. The file
+        stores all other matrices transposed.
     """
 
     kind: str
@@ -72,16 +78,18 @@ class Format:
     plain: tuple[str, ...] = ()
 
     def read_config(self, folder: Path) -> Any:
-        """The config of a model; its tensors are not read."""
+        """Reads the config of a model, but not its tensors."""
         path = folder / CONFIG
         values = safetensors_io.read_object(path)
         kind = values.get("model_type", "bert")
         if kind != self.kind:
-            raise ConfigError(f"{path} is for a model of type {kind!r}, not {self.kind!r}")
+            raise ConfigError(
+                f"{path} has the model_type {kind!r}, not {self.kind!r}: give the folder of a {self.kind} model"
+            )
         return self.read(values, str(path))
 
     def load(self, folder: Path) -> tuple[Any, Params]:
-        """(the config, the parameters as nested dicts).
+        """Reads (the config, the parameters as nested dicts) from a folder.
 
         Raises:
           ConfigError: a file or tensor is missing or damaged, or does not fit the config.
@@ -103,22 +111,29 @@ class Format:
         for theirs, ours in self.tied.items():
             tied = tensors.pop(theirs, None)
             if tied is not None and not np.array_equal(tied, params.get(ours, ())):
-                raise ConfigError(f"{folder}: {theirs} differs from {ours}, although {CONFIG} ties them")
+                raise ConfigError(
+                    f"{folder}: {theirs} differs from {ours}, although {CONFIG} ties them; use the files of one model"
+                )
         if tensors:
-            raise ConfigError(f"{folder}: {min(tensors)!r} is not a tensor of this model ({len(tensors)} such names)")
+            raise ConfigError(
+                f"{folder}: {min(tensors)!r} is not a tensor of this model ({len(tensors)} such names); use the "
+                f"weights that belong to {CONFIG}"
+            )
         return config, unflatten_dict(params, sep="/")
 
     def save(
         self, folder: str | Path, config: Any, params: Mapping[str, Any], tokens: Mapping[str, Any] | None = None
     ) -> None:
-        """Writes a model for `load` and transformers, with `tokens` in its config.json.
+        """Writes a model that `load` and transformers can read, with `tokens` in its config.json.
 
         Raises:
           ConfigError: the format cannot represent the config, or the parameters do not fit it.
         """
         strange, written = self.write(config)
         if strange:
-            raise ConfigError(f"the format {self.kind} cannot represent {', '.join(strange)}")
+            raise ConfigError(
+                f"the format {self.kind} cannot represent {', '.join(strange)}: choose the format cope_jax"
+            )
         held, wanted = flatten_dict(self.adapt(config, params), sep="/"), self._shapes(config)
         tensors = {}
         for entry in self._entries(wanted):
@@ -128,7 +143,8 @@ class Format:
             for path, array in found.items():
                 if array is None or np.shape(array) != wanted[path]:
                     raise ConfigError(
-                        f"parameter {path} has shape {list(np.shape(array))}, but the config needs {list(wanted[path])}"
+                        f"parameter {path} has shape {list(np.shape(array))}, but the config needs "
+                        f"{list(wanted[path])}: give the parameters of this config"
                     )
             whole = np.concatenate([np.asarray(array) for array in found.values()], axis=-1)
             rows = whole if entry.stacked else whole[None]
@@ -142,7 +158,7 @@ class Format:
         return {"/".join(map(str, path)): leaf.shape for path, leaf in found.items()}
 
     def _entries(self, wanted: Mapping[str, Any]) -> Iterator[_Entry]:
-        """The tensors of the parameters that a model has."""
+        """Yields the tensors of a model; the keys of `wanted` are the paths of its parameters."""
         for theirs, ours in self.modules.items():
             for leaf, end in _LEAVES.items():
                 paths = [f"{module}/{leaf}".lstrip("/") for module in ours.split(" ")]
@@ -153,19 +169,19 @@ class Format:
 def _parts(
     entry: _Entry, wanted: list[tuple[int, ...]], tensors: dict[str, np.ndarray], folder: Path, num_layers: int
 ) -> list[np.ndarray]:
-    """The parameters in a tensor, or in one tensor of each layer; removes these from `tensors`."""
+    """Reads the parameters of an entry, whose shapes are `wanted`, and removes the entry's tensors from `tensors`."""
     widths = [shape[-1] for shape in wanted]
     expected = (*wanted[0][entry.stacked : -1], sum(widths))
     rows = []
     for name in entry.names(num_layers):
         array = tensors.pop(name, None)
         if array is None:
-            raise ConfigError(f"{folder} lacks {name}")
+            raise ConfigError(f"{folder} lacks {name}: use the weights that belong to {CONFIG}")
         there = expected[::-1] if entry.transposed else expected
         if array.shape != there:
             raise ConfigError(
-                f"{folder}: {name} has shape {list(array.shape)}, but {CONFIG} needs {list(there)}: they belong to "
-                f"different models"
+                f"{folder}: {name} has shape {list(array.shape)}, but {CONFIG} needs {list(there)}; use the files of "
+                "one model"
             )
         rows.append(array.T if entry.transposed else array)
     whole = np.stack(rows) if entry.stacked else rows[0]
@@ -173,7 +189,7 @@ def _parts(
 
 
 def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A decoder's parameters with the scale of the logits, which the formats do not have, moved into the last norm."""
+    """Moves the scale of a decoder's logits, which the formats cannot represent, into the decoder's last norm."""
     scale = config.logit_scale
     if scale is None:
         scale = config.block.model_dim**-0.5 if config.tie_embeddings else 1.0
@@ -184,7 +200,11 @@ def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mappin
 
 
 def strange_choices(config: Any, encoding: str, **told: tuple[Any, ...]) -> list[str]:
-    """The choices that a format cannot represent; `told` are the values of the block that it can."""
+    """The choices of a config that a format cannot represent.
+
+    `encoding` is the only encoding that the format can represent. `told` maps fields of the block to the values that
+    the format can represent.
+    """
     names = [name for name, _ in config.encoding.parts]
     found = [] if names == [encoding] else [f"encoding {'+'.join(names) or 'none'}"]
     return found + [
@@ -195,12 +215,12 @@ def strange_choices(config: Any, encoding: str, **told: tuple[Any, ...]) -> list
 
 
 def common_values(config: Any) -> dict[str, Any]:
-    """The values that have the same names in all architectures."""
+    """The values of config.json that have the same names in all architectures."""
     stddev = config.block.initial_stddev
     return {"vocab_size": config.vocab_size, "initializer_range": 0.02 if stddev is None else stddev}
 
 
 def decoder_values(config: DecoderConfig) -> dict[str, Any]:
-    """The values that have the same names in both decoders."""
-    # The tokens are None, because transformers would replace absent ones with its defaults.
+    """The values of config.json that have the same names in GPT-2 and Llama."""
+    # The tokens are None, because transformers would replace absent tokens with its defaults.
     return common_values(config) | {"tie_word_embeddings": config.tie_embeddings, **dict.fromkeys(TOKENS)}

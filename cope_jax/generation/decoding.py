@@ -28,11 +28,11 @@ def generate(
     top_p: float | None = None,
     stop_token: int | None = None,
 ) -> list[np.ndarray]:
-    """Continues each prompt token by token, each sampled from softmax(logits/temperature) given the tokens before it.
+    """Continues each prompt. Each new token is sampled from softmax(logits/temperature) given the tokens before it.
 
-    The batch runs as one compiled program, which ends early if every row has generated the stop token. Another key,
-    temperature, `top_p` or stop token runs the same program. Another batch size, length of the longest prompt,
-    `max_new_tokens` or `top_k` compiles again, and so does `top_p` in place of None.
+    The batch runs as one compiled program, which ends early if every row has generated the stop token. A new value of
+    the key, the temperature, `top_p` or the stop token needs no compilation. A new batch size, length of the longest
+    prompt, `max_new_tokens` or `top_k` needs a compilation, and so does a change between `top_p=None` and a number.
 
     >>> from cope_jax.encodings import EncodingConfig
     >>> from cope_jax.models.decoder import Decoder, DecoderConfig
@@ -43,14 +43,14 @@ def generate(
 
     Args:
       model: a module like `cope_jax.models.decoder.Decoder`.
-      prompts: tokens of each prompt; they may differ in length.
+      prompts: the tokens of each prompt. Prompts may differ in length.
       max_new_tokens: maximum number of new tokens of each row.
-      key: the random key, or one for each row, `[B]`, as from `sampling.row_keys`.
-      temperature: 0 takes the most probable token.
-      top_k: sample from the k most probable tokens.
-      top_p: sample from the fewest tokens that together have this probability, after `top_k`. Holtzman et al.
-        (arXiv 1904.09751).
-      stop_token: a row ends with it; None: never.
+      key: the random key, or one key for each row, `[B]`, as from `sampling.row_keys`.
+      temperature: the logits are divided by this number; 0 means that the most probable token is taken.
+      top_k: sample from the k most probable tokens. If None, there is no such limit.
+      top_p: sample from the fewest tokens whose probabilities sum to this value or more, after `top_k` is applied. If
+        None, there is no such limit. Holtzman et al. (arXiv 1904.09751).
+      stop_token: a row ends with this token. If None, all rows have `max_new_tokens` new tokens.
 
     Returns:
       The new tokens of each row, int32, including the stop token if it was generated.
@@ -65,13 +65,13 @@ def generate(
 def generate_stream(
     model: Any, prompts: Sequence[Sequence[int]], max_new_tokens: int, *, chunk: int = 8, **arguments: Any
 ) -> Iterator[list[np.ndarray]]:
-    """Yields the tokens of `generate` while they are generated: each time the new tokens of each row.
+    """Yields the tokens of `generate` while they are generated, as lists of the new tokens of each row.
 
-    First comes the token after each prompt, then `chunk` tokens at a time. Two programs run, for any `chunk`: one reads
-    the prompts, the other continues. Both are compiled before the first tokens come.
+    The first list has the first new token of each row. Every other list has up to `chunk` tokens of each row. Two
+    programs run, for any `chunk`. The first program reads the prompts, and the second program continues them. Both
+    programs are compiled before the first list.
 
-    `chunk` is the maximum number of new tokens of each row in one list. All other arguments, and errors, are those of
-    `generate`.
+    All other arguments and the errors are those of `generate`.
 
     >>> from cope_jax.encodings import EncodingConfig
     >>> from cope_jax.models.decoder import Decoder, DecoderConfig
@@ -97,7 +97,7 @@ class _Loop(NamedTuple):
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Request:
-    """The arguments of the programs."""
+    """The arguments of the compiled programs, from the arguments of `generate`."""
 
     state: nnx.State[Any, Any]
     tokens_BL: Any
@@ -121,7 +121,7 @@ def _request(
     top_p: float | None = None,
     stop_token: int | None = None,
 ) -> _Request:
-    """Checks the arguments of `generate`; ConfigError if one is wrong."""
+    """Checks the arguments of `generate` and collects them in a request. ConfigError: an argument is wrong."""
     vocab_size = model.config.vocab_size
     tokens_BL, lengths_B = pad_left(prompts, vocab_size)
     for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k), ("stop_token", stop_token)):
@@ -136,9 +136,9 @@ def _request(
     if stop_token is not None:
         check_tokens("stop_token", np.array([stop_token]), vocab_size)
     longest = int(lengths_B.max())
-    what = f"a prompt of {longest} tokens and {max_new_tokens} new ones is too long"
+    what = f"a prompt of {longest} tokens with {max_new_tokens} new tokens is too long"
     # The last token is never read, so it needs no position.
-    check_positions(model, longest + max_new_tokens - 1, what, "ask for fewer")
+    check_positions(model, longest + max_new_tokens - 1, what, "ask for fewer tokens")
     graph, state = nnx.split(model)
     params = SamplingParams(
         keys_B=_keys(key, len(tokens_BL)),
@@ -151,7 +151,7 @@ def _request(
 
 
 def _keys(key: Array, rows: int) -> Array:
-    """The key of each row, `[B]`."""
+    """Returns the key of each row, `[B]`."""
     if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape not in ((), (rows,)):
         raise ConfigError(f"generate.key must be a key from jax.random.key, or {rows} keys, one for each row")
     return key if key.shape else row_keys(key, range(rows))
@@ -188,7 +188,7 @@ def _advance(request: _Request, loop: _Loop, until: int | Array) -> _Loop:
 
 @jax.jit
 def _generate(request: _Request) -> tuple[Array, Array]:
-    """(new_BT, the number of valid tokens in each row)."""
+    """Returns (new_BT, the number of valid tokens in each row)."""
     loop = _advance(request, _begin(request), request.max_new_tokens)
     return loop.new_BT, loop.count_B
 
@@ -201,7 +201,7 @@ def _chunks(request: _Request, chunk: int) -> Iterator[list[np.ndarray]]:
     loop = _first(request)
     seen_B, until = np.zeros(len(request.tokens_BL), np.int32), 1
     while True:
-        # The first call samples nothing. It compiles, so that later tokens come at an even speed.
+        # The first call only compiles, and samples nothing, so that later tokens come at an even speed.
         loop = _next(request, loop, np.int32(until))
         new_BT, count_B = np.array(loop.new_BT), np.array(loop.count_B)
         yield [row[seen:count] for row, seen, count in zip(new_BT, seen_B, count_B, strict=True)]

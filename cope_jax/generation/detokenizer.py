@@ -9,19 +9,22 @@ TORN = "\N{REPLACEMENT CHARACTER}"
 
 
 class Continuation:
-    r"""The text after a prompt, in final pieces: none ends within a character or within a possible stop text.
+    r"""The text after a prompt, in pieces that later tokens do not change.
 
-    Only new tokens are decoded, together with those of the last complete text before them. A decoder may write the
-    first token of a text differently, for example without its space.
+    No piece ends within a character or within a possible stop text. A decoder may write the first token of a text
+    differently, for example without its space. So new tokens are decoded together with the tokens of the last complete
+    text before them.
 
     Args:
-      decode: tokens as text. More tokens must only append text, but may complete a character at its end.
-      prompt: the tokens of the prompt; its text is left out.
-      stop: texts that end the continuation before them. The first that is complete counts, of several the longest.
+      decode: maps tokens to text. More tokens may complete a character at the end of the text, and otherwise must only
+        append text.
+      prompt: the tokens of the prompt. The pieces do not include the text of the prompt.
+      stop: stop texts. The continuation ends before the first stop text that is complete. If several stop texts end at
+        the same character, the continuation ends before the longest of these.
 
     Attributes:
       text: all pieces so far.
-      ended: whether a stop text came.
+      ended: whether a stop text was found.
 
     >>> row = Continuation(lambda tokens: bytes(tokens.tolist()).decode(errors="replace"), [65], stop=["\n\n"])
     >>> row.add([66, 195]), row.add([169, 10]), row.add([67, 10]), row.add([10, 68]), row.ended
@@ -34,12 +37,12 @@ class Continuation:
         self._decode = decode
         self._stop = tuple(stop)
         self._before = [int(token) for token in prompt]
-        self._tokens: list[int] = []  # after those; the last may be an incomplete character
-        self._held = ""  # the text before these tokens that was held back
-        self._shown = 0  # how many characters of the held text and of these tokens' text were returned
+        self._tokens: list[int] = []  # the tokens after `_before`; the last may be an incomplete character
+        self._held = ""  # the text before `_tokens` that was held back
+        self._shown = 0  # how many characters of the held text and of the text of `_tokens` were returned
 
     def add(self, tokens: Sequence[int] | np.ndarray) -> str:
-        """Adds tokens and returns the text that became final; nothing after a stop text."""
+        """Adds tokens and returns the new text that later tokens cannot change. After a stop text, the result is ""."""
         if self.ended or not len(tokens):
             return ""
         self._tokens += [int(token) for token in tokens]
@@ -52,16 +55,16 @@ class Continuation:
         return new
 
     def finish(self) -> str:
-        """Returns the text that was held back, when no more tokens come."""
+        """Returns the text that was held back. Call this method when no more tokens come."""
         return "" if self.ended else self._settle(self._held + self._written(), lambda text: 0)
 
     def _written(self) -> str:
-        """The text of the last tokens."""
+        """Returns the text of `_tokens`."""
         before = self._decode(np.array(self._before, np.int32))
         return self._decode(np.array(self._before + self._tokens, np.int32))[len(before) :]
 
     def _settle(self, text: str, held: Callable[[str], int]) -> str:
-        # Ordered by their ends, so that the result does not depend on how much text there is already.
+        # Stop texts are ordered by their ends, so that the result does not depend on how much text there is already.
         found = [(place + len(stop), place) for stop in self._stop if (place := text.find(stop, self._shown)) >= 0]
         self.ended = bool(found)
         settled = text[: min(found)[1]] if found else text[: len(text) - held(text)]
@@ -71,6 +74,6 @@ class Continuation:
         return new
 
     def _begun(self, text: str) -> int:
-        """The number of characters at the end that may begin a stop text."""
+        """Returns the number of characters at the end that may begin a stop text."""
         sizes = (size for stop in self._stop for size in range(len(stop) - 1, 0, -1) if text.endswith(stop[:size]))
         return max(sizes, default=0)

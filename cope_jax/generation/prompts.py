@@ -1,4 +1,4 @@
-"""Prompts as one batch of tokens."""
+"""Checks prompts, and turns them into one batch of tokens."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from cope_jax.errors import ConfigError
 
 
 def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
-    """(tokens_BL with zeros before the shorter prompts, lengths_B), both int32; ConfigError if one is not a token.
+    """Returns (tokens_BL with zeros before shorter prompts, lengths_B), int32. ConfigError: a prompt is not valid.
 
     >>> pad_left([[1, 2, 3], [4]], 5)[0].tolist()
     [[1, 2, 3], [0, 0, 4]]
@@ -21,7 +21,7 @@ def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndar
     rows = [_row(prompt) for prompt in prompts]
     lengths_B = np.array([len(row_L) for row_L in rows], np.int32)
     if not len(rows) or not lengths_B.min():
-        raise ConfigError("a prompt is empty: give each at least one token")
+        raise ConfigError("a prompt is empty: give at least one prompt, and at least one token in each")
     tokens_BL = np.zeros((len(rows), lengths_B.max()), np.int32)
     for padded_L, row_L in zip(tokens_BL, rows, strict=True):
         check_tokens("prompt", row_L, vocab_size)
@@ -30,9 +30,9 @@ def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndar
 
 
 def check_positions(model: Any, length: int, what: str, remedy: str) -> None:
-    """ConfigError if a table of a decoder's encoding has fewer rows than `length` positions.
+    """Raises ConfigError if a table of a decoder's encoding has fewer than `length` rows, one for each position.
 
-    The message begins with `what`, which says what is too long, and ends with the `remedy`.
+    The message begins with `what`, which says what is too long, and ends with `remedy`.
     """
     width = model.config.block.model_dim
     positions_1L = np.arange(length, dtype=np.int32)[None]
@@ -58,7 +58,10 @@ def _shown(value: Any) -> str:
 
 
 def check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:
-    """ConfigError for the first token outside of the vocabulary."""
+    """Raises ConfigError for the first token outside of the vocabulary."""
     outside = tokens[(tokens < 0) | (tokens >= vocab_size)]
     if outside.size:
-        raise ConfigError(f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size}")
+        raise ConfigError(
+            f"{name}: token {outside[0]} is outside of the vocabulary of {vocab_size} tokens; give tokens from 0 to "
+            f"{vocab_size - 1}"
+        )

@@ -30,16 +30,17 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
 ) -> np.ndarray:
-    """Continues each prompt word by word, each sampled from softmax(logits/temperature) given the words before it.
+    """Continues each prompt. Each new word is sampled from softmax(logits/temperature) given the words before it.
 
-    `model` is a recurrent language model like `RNNLM`; its forward direction generates. Other arguments, and errors,
-    are those of `cope_jax.generation.decoding`. The new words are int32 `[B, max_new_tokens]`.
+    `model` is a recurrent language model like `RNNLM`, whose forward direction generates. `key` is a single key for all
+    rows. The other arguments and the errors are as in `cope_jax.generation.decoding.generate`. Returns the new words,
+    int32 `[B, max_new_tokens]`.
     """
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
     check_at_least(0, "generate", temperature=temperature)
     vocab_size = model.config.vocab_size
     padded_BL, lengths_B = pad_left(prompts, vocab_size)
-    # Here padding comes after the prompts, so that it does not reach the state.
+    # Padding is moved behind the prompts, so that it does not reach the state.
     tokens_BL = np.stack([np.roll(row, length - len(row)) for row, length in zip(padded_BL, lengths_B, strict=True)])
     graphdef, state = nnx.split(model)
     keys_T, top_k = jax.random.split(key, max_new_tokens), None if top_k is None else min(top_k, vocab_size)

@@ -14,7 +14,7 @@ from cope_jax.array_types import Array
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
-    """How rows are sampled. Each row has its own key, so that it does not depend on the others."""
+    """The arguments of sampling. Each row has its own random key, so its tokens do not depend on other rows."""
 
     keys_B: Array
     temperature: Any
@@ -24,7 +24,7 @@ class SamplingParams:
 
 
 def row_keys(key: Array, rows: Sequence[int]) -> Array:
-    """The keys of the rows with these numbers, `[B]`.
+    """Derives one random key for each row, `[B]`, from `key` and the number of the row.
 
     >>> bool(row_keys(jax.random.key(0), [3, 4])[1] == row_keys(jax.random.key(0), [4])[0])
     True
@@ -33,7 +33,7 @@ def row_keys(key: Array, rows: Sequence[int]) -> Array:
 
 
 def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
-    """Samples the token of each row at a step."""
+    """Samples the next token of each row, which already has `step` new tokens."""
 
     def row(logits_V: Array, key: Array) -> Array:
         key = jax.random.fold_in(key, step)
@@ -43,10 +43,10 @@ def draw(params: SamplingParams, step: Array, logits_BV: Array) -> Array:
 
 
 def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, top_p: Array | None) -> Array:
-    """Samples one token of each row, int32; at temperature 0 the most probable, of equals the lowest."""
-    # Some processors treat numbers below the smallest normal one as 0, so this does on all.
+    """Samples one token for each row, int32. Temperature 0 takes the highest logit, and the first of equal logits."""
+    # Some processors treat numbers below the smallest normal number as 0. With this line all processors do so.
     drawn_at_all = temperature >= jnp.finfo(jnp.float32).tiny
-    # Relative to the maximum, no quotient is +∞, however small the temperature.
+    # Logits are taken relative to their maximum, so that no quotient is +∞ at any temperature.
     below_BV = logits_BV - logits_BV.max(axis=-1, keepdims=True)
     scaled_BV = below_BV / jnp.where(drawn_at_all, temperature, 1)
     if top_k is not None:
@@ -58,7 +58,7 @@ def sample(logits_BV: Array, key: Array, temperature: Array, top_k: int | None, 
 
 
 def keep_top_k(logits_BV: Array, k: int) -> Array:
-    """The k highest logits of each row, and −∞ for the others; of equals the lower token stays.
+    """Keeps the k highest logits of each row, and sets the others to −∞. Of equal logits, the first are kept.
 
     >>> keep_top_k(jnp.array([[1.0, 3.0, 2.0]]), 2).tolist()
     [[-inf, 3.0, 2.0]]
@@ -68,16 +68,17 @@ def keep_top_k(logits_BV: Array, k: int) -> Array:
 
 
 def keep_top_p(logits_BV: Array, p: Array | float) -> Array:
-    """The fewest of each row's logits whose probabilities sum to p or more, and −∞ for the others; at least one.
+    """Keeps the fewest logits of each row whose probabilities sum to p or more, and sets the others to −∞.
 
-    The nucleus of Holtzman et al. (arXiv 1904.09751). Of equals the lower token stays; p = 1 keeps all.
+    This is the nucleus of Holtzman et al. (arXiv 1904.09751). At least one logit is kept, and p = 1 keeps all. Of equal
+    logits, the first are kept.
 
     >>> keep_top_p(jnp.log(jnp.array([[0.2, 0.5, 0.3]])), 0.75).tolist()
     [[-inf, -0.6..., -1.2...]]
     """
     order_BV = jnp.argsort(-logits_BV, axis=-1)
     sorted_BV = jax.nn.softmax(jnp.take_along_axis(logits_BV, order_BV, axis=-1), axis=-1)
-    # −1 before the first keeps it even if p is rounded to 0.
+    # The −1 keeps the first token even if p is rounded to 0.
     before_BV = jnp.pad(jnp.cumsum(sorted_BV, axis=-1)[:, :-1], ((0, 0), (1, 0)), constant_values=-1)
     return _keep(logits_BV, order_BV, (before_BV < p) | (p >= 1))
 

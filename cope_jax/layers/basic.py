@@ -19,19 +19,19 @@ ACTIVATIONS: dict[str, Callable[[Array], Array]] = {
     "swiglu": jax.nn.silu,
 }
 NORMS = {"layer": nnx.LayerNorm, "rms": nnx.RMSNorm}
-# E[x²] − E[x]² has an error of about 1e-7 E[x²]: a smaller epsilon does not cover that if rows hardly vary.
+# E[x²] − E[x]² has an error of about 1e-7 E[x²]. In rows that hardly vary, a smaller epsilon does not cover the error.
 _LEAST_EPSILON_OF_DIFFERENCES = 1e-6
 
 
 def create_linear(
     config: BlockConfig, inputs: int, outputs: int, axes: tuple[str | None, ...], *, scale: float = 1.0, rngs: nnx.Rngs
 ) -> nnx.Linear:
-    """A layer y = W x + b in the compute type; b starts at 0.
+    """Creates a layer y = W x + b in the compute type; b is initialised to 0.
 
-    W is initialised from a normal distribution with standard deviation scale/√inputs. If the config has an
-    `initial_stddev`, it is used instead, whatever the scale, and the distribution is truncated at two of them.
+    W is initialised from a normal distribution with standard deviation scale/√inputs. If `config.initial_stddev` is not
+    None, it is the standard deviation for any `scale`, and the distribution is truncated at two standard deviations.
 
-    `axes` are the logical axes of W, as `cope_jax.training.sharding` lists them; b has the second.
+    `axes` are the logical axes of W, as `cope_jax.training.sharding` lists them; b has the second axis.
     """
     if config.initial_stddev is None:
         initial = jax.nn.initializers.normal(scale / inputs**0.5)
@@ -51,7 +51,9 @@ def create_linear(
 
 
 def logits(layer: nnx.Linear, x: Array) -> Array:
-    """W x + b of a last layer: multiplied in x's type, summed and returned in float32 (float64 if x is).
+    """Computes W x + b of an output layer.
+
+    The products are in the type of x. The sums and the result are in float32, or in float64 if x is in float64.
 
     >>> layer = nnx.Linear(2, 3, dtype=jnp.bfloat16, rngs=nnx.Rngs(0))
     >>> logits(layer, jnp.ones((1, 2), jnp.bfloat16)).dtype.name
@@ -65,8 +67,8 @@ def logits(layer: nnx.Linear, x: Array) -> Array:
 class Norm(nnx.Module):
     """LayerNorm (Ba et al., arXiv 1607.06450) or RMSNorm (Zhang and Sennrich, arXiv 1910.07467) over the last axis.
 
-    Computed in float32 for every type of the input, and returned in that type. With compute type float64, computed and
-    returned in float64.
+    It computes in float32 and returns the type of its input. With compute type float64, it computes in float64 and
+    returns float64.
     """
 
     def __init__(self, config: BlockConfig, *, rngs: nnx.Rngs):
@@ -88,10 +90,9 @@ class Norm(nnx.Module):
 
 
 class MLP(nnx.Module):
-    """Two linear layers around an activation, y = W_out f(W_in x); gated for SwiGLU, y = W_out (silu(W_gate x) · W_in
-    x).
+    """Two linear layers around an activation, y = W_out f(W_in x).
 
-    Shazeer (arXiv 2002.05202) for SwiGLU.
+    SwiGLU has a third layer, the gate: y = W_out (silu(W_gate x) · W_in x). Shazeer (arXiv 2002.05202).
     """
 
     def __init__(self, config: BlockConfig, residual_scale: float, *, rngs: nnx.Rngs):

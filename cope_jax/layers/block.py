@@ -16,16 +16,17 @@ from cope_jax.ops.dropout import dropout
 
 
 class Block(nnx.Module):
-    """x ← x + attention(norm(x)), x ← x + mlp(norm(x)) (pre-norm), or x ← norm(x + f(x)) (post-norm).
+    """A transformer block: attention, then the feed-forward layer, each with a norm and a residual connection.
 
-    Post-norm: Vaswani et al. (arXiv 1706.03762); pre-norm: Xiong et al. (arXiv 2002.04745).
+    Pre-norm: x ← x + f(norm(x)), Xiong et al. (arXiv 2002.04745). Post-norm: x ← norm(x + f(x)), Vaswani et al. (arXiv
+    1706.03762). Here f is first attention, and then the feed-forward layer.
 
     Args:
       config: sizes and choices.
-      encoding: the parts of the encoding that this layer has separately.
-      shape: sizes for the encoding.
-      num_layers: of the model. What each layer adds to the residual stream is initially scaled by 1/√(2·num_layers),
-        unless `config.initial_stddev` is set.
+      encoding: the parts of the encoding that the layers do not share.
+      shape: the sizes that the encoding is built for.
+      num_layers: the number of layers of the model. What each layer adds to the residual stream is initially scaled by
+        1/√(2·num_layers), unless `config.initial_stddev` is set.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class Block(nnx.Module):
         self.mlp_norm = Norm(config, rngs=rngs)
 
     def __call__(self, x_BLD: Array, shared: Composed, context: Context, dropout_key: Array | None = None) -> Array:
-        """The residual stream x_BLD after the block; `shared` are the parts of the encoding that all layers share."""
+        """The residual stream x_BLD after the block. `shared` has the parts of the encoding that all layers share."""
         keys = (None,) * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
         attended_BLD = self.attention(self._attention_input(x_BLD), self.compose(shared), context, keys[0])
         return self._add(x_BLD, attended_BLD, context.layout, keys[1], keys[2])
@@ -49,14 +50,14 @@ class Block(nnx.Module):
     def extend(
         self, x_BLD: Array, shared: Composed, context: Context, cache: Cache, layer: Any, *, first: bool
     ) -> tuple[Array, Cache]:
-        """The same for tokens that follow those in a cache: see `SelfAttention.extend`."""
+        """The same as `__call__`, but for tokens that follow the tokens in a cache: see `SelfAttention.extend`."""
         attended_BLD, cache = self.attention.extend(
             self._attention_input(x_BLD), self.compose(shared), context, cache, layer, first=first
         )
         return self._add(x_BLD, attended_BLD, context.layout), cache
 
     def maps(self, x_BLD: Array, shared: Composed, context: Context) -> dict[str, Array]:
-        """The attention maps of this block: see `SelfAttention.maps`."""
+        """The attention maps of this block, by name: see `SelfAttention.maps`."""
         return self.attention.maps(self._attention_input(x_BLD), self.compose(shared), context)
 
     def compose(self, shared: Composed) -> Composed:
@@ -74,7 +75,7 @@ class Block(nnx.Module):
         attention_key: Array | None = None,
         mlp_key: Array | None = None,
     ) -> Array:
-        """Adds the output of attention, and then that of the feed-forward layer, to the residual stream."""
+        """Adds the output of attention to the residual stream, and then the output of the feed-forward layer."""
         rate, pre = self.config.dropout, self.config.norm_position == "pre"
         x_BLD = layout.constrain(x_BLD + dropout(attended_BLD, rate, attention_key), "batch", "length", None)
         x_BLD = x_BLD if pre else self.attention_norm(x_BLD)

@@ -21,23 +21,23 @@ class BlockConfig:
     """The sizes and choices of one transformer block.
 
     Attributes:
-      model_dim: D.
-      num_heads: H.
-      num_kv_heads: G, divides H; None means H (G < H is grouped-query attention).
-      head_dim: K; None means D/H.
+      model_dim: D, the width of the residual stream.
+      num_heads: H, the number of query heads.
+      num_kv_heads: G, the number of key/value heads; G divides H. None means G = H. G < H is grouped-query attention.
+      head_dim: K, the width of a head; None means D/H.
       mlp_dim: hidden width of the feed-forward layer; None means 4·D.
-      activation: "relu", "gelu" (tanh form), "gelu_erf" (its exact form), or "swiglu" (gated, with a third matrix).
+      activation: "relu", "gelu" (tanh form), "gelu_erf" (exact GELU), or "swiglu" (gated, with a third matrix).
       norm: "layer" (LayerNorm) or "rms" (RMSNorm).
-      norm_epsilon: what is added to the variance.
+      norm_epsilon: number added to the variance.
       norm_position: "pre", x + f(norm(x)), or "post", norm(x + f(x)).
-      use_bias: biases in the linear layers.
-      dropout: rate for attention weights and for what each sublayer adds.
-      initial_stddev: standard deviation of the initial matrices, from a normal distribution truncated at two of them;
-        None: 1/√inputs, and less for a layer that adds to the residual stream.
-      compute_dtype: type of the matrix products; parameters, positions, logits and softmax are always float32. Only
-        "float64", for comparisons, computes everything in float64; it needs `jax_enable_x64`.
-      attention: the implementation, as in `cope_jax.attention.attend`.
-      attention_blocks: its block sizes, as `blocks` in `attend`.
+      use_bias: whether the linear layers have biases.
+      dropout: dropout rate of the attention weights, and of what each sublayer adds to the residual stream.
+      initial_stddev: standard deviation of the initial matrices, which are normal and truncated at two standard
+        deviations. If None, it is 1/√inputs without truncation, and less for a layer that adds to the residual stream.
+      compute_dtype: type of the matrix products. Parameters, positions, logits and softmax are float32. "float64" is
+        for comparisons: it computes everything in float64, and needs `jax_enable_x64`.
+      attention: the implementation of attention, as in `cope_jax.attention.attend`.
+      attention_blocks: block sizes of this implementation, as `blocks` in `attend`.
     """
 
     model_dim: int = 64
@@ -76,7 +76,7 @@ class BlockConfig:
         return AttentionShape(self.num_heads, head_dim, self.num_kv_heads, self.model_dim, max_length)
 
     def matrix_parameters(self) -> tuple[int, int]:
-        """The number of parameters in a block's matrices, all used by every token; and H·K, the width of all heads."""
+        """Returns (number of parameters in a block's matrices, H·K). Every token uses all of these parameters."""
         shape = self.attention_shape(None)
         heads, kv_heads = shape.num_heads * shape.head_dim, shape.kv_heads * shape.head_dim
         mlp = (3 if self.activation == "swiglu" else 2) * self.model_dim * (self.mlp_dim or 4 * self.model_dim)

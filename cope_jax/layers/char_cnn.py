@@ -18,13 +18,13 @@ ORIGINAL_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7,
 
 @dataclasses.dataclass(frozen=True)
 class CharCNNConfig:
-    """The sizes of a `CharCNN`; by default those of the original ELMo.
+    """The sizes of a `CharCNN`. The defaults are the sizes of the original ELMo.
 
     Attributes:
       embed_dim: width of the embedding of a character.
-      filters: pairs of (characters that a filter sees, number of these filters).
-      num_highways: number of highway layers that follow.
-      projection: width of a word's vector; None: the number of all filters, without a projection.
+      filters: pairs of (width in characters, number of filters of this width).
+      num_highways: number of highway layers after the filters.
+      projection: width of a word's vector. If None, there is no projection, and the width is the number of all filters.
     """
 
     embed_dim: int = 16
@@ -43,16 +43,17 @@ class CharCNNConfig:
         return sum(number for _, number in self.filters)
 
     def flops_per_word(self, max_characters: int) -> float:
-        """FLOPs of the products of one word, forward: the filters are applied at every place of the word."""
+        """Forward FLOPs of the products for one word. A filter is applied wherever it fits into the word."""
         indices = (max(max_characters - width + 1, 0) * width * number for width, number in self.filters)
         dense = 2 * self.num_highways * self.num_filters**2 + self.num_filters * (self.projection or 0)
         return 2.0 * (self.embed_dim * sum(indices) + dense)
 
 
 class Highway(nnx.Module):
-    """y = g · relu(W_t x + b_t) + (1 − g) · x with g = σ(W_c x + b_c). Srivastava et al. (arXiv 1505.00387).
+    """A highway layer, y = g · relu(W_t x + b_t) + (1 − g) · x with g = σ(W_c x + b_c).
 
-    b_c is initialised to −2, so that at first most of x is carried through; W is normal with variance 1/width.
+    Srivastava et al. (arXiv 1505.00387). b_c is initialised to −2, so that at first y has most of x. The matrices are
+    initialised from a normal distribution with variance 1/width.
     """
 
     def __init__(self, width: int, *, rngs: nnx.Rngs):
@@ -65,13 +66,14 @@ class Highway(nnx.Module):
 
 
 class CharCNN(nnx.Module):
-    """Convolutions over the characters of a word, their maxima, highways and a projection.
+    """Turns the characters of a word into a vector: convolutions, their maxima, highway layers and a projection.
 
         f_k = relu(max_p (Σ_i W_ki e_{p+i} + b_k)),  x = W_p highway_n(… highway_1(f)) + b_p
 
-    Filters are applied only at places where they fit into the word; its padding is a character like others. Kim et al.
-    (arXiv 1508.06615), in the version of Peters et al. (arXiv 1802.05365); `tokenizers.characters` has their numbering
-    of characters. A padding word, all of whose characters are 0, has the vector 0.
+    e_p is the embedding of the character at place p. Filters are applied only where they fit into the word. The
+    characters that pad a word are embedded like other characters. Kim et al. (arXiv 1508.06615), in the version of
+    Peters et al. (arXiv 1802.05365). `tokenizers.characters` numbers the characters. All characters of a padding word
+    are 0, and its vector is 0.
 
     >>> config = CharCNNConfig(embed_dim=4, filters=((1, 2), (2, 3)), num_highways=1, projection=6)
     >>> layer = CharCNN(config, rngs=nnx.Rngs(0))
@@ -93,10 +95,10 @@ class CharCNN(nnx.Module):
         self.projection = _dense(config.num_filters, outputs, axes, rngs=rngs) if outputs else None
 
     def __call__(self, characters_BLC: Array) -> Array:
-        """x_BLD of characters, int32 from 0 to 261; a word with any other has a vector of NaN.
+        """The vectors x_BLD of words, from int32 characters 0 to 261. A word with any other character gives NaN.
 
         Raises:
-          ConfigError: words shorter than a filter.
+          ConfigError: words are shorter than a filter.
         """
         batch, length, size = characters_BLC.shape
         widest = max(width for width, _ in self.config.filters)
@@ -104,7 +106,7 @@ class CharCNN(nnx.Module):
             raise ConfigError(f"words of {size} characters are shorter than a filter of {widest}: pad them to {widest}")
         characters_NC = characters_BLC.reshape(batch * length, size)
         table_KE = self.embedding_KE[...]
-        # 0 does not occur within a word: its row is unused, but the official sizes count it.
+        # 0 does not occur within a word, so its row is unused, but the official sizes include the row.
         is_none_NC = characters_NC == 0
         e_NCE = jnp.where(is_none_NC[..., None], jnp.zeros((), table_KE.dtype), lookup(table_KE, characters_NC))
         pairs = zip(self.filters, self.biases, strict=True)
@@ -129,9 +131,10 @@ def _dense(inputs: int, outputs: int, axes: tuple[str, str], *, bias: float = 0.
 
 
 def _maxima(e_NCE: Array, w_WEF: Array, b_F: Array) -> Array:
-    """The relu of each filter's maximum over its places.
+    """The relu of each filter's maximum over the word.
 
-    Computed as products of windows: on a CPU the gradient of a convolution takes up to 1.5 times as long.
+    Products with windows replace the convolution, because on a CPU the gradient of a convolution takes up to 1.5 times
+    as long.
     """
     width, _, filters = w_WEF.shape
     indices = e_NCE.shape[1] - width + 1

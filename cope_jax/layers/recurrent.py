@@ -26,7 +26,7 @@ class Cell:
     "tanh", Elman (1990): h' = tanh(z + W_h h).
 
     "lstm", Hochreiter and Schmidhuber (1997), with the forget gate of Gers et al. (2000) and the projection of Sak et
-    al. (arXiv 1402.1128), gates in the order i, f, g, o:
+    al. (arXiv 1402.1128). The gates are in the order i, f, g, o:
 
         (i, f, g, o) = z + W_h h
         c' = clip(σ(f + forget_bias) · c + σ(i) · tanh(g))
@@ -34,10 +34,10 @@ class Cell:
 
     Attributes:
       name: "tanh" or "lstm".
-      width: N, of the state.
-      projection: P, the width of h; None: N, without W_p.
-      cell_clip: c' stays within ± this; None: no bound.
-      projection_clip: the projected h' stays within ± this; None: no bound.
+      width: N, the width of the state.
+      projection: P, the width of h. None means that P is N, and there is no W_p.
+      cell_clip: c' is clipped to ± this value; None means no clip.
+      projection_clip: the projected h' is clipped to ± this value; None means no clip.
       forget_bias: a constant added to f; not a parameter.
     """
 
@@ -68,7 +68,7 @@ class Cell:
         return self.width * (4 if self.name == "lstm" else 1)
 
     def matrices(self, inputs: int) -> int:
-        """The number of parameters in the matrices of a layer of this cell.
+        """The number of parameters in the matrices of a layer that has this cell and inputs of width `inputs`.
 
         >>> Cell(width=3).matrices(inputs=2)
         60
@@ -76,14 +76,14 @@ class Cell:
         return self.gates * (inputs + self.outputs) + (self.width * self.projection if self.projection else 0)
 
     def initial_carry(self, batch: int, dtype: Any = jnp.float32) -> Carry:
-        """Zeros."""
+        """The state before the first step: zeros."""
         h_BP = jnp.zeros((batch, self.outputs), dtype)
         return (h_BP,) if self.name == "tanh" else (jnp.zeros((batch, self.width), dtype), h_BP)
 
     def step(
         self, weights: tuple[Array, ...], carry: Carry, z_BG: Array, shift_BP: Array | None
     ) -> tuple[Carry, Array]:
-        """(next state, input of the projection); `shift_BP`, zeros, is added to the projection before the clip."""
+        """Returns (next state, input of the projection). `shift_BP` is added to the projection before the clip."""
         z_BG = z_BG + carry[-1] @ weights[0]
         if self.name == "tanh":
             h_BN = jnp.tanh(z_BG)
@@ -98,10 +98,11 @@ class Cell:
 
 
 class Recurrent(nnx.Module):
-    """A cell over time: y_t = h_t of (c_t, h_t) = step(c_{t−1}, h_{t−1}, W_x x_t + b).
+    """Runs a cell over time: (c_t, h_t) = step(c_{t−1}, h_{t−1}, W_x x_t + b), y_t = h_t.
 
-    Only W_h h is computed in the loop. The products with the inputs are one product for all steps; in the backward
-    pass, so is the gradient of each matrix. Every matrix and b are initialised uniformly within ±1/√N.
+    Only the products with the state are computed in the loop. The products with the inputs are one product for all
+    steps. In the backward pass, the gradient of each matrix is one product for all steps. All matrices and b are
+    initialised uniformly within ±1/√N.
 
     >>> layer = Recurrent(Cell("lstm", width=4), inputs=3, rngs=nnx.Rngs(0))
     >>> y_BLP, (c_BN, h_BP) = layer(jnp.ones((2, 5, 3)), lengths_B=jnp.array([5, 3]))
@@ -122,23 +123,23 @@ class Recurrent(nnx.Module):
         self.outer_NP = uniform(cell.width, cell.projection, axes=("mlp", "embed")) if cell.projection else None
 
     def initial_carry(self, batch: int) -> Carry:
-        """Zeros of the parameters' type."""
+        """The state before the first step: zeros of the parameters' type."""
         return self.cell.initial_carry(batch, self.bias_G[...].dtype)
 
     def __call__(
         self, x_BLD: Array, carry: Carry | None = None, *, lengths_B: Array | None = None, reverse: bool = False
     ) -> tuple[Array, Carry]:
-        """Runs over the sequences.
+        """Runs the cell over each sequence.
 
         Args:
           x_BLD: the inputs.
-          carry: the state before the first step; None: zeros.
-          lengths_B: number of real inputs of each row, which come first; None: all are real. The others are not read:
-            their output is 0, and they do not change the state.
-          reverse: run from each row's last real input to its first.
+          carry: the state before the first step; None means zeros.
+          lengths_B: number of real inputs of each row, which are at the start of the row; None means that all inputs
+            are real. The other inputs are not read: their outputs are 0, and they do not change the state.
+          reverse: True runs from each row's last real input to its first; False runs from the first to the last.
 
         Returns:
-          (y_BLP at the places of the inputs, the state after the last step).
+          (y_BLP in the order of the inputs, the state after the last step).
         """
         batch, length, _ = x_BLD.shape
         carry = self.initial_carry(batch) if carry is None else carry
@@ -146,7 +147,7 @@ class Recurrent(nnx.Module):
         real_LB1 = None
         if lengths_B is not None:
             real_LB1 = np.arange(length, dtype=np.int32)[:, None, None] < jnp.asarray(lengths_B)[None, :, None]
-            # Otherwise a NaN in an input that is not real would reach the gradients, which multiply it by 0.
+            # Otherwise a NaN in an input that is not real would reach the gradients, because 0 · NaN is NaN.
             x_LBD = jnp.where(real_LB1, x_LBD, jnp.zeros((), x_LBD.dtype))
         z_LBG = linear(x_LBD, self.inner_DG[...]) + self.bias_G[...][None, None]
         weights = (self.state_PG[...],) if self.outer_NP is None else (self.state_PG[...], self.outer_NP[...])
@@ -169,7 +170,7 @@ class Bidirectional(nnx.Module):
     def __call__(
         self, x_BLD: Array, carry: tuple[Carry, Carry] | None = None, *, lengths_B: Array | None = None
     ) -> tuple[Array, tuple[Carry, Carry]]:
-        """(y_BL2P, the states at the ends); arguments as those of `Recurrent`, with a state for each direction."""
+        """Returns (y_BL2P, last states). Arguments are as for `Recurrent`; states are pairs (forward, backward)."""
         before = (None, None) if carry is None else carry
         forward, last = self.forward(x_BLD, before[0], lengths_B=lengths_B)
         backward, first = self.backward(x_BLD, before[1], lengths_B=lengths_B, reverse=True)
@@ -177,7 +178,7 @@ class Bidirectional(nnx.Module):
 
 
 def clear(carry: PyTree, reset_B: Array | None) -> PyTree:
-    """The state with zeros in the rows where `reset_B` is not 0; unchanged if `reset_B` is None.
+    """Returns `carry` with zeros in the rows where `reset_B` is not 0; unchanged if `reset_B` is None.
 
     >>> clear(jnp.ones((2, 1)), jnp.array([1.0, 0.0])).tolist()
     [[0.0], [1.0]]
@@ -206,7 +207,7 @@ def _scan(
     shift_LBP: Array | None,
     real_LB1: Array | None,
 ) -> tuple[tuple[Array, Carry], tuple[Array, Array]]:
-    """((outputs, last state), what the matrices W_h and W_p are multiplied with at each step)."""
+    """Returns ((outputs, last state), (the inputs of W_h at each step, the inputs of W_p at each step))."""
     cell, reverse = how
 
     def body(carry: Carry, inputs: Any) -> tuple[Carry, Any]:
@@ -223,7 +224,7 @@ def _scan(
 
 
 def _shift(how: tuple[Cell, bool], carry: Carry, z_LBG: Array) -> Array | None:
-    """Zeros whose gradients are those of the projections before the clip."""
+    """Zeros to add to the projections before the clip: the gradient of the zeros is the gradient of the projections."""
     return jnp.zeros((len(z_LBG), *carry[-1].shape), z_LBG.dtype) if how[0].projection else None
 
 
@@ -236,7 +237,8 @@ def _forward(how: Any, weights: tuple[Array, ...], carry: Carry, z_LBG: Array, r
 
 
 def _backward(how: Any, residuals: Any, gradient: Any) -> tuple[Any, ...]:
-    # W_h h is added to z, so the gradient of z is that of W_h h too, and that of W_h needs no loop; W_p likewise.
+    # W_h h is added to z, so both have the same gradient, and the gradient of W_h needs no loop. The same holds for
+    # W_p.
     pull, multiplied = residuals
     dcarry, dz_LBG, dshift_LBP = pull(gradient)
     pairs = zip(multiplied, (dz_LBG, dshift_LBP), strict=True)

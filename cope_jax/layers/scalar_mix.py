@@ -8,10 +8,10 @@ from cope_jax.array_types import Array
 
 
 class ScalarMix(nnx.Module):
-    """γ · Σ_j softmax(w)_j h_j, with w starting at 0 and γ at 1. Peters et al. (arXiv 1802.05365), section 3.2.
+    """Mixes layers, γ · Σ_j softmax(w)_j h_j; w starts at 0 and γ at 1. Peters et al. (arXiv 1802.05365), section 3.2.
 
-    With `layer_norm` every h_j is first replaced by (h_j − μ_j) / √(σ²_j + ε). The scalars μ_j and σ²_j are its mean
-    and variance over all real tokens of the batch and all D features.
+    With `layer_norm` every h_j is first replaced by (h_j − μ_j) / √(σ²_j + ε). The scalars μ_j and σ²_j are the mean
+    and variance of h_j over all real tokens of the batch and all D features.
 
     >>> mix = ScalarMix(num_layers=3, rngs=nnx.Rngs(0))
     >>> mix(jnp.array([0.0, 3.0, 6.0]).reshape(3, 1, 1, 1)).tolist()
@@ -25,13 +25,16 @@ class ScalarMix(nnx.Module):
         self.gamma = nnx.Param(jnp.ones(()))
 
     def __call__(self, layers_JBLD: Array, mask_BL: Array | None = None) -> Array:
-        """The mix, `[B, L, D]`; only `layer_norm` reads the mask, not 0 for real tokens; None: all are real."""
+        """Returns the mix, `[B, L, D]`.
+
+        Only `layer_norm` uses the mask, which is 0 for padding. If the mask is None, all tokens are real.
+        """
         if self.layer_norm:
             layers_JBLD = self._normed(layers_JBLD, mask_BL)
         return self.gamma[...] * jnp.einsum("J,JBLD->BLD", self.shares(), layers_JBLD)
 
     def shares(self) -> Array:
-        """softmax(w), `[J]`."""
+        """The weight of each layer, softmax(w), `[J]`."""
         return jax.nn.softmax(self.weights_J[...])
 
     def penalty(self, strength: float) -> Array:

@@ -15,12 +15,12 @@ from cope_jax.layout import WHOLE, Layout
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """What all layers of one forward pass share.
+    """The inputs that all layers of one forward pass share.
 
     Attributes:
       positions: `[B, L]` or `[1, L]`, int32.
-      segment_ids: `[B, L]`; None: one document in each row.
-      causal: whether later tokens are hidden.
+      segment_ids: `[B, L]`; None means one document in each row.
+      causal: whether each token sees only itself and earlier tokens; if False, each token sees all tokens.
       layout: how activations are sharded.
     """
 
@@ -52,10 +52,11 @@ class SelfAttention(nnx.Module):
     def extend(
         self, x_BLD: Array, encoding: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
     ) -> tuple[Array, Cache]:
-        """Appends the tokens that were entered into the cache last, and attends from them to all tokens in it.
+        """Adds the keys and values of the newest tokens to the cache, and attends from them to all tokens in the cache.
 
-        The cache is for all layers of the model; `layer` is the index of this one. `first` says that it was empty
-        before these tokens, so they attend only to each other.
+        The newest tokens are the tokens of the last `Cache.enter`. The cache is for all layers of the model; `layer` is
+        the index of this layer. If `first` is true, the cache was empty before these tokens, so they attend only to
+        each other.
         """
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
         cache = cache.append(q, k, v, encoding=encoding, x_BLD=x_BLD, layer=layer)
@@ -66,19 +67,20 @@ class SelfAttention(nnx.Module):
         return self._merge_heads(out_BLHK), cache
 
     def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
-        """The layer's `attention` weights and the encoding's maps, each `[B, H, L, L]`."""
+        """The attention weights, as "attention", and the encoding's maps by name, each `[B, H, L, L]`."""
         q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
         inputs = prepare(q, k, v, **options)
         return {"attention": attention_weights(encoding, inputs), **encoding.maps(inputs.pairs())}
 
     def _execution(self, context: Context) -> dict[str, Any]:
-        # A sequence that is not split over devices, as when a config is checked, has no ring.
+        # Ring attention needs a sequence that is split over devices. It is not split while a config is checked.
         alone = self.config.attention == "ring" and context.layout.length is None
         return {
             "implementation": "auto" if alone else self.config.attention,
             "blocks": self.config.attention_blocks,
             "sequence_axis": context.layout.length,
             "batch_axes": context.layout.batch,
+            "head_axis": context.layout.width,
         }
 
     def _merge_heads(self, out_BLHK: Array) -> Array:

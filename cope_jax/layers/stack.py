@@ -1,4 +1,4 @@
-"""Depth as one loop: layers whose parameters are stacked, and a scan over them."""
+"""Runs layers of equal shape as one scan over their stacked parameters."""
 
 from collections.abc import Callable
 from typing import Any, Literal, TypeVar
@@ -15,10 +15,10 @@ Remat = Literal["none", "full", "attention", "dots"]
 POLICIES = {
     "full": jax.checkpoint_policies.nothing_saveable,
     "attention": jax.checkpoint_policies.save_only_these_names(RESIDUALS),
-    # By name: policies do not see products in functions with custom gradients, and CoPE's sums are products too.
+    # Saved by name: policies do not see products in functions with custom gradients, and CoPE's sums are products too.
     "dots": jax.checkpoint_policies.save_only_these_names(RESIDUALS, PRODUCT),
 }
-"""What the backward pass keeps of a layer, in addition to its input, instead of recomputing it."""
+"""What a layer keeps for the backward pass, in addition to its input, by value of `remat`. The rest is recomputed."""
 
 
 def create_stack(create: Callable[[nnx.Rngs], L], num_layers: int, *, rngs: nnx.Rngs) -> L:
@@ -43,10 +43,11 @@ def scan_stack(
 
     Args:
       stack: from `create_stack`.
-      layer: (one layer, carry, its input) → (carry, its output).
+      layer: maps (one layer, carry, the layer's input) to (carry, the layer's output).
       carry: the value that passes through all layers.
-      inputs: the input of each layer, with a leading axis over layers; None: they have none.
-      remat: what the backward pass recomputes instead of keeping it: "none", or a name of `POLICIES`.
+      inputs: the input of each layer, with a leading axis over layers; None means that the layers have no input.
+      remat: "none" recomputes nothing in the backward pass; a name of `POLICIES` recomputes what the policy does not
+        keep.
 
     Returns:
       (carry, outputs with a leading axis over the layers).

@@ -10,7 +10,9 @@ from cope_jax.ops.losses import cross_entropy, sampled_cross_entropy
 
 
 class WordSoftmax(nnx.Module):
-    """Logits W h + b over the vocabulary; W has the shape `[V, D]` of an embedding, and may be one.
+    """An output layer with the logits W h + b over the vocabulary.
+
+    W, `[V, D]`, may be tied, which means that W is the table of an embedding.
 
     >>> softmax = WordSoftmax(vocab_size=5, width=2, rngs=nnx.Rngs(0))
     >>> softmax(jnp.zeros((1, 3, 2))).shape
@@ -24,7 +26,7 @@ class WordSoftmax(nnx.Module):
         self.bias_V = nnx.Param(jnp.zeros(vocab_size), axes=("vocab",))
 
     def __call__(self, x_BLD: Array, tied_VD: Array | None = None, layout: Layout = WHOLE) -> Array:
-        """logits_BLV; `tied_VD` is W if it belongs to another layer."""
+        """Computes logits_BLV; `tied_VD` is W if W belongs to another layer."""
         logits_BLV = jnp.einsum("BLD,VD->BLV", x_BLD, self._table(tied_VD)) + self.bias_V[...][None, None]
         return layout.constrain(logits_BLV, "batch", "length", "width")
 
@@ -39,10 +41,10 @@ class WordSoftmax(nnx.Module):
         num_sampled: int = 0,
         layout: Layout = WHOLE,
     ) -> dict[str, Array]:
-        """Sums over the tokens: `loss` and, if all classes are computed, `token_error`.
+        """Weighted sums over the tokens: `loss` and, if all classes are computed, `token_error`.
 
-        `num_sampled` classes are sampled with `sample_key`; without either, all are computed. `tied_VD` is W if it
-        belongs to another layer.
+        With `sample_key`, the loss uses a sample of `num_sampled` classes. Without a key, or if `num_sampled` is 0, all
+        classes are computed. `tied_VD` is W if W belongs to another layer.
         """
         if sample_key is not None and num_sampled:
             table_VD, bias_V = self._table(tied_VD), self.bias_V[...]

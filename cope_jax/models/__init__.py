@@ -1,4 +1,4 @@
-"""The models: one file each, imported by one line each below.
+"""The models. Each model is defined in a file that is imported below.
 
 >>> config = MODELS.get("rnn_lm").Config(vocab_size=8, embed_dim=4, hidden_dim=4)
 >>> type(create("rnn_lm", config, rngs=nnx.Rngs(0))).__name__
@@ -26,7 +26,7 @@ def names() -> tuple[str, ...]:
 
 
 def able(ability: Ability) -> tuple[str, ...]:
-    """The names of the models that have an ability, see `Model`."""
+    """The names of the models that have this ability, see `Ability`."""
     return tuple(name for name in MODELS if ability in MODELS.get(name).abilities)
 
 

@@ -31,8 +31,9 @@ class BertOptions(EncoderOptions):
 
     Attributes:
       name: "bert".
-      predictions: maximum number of predicted tokens of a sequence. The output layer runs on only this many tokens
-        instead of all, most of which have weight 0. None: all. With more predicted tokens, the loss is NaN.
+      predictions: maximum number of predicted tokens of a sequence. The output layer runs only on this many tokens of
+        each sequence, because most tokens have weight 0. If None, the output layer runs on all tokens. If a sequence
+        has more predicted tokens than this number, the loss is NaN.
     """
 
     name: Literal["bert"] = "bert"
@@ -48,9 +49,10 @@ class BertConfig(BertOptions, EncoderConfig):
         check_at_least(1, "bert", predictions=self.predictions)
 
     def flops_per_token(self, length: int) -> float:
-        """Model FLOPs of training on one token: `encoder_flops`, plus 1/L of what a sequence needs once.
+        """Model FLOPs of training on one token: `encoder_flops`, plus the token's share of the FLOPs of the heads.
 
-        A sequence needs 6 (P·(D² + D·V) + D² + 2·D): P predicted tokens, the pooler and the layer after it.
+        The heads need 6 (P·(D² + D·V) + D² + 2·D) FLOPs for each sequence. The term with P is for the P predicted
+        tokens, D² is for the pooler, and 2·D is for the layer after the pooler. Each of the L tokens has the share 1/L.
 
         >>> options = BertOptions.of_size("base", predictions=20)
         >>> round(BertConfig(**options.fields(), vocab_size=30522).flops_per_token(128) / 1e6)
@@ -69,8 +71,8 @@ class Bert(Model):
         mlm = E norm(gelu(W x + b)) + c  at each predicted token,
         nsp = W₂ pooled + b₂  (0: the second text follows the first, 1: it is random).
 
-    The loss is the first's mean over the predicted tokens plus the second's mean over the sequences. Devlin et al.
-    (arXiv 1810.04805). E is the embedding of the words.
+    The loss is the mean cross entropy of mlm over the predicted tokens plus the mean cross entropy of nsp over the
+    sequences. Devlin et al. (arXiv 1810.04805). E is the embedding of the tokens.
 
     >>> config = BertConfig(vocab_size=16, max_length=8, num_layers=2, block=bert_block(8, 2))
     >>> mlm_BLV, nsp_B2 = Bert(config, rngs=nnx.Rngs(0))(jnp.zeros((1, 8), jnp.int32))
@@ -101,28 +103,31 @@ class Bert(Model):
         positions_BL: Any = None,
         dropout_key: Array | None = None,
     ) -> tuple[Array, Array]:
-        """Predicts tokens, and whether the second text follows the first; arguments are those of `Encoder`, and one.
+        """Predicts tokens, and whether the second text follows the first.
 
-        `indices_BP`, int32, are the places in each sequence to predict; None: all. A place outside of it gives NaN.
+        The arguments are those of `Encoder`, and `indices_BP`, int32: the indices of the tokens to predict in each
+        sequence. If `indices_BP` is None, the model predicts all tokens. An index outside the sequence gives NaN.
 
         Returns:
-          (mlm_BPV, nsp_B2), logits in float32 (float64 if the compute type is). Without `indices_BP`, P is L.
+          (mlm_BPV, nsp_B2), logits in float32, or in float64 if the compute type is float64. Without `indices_BP`, P is
+          L.
         """
         x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=dropout_key)
         chosen_BPD = x_BLD if indices_BP is None else take_tokens(x_BLD, indices_BP)
         return self._predict(chosen_BPD), logits(self.next_sentence, self.encoder.pool(x_BLD))
 
     def layers(self, tokens_BL: Array, segments_BL: Array | None = None, mask_BL: Array | None = None) -> Array:
-        """The states of every layer, x_JBLD, the embeddings first."""
+        """Returns the states of every layer, x_JBLD, the embeddings first."""
         return self.encoder.layers(tokens_BL, segments_BL, mask_BL)
 
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """`mlm_loss` and `mlm_error` of the predicted tokens, `nsp_loss` and `nsp_error` of the sequences.
+        """Computes `mlm_loss` and `mlm_error` of the predicted tokens, `nsp_loss` and `nsp_error` of the sequences.
 
-        Fields of the batch: `inputs`, `segments`, `mask`, `targets`, `weights`, all `[B, L]`; `next`, `[B]`; optionally
-        `positions`. Rows whose first token is padding do not count.
+        The batch has the fields `inputs`, `segments`, `mask`, `targets` and `weights`, all `[B, L]`, and `next`, `[B]`.
+        `next` is 0 if the second text follows the first, and 1 if it is random. The field `positions` is optional. Rows
+        whose first token is padding do not count in the metrics of the sequences.
         """
         next_B = batch["next"]
         check_shapes("bert", {name: batch[name] for name in ("inputs", "targets", "weights")})
@@ -159,7 +164,7 @@ class Bert(Model):
 
 
 def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array) -> dict[str, SumAndWeight]:
-    """The loss, in nats, and the share of wrong predictions."""
+    """Returns the loss, in nats, and the share of wrong predictions, each as (sum, weight)."""
     total = jnp.sum(weights_BP)
     wrong_BP = (jax.lax.argmax(logits_BPV, 2, targets_BP.dtype) != targets_BP).astype(weights_BP.dtype)
     loss_BP = weights_BP.astype(logits_BPV.dtype) * cross_entropy(logits_BPV, targets_BP)
@@ -167,16 +172,19 @@ def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array)
 
 
 class BertEmbedder(ModelEmbedder):
-    """All layers of a BERT: a word has the vector of its first piece, or the mean over its pieces.
+    """Embeds words by all layers of a BERT: a word has the vector of its first piece, or the mean over its pieces.
 
-    [CLS] and [SEP] enclose the sentence. A sentence that is too long is cut into windows that overlap by half; a word
-    has its vector from the window where it is farthest from a cut. Devlin et al. (arXiv 1810.04805), section 5.3.
+    [CLS] and [SEP] enclose the sentence. A sentence that is too long is cut into windows that overlap by half. The
+    vector of a word comes from the window in which the word is farthest from a cut. Devlin et al. (arXiv 1810.04805),
+    section 5.3.
 
     Args:
-      model: has `layers(tokens_BL, segments_BL, mask_BL)`, which gives `[J, B, L, D]`, embeddings first, and `config`.
-      tokenizer: words to pieces.
-      pooling: "first" or "mean".
-      max_length: places of a window, including [CLS] and [SEP]; None: the model's `max_length`.
+      model: a module with `config` and `layers(tokens_BL, segments_BL, mask_BL)`. `layers` returns `[J, B, L, D]`, the
+        embeddings first.
+      tokenizer: splits words into pieces.
+      pooling: what represents a word: its "first" piece, or the "mean" of its pieces.
+      max_length: maximum number of tokens of a window, including [CLS] and [SEP]. A window is never longer than the
+        model's `max_length`, which is also the default.
       name: see `ModelEmbedder`.
       options: see `ModelEmbedder`.
     """

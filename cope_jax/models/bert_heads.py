@@ -1,4 +1,4 @@
-"""The heads on a pretrained BERT: a classifier of sequences, and a tagger of words."""
+"""A classifier of sequences and a tagger of words, both on a pretrained BERT."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -26,7 +26,8 @@ class HeadOptions(EncoderOptions):
 
     Attributes:
       head_dropout: dropout rate on the input of the head.
-      frozen: the encoder stays as it is, without gradient, weight decay or dropout, and only the head is trained.
+      frozen: whether to train only the head. The encoder then stays unchanged: it has no gradient, weight decay or
+        dropout.
     """
 
     head_dropout: float = 0.1
@@ -58,12 +59,15 @@ class HeadConfig(HeadOptions, EncoderConfig):
         return ("encoder",) if self.frozen else ()
 
     def flops_per_token(self, length: int) -> float:
-        """Model FLOPs of training on one token: `encoder_flops`, or its forward third if the encoder is frozen."""
+        """Model FLOPs of training on one token: `encoder_flops`, or a third of it if the encoder is frozen.
+
+        A frozen encoder needs no backward pass.
+        """
         return self.encoder_flops(length) / (3 if self.frozen else 1)
 
 
 class _Head(Model):
-    """An encoder under a linear layer."""
+    """An encoder with a linear layer on top."""
 
     def __init__(self, config: HeadConfig, *, rngs: nnx.Rngs):
         self.config = config
@@ -74,7 +78,7 @@ class _Head(Model):
         return logits(self.out, dropout(x_BLD, self.config.head_dropout, key))
 
     def _keys(self, key: Array | None) -> tuple[Array | None, Array | None]:
-        """(the key of the encoder, the key of the head)."""
+        """Returns (the key of the encoder, the key of the head)."""
         if key is None:
             return None, None
         encoder_key, head_key = jax.random.split(key)
@@ -119,7 +123,7 @@ class BertClassifier(_Head):
         positions_BL: Any = None,
         dropout_key: Array | None = None,
     ) -> Array:
-        """logits_BC of each sequence. Arguments are those of `Encoder`."""
+        """Returns logits_BC of each sequence. The arguments are those of `Encoder`."""
         encoder_key, head_key = self._keys(dropout_key)
         x_BLD = self.encoder(tokens_BL, segments_BL, mask_BL, positions_BL=positions_BL, dropout_key=encoder_key)
         pooled_B1D = self._freeze(self.encoder.pool(x_BLD))[:, None]
@@ -128,10 +132,10 @@ class BertClassifier(_Head):
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """`loss` and `sequence_error`, the share of misclassified sequences; `token_error` is the same.
+        """Computes `loss` and `sequence_error`, the share of misclassified sequences; `token_error` has the same value.
 
-        Fields of the batch: `inputs`, `segments` and `mask`, `[B, L]`; `targets` and `weights`, `[B]`; optionally
-        `positions`.
+        The batch has the fields `inputs`, `segments` and `mask`, `[B, L]`, and `targets` and `weights`, `[B]`. The
+        field `positions` is optional.
         """
         logits_BC = self(
             *(batch[name] for name in ("inputs", "segments", "mask")),
@@ -148,7 +152,7 @@ class BertTaggerOptions(HeadOptions):
 
     Attributes:
       name: "bert_tagger".
-      layers: what it reads: the "last" layer, or a learned "mix" of all, embeddings included.
+      layers: what the tagger reads: the "last" layer, or a learned "mix" of the embeddings and all layers.
     """
 
     name: Literal["bert_tagger"] = "bert_tagger"
@@ -167,7 +171,7 @@ class BertTaggerConfig(BertTaggerOptions, HeadConfig):
 class BertTagger(_Head):
     """Tags each word by the state of its first piece: logits = W dropout(x[start]) + b. Devlin et al. (1810.04805).
 
-    x is the last layer, or the mix γ Σ_j softmax(w)_j xʲ of all (`ScalarMix`).
+    x is the output of the last layer, or the mix γ Σ_j softmax(w)_j xʲ of the outputs of all layers (`ScalarMix`).
 
     >>> import jax.numpy as jnp
     >>> from cope_jax.models.encoder import bert_block
@@ -194,10 +198,10 @@ class BertTagger(_Head):
         positions_BP: Any = None,
         dropout_key: Array | None = None,
     ) -> Array:
-        """logits_BLC of each word; arguments are those of `Encoder`, and the places of the words.
+        """Returns logits_BLC of each word. The arguments are those of `Encoder`, and `starts_BL`.
 
-        `starts_BL`, int32, has the place of each word's first piece and, after the last word, anything within [0, P).
-        A place outside of this range gives NaN.
+        `starts_BL`, int32, has the index of each word's first piece. After the last word, any indices within [0, P) may
+        follow. An index outside this range gives NaN.
         """
         encoder_key, head_key = self._keys(dropout_key)
         inputs = tokens_BP, segments_BP, mask_BP
@@ -210,10 +214,10 @@ class BertTagger(_Head):
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """`loss`, `token_error` and `sequence_error` of the words.
+        """Computes `loss`, `token_error` and `sequence_error` of the words.
 
-        Fields of the batch: `inputs`, `segments` and `mask`, `[B, P]`; `starts`, `targets` and `weights`, `[B, L]`;
-        optionally `positions`, of the pieces.
+        The batch has the fields `inputs`, `segments` and `mask`, `[B, P]`, and `starts`, `targets` and `weights`,
+        `[B, L]`. The field `positions`, which has the positions of the pieces, is optional.
         """
         check_shapes("bert_tagger", {name: batch[name] for name in ("starts", "targets", "weights")})
         logits_BLC = self(

@@ -25,7 +25,7 @@ from cope_jax.ops.gather import lookup
 from cope_jax.ops.losses import sampled_cross_entropy, token_measures
 from cope_jax.registry import check_at_least, check_choices
 
-PADDING = -1  # the segment of the padding before a shorter prompt
+PADDING = -1  # segment id of the padding in front of a shorter prompt
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,16 +34,16 @@ class DecoderOptions(ModelOptions):
 
     Attributes:
       name: "decoder".
-      num_layers: depth.
-      encoding_sharing: whether each "layer" has its own encoding or the "model" shares one.
-      tie_embeddings: the output layer is the transposed embedding.
-      logit_scale: factor of the logits; None: 1/√D if the embedding is tied, 1 if not.
-      remat: what the backward pass recomputes instead of storing it: "none": nothing; "full": all but the input of each
-        block; "attention": all but that and the output of attention; "dots": all but these and the products with
-        matrices of parameters.
-      num_sampled: number of words sampled for a sampled softmax in training, from a vocabulary sorted by falling
-        frequency; 0: all words.
-      block: the choices of every block.
+      num_layers: number of blocks.
+      encoding_sharing: "layer" if each layer has its own encoding, "model" if all layers share one encoding.
+      tie_embeddings: whether the output layer is the transposed embedding.
+      logit_scale: factor of the logits; None means 1/√D if the embedding is tied, and 1 otherwise.
+      remat: what each block keeps for the backward pass, which recomputes everything else. "none" keeps everything.
+        "full" keeps only the input of the block. "attention" also keeps the output of attention. "dots" keeps what
+        "attention" keeps, and the products with matrices of parameters.
+      num_sampled: number of words that a sampled softmax samples in training; 0 means the full softmax. The sampling
+        assumes a vocabulary sorted by decreasing frequency.
+      block: the config of every block.
     """
 
     name: Literal["decoder"] = "decoder"
@@ -58,11 +58,11 @@ class DecoderOptions(ModelOptions):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig(DecoderOptions):
-    """A decoder-only transformer.
+    """The config of a decoder-only transformer.
 
     Attributes:
-      vocab_size: V.
-      max_length: the longest sequence the model will see; some encodings' tables take their size from it.
+      vocab_size: V, the number of different tokens.
+      max_length: maximum length of a sequence, in tokens. It decides the size of the tables of some encodings.
       encoding: the position encoding.
       layout: how activations are sharded over a mesh.
     """
@@ -87,14 +87,17 @@ class DecoderConfig(DecoderOptions):
 
             6 (layers · (D·(H + 2G)·K + H·K·D + n·D·M) + D·V) + 12 · layers · H·K·L,
 
-        with M the hidden width of the feed-forward layer and n the number of its matrices, 2 or 3. For each token, a
-        matrix costs 2 FLOPs per parameter forward and 4 backward. So do the products of queries with keys, and of
-        weights with values, with all L keys. As in PaLM (Chowdhery et al., arXiv 2204.02311, appendix B) these are
-        counted in full, although a causal mask hides half of them. The output layer counts, tied or not; the embedding
-        lookup does not.
+        where D is the width of the model, H the number of query heads, G the number of key heads, K the width of a
+        head, V the size of the vocabulary (or `num_sampled`, if it is not 0), L the length, M the hidden width of the
+        feed-forward layer and n the number of its matrices, 2 or 3. For each token, a matrix costs 2 FLOPs per
+        parameter forward and 4 backward. The products of queries with keys, and of weights with values, are counted in
+        the same way. A causal mask hides half of the keys, but all L keys are counted, as in PaLM (Chowdhery et al.,
+        arXiv 2204.02311, appendix B). The output layer is counted, whether it is tied or not. The embedding lookup is
+        not counted.
 
-        Not counted, so that encodings and settings can be compared: what an encoding adds, norms, biases, activations,
-        softmax and loss, the optimizer, and whatever is computed twice to save memory.
+        Norms, biases, activations, softmax, loss and the optimizer are not counted. The work of the encoding and
+        everything that is computed a second time to save memory are not counted either, so the numbers of different
+        settings are comparable.
 
         >>> DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope")).flops_per_token(8)
         608256.0
@@ -107,14 +110,15 @@ class DecoderConfig(DecoderOptions):
 
 @MODELS.register("decoder")
 class Decoder(Model):
-    """Predicts each next token from those before it.
+    """A decoder-only transformer, which predicts each token from the tokens before it.
 
     x = block_n(… block_1(E[tokens])), logits = W_out norm(x), or E norm(x)/√D if the embedding is tied. Every parameter
     is float32. The blocks are stacked and run as one scan, so compile time does not grow with depth. Vaswani et al.
     (arXiv 1706.03762).
 
-    E starts standard normal and every W normal with variance 1/inputs, so that tokens, logits and gates vary from the
-    start at any width. Matrices that add to the residual stream start smaller by 1/√(2·layers), as in GPT-2.
+    E is initialised from a standard normal distribution, and every W from a normal distribution with variance 1/inputs.
+    So tokens, logits and gates vary from the start at any width. Matrices whose output is added to the residual stream
+    are initialised smaller by the factor 1/√(2·layers), as in GPT-2.
 
     >>> config = DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope"))
     >>> model = Decoder(config, rngs=nnx.Rngs(0))
@@ -167,19 +171,20 @@ class Decoder(Model):
         segment_ids_BL: Array | None = None,
         dropout_key: Array | None = None,
     ) -> Array:
-        """The logits of each next token.
+        """Returns the logits of each next token.
 
         Args:
           tokens_BL: int32 tokens.
-          positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
-          segment_ids_BL: packed documents; a token attends only within its own.
+          positions_BL: int32, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
+          segment_ids_BL: int32, the number of each token's document in a packed row. A token attends only within its
+            own document. If None, each row is one document.
           dropout_key: random key; None means no dropout.
 
         Returns:
-          logits_BLV, float32 (float64 if the compute type is).
+          logits_BLV, float32, or float64 if the compute type is float64.
 
         Raises:
-          ConfigError: a sequence longer than a table of the encoding.
+          ConfigError: a sequence is longer than a table of the encoding.
         """
         check_shapes("decoder", {"tokens": tokens_BL, "segment_ids": segment_ids_BL})
         context = self._context(tokens_BL, positions_BL, segment_ids_BL)
@@ -208,9 +213,9 @@ class Decoder(Model):
 
         Args:
           tokens_BL: int32 tokens.
-          capacity: maximum number of tokens of a sequence, including padding and the tokens to come.
-          lengths_B: number of real tokens of each row; None: all. They are the last ones, after the padding, and their
-            positions start at 0.
+          capacity: maximum number of tokens of a sequence, including padding and the tokens that `decode` will add.
+          lengths_B: number of real tokens of each row. If None, all tokens are real. Padding comes first in a row. The
+            positions of the real tokens start at 0.
 
         Returns:
           (logits_BV of the next token, the cache).
@@ -241,10 +246,11 @@ class Decoder(Model):
         return self._extend(tokens_BL, context, cache, first=True)
 
     def decode(self, tokens_BL: Array, cache: Cache) -> tuple[Array, Cache]:
-        """Reads the next tokens of each sequence, one or more, at the positions that follow.
+        """Reads one or more further tokens of each sequence, at the positions after the tokens in the cache.
 
         Returns:
-          (logits_BV of the token after them, the cache with them); NaN if the cache is too small.
+          (logits_BV of the token after `tokens_BL`, the cache with `tokens_BL`). If the cache is too small, the logits
+          are NaN.
         """
         check_shapes("decoder", {"tokens": tokens_BL})
         position_B1, segment_id_B1 = cache.latest(1)
@@ -253,10 +259,11 @@ class Decoder(Model):
         return self._extend(tokens_BL, context, cache, first=False)
 
     def maps(self, tokens_BL: Array, *, positions_BL: Any = None) -> dict[str, Array]:
-        """What every layer and head attends to.
+        """Computes the attention weights of every layer and head, and the maps of the encoding.
 
         Returns:
-          `attention` and the encoding's maps (CoPE: `gates`, `positions`), each `[layers, B, H, L, L]`.
+          `attention` and the maps of the encoding, by name. For CoPE, these maps are `gates` and `positions`. Each map
+          has the shape `[layers, B, H, L, L]`.
         """
         context = self._context(tokens_BL, positions_BL, None)
 
@@ -276,7 +283,7 @@ class Decoder(Model):
         return self._logits(x_BLD[:, -1:])[:, 0], cache
 
     def _read(self, tokens_BL: Array, context: Context, dropout_key: Array | None) -> Array:
-        """x_BLD after the last block."""
+        """Returns x_BLD after the last block."""
         layer_keys = None
         if dropout_key is not None:
             dropout_key, layers_key = jax.random.split(dropout_key)
@@ -292,7 +299,7 @@ class Decoder(Model):
         return x_BLD if self.norm is None else self.norm(x_BLD)
 
     def _out(self) -> Array:
-        """out_DV, the matrix of the output layer."""
+        """Returns out_DV, the matrix of the output layer."""
         scale = self.config.logit_scale
         if self.out is None:
             out_DV = self.embedding.embedding[...].T
@@ -301,7 +308,8 @@ class Decoder(Model):
 
     def _logits(self, x_BLD: Array) -> Array:
         x_BLD, out_DV = self._normed(x_BLD), self._out()
-        # Gathered, like the embedding. Otherwise the compiler may shard all activations by width for this one product.
+        # The matrix is gathered, like the embedding. Otherwise the compiler may shard all activations by width, only
+        # for this product.
         out_DV = self.config.layout.constrain(out_DV.astype(x_BLD.dtype), None, "width")
         wide = accumulator_dtype(x_BLD.dtype)
         logits_BLV = jnp.einsum("BLD,DV->BLV", x_BLD, out_DV, preferred_element_type=wide)
@@ -313,7 +321,8 @@ class Decoder(Model):
         return Context(positions_BL, segment_ids_BL, layout=self.config.layout)
 
     def _embed(self, tokens_BL: Array, context: Context) -> Array:
-        # The table is gathered first. Rows sharded by width would pass through every device to be sharded by example.
+        # The table is gathered first. Otherwise its rows, sharded by width, pass through every device to be sharded by
+        # example.
         table_VD = self.embedding.embedding[...].astype(self.config.block.dtype)
         x_BLD = lookup(context.layout.constrain(table_VD, "width", None), tokens_BL)
         x_BLD = context.layout.constrain(x_BLD, "batch", "length", None)
@@ -327,7 +336,7 @@ def _check_lengths(lengths_B: Any, batch: int, length: int) -> None:
     lengths_B = lengths_B if isinstance(lengths_B, jax.Array) else np.asarray(lengths_B)
     shape, dtype = lengths_B.shape, lengths_B.dtype
     if shape != (batch,) or not jnp.issubdtype(dtype, jnp.integer):
-        raise ConfigError(f"lengths_B must be int32[{batch}], a length for each prompt, got {dtype}{list(shape)}")
+        raise ConfigError(f"lengths_B must be int32[{batch}], one length for each prompt, got {dtype}{list(shape)}")
     if not isinstance(lengths_B, jax.core.Tracer):
         for real in np.asarray(lengths_B):
             if not 1 <= real <= length:

@@ -1,4 +1,4 @@
-"""ELMo: contextual vectors of words, from a bidirectional language model over characters."""
+"""ELMo: a bidirectional language model that reads the characters of words and gives contextual vectors of words."""
 
 import dataclasses
 from collections.abc import Iterator, Sequence
@@ -22,19 +22,19 @@ from cope_jax.tokenizers.characters import batch_sentences
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ElmoOptions(RecurrentLMOptions):
-    """The options that an experiment chooses for an `Elmo`; by default the original sizes.
+    """The options that an experiment chooses for an `Elmo`. The defaults are the original sizes.
 
     Attributes:
       name: the model's name in the registry.
       character_dim: width of the embedding of a character.
       filters: pairs (width of a filter in characters, number of these filters).
       num_highways: number of highway layers after the filters.
-      max_characters: maximum number of characters of a word, including its two marks.
+      max_characters: maximum number of characters of a word, including the marks at its start and end.
       cell_dim: N, the width of an LSTM's cell.
-      projection_dim: P, the width of its output, and of a word's vector.
-      residual: each layer but the first adds its input to its output.
-      cell_clip: bound of the cells; None: no bound.
-      projection_clip: bound of the projected outputs; None: no bound.
+      projection_dim: P, the width of an LSTM's output and of a word's vector.
+      residual: whether each layer after the first adds its input to its output.
+      cell_clip: cell states are clipped to ± this value; None means no bound.
+      projection_clip: projected outputs are clipped to ± this value; None means no bound.
     """
 
     name: Literal["elmo"] = "elmo"
@@ -58,7 +58,9 @@ class ElmoOptions(RecurrentLMOptions):
 
     @classmethod
     def preset(cls, size: str, **options: Any) -> "ElmoOptions":
-        """The options of a published size, "small", "medium" or "original"; `options` replace some of them.
+        """Returns the options of a published size: "small", "medium" or "original".
+
+        The arguments `options` replace the options of this size.
 
         >>> ElmoOptions.preset("small").cell_dim
         1024
@@ -69,7 +71,7 @@ class ElmoOptions(RecurrentLMOptions):
 
     @property
     def characters(self) -> CharCNNConfig:
-        """The encoder of words."""
+        """The config of the network that computes a word's vector from its characters."""
         return CharCNNConfig(self.character_dim, self.filters, self.num_highways, self.projection_dim)
 
     @property
@@ -87,10 +89,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ElmoConfig(ElmoOptions):
-    """These options, the size of the vocabulary, and the layout.
+    """The config of an `Elmo`: its options, the size of the vocabulary, and the layout.
 
     Attributes:
-      vocab_size: V, the number of words to predict from; 0: the model has no output layer and only encodes.
+      vocab_size: V, the number of words that the model can predict. If 0, the model has no output layer, so it can
+        encode words but not predict them.
       layout: how activations are sharded over a mesh.
     """
 
@@ -102,7 +105,10 @@ class ElmoConfig(ElmoOptions):
         check_at_least(0, "elmo", vocab_size=self.vocab_size)
 
     def flops_per_token(self, length: int) -> float:
-        """3 × the forward FLOPs of a token in each direction: characters, LSTMs and softmax, whatever the length."""
+        """FLOPs of training on one token: 3 × the forward FLOPs of character CNN, LSTMs and softmax.
+
+        The number includes both directions. It does not depend on `length`.
+        """
         del length
         matrices = self.num_layers * self.cell.matrices(self.projection_dim)
         matrices += self.projection_dim * (self.num_sampled or self.vocab_size)
@@ -111,12 +117,12 @@ class ElmoConfig(ElmoOptions):
 
 @MODELS.register("elmo")
 class Elmo(RecurrentLM):
-    """A forward and a backward language model over the same vectors of words, which are computed from characters.
+    """A forward and a backward language model over the same word vectors, which are computed from characters.
 
         x_t = CharCNN(w_t),  h¹ = LSTM¹(x),  hʲ = LSTMʲ(hʲ⁻¹) + hʲ⁻¹,  P(w_{t±1}) = softmax(W h_t + b)
 
-    Each direction has its own layers, with projection and clipping; they share the character encoder and the softmax.
-    Peters et al., "Deep contextualized word representations" (arXiv 1802.05365), as built in its code, `bilm-tf`.
+    Each direction has its own layers, with projection and clipping. Both directions share the character encoder and the
+    softmax. Peters et al., "Deep contextualized word representations" (arXiv 1802.05365), as in their code, `bilm-tf`.
 
     >>> options = ElmoOptions(filters=((1, 4),), cell_dim=8, projection_dim=4, num_highways=1)
     >>> model = Elmo(ElmoConfig(**dataclasses.asdict(options), vocab_size=10), rngs=nnx.Rngs(0))
@@ -137,13 +143,17 @@ class Elmo(RecurrentLM):
     def layers(
         self, characters_BLC: Array, lengths_B: Array | None = None, carry: Carries | None = None
     ) -> tuple[Array, Carries]:
-        """The vectors of every layer, forward and backward ones concatenated; layer 0 is the word's vector, twice.
+        """Computes the vectors of every layer, each a forward vector followed by a backward vector.
+
+        Layer 0 is the output of the character CNN, followed by the same output again.
 
         Args:
-          characters_BLC: from `tokenizers.characters`. Its `batch_sentences` puts marks around sentences, as in
-            training; its `strip_marks` removes the vectors of the marks.
-          lengths_B: number of real words of each row; vectors of others are 0. None: all.
-          carry: the states before the first words (forward) and after the last words (backward); None: zeros.
+          characters_BLC: int32 characters of words, as from `tokenizers.characters`. The function `batch_sentences` of
+            that module adds marks around sentences, as in training, and `strip_marks` removes the vectors of the marks.
+          lengths_B: number of real words of each row; the vectors of the other words are 0. If None, all words are
+            real.
+          carry: the states before the first words, for the forward direction, and after the last words, for the
+            backward direction. If None, the states are 0.
 
         Returns:
           (layers_JBLD with J = 1 + num_layers and D = 2 P, the last states).
@@ -155,7 +165,7 @@ class Elmo(RecurrentLM):
     def _inputs(self, words: Sequence[Array]) -> Iterator[Array]:
         for characters_BLC in words:
             check_shapes("elmo", {"inputs": characters_BLC}, rank=3)
-        # The words of both directions at once: one larger product is faster than two.
+        # The words of both directions are encoded at once: one larger product is faster than two.
         x_BLP = self.config.layout.constrain(self.characters(jnp.concatenate(words)), "batch", None, None)
         batch_size = len(words[0])
         for number in range(len(words)):
@@ -169,10 +179,11 @@ class Elmo(RecurrentLM):
 
 
 class ElmoEmbedder(ModelEmbedder):
-    """All layers of a bidirectional LSTM over characters: (x; x), then (forward; backward) of each layer.
+    """Embeds each word by its vectors in all layers of an ELMo.
 
-    Two marks enclose a sentence; their vectors are left out. A sentence starts with zero states. Peters et al. 2018
-    (arXiv 1802.05365). Options are those of `ModelEmbedder`.
+    Layer 0 is (x; x), where x is the output of the character CNN. Every other layer is (forward; backward). Each
+    sentence is enclosed in two marks and starts with zero states. The vectors of the marks are left out. Peters et al.
+    2018 (arXiv 1802.05365). The options are those of `ModelEmbedder`.
     """
 
     title = "ELMo"

@@ -1,7 +1,7 @@
-"""Contextual vectors of words, by layer: the interface, and what the embedders of all models share.
+"""The interface of embedders, which compute contextual vectors of words, and `ModelEmbedder`, their base class.
 
-Every embedder maps each sentence to an array `[J, words, D]`, the lowest of its J layers first. Neighbours, word senses
-and probes use only this interface, and no model.
+Every embedder maps each sentence to an array `[J, words, D]` of J layers, the lowest layer first. Neighbours, word
+senses and probes use only this interface, not the models.
 """
 
 import abc
@@ -23,12 +23,14 @@ LENGTHS = (16, 32, 64, 128, 256)
 
 @dataclasses.dataclass(frozen=True)
 class Window:
-    """One input of a model, a sentence or a part of one, and the words that have their vectors from it.
+    """One input of a model, and the words whose vectors come from this input.
+
+    The input is a sentence or a part of a sentence.
 
     Attributes:
-      row: `[P, ...]`, the model's input at P places.
-      words: `[W]`, places of the words in their sentence.
-      spans: `[W, 2]`, the first place of each word in the row, and the place after its last.
+      row: `[P, ...]`, P tokens that the model reads.
+      words: `[W]`, the indices of these words in the sentence.
+      spans: `[W, 2]`, the index of each word's first token in the row, and the index after the word's last token.
     """
 
     row: np.ndarray
@@ -37,10 +39,10 @@ class Window:
 
 
 class Embedder(Protocol):
-    """Gives each word of a sentence its vectors.
+    """Maps each word of a sentence to vectors, one vector for each layer of a model.
 
     Attributes:
-      name: for tables and legends.
+      name: the name of the embedder in tables and legends.
       layers: names of the J layers, the lowest first.
     """
 
@@ -48,25 +50,26 @@ class Embedder(Protocol):
     layers: tuple[str, ...]
 
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
-        """Per sentence float32 `[J, words, D]`."""
+        """Returns float32 vectors `[J, words, D]` for each sentence."""
 
 
 class ModelEmbedder(abc.ABC):
-    """Base class of embedders that run a model, on batches of windows of similar length.
+    """Base class of embedders that run a model on batches of windows of similar length.
 
-    The vector of a word is the mean over the places of its span. Rows are padded to one of a few lengths and batches
-    to a power of two, so that few programs are compiled. A vector does not depend on the rest of its batch.
+    The vector of a word is the mean over the tokens of its span. Rows are padded to one of a few lengths, and the
+    number of rows of a batch to a power of two, so that JAX compiles few programs. The vectors of a row do not depend
+    on the other rows of its batch.
 
     Args:
       name: see `Embedder`. None means `title`.
       layers: see `Embedder`.
-      tokens: maximum number of tokens of a batch, including padding; a longer row is a batch of its own.
-      lengths: lengths to which rows are padded, ascending; longer rows are padded to a multiple of the last.
+      tokens: maximum number of tokens of a batch, including padding. A row with more tokens is a batch of its own.
+      lengths: lengths to which rows are padded. Rows longer than all of these are padded to a multiple of the longest.
 
     Attributes:
       title: the default name of this kind of embedder.
-      forward: (rows_BL, lengths_B) to `[J, B, L, D]`, all layers. Rows may have further axes. Behind
-        its first `lengths_B` entries a row is padded with zeros.
+      forward: maps (rows_BL, lengths_B) to the vectors of all layers, `[J, B, L, D]`. Rows may have further axes. After
+        its first `lengths_B` entries, a row is padded with zeros.
     """
 
     title: ClassVar[str]
@@ -82,7 +85,7 @@ class ModelEmbedder(abc.ABC):
 
     @abc.abstractmethod
     def windows(self, sentence: Sentence) -> list[Window]:
-        """The windows of a sentence, in which each word occurs exactly once among all `words`."""
+        """Returns the windows of a sentence. Each word of the sentence is in the `words` of exactly one window."""
 
     def __call__(self, sentences: Sequence[Sentence]) -> list[np.ndarray]:
         check_sentences(sentences)
@@ -119,7 +122,7 @@ class ModelEmbedder(abc.ABC):
 
 
 def jitted(model: nnx.Module, function: Any) -> Any:
-    """The compiled `function(model, *arrays)` as a function of the arrays; parameters are arguments, not constants."""
+    """Compiles `function(model, *arrays)` to a function of the arrays. Parameters are not compiled in as constants."""
     graph, state = nnx.split(model)
     compiled = jax.jit(lambda state, *arrays: function(nnx.merge(graph, state), *arrays))
     return lambda *arrays: compiled(state, *arrays)
@@ -140,22 +143,23 @@ def numbered(layers: int) -> tuple[str, ...]:
 
 
 def whole(row: np.ndarray, begin: int = 0, end: int = 0) -> Window:
-    """The window of a row with one place for each word, after `begin` and before `end` places of marks."""
+    """Returns the window of a whole sentence: a row of `begin` marks, one token for each word, and `end` marks."""
     indices = np.arange(len(row) - begin - end)
     return Window(row, indices, np.stack([begin + indices, begin + indices + 1], axis=1))
 
 
 def overlapping(sizes: Sequence[int], room: int) -> list[tuple[range, list[int]]]:
-    """Cuts words of some sizes into windows that overlap by half.
+    """Cuts a sentence into windows that overlap by half.
 
-    Each word is owned by the window in which it is farthest from a cut; the ends of the sentence are not cuts.
+    Each word belongs to the window in which the word is farthest from a cut. The ends of the sentence are not cuts.
 
     Args:
-      sizes: pieces of each word, from 1 to `room`.
-      room: pieces of a window.
+      sizes: the number of pieces of each word, from 1 to `room`.
+      room: maximum number of pieces of a window.
 
     Returns:
-      The words of each window, and the words that it owns, possibly none.
+      For each window, (the range of all words in the window, the words that belong to the window). The second part may
+      be empty.
 
     >>> overlapping([1, 1, 1, 1, 1, 1], 4)
     [(range(0, 4), [0, 1, 2]), (range(2, 6), [3, 4, 5])]
@@ -180,7 +184,7 @@ def overlapping(sizes: Sequence[int], room: int) -> list[tuple[range, list[int]]
 
 
 def pool(layers_JLD: np.ndarray, spans: np.ndarray) -> np.ndarray:
-    """The mean over the places of each span, `[J, W, D]`."""
+    """Returns the mean over the tokens of each span, `[J, W, D]`."""
     starts, stops = spans.T
     if np.all(stops - starts == 1):
         return layers_JLD[:, starts]

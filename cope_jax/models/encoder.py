@@ -36,7 +36,7 @@ Options = TypeVar("Options", bound="EncoderOptions")
 
 
 def bert_block(model_dim: int = 256, num_heads: int = 4, **choices: Any) -> BlockConfig:
-    """BERT's block: post-norm, exact GELU, ε = 1e-12, dropout 0.1, weights from a truncated normal of 0.02."""
+    """BERT's block: post-norm, exact GELU, ε = 1e-12, dropout 0.1, truncated normal weights with stddev 0.02."""
     defaults: dict[str, Any] = {
         "activation": "gelu_erf",
         "norm_position": "post",
@@ -49,14 +49,14 @@ def bert_block(model_dim: int = 256, num_heads: int = 4, **choices: Any) -> Bloc
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class EncoderOptions(ModelOptions):
-    """The options that an experiment chooses for the encoder, in every model that is built on it.
+    """The options that an experiment chooses for every model with an encoder.
 
     Attributes:
-      num_layers: depth.
-      encoding_sharing: whether each "layer" has its own encoding or the "model" shares one.
-      type_vocab_size: number of kinds of segments; each token has one.
-      remat: what the backward pass recomputes, as in the decoder.
-      block: the choices of every block.
+      num_layers: number of blocks.
+      encoding_sharing: "layer" if each layer has its own encoding, "model" if all layers share one encoding.
+      type_vocab_size: number of segment types; each token has one type.
+      remat: what each block keeps for the backward pass, as in `DecoderOptions`.
+      block: the config of every block.
     """
 
     num_layers: int = 4
@@ -67,7 +67,7 @@ class EncoderOptions(ModelOptions):
 
     @classmethod
     def of_size(cls: type[Options], size: str, **options: Any) -> Options:
-        """The options of a published size: "tiny", "mini", "small", "medium", "base" or "large".
+        """Returns the options of a published size: "tiny", "mini", "small", "medium", "base" or "large".
 
         >>> options = EncoderOptions.of_size("base")
         >>> options.num_layers, options.block.model_dim, options.block.num_heads
@@ -85,8 +85,9 @@ class EncoderConfig(EncoderOptions):
     """The config of an encoder.
 
     Attributes:
-      vocab_size: V.
-      max_length: the longest sequence; the position table of BERT's own encoding, `learned`, has this many rows.
+      vocab_size: V, the number of different tokens.
+      max_length: maximum length of a sequence, in tokens. The table of `learned`, BERT's own encoding, has this many
+        rows.
       encoding: the position encoding.
       layout: how activations are sharded over a mesh.
     """
@@ -103,8 +104,8 @@ class EncoderConfig(EncoderOptions):
         check_at_least(1, what, type_vocab_size=self.type_vocab_size)
         if self.block.norm_position != "post":
             raise ConfigError(
-                f"{what}.block: BERT's encoder is post-norm and has no norm after its last block: set "
-                f"block.norm_position to 'post', not {self.block.norm_position!r}"
+                f"{what} does not support block.norm_position={self.block.norm_position!r}, because BERT's encoder has "
+                "no norm after its last block: set 'post'"
             )
 
     @property
@@ -112,18 +113,18 @@ class EncoderConfig(EncoderOptions):
         return self.block.dropout > 0
 
     def encoder_flops(self, length: int) -> float:
-        """Model FLOPs of training the blocks on a token, counted as in `DecoderConfig.flops_per_token`."""
+        """Model FLOPs of training the blocks on one token, counted as in `DecoderConfig.flops_per_token`."""
         matrices, heads = self.block.matrix_parameters()
         return float(self.num_layers * (6 * matrices + 12 * heads * length))
 
 
 class Encoder(nnx.Module):
-    """Tokens to contextual vectors, each of which depends on the tokens on both sides.
+    """Turns tokens into contextual vectors, each of which depends on the tokens on both sides.
 
         x⁰ = norm(E[token] + S[segment] + position),   xˡ = block_l(xˡ⁻¹),   pooled = tanh(W x[CLS] + b).
 
-    Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings: BERT's own is `learned`.
-    Any other encoding that makes sense without a causal mask may replace it, see docs/encodings.md.
+    Devlin et al. (arXiv 1810.04805). `position` is what the encoding adds to the embeddings. BERT's own encoding is
+    `learned`. Any encoding that makes sense without a causal mask may replace `learned`: see docs/encodings.md.
     """
 
     def __init__(self, config: EncoderConfig, *, rngs: nnx.Rngs):
@@ -156,22 +157,22 @@ class Encoder(nnx.Module):
         dropout_key: Array | None = None,
         every_layer: bool = False,
     ) -> Array:
-        """The states of the last layer, or of every layer.
+        """Returns the states of the last layer, or of every layer.
 
         Args:
-          tokens_BL: int32 pieces. One outside of the vocabulary gives NaN, and so does a segment of an unknown kind.
-          segments_BL: int32, the kind of segment of each piece; None: 0.
-          mask_BL: 1 for real tokens, 0 for padding, which no real token sees; None: all are real.
-          positions_BL: int32, `[B, L]` or `[1, L]`; None: 0 … L−1.
+          tokens_BL: int32 pieces. A piece outside the vocabulary gives NaN.
+          segments_BL: int32, the segment type of each piece. If None, all types are 0. An unknown type gives NaN.
+          mask_BL: 1 for real tokens and 0 for padding. No real token attends to padding. If None, all tokens are real.
+          positions_BL: int32, `[B, L]` or `[1, L]`. If None, the positions are 0 … L−1.
           dropout_key: random key; None means no dropout.
           every_layer: whether to return every layer.
 
         Returns:
-          x_BLD or, for every layer, x_JBLD, the embeddings first: J = num_layers + 1. Values at padding are
-          meaningless.
+          x_BLD or, with `every_layer`, x_JBLD. J is num_layers + 1, because the embeddings come first. Values at
+          padding are meaningless.
 
         Raises:
-          ConfigError: a sequence longer than a table of the encoding.
+          ConfigError: a sequence is longer than a table of the encoding.
         """
         check_shapes(self.config.name or "encoder", {"tokens": tokens_BL, "segments": segments_BL, "mask": mask_BL})
         if positions_BL is None:  # NumPy, so that a table's length can be checked while tracing
@@ -193,16 +194,16 @@ class Encoder(nnx.Module):
         return jnp.concatenate([x_BLD[None], states]) if every_layer else last_BLD
 
     def layers(self, *inputs: Any, **options: Any) -> Array:
-        """The states of every layer, x_JBLD, the embeddings first. Arguments as for a call."""
+        """Returns the states of every layer, x_JBLD, the embeddings first. The arguments are those of a call."""
         return self(*inputs, every_layer=True, **options)
 
     def pool(self, x_BLD: Array) -> Array:
-        """One vector for each sequence, from the state of its first token: pooled_BD = tanh(W x[CLS] + b)."""
+        """Returns one vector for each sequence, from the state of the first token: pooled_BD = tanh(W x[CLS] + b)."""
         return jnp.tanh(self.pooler(x_BLD[:, 0]))
 
     def _embed(self, tokens_BL: Array, segments_BL: Array | None, context: Context) -> Array:
         layout, dtype = context.layout, self.config.block.dtype
-        # Gathered as a table first: see the decoder.
+        # The table is gathered first: see the decoder.
         table_VD = layout.constrain(self.words.embedding[...].astype(dtype), "width", None)
         segments_SD = self.segments.embedding[...].astype(dtype)
         kinds_BLD = segments_SD[:1][None] if segments_BL is None else lookup(segments_SD, segments_BL)

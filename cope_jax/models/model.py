@@ -16,15 +16,15 @@ from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.registry import Registry
 
 SumAndWeight = tuple[Array, Array]
-"""(sum, weight), float32 scalars: over any number of batches the mean is the sum of sums over the sum of weights."""
+"""(sum, weight), float32 scalars. The mean over several batches is the total sum divided by the total weight."""
 
 
 Ability = Literal["generate", "score", "map"]
 """What a model supports in addition to training:
 
-- "generate": `prefill` and `decode` continue prompts, see `Decoder`;
-- "score": a call gives the probability of each token of a text given those before it, in packed segments;
-- "map": `maps` shows what each layer and head attends to.
+- "generate": the methods `prefill` and `decode` continue prompts, as in `Decoder`;
+- "score": a call of the model returns the logits of each token, given the tokens before it, also in packed segments;
+- "map": the method `maps` shows what each layer and head attends to.
 """
 
 
@@ -39,13 +39,14 @@ class ModelOptions:
     name: str = ""
 
     def fields(self) -> dict[str, Any]:
-        """The options by name."""
+        """Returns the options by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
     def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
-        """The config of the model for a task.
+        """Creates the Config of the model for a task.
 
-        Fields that only the Config has come from the arguments, or else from the attributes of the task.
+        Each option of `self` sets the Config's field of the same name. Any other field has the value of the argument of
+        the same name. If there is no such argument, its value is the attribute of the task with the same name.
         """
         kind, options = MODELS.get(self.name).Config, self.fields()
         decided |= {"encoding": encoding, "max_length": max_length, "layout": layout}
@@ -56,14 +57,14 @@ class ModelOptions:
 class Model(nnx.Module):
     """Base class of the models that `experiments.train` trains.
 
-    A subclass is created from `(config, *, rngs)` and names two frozen dataclasses: `Options`, what an experiment
-    chooses, see `ModelOptions`; and `Config`, these options and what the task decides. Every Config has a `layout`, and
-    `stochastic`, whether training needs random numbers (for example for dropout).
+    The constructor of a subclass accepts `(config, *, rngs)`. A subclass sets two frozen dataclasses. `Options` has
+    what an experiment chooses, and extends `ModelOptions`. `Config` adds what the task decides. Every Config has the
+    attributes `layout` and `stochastic`. `stochastic` says whether training needs random numbers, such as for dropout.
 
     Attributes:
-      losses: names of the metrics; training minimises the sum of their means.
-      abilities: what it supports in addition to training.
-      config: what it was made from.
+      losses: names of the metrics that are losses; training minimises the sum of their means.
+      abilities: what the model supports in addition to training.
+      config: the Config that the model was created from.
     """
 
     config: Any
@@ -74,29 +75,30 @@ class Model(nnx.Module):
     abilities: ClassVar[frozenset[Ability]] = frozenset()
 
     def initial_carry(self, batch_size: int) -> PyTree:
-        """The first value of what is carried from batch to batch: a pytree of `[B, ...]`. Default: nothing."""
+        """Returns the carry before the first batch, a pytree of arrays `[B, ...]`. By default, the carry is empty."""
         del batch_size
         return ()
 
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """Losses and errors of a batch, as sums and weights, and what is carried to the next batch.
+        """Computes losses and errors of a batch, as sums and weights, and the carry for the next batch.
 
         Args:
-          batch: the fields of the task's batches, and `positions`, `[B, L]` or `[1, L]`, if the task gives none.
-          carry: from the previous batch, or the initial one.
-          dropout_key: None outside of training.
+          batch: the fields of a batch of the task. If these have no `positions`, the caller adds `positions`, `[B, L]`
+            or `[1, L]`.
+          carry: the carry that the previous batch returned, or `initial_carry`.
+          dropout_key: random key; None outside of training.
         """
         raise NotImplementedError
 
     def embedder(self, folder: Path, *, lowercase: bool = True, name: str | None = None) -> ModelEmbedder:
-        """The embedder of this model: contextual vectors of words.
+        """Returns the embedder of this model, which gives contextual vectors of words.
 
         Args:
           folder: contains the vocabulary that the model was trained with.
-          lowercase: whether that vocabulary is in lowercase.
-          name: the embedder's name; None: that of this kind of model.
+          lowercase: whether this vocabulary is in lowercase.
+          name: the name of the embedder. If None, the embedder has the default name of this kind of model.
 
         Raises:
           ConfigError: the model has no vectors of words, or the vocabulary is missing.
@@ -110,7 +112,7 @@ class Model(nnx.Module):
 
 
 def overlay(whole: Any, part: Any) -> Any:
-    """The nested dicts `whole`, with the leaves of `part` in place of their own.
+    """Returns the nested dicts `whole` with the leaves of `part` in place of the leaves at the same paths.
 
     >>> overlay({"encoder": {"a": 1, "b": 2}, "head": 3}, {"encoder": {"b": 4}})
     {'encoder': {'a': 1, 'b': 4}, 'head': 3}
@@ -121,7 +123,9 @@ def overlay(whole: Any, part: Any) -> Any:
 
 
 def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
-    """Raises ConfigError unless all fields that are not None have the same shape, of this rank; free under jit.
+    """Raises ConfigError unless all fields that are not None have this rank and the same shape.
+
+    The check needs only shapes, so it also works while JAX traces a jitted function.
 
     >>> check_shapes("decoder", {"inputs": np.zeros((1, 3)), "weights": np.zeros((1, 2)), "segments": None})
     Traceback (most recent call last):
@@ -140,7 +144,7 @@ def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class StaticGraphDef:
-    """A model without its arrays: a static argument of a jitted function, even if its config is not hashable."""
+    """A model without its arrays, usable as a static argument of a jitted function even if its config has no hash."""
 
     graph: nnx.GraphDef[Any]
 
@@ -149,7 +153,7 @@ class StaticGraphDef:
 
 
 def attends(options: Any) -> bool:
-    """Whether a model with these options has attention, and so a position encoding: its options have a `block`."""
+    """Whether a model with these options has attention, and therefore a position encoding."""
     return hasattr(options, "block")
 
 

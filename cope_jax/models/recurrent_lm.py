@@ -18,7 +18,7 @@ from cope_jax.ops.dropout import dropout
 from cope_jax.registry import check_at_least, check_choices
 
 Carries = tuple[tuple[Carry, ...], ...]
-"""The state of every layer of every direction, the forward one first."""
+"""The state of every layer of every direction, the forward direction first."""
 
 PREFIXES = ("", "backward_")
 """Prefixes of the fields of a batch that train the forward and the backward model."""
@@ -29,10 +29,11 @@ class RecurrentLMOptions(ModelOptions):
     """The options that an experiment chooses for any recurrent language model.
 
     Attributes:
-      num_layers: depth.
-      dropout: rate on the input of each layer and on the output of the last, not on recurrent connections.
-      num_sampled: number of words sampled for a sampled softmax in training, from a vocabulary sorted by falling
-        frequency; 0: all words.
+      num_layers: number of layers of each direction.
+      dropout: dropout rate on the input of each layer and on the output of the last layer. Recurrent connections have
+        no dropout.
+      num_sampled: number of words that a sampled softmax samples in training; 0 means the full softmax. The sampling
+        assumes a vocabulary sorted by decreasing frequency.
     """
 
     num_layers: int = 2
@@ -54,11 +55,11 @@ class RecurrentLMOptions(ModelOptions):
 class RecurrentLM(Model):
     """Base class of recurrent language models over words, in one direction or in both.
 
-    States are carried from batch to batch, gradients are not: truncated backpropagation through time.
+    States are carried from batch to batch, but gradients are not (truncated backpropagation through time).
 
     Attributes:
-      residual: each layer but the first adds its input to its output.
-      token_fields: the fields of a batch that have the shape of its targets.
+      residual: whether each layer after the first adds its input to its output.
+      token_fields: the fields of a batch that must have the shape of the targets.
     """
 
     residual: bool = False
@@ -72,23 +73,25 @@ class RecurrentLM(Model):
     def metrics(
         self, batch: Mapping[str, Array], carry: Any = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], Carries]:
-        """`loss`; `token_error` unless words are sampled; with two directions also `forward_loss`, `backward_loss`.
+        """Computes `loss` and `token_error`, and with two directions also `forward_loss` and `backward_loss`.
 
-        Both directions count equally: loss and error are those of all their tokens. Fields of the batch: `inputs`,
-        `targets`, `weights`, the same of the reversed text under `backward_…`, and optionally `reset`, `[B]`, not 0
-        where the state must be cleared first.
+        Loss and error are means over the tokens of both directions. A sampled softmax gives no `token_error`.
+
+        The batch has the fields `inputs`, `targets` and `weights`. With two directions, it also has these fields of
+        the reversed text, with the prefix `backward_`. If the batch has `reset`, `[B]`, a row whose `reset` is not 0
+        starts with a cleared state.
 
         Raises:
-          ConfigError: the model has no vocabulary, or it has two directions and the batch has no reversed text.
+          ConfigError: the model has no output layer, or it has two directions and the batch has no reversed text.
         """
         name, prefixes = self.config.name, PREFIXES[: len(self.directions)]
         if self.softmax is None:
             raise ConfigError(
-                f"{name}: this model has no output layer (vocab_size=0): it can encode, but it cannot be trained"
+                f"{name} with vocab_size=0 has no output layer and cannot be trained: set vocab_size to train it"
             )
         for field in (prefix + field for prefix in prefixes for field in ("inputs", "targets", "weights")):
             if field not in batch:
-                raise ConfigError(f"{name}: the batch has no {field!r}: use a task that provides both directions")
+                raise ConfigError(f"{name} needs {field!r} in its batches: use a task that provides both directions")
         carry = carry if len(carry) else self.initial_carry(len(batch["inputs"]))
         carry = clear(jax.lax.stop_gradient(carry), batch.get("reset"))
         keys = [None, None] if dropout_key is None else list(jax.random.split(dropout_key))
@@ -113,15 +116,15 @@ class RecurrentLM(Model):
         return _join(parts), jax.lax.stop_gradient(tuple(last))
 
     def _inputs(self, words: Sequence[Array]) -> Iterator[Array]:
-        """x_BLD of the words of each direction."""
+        """Yields x_BLD, the vectors of the words, for each direction."""
         raise NotImplementedError
 
     def _tied(self) -> Array | None:
-        """The embedding, if it is the output layer too."""
+        """Returns the embedding if the output layer is tied to it, otherwise None."""
         return None
 
     def _states(self, x_BLD: Array, carry: Carries | None, lengths_B: Array | None) -> tuple[list[Array], Carries]:
-        """(the outputs of each layer, both directions concatenated, layer 0 being x; the last states)."""
+        """Returns (x and the output of each layer, with both directions concatenated; the last states)."""
         if lengths_B is not None:
             real_BL1 = (np.arange(x_BLD.shape[1], dtype=np.int32)[None] < lengths_B[:, None])[..., None]
             x_BLD = jnp.where(real_BL1, x_BLD, jnp.zeros((), x_BLD.dtype))
@@ -143,14 +146,14 @@ class RecurrentLM(Model):
         reverse: bool = False,
         key: Array | None = None,
     ) -> tuple[list[Array], tuple[Carry, ...]]:
-        """(the input and the outputs of each layer of a direction, after dropout, the last states)."""
+        """Runs one direction. Returns (the input and the output of each layer, all after dropout; the last states)."""
         rate, stack = self.config.dropout, self.directions[number]
         keys = [None] * (len(stack) + 1) if key is None else list(jax.random.split(key, len(stack) + 1))
         states = [dropout(x_BLD, rate, keys[0])]
         last: list[Carry] = []
         for layer, before, layer_key in zip(stack, carry, keys[1:], strict=True):
             y_BLD, end = layer(states[-1], before, lengths_B=lengths_B, reverse=reverse)
-            # The input that is added has had dropout, as in the original ELMo.
+            # As in the original ELMo, the input is added after its dropout.
             y_BLD = y_BLD + states[-1] if self.residual and last else y_BLD
             states.append(dropout(y_BLD, rate, layer_key))
             last.append(end)
@@ -160,12 +163,12 @@ class RecurrentLM(Model):
 def create_directions(
     cell: Cell, widths: Sequence[int], directions: int, rngs: nnx.Rngs
 ) -> nnx.List[nnx.List[Recurrent]]:
-    """A stack of layers for each direction, given the widths of the layers' inputs."""
+    """Creates a stack of layers for each direction; `widths` are the widths of the layers' inputs."""
     return nnx.List([nnx.List([Recurrent(cell, width, rngs=rngs) for width in widths]) for _ in range(directions)])
 
 
 def _join(parts: Sequence[tuple[Mapping[str, Array], Array]]) -> dict[str, SumAndWeight]:
-    """The metrics from each direction's (sums, weight): of all tokens and, with two directions, the loss of each."""
+    """Metrics over all tokens, from (sums, weight) of each direction. Two directions also give the loss of each."""
     sums, weights = zip(*parts, strict=True)
     joined = {name: (sum(part[name] for part in sums), sum(weights)) for name in sums[0]}
     if len(parts) == 2:

@@ -31,9 +31,10 @@ class RNNLMOptions(RecurrentLMOptions):
       cell: "tanh" or "lstm".
       embed_dim: width of the embedding.
       hidden_dim: width of every layer's state.
-      tie_embeddings: the output layer is the embedding; both widths must be equal.
-      forget_bias: added to the LSTM's forget gate when it runs.
-      bidirectional: a second language model reads the reversed text; both share the embedding and the output layer.
+      tie_embeddings: whether the output layer is the embedding; if so, `embed_dim` and `hidden_dim` must be equal.
+      forget_bias: a constant added to the LSTM's forget gate; this constant is not a parameter.
+      bidirectional: whether a second model reads the reversed text. The two models share the embedding and the output
+        layer.
     """
 
     name: Literal["rnn_lm"] = "rnn_lm"
@@ -49,13 +50,14 @@ class RNNLMOptions(RecurrentLMOptions):
         check_at_least(1, "rnn_lm", embed_dim=self.embed_dim, hidden_dim=self.hidden_dim)
         if self.tie_embeddings and self.embed_dim != self.hidden_dim:
             raise ConfigError(
-                f"rnn_lm.tie_embeddings needs embed_dim={self.embed_dim} and hidden_dim={self.hidden_dim} to be equal"
+                f"rnn_lm.tie_embeddings does not allow embed_dim={self.embed_dim} and hidden_dim={self.hidden_dim}: "
+                "make them equal"
             )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RNNLMConfig(RNNLMOptions):
-    """These options, the size of the vocabulary, and the layout."""
+    """The config of an `RNNLM`: its options, the size of the vocabulary, and the layout."""
 
     vocab_size: int
     layout: Layout = WHOLE
@@ -70,7 +72,9 @@ class RNNLMConfig(RNNLMOptions):
         return Cell(self.cell, self.hidden_dim, forget_bias=self.forget_bias if self.cell == "lstm" else 0.0)
 
     def flops_per_token(self, length: int) -> float:
-        """6 × the parameters in the matrices that a token uses, in each direction, whatever the length.
+        """FLOPs of training on one token: 6 × the parameters in the matrices, summed over the directions.
+
+        The number does not depend on `length`.
 
         >>> RNNLMConfig(vocab_size=10, embed_dim=2, hidden_dim=3, num_layers=1).flops_per_token(35)
         540.0
@@ -83,7 +87,7 @@ class RNNLMConfig(RNNLMOptions):
 
 @MODELS.register("rnn_lm")
 class RNNLM(RecurrentLM):
-    """Predicts each next word from a state that has read all words before it.
+    """Predicts each word from a recurrent state, which depends on all earlier words.
 
         h⁰_t = E[w_t],  hʲ_t = cellʲ(hʲ_{t−1}, hʲ⁻¹_t),  P(w_{t+1}) = softmax(W h_t + b)
 
@@ -111,27 +115,30 @@ class RNNLM(RecurrentLM):
     def __call__(
         self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None
     ) -> tuple[Array, Carries]:
-        """(the forward model's logits_BLV of each next word, the state after the first `lengths_B` words or all)."""
+        """Returns (logits_BLV of each next word, by the forward model; the state after the last word).
+
+        If `lengths_B` is given, the model reads only the first `lengths_B` words of each row.
+        """
         check_shapes("rnn_lm", {"tokens": tokens_BL})
         carry = self.initial_carry(len(tokens_BL)) if carry is None else carry
         states, last = self._read(0, self._embed(tokens_BL), carry[0], lengths_B=lengths_B)
         return self.softmax(states[-1], self._tied(), self.config.layout), (last, *carry[1:])
 
     def step(self, tokens_B: Array, carry: Carries) -> tuple[Array, Carries]:
-        """(logits_BV of the word after `tokens_B`, the state); the backward model's state is unchanged."""
+        """Returns (logits_BV of the word after `tokens_B`, the state). The backward model's state is unchanged."""
         logits_B1V, carry = self(tokens_B[:, None], carry)
         return logits_B1V[:, 0], carry
 
     def states(self, tokens_BL: Array, carry: Carries | None = None, lengths_B: Array | None = None) -> Array:
-        """The states of every layer, both directions concatenated: contextual vectors of words.
+        """Computes the states of every layer: contextual vectors of words, with both directions concatenated.
 
         Args:
           tokens_BL: int32 words.
-          carry: the state before the words and, for the backward model, after them; None: zeros.
-          lengths_B: number of real words of each row; the states of others are 0. None: all.
+          carry: the state before the words and, for the backward model, the state after the words. If None, both are 0.
+          lengths_B: number of real words of each row; the states of the other words are 0. If None, all words are real.
 
         Returns:
-          states_JBLD, layer 0 being the embedding; narrower layers are padded with zeros.
+          states_JBLD; layer 0 is the embedding. Narrower layers are padded with zeros.
         """
         check_shapes("rnn_lm", {"tokens": tokens_BL})
         layers, _ = self._states(self._embed(tokens_BL), carry, lengths_B)
@@ -153,10 +160,11 @@ class RNNLM(RecurrentLM):
 
 
 class RnnEmbedder(ModelEmbedder):
-    """The states of a recurrent language model: v_l(w_i) = h_i^l, in one direction or in both.
+    """Embeds words by the states of a recurrent language model, v_l(w_i) = h_i^l, in one direction or in both.
 
-    Forward states depend on the words up to i, backward ones on those from i on; layer 0 is the embedding. A sentence
-    starts with zero states. Peters et al. 2017 (arXiv 1705.00108). Options are those of `ModelEmbedder`.
+    A forward state depends on the words up to i, and a backward state on the words from i to the end. Layer 0 is the
+    embedding. A sentence starts with zero states. Peters et al. 2017 (arXiv 1705.00108). The options are those of
+    `ModelEmbedder`.
     """
 
     title = "RNN"

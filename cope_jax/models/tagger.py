@@ -30,14 +30,15 @@ class TaggerOptions(ModelOptions):
 
     Attributes:
       name: the model's name in the registry.
-      word_dim: width of an embedding of words; 0: none.
-      characters: number of filters of a character CNN, over 3 characters each; 0: none.
-      vectors: whether to read the batch's frozen vectors, as a learned mix of all layers.
-      layer: the one layer of these vectors to read instead of the mix; negative ones count from the top.
-      layer_norm: layers are normalised before they are mixed.
+      word_dim: width of the word embedding; 0 means no embedding.
+      characters: number of filters of a character CNN, each over 3 characters; 0 means no CNN.
+      vectors: whether to read the vectors in the batch, which are not trained, as a learned mix of all layers.
+      layer: index of the one layer of these vectors to read instead of the mix; negative indices count from the top. If
+        None, the tagger reads the mix.
+      layer_norm: whether to normalise the layers before the mix.
       penalty: strength of an L2 penalty on the mix's weights, which is added to the loss.
-      recurrent: widths of the bidirectional LSTM's layers, in each direction; none: a linear probe.
-      dropout: rate on the input of the LSTM, between its layers, and on its output.
+      recurrent: width of each direction, for each layer of the bidirectional LSTM; () means a linear probe.
+      dropout: dropout rate on the input of the LSTM, between its layers, and on its output.
     """
 
     name: Literal["tagger"] = "tagger"
@@ -60,25 +61,25 @@ class TaggerOptions(ModelOptions):
         if not (self.word_dim or self.characters or self.vectors):
             raise ConfigError("tagger reads nothing: set word_dim, characters or vectors")
         if not self.vectors and (self.layer is not None or self.layer_norm or self.penalty):
-            raise ConfigError("tagger.layer, layer_norm and penalty apply to vectors: set tagger.vectors")
+            raise ConfigError("tagger.layer, layer_norm and penalty need vectors: set tagger.vectors")
         if self.layer is not None and (self.layer_norm or self.penalty):
-            raise ConfigError("tagger.layer_norm and penalty apply to the mix of all layers: leave out tagger.layer")
+            raise ConfigError("tagger.layer_norm and penalty need the mix of all layers: leave out tagger.layer")
 
     def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
         shape = getattr(task, "vector_shape", None) if self.vectors else None
         if self.vectors and shape is None:
-            raise ConfigError("tagger.vectors: the task has no vectors, give it an embedder")
+            raise ConfigError("tagger.vectors needs vectors, which the task does not have: give the task an embedder")
         return super().complete(task, encoding, max_length, layout, vector_shape=shape, **decided)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TaggerConfig(TaggerOptions):
-    """These options and what the task decides.
+    """The config of a `Tagger`: its options and what the task decides.
 
     Attributes:
-      num_tags: T.
+      num_tags: T, the number of tags.
       vocab_size: V, the number of known words.
-      vector_shape: (J, D) of the vectors.
+      vector_shape: (J, D), the number of layers and the width of the vectors; None if the tagger reads no vectors.
       layout: how activations are sharded over a mesh.
     """
 
@@ -95,7 +96,7 @@ class TaggerConfig(TaggerOptions):
                 raise ConfigError(f"tagger.vector_shape must be (layers, width), got {self.vector_shape}")
             layers = self.vector_shape[0]
             if self.layer is not None and not -layers <= self.layer < layers:
-                raise ConfigError(f"tagger.layer={self.layer} is out of range: the vectors have {layers} layers")
+                raise ConfigError(f"tagger.layer={self.layer} is out of range: give {-layers} to {layers - 1}")
 
     @property
     def stochastic(self) -> bool:
@@ -103,7 +104,7 @@ class TaggerConfig(TaggerOptions):
 
     @property
     def char_cnn(self) -> CharCNNConfig:
-        """The encoder of characters, if there is one."""
+        """The config of the character CNN, if there is one."""
         return CharCNNConfig(CHARACTER_DIM, ((CHARACTER_WIDTH, self.characters),), num_highways=0, projection=None)
 
     @property
@@ -112,7 +113,11 @@ class TaggerConfig(TaggerOptions):
         return self.word_dim + self.characters + (self.vector_shape[1] if self.vectors and self.vector_shape else 0)
 
     def flops_per_token(self, length: int) -> float:
-        """6 × the parameters in the matrices of LSTM and output; characters, which vary in number, are not counted."""
+        """FLOPs of training on one word: 6 × the parameters in the matrices of the LSTM and the output layer.
+
+        The number does not depend on `length`. The character CNN is not counted, because its FLOPs depend on the number
+        of characters.
+        """
         del length
         matrices, width = 0, self.inputs
         for hidden in self.recurrent:
@@ -122,10 +127,11 @@ class TaggerConfig(TaggerOptions):
 
 @MODELS.register("tagger")
 class Tagger(Model):
-    """Tags each word: softmax(W h_t + b), h = BiLSTM([E[w_t]; CharCNN(w_t); mix of its contextual vectors]).
+    """Tags each word by softmax(W h_t + b), where h = BiLSTM([E[w_t]; CharCNN(w_t); mix of its contextual vectors]).
 
-    Plank et al. (arXiv 1604.05529). With frozen vectors in addition to the word's own: Peters et al. (arXiv
-    1802.05365). Without the LSTM it is a linear probe: Liu et al. (arXiv 1903.08855).
+    Plank et al. (arXiv 1604.05529) describe the tagger without contextual vectors. Peters et al. (arXiv 1802.05365) add
+    contextual vectors, which are not trained further. Without the LSTM, the tagger is a linear probe, as in Liu et al.
+    (arXiv 1903.08855).
 
     >>> config = TaggerConfig(num_tags=3, vocab_size=10, vectors=True, vector_shape=(2, 4), recurrent=())
     >>> model = Tagger(config, rngs=nnx.Rngs(0))
@@ -157,13 +163,13 @@ class Tagger(Model):
         )
 
     def __call__(self, batch: Mapping[str, Array], dropout_key: Array | None = None) -> Array:
-        """logits_BLT of the batch's words; padding, which has weight 0, must come after the real words.
+        """Returns logits_BLT of the batch's words. Padding has weight 0 and must come after the real words.
 
         Raises:
           ConfigError: the batch lacks a field that the model reads, or its vectors have another shape.
         """
         mask_BL = batch["weights"] != 0
-        # Up to the last word of weight 1, because a word without a known tag inside a sentence is read too.
+        # Rows are read up to the last word with a weight: a word without a known tag inside a sentence is read too.
         lengths_B = jnp.max(jnp.where(mask_BL, np.arange(1, mask_BL.shape[1] + 1, dtype=np.int32)[None], 0), axis=1)
         keys = [None] * (len(self.recurrent) + 1)
         if dropout_key is not None:
@@ -176,9 +182,11 @@ class Tagger(Model):
     def metrics(
         self, batch: Mapping[str, Array], carry: PyTree = (), dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """`tag_loss`, `penalty` of the mix, `token_error`, and `sequence_error`, the share of sentences with an error.
+        """Computes `tag_loss`, `penalty`, `token_error` and `sequence_error`.
 
-        The penalty has the weight of the batch's words, so that the parts of a split batch add up to its mean.
+        `penalty` is the L2 penalty of the mix. `sequence_error` is the share of sentences with an error. The weight of
+        `penalty` is the number of words in the batch, so the mean over the parts of a split batch is the penalty of the
+        entire batch.
         """
         check_shapes("tagger", {"targets": batch["targets"], "weights": batch["weights"]})
         found = token_measures(self(batch, dropout_key), batch["targets"], batch["weights"])
@@ -188,7 +196,9 @@ class Tagger(Model):
         return {"tag_loss": tag_loss, "penalty": (penalty * count, count), **found}, carry
 
     def mix_weights(self) -> np.ndarray:
-        """The share of each layer of the vectors, `[J]`; without a mix, 1 for the chosen layer.
+        """Returns the share of each layer in the vectors that the tagger reads, `[J]`.
+
+        Without a mix, the share of the chosen layer is 1.
 
         Raises:
           ConfigError: the tagger has no vectors.
@@ -211,7 +221,10 @@ class Tagger(Model):
             vectors_BLJD = _field(batch, "vectors")
             if vectors_BLJD.shape[2:] != tuple(self.config.vector_shape or ()):
                 found = list(vectors_BLJD.shape[2:])
-                raise ConfigError(f"tagger: vectors have (layers, width) {found}, not {self.config.vector_shape}")
+                raise ConfigError(
+                    f"the tagger's vectors have (layers, width) {found}, not {self.config.vector_shape}: use the "
+                    "embedder that the tagger was created for"
+                )
             layers_JBLD = jnp.moveaxis(vectors_BLJD, 2, 0)
             parts.append(layers_JBLD[self.config.layer] if self.mix is None else self.mix(layers_JBLD, mask_BL))
         return parts
@@ -219,5 +232,5 @@ class Tagger(Model):
 
 def _field(batch: Mapping[str, Array], name: str) -> Array:
     if name not in batch:
-        raise ConfigError(f"tagger: the batch has no {name!r}, which this model reads")
+        raise ConfigError(f"tagger needs {name!r} in its batches: use a task that provides it")
     return batch[name]

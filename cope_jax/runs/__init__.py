@@ -1,1 +1,1 @@
-"""A run's folder: open and lock it, load it, start from another model, train a grid of runs."""
+"""Opens, locks and loads the folders of runs, starts a run from another model, and trains a grid of runs."""

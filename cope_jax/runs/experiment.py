@@ -1,4 +1,4 @@
-"""An experiment made from a config: trains in a workdir, resumes there, and measures the trained models."""
+"""Creates an experiment from a config; the experiment trains in a workdir, resumes there, and measures its models."""
 
 import contextlib
 import dataclasses
@@ -40,11 +40,12 @@ class Experiment:
     >>> experiment.task.name, experiment.label
     ('selective_copy', 'decoder, rope')
 
-    `experiment.train("runs/rope")` then trains it, and `experiment.evaluate("runs/rope")` measures it again.
-    One program trains `width` seeds side by side. `task` is the task of the config, if it was created already.
+    `experiment.train("runs/rope")` then trains the model, and `experiment.evaluate("runs/rope")` measures it again.
+    One program trains `width` seeds side by side. `task` is the task of the config, if the caller has already created
+    it. If `task` is None, the task is created here.
 
     Raises:
-      ConfigError: the settings of the config do not fit each other, or these devices.
+      ConfigError: the settings of the config do not fit each other, or do not fit these devices.
     """
 
     def __init__(self, config: ExperimentConfig, width: int = 1, task: Task | None = None):
@@ -58,6 +59,8 @@ class Experiment:
         splits = dict.fromkeys(self.task.evaluation_splits, evaluation.examples)
         if evaluation.sweep_examples:
             splits |= self.task.sweep_examples(evaluation.sweep_examples)
+        sizes = {split: self.task.size(split) for split in splits}
+        self._examples = {split: n if (size := sizes[split]) is None else min(n, size) for split, n in splits.items()}
         self.evaluator = Evaluator(
             self.program,
             self.task,
@@ -69,7 +72,7 @@ class Experiment:
 
     @staticmethod
     def check(config: ExperimentConfig, task: Task | None = None) -> None:
-        """Raises ConfigError if a config is wrong, without compiling anything or sampling data."""
+        """Raises ConfigError if a config is wrong; compiles nothing and samples no training data."""
         task = tasks.create(config.task.name, **config.task.options) if task is None else task
         create_program(config, task)
         _check(config, task)
@@ -81,7 +84,7 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """Model and encoding, in a few words."""
+        """The name of the model and, if the model has attention, the name of the encoding."""
         model = self.config.model
         return f"{model.name}, {self.config.encoding}" if attends(model) else model.name
 
@@ -96,28 +99,30 @@ class Experiment:
         profile: Profile | None = None,
         verbose: bool = False,
     ) -> list[Record]:
-        """Trains seeds side by side in `workdir`, resumes from the newest checkpoint there, and measures them.
+        """Trains one model per seed, side by side in `workdir`, and measures the models.
 
-        The folder keeps config.json, environment.json, checkpoints, metrics.jsonl, what the task learned from its data,
-        and at the end result.json with what is returned. Of several processes the first writes.
+        If `workdir` has checkpoints, training resumes from the newest one. The workdir contains config.json,
+        environment.json, checkpoints, metrics.jsonl, the files that the task made from its data, and at the end
+        result.json with the returned records. With several processes, all processes write checkpoints; only the first
+        process writes the other files.
 
         Args:
           workdir: created if missing. Only one run at a time may use it.
-          seeds: each decides initial parameters, order of data and dropout of one model.
-          label: shown before the progress bar; None: model and encoding.
+          seeds: each seed decides initial parameters, order of data and dropout of one model.
+          label: the name of the run in its first printed line; None means the names of the model and the encoding.
           fields: additional fields of every record.
-          environment: versions and commit to keep with the run; None: the current ones.
-          profile: steps to profile.
-          verbose: prints a summary of the run, and writes it to summary.txt.
+          environment: versions and commit to save with the run; None means the current ones.
+          profile: steps to profile; None profiles nothing.
+          verbose: True prints a few facts about a new run, and writes all facts to summary.txt.
 
         Returns:
           A record for each seed, split and metric: see `cope_jax.runs.records`.
 
         Raises:
           ConfigError: the folder belongs to other settings or data, or the model to start from does not fit.
-          Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved, and the same call resumes from it.
+          Interrupted: Ctrl-C or SIGTERM stopped the run. A checkpoint is saved, and the same call resumes from it.
         """
-        seeds = [int(seed) for seed in seeds]  # JSON does not accept NumPy's
+        seeds = [int(seed) for seed in seeds]  # JSON does not accept NumPy integers
         if len(seeds) != self.seed_batch.width:
             whole = Experiment(self.config, len(seeds), self.task)
             return whole.train(
@@ -125,8 +130,8 @@ class Experiment:
             )
         workdir = Path(workdir)
         workdirs.check_alike(self.task)
-        start = functools.cache(lambda: warm_start.start(self.config.training.start, self.learner, self.task))
-        if not (workdir / "checkpoints").exists():  # before anything is written, because it may not fit
+        start = functools.cache(self._start)
+        if not (workdir / "checkpoints").exists():  # before anything is written, because that model may not fit
             start()
         with contextlib.ExitStack() as stack:
             with processes.first_goes_ahead() as first:
@@ -138,7 +143,7 @@ class Experiment:
                     workdirs.keep_files(self.task, workdir)
                     if verbose:
                         self._announce(workdir)
-            # All processes are alike, and several on a host would write the same file.
+            # Only the first process, because all do the same work, and several on a host would write the same file.
             profile = profile if first else None
             state, seconds = self._run(workdir, seeds, label or self.label, profile, start).train()
             records = self.records(seeds, state.params, self.config.training.steps, seconds)
@@ -148,27 +153,30 @@ class Experiment:
         return records
 
     def evaluate(self, run: str | Path | LoadedRun) -> list[Record]:
-        """Measures a run, or the run in a folder, on the number of examples in this config; returns records as `train`.
+        """Measures a trained run and returns records, as `train` does; `run` is a `LoadedRun` or the folder of a run.
+
+        The config of this `Experiment`, not the config of the run, decides the number of examples.
 
         Raises:
-          ConfigError: it is a run of another experiment, or its data or vocabulary differ from the current ones.
+          ConfigError: the run is of another experiment, or its data or vocabulary differ from the current ones.
         """
         run = run if isinstance(run, LoadedRun) else load_run(run)
         theirs, ours = ({**config.recipe(), "evaluation": None} for config in (run.experiment, self.config))
         if other := workdirs.difference(theirs, ours):
-            raise ConfigError(f"{run.folder} is a run with other settings, {other}: use its own config")
+            raise ConfigError(f"{run.folder} is a run with other settings, {other}: use the config of the run")
         if len(run.seeds) != self.seed_batch.width:
             return Experiment(self.config, len(run.seeds), self.task).evaluate(run)
         workdirs.check_sources(self.task, run.folder, self.task.evaluation_splits)
         if self.task.same_saved_files(run.folder) is False:
-            raise ConfigError(f"the vocabulary is not that of the run in {run.folder}: restore the original files")
+            raise ConfigError(f"the vocabulary differs from the run in {run.folder}: restore the original files")
         step, params, seconds = run.restored
         return self.records(run.seeds, jax.device_put(params, self.program.state_shardings.params), step, seconds)
 
     def records(self, seeds: Sequence[int], params: PyTree, step: int, seconds: float) -> list[Record]:
-        """The errors on every split, including the sweep, in the format of results.json.
+        """Measures the models with `params` on every split, including the sweep; returns records as in results.json.
 
-        Seeds side by side share the seconds equally.
+        `step` is the step of the parameters. `seconds` is the time of training all seeds; `wall_seconds` of a record is
+        `seconds` divided by the number of seeds.
         """
         common = {
             "task": self.config.task.name,
@@ -176,35 +184,45 @@ class Experiment:
             "step": step,
             "parameters": self.parameters(),
             "wall_seconds": seconds / len(seeds),
+            "learning_rate": self.config.optimizer.learning_rate,
         }
+        main = self.task.evaluation_splits
         return [
-            {**common, "seed": seed, "split": split, "metric": metric, "value": value}
+            {
+                **common,
+                "seed": seed,
+                "split": split,
+                "kind": "split" if split in main else "sweep",
+                "examples": self._examples[split],
+                "metric": metric,
+                "value": value,
+            }
             for split, runs in self.evaluator(params).items()
             for seed, errors in zip(seeds, runs, strict=True)
             for metric, value in errors.items()
         ]
 
     def summary(self) -> str:
-        """A summary of the run: every parameter and its sharding, the devices, and what a step costs."""
-        state, length = self.program.state_shapes(), self.task.length("train")
-        job = summary.job_table(
-            state,
+        """A summary of the run: every parameter and its sharding, the devices, and the cost of a step."""
+        return summary.summarise(self.program.state_shapes().params, self._facts())
+
+    def _facts(self) -> dict[str, str]:
+        """The devices, the data and the cost of a step, by name."""
+        length = self.task.length("train")
+        facts = summary.job_facts(
+            self.program.state_shapes(),
             self.program.mesh,
             batch_size=self.config.training.batch_size * self.seed_batch.width,
             length=length,
             flops_per_token=self.learner.model.flops_per_token(length),
         )
         model, training = self.config.model, self.config.training
-        facts = [f"accumulate {training.accumulate}"]
-        if attends(model):
-            facts = [model.block.compute_dtype, f"remat {model.remat}", *facts]
-        job.add_row("step", ", ".join(facts))
-        if self.task.origin():
-            job.add_row("data", self.task.origin())
-        return summary.summarise(state.params, job)
+        step = [model.block.compute_dtype, f"remat {model.remat}"] if attends(model) else []
+        facts["step"] = ", ".join([*step, f"accumulate {training.accumulate}"])
+        return facts | ({"data": self.task.origin()} if self.task.origin() else {})
 
     def throughput(self) -> Throughput:
-        """The stopwatch of a run."""
+        """Creates the stopwatch of a run."""
         training, mesh = self.config.training, self.program.mesh
         length = self.task.length("train")
         return Throughput(
@@ -215,13 +233,20 @@ class Experiment:
         )
 
     def _announce(self, workdir: Path) -> None:
-        """Prints and writes the summary of the run."""
-        text = self.summary()
-        write_atomically(workdir / "summary.txt", text + "\n")
-        print(text)
+        """Writes the summary of the run, and prints its main facts if the run is new."""
+        path = write_atomically(workdir / "summary.txt", self.summary() + "\n")
+        if not any(checkpoint.name.isdigit() for checkpoint in (workdir / "checkpoints").glob("*")):
+            facts = {"parameters": f"{self.parameters():,}", **self._facts()}
+            for name in ("parameters", "devices", "batch", "model FLOPs"):
+                print(f"{name:<11}  {facts[name]}", file=sys.stderr)
+            print(f"all parameters: {path}", file=sys.stderr)
         unused = jax.device_count() - self.program.mesh.size
         if unused:
             print(f"warning: job.mesh leaves {unused} of {jax.device_count()} devices unused", file=sys.stderr)
+
+    def _start(self) -> PyTree:
+        """The parameters to start from."""
+        return warm_start.start(self.config.training.start, self.learner, self.task, self.config.encoding)
 
     def _run(
         self, workdir: Path, seeds: Sequence[int], label: str, profile: Profile | None, start: Callable[[], PyTree]
@@ -238,6 +263,8 @@ class Experiment:
             self.config.job,
             profile,
             label,
+            self.task.metric,
+            self.config.recipe(),
             start,
         )
 
@@ -253,7 +280,7 @@ class Experiment:
 def _check(config: ExperimentConfig, task: Task) -> None:
     learner = create_learner(config, task)  # without the mesh: a single sequence cannot be split over its devices
     params = jax.eval_shape(learner.init, np.int32(0)).params
-    # Of equally long splits the last, because the first, that of training, may take long to read.
+    # Among equally long splits this is the last: the first is the training split, which may take long to read.
     longest = max((*reversed(task.splits), *(split for _, split in task.sweep)), key=task.length)
     batch = batch_shapes(task, 1, longest)
     carry = learner.initial_carry(1)
@@ -280,7 +307,7 @@ def _check(config: ExperimentConfig, task: Task) -> None:
             raise
         raise ConfigError(
             f"the model {config.model.name} needs {error.args[0]!r} in its batches, which the task {task.name} "
-            f"does not give with these options"
+            f"does not give with these options: choose another task or model"
         ) from error
     if config.training.data_dir is not None:
         create_iterator(config, task, 0)

@@ -1,7 +1,8 @@
-"""A grid of runs: several configs with several seeds, each trained once and kept."""
+"""Trains a grid of runs: several configs, each with several seeds. Finished runs are not trained again."""
 
 import dataclasses
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -12,11 +13,12 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.experiment_config import ExperimentConfig
+from cope_jax.training.preemption import Interrupted
 
 
 @dataclasses.dataclass(frozen=True)
 class GridRun:
-    """One config, by its label, with the seeds that are trained side by side."""
+    """One run of a grid: the label of its config, the seeds trained side by side, and its workdir."""
 
     label: str
     seeds: tuple[int, ...]
@@ -28,14 +30,25 @@ class GridRun:
 
 
 def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path) -> None:
-    """Trains the runs from `plan` that have no result; runs with the same label and width share a program.
+    """Trains the runs that have no result; consecutive runs with the same label and number of seeds share a program.
 
-    Finished runs are in results.json and results.csv of `workdir`; the configs are by label.
+    `configs` maps labels to configs, and `runs` is from `plan`. The results of finished runs are written to
+    results.json and results.csv in `workdir`. After an interruption, a line on stderr says how many runs are finished.
     """
+    try:
+        _train_missing(configs, runs, workdir)
+    except (Interrupted, KeyboardInterrupt):
+        if processes.is_first():
+            finished = sum(run.result.exists() for run in runs)
+            print(f"{finished} of {len(runs)} runs in {workdir} are finished", file=sys.stderr)
+        raise
+
+
+def _train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path) -> None:
     environment = records.environment()  # now, since the checkout may change while this runs
     compiled: dict[tuple[str, int], Experiment] = {}
     made: dict[str, Task] = {}  # only the last, kept because reading and cutting up a long text takes minutes
-    for run in runs:  # results must be of the same config, or old figures would pass for new ones
+    for run in runs:  # a result of another config must not pass for one of this config
         if run.result.exists() and processes.is_first():
             workdirs.open_workdir(run.workdir, configs[run.label], run.seeds)
     for number, run in enumerate(runs, start=1):
@@ -59,7 +72,10 @@ def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRu
 
 
 def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[GridRun]:
-    """All runs: those that the workdir has, and the missing seeds in groups of `width`."""
+    """Lists the runs of each label; the runs of one label together have the seeds from 0 to `seeds` − 1.
+
+    The list has the runs that are already in the workdir, and new runs of at most `width` seeds for all other seeds.
+    """
     runs = []
     for label in labels:
         folder = workdir / "cells" / re.sub(r"[^\w=.+-]+", "_", label).strip("_")
@@ -77,7 +93,7 @@ def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[G
 
 
 def seeds_of(folder: Path) -> tuple[int, ...]:
-    """The seeds in the name of a run's folder.
+    """The seeds in the name of a run's folder; () for any other name.
 
     >>> seeds_of(Path("cells/cope/seeds_3-5"))
     (3, 4, 5)
@@ -91,6 +107,6 @@ def write_results(workdir: Path, runs: Sequence[GridRun]) -> tuple[list[records.
     environments = [workdirs.read_json(run.result, "environment")["environment"] for run in runs]
     finished = [record for run in runs for record in workdirs.read_records(run.result)]
     different = [other for n, other in enumerate(environments) if other not in environments[:n]]
-    # Runs that were trained elsewhere, or at another commit, keep their own environment on record.
+    # Environments of runs that were trained elsewhere, or at another commit, are recorded too.
     others = {"others": different[1:]} if different[1:] else {}
     return finished, records.write_results(workdir, finished, {**different[0], **others})

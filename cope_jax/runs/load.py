@@ -11,7 +11,7 @@ import numpy as np
 from cope_jax import models, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, formats, safetensors_io
-from cope_jax.runs.workdir import read_settings
+from cope_jax.runs.workdir import read_json, read_settings
 from cope_jax.tasks import Task
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.tokenizer import Codec
@@ -22,11 +22,15 @@ from cope_jax.training.from_config import create_learner
 from cope_jax.training.program import SeedBatch
 
 MINILM = "minilm"
-"""Means the folder of an installed MiniLM wherever a folder is expected."""
+"""This name, instead of a path, means the folder of the installed MiniLM."""
+TRAINED = Path(__file__).parents[1] / "trained"
+"""The folder of the package's small trained models. A model's name means its folder here, unless the name is a path."""
+RUN = "run.json"
+"""The file that describes the run that a converted model comes from: config, seeds, step, seconds and environment."""
 
 
 class Restored(NamedTuple):
-    """A checkpoint of a run: its step, parameters (several seeds along a leading axis), and the seconds it took."""
+    """A checkpoint of a run: step, parameters (several seeds along a leading axis), and seconds of training so far."""
 
     step: int
     params: Any
@@ -37,13 +41,13 @@ class Restored(NamedTuple):
 class Loaded:
     """The content of a folder: an exported or published model, or a run.
 
-    Only `params`, `model` and the `title` of a run read arrays.
+    Arrays are read only by `params`, by `model`, by the `title` of a run, and by the `step` of a converted run.
 
     Attributes:
-      folder: where it is.
+      folder: the path of the folder.
       kind: the format: "run", "elmo", or a name of `cope_jax.exchange.formats`.
       experiment: the config of a run; None for anything else.
-      seeds: of a run, trained side by side.
+      seeds: the seeds of a run, which were trained side by side; () for anything else.
     """
 
     folder: Path
@@ -55,6 +59,11 @@ class Loaded:
     def task(self) -> Task | None:
         """The task of a run; None for anything else."""
         return None
+
+    @property
+    def output(self) -> Path:
+        """Where commands write results about the model: its folder, or runs/trained/NAME for a model of the package."""
+        return Path("runs", "trained", self.folder.name) if self.folder.parent == TRAINED else self.folder
 
     @functools.cached_property
     def config(self) -> Any:
@@ -73,15 +82,15 @@ class Loaded:
 
     @functools.cached_property
     def codec(self) -> Codec | None:
-        """Text to tokens and back; None if the model does not generate text, or has no tokenizer.
+        """The codec from text to tokens and back; None if the model does not generate text, or has no tokenizer.
 
         Raises:
-          ConfigError: the tokenizer is damaged, or of another vocabulary.
+          ConfigError: the tokenizer is damaged, or its vocabulary does not fit the model.
         """
         return _codec_beside(self.folder, self.config) if self.name in models.able("generate") else None
 
     def params(self, seed: int | None = None) -> Any:
-        """The parameters, as nested dicts; for a run, those of one seed (None: the first).
+        """The parameters, as nested dicts; for a run, the parameters of `seed`, or of the first seed if `seed` is None.
 
         Raises:
           ConfigError: there is no such seed, or the parameters cannot be read.
@@ -109,9 +118,18 @@ class LoadedRun(Loaded):
 
     @functools.cached_property
     def task(self) -> Task:
-        """The task, with what it learned from its data when the run began."""
+        """The task, with the files that it made from its data when the run began, such as a vocabulary."""
+        return self._create_task()
+
+    def _create_task(self) -> Task:
         chosen = self.experiment.task
         return tasks.create(chosen.name, **tasks.TASKS.get(chosen.name).with_saved_files(chosen.options, self.folder))
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        """Versions and commit of the run's last start; empty if they are not known."""
+        file = self.folder / "environment.json"
+        return dict(read_json(file)) if file.exists() else {}
 
     @functools.cached_property
     def config(self) -> Any:
@@ -157,52 +175,102 @@ class LoadedRun(Loaded):
         return 0 if seed is None else self.seeds.index(seed)
 
 
+@dataclasses.dataclass(frozen=True)
+class ConvertedRun(LoadedRun):
+    """A run that experiments.convert copied: the parameters of one seed, without the rest of the checkpoint."""
+
+    @property
+    def environment(self) -> dict[str, Any]:
+        return dict(_about(self.folder).get("environment", {}))
+
+    def _create_task(self) -> Task:
+        task = super()._create_task()
+        for name in task.saved_files():  # without them the task would learn them again, perhaps from other data
+            if not (self.folder / name).exists():
+                raise ConfigError(
+                    f"{self.folder} lacks {name}, the tokenizer or vocabulary of its model: restore this file"
+                )
+        return task
+
+    @property
+    def step(self) -> int:
+        return self.restored.step
+
+    @functools.cached_property
+    def restored(self) -> Restored:
+        about = _about(self.folder)
+        return Restored(about["step"], formats.load(self.folder)[1], about["seconds"])
+
+
 def load(folder: str | Path | None) -> Loaded:
     """Loads the run or the model in a folder.
 
     >>> import cope_jax as cj
-    >>> cj.load("nowhere")
-    Traceback (most recent call last):
-    ...
-    cope_jax.errors.ConfigError: there is no folder nowhere: train a model there, or name another
+    >>> cj.load("counting").title()
+    'counting, cope, seed 1, step 1,500'
 
     Args:
-      folder: a run of `Experiment.train`; a model that experiments.convert wrote; GPT-2, Llama or BERT in the files of
-        Hugging Face; the `options.json` and weights of an ELMo; or "minilm", if that package is installed.
+      folder: the path of a run or model, or the name of a model. A run is a folder of `Experiment.train`. A model is a
+        folder that experiments.convert wrote, a GPT-2, Llama or BERT in the files of Hugging Face, or the
+        `options.json` and weights of an ELMo. The names are "counting" and "shakespeare" for trained models of this
+        package, and "minilm" if MiniLM is installed.
 
     Raises:
       ConfigError: there is no such folder, or no model in it.
     """
-    if folder is None:
-        raise ConfigError("no model is given: name its folder")
-    folder = bert_files.find_minilm() if folder == MINILM else Path(folder)
-    if not folder.is_dir():
-        raise ConfigError(f"there is no folder {folder}: train a model there, or name another")
-    if (folder / "checkpoints").exists() and (folder / "config.json").exists():
+    folder = find(folder)
+    kept = (folder / "checkpoints").exists() or (folder / "cells").exists()
+    if (folder / RUN).exists() or (kept and (folder / "config.json").exists()):
         return load_run(folder)
     kind = formats.kind_of(folder)
     if kind is None:
         raise ConfigError(
-            f"{folder} holds no model: it needs the checkpoints of a run; or config.json and model.safetensors, this "
-            f"project's or Hugging Face's ({', '.join(name for name in formats.FORMATS if name != formats.OWN)}); or "
-            f"options.json and weights of an ELMo"
+            f"{folder} holds no model: give a folder with the checkpoints of a run, with config.json and "
+            "model.safetensors (this project's or Hugging Face's "
+            f"{', '.join(name for name in formats.FORMATS if name != formats.OWN)}), or with options.json and weights "
+            "of an ELMo"
         )
     return Loaded(folder, kind)
 
 
+def find(folder: str | Path | None) -> Path:
+    """Finds the folder of a path, "minilm" or the name of a trained model. ConfigError: there is no such folder."""
+    if folder is None:
+        raise ConfigError("no model is given: give the folder of a model")
+    path = bert_files.find_minilm() if str(folder) == MINILM else Path(folder)
+    if path.is_dir():
+        return path
+    trained = {place.name: place for place in sorted(TRAINED.iterdir())}
+    if str(folder) in trained:
+        return trained[str(folder)]
+    raise ConfigError(
+        f"there is no folder {folder}: train a model there, give another folder, or choose a trained model of the "
+        f"package ({', '.join(trained)})"
+    )
+
+
+def _about(folder: Path) -> dict[str, Any]:
+    about = safetensors_io.read_object(folder / RUN)
+    if missing := {"config", "seeds", "step", "seconds"} - about.keys():
+        raise ConfigError(f"{folder / RUN} lacks {', '.join(sorted(missing))}: convert the run again")
+    return about
+
+
 def load_run(folder: str | Path) -> LoadedRun:
     """Loads the run in a folder, as `load` does. ConfigError: the folder contains no run."""
-    folder = Path(folder)
-    if not (folder / "config.json").exists() or not (folder / "checkpoints").exists():
+    folder = find(folder)
+    if cells := sorted(path.parent for path in folder.glob("cells/*/*/checkpoints")):
+        raise ConfigError(f"{folder} holds no training run, but a comparison: give one of its runs, such as {cells[0]}")
+    converted = (folder / RUN).exists()
+    trained = (folder / "config.json").exists() and (folder / "checkpoints").exists()
+    settings = _about(folder) if converted else read_settings(folder) if trained else {}
+    if "seeds" not in settings:
         raise ConfigError(
             f"{folder} holds no training run: give the --workdir of experiments.train, or a cell of compare"
         )
-    settings = read_settings(folder)
-    if "seeds" not in settings:
-        raise ConfigError(f"{folder} is a comparison: give one of the folders in its cells/ENCODING")
     config = ExperimentConfig.from_mapping(settings["config"])
     config = dataclasses.replace(config, job=JobConfig(mesh=MeshConfig(data=1)))
-    return LoadedRun(folder, "run", config, tuple(settings["seeds"]))
+    return (ConvertedRun if converted else LoadedRun)(folder, "run", config, tuple(settings["seeds"]))
 
 
 def _codec_beside(folder: Path, config: Any) -> Codec | None:
@@ -215,7 +283,7 @@ def _codec_beside(folder: Path, config: Any) -> Codec | None:
     if not least <= len(tokenizer) <= vocab_size:
         raise ConfigError(
             f"the tokenizer of {folder} has {len(tokenizer)} tokens, but the model has {vocab_size}: "
-            "replace it with the one that the model was trained with"
+            "restore the tokenizer that the model was trained with"
         )
     begin = safetensors_io.read_tokens(folder).get("bos_token_id", tokenizer.end)
     if type(begin) is not int or not 0 <= begin < vocab_size:

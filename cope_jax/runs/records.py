@@ -1,7 +1,8 @@
 """Measurements as plain records: summaries over seeds, and the files `results.json` and `results.csv`.
 
 A record is a dict with at least `task`, `encoding`, `seed`, `split`, `metric`, `value`, `step`, `parameters` and
-`wall_seconds`. `encoding` is the text that the user gave; errors are fractions in [0, 1].
+`wall_seconds`. Records of a run also have `kind` ("split" or "sweep"), `examples` (the number of examples of the split)
+and `learning_rate`. `encoding` is the text that the user gave. Errors are fractions in [0, 1].
 """
 
 import csv
@@ -31,7 +32,7 @@ _LIBRARIES = ("jax", "jaxlib", "flax", "optax", "numpy")
 
 @dataclasses.dataclass(frozen=True)
 class Summary:
-    """Statistics of one quantity over seeds; `std` is √(Σ(x − mean)²/(count − 1)), and None for a single seed."""
+    """Statistics of one quantity over seeds; `std` is √(Σ(x − mean)²/(count − 1)), or None for a single seed."""
 
     count: int
     mean: float
@@ -64,7 +65,7 @@ def select(rows: Iterable[Record], **fields: Any) -> list[Record]:
 
 
 def environment() -> Record:
-    """Versions, devices and commit: what else the figures depend on. `commit` is None outside a git checkout."""
+    """The versions, devices and commit, because results depend on them too; `commit` is None outside a git checkout."""
     return {
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in _LIBRARIES},
@@ -79,7 +80,7 @@ def environment() -> Record:
 
 
 def finite(content: Any) -> Any:
-    """Replaces each number that is not finite by None, JSON's null, because JSON cannot represent it.
+    """Replaces each NaN and infinity by None, JSON's null, because JSON cannot represent these numbers.
 
     >>> finite({"values": [1.0, float("nan")]})
     {'values': [1.0, None]}
@@ -92,9 +93,10 @@ def finite(content: Any) -> Any:
 
 
 def write_results(workdir: Path, records: Sequence[Record], environment: Record) -> list[Path]:
-    """Writes `results.json`, `{"records": [...], "environment": {...}}`, and `results.csv`; returns their paths.
+    """Writes `results.json` and `results.csv`, and returns their paths.
 
-    Each file is replaced atomically. JSON does not have NaN: a value that is not finite is null.
+    `results.json` is `{"records": [...], "environment": {...}}`. Each file is replaced atomically. JSON does not have
+    NaN: a value that is not finite is null.
     """
     plain = finite(list(records))
     names = list(dict.fromkeys(name for record in records for name in record))

@@ -24,24 +24,27 @@ from cope_jax.tasks import Task
 from cope_jax.training.learner import Learner
 
 OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
-"""Options of models that decide how they are trained and run, but not what they compute."""
-_PROBED = 8  # tokens to try an encoding with
-Place = tuple[Any, ...]  # of a parameter, in nested dicts
+"""Model options that decide how a model is trained and executed, but not what it computes."""
+_PROBED = 8  # number of tokens that test an encoding
+Place = tuple[Any, ...]  # the path of a parameter in nested dicts
 
 
-def start(folder: str | Path | None, learner: Learner, task: Task) -> PyTree:
-    """The parameters of the modules that both the model of `folder` and the learner's have; {} if `folder` is None.
+def start(folder: str | Path | None, learner: Learner, task: Task, encoding: str | None = None) -> PyTree:
+    """Reads the parameters of the modules that the model in `folder` shares with the learner's model; {} if no folder.
 
-    The parts of their encodings may differ: common parts are copied, whatever they are composed with, and new parts are
-    initialised as usual. Prints what is new, what is left out and which options differ.
+    The two encodings may have different parts. Common parts are copied, whatever other parts each encoding has. New
+    parts are initialised as usual. Prints which parameters are new, which are left out and which options differ.
+    `encoding` is the learner's encoding as text, for these printed lines. If None, the text comes from the learner.
 
     Raises:
       ConfigError: the models have no module in common, or their sizes or vocabularies differ.
     """
     if folder is None:
         return {}
-    folder, model = Path(folder), learner.model
-    found = load(folder)
+    found, model = load(folder), learner.model
+    folder = found.folder
+    there = _text_of(found.config) if found.experiment is None else found.experiment.encoding
+    here = _text_of(model) if encoding is None else encoding
     config, params = found.config, jax.device_get(found.params())
     same = task.same_saved_files(folder)
     surplus = (getattr(config, "vocab_size", 0) or 0) - (getattr(model, "vocab_size", 0) or 0)
@@ -70,19 +73,19 @@ def start(folder: str | Path | None, learner: Learner, task: Task) -> PyTree:
     if jax.process_index() == 0:
         print(
             f"start: {config.name} of {folder}; new: {_list(wanted, held)}; left out: {_list(held, wanted)}; "
-            f"encoding: {_text_of(config)} there, {_text_of(model)} here"
+            f"encoding: {there} there, {here} here"
         )
         if same and surplus > 0:
             print(f"start: left out the last {surplus} tokens of {folder}, which are not in its vocabulary")
         if same is None and task.saved_files():
-            print(f"warning: no vocabulary in {folder} to compare with", file=sys.stderr)
-        for line in _differences(config, model):
+            print(f"warning: {folder} has no vocabulary, so it was not compared with the task's", file=sys.stderr)
+        for line in _differences(config, model, there, here):
             print(f"warning: {folder} was trained with {line}", file=sys.stderr)
     return unflatten_dict(taken)
 
 
 def _without_surplus(config: Any, params: PyTree, vocab_size: int) -> tuple[Any, PyTree]:
-    """Removes the last rows of a model's token tables, which only pad their size to a round number."""
+    """Cuts the token tables of a model to `vocab_size` rows; the removed rows only pad the tables to a round size."""
     config = dataclasses.replace(config, vocab_size=vocab_size)
     shapes, held = safetensors_io.shapes(MODELS.get(config.name), config), flatten_dict(params)
     kept = {place: held[place][tuple(map(slice, leaf.shape))] for place, leaf in shapes.items() if place in held}
@@ -105,25 +108,28 @@ def _text_of(config: Any) -> str:
 
 
 def _list(some: Mapping[Place, Any], others: Mapping[Place, Any]) -> str:
-    """Lists what is in `some` but not in `others`: modules and, within modules that both have, parameters."""
+    """Lists the modules that only `some` has and, in modules that both have, the parameters that only `some` has."""
     common_modules = {name[0] for name in others}
     names = [name if name[0] in common_modules else name[:1] for name in some if name not in others]
     return ", ".join(dict.fromkeys(".".join(map(str, name)) for name in names)) or "nothing"
 
 
-def _differences(config: Any, model: Any) -> Iterator[str]:
-    """What the two compute differently though their parameters have the same shapes."""
-    there, here = _parts(config), _parts(model)
-    for name, options in there.items():
-        if name not in here:
-            yield f"the encoding {name}, but this model has {_text_of(model)}: it computes something else"
-        elif options != here[name]:
-            yield f"{options}, but this model has {here[name]}: it computes something else"
+def _differences(config: Any, model: Any, there: str, here: str) -> Iterator[str]:
+    """Lists what the two models compute differently although their parameters have the same shapes.
+
+    `there` is the text of the encoding of `config`, and `here` is the text of the encoding of `model`.
+    """
+    own, new = _parts(config), _parts(model)
+    for name, options in own.items():
+        if name not in new:
+            yield f"the encoding {name}, but this model has {here}: it computes something else"
+        elif options != new[name]:
+            yield f"{options}, but this model has {new[name]}: it computes something else"
     theirs, ours = choices(config), choices(model)
-    for name, options in model.encoding.parts if here else ():
-        if name not in there and acts_at_once(name, options, model.block.attention_shape(_PROBED)):
+    for name, options in model.encoding.parts if new else ():
+        if name not in own and acts_at_once(name, options, model.block.attention_shape(_PROBED)):
             yield (
-                f"the encoding {_text_of(config)}, but this model adds {name}, which is not zero-initialised: "
+                f"the encoding {there}, but this model adds {name}, which is not zero-initialised: "
                 f"it computes something else"
             )
     for name in theirs:
@@ -132,7 +138,7 @@ def _differences(config: Any, model: Any) -> Iterator[str]:
 
 
 def choices(config: Any) -> dict[str, Any]:
-    """The options of a model that decide what it computes, by the names that flags have after `config.model`.
+    """The options of a model that decide what the model computes, by flag name without `config.model.`.
 
     >>> from cope_jax.models.decoder import DecoderOptions
     >>> found = choices(DecoderOptions())
@@ -153,7 +159,7 @@ def choices(config: Any) -> dict[str, Any]:
 
 
 def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -> bool:
-    """Whether an encoding changes what a model computes while its parameters are as initialised.
+    """Whether an encoding with its initial parameters changes what a model computes.
 
     >>> shape = AttentionShape(num_heads=2, head_dim=4, max_length=8)
     >>> acts_at_once("cope", {}, shape), acts_at_once("rope", {}, shape)

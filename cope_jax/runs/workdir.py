@@ -19,22 +19,22 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.exchange.safetensors_io import holds_model
 from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record, finite, select
 from cope_jax.tasks import Task
 from cope_jax.training.experiment_config import ExperimentConfig
 
 MEASURING = ".measuring.lock"
-"""The lock of commands that measure a run and write into its workdir."""
+"""The name of the lock file of commands that measure a run and write into its workdir."""
 
 
 @contextlib.contextmanager
 def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
-    """Keeps other runs out of a workdir; the lock is released when its process dies.
+    """Locks a workdir against other runs; the lock is released on exit, or when the process that has the lock ends.
 
-    Of a run in several processes the first has the lock. If the file system has no locks, a line on stderr says so.
-
-    `name` is the lock file: that of training, or `MEASURING`, which a training run does not lock.
+    If a run has several processes, the first one has the lock. If the file system has no locks, a line on stderr says
+    so. `name` is the name of the lock file. The default is for training. `MEASURING` does not conflict with training.
 
     Raises:
       ConfigError: another run has the lock, or the workdir cannot be written to.
@@ -72,14 +72,14 @@ def open_workdir(
     seeds: Sequence[int] | None = None,
     environment: Mapping[str, Any] | None = None,
 ) -> None:
-    """Makes `workdir` the workdir of a run and keeps its settings in config.json.
+    """Opens the workdir of a run; a new workdir is created, with its config.json.
 
-    A field that is missing from config.json, because the package was older, has its default. Without `seeds` it is the
-    workdir of a comparison, whose runs share everything except encoding and seeds. The `environment` (versions and
-    commit) is kept in environment.json; if a run resumes elsewhere, that of the last start.
+    If an older version of the package wrote config.json, fields that are not in the file have their defaults. If
+    `seeds` is None, this is the workdir of a comparison, whose runs share all settings except encoding and seeds.
+    `environment` (versions and commit) is written to environment.json at every start.
 
     Raises:
-      ConfigError: it cannot be written to, or belongs to other settings.
+      ConfigError: the workdir cannot be written to, or belongs to other settings.
     """
     path = workdir / "config.json"
     settings = _settings(config, seeds)
@@ -90,10 +90,14 @@ def open_workdir(
         elif not os.access(workdir, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         held = read_settings(workdir)
+    if "seeds" in held and seeds is None:
+        raise ConfigError(f"{workdir} is a run of experiments.train, not a comparison: choose another --workdir")
+    if "seeds" not in held and seeds is not None:
+        raise ConfigError(f"{workdir} is a comparison, not a run of experiments.train: choose another --workdir")
     known = _settings(ExperimentConfig.from_mapping(held["config"]), held.get("seeds"))
     if other := difference(known, settings):
         raise ConfigError(
-            f"{workdir} holds a run with other settings, {other}: choose another --workdir, or the same config"
+            f"{workdir} holds a run with other settings, {other}: choose another --workdir, or use the same config"
         )
     if environment is not None:
         write_json(workdir / "environment.json", environment)
@@ -119,20 +123,22 @@ def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str
 
 
 def read_settings(workdir: Path) -> dict[str, Any]:
-    """The content of a config.json: `config` as nested dicts and, of a run, its `seeds`."""
+    """The content of config.json: `config` as nested dicts and, for a run, also `seeds`."""
     path = workdir / "config.json"
+    if holds_model(workdir):
+        raise ConfigError(f"{workdir} holds a model of experiments.convert, not a run: choose another folder")
     settings = read_json(path, "config")
     if not isinstance(settings["config"], dict):
-        raise ConfigError(f"{path} is damaged (it holds no config): delete it, and the command recreates it")
+        raise ConfigError(f"{path} is damaged (the file holds no config): delete it, and the command recreates it")
     return settings
 
 
 def read_json(path: Path, *names: str) -> Any:
-    """The content of a JSON file that must have these names; ConfigError if it is damaged."""
+    """The content of a JSON file. ConfigError: the file is damaged, or lacks one of the keys `names`."""
     try:
         content = json.loads(path.read_text())
         if not isinstance(content, dict) or not content.keys() >= set(names):
-            raise ValueError(f"it must contain {' and '.join(names)}")
+            raise ValueError(f"the file must contain {' and '.join(names)}")
         return content
     except ValueError as error:
         raise ConfigError(f"{path} is damaged ({error}): delete it, and the command recreates it") from error
@@ -144,23 +150,23 @@ def write_json(path: Path, content: Any) -> None:
 
 
 def read_records(path: Path) -> list[Record]:
-    """The records of a JSON file, none if it does not exist; a null value, which was not finite, becomes NaN."""
+    """Reads the records of a JSON file, or [] if there is no such file; a value of null becomes NaN."""
     held = read_json(path, "records")["records"] if path.exists() else []
     return [{**record, "value": math.nan} if record.get("value", 0) is None else record for record in held]
 
 
 def replace_records(path: Path, fields: Record, records: Sequence[Record]) -> None:
-    """Replaces the records that match all `fields` with `records`; all others in the file stay."""
+    """Writes `records` to a JSON file in place of the records that match all `fields`; all other records stay."""
     held = read_records(path)
     old = select(held, **fields)
     write_json(path, {"records": [*(row for row in held if row not in old), *records]})
 
 
 def write_files(folder: Path, contents: Mapping[str, str]) -> None:
-    """Writes text files by their names, each atomically.
+    """Writes text files, each atomically; `contents` maps the name of each file to its content.
 
     Raises:
-      ConfigError: a file exists with other content: what the run learned from has changed.
+      ConfigError: a file exists with other content, so the data of the run have changed.
       StorageError: the disk is full or read-only.
     """
     for name, content in contents.items():
@@ -174,19 +180,19 @@ def write_files(folder: Path, contents: Mapping[str, str]) -> None:
 
 
 def check_sources(task: Task, workdir: Path, splits: Iterable[str]) -> None:
-    """Raises ConfigError if the data are not those whose digest the run keeps."""
+    """Raises ConfigError if the task's data of these splits do not match the digest that the run keeps in `workdir`."""
     if task.same_data(workdir, splits) is False:
         raise ConfigError(
-            f"the data are not those of the run in {workdir} ({', '.join(task.data_digest())} differs): restore the "
+            f"the data differ from the data of the run in {workdir} ({', '.join(task.data_digest())}): restore the "
             "original files"
         )
 
 
 def keep_files(task: Task, workdir: Path) -> None:
-    """Keeps the saved files of a task and the digest of its data in the workdir of a run.
+    """Saves the files of a task and the digest of its data in the workdir of a run.
 
     Raises:
-      ConfigError: the run keeps others, so what it learned from has changed.
+      ConfigError: the workdir has other files or another digest, so the data of the run have changed.
       StorageError: the disk is full or read-only.
     """
     if task.same_saved_files(workdir) is False:
@@ -199,7 +205,7 @@ def keep_files(task: Task, workdir: Path) -> None:
 
 
 def check_alike(task: Task) -> None:
-    """Raises ConfigError in every process if one has other data than the first, and so would train on them silently."""
+    """Raises ConfigError in every process if one process has other data than the first."""
     if jax.process_count() == 1:
         return
     content = json.dumps(task.saved_files() | task.data_digest(), sort_keys=True).encode()
@@ -213,7 +219,7 @@ def check_alike(task: Task) -> None:
 
 
 def difference(held: Any, wanted: Any) -> str | None:
-    """The first setting that differs, in JSON, with both values; None if none does.
+    """The first setting that differs, with both values in JSON; None if all are equal.
 
     >>> difference({"task": {"length": (8, 9)}}, {"task": {"length": [8, 9]}})
     >>> difference({"task": {"length": 8}}, {"task": {"length": 9}})

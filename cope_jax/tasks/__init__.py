@@ -1,4 +1,4 @@
-"""Tasks: what a model learns. One file per task; `names()` lists them and `create(name, **options)` makes one.
+"""Tasks: what a model learns. One file per task; `names()` lists the tasks, and `create(name, **options)` makes a task.
 
 >>> import numpy as np
 >>> create("counting", num_variables=3).sample(np.random.default_rng(0), 64)["inputs"].shape
@@ -29,10 +29,10 @@ def names() -> tuple[str, ...]:
 
 
 def create(name: str, **options: Any) -> Task:
-    """The task called `name` with `options`, the fields of its Config.
+    """The task called `name` with `options`, which are fields of the task's Config.
 
     Raises:
-      ConfigError: no such task, no such option, or a value out of range.
+      ConfigError: the task or an option is unknown, or a value is out of range.
     """
     task: Any = TASKS.get(name)
     return task(configure(task.Config, options, name))

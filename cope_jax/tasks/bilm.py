@@ -1,4 +1,4 @@
-"""Bidirectional language modelling: each word is predicted from those before it, and from those after it.
+"""Bidirectional language modelling: each word is predicted from the words before it, and from the words after it.
 
 Peters et al., "Deep contextualized word representations", NAACL 2018.
 """
@@ -20,15 +20,15 @@ BEGIN, END = "<S>", "</S>"
 
 @TASKS.register("bilm")
 class BiLM(WordTask):
-    """A sentence of words w₁…wₙ is read from both ends; the sentences of a split follow one another.
+    """Predicts words in both directions. Each sentence w₁…wₙ is read from both ends; sentences follow one another.
 
         forward:   <S> w₁ … wₙ  predicts  w₁ … wₙ </S>
         backward:  </S> wₙ … w₁  predicts  wₙ … w₁ <S>
 
     The inputs are the characters of words, so no input is unknown. The targets are words of the vocabulary.
 
-    The fields are `inputs` `[B, L, C]`, characters, `targets` and `weights` `[B, L]`; the same fields of the backward
-    stream, with the prefix `backward_`; and `reset` `[B]` in a stream.
+    The fields are `inputs` `[B, L, C]` (characters), `targets` `[B, L]` and `weights` `[B, L]`. The backward direction
+    has the same fields with the prefix `backward_`. A stream also has `reset` `[B]`.
 
     Attributes:
       vocabulary: `<unk>`, `<S>`, `</S>`, and the words of the training text, the most frequent first.
@@ -47,11 +47,11 @@ class BiLM(WordTask):
         """Options of bilm.
 
         Attributes:
-          data_dir: where the corpora are; None: the built-in sample.
-          corpus: "wikitext-2", in plain spelling; "ud-ewt", the words of the treebank; or "both".
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
+          corpus: "wikitext-2", "ud-ewt" or "both". WikiText-2 is read in plain spelling: `-` instead of `@-@`.
           length: L, the number of words in a window.
-          vocab_size: maximum size of the vocabulary; None: all words of the training text.
-          max_characters: C, the maximum number of bytes of a word, including two marks.
+          vocab_size: maximum size of the vocabulary. If None, the vocabulary has all words of the training text.
+          max_characters: C, the maximum number of bytes of a word, including the marks of its beginning and end.
         """
 
         data_dir: str | None = None
@@ -78,13 +78,13 @@ class BiLM(WordTask):
         super().__init__(config, vocabulary, {split: text.fields for split, text in self._splits.items()})
 
     def _finish(self, split: str, batch: Batch) -> Batch:
-        """Replaces the words that are read by their characters, and those of padding by zeros."""
+        """Replaces each input word by its characters, and padding by zeros."""
         table_UC = self._splits[split].table_UC
         return {**batch, **{name: table_UC[batch[name]] for name in ("inputs", "backward_inputs")}}
 
 
 class _Split:
-    """The two streams of a text. An input word is its index in `table_UC`, which has the characters of each word."""
+    """The two streams of a text. A row of `table_UC` has the characters of a word; an input is the index of a row."""
 
     def __init__(self, sentences: Sequence[Sequence[str]], vocabulary: Vocabulary, max_characters: int):
         kinds = list(dict.fromkeys(word for sentence in sentences for word in sentence))

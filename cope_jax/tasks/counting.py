@@ -11,7 +11,7 @@ import numpy as np
 from cope_jax.tasks.synthetic import SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check
 
-MAX_ROWS = 1024  # programs generated at a time: limits memory to tens of MB, whatever the size of the batch
+MAX_ROWS = 1024  # programs generated at a time: limits memory to tens of MB for any size of the batch
 ABSENT = -1
 PASS, INCREMENT, SET = range(3)
 
@@ -20,11 +20,15 @@ PASS, INCREMENT, SET = range(3)
 class Counting(SyntheticTask):
     """A program of set, increment and pass operations, then a question about one variable.
 
-    The number of operations is uniform in [min_operations, max_operations]. Each is sampled by weight: *set* makes any
-    of the variables 0 (`a = 0 ;`, 4 tokens), *increment* adds 1 to one of those set so far (`a ++;`, 2 tokens), *pass*
-    does nothing (`pass;`, 1 token). An increment is sampled again if no variable is set, or if its variable is at
-    max_value. A program that sets no variable is sampled again. The question, `print a`, is about one of the variables
-    set. The answer, its value, is the only token that counts in loss and metric.
+    The number of operations is uniform in [min_operations, max_operations]. Each operation is sampled by weight:
+
+    - *set* makes any of the variables 0, with the 4 tokens `a = 0 ;`
+    - *increment* adds 1 to a variable that was set before, with the 2 tokens `a ++;`
+    - *pass* does nothing, with the token `pass;`
+
+    If no variable was set before an increment, or the variable to increment is at max_value, the operation is sampled
+    again. A program that sets no variable is sampled again. The question `print a` is about a variable that was set.
+    The answer, the value of this variable, is the only token that counts in loss and metric.
 
     Inputs longer than block_length are trimmed from the left; shorter ones are padded on the right with `<pad>`.
 
@@ -71,7 +75,7 @@ class Counting(SyntheticTask):
             check(self.max_value >= 1, f"counting.max_value must be at least 1, got {self.max_value}")
             bounds = "counting needs 1 <= min_operations <= max_operations"
             check(1 <= least <= most, f"{bounds}, got {least} and {most}")
-            check(self.block_length >= 2, f"counting.block_length must hold `print a`, got {self.block_length}")
+            check(self.block_length >= 2, f"counting.block_length must be at least 2, got {self.block_length}")
             check(self.set_weight > 0, f"counting.set_weight must be positive, got {self.set_weight}")
             for weight in (self.increment_weight, self.pass_weight, *self.ood_pass_weights):
                 check(weight >= 0, f"weights of counting must be at least 0, got {weight}")
@@ -123,7 +127,7 @@ class Counting(SyntheticTask):
         return self._batch(tokens[is_set.any(1)].reshape(-1, 4 * (c.max_operations + 1)))
 
     def _batch(self, tokens: np.ndarray) -> Batch:
-        """Removes the gaps (ABSENT) in each row, trims it from the left, and pads it on the right."""
+        """Removes the gaps (ABSENT) in each row, trims the row from the left, and pads the row on the right."""
         present = tokens != ABSENT
         flat = np.append(tokens[present], self._numbers["<pad>"])
         count = present.sum(1, keepdims=True)
@@ -143,9 +147,11 @@ class Counting(SyntheticTask):
 def _run(
     config: Counting.Config, pass_weight: float, lengths: np.ndarray, which: np.ndarray, where: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Runs n programs at once, from uniforms `[operations, n]` that choose operations and variables.
+    """Runs n programs together. `lengths` `[n]` gives the number of operations of each program.
 
-    Returns operations and the variables they name, each `[n, operations]`, and the final values `[n, variables]`.
+    `which` and `where` have uniform random numbers `[operations, n]`, which choose operations and variables.
+
+    Returns the operations and their variables, each `[n, operations]`, and the final values `[n, variables]`.
     """
     n, rows = len(lengths), np.arange(len(lengths))
     values = np.full((n, config.num_variables), ABSENT)
@@ -168,5 +174,5 @@ def _run(
 
 
 def _nth_true(mask: np.ndarray, n: np.ndarray) -> np.ndarray:
-    """For each row, the index of its True number floor(n), counted from 0. A row with too few of them gives 0."""
+    """For each row, the index of True entry number floor(n), counted from 0; 0 if the row has too few True entries."""
     return np.argmax(mask.cumsum(1) > n[:, None], axis=1)

@@ -1,4 +1,4 @@
-"""Flip-flop language modelling: recall the last written bit past any number of ignored ones.
+"""Flip-flop language modelling: recall the last written bit after any number of ignored bits.
 
 Liu et al., "Exposing Attention Glitches with Flip-Flop Language Modeling", arXiv:2306.00946.
 """
@@ -15,13 +15,13 @@ WRITE, READ, IGNORE, ZERO = range(4)
 
 @TASKS.register("flip_flop")
 class FlipFlop(SyntheticTask):
-    """FFL(T, p_ignore): T tokens, alternating an instruction and a bit.
+    """Samples sequences of the language FFL(T, p_ignore): T tokens, in which instructions and bits alternate.
 
-    The first instruction is `w` (write) and the last `r` (read). Those between are sampled independently: `i` (ignore)
-    with p_ignore, `w` and `r` with (1 - p_ignore)/2 each. The bit after `r` is the last written one; other bits are
-    uniform. Only the bits after `r` count in loss and metric.
+    The first instruction is `w` (write) and the last is `r` (read). The others are sampled independently: `i` (ignore)
+    with probability p_ignore, `w` and `r` with probability (1 - p_ignore)/2 each. The bit after `r` is the last written
+    bit; other bits are uniform. Only the bits after `r` count in loss and metric.
 
-    The level is p_ignore; the sweep is in per cent.
+    The level is p_ignore; the sweep shows the level in per cent.
 
     >>> task = FlipFlop(FlipFlop.Config(length=12, p_ignore=0.5))
     >>> batch = task.sample(np.random.default_rng(3), 1)
@@ -38,7 +38,7 @@ class FlipFlop(SyntheticTask):
         """Options of flip-flop.
 
         Attributes:
-          length: T, the number of tokens, instructions and bits together.
+          length: T, the number of tokens of a sequence; half of them are instructions and half are bits.
           p_ignore: share of `i` in "train" and "in_distribution".
           dense_p_ignore: share of `i` in "dense".
           sparse_p_ignore: share of `i` in "sparse".

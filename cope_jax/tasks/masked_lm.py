@@ -28,19 +28,20 @@ _SHORT = 0.1
 
 @TASKS.register("masked_lm")
 class MaskedLM(Task):
-    """`[CLS] A [SEP] B [SEP]`: what are the masked pieces, and does B follow A in its document?
+    """Predicts the masked pieces of `[CLS] A [SEP] B [SEP]`, and whether B follows A in the document of A.
 
     Consecutive sentences of one document are divided at random into A and B. With probability ½, and always if no
-    sentence is left for it, B is from another document. Sentences are added until there are L − 3 pieces or, in a tenth
-    of the examples, a random number from 2 to L − 3. If A and B exceed L − 3, the longer side loses pieces at random
-    ends.
+    sentence is left for B, B is from another document. Sentences are added until there are L − 3 pieces or, in a tenth
+    of the examples, a random number of pieces from 2 to L − 3. If A and B have more than L − 3 pieces together, the
+    longer one loses pieces at its ends, at random.
 
-    Of n pieces min(max_predictions, max(1, round(mask_rate n))) are predicted, none of them `[CLS]`, `[SEP]` or
-    `[UNK]`. In the input, 80 % of these become `[MASK]`, 10 % a random piece of the vocabulary, and 10 % are unchanged.
-    Every example is newly sampled.
+    In an example of n pieces, min(max_predictions, max(1, round(mask_rate n))) pieces are predicted. `[CLS]`, `[SEP]`
+    and `[UNK]` are never predicted. In the input, 80 % of the predicted pieces become `[MASK]`, 10 % become a random
+    piece of the vocabulary, and 10 % are unchanged. Every example is newly sampled.
 
-    The fields, all `[B, L]` except `next`: `inputs`, `segments` (0: A, 1: B), `mask` (1: a piece, 0: padding),
-    `targets`, `weights` (1: predicted), and `next` `[B]` (0: B follows A, 1: B is from another document).
+    The fields are `inputs`, `segments`, `mask`, `targets` and `weights` `[B, L]`, and `next` `[B]`. `segments` is 0 for
+    A and 1 for B. `mask` is 1 for pieces and 0 for padding. `weights` is 1 for predicted pieces. `next` is 0 if B
+    follows A, and 1 if B is from another document.
 
     Attributes:
       wordpiece: the vocabulary.
@@ -58,14 +59,14 @@ class MaskedLM(Task):
         """Options of masked_lm.
 
         Attributes:
-          data_dir: where the corpora are; None: the built-in sample.
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
           corpus: "wikitext-2", "ud-ewt" or "both".
           length: L, the number of pieces of `[CLS] A [SEP] B [SEP]`.
-          vocab_size: number of pieces of the vocabulary, which is learned from the training text.
-          vocab: path of a vocab.txt to load instead.
+          vocab_size: maximum size of a learned vocabulary.
+          vocab: path of a vocab.txt to load. If None, the task learns a vocabulary from the training text.
           lowercase: whether to lowercase the text and remove accents.
           mask_rate: share of pieces to predict.
-          max_predictions: maximum number of pieces to predict; None: no limit.
+          max_predictions: maximum number of pieces to predict in an example. If None, there is no maximum.
         """
 
         data_dir: str | None = None
@@ -127,7 +128,11 @@ class MaskedLM(Task):
         return {"inputs": inputs_BL, "weights": chosen_BL.astype(np.float32)}
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
-        """For masked pieces the most frequent piece; for next sentences the more frequent answer and a bag of words."""
+        """Measures one baseline for masked pieces and two baselines for next sentences.
+
+        For masked pieces, the baseline always predicts the most frequent piece. For next sentences, one baseline always
+        predicts the more frequent answer, and the other is a bag of words.
+        """
         special = self.wordpiece
         train = self.dataset("train", examples, seed)
         most = np.bincount(train["next"]).argmax()
@@ -144,7 +149,7 @@ class MaskedLM(Task):
         return found
 
     def unigram_accuracy(self, split: str) -> float:
-        """The share of known pieces of `split` that equal the most frequent piece of training."""
+        """The share of the pieces of `split`, without `[UNK]`, that equal the most frequent training piece."""
         self.length(split)
         train, test = (self._splits[name].pieces for name in ("train", split))
         unknown = self.wordpiece.unknown
@@ -160,7 +165,7 @@ class MaskedLM(Task):
 
 
 def _joined(batches: Sequence[Batch]) -> Batch:
-    """All rows except those without a piece, which pad the last batch."""
+    """All rows of the batches, except rows without a piece, which pad the last batch."""
     fields = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
     real = fields["mask"].any(axis=1)
     return {name: field[real] for name, field in fields.items()}
@@ -171,9 +176,9 @@ class _Text:
 
     Attributes:
       pieces: int32 `[N]`.
-      bounds: `[S + 1]`, where sentences begin; the last is N.
-      documents: `[S]`, the document of each sentence.
-      starts: the first sentence of each document, and S.
+      bounds: `[S + 1]`, the index of the first piece of each of S sentences, then N.
+      documents: `[S]`, the index of the document of each sentence.
+      starts: the index of the first sentence of each document, then S.
     """
 
     def __init__(self, text: list[list[tuple[str, ...]]], wordpiece: WordPiece):
@@ -181,7 +186,8 @@ class _Text:
         encoded = [document for document in encoded if document]
         if len(encoded) < 2:
             raise ConfigError(
-                f"masked_lm pairs sentences of different documents, but a split has {len(encoded)}: give two or more"
+                f"masked_lm pairs sentences of different documents, but a split has only {len(encoded)}: give each "
+                "split at least 2 documents"
             )
         sentences = [sentence for document in encoded for sentence in document]
         self.pieces = np.concatenate([np.array(sentence, np.int32) for sentence in sentences])
@@ -191,7 +197,10 @@ class _Text:
         self.documents = np.repeat(np.arange(len(sizes)), sizes)
 
     def until(self, start: int, pieces: int) -> int:
-        """The end of the fewest sentences from `start` on that have `pieces` pieces, or the end of the document."""
+        """The end of the shortest run of sentences from `start` on that has at least `pieces` pieces.
+
+        The run does not go beyond the end of the document.
+        """
         reached = np.searchsorted(self.bounds, self.bounds[start] + pieces)
         return int(min(reached, self.starts[self.documents[start] + 1]))
 
@@ -200,7 +209,7 @@ class _Text:
 
 
 def _pair(rng: np.random.Generator, text: _Text, start: int, most: int) -> tuple[np.ndarray, np.ndarray, int]:
-    """A, B and `next`, from sentence `start` on; A and B have at most `most` pieces together."""
+    """Samples A, B and `next`, starting at sentence `start`. A and B together have at most `most` pieces."""
     target = most if rng.random() >= _SHORT else int(rng.integers(2, most + 1))
     end = text.until(start, target)
     middle = int(rng.integers(start + 1, end)) if end - start > 1 else end
@@ -217,13 +226,16 @@ def _pair(rng: np.random.Generator, text: _Text, start: int, most: int) -> tuple
 
 
 def _kept(first: int, second: int, most: int) -> tuple[int, int]:
-    """The lengths of both sides after the longer one (B, if they are equal) loses a piece until `most` are left."""
+    """The lengths of A and B after the longer text loses one piece at a time, until `most` pieces are left in total.
+
+    If A and B have the same length, B loses the piece.
+    """
     kept_second = min(second, max(most // 2, most - first))
     return min(first, most - kept_second), kept_second
 
 
 def _trimmed(rng: np.random.Generator, pieces: np.ndarray, kept: int) -> np.ndarray:
-    """`kept` of the pieces; each removed piece comes from the front or the back at random."""
+    """Keeps `kept` of the pieces. Each removed piece comes from the front or the back, at random."""
     front = int(rng.binomial(len(pieces) - kept, 0.5)) if len(pieces) > kept else 0
     return pieces[front : front + kept]
 

@@ -1,4 +1,4 @@
-"""What a run saves of its task's data, and how it checks them on resume."""
+"""What a run saves of its task's data, and how it checks the data when it resumes."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping
@@ -10,41 +10,41 @@ from cope_jax.files import read_text
 
 
 class Persistent:
-    """Methods for tasks with data in files; a task whose examples are sampled overrides none of them.
+    """Methods for tasks with data in files. A task whose examples are sampled overrides none of them.
 
-    A run keeps two kinds of files: those that it needs, such as a vocabulary, and digests that identify its data. It
-    can be read back without the data, but resumes only with the same data.
+    A run keeps two kinds of files: files that it needs, such as a vocabulary, and digests that identify its data. A run
+    can be read back without the data, but it resumes only with the same data.
     """
 
     config: Any
 
     def origin(self) -> str:
-        """Where the data come from, in a few words for the log; "": they are sampled."""
+        """Where the data come from, in a few words for the log; "" if examples are sampled."""
         data_dir = getattr(self.config, "data_dir", "")
-        return "the small built-in sample, since data_dir is not set" if data_dir is None else str(data_dir)
+        return "the small built-in sample, because data_dir is not set" if data_dir is None else str(data_dir)
 
     def saved_files(self) -> dict[str, str]:
-        """Files that a run needs, such as a vocabulary: content by name. Default: none."""
+        """The files that a run needs, such as a vocabulary: a dict from name to content. Default: no files."""
         return {}
 
     def same_saved_files(self, folder: epath.PathLike) -> bool | None:
-        """Whether the saved files in a folder are equivalent to the task's; None: the folder has none of them."""
+        """Whether the saved files in a folder are equivalent to the task's; None if the folder has no saved files."""
         return _same(self.saved_files(), folder, str.splitlines)
 
     def data_digest(self) -> dict[str, str]:
-        """Files that identify the data of the task: content by name. Default: none.
+        """The files that identify the data of the task: a dict from name to content. Default: no files.
 
-        A run keeps them, and resumes only with the same data. To read it back, the data are not needed.
+        A run keeps these files, and resumes only with the same data. Reading a run back does not need the data.
         """
         return {}
 
     def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
-        """Whether the data of some splits match the digests in a folder; None: the folder has no digests."""
+        """Whether the data of these splits match the digests in a folder; None if the folder has no digests."""
         del splits
         return _same(self.data_digest(), folder, str)
 
     def example_options(self) -> dict[str, Any]:
-        """The options that examples depend on, besides `saved_files` and `data_digest`. Default: all."""
+        """The options that examples depend on, besides `saved_files` and `data_digest`. Default: all options."""
         return dataclasses.asdict(self.config)
 
     @classmethod
@@ -55,6 +55,6 @@ class Persistent:
 
 
 def _same(files: Mapping[str, str], folder: epath.PathLike, meaning: Callable[[str], Any]) -> bool | None:
-    """Whether the files that are in the folder have the same meaning there; None: none of them is there."""
+    """Whether all `files` that exist in the folder have the same `meaning` there; None if no such file exists."""
     there = {name: read_text(file) for name in files if (file := epath.Path(folder) / name).exists()}
     return all(meaning(text) == meaning(files[name]) for name, text in there.items()) if there else None

@@ -16,11 +16,11 @@ BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
 
 @TASKS.register("selective_copy")
 class SelectiveCopy(SyntheticTask):
-    """`num_tokens` symbols at random places among blanks, a separator, then the symbols again, in order.
+    """A sequence has `num_tokens` symbols at random places among blanks, then a separator, then the symbols in order.
 
-    Only the copy counts in loss and metric. The paper's vocabulary of 16 tokens is interpreted as 14 symbols, the blank
-    and the separator. Its errors (100.0 ± 0.0 for RoPE out of distribution) fit exact match of entire sequences, so
-    that is the headline metric here.
+    Only the copy counts in loss and metric. We take the paper's vocabulary of 16 tokens as 14 symbols plus the blank
+    and the separator. The paper's errors (100.0 ± 0.0 for RoPE out of distribution) fit errors of entire sequences, so
+    `sequence_error` is the headline metric here.
 
     The level is the number of blanks.
 
@@ -40,8 +40,8 @@ class SelectiveCopy(SyntheticTask):
           num_symbols: number of different symbols, without blank and separator.
           num_tokens: number of symbols to copy.
           num_blanks: number of blanks in "train" and "in_distribution".
-          dense_blanks: number of blanks in "dense"; None: half of num_blanks.
-          sparse_blanks: number of blanks in "sparse"; None: twice num_blanks.
+          dense_blanks: number of blanks in "dense". If None, half of num_blanks.
+          sparse_blanks: number of blanks in "sparse". If None, twice num_blanks.
         """
 
         num_symbols: int = 14

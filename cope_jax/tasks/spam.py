@@ -16,14 +16,15 @@ from cope_jax.tokenizers.wordpiece import WordPiece
 
 @TASKS.register("spam")
 class Spam(StoredTask):
-    """Messages with the labels ham, 0, and spam, 1. One of k folds with equal shares of spam is the test.
+    """Labels messages as ham (0) or spam (1). The messages are divided into k folds, and one fold is the test split.
 
-    The fields are `inputs`, `mask` (1: a piece) and `segments` (zeros) `[B, L]`, and `targets` and `weights` `[B]`.
-    Pieces are between `[CLS]` and `[SEP]`; a message that is too long keeps its first pieces.
+    All folds have the same share of spam. The fields `inputs`, `mask` and `segments` are `[B, L]`; `targets` and
+    `weights` are `[B]`. `mask` is 1 for pieces and 0 for padding, and `segments` is 0 everywhere. Pieces are between
+    `[CLS]` and `[SEP]`; a message that is too long keeps its first pieces.
 
     Attributes:
       indices: for each split, the indices of its messages in the corpus.
-      classes: names of the classes; a class is its index here.
+      classes: names of the classes; a label is an index into `classes`.
       wordpiece: the vocabulary.
 
     >>> task = Spam(Spam.Config(folds=5))
@@ -37,15 +38,15 @@ class Spam(StoredTask):
         """Options of spam.
 
         Attributes:
-          data_dir: where the corpus is; None: the built-in sample.
-          vocab: path of a vocab.txt; None: a vocabulary learned from the training messages.
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
+          vocab: path of a vocab.txt. If None, the task learns a vocabulary from the training messages.
           vocab_size: maximum size of a learned vocabulary.
           lowercase: whether to lowercase the text.
           length: L, the number of pieces of an example, including `[CLS]` and `[SEP]`.
           folds: k, the number of folds.
           fold: number of the test fold, from 0.
           repeat: seed of the division into folds.
-          train: number of training messages to keep, with the same share of spam; None: all.
+          train: number of training messages to keep, with the same share of spam. If None, all messages are kept.
         """
 
         data_dir: str | None = None
@@ -125,7 +126,7 @@ def _divide(labels: np.ndarray, config: Spam.Config) -> tuple[np.ndarray, np.nda
     folds = model_selection.StratifiedKFold(config.folds, shuffle=True, random_state=config.repeat)
     train, test = list(folds.split(labels, labels))[config.fold]
     if config.train is not None:
-        most = len(train) - 2  # the division needs one message of each class that is left over
+        most = len(train) - 2  # the division must leave over one message of each class
         check(config.train <= most, f"spam.train must be at most {most}: leave it out for all {len(train)} messages")
         part = model_selection.StratifiedShuffleSplit(1, train_size=config.train, random_state=config.repeat)
         train = np.sort(train[next(part.split(train, labels[train]))[0]])

@@ -1,4 +1,4 @@
-"""Base classes of tasks whose examples are stored in files, so each split has a fixed number of them."""
+"""Base classes of tasks whose examples are stored in files, so each split has a fixed number of examples."""
 
 import abc
 from collections.abc import Callable, Mapping, Sequence
@@ -24,7 +24,7 @@ class StoredTask(Task):
 
     @abc.abstractmethod
     def take(self, split: str, indices: np.ndarray) -> Batch:
-        """The examples of a split at `indices`, which count in the order of its file."""
+        """The examples of a split at `indices`; indices count examples in the order of the file."""
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
         return self.take(split, drawn(rng, n, self.size(split)))
@@ -34,7 +34,7 @@ class StoredTask(Task):
 
 
 class TextTask(StoredTask):
-    """Base class of tasks of running text, whose entire text can be read in any windows.
+    """Base class of tasks on running text: the entire text of a split can be read in any windows.
 
     Attributes:
       window_length: L, the number of tokens in a training window.
@@ -54,15 +54,15 @@ class TextTask(StoredTask):
 
 
 class WordTask(StoredTask):
-    """Base class of tasks with a word vocabulary whose splits are one long text each, for models that carry state.
+    """Base class of tasks with a vocabulary of words. Each split is one long text, for models that carry a state.
 
-    Without `stream`, an example is a window of `config.length` words. `dataset` gives all windows in order; `sample`
+    Without `stream`, an example is a window of `config.length` words. `dataset` gives the windows in order; `sample`
     gives windows with random starts.
 
     A subclass passes to `__init__`:
 
       vocabulary: the words to predict.
-      fields: split -> sequences, `[N]` each, that windows are cut from.
+      fields: a dict from each split to its fields, arrays `[N]` by name, which are cut into windows.
     """
 
     def __init__(self, config: Any, vocabulary: Vocabulary, fields: Mapping[str, Mapping[str, np.ndarray]]):
@@ -70,7 +70,7 @@ class WordTask(StoredTask):
         super().__init__(config, vocab_size=len(vocabulary), lengths=dict.fromkeys(SPLITS, config.length))
 
     def size(self, split: str) -> int:
-        """The number of windows of L words that do not overlap."""
+        """The number of windows of L words that cover the text without overlap."""
         return -(-self._words(split) // self.length(split))
 
     def stream(self, split: str, batch_size: int) -> Sequence[Batch]:
@@ -84,7 +84,7 @@ class WordTask(StoredTask):
         return self._windows(split, drawn(rng, n, max(1, self._words(split) - self.length(split) + 1)))
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
-        """The perplexity if each word is predicted by its frequency in the training text."""
+        """The perplexity if each word is predicted from its frequency in the training text."""
         known = unigram_probabilities(self.stream("train", batch_size=1024), self.vocab_size)
         losses = {split: unigram_cross_entropy(known, batches(split)) for split in self.evaluation_splits}
         return [Baseline(split, "perplexity", "unigram", float(np.exp(loss)), "loss") for split, loss in losses.items()]
@@ -100,6 +100,6 @@ class WordTask(StoredTask):
         return self._finish(split, windows(self._fields[split], starts, self.length(split)))
 
     def _finish(self, split: str, batch: Batch) -> Batch:
-        """Adds to a batch what is too large to store for every word."""
+        """Adds to a batch the fields that are too large to store for every word."""
         del split
         return batch

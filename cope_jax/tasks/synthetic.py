@@ -1,6 +1,7 @@
-"""Base class of synthetic tasks. One number, the *level*, differs between their splits.
+"""The base class of synthetic tasks. The splits of such a task differ in one number, the *level*.
 
-It is the share of `ignore`s, the number of blanks, or the weight of `pass`.
+The level is the share of `ignore`s in flip_flop, the number of blanks in selective_copy, the weight of `pass` in
+counting, and the exponent of the frequencies in zipf.
 """
 
 import abc
@@ -19,12 +20,12 @@ from cope_jax.tokenizers.tokenizer import Codec
 class SyntheticTask(Task):
     """Base class of synthetic tasks: a subclass defines its vocabulary and levels, and generates examples of a level.
 
-    A split is a name for a level. A name such as `"blanks=24"`, which sweeps use, gives any level directly. The
-    `__init__` of a subclass passes on:
+    A split is a name for a level. A name such as `"blanks=24"`, which sweeps use, gives any level directly. A subclass
+    passes to `__init__`:
 
-      vocabulary: the tokens as text; a token is its index here.
-      levels: split name -> level, "train" first.
-      sweep: (value to plot, level), ascending.
+      vocabulary: the text of each token; a token in a batch is an index into `vocabulary`.
+      levels: a dict from split name to level, "train" first.
+      sweep: pairs (value to plot, level), in ascending order.
 
     Attributes:
       axis: name of the level in a split name.
@@ -50,7 +51,7 @@ class SyntheticTask(Task):
         return self.level(split) == self.level("train")
 
     def level(self, split: str) -> float:
-        """The level that `split` names: a fixed split, or `"<axis>=<number>"`. ConfigError for any other."""
+        """The level of `split`, a fixed split or `"<axis>=<number>"`. Raises ConfigError for any other split."""
         if split in self._levels:
             return self._levels[split]
         axis, _, text = split.partition("=")
@@ -77,7 +78,7 @@ class SyntheticTask(Task):
         return Codec(self.encode, self.decode)
 
     def encode(self, text: str) -> np.ndarray:
-        """The int32 tokens of a text in the format of `decode`. ConfigError for a word outside the vocabulary."""
+        """The int32 tokens of a text in the format of `decode`. Raises ConfigError for an unknown word."""
         for word in text.split():
             if word not in self._numbers:
                 raise unknown(f"token of {self.name}", word, self.vocabulary)
@@ -85,10 +86,10 @@ class SyntheticTask(Task):
 
     @abc.abstractmethod
     def _length(self, level: float) -> int:
-        """L at a level."""
+        """L, the number of inputs of a sequence, at a level."""
 
     def _valid(self, level: float) -> bool:
-        """Whether a (finite) level makes sense."""
+        """Whether a finite level is valid."""
         return level >= 0
 
     @abc.abstractmethod

@@ -22,16 +22,19 @@ from cope_jax.tokenizers.wordpiece import WordPiece
 
 @TASKS.register("tagging")
 class Tagging(StoredTask):
-    """Universal parts of speech of words. A sentence longer than L continues in the next example, so no word is lost.
+    """Predicts the universal part of speech of each word. A sentence longer than L continues in the next example.
 
-    The fields are `inputs` `[B, L]`, lowercase words; `characters` `[B, L, C]`; `targets` and `weights` `[B, L]`; and,
-    if the option is set, `vectors` `[B, L, J, D]`. Words that occur once in training are unknown. With `pieces` the
-    fields are, as for BERT: `inputs`, `mask` and `segments` `[B, P]`, pieces between `[CLS]` and `[SEP]`; `starts`
-    `[B, L]`, the index of each word's first piece; `targets` and `weights` `[B, L]`.
+    The fields are `inputs` `[B, L]`, which are lowercase words, `characters` `[B, L, C]`, and `targets` and `weights`
+    `[B, L]`. The option `vectors` adds the field `vectors` `[B, L, J, D]`. Words that occur once in training are
+    unknown.
+
+    With the option `pieces`, the fields are for BERT. `inputs`, `mask` and `segments` `[B, P]` describe the pieces with
+    `[CLS]` and `[SEP]`. `starts` `[B, L]` is the index of each word's first piece. `targets` and `weights` are still
+    `[B, L]`.
 
     Attributes:
-      tags: names of the tags; a tag is its index here.
-      vector_shape: (J, D) of the vectors, or None.
+      tags: names of the tags; a target is an index into `tags`.
+      vector_shape: (J, D), the number of layers and the width of the vectors; None if there are no vectors.
 
     >>> task = Tagging(Tagging.Config(length=10))
     >>> batch = task.dataset("train", 1)
@@ -44,12 +47,14 @@ class Tagging(StoredTask):
         """Options of tagging.
 
         Attributes:
-          data_dir: where the treebank is; None: the built-in sample.
+          data_dir: folder with the folder of the treebank. If None, the task uses the built-in sample.
           length: L, the maximum number of words of an example.
-          max_characters: C, the maximum number of bytes of a word, including two marks.
-          vectors: an .npz file with an array for each split, or a folder with `<split>.npy`: contextual vectors of all
-            words of `sentences(split)`, in order, `[words, J, D]`.
-          pieces: path of a vocab.txt; gives pieces of words instead of words and characters.
+          max_characters: C, the maximum number of bytes of a word, including the marks of its begin and end.
+          vectors: path of an .npz file with an array for each split, or of a folder with a file `<split>.npy` for each
+            split. An array `[words, J, D]` has the contextual vectors of all words of `sentences(split)`, in order. If
+            None, examples have no vectors.
+          pieces: path of a vocab.txt. If it is given, examples have pieces of words. If None, they have words and
+            characters.
           max_pieces: P, the maximum number of pieces of an example, including `[CLS]` and `[SEP]`.
           lowercase: whether to lowercase the text before it is cut into pieces.
         """
@@ -129,9 +134,10 @@ class Tagging(StoredTask):
         return found
 
     def majority(self, split: str) -> float:
-        """The accuracy on `split` without any context: of each word's most frequent tag in training.
+        """The accuracy on `split` without any context, if each word gets its most frequent tag in training.
 
-        Words that are not in training get the most frequent tag of all. Of equal counts the first by alphabet wins.
+        Words that are not in training get the most frequent tag of all. If counts are equal, the first tag by alphabet
+        wins.
         """
         self.length(split)
         guesses = baselines.majority_by_word(self._words("train"), self._targets["train"].tolist(), self._words(split))
@@ -164,7 +170,7 @@ class _Words:
         self._table_UC = np.concatenate([padding, characters(list(kinds), config.max_characters)])
 
     def fields(self, bounds: np.ndarray, indices_BL: np.ndarray, real_BL: np.ndarray) -> Batch:
-        """All but targets and weights."""
+        """The fields of a batch, except targets and weights."""
         batch = {
             "inputs": np.where(real_BL, self._inputs[indices_BL], 0).astype(np.int32),
             "characters": self._table_UC[np.where(real_BL, self._kinds[indices_BL], 0)],
@@ -186,7 +192,7 @@ class _Pieces:
         self._special, self._length = pieces, config.max_pieces
 
     def fields(self, bounds: np.ndarray, indices_BL: np.ndarray, real_BL: np.ndarray) -> Batch:
-        """All but targets and weights."""
+        """The fields of a batch, except targets and weights."""
         begin_B1, end_B1 = self._bounds[bounds[:, :1]], self._bounds[bounds[:, 1:]]
         flat_BP = begin_B1 + np.arange(self._length) - 1
         last_B1 = end_B1 - begin_B1 + 1
@@ -203,7 +209,7 @@ class _Pieces:
 
 
 def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pieces: int) -> list[tuple[int, int]]:
-    """(first word, end) of each part of each sentence; a part has as many words as fit."""
+    """(first word, end) of each part of each sentence. A part has as many words as fit."""
     chunks, begin = [], 0
     for length in lengths:
         end = begin + length
@@ -216,7 +222,7 @@ def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pi
 
 
 def _vectors(path: str, split: str, words: int) -> np.ndarray:
-    """The vectors of a split, `[words, J, D]`. ConfigError: they are missing or do not match its words."""
+    """The vectors of a split, `[words, J, D]`. Raises ConfigError if they are missing or do not match the words."""
     file = epath.Path(path)
     try:
         if file.is_dir():
@@ -226,7 +232,8 @@ def _vectors(path: str, split: str, words: int) -> np.ndarray:
                 vectors = arrays[split]
     except (OSError, ValueError, KeyError, AttributeError, TypeError) as error:
         raise ConfigError(
-            f"no vectors of {split!r} at {path} ({error}): give an .npz with an array for each split, or a folder"
+            f"there are no vectors of {split!r} at {path} ({error}): give an .npz with an array for each split, or a "
+            "folder with an .npy for each split"
         ) from error
     if vectors.ndim != 3 or len(vectors) != words or not np.issubdtype(vectors.dtype, np.floating):
         raise ConfigError(

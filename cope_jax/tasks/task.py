@@ -1,4 +1,4 @@
-"""The base class of tasks, whose examples are sampled or read from files; and the registry of all tasks."""
+"""The base class of tasks, and the registry of all tasks. Examples of a task are sampled or read from files."""
 
 import abc
 import zlib
@@ -13,26 +13,26 @@ from cope_jax.tasks.persistence import Persistent
 from cope_jax.tokenizers.tokenizer import Codec
 
 Batch = dict[str, np.ndarray]
-"""n sequences of length L. For predicting each next token:
+"""The fields of n sequences of length L, by name. A task that predicts each next token has these fields:
 
 - `"inputs"`, int32 `[n, L]`;
 - `"targets"`, int32 `[n, L]`, the token that follows each input;
-- `"weights"`, float32 `[n, L]`, 1 where loss and metric count and 0 elsewhere.
+- `"weights"`, float32 `[n, L]`, 1 for targets that count in loss and metric, and 0 for others.
 
-Other kinds of tasks list their fields in their docstrings. All have `inputs` `[n, L, ...]`. Rows are the first axis of
-every field, and rows of zeros do not count.
+Other kinds of tasks list their fields in their docstrings. All tasks have `inputs` `[n, L, ...]`. The first axis of
+every field numbers the sequences. A sequence whose fields are all zeros does not count.
 """
 
 
 class Baseline(NamedTuple):
-    """A result that is reached without context.
+    """A result of a method that uses no context.
 
     Attributes:
-      split: where it is measured.
-      measure: "perplexity", or what is predicted correctly, such as "tags": a share in [0, 1].
+      split: the split on which the result is measured.
+      measure: "perplexity", or the name of what is predicted, such as "tags".
       name: name of the method.
-      value: value of the measure.
-      metric: the metric of a model to compare with: a loss for "perplexity", an error for a share.
+      value: the perplexity, or the share of correct predictions in [0, 1].
+      metric: name of the model's metric to compare with `value`. This is a loss for "perplexity", otherwise an error.
     """
 
     split: str
@@ -45,26 +45,29 @@ class Baseline(NamedTuple):
 class Task(Persistent, abc.ABC):
     """Base class of tasks.
 
-    A subclass has its options in a frozen dataclass, `Config`, accepts `(config)`, and implements `sample`. This is
-    enough if examples are sampled, as in a `SyntheticTask`. Other tasks also override:
+    A subclass declares its options in a frozen dataclass `Config`, takes a `Config` in its constructor, and implements
+    `sample`. This is enough if examples are sampled, as in a `SyntheticTask`. Other tasks also override:
 
-    - for examples in files: the methods of `StoredTask`, `mixture`, and what a run keeps of them, see `Persistent`;
-    - for batches whose order matters: `stream`;
-    - for what is reported: `metric`, `reported_metrics`, `sweep`;
-    - for models that generate: `codec`; for results that need no model: `baselines`.
+    - if examples are in files: `mixture`, and methods of `StoredTask` and `Persistent`;
+    - if the order of batches matters: `stream`;
+    - to change what is reported: `metric`, `reported_metrics` and `sweep`;
+    - if models can generate text of the task: `codec`;
+    - if the task has results that need no model: `baselines`.
 
     A subclass passes to `__init__`:
 
       vocab_size: the number of different tokens to predict.
-      lengths: split -> L, the padded number of inputs of a sequence; "train" first.
+      lengths: a dict from each split, "train" first, to L, the number of inputs of a padded sequence.
 
     Attributes:
-      other_metrics: metrics with a table of their own below the headline metric, if their values differ.
-      packable: whether several rows may be packed into a longer one, separated by `segments`. Then one program without
-        padding serves all lengths except that of training. The model must treat segments as documents, and its metrics
-        of entire sequences are those of the longer rows.
-      sweep: (value to plot, split), ascending: the splits of the plot of error by length; none by default.
-      sweep_label: label of that plot's horizontal axis.
+      other_metrics: more metrics to show, each in a table below the table of the headline metric. A metric with the
+        same values as the headline metric is left out.
+      packable: whether several sequences may be packed into one longer sequence, in which `segments` separates them.
+        One program without padding then serves all lengths except the training length. The model must treat segments
+        as documents. Metrics of entire sequences are then metrics of the longer sequences.
+      sweep: the points of the plot of error by length or level, as pairs (value to plot, split) in ascending order;
+        empty by default.
+      sweep_label: label of the horizontal axis of this plot.
     """
 
     Config: ClassVar[type]
@@ -85,10 +88,10 @@ class Task(Persistent, abc.ABC):
 
     @property
     def metric(self) -> str:
-        """The headline metric of the task, one of those that `reported_metrics` returns.
+        """The headline metric of the task, one of the metrics that `reported_metrics` returns.
 
-        Shares are shown in per cent, such as "token_error" (mispredicted tokens, by weight) and "sequence_error"
-        (sequences with any mispredicted token that has weight).
+        Metrics that are shares are shown in per cent. For example, "token_error" is the share of mispredicted tokens,
+        by weight, and "sequence_error" is the share of sequences with a mispredicted token that has weight.
         """
         return "token_error"
 
@@ -107,7 +110,7 @@ class Task(Persistent, abc.ABC):
         return max(self.length(split) for split in (*self.splits, *(split for _, split in self.sweep)))
 
     def length(self, split: str) -> int:
-        """L, the padded number of inputs of a sequence of `split`. ConfigError for an unknown split."""
+        """L, the number of inputs of a padded sequence of `split`. Raises ConfigError for an unknown split."""
         if split not in self._lengths:
             raise unknown(f"split of {self.name}", split, self.splits)
         return self._lengths[split]
@@ -118,61 +121,65 @@ class Task(Persistent, abc.ABC):
         return False
 
     def sweep_examples(self, n: int) -> dict[str, int]:
-        """How many examples of each split of the sweep to measure if `n` are requested."""
+        """The number of examples to measure for each split of the sweep, if `n` examples are requested."""
         return {split: n for _, split in self.sweep}
 
     def size(self, split: str) -> int | None:
-        """How many examples `split` has; None: any number, because they are sampled."""
+        """The number of examples of `split`; None if the task samples any number of examples."""
         self.length(split)
         return None
 
     def stream(self, split: str, batch_size: int) -> Sequence[Batch] | None:
         """The batches of `split` in order: row r of batch i + 1 continues row r of batch i.
 
-        `reset`, float32 `[B]`, is 1 in batch 0, where the state of a model starts afresh, and 0 in all others. None:
-        the examples are independent.
+        The field `reset`, float32 `[B]`, is 1 in batch 0, where a model clears its state, and 0 in all other batches.
+        None means that the examples are independent.
         """
         self.length(split)
         return None
 
     def mixture(self, split: str) -> tuple[tuple[float, range], ...]:
-        """The parts that training samples from, each a (weight, indices), of a split with a `size`. (): no parts."""
+        """The parts of a split that training samples from, as pairs (weight, indices of examples).
+
+        The result () means that the split is not divided: all examples have the same weight.
+        """
         self.length(split)
         return ()
 
     @abc.abstractmethod
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        """Samples n sequences of `split` with `rng`. ConfigError: `split` is unknown or n is negative."""
+        """Samples n sequences of `split` with `rng`. Raises ConfigError if `split` is unknown or n is negative."""
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
-        """The n fixed sequences of `split`, the same on every machine; each split has its own random stream.
+        """Samples n fixed sequences of `split`, the same on every machine. Each split has a separate random stream.
 
-        A `StoredTask` gives its first n sequences in the order of its file, whatever the seed.
+        A `StoredTask` gives its first n sequences in the order of its file, for any seed.
         """
         if seed < 0:
             raise ConfigError(f"a data seed must be at least 0, got {seed}")
         return self.sample(np.random.default_rng([seed, zlib.crc32(split.encode())]), n, split)
 
     def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """The metrics to report, from the means of a model's metrics on `split` or a part of it. Default: the same."""
+        """The metrics to report, from a model's mean metrics on all or part of `split`. Default: the same metrics."""
         del split
         return dict(metrics)
 
     def codec(self) -> Codec:
-        """How the task reads and writes its tokens, for a model that generates.
+        """The codec that encodes and decodes text of this task, for a model that generates.
 
         Raises:
-          ConfigError: its tokens are not text that can be continued.
+          ConfigError: the tokens of the task are not text that can be continued.
         """
         raise ConfigError(
-            f"the task {self.name} has no text to continue: give a run on text, words or a synthetic task"
+            f"the task {self.name} has no text to continue: choose a run on text, words or a synthetic task"
         )
 
     def baselines(self, batches: Callable[[str], Sequence[Batch]], examples: int, seed: int) -> list[Baseline]:
-        """What is reached on the evaluation splits without any context. Default: no baselines.
+        """Measures methods without context on the evaluation splits. Default: no results.
 
         Args:
-          batches: from a split to its examples: those that a run is measured on, or all of "train".
+          batches: maps a split to its batches. The batches of "train" have all examples. The batches of another split
+            have the examples that a run is measured on.
           examples: number of training examples that a baseline may sample to learn from.
           seed: seed of these examples.
         """
@@ -191,7 +198,7 @@ def next_token_batch(tokens: np.ndarray, weights: np.ndarray) -> Batch:
 
 
 def check(condition: bool, message: str) -> None:
-    """Raises ConfigError with `message` unless `condition` holds."""
+    """Raises ConfigError with `message` if `condition` is false."""
     if not condition:
         raise ConfigError(message)
 

@@ -1,4 +1,4 @@
-"""Language modelling of raw text with any tokenizer: each token is predicted from those before it.
+"""Language modelling of raw text with any tokenizer: each token is predicted from the tokens before it.
 
 Golovneva et al., "Contextual Position Encoding" (arXiv 2405.18719), sections 5.4 and 5.5, for WikiText-103 and code.
 """
@@ -29,21 +29,23 @@ _SOURCES = "corpus.json"
 
 @TASKS.register("text")
 class Text(TextTask):
-    r"""Every token of a split is predicted once; the tokenizer's `end` precedes the first token of a document.
+    r"""Predicts every token of a split once. The tokenizer's `end` precedes the first token of each document.
 
     The fields are `inputs`, `targets` and `weights` `[B, L]`. With the packing "stream" an example is a window of the
-    entire text. With "documents" it contains complete documents, or parts of length L: `segments` `[B, L]` numbers them
-    from 1, with 0 after the last, and `positions` `[B, L]` start at 0 in each. The end of a document is a training
-    target, but does not count in validation and test.
+    entire text. With "documents" an example contains complete documents and parts of documents: `segments` `[B, L]`
+    numbers them from 1, with 0 after the last, and `positions` `[B, L]` start at 0 in each of them. An `end` that was
+    added after a document is a target in training, but does not count in validation and test.
 
-    In a mixture each training example is sampled from one of the corpora, by weight. The other splits contain those of
-    all corpora, interleaved evenly, so a few examples represent all of them.
-    The split `length=512` is the test split in windows of 512, and `validation/length=512` the validation split; these
-    splits need not be in the sweep.
+    In a mixture, each training example is sampled from one of the corpora, by weight. The other splits contain the
+    examples of all corpora, interleaved evenly, so that a few examples represent all corpora.
 
-    The headline metric is the perplexity per word, where the end of a line counts as a word. For text without words,
-    such as code, it is the perplexity per token. Both, and bits per byte, are computed from the loss and the `counts`
-    of the entire split, even if only some of its examples were measured.
+    The split `length=512` is the test split in windows of 512 tokens, and `validation/length=512` is the validation
+    split in windows of 512 tokens. Any other length is also possible, even if the sweep does not have it.
+
+    The headline metric is the perplexity per word; the end of a line counts as a word. For text without words, such as
+    code, or if validation or test have unknown words, the headline metric is the perplexity per token. Perplexities and
+    bits per byte are computed from the loss and the `counts` of the entire split, even if only some of its examples
+    were measured.
 
     Attributes:
       tokenizer: learned from the training text, or loaded.
@@ -61,15 +63,16 @@ class Text(TextTask):
         """Options of text.
 
         Attributes:
-          data_dir: folder with a folder for each corpus; None: the built-in sample, and for "code" the standard library
-            of the running Python.
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample or, for "code", the
+            standard library of the running Python.
           corpus: "wikitext-2", "wikitext-103", "wikitext-2-raw", "wikitext-103-raw", "tinyshakespeare", "files",
             "code", or a mixture with weights, such as "3*wikitext-2+code"; see `cope_jax.corpora.raw_text`.
-          globs: which files of "files" or "code", in their folder or with a full path; (): `**/*.txt`, `**/*.py`.
-          tokenizer: "bpe", byte-level BPE; "words", separated by spaces; or "bytes".
-          vocab_size: maximum size of a vocabulary learned here; None: 8,192 for "bpe", and all words.
-          vocab: a tokenizer to load instead: a `tokenizer.json`, a folder with it or with GPT-2's files, or for "words"
-            a file with one word per line.
+          globs: patterns that choose the files of "files" or "code". A pattern is relative to the corpus folder, or has
+            a full path. () means all `.txt` and `.txt.gz` files for "files", and all `.py` files for "code".
+          tokenizer: "bpe", "words" or "bytes". "bpe" is byte-level BPE; "words" splits the text at spaces.
+          vocab_size: maximum size of a learned vocabulary. None means 8,192 for "bpe", and all words for "words".
+          vocab: path of a tokenizer to load: a `tokenizer.json`, a folder with this file or with GPT-2's files, or for
+            "words" a file with one word per line. If None, the task learns a tokenizer from the training text.
           length: L, the number of tokens of an example.
           packing: "stream" or "documents".
           sweep: lengths of the test split for the plot of error by length.
@@ -110,7 +113,7 @@ class Text(TextTask):
 
     @functools.cached_property
     def metric(self) -> str:
-        """Checks for unknown words only on first use, because a run can be used without its text."""
+        """Perplexity per word or per token. The text is read on first use, because a run works without the text."""
         known = self._corpora.has_words and not any(self.counts(split).unknown for split in self.evaluation_splits)
         return "perplexity" if known else "token_perplexity"
 
@@ -121,7 +124,7 @@ class Text(TextTask):
         return self.length(split) == self.config.length
 
     def sweep_examples(self, n: int) -> dict[str, int]:
-        """`n` windows of the longest length, and the same text in windows of the other lengths."""
+        """`n` windows of the longest length, and as many windows of each shorter length as cover the same text."""
         longest = max((length for length, _ in self.sweep), default=0)
         return {split: n * longest // length for length, split in self.sweep}
 
@@ -153,7 +156,7 @@ class Text(TextTask):
         return own | counts.per_unit(metrics["loss"] * counts.tokens)
 
     def counts(self, split: str) -> Counts:
-        """The `Counts` of the text of a split, without the added ends of documents, which only training predicts."""
+        """The `Counts` of a split's text without the added `end`s of documents, which only training predicts."""
         return self._text(self._parse(split)[0])[1]
 
     def token_streams(self, split: str) -> list[TokenStream]:
@@ -163,15 +166,15 @@ class Text(TextTask):
         return Codec.of(self.tokenizer)
 
     def encode(self, text: str) -> np.ndarray:
-        """The int32 tokens of a text, with nothing before or after it."""
+        """The int32 tokens of a text, with no token before or after it."""
         return self.tokenizer.encode([text])[0]
 
     def decode(self, tokens: Iterable[int]) -> str:
-        """Tokens as text. ConfigError: a token that is not in the vocabulary."""
+        """Tokens as text. Raises ConfigError if a token is not in the vocabulary."""
         numbers = np.array(list(tokens), np.int32)
         for number in numbers[(numbers < 0) | (numbers >= self.vocab_size)]:
             raise ConfigError(
-                f"token {number} is not among the {self.vocab_size} of the vocabulary: give the vocabulary of the text"
+                f"token {number} is not in the vocabulary of {self.vocab_size} tokens: give the vocabulary of the text"
             )
         return self.tokenizer.decode(numbers)
 
@@ -215,7 +218,7 @@ class Text(TextTask):
         return {**options, "vocab": str(file), "vocab_size": None}
 
     def _parse(self, split: str) -> tuple[str, int]:
-        """The split of the text, and the length, that a split name stands for."""
+        """The split of the text and the length of the windows that the name `split` means."""
         if split in SPLITS:
             return split, self.config.length
         text, slash, level = split.rpartition("/")

@@ -1,4 +1,4 @@
-"""Language modelling of words: each word is predicted from all before it.
+"""Language modelling of words: each word is predicted from all words before it.
 
 Mikolov et al., "Recurrent neural network based language model", Interspeech 2010; Merity et al., "Pointer sentinel
 mixture models", ICLR 2017, for WikiText-2.
@@ -21,16 +21,17 @@ from cope_jax.tokenizers.tokenizer import Codec
 
 @TASKS.register("words")
 class Words(WordTask):
-    """A split is one long text. `<eos>` ends each line and counts as a word; another one precedes the first line.
+    """Predicts each word of one long text. `<eos>` ends each line, counts as a word, and also precedes the first line.
 
-    So `stream` predicts every word once, and the exponential of its loss is the `perplexity` that papers report.
-    Without a stream, an example is a window of the text: `dataset` gives all windows in order, `sample` random ones.
+    `stream` gives every word once as a target. The exponential of the loss is then the `perplexity` that papers report.
+    Without a stream, an example is a window of the text: `dataset` gives the windows in order, `sample` gives windows
+    at random places.
 
-    The fields are `inputs`, `targets` and `weights` `[B, L]`; with the option `backward`, the same fields of the
-    reversed text, with the prefix `backward_`; and `reset` `[B]` in a stream.
+    The fields are `inputs`, `targets` and `weights` `[B, L]`. The option `backward` adds the same fields of the
+    reversed text, with the prefix `backward_`. A stream adds `reset` `[B]`.
 
     Attributes:
-      vocabulary: the words of the training text, the most frequent first; words that do not fit are `<unk>`.
+      vocabulary: the words of the training text, the most frequent first. Words that do not fit become `<unk>`.
 
     >>> task = Words(Words.Config(length=6))
     >>> batch = task.stream("train", 2)[1]
@@ -43,10 +44,11 @@ class Words(WordTask):
         """Options of words.
 
         Attributes:
-          data_dir: where the corpora are; None: the built-in sample.
-          corpus: "wikitext-2", with its own `<unk>`, or "ud-ewt", the text of the treebank, one sentence per line.
+          data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
+          corpus: "wikitext-2" or "ud-ewt". WikiText-2 already has `<unk>` for rare words. The treebank UD English EWT
+            is read as text with one sentence per line.
           length: L, the number of words in a window.
-          vocab_size: maximum size of the vocabulary; None: all words of the training text.
+          vocab_size: maximum size of the vocabulary. If None, the vocabulary has all words of the training text.
           backward: whether to add the reversed text, for a bidirectional model.
         """
 

@@ -14,12 +14,12 @@ from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 
 @TASKS.register("zipf")
 class Zipf(SyntheticTask):
-    """`length` tokens and the next token of each, sampled independently with p(rank) ∝ 1/rankˢ; a token is its rank.
+    """Predicts each next token of a sequence of independent tokens, with p(rank) ∝ 1/rankˢ. A token is its rank.
 
-    Only the frequencies can be learned, and no context helps. The best possible loss is `entropy`, so a loss that stays
-    above it is a fault of the training. Every token counts.
+    Only the frequencies can be learned, and no context helps. The best possible loss is `entropy`. If a loss stays
+    above `entropy`, the training has a fault. Every token counts.
 
-    The level is the exponent s, 1 in training; the sweep is in per cent.
+    The level is the exponent s, 1 in training; the sweep shows the level in per cent.
 
     >>> task = Zipf(Zipf.Config(vocab_size=9, length=8))
     >>> batch = task.sample(np.random.default_rng(0), 1)
@@ -60,7 +60,7 @@ class Zipf(SyntheticTask):
         )
 
     def entropy(self, split: str = "train") -> float:
-        """−Σ p ln p in nats: the loss of a model that knows the frequencies of `split`; no loss is lower."""
+        """−Σ p ln p in nats: the loss of a model that knows the frequencies of `split`. No model has a lower loss."""
         p_V = self._probabilities(self.level(split))
         return float(-np.sum(p_V * np.log(p_V)))
 
@@ -72,6 +72,6 @@ class Zipf(SyntheticTask):
         return self.config.length
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
-        below_V = np.cumsum(self._probabilities(level))[:-1]  # without the last sum, which rounding may move off 1
+        below_V = np.cumsum(self._probabilities(level))[:-1]  # without the last sum, because rounding may change it
         tokens = np.searchsorted(below_V, rng.random((n, self.config.length + 1)), side="right")
         return next_token_batch(tokens, np.ones((n, self.config.length)))

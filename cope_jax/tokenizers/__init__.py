@@ -1,1 +1,1 @@
-"""Text to numbers: characters, words and pieces of words."""
+"""Turns text into numbers: characters, words and pieces of words."""

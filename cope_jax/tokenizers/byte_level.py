@@ -1,7 +1,7 @@
 """Tokenizers of bytes and of frequent byte sequences: a closed vocabulary in which no text is unknown.
 
-Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL 2016; Radford et al.,
-"Language models are unsupervised multitask learners" (GPT-2), 2019, for byte-pair encoding of bytes.
+Sennrich, Haddow and Birch, "Neural machine translation of rare words with subword units", ACL 2016, describe byte-pair
+encoding. Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, apply this to bytes.
 """
 
 from collections.abc import Iterable, Sequence
@@ -14,9 +14,9 @@ from cope_jax.errors import ConfigError
 END = "<|endoftext|>"
 """The token between texts, in GPT-2 and in vocabularies that are learned here."""
 ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
-"""Its names in published vocabularies."""
+"""Names of the token between texts in published vocabularies."""
 
-_CHUNK = 256  # texts at a time, since the library's results are many times as large as their tokens
+_CHUNK = 256  # texts encoded at a time, because the library's results are many times as large as the tokens
 
 
 class _NothingUnknown:
@@ -28,7 +28,7 @@ class _NothingUnknown:
 
 
 class Bytes(_NothingUnknown):
-    r"""The UTF-8 bytes of a text: 256 tokens, and `end`, 256.
+    r"""A tokenizer whose tokens are the UTF-8 bytes of a text, 0 to 255, and `end`, 256.
 
     >>> Bytes().encode(["né\n"])[0].tolist()
     [110, 195, 169, 10]
@@ -43,21 +43,22 @@ class Bytes(_NothingUnknown):
         return [np.frombuffer(_bytes(text), np.uint8).astype(np.int32) for text in texts]
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of the bytes; invalid UTF-8, as at a cut, becomes �, and `end` becomes `<|endoftext|>`."""
+        """The text of the bytes. Invalid UTF-8, such as a cut character, becomes �; `end` becomes `<|endoftext|>`."""
         pieces = (END.encode() if token == self.end else bytes([token]) for token in np.asarray(tokens).tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
     @property
     def text(self) -> str:
-        """A byte-pair encoding without pairs, which any program with the `tokenizers` library can read."""
+        """The content of a `tokenizer.json` without pairs, which any program with the library `tokenizers` can read."""
         return BPE.create({character: byte for byte, character in enumerate(_alphabet())} | {END: self.end}, []).text
 
 
 class BPE(_NothingUnknown):
-    r"""Byte-pair encoding: bytes, merged in pairs in the order in which the pairs were learned.
+    r"""Byte-pair encoding: merges pairs of neighbouring byte sequences, in the order in which the pairs were learned.
 
-    As in GPT-2, a text is split into words with the space before them, numbers, and runs of other signs and of
-    spaces; pairs are merged only within these. Loaded from a file, it may be any tokenizer of the `tokenizers` library.
+    As in GPT-2, a text is first split into words, numbers, runs of other signs, and runs of spaces. A word includes the
+    space before the word. Pairs are merged only within these parts. A file may contain any other tokenizer of the
+    library `tokenizers`.
 
     >>> bpe = BPE.train(["low lower lowest\n"] * 2, 261)
     >>> [bpe.decode([token]) for token in bpe.encode(["lower slow"])[0]]
@@ -65,7 +66,7 @@ class BPE(_NothingUnknown):
     """
 
     def __init__(self, tokenizer: Any):
-        """Wraps a `tokenizers.Tokenizer`. ConfigError: it has no token between texts."""
+        """Wraps a `tokenizers.Tokenizer`. ConfigError: the tokenizer has no end-of-text token."""
         # A special token that is spelled out in a text is ordinary text.
         tokenizer.encode_special_tokens = True
         tokenizer.no_truncation()
@@ -74,13 +75,13 @@ class BPE(_NothingUnknown):
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
         name = next((name for name in ENDS if name in vocabulary), None)
         if name is None:
-            raise ConfigError(f"the tokenizer has no end-of-text token (one of {', '.join(ENDS)}): give another one")
+            raise ConfigError(f"the tokenizer has no end-of-text token ({', '.join(ENDS)}): give another tokenizer")
         self.end: int = vocabulary[name]
         self._size = max(vocabulary.values()) + 1
 
     @classmethod
     def create(cls, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]]) -> "BPE":
-        """Makes a tokenizer from a vocabulary, in GPT-2's spelling of bytes, and from pairs, in their order.
+        """Makes a tokenizer from a vocabulary in GPT-2's spelling of bytes, and from ordered pairs.
 
         Raises:
           ConfigError: a byte is missing, numbers are not 0, 1, …, or a pair does not fit the vocabulary.
@@ -88,14 +89,22 @@ class BPE(_NothingUnknown):
         from tokenizers import AddedToken, Tokenizer, models
 
         if sorted(vocabulary.values()) != list(range(len(vocabulary))):
-            raise ConfigError(f"the numbers of a vocabulary must be 0 to {len(vocabulary) - 1}, each once")
+            raise ConfigError(
+                f"the vocabulary has wrong numbers: give its tokens the numbers 0 to {len(vocabulary) - 1}, each once"
+            )
         missing = [character for character in _alphabet() if character not in vocabulary]
         if missing:
-            raise ConfigError(f"the vocabulary lacks {len(missing)} of the 256 bytes, the first is {missing[0]!r}")
+            raise ConfigError(
+                f"the vocabulary lacks {len(missing)} of the 256 bytes, such as {missing[0]!r}: give a byte-level "
+                "vocabulary"
+            )
         for first, second in merges:
             for piece in (first, second, first + second):
                 if piece not in vocabulary:
-                    raise ConfigError(f"the pair {first!r} {second!r} does not fit the vocabulary: it lacks {piece!r}")
+                    raise ConfigError(
+                        f"the pair {first!r} {second!r} does not fit the vocabulary, which lacks {piece!r}: use the "
+                        "two files of one tokenizer"
+                    )
         tokenizer = Tokenizer(models.BPE(vocabulary, list(merges)))
         _split_as_gpt2(tokenizer)
         if END in vocabulary:
@@ -104,7 +113,7 @@ class BPE(_NothingUnknown):
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> "BPE":
-        """Learns at most `size` tokens, the same from the same texts on every machine.
+        """Learns a vocabulary of at most `size` tokens. The same texts give the same vocabulary on every machine.
 
         Raises:
           ConfigError: `size` has no room for the bytes and `end`.
@@ -133,7 +142,7 @@ class BPE(_NothingUnknown):
         return found
 
     def decode(self, tokens: np.ndarray) -> str:
-        """The text of the tokens; invalid UTF-8, as at a cut, becomes �."""
+        """The text of the tokens. Invalid UTF-8, such as a cut character, becomes �."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
 
     @property
@@ -149,7 +158,7 @@ def _split_as_gpt2(tokenizer: Any) -> None:
 
 
 def _alphabet() -> list[str]:
-    """The characters with which GPT-2 writes the bytes 0 … 255; visible ones represent themselves."""
+    """Returns the characters that GPT-2 writes for the bytes 0 … 255. A visible character represents itself."""
     seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
     others = iter(range(256, 512))
     return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]

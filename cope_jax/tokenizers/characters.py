@@ -1,7 +1,7 @@
-"""Words as their UTF-8 bytes, numbered as in the ELMo of Peters et al.
+"""Turns words into the numbers of their UTF-8 bytes, as in the ELMo of Peters et al.
 
-A word is `BEGIN_WORD bytes END_WORD PADDING …`. Numbers are those of `bilm` in inference: a byte is itself + 1, and 0
-occurs only in padding words.
+A word is `BEGIN_WORD bytes END_WORD PADDING …`. The numbers are the same as in `bilm-tf` during inference: byte b has
+the number b + 1, and 0 occurs only in padding words.
 
 >>> characters(["né"], max_characters=6).tolist()
 [[259, 111, 196, 170, 260, 261]]
@@ -20,7 +20,7 @@ MAX_CHARACTERS = 50
 
 
 def characters(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> np.ndarray:
-    """The characters of each word, int32 `[n, C]`; a word longer than C − 2 bytes is cut to the first C − 2.
+    """Returns the characters of each word, int32 `[n, C]`, C = max_characters. A word is cut to its first C − 2 bytes.
 
     Raises:
       ConfigError: there is no room for a byte between the marks of a word, or `words` is not a list of words.
@@ -42,14 +42,14 @@ def characters(words: Sequence[str], max_characters: int = MAX_CHARACTERS) -> np
 
 
 def sentence_mark(mark: int, max_characters: int = MAX_CHARACTERS) -> np.ndarray:
-    """The characters of the word `BEGIN_SENTENCE` or `END_SENTENCE`, int32 `[C]`."""
+    """Returns the characters of the word `BEGIN_SENTENCE` or `END_SENTENCE`, int32 `[C]`."""
     return np.array([BEGIN_WORD, mark, END_WORD, *[PADDING] * (max_characters - 3)], np.int32)
 
 
 def batch_sentences(
     sentences: Sequence[Sequence[str]], max_characters: int = MAX_CHARACTERS, multiple: int = 1
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Sentences with a mark at either end, padded with zeros to one length L, which is a multiple of `multiple`.
+    """Adds a mark at both ends of each sentence, and pads sentences with zeros to a length L, a multiple of `multiple`.
 
     Returns (characters_BLC, lengths_B including the marks), int32.
 
@@ -68,7 +68,7 @@ def batch_sentences(
 
 
 def strip_marks(layers_JBLD: np.ndarray, lengths_B: np.ndarray) -> list[np.ndarray]:
-    """The vectors of the words without the marks, `[J, words, D]` of each sentence, from rows of `batch_sentences`.
+    """Removes the vectors of the marks from rows of `batch_sentences`; returns `[J, words, D]` for each sentence.
 
     >>> [vectors.shape for vectors in strip_marks(np.zeros((3, 2, 7, 4)), np.array([7, 2]))]
     [(3, 5, 4), (3, 0, 4)]

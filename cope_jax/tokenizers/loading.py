@@ -1,4 +1,4 @@
-"""Tokenizers of running text: learned, or loaded from published files."""
+"""Learns tokenizers of running text, or loads them from published files."""
 
 import json
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from cope_jax.tokenizers.word_level import Words
 Kind = Literal["bpe", "words", "bytes"]
 DEFAULT_SIZE = 8192
 FILES = {"bpe": BPE.file, "words": Words.file}
-"""The name of the file in which each learned kind is stored."""
+"""The name of the file in which a run stores a learned tokenizer, for each kind of tokenizer."""
 
 _PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 """The names of the files of GPT-2's vocabulary from OpenAI and from Hugging Face."""
@@ -25,7 +25,9 @@ _PROBE = "Aa  Bé\n\tÉ 日本 😀 12"
 
 
 def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenizer:
-    """Learns a tokenizer of at most `size` tokens from texts; None: 8,192 for "bpe", all words. Bytes need no texts.
+    """Learns a tokenizer of at most `size` tokens from texts; "bytes" needs no texts.
+
+    If `size` is None, the limit is 8,192 tokens for "bpe", and there is no limit for "words".
 
     Raises:
       ConfigError: `size` has no room for the tokens that every vocabulary must have.
@@ -40,12 +42,13 @@ def train(kind: Kind, texts: Iterable[str], size: int | None = None) -> Tokenize
 def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
     """Loads the tokenizer in a file, or in the files of a folder.
 
-    "words" is a file with one word per line. "bpe" is a `tokenizer.json`, or a folder with it or with GPT-2's
-    `encoder.json` and `vocab.bpe`, or `vocab.json` and `merges.txt`; their names may have a prefix, and `.gz` at the
-    end. "bytes" reads nothing.
+    For "words", `path` is a file with one word per line, or a folder with such a `words.txt`. For "bpe", `path` is a
+    `tokenizer.json`, or a folder with a `tokenizer.json` or with the two files of GPT-2. These are `encoder.json` and
+    `vocab.bpe`, or `vocab.json` and `merges.txt`. In a folder, the names of the files for "bpe" may have a prefix, and
+    `.gz` at the end. "bytes" reads no file.
 
     Raises:
-      ConfigError: there is no tokenizer of this kind, it is damaged, or it does not preserve text.
+      ConfigError: there is no tokenizer of this kind, or the tokenizer is damaged or does not preserve text.
     """
     file = epath.Path(path)
     if kind == "bytes":
@@ -53,29 +56,32 @@ def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
     if kind == "words":
         return Words.load(file / Words.file if file.is_dir() else file)
     if not file.exists():
-        raise ConfigError(f"no tokenizer at {path}: give a tokenizer.json, or a folder with GPT-2's vocabulary")
+        raise ConfigError(
+            f"there is no tokenizer at {path}: give a tokenizer.json, or a folder with GPT-2's vocabulary"
+        )
     if not file.is_dir():
         return _tokenizer_json(file)
     found = _byte_level(file)
     if found is None:
         raise ConfigError(
-            f"{path} has no tokenizer.json, and no encoder.json with vocab.bpe or vocab.json with merges.txt"
+            f"{path} has no tokenizer: put tokenizer.json, encoder.json with vocab.bpe, or vocab.json with merges.txt "
+            "there"
         )
     return found
 
 
 def find(folder: epath.PathLike) -> Tokenizer | None:
-    """The tokenizer in a folder, of any kind; None: there is none that `load` can read.
+    """Loads the tokenizer of any kind in a folder; returns None if the folder has no tokenizer that `load` can read.
 
     Raises:
-      ConfigError: it is damaged.
+      ConfigError: the tokenizer is damaged.
     """
     words = epath.Path(folder) / Words.file
     return Words.load(words) if words.exists() else _byte_level(epath.Path(folder))
 
 
 def same(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether both have the same tokens with the same numbers and merges, however their files are written."""
+    """Whether both tokenizers have the same tokens, numbers and merges, even if their files have different formats."""
     return one.file == other.file and _meaning(one) == _meaning(other)
 
 
@@ -109,14 +115,14 @@ def _tokenizer_json(path: epath.Path) -> BPE:
     try:
         found = BPE(tokenizer)
     except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+        raise ConfigError(f"in {path}, {error}") from error
     another = "give a tokenizer of all bytes, such as GPT-2's, or leave the vocabulary out to learn one"
     try:
         back = found.decode(found.encode([_PROBE])[0])
-    except Exception as error:  # this class itself, if there is no token for unknown text
+    except Exception as error:  # the library raises this class itself if there is no token for unknown text
         raise ConfigError(f"{path} cannot encode every text ({first_line(error)}): {another}") from error
-    if back.removeprefix(" ") != _PROBE:  # some add a space before every text, which loses nothing
-        raise ConfigError(f"{path} loses text: {_PROBE!r} comes back as {back!r}; {another}")
+    if back.removeprefix(" ") != _PROBE:  # some tokenizers add a space before every text, which loses nothing
+        raise ConfigError(f"{path} loses text ({_PROBE!r} comes back as {back!r}): {another}")
     return found
 
 
@@ -126,23 +132,23 @@ def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
     except json.JSONDecodeError as error:
         raise ConfigError(f"{vocabulary} is not JSON ({error}): fetch it again") from error
     if not isinstance(numbers, dict) or not all(type(number) is int for number in numbers.values()):
-        raise ConfigError(f"{vocabulary} is not an object from tokens to their numbers: fetch it again")
+        raise ConfigError(f"{vocabulary} is not a JSON object from tokens to their numbers: fetch it again")
     pairs = []
     for place, line in enumerate(read_text(merges).split("\n"), start=1):
         if (place == 1 and line.startswith("#version")) or not line:
             continue
         pieces = line.removesuffix("\r").split(" ")
         if len(pieces) != 2 or not all(pieces):
-            raise ConfigError(f"{merges}, line {place}: expected two tokens with a space between; fetch the file again")
+            raise ConfigError(f"{merges}, line {place} must have two tokens with a space between: fetch the file again")
         pairs.append((pieces[0], pieces[1]))
     try:
         return BPE.create(numbers, pairs)
     except ConfigError as error:
-        raise ConfigError(f"{vocabulary} and {merges.name}: {error}") from error
+        raise ConfigError(f"in {vocabulary} and {merges.name}, {error}") from error
 
 
 def _named(folder: epath.Path, name: str) -> epath.Path | None:
-    """The file of this name in a folder, or else one whose name ends with it."""
+    """Returns the file of this name in a folder, or else a file whose name ends with this name."""
     found = sorted(path for suffix in ("", ".gz") for path in folder.glob(f"*{name}{suffix}"))
     exact = [path for path in found if path.name in (name, f"{name}.gz")]
     return next(iter(exact or found), None)

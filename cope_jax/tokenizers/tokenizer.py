@@ -1,4 +1,4 @@
-"""The interface of tokenizers of running text, and the part of it that generation needs."""
+"""The interface of tokenizers of running text, and `Codec`, the part of this interface that generation needs."""
 
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
@@ -10,7 +10,7 @@ from cope_jax.tokenizers.word_level import UNKNOWN
 
 
 class Tokenizer(Protocol):
-    """Running text to numbers and back.
+    """Turns running text into numbers and back.
 
     Attributes:
       end: the token before a text and between texts.
@@ -24,13 +24,13 @@ class Tokenizer(Protocol):
         """V, the number of tokens."""
 
     def encode(self, texts: list[str]) -> list[np.ndarray]:
-        """int32 `[n]` of each text, with nothing before or after; `end` spelled out in a text is ordinary text."""
+        """The tokens of each text, int32 `[n]`, without adding `end`. The name of `end` in a text is ordinary text."""
 
     def decode(self, tokens: np.ndarray) -> str:
-        """Tokens as text; if they came from `encode`, encoding this text gives them again."""
+        """Returns tokens as text. If the tokens came from `encode`, encoding the text gives the same tokens again."""
 
     def unknown(self, text: str) -> int:
-        """The number of tokens of a text that stand for what the vocabulary does not have, and so lose information."""
+        """The number of a text's tokens that lose information, because the vocabulary lacks what they replace."""
 
     @property
     def text(self) -> str:
@@ -38,11 +38,11 @@ class Tokenizer(Protocol):
 
 
 class Codec(NamedTuple):
-    """Text to tokens and back, for a model that generates.
+    """Turns text into tokens and back, for a model that generates.
 
     Attributes:
-      encode: the int32 tokens of a text.
-      decode: tokens as text.
+      encode: maps a text to its int32 tokens.
+      decode: maps tokens to their text.
       begin: the tokens before a text.
     """
 
@@ -52,15 +52,15 @@ class Codec(NamedTuple):
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, begin: int | None = None) -> "Codec":
-        """The codec of a tokenizer; `begin` is the token before a text, by default the tokenizer's `end`."""
+        """Returns the codec of a tokenizer. `begin` is the token before a text; None means the tokenizer's `end`."""
         start = tokenizer.end if begin is None else begin
         return cls(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (start,))
 
     def read(self, prompt: str, name: str) -> np.ndarray:
-        """The tokens of a prompt, without `begin`; errors call the prompt `name`.
+        """Returns the tokens of a prompt, without `begin`. Error messages call the prompt `name`.
 
         Raises:
-          ConfigError: the prompt is empty, or has a word that the vocabulary does not have.
+          ConfigError: the prompt is empty, or has a word that is not in the vocabulary.
         """
         tokens = self.encode(prompt)
         if not len(tokens):

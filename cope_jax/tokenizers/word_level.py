@@ -1,4 +1,4 @@
-"""Words between spaces as tokens, the frequent ones first; as in WikiText, `<eos>` ends each line."""
+"""A tokenizer of words between spaces, and its vocabulary. As in WikiText, `<eos>` ends each line."""
 
 import collections
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,7 +13,7 @@ UNKNOWN, EOS = "<unk>", "<eos>"
 
 
 class Vocabulary:
-    """Numbers of words: their places in `words`. A word that is not in it is `<unk>`.
+    """Numbers words by their places in `words`. Any other word is `<unk>`.
 
     >>> vocabulary = Vocabulary.build("b a b c".split())
     >>> vocabulary.words
@@ -33,10 +33,11 @@ class Vocabulary:
     def build(
         cls, text: Iterable[str], size: int | None = None, *, reserved: Sequence[str] = (UNKNOWN,), min_count: int = 1
     ) -> "Vocabulary":
-        """The words of a text by falling count, as log-uniform sampling needs them, and equal counts alphabetically.
+        """Makes a vocabulary of the words of a text, sorted by decreasing count, as log-uniform sampling needs.
 
-        At most `size` words; None: all. The `reserved` ones come first, whether or not the text has them. Words rarer
-        than `min_count` are left out. ConfigError: `size` has no room for a word of the text.
+        Words of equal count are in alphabetical order. The vocabulary has at most `size` words; if `size` is None, it
+        has all words. The words in `reserved` come first, even if the text does not have them. Words that occur fewer
+        than `min_count` times are left out. ConfigError: `size` has no room for a word of the text.
         """
         if size is not None and size <= len(reserved):
             raise ConfigError(f"a vocabulary of {size} has no room beyond {', '.join(reserved)}: set a larger size")
@@ -47,12 +48,12 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "Vocabulary":
-        """Reads a vocabulary from a file with its `text`. ConfigError: no such file, or not a vocabulary."""
+        """Reads a vocabulary from a file with its `text`. ConfigError: the file is missing or is not a vocabulary."""
         return cls(read_text(path).removesuffix("\n").split("\n"))
 
     @property
     def text(self) -> str:
-        """A word in each line."""
+        """The words, one per line."""
         return "".join(f"{word}\n" for word in self.words)
 
     def __len__(self) -> int:
@@ -62,26 +63,26 @@ class Vocabulary:
         return word in self._numbers
 
     def number(self, word: str) -> int:
-        """The number of a word, or of `<unk>`."""
+        """Returns the number of a word. An unknown word has the number of `<unk>`."""
         return self._numbers.get(word, self.unknown)
 
     def encode(self, words: Iterable[str]) -> np.ndarray:
-        """int32 `[n]`."""
+        """Returns the numbers of words, int32 `[n]`."""
         return np.fromiter((self.number(word) for word in words), np.int32)
 
     def decode(self, numbers: Iterable[int]) -> str:
-        """The words, separated by spaces."""
+        """Returns the words, separated by spaces."""
         return " ".join(self.words[number] for number in numbers)
 
 
 class Words:
-    r"""Tokenizer of the words of a vocabulary, which has `<eos>` and, for all other words, `<unk>`.
+    r"""A tokenizer of words. Its vocabulary has `<eos>`, and `<unk>` for all other words.
 
-    `decode` puts one space between words, whatever was there.
+    `decode` always puts one space between words.
 
     Attributes:
       vocabulary: the words.
-      end: the number of `<eos>`, which also ends a text that ends with a newline.
+      end: the number of `<eos>`. The last token of a text that ends with a newline is `<eos>`.
 
     >>> words = Words.train(["a b\na c\n"])
     >>> words.encode(["a d\n"])[0].tolist()
@@ -94,13 +95,17 @@ class Words:
 
     def __init__(self, vocabulary: Vocabulary):
         if EOS not in vocabulary:
-            raise ConfigError(f"a vocabulary of continuous text must have {EOS!r}: build it from lines of text")
+            raise ConfigError(f"the vocabulary lacks {EOS!r} for the ends of lines: build it from lines of text")
         self.vocabulary = vocabulary
         self.end = vocabulary.number(EOS)
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int | None = None) -> "Words":
-        """The words of texts by falling count, at most `size`; None: all. ConfigError: no room for a word."""
+        """Learns a vocabulary of the most frequent words of texts.
+
+        The vocabulary has at most `size` words, including `<unk>` and `<eos>`. If `size` is None, it has all words.
+        ConfigError: `size` has no room for a word.
+        """
         if size is not None and size < 3:
             raise ConfigError(f"a vocabulary of {size} has no room beyond <unk> and {EOS}: set a larger size")
         vocabulary = Vocabulary.build((word for text in texts for word in split(text)), size)
@@ -110,7 +115,7 @@ class Words:
 
     @classmethod
     def load(cls, path: epath.PathLike) -> "Words":
-        """Reads words from a file with one per line. ConfigError: no such file, or not such a vocabulary."""
+        """Reads words from a file, one per line. ConfigError: the file is missing or is not such a vocabulary."""
         try:
             return cls(Vocabulary.load(path))
         except ConfigError as error:
@@ -127,7 +132,7 @@ class Words:
         return " ".join("\n" if word == EOS else word for word in words).replace(" \n", "\n").replace("\n ", "\n")
 
     def unknown(self, text: str) -> int:
-        r"""The number of words that become `<unk>`, without those written as `<unk>`, as in WikiText.
+        r"""Counts the words that become `<unk>`. A word that is `<unk>` in the text, as in WikiText, does not count.
 
         >>> Words.train(["a b\na <unk>\n"]).unknown("a c <unk>")
         1
@@ -140,9 +145,9 @@ class Words:
 
 
 def split(text: str) -> Iterator[str]:
-    r"""The words of a text; `<eos>` ends every line, blank ones too.
+    r"""Yields the words of a text, and `<eos>` for each newline, so also for blank lines.
 
-    The word `<eos>` in the text itself does not end a line: it becomes `<unk>`.
+    The word `<eos>` in the text itself does not end a line: this word becomes `<unk>`.
 
     >>> list(split("a b\n\nc"))
     ['a', 'b', '<eos>', '<eos>', 'c']

@@ -1,4 +1,4 @@
-"""WordPiece: splits words into pieces of a learned vocabulary; a word of known characters is never unknown.
+"""WordPiece: splits words into pieces of a learned vocabulary. A word of known characters is never unknown.
 
 Schuster and Nakajima, "Japanese and Korean voice search", ICASSP 2012; Devlin et al., "BERT", NAACL 2019.
 """
@@ -18,17 +18,17 @@ _MAX_ALPHABET = 1000
 
 
 class WordPiece:
-    """Text to numbers of pieces, by the longest piece first, as in BERT.
+    """Turns text into numbers of pieces, by greedy longest match, as in BERT.
 
-    A text is cleaned, set in lowercase without accents (if `lowercase`), and split at spaces and punctuation. Each word
-    is split from the left into the longest pieces that the vocabulary has; those inside a word begin with `##`. A word
-    that cannot be split, or has more than 100 characters, is `[UNK]`. A special piece that is spelled out in a text,
-    such as "[CLS]", is ordinary text.
+    A text is cleaned, and split at spaces and punctuation. If `lowercase`, letters are first set in lowercase and
+    accents are removed. Each word is split from the left into the longest pieces that the vocabulary has. Every piece
+    after the first piece of a word is spelled with `##` in front. A word that cannot be split, or has more than 100
+    characters, is `[UNK]`. A special piece that is spelled out in a text, such as "[CLS]", is ordinary text.
 
     Attributes:
-      pieces: the vocabulary; a piece's number is its place.
+      pieces: the vocabulary. The number of a piece is its index in `pieces`.
       lowercase: whether letters are set in lowercase and accents removed.
-      pad, unknown, cls, sep, mask: numbers of the special pieces; None if the vocabulary does not have them.
+      pad, unknown, cls, sep, mask: the number of each special piece; None if the vocabulary lacks the piece.
 
     >>> wordpiece = WordPiece(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "play", "##ing", "##s", "."])
     >>> wordpiece.decode(wordpiece.encode("Playing plays. [SEP]"))
@@ -41,7 +41,7 @@ class WordPiece:
         self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
         if len(self._numbers) < len(self.pieces):
             twice = next(piece for piece, count in collections.Counter(self.pieces).items() if count > 1)
-            raise ConfigError(f"the vocabulary has the piece {twice!r} twice: give one with each piece once")
+            raise ConfigError(f"the vocabulary has the piece {twice!r} twice: give a vocabulary with each piece once")
         if "[UNK]" not in self._numbers:
             raise ConfigError("the vocabulary has no piece '[UNK]': give the vocab.txt of a WordPiece model")
         self.unknown = self._numbers["[UNK]"]
@@ -55,7 +55,7 @@ class WordPiece:
 
     @classmethod
     def train(cls, texts: Iterable[str], vocab_size: int, *, lowercase: bool = True) -> "WordPiece":
-        """Learns a vocabulary of at most `vocab_size` pieces: the same for the same texts, on every machine.
+        """Learns a vocabulary of at most `vocab_size` pieces. The same texts give the same vocabulary on every machine.
 
         Raises:
           ConfigError: `vocab_size` has no room for the special pieces and the characters of the texts.
@@ -68,7 +68,7 @@ class WordPiece:
         tokenizer = _tokenizer({"[UNK]": 0}, lowercase)
         # The trainer orders equal counts as they come out of a hash table, and numbers the characters inside words
         # ("##e") in that order: runs would differ. So it gets the texts as counted words in a fixed order, and these
-        # pieces as special ones, which keep their order.
+        # characters as special pieces, which keep their order.
         counts: collections.Counter[str] = collections.Counter()
         for text in texts:
             normal = tokenizer.normalizer.normalize_str(text)
@@ -98,12 +98,12 @@ class WordPiece:
 
     @classmethod
     def load(cls, path: epath.PathLike, *, lowercase: bool = True) -> "WordPiece":
-        """Reads a `vocab.txt`, with one piece per line. ConfigError: no such file, or not such a vocabulary."""
+        """Reads a `vocab.txt`, one piece per line. ConfigError: the file is missing or is not such a vocabulary."""
         pieces = read_text(path).rstrip("\n").split("\n")
         try:
             return cls((piece.removesuffix("\r") for piece in pieces), lowercase=lowercase)
         except ConfigError as error:
-            raise ConfigError(f"{path} is not a WordPiece vocabulary ({error})") from error
+            raise ConfigError(f"in {path}, {error}") from error
 
     def __len__(self) -> int:
         return len(self.pieces)
@@ -114,14 +114,14 @@ class WordPiece:
         return "".join(f"{piece}\n" for piece in self.pieces)
 
     def encode(self, text: str) -> list[int]:
-        """The pieces of a text, without special ones around it."""
+        """Returns the numbers of a text's pieces, without special pieces before and after them."""
         return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_words(self, words: Sequence[str]) -> tuple[list[int], list[int]]:
-        """The pieces of words, and the place of each word's first piece.
+        """Returns (the numbers of the pieces of words, the index of each word's first piece).
 
         A word without visible characters is `[UNK]`, and so is `<unk>`, which corpora write for rare words. So every
-        word has a piece.
+        word has at least one piece.
 
         >>> WordPiece(["[UNK]", "play", "##s"]).encode_words(["Plays", "<unk>", "play"])
         ([1, 2, 0, 1], [0, 2, 3])
@@ -134,7 +134,7 @@ class WordPiece:
         return ids, starts
 
     def frame(self, first: Sequence[int], second: Sequence[int] | None = None) -> tuple[list[int], list[int]]:
-        """`[CLS] first [SEP]`, or `[CLS] first [SEP] second [SEP]`, and the segment, 0 or 1, of each piece.
+        """Returns (`[CLS] first [SEP]` or `[CLS] first [SEP] second [SEP]`, the segment of each piece, 0 or 1).
 
         Raises:
           ConfigError: the vocabulary lacks a special piece.
@@ -148,11 +148,11 @@ class WordPiece:
         return ids, segments
 
     def decode(self, ids: Iterable[int]) -> str:
-        """The pieces, separated by spaces."""
+        """Returns the pieces, separated by spaces."""
         return " ".join(self.pieces[number] for number in ids)
 
     def check_specials(self) -> None:
-        """ConfigError unless the vocabulary has all special pieces, which models like BERT need."""
+        """Raises ConfigError unless the vocabulary has all special pieces, which models like BERT need."""
         for piece in SPECIALS:
             if piece not in self._numbers:
                 raise ConfigError(f"the vocabulary has no piece {piece!r}: give the vocab.txt of a BERT model")

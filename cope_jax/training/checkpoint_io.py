@@ -1,4 +1,4 @@
-"""Reads a checkpoint and verifies that it is intact and of this model, in all processes or in none."""
+"""Reads a checkpoint and verifies that it is intact and belongs to this model; all processes succeed or all fail."""
 
 import contextlib
 import errno
@@ -23,13 +23,13 @@ from cope_jax.training import checksum
 
 
 class DamagedError(Exception):
-    """A checkpoint cannot be read, or not in all processes; the message says why in one line."""
+    """At least one process cannot read a checkpoint; the message says why in one line."""
 
 
 def create_label(state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
-    """Metadata saved with a checkpoint, to verify on load that it matches the model and is intact.
+    """Creates the metadata of a checkpoint, which `read` uses to verify that the checkpoint is intact and fits `like`.
 
-    Orbax's files have checksums for only a part of their bytes: from a damaged one, Orbax may read wrong numbers.
+    Orbax's files have checksums for only a part of their bytes, so Orbax may read wrong numbers from a damaged file.
     """
     content = {
         "score": score,
@@ -41,7 +41,7 @@ def create_label(state: PyTree, progress: dict[str, Any], score: float | None) -
 
 
 def read_score(folder: Path) -> float | None:
-    """The score with which a checkpoint was saved; None if it had none, or is damaged."""
+    """The score that was saved with a checkpoint; None if the checkpoint has no score or is damaged."""
     with without_stderr(), contextlib.suppress(Exception):
         score: float | None = _read_label(folder)["score"]
         return score
@@ -52,19 +52,19 @@ def _read_label(folder: Path) -> dict[str, Any]:
     label = ocp.checkpointables_metadata(folder.resolve()).custom_metadata
     content = dict(label) if isinstance(label, dict) else {}
     if content.pop("label", None) != checksum.of_data(content):
-        raise ValueError("its metadata are damaged")
+        raise ValueError("the metadata do not match their checksum")
     return content
 
 
 def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
-    """Reads the state and the progress of a checkpoint, the state in the shapes, types and shardings of `like`.
+    """Reads the state and the progress of a checkpoint; the state has the shapes, types and shardings of `like`.
 
-    With `partial`, reads only the arrays of the state that `like` names. `model` is the model's config, needed for the
-    array paths of earlier versions; see `cope_jax.encodings.earlier`.
+    With `partial`, reads only the arrays of the state that `like` names. `model` is the config of the model. It is
+    needed for checkpoints of earlier versions, which have other array paths: see `cope_jax.encodings.earlier`.
 
     Raises:
-      DamagedError: in all processes, if one of them cannot read it.
-      ConfigError: it is of another model, according to its metadata; no array is read.
+      DamagedError: at least one process cannot read the checkpoint; all processes raise this error.
+      ConfigError: the metadata say that the checkpoint belongs to another model; no array is read.
     """
     here = jax.process_index()
     # Each process reads on its own: at Orbax's barriers the others would wait for a process that has failed.
@@ -80,7 +80,7 @@ def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False
             )
             in_all_processes(lambda: _verify(label, loaded))
         except DamagedError:
-            time.sleep(2)  # threads still read other arrays; they, and what they leave behind, complain on stderr
+            time.sleep(2)  # other threads still read arrays, and their errors must not reach stderr
             gc.collect()
             raise
     state = loaded["state"] if held is like else from_earlier(like, loaded["state"], model)
@@ -88,10 +88,13 @@ def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False
 
 
 def _compare(folder: Path, like: PyTree, model: Any, partial: bool) -> tuple[PyTree, dict[str, Any]]:
-    """(`like` with the paths of the checkpoint, its label); ConfigError if names, shapes or types differ.
+    """Returns (`like` with the array paths of the checkpoint, the metadata of the checkpoint).
 
-    With `partial` the checkpoint may have groups that `like` does not have. Additional arrays in a group of `like`
-    still mean another model.
+    A group is all arrays with the same first name, such as `params`. With `partial`, the checkpoint may have groups
+    that `like` does not have. Within a group of `like`, the checkpoint must not have additional arrays.
+
+    Raises:
+      ConfigError: names, shapes or types differ.
     """
     label, earlier = _read_label(folder), earlier_tree(like, model)
     held = label["arrays"]
@@ -111,31 +114,31 @@ def _compare(folder: Path, like: PyTree, model: Any, partial: bool) -> tuple[PyT
 
 
 def _arrays(tree: PyTree) -> dict[str, str]:
-    """Type and shape of each array by its name."""
+    """Maps the name of each array to the array's type and shape."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {checksum.name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
 def _verify(label: dict[str, Any], loaded: dict[str, Any]) -> None:
     if checksum.of_data(loaded["progress"]) != label["progress"]:
-        raise ValueError("its progress is not what was saved")
+        raise ValueError("the progress does not match its checksum")
     for name, number in checksum.of_arrays(loaded["state"]).items():
         if number != label["state"][name]:
-            raise ValueError(f"{name} is not what was saved")
+            raise ValueError(f"the array {name} does not match its checksum")
 
 
 _WHOLE, _DAMAGED, _OTHER, _OUT_OF_REACH = range(4)
-# Errors of a file system that may pass: no reason to put a checkpoint aside.
+# Errors of a file system that may be temporary, and so are no reason to move a checkpoint away.
 _PASSING = {errno.EACCES, errno.EPERM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENOMEM}
 
 
 def in_all_processes(attempt: Callable[[], Any]) -> Any:
-    """What `attempt` returns in this process, if it succeeds in every process.
+    """Calls `attempt` in every process, and returns its result if all calls succeed.
 
     Raises:
-      StorageError: in some process, the file system or the memory refused.
-      ConfigError: `attempt` raised it in some process.
-      DamagedError: `attempt` raised something else in some process.
+      StorageError: in some process, a temporary error kept a file from being read, or the memory was full.
+      ConfigError: `attempt` raised ConfigError in some process.
+      DamagedError: `attempt` raised any other exception in some process.
     """
     verdict, result, reason = _WHOLE, None, "it failed in another process"
     try:
@@ -148,7 +151,9 @@ def in_all_processes(attempt: Callable[[], Any]) -> Any:
     if jax.process_count() > 1:
         worst = int(np.max(multihost_utils.process_allgather(np.int32(verdict))))
     if worst == _OUT_OF_REACH:
-        raise StorageError(f"a checkpoint cannot be read now ({reason}); nothing was changed: fix that and run again")
+        raise StorageError(
+            f"a checkpoint cannot be read now ({reason}), and nothing was changed: fix the cause and rerun the command"
+        )
     if worst == _OTHER:
         raise ConfigError(reason)
     if worst == _DAMAGED:
@@ -169,7 +174,7 @@ def _is_passing(error: BaseException | None) -> bool:
 
 
 def of_first_process(steps: list[int]) -> list[int]:
-    """Gives all processes the list of the first process."""
+    """Returns the `steps` of the first process in all processes."""
     if jax.process_count() == 1:
         return steps
     count = int(multihost_utils.broadcast_one_to_all(np.int32(len(steps))))
@@ -186,7 +191,7 @@ def _first_cause(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def without_stderr() -> Iterator[None]:
-    """Discards what is written to stderr: besides raising an error, Orbax prints one from each of its threads."""
+    """Discards what is written to stderr, because Orbax also prints an error from each of its threads."""
     sys.stderr.flush()
     kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, 2)

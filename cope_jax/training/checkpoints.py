@@ -1,4 +1,4 @@
-"""Checkpoints with everything needed to resume exactly."""
+"""Saves and restores checkpoints with everything that a run needs to resume exactly."""
 
 import itertools
 import math
@@ -16,25 +16,26 @@ from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.training import checkpoint_io
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
-"""What Orbax puts into the name of a folder until it is completely written."""
+"""Orbax puts this text into the name of a folder until the folder is completely written."""
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one directory; a context manager that waits for the last write.
+    """A context manager for the checkpoints of one run, in one directory; its exit waits for the last write.
 
-    Each contains `state`, the training state with its random key, and `progress`, plain data: the states of the data
-    iterators and the seconds spent. Writing is atomic: a run killed during a write resumes from the checkpoint before.
-    With several processes, all of them make the same calls, on a directory that they share.
+    Each checkpoint has two parts. `state` is the training state, which includes the random key. `progress` is plain
+    data: the states of the data iterators and the seconds of training so far. Writing is atomic: a run killed during a
+    write resumes from the last complete checkpoint.
+    If there are several processes, all make the same calls, on a directory that they share.
 
     Args:
-      directory: created if missing.
-      keep: how many of the newest to keep, at least 1.
-      keep_best: how many of those with the lowest scores to keep in addition.
-      read_only: nothing is moved or removed, because the run may be in progress.
+      directory: the folder of the checkpoints, created if missing.
+      keep: how many of the newest checkpoints to keep, at least 1.
+      keep_best: how many of the checkpoints with the lowest scores to keep, even if they are not among the newest.
+      read_only: True moves and removes nothing, because the run may be in progress.
 
     Raises:
-      StorageError: here and from every method, if the disk is full or read-only; also for a write that an earlier call
-        began.
+      StorageError: the disk is full or read-only, or the write that an earlier call started has failed. Methods that
+        read or write raise this error too.
     """
 
     def __init__(self, directory: Path, keep: int = 2, keep_best: int = 0, read_only: bool = False):
@@ -51,7 +52,7 @@ class Checkpoints:
             if not read_only and jax.process_index() == 0:
                 for half_written in directory.glob(f"*{_UNFINISHED}*"):
                     shutil.rmtree(half_written)
-            # Listed only once, since every process must see the same.
+            # Listed only once, because every process must see the same checkpoints.
             found = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
         self._steps = set(checkpoint_io.of_first_process(found))
         self._scores: dict[int, float] = {}
@@ -66,16 +67,16 @@ class Checkpoints:
         self.wait()
 
     def save(self, step: int, state: PyTree, progress: dict[str, Any], score: float | None = None) -> None:
-        """Starts to write the checkpoint of `step`, unless there is one.
+        """Starts to write the checkpoint of `step`, unless it exists.
 
-        When this returns, the state has been copied and may be donated. First waits for the previous checkpoint if it
-        is still being written.
+        `save` first waits until the previous checkpoint is written. When `save` returns, the state has been copied and
+        may be donated.
 
         Args:
           step: number of steps done.
-          state: arrays.
+          state: the training state, a pytree of arrays.
           progress: plain data that JSON can represent.
-          score: lower is better; with None, or if not finite, the checkpoint counts only as one of the newest.
+          score: lower is better; a checkpoint whose score is None or not finite is never one of the best.
         """
         self.wait()
         if step in self.steps():
@@ -91,7 +92,7 @@ class Checkpoints:
         self._written = step
 
     def wait(self) -> None:
-        """Waits for the current write; raises its error if it failed."""
+        """Waits until the current write ends; if the write failed, raises its error."""
         writing, self._writing = self._writing, None
         if writing is not None:
             with clear_storage_errors(self.directory):
@@ -110,23 +111,23 @@ class Checkpoints:
     def restore(
         self, like: PyTree, model: Any = None, *, partial: bool = False
     ) -> tuple[int, PyTree, dict[str, Any]] | None:
-        """The newest checkpoint that can be read.
+        """Reads the newest checkpoint that can be read.
 
-        If an earlier one can be read, each damaged one is reported in a line on stderr and, unless `read_only`, moved
-        to the folder `DIRECTORY-damaged`. Otherwise nothing is moved.
+        Prints a line on stderr for each newer checkpoint that is damaged. Unless `read_only` is set, these checkpoints
+        are also moved to the folder `DIRECTORY-damaged`. If no checkpoint can be read, nothing is moved.
 
         Args:
-          like: a pytree with the structure, shapes and types of the state, for example of jax.ShapeDtypeStruct. An
-            array is read into the `sharding` of its leaf, whatever it was saved from, or without one onto this
-            process's first device.
-          partial: `like` names a part of the state, such as {"params": ...}: nothing else is read.
+          like: a pytree with the structure, shapes and types of the state; the leaves may be jax.ShapeDtypeStruct. Each
+            array gets the `sharding` of its leaf in `like`, whatever sharding the array had when it was saved. If a
+            leaf has no `sharding`, its array is placed on this process's first device.
+          partial: True means that `like` has only a part of the state, such as {"params": ...}. Only this part is read.
           model: the config of the model, needed to read checkpoints of earlier versions.
 
         Returns:
           Step, state and progress; None if there is no checkpoint.
 
         Raises:
-          ConfigError: there are checkpoints, but none can be read; or the newest is of another model.
+          ConfigError: there are checkpoints, but none can be read, or the newest belongs to another model.
         """
         self.wait()
         like = jax.tree.map(_placed, like)
@@ -140,11 +141,11 @@ class Checkpoints:
                 self._put_aside(unreadable, step)
                 return step, state, progress
         if self._read_only and any(not (self.directory / str(step)).exists() for step in unreadable):
-            # The run in progress has removed it meanwhile, and written others.
+            # The run in progress has meanwhile removed a checkpoint and written others.
             return Checkpoints(self.directory, read_only=True).restore(like, model, partial=partial)
         if unreadable:
             reasons = "; ".join(f"{step}: {reason}" for step, reason in unreadable.items())
-            mend = "restore intact ones" + (
+            mend = "restore intact checkpoints" + (
                 "" if self._read_only else ", or delete that folder to train from the start"
             )
             raise ConfigError(f"no checkpoint in {self.directory} can be read ({reasons}): {mend}")
@@ -178,7 +179,7 @@ class Checkpoints:
 
 
 def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: int) -> set[int]:
-    """The newest checkpoints, and those with the lowest scores of all.
+    """Selects the steps of the checkpoints to keep: the last `newest` ones, and the `best` ones with the lowest scores.
 
     >>> sorted(kept([2, 4, 6, 8], {2: 0.5, 4: 0.25}, newest=1, best=1))
     [4, 8]

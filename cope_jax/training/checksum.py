@@ -1,4 +1,4 @@
-"""Fingerprints that show whether arrays are bit-identical, on any devices."""
+"""Computes fingerprints that show whether arrays are bit-identical, whichever devices the arrays are on."""
 
 import json
 import zlib
@@ -11,11 +11,12 @@ from cope_jax.array_types import Array, PyTree
 
 
 def of_arrays(tree: PyTree) -> dict[str, int]:
-    """A fingerprint of each array, by its name.
+    """Computes a fingerprint of each array, by the name of the array.
 
-    With b the bits of an element, p its place in the array and h a hash without collisions, the fingerprint is
-    Σ h(b ⊕ h(p)) mod 2³². The order of the sum does not matter, so it is the same for any sharding. Changing one
-    element always changes the fingerprint. Each device reads its own part once.
+    The fingerprint is Σ h(b ⊕ h(p)) mod 2³², where b is the bits of an element, p is the index of the element in the
+    array, and h is a hash without collisions. The order of the sum does not matter, so the fingerprint is the same for
+    any sharding. Changing one element of at most 32 bits always changes the fingerprint. Each device reads its own
+    part of an array once.
 
     >>> of_arrays({"kernel": jnp.zeros(3), "key": jax.random.key(0)}) == of_arrays({"kernel": jnp.zeros(3), "key":
     ... jax.random.key(0)})
@@ -29,7 +30,7 @@ def of_arrays(tree: PyTree) -> dict[str, int]:
 
 
 def of_data(data: Any) -> int:
-    """A fingerprint of plain data that JSON can represent.
+    """Computes a fingerprint of plain data that JSON can represent.
 
     >>> of_data({"indices": [1, 2], "seconds": 0.5}) == of_data({"seconds": 0.5, "indices": [1, 2]})
     True
@@ -38,7 +39,7 @@ def of_data(data: Any) -> int:
 
 
 def name(path: Any) -> str:
-    """The name of an array in a tree: its keys with dots between them."""
+    """The name of an array in a pytree: the keys of its path, joined by dots."""
     return jax.tree_util.keystr(path, simple=True, separator=".")
 
 

@@ -1,6 +1,7 @@
-"""Loads config files, whose `get_config()` returns the typed defaults with changes.
+"""Loads config files; the `get_config()` of a config file returns the typed defaults with changes.
 
-A file of experiments/configs is given by its name, in a checkout and in an installed package; any other by its path.
+A file of experiments/configs is given by its name, in a checkout and in an installed package. Any other file is given
+by its path.
 """
 
 import dataclasses
@@ -27,12 +28,12 @@ BERT: Mapping[str, Any] = {"schedule": "linear", "epsilon": 1e-6, "weight_decay"
 
 
 def every(steps: int) -> dict[str, int]:
-    """The fields of `TrainingConfig` that evaluate and save a checkpoint every `steps` steps."""
+    """The fields of `TrainingConfig` that request an evaluation and a checkpoint every `steps` steps."""
     return {"evaluate_every": steps, "checkpoint_every": steps}
 
 
 def config(name: str, **changes: Any) -> ExperimentConfig:
-    """The config of a file of experiments/configs, with changes.
+    """Loads a config by its name in experiments/configs, or by its path, and applies changes.
 
     >>> import cope_jax as cj
     >>> cj.config("quick", encoding="rope", training={"steps": 200}).training.steps
@@ -40,23 +41,23 @@ def config(name: str, **changes: Any) -> ExperimentConfig:
     >>> cj.config("quikc")
     Traceback (most recent call last):
     ...
-    cope_jax.errors.ConfigError: unknown config 'quikc': did you mean 'quick'? Choices: ...
+    cope_jax.errors.ConfigError: unknown config 'quikc': did you mean 'quick'? Choose from ...
 
     Args:
-      name: such as "quick", see `names`; or the path of a file that has a `get_config`.
-      **changes: fields of `ExperimentConfig`; nested ones as dicts of those that change.
+      name: one of `names()`, such as "quick", or the path of a file that has a `get_config`.
+      **changes: new values of fields of `ExperimentConfig`. A nested config is given as a dict of its changed fields.
 
     Raises:
-      ConfigError: no such file, an unknown field, or a value of a wrong type.
+      ConfigError: there is no such file, a field is unknown, or a value has the wrong type.
     """
     return ExperimentConfig.from_mapping(overlay(named(name).to_dict(), changes))
 
 
 def named(name: str) -> ConfigDict:
-    """The ConfigDict that `get_config` of a file returns, as the base of a config that differs in a few fields.
+    """Calls `get_config` of a config file and returns its ConfigDict, in which another config file can change fields.
 
     Args:
-      name: as for `find`; after a colon, the argument of `get_config`.
+      name: as for `find`. The text after a colon is the argument of `get_config`.
     """
     path, *argument = find(name).split(":", 1)
     try:
@@ -71,7 +72,9 @@ def named(name: str) -> ConfigDict:
 
 
 def find(name: str) -> str:
-    """The path of a config file, including what follows a colon; a path is returned unchanged.
+    """Finds the path of a config file.
+
+    If `name` is already a path, returns `name` unchanged. A colon and the text after the colon are kept.
 
     >>> Path(find("quick")).name
     'quick.py'
@@ -92,14 +95,14 @@ def names() -> tuple[str, ...]:
 
 
 def _folder() -> Path:
-    """Where the files are: inside an installed package, or in experiments/configs of a checkout."""
+    """The folder of the config files: inside an installed package, or experiments/configs of a checkout."""
     package = Path(__file__).parents[1]
     installed = package / "configs"
     return installed if installed.exists() else package.parent / "experiments" / "configs"
 
 
 def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides: Any) -> ConfigDict:
-    """The config of an experiment on `task`; a flag can set every field.
+    """Creates the config of an experiment on `task`; a flag can set every field.
 
     Args:
       task: name of the task.
@@ -117,7 +120,7 @@ def experiment(task: str, options: Mapping[str, Any] | None = None, **overrides:
 
 
 def _fields(config: Any) -> ConfigDict:
-    """A dataclass as a ConfigDict; an optional field keeps its type, so that a flag can set it."""
+    """Converts a dataclass to a ConfigDict; an optional field keeps its type, so that a flag can set the field."""
     fields = ConfigDict()
     for field in dataclasses.fields(config):
         value = getattr(config, field.name)

@@ -1,4 +1,4 @@
-"""The losses and errors of a model on fixed splits."""
+"""Measures the losses and errors of models on fixed splits."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -15,25 +15,25 @@ from cope_jax.training.program import Program
 from cope_jax.training.sharding import LENGTH
 
 Errors = dict[str, float]
-"""The mean metrics that a task reports for one split: `loss` in nats, `token_error` as a fraction in [0, 1],
-`perplexity`."""
+"""The mean metrics that a task reports for one split, by name. `loss` is in nats, `token_error` is a fraction in
+[0, 1], and `perplexity` is a plain number."""
 
 
 class Evaluator:
-    """Measures models on fixed splits, all padded to the length of the longest, so that they share a compiled program.
+    """Measures models on fixed splits, with one compiled program, or at most two if sequences are packed.
 
-    If the task is packable, each row contains as many sequences as fit. Splits of the training length then keep rows of
-    that length, with a second program, because shorter rows cost less. Models with a carry do not pack, because it
-    would pass from one sequence to the next. Splits that are streams are read from their beginning, with the carry
-    passed from batch to batch.
+    Sequences are packed if the task is packable and the model has no carry, because a carry would pass from one
+    sequence to the next. Splits of the training length then keep rows of this length, which cost less, and all other
+    rows have the longest length and contain as many sequences as fit. Without packing, all splits are padded to the
+    longest length. Splits that are streams are read from their beginning, and the carry passes from batch to batch.
 
     Args:
-      program: the model, and the runs side by side.
-      task: where the splits come from.
-      splits: number of examples of each split; all if a split has fewer.
-      batch_size: sequences at a time.
+      program: the compiled model and its seeds.
+      task: the source of the splits.
+      splits: the number of examples to measure, by split. If a split has fewer examples, all of them are measured.
+      batch_size: number of sequences measured at a time.
       data_seed: seed of the examples.
-      data_dir: where to read the fixed splits from; None samples them.
+      data_dir: the directory to read the fixed splits from. If None, `task` makes the examples.
     """
 
     def __init__(
@@ -81,9 +81,12 @@ class Evaluator:
     def __call__(
         self, params: PyTree, splits: Iterable[str] | None = None, examples: int | None = None
     ) -> dict[str, list[Errors]]:
-        """The errors on each split, one for each seed; with several seeds, `params` has a leading axis for them.
+        """Returns the mean metrics on each split, as a list with one entry per seed.
 
-        `examples` limits the examples of each split, rounded up to full batches. None means all splits or examples.
+        With several seeds, `params` has a leading axis over the seeds.
+
+        `splits` names the splits to measure. If None, all splits are measured. `examples` limits the number of examples
+        of each split, rounded up to full batches. If None, there is no limit.
         """
         splits = self._batches if splits is None else splits
         with jax.set_mesh(self._program.mesh):
@@ -101,7 +104,7 @@ class Evaluator:
         return [self._task.reported_metrics(split, self._with_loss(mean_errors(run))) for run in runs]
 
     def _with_loss(self, errors: Errors) -> Errors:
-        """Adds the loss if it is a sum of several, and puts first what most models measure, for tables."""
+        """Adds `loss`, the sum, if the model has several losses; puts the most common metrics first, for tables."""
         if "loss" not in errors:
             errors = {"loss": sum(errors[name] for name in self._program.learner.losses), **errors}
         first = {name: errors[name] for name in ("loss", "token_error", "sequence_error") if name in errors}
@@ -109,7 +112,7 @@ class Evaluator:
 
 
 def mean_errors(batches: Iterable[Mapping[str, SumAndWeight]]) -> Errors:
-    """The means over batches of sums and weights, in float64.
+    """The mean of each metric over all batches: its total sum divided by its total weight, in float64.
 
     >>> mean_errors([{"loss": (6.0, 2.0)}, {"loss": (0.0, 1.0)}])
     {'loss': 2.0}
@@ -123,7 +126,7 @@ def mean_errors(batches: Iterable[Mapping[str, SumAndWeight]]) -> Errors:
 
 
 def _join(batch: Mapping[str, np.ndarray], times: int) -> dict[str, np.ndarray]:
-    """Packs `times` sequences into each row; `segments` keep them apart.
+    """Packs `times` sequences into each row; different numbers in `segments` separate the sequences.
 
     >>> batch = {"inputs": np.array([[5, 6], [7, 8]]), "positions": np.array([[0, 1]])}
     >>> {name: x.tolist() for name, x in _join(batch, 2).items()}

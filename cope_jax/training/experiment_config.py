@@ -34,14 +34,14 @@ class OptimizerConfig:
     Attributes:
       name: "adamw" or "adam".
       learning_rate: the highest rate, reached after warm-up.
-      schedule: "constant", "linear" or "cosine" decay over all steps.
-      warmup_steps: linear rise from 0.
+      schedule: the rate after warm-up: "constant", or with "linear" or "cosine" decay until the last step.
+      warmup_steps: number of steps in which the rate rises linearly from 0.
       final_fraction: the decay ends at this share of `learning_rate`.
-      weight_decay: of adamw.
-      decayed: the parameters that it applies to: "all", optax's default, or "weights": all except biases, norm scales
-        and layer mixes.
-      beta1, beta2, epsilon: Adam's.
-      clip_norm: bound on the global norm of the gradient; None does not clip.
+      weight_decay: weight decay of "adamw"; "adam" ignores this field.
+      decayed: which parameters have weight decay. "all" is optax's default. "weights" means all parameters except
+        biases, norm scales and the parameters of `ScalarMix`.
+      beta1, beta2, epsilon: parameters of Adam.
+      clip_norm: upper bound of the global norm of the gradient; None means no clipping.
     """
 
     name: Literal["adamw", "adam"] = "adamw"
@@ -66,26 +66,30 @@ class OptimizerConfig:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingConfig:
-    """The training run.
+    """The settings of training.
 
     Attributes:
-      steps: optimizer steps.
-      batch_size: B, over all devices.
-      accumulate: microbatches per step. They run one after another and their gradients are added, which needs less
-        memory. Microbatch m has the rows m, m + accumulate, …; with dropout, their number changes the masks.
-      examples: size of the fixed training split; None means endless fresh examples.
-      data_dir: a directory that `experiments.export` wrote, to read examples from; None samples them.
+      steps: number of optimizer steps.
+      batch_size: B, the number of sequences of one step, over all devices.
+      accumulate: number of microbatches per step. Microbatches run one after another and their gradients are added,
+        which needs less memory. Microbatch m has the rows m, m + accumulate, … The number of microbatches changes the
+        masks of dropout.
+      examples: number of examples of the fixed training split. If None, a task that samples its examples gives new
+        examples without end, and any other task gives all its training examples.
+      data_dir: a directory with examples that `experiments.export` wrote. If None, the task makes the examples.
       start: a trained model to start from: the workdir of a run, or a folder in a format of
-        `cope_jax.exchange.formats`. What both models have is copied; None initialises all parameters.
-      readers: threads that read batches ahead. More than one helps if reading waits for a disk or a network. They
-        change no result, so a run can resume with another number.
-      data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout.
-      positions: the position sampler, see `cope_jax.positions`.
-      max_position: positions are below this; None means the length of the task's longest sequence.
-      steps_per_dispatch: steps in one call of the compiled program; the intervals below and `steps` are multiples of
-        it.
-      evaluate_every: steps between points of the learning curves; 0 means only at the end.
-      checkpoint_every: steps between checkpoints.
+        `cope_jax.exchange.formats`. Parameters that both models have are copied. If None, all parameters are
+        initialised.
+      readers: number of threads that read batches ahead. More than one thread helps if reading waits for a disk or a
+        network. The number of threads does not change results, so a run can resume with another number.
+      data_seed: seed of all data. The run's own seed decides initial parameters, order of data and dropout. If examples
+        are sampled without end, they depend on both seeds.
+      positions: name of the position sampler: see `cope_jax.positions`.
+      max_position: the exclusive upper bound of positions. If None, it is the length of the task's longest sequence.
+      steps_per_dispatch: number of steps in one call of the compiled program; `steps`, `evaluate_every` and
+        `checkpoint_every` must be multiples of this number.
+      evaluate_every: number of steps between two points of the learning curves; 0 evaluates only at the end.
+      checkpoint_every: number of steps between two checkpoints.
     """
 
     steps: int = 1000
@@ -118,20 +122,21 @@ class TrainingConfig:
             if getattr(self, name) % self.steps_per_dispatch:
                 raise ConfigError(
                     f"training.{name}={getattr(self, name)} must be a multiple of "
-                    f"training.steps_per_dispatch={self.steps_per_dispatch}"
+                    f"training.steps_per_dispatch={self.steps_per_dispatch}: choose one, or set "
+                    "--config.training.steps_per_dispatch=1"
                 )
 
 
 @dataclasses.dataclass(frozen=True)
 class EvaluationConfig:
-    """How errors are measured.
+    """The settings of evaluation.
 
     Attributes:
       examples: number of examples of each split at the end.
       curve_examples: number of examples of each split at the points of the learning curves.
-      sweep_examples: number of examples of each length of the error-by-length plot; 0 means no plot. For text, number
-        of windows of the longest length; the other lengths measure the same text.
-      batch_size: sequences at a time.
+      sweep_examples: number of examples of each length in the error-by-length plot; 0 means no plot. For text, this is
+        the number of windows of the longest length, and the other lengths measure the same text.
+      batch_size: number of sequences measured at a time.
     """
 
     examples: int = 1000
@@ -147,13 +152,13 @@ class EvaluationConfig:
 
 @dataclasses.dataclass(frozen=True)
 class MeshConfig:
-    """How many devices are along each axis of the mesh; −1, for one axis, means all that remain.
+    """The number of devices along each axis of the mesh; one axis may be −1, for all remaining devices.
 
     Attributes:
-      data: each has all parameters, and its share of the batch.
-      fsdp: each has its share of the batch and of the parameters, which are gathered layer by layer.
-      tensor: each has its share of heads and hidden units.
-      sequence: each has its share of every sequence; attention is a ring.
+      data: number of devices that split the batch; this axis does not split the parameters.
+      fsdp: number of devices that split the batch and the parameters; the parameters are gathered layer by layer.
+      tensor: number of devices that split heads and hidden units.
+      sequence: number of devices that split every sequence; attention uses a ring.
     """
 
     data: int = -1
@@ -170,15 +175,18 @@ class MeshConfig:
 
 @dataclasses.dataclass(frozen=True)
 class JobConfig:
-    """Settings that may change when a run resumes. They change the numbers of a finite run by rounding at most.
+    """Settings that may change when a run resumes.
+
+    If all losses are finite, these settings change results only by rounding.
 
     Attributes:
-      mesh: the devices.
+      mesh: the number of devices along each axis.
       keep: how many of the newest checkpoints to keep.
-      keep_best: how many of the best to keep in addition, by the loss of the first evaluation split.
+      keep_best: how many of the checkpoints with the lowest loss on the first evaluation split to keep, even if they
+        are not among the newest.
       on_non_finite: what to do if the loss or gradient of a step is not finite: "stop" the run with an error, or "skip"
         the update and continue.
-      peak_flops: FLOP/s of one device, for the utilisation; None looks the device up in a table.
+      peak_flops: peak FLOP/s of one device, for the model FLOPs utilisation. If None, it comes from a table of devices.
     """
 
     mesh: MeshConfig = MeshConfig()
@@ -195,7 +203,7 @@ class JobConfig:
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentConfig:
-    """One experiment: a task, a model, how it is trained and measured.
+    """One experiment: a task, a model, and how the model is trained and measured.
 
     >>> import cope_jax as cj
     >>> cj.ExperimentConfig.from_mapping({"encoding": "rope", "training": {"steps": 200}}).training.steps
@@ -203,11 +211,12 @@ class ExperimentConfig:
 
     Attributes:
       task: what is learned.
-      model: the options of a registered model; their `name` selects it.
-      encoding: the position encoding of a single run, as `EncodingConfig.parse` reads it.
-      encodings: options by the name of the encoding, which apply whenever that encoding is used.
-      seeds_side_by_side: seeds trained in one program by vmap; 0 means 1 on a CPU, all on an accelerator.
-      paper: published figures of the same recipe, as text by encoding and split, shown next to the measured ones.
+      model: the options of a registered model; `name` selects the model.
+      encoding: the position encoding of a single run, as text that `EncodingConfig.parse` reads.
+      encodings: options of each encoding, by the name of the encoding; they apply wherever this encoding is used.
+      seeds_side_by_side: number of seeds that one program trains together, by vmap; 0 means one seed on a CPU, and all
+        seeds on an accelerator.
+      paper: published figures of the same recipe, as text, by encoding and split; shown next to the measured figures.
     """
 
     task: TaskConfig = TaskConfig()
@@ -226,7 +235,7 @@ class ExperimentConfig:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "ExperimentConfig":
-        """The config that nested dicts describe; ConfigError for an unknown field or a wrong type."""
+        """Creates the config from nested dicts; raises ConfigError for an unknown field or a wrong type."""
         model = mapping.get("model", {})
         if isinstance(model, Mapping):
             options = MODELS.get(model.get("name", DecoderOptions.name)).Options
@@ -237,10 +246,12 @@ class ExperimentConfig:
         return dataclasses.asdict(self)
 
     def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
-        """The settings that decide a run's numbers: no job, readers, paper's figures or options of unused encodings.
+        """The settings that decide a run's results, as nested dicts.
+
+        `job`, `training.readers`, `paper` and the options of unused encodings are left out.
 
         Args:
-          with_encoding: False omits the encoding too; the rest is what the runs of one comparison share.
+          with_encoding: if False, the encoding is left out too. The runs of one comparison share all other settings.
         """
         recipe = self.to_dict()
         del recipe["job"], recipe["paper"], recipe["training"]["readers"]
@@ -264,8 +275,10 @@ class ExperimentConfig:
         except AttributeError as error:
             if error.obj is not task:
                 raise
-            raise ConfigError(f"the model {self.model.name} does not fit the task {task.name} ({error})") from error
+            raise ConfigError(
+                f"the model {self.model.name} does not fit the task {task.name} ({error}): choose another task or model"
+            ) from error
 
     def max_position(self, task: Task) -> int:
-        """The bound that positions are below."""
+        """The exclusive upper bound of positions."""
         return self.training.max_position or task.max_length

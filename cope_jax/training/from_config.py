@@ -25,7 +25,7 @@ def batch_shapes(task: Task, rows: int, split: str = "train") -> dict[str, jax.S
 
 
 def create_learner(config: ExperimentConfig, task: Task, layout: Layout = WHOLE) -> Learner:
-    """The pure functions of the experiment."""
+    """Creates the learner of the experiment, which has the pure functions of training."""
     training = config.training
     return Learner(
         model=config.model_config(task, layout),
@@ -41,12 +41,12 @@ def create_learner(config: ExperimentConfig, task: Task, layout: Layout = WHOLE)
 def create_program(
     config: ExperimentConfig, task: Task, width: int = 1, devices: Sequence[Any] | None = None
 ) -> Program:
-    """The training program of the experiment, for `width` seeds side by side, on the mesh that its job asks for.
+    """Creates the training program of the experiment, for `width` seeds side by side, on the mesh of `config.job`.
 
-    The mesh is of `devices`, or of all available ones.
+    The mesh uses `devices`. If None, the mesh uses all available devices.
 
     Raises:
-      ConfigError: the mesh does not fit the devices, or the sizes of the experiment.
+      ConfigError: the mesh does not fit the devices, or does not fit the sizes of the experiment.
     """
     mesh = create_mesh(config.job.mesh, devices)
     training = config.training
@@ -65,7 +65,7 @@ def create_program(
 def create_iterator(
     config: ExperimentConfig, task: Task, seed: int, rows: Sequence[int] | np.ndarray | None = None
 ) -> grain.DatasetIterator:
-    """The training data of the run with this seed, or only `rows` of each batch."""
+    """Creates an iterator over the training batches of the run with this seed; `rows` selects rows of each batch."""
     training = config.training
     return pipeline.train_iterator(
         task,

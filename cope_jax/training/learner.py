@@ -19,7 +19,7 @@ from cope_jax.training.optimizer import applied_rate
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TrainState:
-    """Everything that a step needs and changes, a plain pytree.
+    """Everything that a step needs and changes, as a plain pytree.
 
     Attributes:
       step: number of steps done, int32.
@@ -43,11 +43,12 @@ class Learner:
     Attributes:
       model: config of the model.
       optimizer: the gradient transformation.
-      schedule: the learning rate by the number of updates; only for reports, because the optimizer has it already.
-      max_position: positions are below this.
+      schedule: the learning rate as a function of the number of updates. It is only for reports, because the optimizer
+        also contains the schedule.
+      max_position: the exclusive upper bound of positions.
       sampler: name of the position sampler.
-      batch_size: rows of a batch, for models with a carry for each row.
-      accumulate: microbatches of a step.
+      batch_size: number of rows of a batch. A model's carry needs this number, because every row has its own carry.
+      accumulate: number of microbatches per step.
     """
 
     model: Any
@@ -63,7 +64,7 @@ class Learner:
 
         Args:
           seed: decides the parameters and everything that training samples.
-          start: parameters that are not initialised: part of the nested dicts of all.
+          start: parameters to use instead of initialised ones, as a part of the nested dicts; None initialises all.
         """
         model_key, run_key = jax.random.split(jax.random.key(seed))
         model = self._create(nnx.Rngs(model_key))
@@ -76,7 +77,7 @@ class Learner:
         return positions.SAMPLERS.get(self.sampler)(key, batch, length, self.max_position)
 
     def with_positions(self, key: Array, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """The batch with positions from the sampler, unless it has its own."""
+        """The batch with positions from the sampler; a batch that has `positions` keeps them."""
         if "positions" in batch:
             return dict(batch)
         return {"positions": self.sample_positions(key, *batch["inputs"].shape[:2]), **batch}
@@ -88,7 +89,10 @@ class Learner:
     def metrics(
         self, params: PyTree, carry: PyTree, batch: Mapping[str, Any], dropout_key: Array | None = None
     ) -> tuple[dict[str, SumAndWeight], PyTree]:
-        """`Model.metrics` with these parameters, of a batch with its `positions`; without a key nothing is sampled."""
+        """Calls `Model.metrics` with these parameters; the batch must have `positions`.
+
+        If `dropout_key` is None, there is no dropout.
+        """
         return self.rebuild(params).metrics(batch, carry, dropout_key)
 
     def rebuild(self, params: PyTree) -> Any:
@@ -98,16 +102,17 @@ class Learner:
         return nnx.merge(graph, state)
 
     def variables(self) -> Any:
-        """The model's parameters as variables with shapes instead of arrays, and their metadata."""
+        """The model's parameters as nnx variables, which have metadata, and shapes instead of arrays."""
         return nnx.state(self._shapes(), nnx.Param)
 
     def loss(
         self, params: PyTree, batch: dict[str, Array], key: Array, carry: PyTree = (), totals: Any = None
     ) -> tuple[Array, tuple[dict[str, SumAndWeight], PyTree]]:
-        """What training minimises: the sum of the means of the model's losses.
+        """Computes the loss that training minimises: the sum of the means of the model's losses.
 
-        Σ_t (Σ_b w_tb ℓ_tb) / max(W_t, 1). Dropout is sampled with `key`, and so are positions if the batch has none.
-        `totals` has W of each loss if the batch is only a part of what is averaged over; None: Σ_b w_tb.
+        This is Σ_t (Σ_b w_tb ℓ_tb) / max(W_t, 1) over losses t and targets b with weights w. `key` samples dropout, and
+        also positions if the batch has no positions. If the batch is a microbatch, `totals` maps each loss to W_t of
+        the entire batch. If `totals` is None, W_t is Σ_b w_tb.
 
         Returns:
           (loss, (all metrics, the new carry)).
@@ -122,14 +127,14 @@ class Learner:
     def gradient(
         self, params: PyTree, batch: dict[str, Array], key: Array, carry: PyTree = ()
     ) -> tuple[dict[str, Array], PyTree, PyTree]:
-        """The loss, its gradient and the new carry, microbatch by microbatch.
+        """Computes the loss, its gradient and the new carry, one microbatch after another.
 
-        With A microbatches, microbatch m has the rows m, m + A, … (so that each device has its share of each), and
-        samples with `fold_in(key, m)`; a single one samples with `key`. The result is that of the entire batch: sums
-        over all tokens, divided by the sum of all weights.
+        With A microbatches, microbatch m has the rows m, m + A, …, so each device has a share of every microbatch.
+        Microbatch m samples with `fold_in(key, m)`; a single microbatch samples with `key`. The loss and the gradient
+        are sums over all tokens of the entire batch, divided by the sum of all weights.
 
         Returns:
-          (`loss` and, if it has several parts, each of them; the gradient; the carry).
+          (losses, gradient, carry). The losses are `loss` and, if the loss has several parts, each part by name.
         """
         grad = jax.value_and_grad(self.loss, has_aux=True)
         if self.accumulate == 1:
@@ -156,18 +161,19 @@ class Learner:
         return self._parts(loss, measured), grads, carry
 
     def _parts(self, loss: Array, measured: dict[str, SumAndWeight]) -> dict[str, Array]:
-        """The loss, and the means of its parts if it has several."""
+        """Returns `loss` and, if the loss has several parts, also the mean of each part, by name."""
         names = self.losses if len(self.losses) > 1 else ()
         return {name: measured[name][0] / jnp.maximum(measured[name][1], 1.0) for name in names} | {"loss": loss}
 
     def train_step(self, state: TrainState, batch: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
-        """One optimizer step on the mean loss of the tokens of weight 1.
+        """Takes one optimizer step on the weighted mean loss of the batch.
 
-        A step whose loss, gradient or update is not finite updates only the number of steps.
+        If the loss, the gradient or the update is not finite, the step is skipped: only the number of steps changes.
 
         Returns:
-          The new state, and as scalars `loss` (nats; and its parts, if it has several), `grad_norm` (before
-          clipping), `update_norm`, `learning_rate` (both of the update even if it is skipped), and `finite`, 1 or 0.
+          (new state, metrics). The metrics are scalars by name: `loss` in nats, the parts of the loss if there are
+          several, `grad_norm`, `update_norm`, `learning_rate` and `finite`. `grad_norm` is the norm before clipping.
+          A skipped step also has an `update_norm` and a `learning_rate`. `finite` is 0 for a skipped step, otherwise 1.
         """
         key = jax.random.fold_in(state.key, state.step)
         losses, grads, carry = self.gradient(state.params, batch, key, state.carry)
@@ -190,17 +196,17 @@ class Learner:
         return TrainState(state.step + 1, params, opt_state, state.key, carry), metrics
 
     def train_steps(self, state: TrainState, batches: dict[str, Array]) -> tuple[TrainState, dict[str, Array]]:
-        """One step for each entry of the batches' leading axis T; the metrics are those of each step, `[T]`."""
+        """Takes one step for each index of the leading axis T of `batches`; each metric has a value per step, `[T]`."""
         return jax.lax.scan(self.train_step, state, batches)
 
     @property
     def losses(self) -> tuple[str, ...]:
-        """The metrics whose means training adds up and minimises."""
+        """The names of the losses; training minimises the sum of their means."""
         kind: type[Model] = models.MODELS.get(self.model.name)
         return kind.losses
 
     def _pad(self, batch: dict[str, Any]) -> dict[str, Any]:
-        """Pads the sequences to a multiple of the devices that split them."""
+        """Pads the sequences to a multiple of the number of devices that split them."""
         axis, length = self.model.layout.length, batch["inputs"].shape[1]
         if axis is None:
             return batch
@@ -214,9 +220,9 @@ class Learner:
 
 
 def pad_sequences(batch: Mapping[str, Any], length: int) -> dict[str, Any]:
-    """Pads the rows of a batch to `length` with tokens 0 of weight 0, which no earlier token of a causal model sees.
+    """Pads the rows of a batch to `length` with tokens 0 of weight 0; in a causal model, real tokens do not see them.
 
-    Positions repeat the last one: after the end, any position in range will do.
+    The positions of the padding repeat the last position, because padding may have any position in range.
 
     >>> batch = {"inputs": np.array([[5, 6]]), "positions": np.array([[0, 1]])}
     >>> {name: x.tolist() for name, x in pad_sequences(batch, 4).items()}

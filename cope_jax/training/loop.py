@@ -1,8 +1,7 @@
-"""The training loop: from a checkpoint or from scratch to the last step."""
+"""Runs the training loop, from a checkpoint or from scratch, to the last step."""
 
 import contextlib
 import dataclasses
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,14 +10,14 @@ from typing import Any
 import grain
 import jax
 import numpy as np
-from tqdm import tqdm
 
 from cope_jax.array_types import PyTree
 from cope_jax.errors import NonFiniteError
+from cope_jax.progress import Progress
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import JobConfig, TrainingConfig
 from cope_jax.training.learner import TrainState
-from cope_jax.training.metrics import MetricsWriter
+from cope_jax.training.metrics import MetricsWriter, headline
 from cope_jax.training.preemption import GracefulStop, Interrupted
 from cope_jax.training.profiling import Profile
 from cope_jax.training.program import Program
@@ -32,21 +31,23 @@ Evaluate = Callable[[TrainState, int], list[dict[str, Any]]]
 
 @dataclasses.dataclass
 class Run:
-    """A run of one seed, or of several side by side.
+    """Trains one seed, or several side by side, and saves checkpoints.
 
     Attributes:
       program: the compiled functions.
-      seeds: as many as the program trains.
+      seeds: the seeds to train, as many as the program trains side by side.
       config: steps and intervals.
       workdir: contains `checkpoints/`, `metrics.jsonl` and TensorBoard files.
-      iterators: training data, one iterator for each seed, of the rows that this process needs.
-      evaluate: rows for the learning curves, from a state and its step; the loss in the first row of each seed decides
-        which checkpoints are best.
+      iterators: iterators over training batches, one for each seed; a batch has the rows that this process needs.
+      evaluate: computes rows for the learning curves from a state and its step. The loss in the first row of each seed
+        decides which checkpoints are best.
       throughput: measures speeds.
-      job: what may change when the run resumes.
-      profile: steps to profile.
-      label: shown before the progress bar.
-      start: parameters that a run from scratch uses instead of initialised ones, as `Program.init` accepts them.
+      job: settings that may change when the run resumes.
+      profile: steps to profile; None profiles nothing.
+      label: the name of the run in its first printed line; "" prints no name.
+      metric: the metric that is printed after each evaluation.
+      recipe: the settings of the run, for TensorBoard.
+      start: returns parameters that a new run uses instead of initialised parameters: see `Program.init`.
     """
 
     program: Program
@@ -58,7 +59,9 @@ class Run:
     throughput: Throughput
     job: JobConfig = JobConfig()
     profile: Profile | None = None
-    label: str = "train"
+    label: str = ""
+    metric: str = "loss"
+    recipe: Any = None
     start: Callable[[], PyTree] = dict
     _lost: dict[int, int] = dataclasses.field(default_factory=dict, init=False)
 
@@ -66,31 +69,25 @@ class Run:
         """Trains to the last step, resuming from the newest checkpoint if there is one.
 
         Returns:
-          The final state, and the seconds spent on it over all interruptions.
+          The final state, and the seconds of training, including those before interruptions.
 
         Raises:
-          Interrupted: Ctrl-C or SIGTERM; a checkpoint is saved.
-          ConfigError: no checkpoint can be read, or the newest is of another model.
+          Interrupted: Ctrl-C or SIGTERM stopped the run; a checkpoint is saved.
+          ConfigError: there are checkpoints, but none can be read, or the newest belongs to another model.
           StorageError: the disk is full or read-only.
-          NonFiniteError: a loss, gradient or update is not finite, and the job says to stop, or too many steps in a row
-            were skipped.
+          NonFiniteError: a loss, gradient or update is not finite. If `job.on_non_finite` is "skip", this error is
+            raised only after too many skipped steps in a row.
         """
         with contextlib.ExitStack() as stack:
             checkpoints = Checkpoints(self.workdir / "checkpoints", self.job.keep, self.job.keep_best)
             stack.enter_context(checkpoints)
             stop = stack.enter_context(GracefulStop())
             state, step, seconds = self._start(checkpoints)
-            metrics = stack.enter_context(MetricsWriter(self.workdir, step, active=jax.process_index() == 0))
-            bar = tqdm(
-                total=self.config.steps,
-                initial=step,
-                desc=self.label,
-                unit="step",
-                dynamic_ncols=True,
-                smoothing=0.1,
-                disable=jax.process_index() != 0,
-            )
-            stack.enter_context(bar)
+            first = jax.process_index() == 0
+            metrics = stack.enter_context(MetricsWriter(self.workdir, step, self.seeds, self.recipe, active=first))
+            bar = stack.enter_context(Progress(self.config.steps, "step", done=step, active=first))
+            if heading := ": ".join(filter(None, (self.label, f"resumes from step {step:,}" if step else ""))):
+                bar.write(heading)
             if self.profile is not None:
                 stack.enter_context(self.profile)
             return self._train(state, step, seconds, checkpoints, metrics, bar, stop)
@@ -111,7 +108,7 @@ class Run:
         seconds: float,
         checkpoints: Checkpoints,
         metrics: MetricsWriter,
-        bar: Any,
+        bar: Progress,
         stop: GracefulStop,
     ) -> tuple[TrainState, float]:
         config, size, first = self.config, self.config.steps_per_dispatch, step
@@ -125,21 +122,20 @@ class Run:
             with jax.transfer_guard("disallow"):
                 state, measured = self.program.train_steps(state, batches)
             drawn = self._draw() if step + size < config.steps else None  # while the device computes
-            rows, losses = self._rows(step, jax.device_get(measured))
+            rows, losses = self._rows(step, jax.device_get(measured), bar)
             speeds = self.throughput.dispatched(size)
             step += size
             metrics.write(rows)
             metrics.board(step, speeds)
             shown = filter(None, (f"loss {np.mean(losses):.3f}", describe(speeds)))
-            bar.set_postfix_str(", ".join(shown), refresh=False)
+            bar.advance(size, ", ".join(shown))
             if step == first + size:
-                _start_clock(bar, step)
-            else:
-                bar.update(size)
+                bar.start_clock()
             last, score = step == config.steps, None
             if last or (config.evaluate_every and step % config.evaluate_every == 0):
                 curve = self.evaluate(state, step)
                 metrics.write(curve)
+                bar.write(f"step {step:,}: {headline(curve, self.metric)}")
                 score = float(np.mean([next(row["loss"] for row in curve if row["seed"] == s) for s in self.seeds]))
             requested = stop.requested()
             if last or requested or step % config.checkpoint_every == 0:
@@ -153,7 +149,7 @@ class Run:
         return state, time.perf_counter() - started
 
     def _draw(self) -> tuple[Any, list[dict[str, Any]]]:
-        """The batches of one dispatch, stacked and on the devices, and the states of the iterators after them."""
+        """Returns the stacked batches of one dispatch, on the devices, and the iterators' states after the dispatch."""
         stacked = []
         for iterator in self.iterators:
             drawn = [next(iterator) for _ in range(self.config.steps_per_dispatch)]
@@ -161,8 +157,10 @@ class Run:
         batches = self.program.place(self.program.seed_batch.stack(stacked), self.config.batch_size)
         return batches, [iterator.get_state() for iterator in self.iterators]
 
-    def _rows(self, step: int, measured: dict[str, np.ndarray]) -> tuple[list[dict[str, Any]], list[float]]:
-        """The rows of a dispatch that began at `step`, one for each seed, and their losses."""
+    def _rows(
+        self, step: int, measured: dict[str, np.ndarray], bar: Progress
+    ) -> tuple[list[dict[str, Any]], list[float]]:
+        """Returns the metrics of a dispatch that began at `step`, one row for each seed, and the loss of each row."""
         rows, losses = [], []
         for seed, one in zip(self.seeds, self.program.seed_batch.unstack(measured), strict=True):
             finite = one.pop("finite") == 1
@@ -175,21 +173,13 @@ class Run:
                 raise NonFiniteError(
                     f"step {skipped[0]} (seed {seed}, batch {skipped[0]} of its data) has loss {one['loss'][at]:g}, "
                     f"gradient norm {one['grad_norm'][at]:g} and update norm {one['update_norm'][at]:g}"
-                    f"{f', one of {self._lost[seed]} steps in a row' if stuck else ''}: saved checkpoints are intact; "
+                    f"{f', one of {self._lost[seed]} steps in a row' if stuck else ''}; saved checkpoints are intact: "
                     f"{others}lower optimizer.learning_rate in a new workdir"
                 )
-            if skipped.size and jax.process_index() == 0:
-                warning = f"warning: loss, gradient or update of seed {seed} is not finite: skipped steps {skipped}"
-                tqdm.write(warning, sys.stderr)
+            if skipped.size:
+                bar.write(f"warning: loss, gradient or update of seed {seed} is not finite: skipped steps {skipped}")
             means = {name: float(np.mean(values[finite])) if finite.any() else None for name, values in one.items()}
             row: dict[str, Any] = {"step": step + self.config.steps_per_dispatch, "seed": seed, **means}
             rows.append(row | ({"skipped": skipped.tolist()} if skipped.size else {}))
             losses.append(np.nan if means["loss"] is None else means["loss"])
         return rows, losses
-
-
-def _start_clock(bar: Any, step: int) -> None:
-    """Starts the bar's rate and remaining time here, because what came before was compilation."""
-    bar.n = bar.initial = bar.last_print_n = step
-    bar.start_t = bar.last_print_t = time.time()
-    bar.refresh()

@@ -1,11 +1,12 @@
-"""Metrics as JSON lines and TensorBoard events."""
+"""Writes metrics as JSON lines and TensorBoard events, and shows them as text with their units."""
 
 import contextlib
+import dataclasses
 import json
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +14,85 @@ from cope_jax.errors import clear_storage_errors
 from cope_jax.files import replacing
 
 
+@dataclasses.dataclass(frozen=True)
+class Unit:
+    """How the values of a metric are shown."""
+
+    scale: float  # what a value is multiplied by
+    symbol: str  # "%" or nothing
+    highest: float | None  # the highest possible value, which limits the axis of plots; None if unbounded
+    decimals: int  # number of decimals in a column that has a shown value of 1 or more
+
+    def suffix(self, separator: str) -> str:
+        """Returns the separator and the symbol after it, or "" if there is no symbol.
+
+        >>> SHARE.suffix(" in "), PLAIN.suffix(" in ")
+        (' in %', '')
+        """
+        return separator + self.symbol if self.symbol else ""
+
+    def places(self, shown: Iterable[float]) -> int:
+        """The number of decimals of one column of shown values; a column of small values has more decimals.
+
+        >>> SHARE.places([0.0, 99.4]), SHARE.places([0.0, 0.25]), SHARE.places([0.004])
+        (1, 2, 3)
+        """
+        greatest = max((abs(value) for value in shown if math.isfinite(value)), default=0.0)
+        return self.decimals + (0 if greatest == 0 or greatest >= 1 else 1 if greatest >= 0.01 else 2)
+
+
+SHARE = Unit(100.0, "%", 100.0, 1)
+PLAIN = Unit(1.0, "", None, 2)
+
+
+def unit_of(metric: str) -> Unit:
+    """The unit of a metric: errors are shares in per cent; losses and perplexities are plain numbers.
+
+    >>> unit_of("token_error").symbol, unit_of("perplexity").symbol
+    ('%', '')
+    """
+    return SHARE if metric.endswith("error") else PLAIN
+
+
+def headline(rows: Iterable[Mapping[str, Any]], metric: str) -> str:
+    """One metric of an evaluation as text: for each split, the mean over seeds.
+
+    >>> rows = [{"seed": seed, "split": "dense", "token_error": 0.25 * seed} for seed in (0, 1)]
+    >>> headline(rows[1:], "token_error"), headline(rows, "token_error")
+    ('token error dense 25.0 %', 'token error dense 12.5 % (mean of 2 seeds)')
+    """
+    unit = unit_of(metric)
+    by_split: dict[str, list[float]] = {}
+    for row in rows:
+        by_split.setdefault(row["split"], []).append(unit.scale * row.get(metric, math.nan))
+    means = {split: sum(values) / len(values) for split, values in by_split.items()}
+    places = unit.places(means.values())
+    shown = (f"{split} {mean:,.{places}f}{unit.suffix(' ')}" for split, mean in means.items())
+    seeds = max(map(len, by_split.values()), default=0)
+    return f"{metric.replace('_', ' ')} {', '.join(shown)}" + (f" (mean of {seeds} seeds)" if seeds > 1 else "")
+
+
 class MetricsWriter:
     """Appends rows to `metrics.jsonl` and their numbers to TensorBoard event files in the same directory.
 
-    Each row has a `step`. Opening at a step drops the rows after it, so a resumed run leaves no gap and no duplicate.
+    Each row has a `step`. Opening at a step drops the rows after this step, so a resumed run leaves no gap and no
+    duplicate. Event files have the same tags for every seed, so that TensorBoard overlays the seeds. If there are
+    several seeds, the numbers of each seed are in a subfolder `seed_N`.
 
     Args:
       directory: created if missing.
       step: the step from which the run resumes; 0 starts from scratch.
-      active: False for a writer that writes nothing, as in all processes but the first.
+      seeds: the seeds of the rows.
+      config: settings that TensorBoard shows as JSON; they are written at step 0.
+      active: False writes nothing, as in all processes except the first.
 
     Raises:
-      StorageError: here and from every method, if the disk is full or read-only.
+      StorageError: the disk is full or read-only. Every method raises this error too.
     """
 
-    def __init__(self, directory: Path, step: int, active: bool = True):
+    def __init__(
+        self, directory: Path, step: int, seeds: Sequence[int] = (0,), config: Any = None, active: bool = True
+    ):
         self.path = directory / "metrics.jsonl"
         self._active = active
         if not active:
@@ -40,17 +105,23 @@ class MetricsWriter:
                 os.fsync(file.fileno())
             self._file = self.path.open("a", encoding="utf-8")
             self._board = _Board(directory, step + 1)
+            several = {seed: _Board(directory / f"seed_{seed}", step + 1) for seed in seeds if len(seeds) > 1}
+            self._boards = several or dict.fromkeys(seeds, self._board)
+            if config is not None and step == 0:
+                self._board.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```")
 
     def __enter__(self) -> "MetricsWriter":
         return self
 
     def __exit__(self, *exception: object) -> None:
         if self._active:
-            with clear_storage_errors(self.path), contextlib.closing(self._board):
+            with clear_storage_errors(self.path), contextlib.ExitStack() as stack:
+                for board in {self._board, *self._boards.values()}:
+                    stack.callback(board.close)
                 self._file.close()
 
     def write(self, rows: list[dict[str, Any]]) -> None:
-        """Appends rows, which survive a crash of the process once this returns, and of the machine after `sync`."""
+        """Appends rows, which survive a crash of the process immediately, and a crash of the machine after `sync`."""
         if not self._active:
             return
         with clear_storage_errors(self.path):
@@ -58,10 +129,12 @@ class MetricsWriter:
             rows = [{name: _finite(value) for name, value in row.items()} for row in rows]
             self._file.write("".join(json.dumps(row, allow_nan=False) + "\n" for row in rows))
             self._file.flush()
-        for row in rows:
-            labels = [f"seed_{row['seed']}", *(value for value in row.values() if isinstance(value, str) and value)]
-            numbers = {name: value for name, value in row.items() if isinstance(value, float)}
-            self.board(row["step"], {"/".join([*labels, name]): value for name, value in numbers.items()})
+        with clear_storage_errors(self.path.parent):
+            for row in rows:
+                labels = [value for value in row.values() if isinstance(value, str) and value]
+                for name, value in row.items():
+                    if isinstance(value, float):
+                        self._boards[row["seed"]].add("/".join([*labels, name]), value, row["step"])
 
     def sync(self) -> None:
         """Waits until all rows are on disk. Call this before saving a checkpoint that needs them."""
@@ -70,7 +143,7 @@ class MetricsWriter:
                 os.fsync(self._file.fileno())
 
     def board(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Writes numbers only for TensorBoard, such as speeds, which differ from run to run."""
+        """Writes numbers that differ from run to run, such as speeds, to TensorBoard only."""
         if not self._active:
             return
         with clear_storage_errors(self.path.parent):
@@ -83,20 +156,23 @@ def _finite(value: Any) -> Any:
 
 
 class _Board:
-    """Writes TensorBoard's event file in this thread: that of `SummaryWriter` dies of a full disk, and then all wait.
+    """Writes TensorBoard's event file in the calling thread.
+
+    `SummaryWriter` writes in its own thread. On a full disk, this thread dies, and all others wait for it forever.
 
     Args:
-      directory: must exist.
-      first: TensorBoard discards what earlier files contain for this step and those after it.
+      directory: created if missing.
+      first: the first step of this file; TensorBoard discards this step and later steps of earlier files.
     """
 
     def __init__(self, directory: Path, first: int):
         # Imported here, since it imports PyTorch if that is installed.
         from tensorboardX.event_file_writer import EventsWriter
         from tensorboardX.proto.event_pb2 import Event, SessionLog
-        from tensorboardX.summary import scalar
+        from tensorboardX.summary import scalar, text
 
-        self._event, self._scalar = Event, scalar
+        directory.mkdir(parents=True, exist_ok=True)
+        self._event, self._scalar, self._text = Event, scalar, text
         self._events = EventsWriter(str(directory / "events"), f".{os.getpid()}")
         self._write(first, session_log=SessionLog(status=SessionLog.START))
         self._flush_at = 0.0
@@ -107,6 +183,9 @@ class _Board:
             self._events.flush()
             self._flush_at = time.monotonic() + 10  # seconds, because it waits for the disk
 
+    def add_text(self, name: str, markdown: str) -> None:
+        self._write(0, summary=self._text(name, markdown))
+
     def close(self) -> None:
         self._events.close()
 
@@ -115,7 +194,7 @@ class _Board:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """The rows of a `metrics.jsonl`; none if there is no such file. A last line cut off by a kill is left out."""
+    """Reads the rows of a `metrics.jsonl`, without a last line that a kill cut off; [] if there is no such file."""
     if not path.exists():
         return []
     rows = []

@@ -10,14 +10,20 @@ from cope_jax.training.experiment_config import OptimizerConfig
 
 
 def create_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
-    """Linear warm-up from 0, then constant, linear or cosine decay to `final_fraction` of the rate at the last step.
+    """Creates the schedule of the learning rate.
+
+    The rate first rises linearly from 0 to `learning_rate`. Then it stays constant, or decays linearly or by a cosine
+    to `final_fraction` of `learning_rate`.
 
     >>> schedule = create_schedule(OptimizerConfig(learning_rate=1.0, warmup_steps=2, schedule="linear"), 4)
     >>> [float(schedule(step)) for step in range(5)]
     [0.0, 0.5, 1.0, 0.5, 0.0]
     """
     if config.warmup_steps >= steps and config.schedule != "constant":
-        raise ConfigError(f"optimizer.warmup_steps={config.warmup_steps} must be less than training.steps={steps}")
+        raise ConfigError(
+            f"optimizer.warmup_steps={config.warmup_steps} must be less than training.steps={steps}: set "
+            "--config.optimizer.warmup_steps"
+        )
     rest, end = max(steps - config.warmup_steps, 1), config.final_fraction
     after = {
         "constant": lambda: optax.constant_schedule(config.learning_rate),
@@ -31,7 +37,10 @@ def create_schedule(config: OptimizerConfig, steps: int) -> optax.Schedule:
 
 
 def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
-    """Adam (Kingma and Ba, arXiv 1412.6980) or AdamW (Loshchilov and Hutter, arXiv 1711.05101), after clipping."""
+    """Creates an optimizer that clips gradients, then applies Adam or AdamW.
+
+    Adam: arXiv 1412.6980. AdamW: Loshchilov and Hutter (arXiv 1711.05101).
+    """
     schedule = create_schedule(config, steps)
     moments = {"b1": config.beta1, "b2": config.beta2, "eps": config.epsilon}
     update = {
@@ -45,7 +54,10 @@ def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTrans
 
 
 def _weights(params: Any) -> Any:
-    """False for biases, norm scales, and layer mixes, which decay would make even; True for the rest."""
+    """Marks parameters with weight decay: False for biases, norm scales and parameters of `ScalarMix`, True for others.
+
+    Decay of a `ScalarMix` would make the shares of its layers equal.
+    """
 
     def decays(path: Any, _: Any) -> bool:
         names = [key.key for key in path if isinstance(key.key, str)]
@@ -58,7 +70,7 @@ _MASKS = {"all": None, "weights": _weights}
 
 
 def applied_rate(schedule: optax.Schedule, opt_state: Any) -> Any:
-    """The learning rate of the next update; it depends on the number of updates, not of steps."""
+    """The learning rate of the next update, which depends on the number of updates, not on the number of steps."""
 
     def by_schedule(path: Any, _: Any) -> bool:
         return getattr(path[-1], "tuple_name", "") == "ScaleByScheduleState"

@@ -1,4 +1,4 @@
-"""Graceful shutdown of a long run."""
+"""Stops a long run gracefully."""
 
 import itertools
 import os
@@ -14,7 +14,7 @@ WORDS = b"\nfinishing the current steps, then saving; press Ctrl-C again to quit
 
 
 class Interrupted(Exception):
-    """The run was asked to stop, saved a checkpoint, and stopped; the same command resumes it.
+    """The run was asked to stop, saved a checkpoint, and stopped; the same command resumes the run.
 
     Attributes:
       exit_code: 128 + the number of the signal, as in shells: 130 after Ctrl-C, 143 after SIGTERM.
@@ -28,16 +28,18 @@ class Interrupted(Exception):
 class GracefulStop:
     """A context manager in which Ctrl-C (SIGINT) and SIGTERM only request a stop, so that the loop can save and exit.
 
-    A second Ctrl-C raises KeyboardInterrupt at once. Only the main thread receives signals: elsewhere it has no effect.
+    A second Ctrl-C raises KeyboardInterrupt immediately. Only the main thread receives signals: in other threads, this
+    context manager has no effect.
 
-    With several processes, a signal to one of them stops all after the same step. JAX's preemption service handles
-    SIGTERM from `jax.distributed.initialize` on and agrees on the step; Ctrl-C is forwarded to it.
+    With several processes, a signal to one process stops all processes after the same step. After
+    `jax.distributed.initialize`, JAX's preemption service handles SIGTERM, and makes all processes agree on the step.
+    Ctrl-C is forwarded to this service as SIGTERM.
 
     Attributes:
-      number: the signal that requested the stop; None if there was none.
+      number: the signal that requested the stop; None if there was no request.
     """
 
-    # JAX's service is shared by the process and stops at one count: a later run must not restart the count.
+    # JAX's service belongs to the process and stops at one count, so a later run must not restart the count.
     _calls = itertools.count(1)
 
     def __init__(self) -> None:
@@ -56,7 +58,10 @@ class GracefulStop:
             signal.signal(number, handler)
 
     def requested(self) -> bool:
-        """Whether to save and exit now; every process calls it after every dispatch, and all get the same answer."""
+        """Whether to save and exit now.
+
+        Every process must call this after every dispatch. All processes get the same answer.
+        """
         if self._alone:
             return self.number is not None
         if multihost_utils.reached_preemption_sync_point(next(self._calls)):

@@ -1,4 +1,4 @@
-"""Runs code only in the first of several processes."""
+"""Lets only the first of several processes execute code."""
 
 import contextlib
 import sys
@@ -16,9 +16,10 @@ def is_first() -> bool:
 
 @contextlib.contextmanager
 def first_goes_ahead() -> Iterator[bool]:
-    """A context in which the first process works before the others continue; if it fails, they exit without a message.
+    """A context in which the first process works before the others.
 
-    Yields whether this process is the first; only then should the body act.
+    Yields True in the first process and False in the others; the body should act only if the value is True. If the
+    first process fails, the others exit silently.
     """
     if jax.process_count() == 1:
         yield True

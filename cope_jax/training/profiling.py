@@ -1,4 +1,4 @@
-"""XLA profiles of chosen steps."""
+"""Profiles chosen steps with XLA's profiler."""
 
 import dataclasses
 import re
@@ -11,12 +11,14 @@ from cope_jax.errors import ConfigError
 
 @dataclasses.dataclass
 class Profile:
-    """Profiles the steps from `first` up to `last` into `folder`; a context manager that ends a profile left open.
+    """A context manager that profiles the steps from `first` to `last` into `folder`.
 
-    `first` and `last` count steps done, as the progress bar does: 100:110 are the ten after the hundredth. A dispatch
-    is profiled completely if any of its steps was chosen. Each profile is a folder `plugins/profile/TIME`; view it with
-    TensorBoard and its profile plugin, or with XProf. It contains no calls of Python functions, because tracing them
-    would slow the steps down. The first dispatch of a run compiles: choose later steps.
+    On exit, the context manager ends a profile that is still open.
+
+    `first` and `last` count finished steps, as the progress bar does: 100:110 means the ten steps after step 100. A
+    dispatch is profiled completely if any of its steps was chosen. Each profile is a folder `plugins/profile/TIME`.
+    View the folder with TensorBoard and its profile plugin, or with XProf. A profile contains no calls of Python
+    functions, because tracing them would slow the steps down. The first dispatch of a run compiles: choose later steps.
 
     >>> with Profile.parse("100:110", Path("runs/rope/profile")) as profile:
     ...     profile.at(0, 10)  # before each dispatch
@@ -34,7 +36,7 @@ class Profile:
         """The profile of the steps `FIRST:LAST`; None profiles nothing.
 
         Raises:
-          ConfigError: the text is not two numbers, or there is no step between them.
+          ConfigError: the text is not two numbers, or there is no step between the numbers.
         """
         if text is None:
             return cls(0, 0, folder)
@@ -50,9 +52,10 @@ class Profile:
         self._turn(on=False)
 
     def at(self, step: int, steps: int) -> None:
-        """Starts or ends the profile. Call this before each dispatch, once the results of the last are available.
+        """Starts the profile if the next dispatch has a chosen step; otherwise, ends the profile.
 
-        `step` steps are done so far, and `steps` are in the next dispatch.
+        Call this before each dispatch, when the results of the previous dispatch are available. `step` is the number of
+        steps done so far, and `steps` is the number of steps in the next dispatch.
         """
         self._turn(on=step < self.last and step + steps > self.first)
 

@@ -16,9 +16,9 @@ from cope_jax.training.learner import Learner, TrainState
 
 @dataclasses.dataclass(frozen=True)
 class SeedBatch:
-    """Lifts functions of one seed to `width` seeds, by vmap over a leading axis S.
+    """Turns functions of one seed into functions of `width` seeds, by vmap over a leading axis S.
 
-    A single seed does not have this axis: its program is the plain one.
+    If `width` is 1, there is no leading axis, and functions are not changed.
 
     >>> SeedBatch(2).lift(lambda x, y: x + y, shared=1)(np.array([1, 2]), 10).tolist()
     [11, 12]
@@ -27,7 +27,7 @@ class SeedBatch:
     width: int = 1
 
     def lift(self, function: Callable[..., Any], shared: int = 0) -> Callable[..., Any]:
-        """`function` for all seeds at once; its last `shared` arguments are the same for all."""
+        """Returns `function` for all seeds together; the last `shared` arguments are the same for all seeds."""
         if self.width == 1:
             return function
 
@@ -51,12 +51,12 @@ class SeedBatch:
 class Program:
     """A learner compiled for `seed_batch.width` seeds side by side, on the devices of a mesh.
 
-    The state is created where it belongs and stays there: no device ever has more than its share. Batches are split by
-    rows. On a mesh of one device this is the plain program.
+    Each device creates and keeps only its share of the state. Batches are split by rows. On a mesh of one device,
+    nothing is split.
 
     Args:
-      learner: its model must have the layout of the mesh.
-      seed_batch: the seeds side by side.
+      learner: the learner to compile; its model must have the layout of the mesh.
+      seed_batch: the number of seeds side by side.
       mesh: from `sharding.create_mesh`.
     """
 
@@ -78,9 +78,10 @@ class Program:
         )
 
     def init(self, seeds: Sequence[int], start: PyTree = None) -> TrainState:
-        """The states before the first step, one for each seed.
+        """Creates the state before the first step; the states of several seeds are stacked along a leading axis.
 
-        `start` has parameters that are not initialised, the same for all seeds: part of the nested dicts of all.
+        `start` has parameters to use instead of initialised ones, as a part of the model's nested dicts. All seeds use
+        the same `start`.
         """
         stacked = self.seed_batch.stack([np.int32(seed) for seed in seeds])
         with jax.set_mesh(self.mesh):
@@ -88,9 +89,9 @@ class Program:
             return self._init(jax.device_put(stacked, self.whole), start)
 
     def train_steps(self, state: TrainState, batches: PyTree) -> tuple[TrainState, dict[str, Any]]:
-        """(state, batches) → (state, metrics): see `Learner.train_steps`; the state is donated.
+        """Takes steps as `Learner.train_steps` does, and returns (new state, metrics); `state` is donated.
 
-        The batches are global arrays, as `place` makes them.
+        `batches` are global arrays from `place`.
         """
         with jax.set_mesh(self.mesh):
             return self._train_steps(state, batches)
@@ -107,7 +108,7 @@ class Program:
         )
 
     def lower(self, batch: Mapping[str, Any], steps: int = 1) -> jax.stages.Lowered:
-        """Lowers the training steps of one call, for batches like `batch`; needs neither data nor devices."""
+        """Lowers one call of `train_steps` with `steps` steps on batches like `batch`; needs no data and no devices."""
         lead = (*((self.seed_batch.width,) if self._lead else ()), steps)
         batches = {
             name: jax.ShapeDtypeStruct((*lead, *field.shape), field.dtype, sharding=self.batch_sharding)
@@ -121,7 +122,7 @@ class Program:
         return sharding.rows_here(self._by_rows, batch_size)
 
     def place(self, batches: PyTree, batch_size: int) -> PyTree:
-        """Global arrays `[T, B, ...]`, with a leading axis of several seeds, from this process's rows of each batch."""
+        """Builds global arrays `[T, B, ...]`, or `[S, T, B, ...]` for several seeds, from this process's rows."""
         rows, axis = self.rows(batch_size), len(self._lead) + 1
 
         def place(local: np.ndarray) -> jax.Array:
@@ -135,7 +136,7 @@ class Program:
         return jax.tree.map(place, batches)
 
     def place_whole(self, batch: PyTree) -> PyTree:
-        """Global arrays `[B, ...]` or `[1, ...]` from arrays that are complete in every process."""
+        """Builds global arrays `[B, ...]` or `[1, ...]` from arrays that are complete in every process."""
 
         def place(x: np.ndarray) -> jax.Array:
             return jax.make_array_from_callback(x.shape, self._by_rows if len(x) > 1 else self.whole, x.__getitem__)
@@ -162,7 +163,7 @@ class Program:
 
 
 def _placed(start: Any, shardings: Any) -> Any:
-    """Places part of the parameters' nested dicts by the parameters' shardings; a single sharding applies to all."""
+    """Places the parameters of nested dicts by their shardings; a single sharding applies to all parameters."""
     if isinstance(start, Mapping):
         part = shardings if isinstance(shardings, Mapping) else None
         return {name: _placed(value, shardings if part is None else part[name]) for name, value in start.items()}

@@ -1,4 +1,4 @@
-"""Maps the axes of arrays to the axes of the mesh that split them: one table, applied to the training state."""
+"""Maps the axes of arrays to the axes of the mesh that split them, with one table for the entire training state."""
 
 import dataclasses
 import math
@@ -28,14 +28,14 @@ RULES = {
     "mlp": "tensor",
     "vocab": "tensor",
 }
-# The data decide their sizes: they are not split if they cannot be split evenly.
+# Logical axes whose sizes the data decide: they are split only if they split evenly.
 IF_EVEN = frozenset({"vocab"})
 # Activations, in the names of `Layout`.
 BATCH, LENGTH, WIDTH = ("data", "fsdp"), "sequence", "tensor"
 
 
 def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh of `config`, of all devices; a single process may ask for fewer and uses the first ones.
+    """Creates the mesh of `config` from all devices, or from the first ones if a single process asks for fewer devices.
 
     >>> create_mesh(MeshConfig(data=1)).shape["fsdp"]
     1
@@ -49,15 +49,19 @@ def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mes
     rest = [name for name, size in sizes.items() if size == -1]
     text = " × ".join(f"{name}={size}" for name, size in sizes.items())
     if rest and len(found) % named:
-        raise ConfigError(f"job.mesh {text}: {len(found)} devices cannot be split evenly by {named}")
+        raise ConfigError(
+            f"job.mesh {text} needs a multiple of {named} devices, got {len(found)}: set sizes whose product divides "
+            f"{len(found)}"
+        )
     sizes |= {name: len(found) // named for name in rest}
     asked = math.prod(sizes.values())
     if asked > len(found):
-        raise ConfigError(f"job.mesh {text} asks for {asked} devices, but there are {len(found)}")
+        raise ConfigError(f"job.mesh {text} asks for {asked} devices, but there are {len(found)}: set smaller sizes")
     processes = {device.process_index for device in found}
     if asked < len(found) and len(processes) > 1:
         raise ConfigError(
-            f"job.mesh {text} uses {asked} of {len(found)} devices: several processes must use all, set one axis to -1"
+            f"job.mesh {text} uses {asked} of {len(found)} devices, but several processes must use all: set one axis "
+            "to -1"
         )
     return jax.make_mesh(
         tuple(sizes[axis] for axis in AXES), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=found[:asked]
@@ -65,7 +69,7 @@ def create_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mes
 
 
 def layout_of(mesh: Mesh) -> Layout:
-    """How activations are split over a mesh; axes of a single device split nothing."""
+    """The layout that splits activations over a mesh; an axis with a single device splits nothing."""
 
     def used(axis: str) -> str | None:
         return axis if mesh.shape[axis] > 1 else None
@@ -74,13 +78,13 @@ def layout_of(mesh: Mesh) -> Layout:
 
 
 def check_sizes(mesh: Mesh, block: BlockConfig | None, batch_sizes: Mapping[str, int]) -> None:
-    """Raises ConfigError if the mesh cannot evenly split batches, given by the name of their field, or heads."""
+    """Raises ConfigError if the mesh cannot split batches or heads evenly; `batch_sizes` maps field names to sizes."""
     rows = math.prod(mesh.shape[axis] for axis in BATCH)
     for name, size in batch_sizes.items():
         if size % rows:
             raise ConfigError(
                 f"{name}={size} cannot be split evenly over the {rows} devices of job.mesh data × fsdp: "
-                f"make it a multiple, or set --config.job.mesh.data"
+                f"choose a multiple of {rows}, or set --config.job.mesh.data"
             )
     if block is None:
         return
@@ -91,32 +95,38 @@ def check_sizes(mesh: Mesh, block: BlockConfig | None, batch_sizes: Mapping[str,
 
 
 def spec_of(name: str, shape: Sequence[int], axes: Sequence[str | None], sizes: Mapping[str, int]) -> PartitionSpec:
-    """How a parameter with these logical axes is split; axes before the named ones are not split.
+    """Returns the spec that splits the parameter `name` of this shape.
+
+    `axes` names the last axes of the parameter; any axes before the named ones are not split. `sizes` is the number of
+    devices along each axis of the mesh.
 
     >>> spec_of("kernel", (12, 64, 256), ("embed", "mlp"), {"fsdp": 2, "tensor": 4})
     P(None, 'fsdp', 'tensor')
 
     Raises:
-      ConfigError: a size is not a multiple of its mesh axis.
-      ValueError: the table maps two axes to one mesh axis, or does not have an axis.
+      ConfigError: a size is not a multiple of the number of devices that split its axis.
+      ValueError: RULES maps two of the axes to one mesh axis, or lacks one of the axes.
     """
     entries: list[str | None] = [None] * (len(shape) - len(axes))
     for axis, size in zip(axes, shape[len(entries) :], strict=True):
         if axis is not None and axis not in RULES:
-            raise ValueError(f"{name}: the logical axis {axis!r} is not in RULES, which has {sorted(RULES)}")
+            raise ValueError(f"the logical axis {axis!r} of {name} is not in RULES: choose one of {sorted(RULES)}")
         entry = None if axis is None else RULES[axis]
         devices = sizes.get(entry, 1) if entry else 1
         if size % devices and axis not in IF_EVEN:
-            raise ConfigError(f"{name}: {axis} of size {size} must be a multiple of job.mesh.{entry}={devices}")
+            raise ConfigError(f"the size {size} of {axis} in {name} must be a multiple of job.mesh.{entry}={devices}")
         entries.append(entry if devices > 1 and size % devices == 0 else None)
     split = [entry for entry in entries if entry]
     if len(set(split)) < len(split):
-        raise ValueError(f"{name}: axes {tuple(axes)} collide, because RULES maps two of them to one axis of the mesh")
+        raise ValueError(
+            f"the axes {tuple(axes)} of {name} collide, because RULES maps two of them to one axis of the mesh: choose "
+            "other axes"
+        )
     return PartitionSpec(*entries)
 
 
 def parameter_specs(params: Any, sizes: Mapping[str, int]) -> PyTree:
-    """The spec of each parameter of a model, given as variables of shapes, in nested dicts: see `spec_of`."""
+    """The spec of each parameter, in nested dicts: see `spec_of`. `params` has nnx variables that contain shapes."""
 
     def spec(path: Any, variable: nnx.Variable[Any]) -> PartitionSpec:
         name = ".".join(str(getattr(key, "key", key)) for key in path)
@@ -127,7 +137,7 @@ def parameter_specs(params: Any, sizes: Mapping[str, int]) -> PyTree:
 
 
 def optimizer_specs(optimizer: optax.GradientTransformation, params: PyTree, specs: PyTree) -> PyTree:
-    """The specs of the optimizer's state: arrays of a parameter are split as it is, the rest is not split."""
+    """The specs of the optimizer's state; arrays of a parameter are split like the parameter, all others are whole."""
     return optax.tree.map_params(
         optimizer,
         lambda _, spec: spec,
@@ -138,7 +148,7 @@ def optimizer_specs(optimizer: optax.GradientTransformation, params: PyTree, spe
 
 
 def rows_here(sharding: NamedSharding, rows: int) -> np.ndarray:
-    """The rows, ascending, that this process's devices have of an array that is split along its first axis."""
+    """The ascending indices of an array's rows on this process's devices; `sharding` splits the array's first axis."""
     held = np.zeros(rows, bool)
     for index in sharding.addressable_devices_indices_map((rows,)).values():
         held[index] = True

@@ -1,8 +1,9 @@
-"""Summarises a run before it starts: every parameter, its sharding, and what a step costs."""
+"""Summarises a run before it starts: every parameter, its sharding, and the cost of a step."""
 
 import io
 import math
-from collections.abc import Sequence
+import types
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,11 +16,14 @@ from cope_jax.training import checksum
 
 
 def parameter_table(params: PyTree) -> rich.table.Table:
-    """Every parameter: name, shape, type, the mesh axes that split its axes, its bytes on one device, its size.
+    """Creates a table with a row for each parameter.
+
+    The columns are name, shape, type, the mesh axes that split the parameter, bytes on one device, and number of
+    elements.
 
     Args:
-      params: nested dicts of arrays or of `jax.ShapeDtypeStruct`; without a sharding, a parameter is not split. The
-        first axis of stacked parameters, such as those of layers, is an axis like any other.
+      params: nested dicts of arrays or of `jax.ShapeDtypeStruct`. A parameter without a sharding is not split. If the
+        parameters of several layers are stacked, the axis of the layers is an axis like any other.
     """
     table = rich.table.Table(box=rich.box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
     for name in ("parameter", "shape", "type", "split over"):
@@ -39,31 +43,27 @@ def parameter_table(params: PyTree) -> rich.table.Table:
     return table
 
 
-def job_table(
+def job_facts(
     state: PyTree, mesh: jax.sharding.Mesh, *, batch_size: int, length: int, flops_per_token: float
-) -> rich.table.Table:
-    """Devices, mesh, memory of the training state, batch, and model FLOPs.
+) -> dict[str, str]:
+    """The devices, mesh, memory of the training state, batch, and model FLOPs, as text by name.
 
     `state` has the shapes of all arrays kept between steps; `batch_size` counts sequences over all devices and seeds.
     """
     devices = list(mesh.devices.flat)
     processes = len({device.process_index for device in devices})
     tokens = batch_size * length
-    table = rich.table.Table.grid(padding=(0, 2))
-    facts = {
+    return {
         "devices": f"{len(devices)} × {devices[0].device_kind}, {processes} process{'es' if processes > 1 else ''}",
         "mesh": " × ".join(f"{axis} {size}" for axis, size in mesh.shape.items()),
         "state": f"{_bytes(bytes_a_device(state))} a device: parameters, optimizer, random key",
         "batch": f"{batch_size:,} sequences of {length:,} tokens, {tokens:,} tokens a step",
         "model FLOPs": f"{_si(flops_per_token)}FLOPs a token, {_si(flops_per_token * tokens)}FLOPs a step",
     }
-    for label, text in facts.items():
-        table.add_row(label, text)
-    return table
 
 
-def summarise(params: PyTree, *parts: rich.console.RenderableType) -> str:
-    """The table of parameters, followed by `parts`, as plain text.
+def summarise(params: PyTree, facts: Mapping[str, str] = types.MappingProxyType({})) -> str:
+    """The table of parameters, followed by a line for each of `facts`, as plain text.
 
     >>> print(summarise({"out": {"kernel": jax.ShapeDtypeStruct((64, 16), "float32")}}))
     parameter    shape    type      split over   a device   number
@@ -72,13 +72,16 @@ def summarise(params: PyTree, *parts: rich.console.RenderableType) -> str:
     <BLANKLINE>
     total                                         4.0 KiB    1,024
     """
+    table = rich.table.Table.grid(padding=(0, 2))
+    for name, fact in facts.items():
+        table.add_row(name, fact)
     text = io.StringIO()
-    rich.console.Console(file=text, width=120, color_system=None).print(parameter_table(params), *parts, sep="\n")
+    rich.console.Console(file=text, width=120, color_system=None).print(parameter_table(params), table, sep="\n")
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines())
 
 
 def bytes_a_device(tree: PyTree) -> int:
-    """The bytes of arrays, or of their shapes, on one device; all bytes if there is no sharding."""
+    """The bytes on one device of arrays, or of arrays with these shapes; all their bytes if they have no sharding."""
     return sum(math.prod(_local_shape(leaf)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
 
 

@@ -1,10 +1,11 @@
-"""Measures a run's speed and its use of the devices' arithmetic and memory; lists the peaks of devices."""
+"""Measures a run's speed, its model FLOPs utilisation and its memory; lists the peak FLOP/s of devices."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
+from tqdm import tqdm
 
 PEAK_FLOPS: dict[str, float | None] = {
     # Cloud TPU's pages; a device is a chip, except in v2, v3 and 7x, where it is one of a chip's two cores.
@@ -44,21 +45,21 @@ PEAK_FLOPS: dict[str, float | None] = {
     "NVIDIA GeForce RTX 5090": 209.5e12,
     "NVIDIA GeForce RTX 5090 Laptop": None,
 }
-"""Dense bfloat16 FLOP/s of one device, sums in float32, by the words that JAX's `device_kind` begins with."""
+"""Peak FLOP/s of one device, for dense bfloat16 with sums in float32; a key is the beginning of a `device_kind`."""
 
 
 class Throughput:
     """A stopwatch for dispatches of training steps.
 
-    Call `dispatched` after each dispatch. The first one, which compiles, is not counted. Call `start` after anything
-    that is not training (evaluation, checkpoints), so that it is not counted either.
+    Call `dispatched` after each dispatch. The first dispatch, which compiles, is not counted. Call `start` after
+    anything that is not training, such as evaluation or a checkpoint, so that its time is not counted either.
 
     Args:
-      tokens_per_step: of all devices together.
-      flops_per_token: model FLOPs, as `flops_per_token` of the model's config counts them.
-      devices: all devices of the run, in every process.
-      peak: FLOP/s of a device; None looks it up by its kind.
-      clock: seconds.
+      tokens_per_step: number of tokens of a step, over all devices.
+      flops_per_token: model FLOPs of one token, as `flops_per_token` of the model's config counts them.
+      devices: all devices of the run, including those of other processes.
+      peak: peak FLOP/s of a device. If None, the table `PEAK_FLOPS` gives the peak of this kind of device.
+      clock: returns the time in seconds.
 
     >>> ticks = iter([0.0, 60.0, 60.5])
     >>> throughput = Throughput(1000, 6e6, jax.devices()[:2], peak=1e12, clock=lambda: next(ticks))
@@ -91,12 +92,12 @@ class Throughput:
         self._began = self._clock()
 
     def dispatched(self, steps: int) -> dict[str, float]:
-        """Reads the clock and restarts it. Call this once the results of a dispatch of `steps` steps are available.
+        """Reads and restarts the clock. Call this when the results of a dispatch of `steps` steps are available.
 
         Returns:
-          `tokens_per_second`, `step_seconds`; `mfu` in [0, 1] if the peak is known; and, if the devices report them,
-          `memory_gib` in use and the highest so far, `memory_peak_gib`, of the fullest device of this process. For the
-          first dispatch, only the memory.
+          `tokens_per_second` and `step_seconds`, and `mfu` in [0, 1] if the peak is known. If the devices report their
+          memory, `memory_gib` is the memory in use now, and `memory_peak_gib` is the highest memory use so far. Both
+          are maxima over the devices of this process. The result for the first dispatch has only the memory.
         """
         now = self._clock()
         seconds, self._began = now - self._began, now
@@ -114,17 +115,19 @@ def describe(numbers: Mapping[str, float]) -> str:
     """Formats the result of `Throughput.dispatched` for a progress bar.
 
     >>> describe({"tokens_per_second": 123456.7, "step_seconds": 0.5, "mfu": 0.4321, "memory_peak_gib": 12.34})
-    '123,457 tokens/s, MFU 43.2 %, 12.3 GiB'
+    '123k tok/s, MFU 43 %, 12.3 GiB'
     """
-    formats = {"tokens_per_second": "{:,.0f} tokens/s", "mfu": "MFU {:.1%}", "memory_peak_gib": "{:.1f} GiB"}
+    formats = {"mfu": "MFU {:.0%}", "memory_peak_gib": "{:.1f} GiB"}
     parts = [form.format(numbers[name]) for name, form in formats.items() if name in numbers]
+    if "tokens_per_second" in numbers:
+        parts.insert(0, f"{tqdm.format_sizeof(numbers['tokens_per_second'])} tok/s")
     return ", ".join(parts).replace("%", " %")
 
 
 def peak_flops(device_kind: str) -> float | None:
-    """The peak of a device, from the longest entry of `PEAK_FLOPS` that its kind begins with; None if none is known.
+    """The peak FLOP/s from the longest key of `PEAK_FLOPS` with which `device_kind` begins; None if unknown.
 
-    Entries match whole words: an A1000 is not an A100.
+    Keys match whole words: an A1000 is not an A100.
 
     >>> peak_flops("NVIDIA H100 80GB HBM3"), peak_flops("TPU v5 lite"), peak_flops("cpu")
     (989500000000000.0, 197000000000000.0, None)

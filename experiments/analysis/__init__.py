@@ -1,1 +1,1 @@
-"""Commands that look at a trained model: inspect, perplexity."""
+"""Commands that analyse: a trained model (inspect, perplexity), and compiled kernels (kernels)."""

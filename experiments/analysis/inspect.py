@@ -1,20 +1,25 @@
-"""Shows what a trained model looks at: what its gates count, and heat maps of gates, positions and attention.
+"""Shows what a trained decoder attends to and what its gates count, in the terminal and as heat maps.
 
 python -m experiments.inspect --model=runs/cope --input="a = 0 ; pass; a ++; print a"
 python -m experiments.inspect --model=runs/cope --split=in_distribution --example=0 --layer=1 --head=0
 python -m experiments.inspect --model=runs/wikitext2_small --split=test --windows=32
 
-For a synthetic task: prints a strip of tokens for each layer and head, coloured by the gates of one query (by its
-attention if there are no gates) with the positions p_ij below, and writes a PNG for each map.
+For a synthetic task, the command prints the tokens once for each layer and head, with the positions p_ij below. The
+colours are the gates of one query or, if there are no gates, the attention of this query. The command writes
+`query.png`, a large picture of the head whose gates select best for the query. It also writes one picture of all heads
+for each kind of map: gates, positions, attention.
 
-For text: ranks the heads by what their gates follow, describes the result in sentences, and prints a text coloured by
-the gates of the first heads; writes the ranking, and a PNG of all heads and features. docs/text.md
+For text, the command ranks the heads by the features of the text that their gates follow, and describes the result in
+sentences. It prints a text, coloured by the gates of the top heads. It writes the ranking, and a picture of all heads
+and features. More is in docs/text.md.
 """
 
-if __name__ == "inspect":  # a command of this folder was started as a file, and Python imports this as its own module
+if __name__ == "inspect":  # a command of this folder was run as a file, so Python takes this file for its own `inspect`
     import sys
 
-    raise SystemExit(f"run it as: python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}")
+    raise SystemExit(
+        f"this file is not a script: run python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}"
+    )
 
 import functools
 from collections.abc import Callable
@@ -34,41 +39,70 @@ from cope_jax.runs.workdir import check_sources
 from cope_jax.tasks.synthetic import SyntheticTask
 from experiments.cli import entry, outputs
 
-_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
-_INPUT = flags.DEFINE_string("input", None, "Tokens separated by spaces, or a text; without it, from --split.")
-_SPLIT = flags.DEFINE_string("split", None, "Split to take the example from; without it, the first evaluation split.")
-_EXAMPLE = flags.DEFINE_integer("example", 0, "Index of the example in the split, from 0.", lower_bound=0)
-_SEED = flags.DEFINE_integer("seed", None, "Seed of the model; without it, the first of the run.")
-_QUERY = flags.DEFINE_integer(
-    "query", -1, "Index of the query in the input, from 0; a negative one is counted from the end."
+_MODEL = flags.DEFINE_string(
+    "model",
+    None,
+    "Folder of a run that trained a decoder, or name of a trained model of the package, such as counting (required).",
+    required=True,
 )
-_LAYER = flags.DEFINE_integer("layer", None, "Only this layer, from 0; without it, all.")
-_HEAD = flags.DEFINE_integer("head", None, "Only this head, from 0; without it, all.")
-_WINDOWS = flags.DEFINE_integer("windows", 16, "For text: number of windows of the split.", lower_bound=1)
-_TOP = flags.DEFINE_integer("top", 3, "For text: number of top-ranked heads to show in colours.", lower_bound=0)
-_OUT = flags.DEFINE_string("out", None, "Folder for the heat maps; without it, `maps` in the run's folder.")
+_INPUT = flags.DEFINE_string(
+    "input",
+    None,
+    "Input to inspect: a text or, for a synthetic task, tokens separated by spaces. Without this flag, the input is "
+    "read from the split --split.",
+)
+_SPLIT = flags.DEFINE_string(
+    "split", None, "Without --input: split to read the input from; without this flag, the first evaluation split."
+)
+_EXAMPLE = flags.DEFINE_integer(
+    "example",
+    0,
+    "For a synthetic task without --input: index of the example to inspect in the split, from 0.",
+    lower_bound=0,
+)
+_SEED = flags.DEFINE_integer(
+    "seed", None, "Seed of the model to inspect, if the run trained several seeds; without this flag, the first seed."
+)
+_QUERY = flags.DEFINE_integer(
+    "query", -1, "For a synthetic task: index of the query in the input, from 0; a negative index counts from the end."
+)
+_LAYER = flags.DEFINE_integer("layer", None, "The only layer to show, counted from 0; without this flag, all layers.")
+_HEAD = flags.DEFINE_integer("head", None, "The only head to show, counted from 0; without this flag, all heads.")
+_WINDOWS = flags.DEFINE_integer(
+    "windows",
+    16,
+    "For text, if --input is not given: maximum number of windows to inspect from the split.",
+    lower_bound=1,
+)
+_TOP = flags.DEFINE_integer(
+    "top",
+    3,
+    "For text: number of heads whose gates colour the text, the best-ranked heads first. Ignored if --layer or --head "
+    "chooses the heads.",
+    lower_bound=0,
+)
+_OUT = flags.DEFINE_string("out", None, "Folder for the pictures; without this flag, `maps` in the run's folder.")
 entry.renamed("workdir", "model")
 
 
 def main() -> None:
-    """Prints what the model looks at, and writes the heat maps."""
-    workdir = Path(_MODEL.value)
-    run = load_run(workdir)
+    """Prints what the model attends to and counts, and writes the pictures."""
+    run = load_run(_MODEL.value)
     if run.name not in models.able("map"):
-        raise ConfigError(f"{workdir} is a run of {run.name} on {run.task.name}: choose a run of a decoder")
-    out = workdir / "maps" if _OUT.value is None else Path(_OUT.value)
+        raise ConfigError(f"{run.folder} is a run of {run.name} on {run.task.name}: choose a run of a decoder")
+    out = run.output / "maps" if _OUT.value is None else Path(_OUT.value)
     console = wide_console()
     if isinstance(run.task, SyntheticTask):
         write = show_maps(console, run, run.task)
     else:
-        write = show_text(console, workdir, run)
+        write = show_text(console, run)
     with outputs.writing(out):
         paths = write(out)
     outputs.list_files(paths)
 
 
 def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable[[Path], list[Path]]:
-    """Prints the strips of a synthetic example, and returns the function that writes its maps."""
+    """Prints the coloured tokens of a synthetic example. Returns a function that writes its heat maps."""
     tokens_L = read_input(run, task)
     sampler = positions.SAMPLERS.get(run.experiment.training.positions)
     limit = max(run.config.max_length, len(tokens_L))  # an encoding that has a table checks the length itself
@@ -81,34 +115,38 @@ def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable
         layer=_LAYER.value,
         head=_HEAD.value,
     )
-    console.print(run.title(_SEED.value), markup=False)
+    title = run.title(_SEED.value)
+    console.print(title, markup=False)
     console.print(maps.strips(seen, console.width), soft_wrap=True)
-    return functools.partial(maps.write_heat_maps, seen=seen)
+    return functools.partial(maps.write_heat_maps, seen=seen, title=title)
 
 
-def show_text(console: Console, workdir: Path, run: LoadedRun) -> Callable[[Path], list[Path]]:
-    """Prints what heads count in a text, and returns the function that writes the ranking."""
+def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
+    """Prints what the heads count in a text. Returns a function that writes the ranking."""
     split = _SPLIT.value or run.task.evaluation_splits[0]
     if _INPUT.value is None:
-        check_sources(run.task, workdir, [split])
+        check_sources(run.task, run.folder, [split])
     tokens_BL = inspect_text.windows(run.task, run.task.codec(), _INPUT.value, split, _WINDOWS.value)
     shape = run.config.block.attention_shape(None)
     layers = maps.choose("layer", _LAYER.value, run.config.num_layers)
     heads = maps.choose("head", _HEAD.value, shape.num_heads)
-    console.print(run.title(_SEED.value), markup=False)
+    title = run.title(_SEED.value)
+    console.print(title, markup=False)
     found = inspect_text.score_text(run.model(_SEED.value), run.task.codec(), tokens_BL)
-    console.print(f"{found.count:,} tokens in {len(tokens_BL)} windows of {tokens_BL.shape[1]}\n", markup=False)
+    windows = f"{len(tokens_BL)} window{'s' * (len(tokens_BL) > 1)} of {tokens_BL.shape[1]}"
+    console.print(f"{found.count:,} tokens in {windows}\n", markup=False)
     console.print(views.ranking(found.heads, found.bound, found.top_tokens).rich())
     console.print(*views.sentences(found.heads, found.bound), sep="\n", markup=False, soft_wrap=True)
+    console.print("", maps.legend("mean gates"), sep="\n")
     shown = [one for one in found.heads if one.layer in layers and one.head in heads]
     for one in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
         console.print(f"\nlayer {one.layer}, head {one.head}: mean gates", style="bold", markup=False)
-        console.print(views.coloured(found.pieces, found.gates_LHBL[one.layer, one.head, 0]), soft_wrap=True)
-    return functools.partial(views.write, heads=found.heads)
+        console.print(views.coloured(found.pieces, found.gates_LHBL[one.layer, one.head, 0]))
+    return functools.partial(views.write, heads=found.heads, title=title)
 
 
 def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:
-    """The tokens of --input, or else of the example, up to the last one whose answer counts."""
+    """The tokens of --input or, without --input, the tokens of the example up to the last token that has a weight."""
     if _INPUT.value is not None:
         tokens_L = task.encode(_INPUT.value)
         if not tokens_L.size:

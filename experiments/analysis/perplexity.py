@@ -1,18 +1,19 @@
-r"""Measures the perplexity of a trained decoder on a text: every token of a split, in sliding windows.
+r"""Measures the perplexity of a trained decoder on every token of a text, in sliding windows.
 
 python -m experiments.perplexity --model=runs/wikitext2_small
 python -m experiments.perplexity --model=runs/wikitext2_small --lengths=128,256,512,1024 --stride=64
 
-Prints the loss per token, the perplexity per word and per token, bits per byte, and the loss by the number of tokens
-seen before, and writes them as perplexity.json and plots into the folder of the run. With the default stride, half a
-window, every token sees at least half a window, except at the beginning of a text. A stride of a full window gives what
-the run itself measured. `--lengths` shows how the model generalises to lengths other than the training length.
+Prints the loss per token, the perplexity per word and per token, bits per byte, and the loss by the number of preceding
+tokens in the window. Writes perplexity.json and plots into the run's folder.
 
-Finished measurements are kept: after an interruption the same command resumes. A newer checkpoint is measured again.
+The default stride is half a window. Every token then has at least half a window of context, except at the beginning of
+a text. A stride of a full window gives the same result as the run's own evaluation. `--lengths` shows how the model
+generalises to lengths other than the training length.
+
+Finished measurements are kept: after an interruption, the same command resumes. A newer checkpoint is measured again.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from absl import flags
 
@@ -29,44 +30,55 @@ from cope_jax.tasks.stored import TextTask
 from experiments.cli import entry
 from experiments.cli.flag_values import read_numbers
 
-_MODEL = flags.DEFINE_string("model", None, "Folder of a training run.", required=True)
+_MODEL = flags.DEFINE_string("model", None, "Folder of a run that trained a decoder on text (required).", required=True)
 _SPLIT = flags.DEFINE_string("split", "test", "Split to measure: train, validation or test.")
-_LENGTH = flags.DEFINE_integer("length", None, "Tokens per window; without it, as in training.", lower_bound=1)
-_STRIDE = flags.DEFINE_integer(
-    "stride", None, "Tokens from one window to the next; without it, half the length.", lower_bound=1
+_LENGTH = flags.DEFINE_integer(
+    "length", None, "Number of tokens per window; without this flag, the same number as in training.", lower_bound=1
 )
-_LENGTHS = flags.DEFINE_list("lengths", [], "Further window lengths, such as 128,256,512.")
+_STRIDE = flags.DEFINE_integer(
+    "stride",
+    None,
+    "Number of tokens from the start of one window to the start of the next; without this flag, half a window.",
+    lower_bound=1,
+)
+_LENGTHS = flags.DEFINE_list(
+    "lengths", [], "More window lengths to measure, such as 128,256,512; without this flag, only --length."
+)
 entry.renamed("workdir", "model")
 
 
 def main() -> None:
-    """Measures what is missing, then shows everything that was asked for."""
-    workdir = Path(_MODEL.value)
+    """Measures the requested results that perplexity.json does not have yet, then shows all requested results."""
     plan = read_numbers("lengths", _LENGTHS.value)
-    run = load_run(workdir)
+    run = load_run(_MODEL.value)
     task = run.task
     models = [run.model(seed) for seed in run.seeds]
     if not isinstance(task, TextTask) or "score" not in models[0].abilities:
-        raise ConfigError(f"{workdir} is a run of {run.name} on {task.name}: choose a run of a decoder on text")
+        raise ConfigError(f"{run.folder} is a run of {run.name} on {task.name}: choose a decoder trained on text")
     if _SPLIT.value not in task.splits:
         raise unknown("--split", _SPLIT.value, task.splits)
-    workdirs.check_sources(task, workdir, [_SPLIT.value])
+    workdirs.check_sources(task, run.folder, [_SPLIT.value])
     first = _LENGTH.value or task.window_length
     plan = sorted({first, *plan})
     strides = [_STRIDE.value or -(-length // 2) for length in plan]
     if strides[0] > plan[0]:
-        raise ConfigError(f"--stride={strides[0]} leaves tokens out between windows of {plan[0]}: lower it")
+        raise ConfigError(
+            f"--stride={strides[0]} skips tokens between windows of {plan[0]} tokens: give a smaller stride"
+        )
     perplexity_report.check_length(models[0], task, _SPLIT.value, plan[-1])
-    with workdirs.locked(workdir, workdirs.MEASURING):
-        show(workdir, task, measure(workdir, run, task, models, plan, strides), first)
+    with workdirs.locked(run.output, workdirs.MEASURING):
+        show(run, task, measure(run, task, models, plan, strides), first)
 
 
 def measure(
-    workdir: Path, run: LoadedRun, task: TextTask, models: Sequence[Model], plan: list[int], strides: list[int]
+    run: LoadedRun, task: TextTask, models: Sequence[Model], plan: list[int], strides: list[int]
 ) -> list[Record]:
-    """Measures and writes what is missing for the window lengths of a plan, each with its stride."""
-    path = workdir / "perplexity.json"
-    # About as many tokens as fitted in training.
+    """Adds the results that perplexity.json does not have yet. Returns all requested results.
+
+    `plan` has the lengths of the windows, and `strides` the stride for each length.
+    """
+    path = run.output / "perplexity.json"
+    # A batch has about as many tokens as an evaluation batch of the run, so it fits into memory.
     rows = max(1, run.experiment.evaluation.batch_size * task.max_length // plan[-1])
     shown = []
     for length, stride in zip(plan, strides, strict=True):
@@ -84,16 +96,17 @@ def measure(
     return shown
 
 
-def show(workdir: Path, task: TextTask, records: Sequence[Record], first: int) -> None:
-    """Prints tables and draws plots."""
-    console = wide_console()
+def show(run: LoadedRun, task: TextTask, records: Sequence[Record], first: int) -> None:
+    """Prints tables and draws plots. The table by position in the window is for windows of length `first`."""
+    console, workdir = wide_console(), run.output
     console.print(perplexity_report.figures_table(records).rich())
     console.print(perplexity_report.positions_table([row for row in records if row["length"] == first]).rich())
     paths = [workdir / "perplexity.json"]
-    paths.append(save(perplexity_report.loss_by_position(records), workdir / "loss_by_position.png"))
+    model = f"{run.name} with {run.experiment.encoding}, trained on {task.name}"
+    paths.append(save(perplexity_report.loss_by_position(records, model), workdir / "loss_by_position.png"))
     if len(perplexity_report.lengths(records)) > 1:
-        figure = perplexity_report.by_length(records, task.metric, task.window_length)
-        paths.append(save(figure, workdir / "perplexity_by_length.png"))
+        figure = perplexity_report.by_length(records, task.metric, task.window_length, model)
+        paths.append(save(figure, workdir / f"{task.metric}_by_length.png"))
     console.print(*paths, sep="\n", soft_wrap=True)
 
 

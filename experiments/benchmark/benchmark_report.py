@@ -1,4 +1,4 @@
-"""Shows the results as tables, in the terminal and in Markdown, and as plots of time against length."""
+"""Shows the results as tables (in the terminal and in Markdown) and as plots of time against length."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -6,18 +6,18 @@ from pathlib import Path
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 
-from cope_jax.evaluation.report.plot_style import STYLE, TEXT_WIDTH, line, save
+from cope_jax.evaluation.report.plot_style import STYLE, TEXT_WIDTH, add_caption, looks, save
 from cope_jax.evaluation.report.table import FIRM, MISSING, Table
 from cope_jax.runs.records import Record, select
 from experiments.benchmark.workloads import BACKWARD, FORWARD
 
 _SIZES = "B{batch} H{heads} K{head_dim}, {dtype}, npos_max {npos_max}, {devices}"
 _TIMES = "time, and ratio to {reference}"
-_BYTES = "of the process beyond its inputs, and XLA's temporaries"
+_BYTES = "memory of the process beyond its inputs, and temporaries of XLA"
 
 
 def tables(records: Sequence[Record]) -> list[Table]:
-    """A table for each section, each measurement in it, and each size of CoPE's table."""
+    """One table for each combination of a section, a measurement and a size of CoPE's table."""
     return [
         *_tables(records, "attention", "length", f"Attention, {{what}}, causal, {_SIZES}: {_TIMES}", _time),
         *_tables(records, "memory", "length", f"Memory of {{what}}, {_SIZES}: {_BYTES}", _memory),
@@ -27,7 +27,7 @@ def tables(records: Sequence[Record]) -> list[Table]:
 
 
 def markdown(records: Sequence[Record], reasons: Sequence[str], notes: Sequence[str], environment: Record) -> str:
-    """The complete report."""
+    """The complete report in Markdown."""
     facts = [f"{name.replace('_', ' ')}: {value}" for name, value in environment.items()]
     parts = ["# Benchmark", *(table.markdown() for table in tables(records))]
     for heading, lines in (("Left out", reasons), ("Notes", notes), ("Measured with", facts)):
@@ -39,7 +39,7 @@ def markdown(records: Sequence[Record], reasons: Sequence[str], notes: Sequence[
 def _tables(
     records: Sequence[Record], section: str, across: str, title: str, cell: Callable[[Record], str]
 ) -> list[Table]:
-    """One table for each size of CoPE's table and each figure of a section; its columns are the values of `across`."""
+    """The tables of a section: one for each measurement and size of CoPE's table. Columns are values of `across`."""
     built, section_records = [], select(records, section=section)
     for npos_max, what in {(record.get("npos_max"), record["what"]): None for record in section_records}:
         own = select(section_records, npos_max=npos_max, what=what)
@@ -48,10 +48,14 @@ def _tables(
         for contender in dict.fromkeys(record["contender"] for record in own):
             found = [select(own, **{"contender": contender, across: column}) for column in columns]
             rows.append([contender, *(cell(one[0]) if one else MISSING for one in found)])
-        devices = own[0]["devices"]
-        fields = {**own[0], "devices": f"JAX on {devices} device{'s' * (devices > 1)}"}
-        built.append(Table(title.format(**fields), [across, *map(str, columns)], rows))
+        built.append(Table(_filled(title, own[0]), [across, *map(str, columns)], rows))
     return built
+
+
+def _filled(title: str, record: Record) -> str:
+    """Fills the sizes of a record into a title."""
+    devices = record["devices"]
+    return title.format(**record | {"devices": f"JAX on {devices} device{'s' * (devices > 1)}"})
 
 
 def _time(record: Record) -> str:
@@ -61,7 +65,7 @@ def _time(record: Record) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    r"""A time to three digits.
+    r"""A time in milliseconds, with at least three digits.
 
     >>> [milliseconds(seconds) for seconds in (0.00034567, 0.0123, 1.2345)]
     ['0.346\xa0ms', '12.3\xa0ms', '1234\xa0ms']
@@ -76,7 +80,7 @@ def _memory(record: Record) -> str:
 
 
 def mebibytes(count: int) -> str:
-    r"""Bytes, as text.
+    r"""A number of bytes, in MiB or GiB.
 
     >>> mebibytes(3 * 2**20), mebibytes(3 * 2**30)
     ('3\xa0MiB', '3.0\xa0GiB')
@@ -85,7 +89,7 @@ def mebibytes(count: int) -> str:
 
 
 def write_plots(workdir: Path, records: Sequence[Record]) -> list[Path]:
-    """Writes `attention_npos_max_N.png` for each N measured. Returns the paths."""
+    """Writes `attention_npos_max_N.png` for each measured size N of CoPE's table. Returns the paths."""
     attention = select(records, section="attention")
     return [
         save(time_by_length(select(attention, npos_max=npos_max)), workdir / f"attention_npos_max_{npos_max}.png")
@@ -95,15 +99,15 @@ def write_plots(workdir: Path, records: Sequence[Record]) -> list[Path]:
 
 @rc_context(STYLE)
 def time_by_length(records: Sequence[Record]) -> Figure:
-    """Plots the median times of attention, in one panel for forward and one for forward with backward."""
+    """Plots the median times of attention. One panel shows forward, the other forward and backward."""
     figure = Figure(figsize=(TEXT_WIDTH, 3.0), layout="constrained")
     lengths = sorted({record["length"] for record in records})
     panels = figure.subplots(1, 2, sharey=True)
     for axes, what in zip(panels, (FORWARD, BACKWARD), strict=True):
-        for number, name in enumerate(dict.fromkeys(record["contender"] for record in records)):
+        for name, look in looks(list(dict.fromkeys(record["contender"] for record in records))).items():
             own = sorted(select(records, contender=name, what=what), key=lambda record: record["length"])
             times = [1000 * record["median_seconds"] for record in own]
-            axes.plot([record["length"] for record in own], times, label=name, **line(number))
+            axes.plot([record["length"] for record in own], times, label=name, **look | {"linestyle": "-"})
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xticks(lengths, [str(length) for length in lengths])
@@ -113,4 +117,6 @@ def time_by_length(records: Sequence[Record]) -> Figure:
     panels[0].set_ylabel("time (ms)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside right center")
+    figure.suptitle(_filled(f"time of causal attention, {_SIZES}", records[0]), fontsize=8)
+    add_caption(figure, "medians over rounds; one colour for each encoding, one marker for each implementation")
     return figure

@@ -1,8 +1,8 @@
-"""The contenders of the benchmark of attention, decoding and training steps, and their cases.
+"""The cases of the benchmark (attention, decoding and training steps), and the contenders of each case.
 
-A contender of attention, ENCODING/EXECUTION, turns a problem into two tasks: "forward" returns out_BLHK, and
-"forward+backward" returns it with the gradients of q, k, v and of every parameter for a fixed cotangent. JAX contenders
-split the heads over the problem's devices, and a ring splits the sequence.
+The name of an attention contender is ENCODING/IMPLEMENTATION. A contender turns a problem into two tasks: "forward"
+returns out_BLHK, and "forward+backward" also returns the gradients of q, k, v and every parameter for a fixed
+cotangent. JAX contenders split the heads over the problem's devices; ring attention splits the sequence.
 """
 
 import contextlib
@@ -38,12 +38,12 @@ OF_TORCH = {
 }
 DEFAULT = (*OURS, *OF_TORCH)
 X_TRANSFORMERS = ("cope", "rope")
-# Roughly how many float32 matrices of all pairs backward keeps at its peak.
+# About how many float32 matrices [L, L] for each head the backward pass keeps at its peak.
 OF_FULL, OF_JAX_NN = 10, 6
 
 
 def attention_cases(problems: Sequence[Problem], names: Sequence[str], reference: str) -> list[Case]:
-    """One case for each problem: attention, forward and with all gradients."""
+    """One case for each problem: attention, without and with all gradients."""
     built = []
     for problem in problems:
         builds = {name: functools.partial(find(name), problem) for name in names}
@@ -52,14 +52,14 @@ def attention_cases(problems: Sequence[Problem], names: Sequence[str], reference
 
 
 def decoding_case(problem: Problem, specs: Sequence[str]) -> Case:
-    """Attention of one new token to a cached context of the problem's length, with each encoding."""
+    """The case in which one new token attends to a cached context of the problem's length, with each encoding."""
     fields = {"section": "decode", "context": problem.length, **vars(problem)}
     builds = {spec: functools.partial(decode, spec, problem) for spec in specs}
     return Case(fields, builds, specs[0], cost=problem.length * 100)
 
 
 def training_cases(recipes: Sequence[Recipe], names: Sequence[str], devices: int) -> list[Case]:
-    """One case for each recipe: each encoding in our decoder, and CoPE and RoPE in x-transformers'."""
+    """One case for each recipe: each encoding in our decoder, and CoPE and RoPE in the decoder of x-transformers."""
     built = []
     for recipe in recipes:
         builds: dict[str, Build] = {name: functools.partial(train, recipe, name, devices) for name in names}
@@ -71,7 +71,7 @@ def training_cases(recipes: Sequence[Recipe], names: Sequence[str], devices: int
 
 
 def find(name: str) -> Contender:
-    """The contender of a name: a registered one, or any encoding with an implementation of `attend`.
+    """Finds the contender with this name: one of `CONTENDERS`, or any encoding with an implementation of `attend`.
 
     >>> tasks = find("alibi/full")(Problem(length=4, heads=2, head_dim=8))
     >>> tasks["forward"]().shape
@@ -88,7 +88,7 @@ def find(name: str) -> Contender:
 
 
 def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task]:
-    """An encoding in `cope_jax.attention.attend`."""
+    """The tasks of an encoding in `cope_jax.attention.attend`."""
     options: Any = {"implementation": implementation, "embedded": True}
     if implementation == "ring":
         options["sequence_axis"] = AXIS
@@ -109,7 +109,7 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
 
 
 def _jax_nn(problem: Problem) -> Mapping[str, Task]:
-    """`jax.nn.dot_product_attention` after our rotation."""
+    """The tasks of `jax.nn.dot_product_attention`, after our rotation of queries and keys."""
     problem.check_square(OF_JAX_NN)
 
     def build(problem: Problem) -> tuple[Attention, PyTree]:
@@ -126,13 +126,13 @@ def _jax_nn(problem: Problem) -> Mapping[str, Task]:
 
 
 class Compiled:
-    """A function with its arguments, compiled at first use; a call computes it and waits for the result."""
+    """A function with its arguments, compiled at first use. A call computes the function and waits for the result."""
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, plan: Plan):
         self._function, self._arguments = function, arguments
         self._context = functools.partial(jax.set_mesh, plan.mesh) if plan.mesh else contextlib.nullcontext
         with self._context():
-            jax.eval_shape(function, *arguments)  # so that errors show now
+            jax.eval_shape(function, *arguments)  # so that errors are raised now
 
     @functools.cached_property
     def _compiled(self) -> Any:
@@ -141,7 +141,7 @@ class Compiled:
 
     @property
     def temp_bytes(self) -> int | None:
-        """What XLA allocates in addition to arguments and results."""
+        """The bytes that XLA allocates in addition to arguments and results; None if XLA does not report them."""
         return getattr(self._compiled.memory_analysis(), "temp_size_in_bytes", None)
 
     def __call__(self) -> Any:
@@ -165,9 +165,9 @@ def _tasks(plan: Plan, problem: Problem) -> Mapping[str, Task]:
 
 
 def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
-    """Enters a token as the last of L and attends to all of them; the cache is updated in place.
+    """Returns a task that adds one token to a cache of L − 1 tokens, in place, and lets it attend to all L tokens.
 
-    The task returns out_B1HK. Every call enters the same token again, so the context does not grow.
+    Each call of the task returns out_B1HK, and adds the same token in the same place, so the context does not grow.
     """
     merge, params = problem.encoding(spec)
     q, k, v, _ = (jnp.asarray(array, problem.dtype) for array in problem.arrays())
@@ -195,7 +195,7 @@ def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
 
 
 def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]:
-    """One step of training as the loop runs it, its batch split over devices if possible, else on one device."""
+    """One training step as in the training loop. The batch is split over the devices if it can be split evenly."""
     size = recipe.config.training.batch_size
     shares = 1 if size % devices else devices
     config = dataclasses.replace(recipe.config, encoding=encoding, job=JobConfig(mesh=MeshConfig(data=shares)))
@@ -210,18 +210,18 @@ def train(recipe: Recipe, encoding: str, devices: int = 1) -> Mapping[str, Task]
         return float(np.asarray(jax.block_until_ready(metrics["loss"])).item())
 
     if shares < devices:
-        return WithNote({STEP: step}, f"on 1 device, because {devices} cannot share a batch of {size} evenly")
+        return WithNote({STEP: step}, f"on 1 device, because {devices} devices cannot share a batch of {size}")
     return {STEP: step}
 
 
 def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, Task]:
-    """The tasks of a function of `torch_contenders`, which is imported only if PyTorch is installed."""
+    """The tasks that a function of `torch_contenders` returns. Raises LeftOut if PyTorch is not installed."""
     try:
         from experiments.benchmark import torch_contenders
 
         return getattr(torch_contenders, function)(*arguments)
     except ModuleNotFoundError as error:
-        raise LeftOut(f"{error.name} is not installed: pip install -e '.[bench]'") from error
+        raise LeftOut(f"{error.name} is not installed: run pip install -e '.[bench]'") from error
 
 
 CONTENDERS: dict[str, Contender] = {"rope/jax.nn": _jax_nn}

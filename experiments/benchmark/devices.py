@@ -18,30 +18,34 @@ AXIS = "devices"
 Attention = Callable[..., Array]
 """(params, q_BLHK, k_BLHK, v_BLHK) → out_BLHK, for any L."""
 Build = Callable[[Problem], tuple[Attention, PyTree]]
-"""Attention with the heads of a problem, and its parameters."""
+"""Creates attention with the heads of a problem. Returns attention and its parameters."""
 
 SEQUENCE, HEADS = 1, 2  # dimensions of q, k and v
-# The tiny problem on which heads are compared; if heads add different terms to the logits, these differ by far more.
+# Length and tolerance for comparing heads. Heads that add different terms to the logits differ by far more.
 LENGTH, TOLERANCE = 8, 1e-4
 
 
 def choose(asked: int) -> int:
-    """How many of JAX's devices share the work; 0 asks for all. Raises ConfigError if there are fewer than asked."""
+    """The number of JAX devices that share the work: `asked`, or all if `asked` is 0.
+
+    Raises:
+      ConfigError: JAX has fewer devices.
+    """
     found = jax.device_count()
     if asked > found:
-        raise ConfigError(f"--devices={asked}, but JAX has {found}: ask for fewer, or check XLA_FLAGS")
+        raise ConfigError(f"--devices={asked}, but JAX has {found} devices: ask for fewer, or check XLA_FLAGS")
     return asked or found
 
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How attention runs, on one device or on those of a mesh."""
+    """How attention runs: on one device, or on the devices of a mesh."""
 
-    attention: Attention  # of all heads
-    params: PyTree  # complete on every device
+    attention: Attention  # attention of all heads
+    params: PyTree  # every device has all parameters
     mesh: Mesh | None = None  # its axis is `AXIS`
     split: int = HEADS  # the dimension of q, k and v that the devices share
-    note: str = ""  # why it is not split although there are several devices, in one line
+    note: str = ""  # why the work is not split although there are several devices, in one line
 
     @property
     def spec(self) -> PartitionSpec:
@@ -61,15 +65,15 @@ def _mesh(devices: int) -> Mesh:
 
 
 def split_heads(build: Build, problem: Problem) -> Plan:
-    """Splits heads over the problem's devices if that gives the same result; else puts all on one."""
+    """Splits heads over the problem's devices if that gives the same result; otherwise uses one device."""
     plan, heads, devices = Plan(*build(problem)), problem.heads, problem.devices
     if devices == 1:
         return plan
     if heads % devices:
-        return dataclasses.replace(plan, note=f"on 1 device, because {devices} cannot share {heads} heads evenly")
+        return dataclasses.replace(plan, note=f"on 1 device, because {devices} devices cannot share {heads} heads")
     part = _part(build, plan, problem)
     if part is None:
-        return dataclasses.replace(plan, note="on 1 device, because it treats its heads differently")
+        return dataclasses.replace(plan, note="on 1 device, because the encoding treats its heads differently")
     plan = dataclasses.replace(plan, mesh=_mesh(devices))
     specs = (PartitionSpec(), *[plan.spec] * 3)
     sharded = jax.shard_map(part, mesh=plan.mesh, in_specs=specs, out_specs=plan.spec, check_vma=False)
@@ -77,10 +81,10 @@ def split_heads(build: Build, problem: Problem) -> Plan:
 
 
 def _part(build: Build, plan: Plan, problem: Problem) -> Attention | None:
-    """Attention of one device's heads with the parameters of all heads; None if the parts do not equal the whole."""
+    """Attention of one device's heads with the parameters of all heads; None if this split would change the result."""
     try:
         part, of_part = build(dataclasses.replace(problem, heads=problem.heads // problem.devices))
-    except ConfigError:  # options that name every head
+    except ConfigError:  # an option has an entry for every head
         return None
     shapes, found = ([leaf.shape for leaf in jax.tree.leaves(tree)] for tree in (plan.params, of_part))
     if shapes != found:
@@ -94,9 +98,12 @@ def _part(build: Build, plan: Plan, problem: Problem) -> Attention | None:
 
 
 def split_sequence(attention: Attention, params: PyTree, problem: Problem) -> Plan:
-    """Splits the sequence over the problem's devices, for attention that expects that."""
+    """Splits the sequence over the problem's devices, for ring attention."""
     if problem.devices == 1:
-        raise LeftOut("a ring needs several devices, but has 1")
+        raise LeftOut("ring attention needs several devices, but has 1: set --devices above 1")
     if problem.length % problem.devices:
-        raise LeftOut(f"{problem.devices} devices need a length that is a multiple of {problem.devices}")
+        raise LeftOut(
+            f"{problem.devices} devices cannot share a length of {problem.length}: choose a multiple of "
+            f"{problem.devices}"
+        )
     return Plan(attention, params, _mesh(problem.devices), SEQUENCE)

@@ -1,4 +1,4 @@
-"""Measures the memory that forward and backward take, each contender in its own process.
+"""Measures the memory of the forward and backward pass. Each contender runs in a separate process.
 
 python -m experiments.benchmark.memory_use CONTENDER PROBLEM_AS_JSON
 """
@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.errors import ConfigError
+from cope_jax.progress import Progress
 from experiments.benchmark import contenders, process
-from experiments.benchmark.timing import LeftOut, Results, progress
+from experiments.benchmark.timing import LeftOut, Results
 from experiments.benchmark.workloads import BACKWARD, ROOT, Problem
 
 
@@ -24,11 +25,11 @@ def run(
     stop: Callable[[], bool],
     keep: Callable[[], Any],
 ) -> None:
-    """Measures every contender at every problem; ends early if `stop` returns True."""
-    with progress(sum(problem.length for problem in problems) * len(names)) as bar:
+    """Measures every contender on every problem. Calls `keep` after each problem; ends early if `stop` returns True."""
+    with Progress(sum(problem.length for problem in problems) * len(names)) as progress:
         for problem in problems:
             for name in names:
-                bar.set_description(f"memory, {problem.length}")
+                progress.label = f"memory, {problem.length}"
                 fields = {"section": "memory", **vars(problem)}
                 measured = measure(name, problem)
                 if stop():
@@ -37,12 +38,12 @@ def run(
                     results.left_out.append({**fields, "contender": name, **measured})
                 else:
                     results.records.append({**fields, "contender": name, "what": BACKWARD, **measured})
-                bar.update(problem.length)
+                progress.advance(problem.length)
             keep()
 
 
 def measure(name: str, problem: Problem) -> dict[str, Any]:
-    """What `measure_here` finds in a new process; the `reason` if that fails."""
+    """Runs `measure_here` in a new process. Returns the result or, if the process fails, the `reason`."""
     command = [sys.executable, "-m", __name__, name, json.dumps(vars(problem))]
     done = subprocess.run(command, cwd=ROOT, env=process.untuned(), capture_output=True, text=True)
     if done.returncode:
@@ -52,11 +53,13 @@ def measure(name: str, problem: Problem) -> dict[str, Any]:
 
 
 def measure_here(name: str, problem: Problem) -> dict[str, Any]:
-    """Measures in this process, which must not have computed anything before.
+    """Measures memory in this process, which must not have computed anything before.
 
-    Returns the `reason` why the contender does not take part, or three figures: `temp_bytes`, what XLA allocates in
-    addition to arguments and results (None for other libraries); `start_bytes`, resident memory with libraries, inputs
-    and the compiled program; and `peak_bytes`, the maximum during two calls.
+    Returns the `reason` why the contender does not take part, or three numbers:
+
+    - `temp_bytes`: what XLA allocates in addition to arguments and results; None for other libraries
+    - `start_bytes`: resident memory before the first call, with libraries, inputs and the compiled program
+    - `peak_bytes`: the maximum of resident memory during two calls
     """
     try:
         task = contenders.find(name)(problem)[BACKWARD]
@@ -65,13 +68,13 @@ def measure_here(name: str, problem: Problem) -> dict[str, Any]:
         return {"reason": str(reason)}
     status, forget = Path("/proc/self/status"), Path("/proc/self/clear_refs")
     if not forget.exists():
-        return {"reason": "the peak of resident memory is known on Linux only"}
+        return {"reason": "only Linux reports the peak of resident memory"}
 
     def peak() -> int:
         return 1024 * int(next(line.split()[1] for line in status.read_text().splitlines() if line.startswith("VmHWM")))
 
     with contextlib.suppress(OSError):
-        forget.write_text("5")  # the current resident memory becomes the peak: else compilation counts
+        forget.write_text("5")  # resets the peak to the current memory, because compilation must not count
     start_bytes = peak()
     task()
     task()

@@ -1,12 +1,13 @@
-"""Sets up and describes this process and machine, which influence the figures more than they should.
+"""Sets up the process for comparable times, and describes the process and the machine.
 
-- glibc's allocator returns each big block to the system when it is freed, and the next one costs a page fault for every
-  4 KiB. PyTorch allocates each intermediate array separately, which makes it several times slower at great lengths; XLA
-  allocates once for each call. So every contender is measured with an allocator that keeps its blocks.
-- PyTorch's threads spin while they wait for each other. If other programs need the cores too, or another library's
-  threads have their turn, that costs a multiple of the threads' own work. So idle threads sleep.
+- glibc's allocator returns each big block to the system when it is freed, and each new block then costs a page fault
+  for every 4 KiB. PyTorch allocates each intermediate array separately, which makes PyTorch several times slower at
+  great lengths; XLA allocates once for each call. So every contender is measured with an allocator that keeps its
+  blocks.
+- PyTorch's threads spin while they wait for each other. If other programs or another library's threads need the cores
+  too, spinning costs several times as much as the work of the threads. So idle threads sleep.
 - One CPU device of XLA uses little more than one core (docs/attention.md). So a CPU is split into one device for each
-  core, with one thread each, and JAX's work is split over them.
+  core, with one thread per device, and JAX's work is split over the devices.
 """
 
 import importlib.metadata
@@ -31,11 +32,11 @@ _ONE_THREAD = "--xla_cpu_multi_thread_eigen=false"
 
 
 def restart(arguments: Sequence[str], devices: int = 1) -> None:
-    """Restarts this process with these arguments of Python and this module's settings, which are read at startup.
+    """Restarts Python with these arguments and with this module's settings, which take effect only at startup.
 
-    Settings of the user are kept. Does nothing in a process that was restarted before, or if nothing can be set: the
-    allocator is replaced, or is not glibc's; JAX_PLATFORMS is not the CPU. A CPU becomes `devices` devices; without
-    JAX_PLATFORMS, JAX uses an accelerator if there is one, as always.
+    The function sets only what the user has not set, and does nothing if nothing is left to set, as after a restart. It
+    tunes only glibc's allocator, and only if LD_PRELOAD is not set. It splits a CPU into `devices` devices unless
+    JAX_PLATFORMS names another platform. Without JAX_PLATFORMS, JAX still uses an accelerator if there is one.
     """
     plain = _is_glibc() and not os.environ.get("LD_PRELOAD")
     settings = {**_THREADS, **(_ALLOCATOR if plain else {})}
@@ -49,23 +50,23 @@ def restart(arguments: Sequence[str], devices: int = 1) -> None:
 
 
 def untuned(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """The environment with the allocator's defaults, for measuring memory."""
+    """The environment without the settings of the allocator, for measuring memory."""
     return {name: value for name, value in environment.items() if name not in _ALLOCATOR}
 
 
 def describe(environment: Mapping[str, str] = os.environ) -> str:
-    """One line about the allocator and the threads of this process, for the report.
+    """Describes the allocator and the threads of this process in one line, for the report.
 
     >>> describe({"LD_PRELOAD": "libjemalloc.so", "OMP_WAIT_POLICY": "ACTIVE"})
-    'LD_PRELOAD=libjemalloc.so; OMP_WAIT_POLICY=ACTIVE; XLA_FLAGS=unset; allocator as it is'
+    'LD_PRELOAD=libjemalloc.so; OMP_WAIT_POLICY=ACTIVE; XLA_FLAGS=unset; allocator not tuned'
     """
     tuned = " ".join(f"{name}={environment[name]}" for name in _ALLOCATOR if name in environment)
     settings = [f"{name}={environment.get(name, 'unset')}" for name in ("LD_PRELOAD", *_THREADS, "XLA_FLAGS")]
-    return "; ".join([*settings, f"allocator tuned, {tuned}" if tuned else "allocator as it is"])
+    return "; ".join([*settings, f"allocator tuned, {tuned}" if tuned else "allocator not tuned"])
 
 
 def facts() -> Record:
-    """Everything that the figures depend on, except the code; `load_average` is from before the benchmark."""
+    """Everything that the results depend on, except the code. `load_average` is measured before the benchmark."""
     installed = {found.name.lower(): found.version for found in importlib.metadata.distributions()}
     return {
         **environment(),
@@ -80,7 +81,7 @@ def facts() -> Record:
 
 
 def warnings(found: Record) -> list[str]:
-    """Reasons not to trust the figures.
+    """Reasons not to trust the results.
 
     >>> warnings({"load_average": 3.21, "cores": 2}), warnings({"load_average": 0.5, "cores": 2})
     (['the machine was busy before (load 3.2 on 2 cores): do not trust these times'], [])

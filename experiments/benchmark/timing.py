@@ -1,4 +1,4 @@
-"""Times functions that do the same work in turns, so that a machine that slows down slows all of them."""
+"""Times functions that do the same work. They run in turns, so that other load on the machine slows all of them."""
 
 import dataclasses
 import functools
@@ -8,27 +8,26 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
-from tqdm import tqdm
-
 from cope_jax.errors import ConfigError
+from cope_jax.progress import Progress
 from cope_jax.runs.records import Record
 
 K = TypeVar("K")
 Task = Callable[[], Any]
 """Does its work once and returns when it is done."""
 Build = Callable[[], Mapping[str, Task]]
-"""Prepares a contender: returns its tasks by what is timed, such as "forward"."""
+"""Prepares a contender. Returns its tasks by the name of the measurement, such as "forward"."""
 
 TURN_SECONDS = 0.05
-PAUSE_SECONDS = 0.01  # in which idle threads of the previous library stop spinning
+PAUSE_SECONDS = 0.01  # before each turn, so that idle threads of the previous library stop spinning
 
 
 class LeftOut(Exception):
-    """This contender cannot take part here; the message says why, in one line."""
+    """This contender cannot take part here. The message says why, in one line."""
 
 
 class WithNote(dict[str, Task]):
-    """The tasks of a contender that takes part in another way than requested; the note says how, in one line."""
+    """The tasks of a contender that runs in another way than requested. The note says how, in one line."""
 
     def __init__(self, tasks: Mapping[str, Task], note: str):
         super().__init__(tasks)
@@ -37,24 +36,24 @@ class WithNote(dict[str, Task]):
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Contenders that do the same work and so are timed in turns."""
+    """Contenders that do the same work, and are therefore timed in turns."""
 
     fields: Record  # what the records of this case share, such as section and length
     builds: Mapping[str, Build]  # by the contender's name
-    reference: str  # what the ratios are relative to; if it does not take part, the first that does
-    cost: float = 1.0  # how long the case takes in comparison with others, for the progress bar
+    reference: str  # the contender that ratios are relative to; if it is left out, the first one that takes part
+    cost: float = 1.0  # how long the case takes relative to other cases, for the progress bar
 
 
 @dataclasses.dataclass
 class Results:
-    """What was measured so far: a record for each contender and figure; which were left out, and why; and notes."""
+    """The results so far: a record for each contender and measurement, contenders left out with reasons, and notes."""
 
     records: list[Record] = dataclasses.field(default_factory=list)
     left_out: list[Record] = dataclasses.field(default_factory=list)
     notes: list[Record] = dataclasses.field(default_factory=list)
 
     def lines(self) -> tuple[list[str], list[str]]:
-        """The lines of the reasons and of the notes: one for each contender and reason, or contender and note."""
+        """Returns (one line for each contender and reason, one line for each contender and note)."""
         return _lines(self.left_out, "reason"), _lines(self.notes, "note")
 
 
@@ -66,28 +65,23 @@ def _lines(rows: Sequence[Record], field: str) -> list[str]:
     return [f"{name} ({', '.join(at)}): {text}" for (name, text), at in lines.items()]
 
 
-def progress(total: float) -> Any:
-    """A progress bar for work of unequal pieces."""
-    return tqdm(total=total, bar_format="{desc} {percentage:3.0f}%|{bar}| {elapsed}, {remaining} left")
-
-
 def run(
     cases: Sequence[Case], rounds: int, results: Results, stop: Callable[[], bool], keep: Callable[[], Any]
 ) -> None:
     """Times all cases, each contender in `rounds` rounds, and calls `keep` after each case.
 
-    Calls `stop` after each round, and ends early with the complete rounds if it returns True.
+    Calls `stop` after each round. If `stop` returns True, ends early and keeps the complete rounds.
     """
     if not cases:
         return
-    with progress(sum(case.cost * (rounds + 1) for case in cases)) as bar:
+    with Progress(sum(case.cost * (rounds + 1) for case in cases)) as progress:
         for case in cases:
             if stop():
                 return
-            bar.set_description(", ".join(str(value).replace("_", " ") for value in list(case.fields.values())[:2]))
-            _time(case, rounds, results, stop, functools.partial(bar.update, case.cost))
+            progress.label = ", ".join(str(value).replace("_", " ") for value in list(case.fields.values())[:2])
+            _time(case, rounds, results, stop, functools.partial(progress.advance, case.cost))
             keep()
-            gc.collect()  # what a contender held is free before the next case starts
+            gc.collect()  # frees the contenders' memory before the next case starts
 
 
 def _time(case: Case, rounds: int, results: Results, stop: Callable[[], bool], advance: Callable[[], Any]) -> None:
@@ -128,10 +122,11 @@ def interleave(
     clock: Callable[[], float] = time.perf_counter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Iterator[dict[K, float]]:
-    """Runs all tasks in turns, and yields after each round the seconds that one call of each took.
+    """Runs all tasks in turns, and yields after each round the seconds that one call of each task took.
 
-    In a turn a short task is called several times, for `TURN_SECONDS`, and the median counts. Every other round runs
-    backwards, so that no task always follows the same one. Nothing is warmed up here.
+    In each turn, a short task is called several times, for `TURN_SECONDS`, and the median time of these calls counts.
+    Every other round runs in reverse order, so that no task always follows the same task. The caller must have called
+    each task once before.
     """
     for number in range(rounds):
         seconds = {}
@@ -147,8 +142,8 @@ def interleave(
 
 
 def ratio(seconds: Sequence[float], reference: Sequence[float]) -> float:
-    """The ratio of the time to the reference's: the median over the rounds of each round's ratio.
+    """The median over the rounds of (seconds of a task)/(seconds of the reference in the same round).
 
-    Load that lasts for a round is in both times, so it is not in their ratio.
+    Other load that lasts for a whole round slows both tasks, so it does not change the ratio.
     """
     return statistics.median(own / other for own, other in zip(seconds, reference, strict=True))

@@ -1,4 +1,4 @@
-"""The contenders that need PyTorch, eager, on all cores: the paper's listing, x-transformers, and fused RoPE."""
+"""The contenders in eager PyTorch, on all CPU cores: the paper's listing, x-transformers, and fused RoPE."""
 
 from collections.abc import Callable, Mapping
 
@@ -11,14 +11,14 @@ from cope_jax.layers.block_config import BlockConfig
 from experiments.benchmark.timing import LeftOut, Task
 from experiments.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Recipe, cores
 
-# Roughly how many float32 matrices of all pairs backward keeps at its peak: indices are 64 bits wide.
+# About how many float32 matrices [L, L] for each head the backward pass keeps at its peak. 64-bit indices count twice.
 OF_COPE = 18
 
 
 def cope_listing(problem: Problem) -> Mapping[str, Task]:
-    """What the listing in appendix B of the paper (arXiv 2405.18719) computes.
+    """CoPE as in the listing in appendix B of the paper (arXiv 2405.18719).
 
-    Its steps, one operation for each: gates, their sums from the right, the clip, two gathers, their mixture.
+    Each step is one operation: gates, their sums from the right, the clip, two gathers, and the interpolation.
     """
     problem.check_square(OF_COPE)
     table_NK = _table(problem)
@@ -50,7 +50,7 @@ def x_transformers_cope(problem: Problem) -> Mapping[str, Task]:
 
 
 def sdpa_with_rope(problem: Problem) -> Mapping[str, Task]:
-    """`scaled_dot_product_attention` after a half-split rotation whose angles are computed beforehand."""
+    """`scaled_dot_product_attention` after a half-split rotation, whose angles are computed in advance."""
     half = problem.head_dim // 2
     frequencies = 10_000.0 ** (-torch.arange(half, dtype=torch.float64) / half)
     angles = torch.arange(problem.length, dtype=torch.float64)[:, None] * frequencies
@@ -64,9 +64,9 @@ def sdpa_with_rope(problem: Problem) -> Mapping[str, Task]:
 
 
 def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
-    """One step of x-transformers' decoder with the sizes of the recipe, its own CoPE or rotary embedding, and AdamW.
+    """One training step of x-transformers' decoder with its own CoPE or rotary embedding, and with the recipe's sizes.
 
-    Attention is fused with the rotary embedding; x-transformers cannot fuse it with CoPE.
+    The optimizer is AdamW. Attention is fused with the rotary embedding; x-transformers cannot fuse it with CoPE.
     """
     from x_transformers import Decoder, TransformerWrapper
 
@@ -74,7 +74,7 @@ def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
     config, block = recipe.config, recipe.config.model.block
     plain = BlockConfig(model_dim=block.model_dim, num_heads=block.num_heads, head_dim=block.head_dim)
     if block != plain or config.model.tie_embeddings or config.optimizer.name != "adamw":
-        raise LeftOut("compared only on recipes with our default block, untied embeddings and AdamW")
+        raise LeftOut("this recipe cannot be compared: choose one with the default block, untied embeddings and AdamW")
     task = tasks.create(config.task.name, **config.task.options)
     options = {
         "cope": {"attn_use_cope": True, "attn_cope_max_pos": config.encodings["cope"]["npos_max"]},
@@ -119,7 +119,7 @@ def x_transformers_step(recipe: Recipe, encoding: str) -> Mapping[str, Task]:
 def use_all_cores() -> None:
     """Uses all cores, as JAX does. Raises LeftOut if JAX does not compute on the CPU: times would not be comparable."""
     if jax.default_backend() != "cpu":
-        raise LeftOut("PyTorch is measured on a CPU only")
+        raise LeftOut("PyTorch is measured on a CPU only: set JAX_PLATFORMS=cpu")
     torch.set_num_threads(cores())
 
 
@@ -129,7 +129,7 @@ def _table(problem: Problem) -> torch.Tensor:
 
 
 def _tasks(attention: Callable[..., torch.Tensor], problem: Problem, *params: torch.Tensor) -> Mapping[str, Task]:
-    """Tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K]; they return our layout."""
+    """The tasks of a function of q, k, v in PyTorch's layout, [B, H, L, K]. Their results have our layout."""
     use_all_cores()
     q, k, v, cotangent = (
         torch.from_numpy(array).transpose(1, 2).to(getattr(torch, problem.dtype)).contiguous()

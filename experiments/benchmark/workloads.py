@@ -1,4 +1,4 @@
-"""What is timed: an attention problem with its random arrays, and a training recipe with a batch."""
+"""The work that is timed: an attention problem with random arrays, and a training recipe with a batch."""
 
 import dataclasses
 import math
@@ -32,12 +32,12 @@ class Problem:
     """Causal self-attention of L tokens."""
 
     length: int  # L
-    npos_max: int = 64  # N, rows of CoPE's table
+    npos_max: int = 64  # N, the number of rows of CoPE's table
     batch: int = 1  # B
     heads: int = 8  # H
     head_dim: int = 64  # K
-    dtype: str = "float32"  # of queries, keys and values; or "bfloat16"
-    devices: int = 1  # of JAX, over which JAX contenders split the work
+    dtype: str = "float32"  # type of queries, keys and values; or "bfloat16"
+    devices: int = 1  # number of JAX devices over which JAX contenders split the work
 
     def __post_init__(self):
         check_at_least(1, "benchmark", length=self.length, batch=self.batch, heads=self.heads, head_dim=self.head_dim)
@@ -48,18 +48,18 @@ class Problem:
     def arrays(self) -> list[np.ndarray]:
         """q, k, v and the cotangent of the output, `[B, L, H, K]`, standard normal, float32.
 
-        Gates are then about ½ and vary, as those of a model before training do.
+        Gates are then about ½ and vary, as in a model before training.
         """
         rng = np.random.default_rng(0)
         size = (self.batch, self.length, self.heads, self.head_dim)
         return [rng.standard_normal(size, np.float32) for _ in range(4)]
 
     def parameter(self, shape: tuple[int, ...]) -> np.ndarray:
-        """What to add to an initial parameter, as training would; always the same for one shape."""
+        """Noise to add to an initial parameter, as if it were trained; always the same for one shape."""
         return 0.1 * np.random.default_rng(1).standard_normal(shape, np.float32)
 
     def encoding(self, spec: str) -> tuple[Callable[[PyTree], Encoding], PyTree]:
-        """An encoding as a function of its parameters, and the parameters: initial ones with `parameter` added."""
+        """An encoding as a function of its parameters, and these parameters: the initial values plus `parameter`."""
         config = EncodingConfig.parse(spec, {"cope": {"npos_max": self.npos_max}})
         shape = AttentionShape(self.heads, self.head_dim, max_length=self.length)
         parts: Any = nnx.split(config.build(shape, rngs=nnx.Rngs(0)), nnx.Param, ...)
@@ -68,16 +68,16 @@ class Problem:
         return lambda params: nnx.merge(graph, params, rest), params
 
     def check_square(self, matrices: int) -> None:
-        """Raises LeftOut if that many matrices of all pairs would take more than half of the free memory."""
+        """Raises LeftOut if this number of matrices of all pairs of tokens would take over half of the free memory."""
         needed, free = 4.0 * matrices * self.batch * self.heads * self.length**2, free_memory()
         if needed > free / 2:
-            sizes = f"about {needed / 2**30:.1f} GiB, but {free / 2**30:.1f} GiB are free"
-            raise LeftOut(f"needs matrices of all pairs of tokens, {sizes}")
+            sizes = f"about {needed / 2**30:.1f} GiB, over half of the {free / 2**30:.1f} GiB of free memory"
+            raise LeftOut(f"matrices of all pairs of tokens would take {sizes}: choose shorter lengths")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """A file of experiments/configs by its name, and its config with the batch size of the benchmark."""
+    """The name of a file of experiments/configs, and its config with the batch size of the benchmark."""
 
     name: str
     config: ExperimentConfig
@@ -111,7 +111,7 @@ class Recipe:
 
 
 def read_problems(flag: str, lengths: Sequence[str], npos_max: Sequence[str], *sizes: Any) -> list[Problem]:
-    """The problems of a flag: each length with every size of CoPE's table, where T means the length.
+    """Reads the problems of a flag: each length with each size of CoPE's table. A size of T means the length.
 
     >>> [problem.npos_max for problem in read_problems("lengths", ["8", "16"], ["4", "T"])]
     [4, 8, 4, 16]
@@ -124,9 +124,9 @@ def read_problems(flag: str, lengths: Sequence[str], npos_max: Sequence[str], *s
 
 
 def free_memory() -> float:
-    """Bytes that new arrays may take; infinite if the system does not report them.
+    """The number of bytes that new arrays may take; infinite if the system does not report it.
 
-    Memory of this process counts as free: an allocator that keeps its blocks gives them to the next array.
+    Memory of this process counts as free, because an allocator that keeps its blocks gives them to the next array.
     """
     kibibytes = 0
     for path, name in (("/proc/meminfo", "MemAvailable"), ("/proc/self/status", "VmRSS")):
@@ -139,5 +139,5 @@ def free_memory() -> float:
 
 
 def cores() -> int:
-    """Cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,1 +1,1 @@
-"""Code shared by all commands: flags for distributed runs, and one-line errors."""
+"""Code that commands share: reading flags, one-line errors, output files, and runs of several processes."""

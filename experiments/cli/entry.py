@@ -1,27 +1,31 @@
 """Starts every command: parses its flags and turns errors into one line."""
 
 import contextlib
+import itertools
 import os
 import re
 import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 from absl import app, flags, logging
 from ml_collections import config_flags
 
+from cope_jax import models, tasks
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
 
-flags.disclaim_key_flags()  # a flag that is defined here belongs to the module that asks for it, whose --help shows it
+flags.disclaim_key_flags()  # flags that this module defines belong to the module that calls it, whose --help shows them
 
-_OTHERS = 3.0  # seconds that the other processes of a run may be behind the first one
-TEXT = ("gensim", "h5py", "safetensors", "sklearn", "tokenizers")
+HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
+_OTHERS = 3.0  # how many seconds the other processes of a run may be behind the first
+TEXT = ("gensim", "h5py", "sklearn", "tokenizers")
 """Libraries of the extra "text", which are imported where they are needed."""
 
 
@@ -29,10 +33,15 @@ TEXT = ("gensim", "h5py", "safetensors", "sklearn", "tokenizers")
 def clear_errors() -> Iterator[None]:
     """Turns errors that the user can fix into one line and an exit status.
 
-    2: wrong input; 3: a loss that is not finite; 4: the disk is full or read-only; 130: Ctrl-C; 143: SIGTERM.
+    The status is 2 for wrong input, 3 for a loss that is not finite, 4 for a full or read-only disk, 130 for Ctrl-C,
+    141 if the reader of the output is gone, as after `| head`, and 143 for SIGTERM.
     """
     try:
         yield
+        sys.stdout.flush()  # here, so that its errors are caught
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.exit(141)
     except ConfigError as error:
         _leave(2, f"error: {error}")
     except NonFiniteError as error:
@@ -53,7 +62,8 @@ def clear_errors() -> Iterator[None]:
         if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
             platforms = os.environ.get("JAX_PLATFORMS") or "not set"
             reason = _one_line(error) or "it is not installed"
-            _leave(2, f"error: JAX cannot start its backend, JAX_PLATFORMS is {platforms} ({reason})")
+            reason = f"JAX_PLATFORMS is {platforms} ({reason}): set it to an installed platform, such as cpu"
+            _leave(2, f"error: JAX cannot start its backend, {reason}")
         raise
 
 
@@ -64,9 +74,9 @@ def _leave(status: int, line: str) -> NoReturn:
         line = f"process {jax.process_index()}: {line}"
     print(line, file=sys.stderr, flush=True)
     if several and jax.process_index() == 0 and status == 2:
-        time.sleep(_OTHERS)  # they find the same mistake, and JAX would abort them as soon as this process is gone
+        time.sleep(_OTHERS)  # the others find the same mistake; JAX would abort them as soon as this process ends
     if several and status == 4:
-        # The others wait inside a checkpoint and do not learn of this error; an orderly exit would wait for them in
+        # The other processes wait inside a checkpoint and do not see this error. An orderly exit would wait for them in
         # turn. JAX ends them when this process is gone.
         os._exit(status)
     sys.exit(status)
@@ -74,9 +84,9 @@ def _leave(status: int, line: str) -> NoReturn:
 
 @contextlib.contextmanager
 def no_late_words() -> Iterator[None]:
-    """Closes stderr on exit, so that library threads that outlive an error add nothing to its one line.
+    """Closes stderr on exit, so that threads of libraries print nothing after the one-line error.
 
-    After Ctrl-C the process ends here: work that is still being computed or compiled would outlive the interpreter and
+    After Ctrl-C the process ends here, because unfinished computation or compilation would outlive the interpreter and
     crash.
     """
     try:
@@ -97,14 +107,20 @@ def run(main: Callable[[], None]) -> None:
     def guarded(argv: Sequence[str]) -> None:
         with no_late_words(), clear_errors():
             if argv[1:]:
-                raise ConfigError(f"unexpected argument {argv[1]!r}: all options are flags, see --help")
+                raise ConfigError(f"unexpected argument {argv[1]!r}: give all options as flags, see --help")
             main()
-            jax.distributed.shutdown()  # of several processes each waits for the others, which would miss the first
+            jax.distributed.shutdown()  # each process waits for the others here, because they need the first one
 
     def parse(argv: Sequence[str]) -> list[str]:
         with clear_errors():
+            if HELP & {argument.partition("=")[0] for argument in argv[1:]}:
+                print(help_text(argv))
+                sys.exit(0)
             try:
-                return flags.FLAGS(argv)
+                rest = flags.FLAGS(argv)
+                for name in flags.FLAGS:
+                    _check_names(flags.FLAGS[name])
+                return rest
             except flags.Error as error:
                 raise _wrapped(error) or ConfigError(_flag_error(str(error))) from None
             except (AttributeError, KeyError) as error:
@@ -119,8 +135,35 @@ def run(main: Callable[[], None]) -> None:
     app.run(guarded, flags_parser=parse)
 
 
+def help_text(argv: Sequence[str]) -> str:
+    """The help text: what the command does, its flags, and the fields of each config that `argv` names."""
+    main = sys.modules["__main__"].__doc__ or ""
+    flag_lines = flags.FLAGS.main_module_help().strip().partition("\n")[2]  # without the heading, which is a path
+    text = f"{main.strip()}\n\nFlags:\n{flag_lines}\n\n"
+    given = {}
+    for argument, following in itertools.pairwise([*argv[1:], ""]):
+        name, equals, value = argument.lstrip("-").partition("=")
+        given[name] = value if equals else following
+    for flag in flags.FLAGS.get_key_flags_for_module(argv[0]):
+        if isinstance(flag.parser, _ConfigParser) and given.get(flag.name):
+            fields = _leaves(f"--{flag.name}", config_files.named(given[flag.name]))
+            text += (
+                f"Fields of {given[flag.name]}:\n" + "".join(f"  {name}={value!r}\n" for name, value in fields) + "\n"
+            )
+    return f"{text}python -m experiments.list shows all commands, configs, encodings, tasks and models."
+
+
+def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
+    """Yields (flag, value) for each field of a config."""
+    if not isinstance(value, config_files.ConfigDict):
+        yield name, value
+        return
+    for field in value:
+        yield from _leaves(f"{name}.{field}", value[field])
+
+
 def _wrapped(error: BaseException | None) -> ConfigError | None:
-    """The innermost ConfigError, which a --config file raised: flag libraries wrap it, even in an error of its type."""
+    """The innermost ConfigError of a chain, or None. Flag libraries wrap the ConfigError of a --config file."""
     found = None
     while error is not None:
         found = error if isinstance(error, ConfigError) else found
@@ -132,7 +175,25 @@ def _flag_error(message: str) -> str:
     missing = re.findall(r"flag --(\w+)=None: ", message)
     if missing:
         return f"missing {' and '.join(f'--{name}' for name in sorted(missing))}; see --help"
+    number = re.match(r"flag (--\S+?=.*): (invalid literal for int|could not convert string to float)", message)
+    if number:
+        kind = "a whole number" if number[2].endswith("int") else "a number"
+        return f"{number[1]}: the value must be {kind}; see --help"
     return f"{' '.join(message.split())}; see --help"
+
+
+def _check_names(flag: Any) -> None:
+    """Raises ConfigError if a flag replaces the task or model of a config file, because other fields depend on it."""
+    changed = config_flags.get_override_values(flag) if isinstance(flag.value, config_files.ConfigDict) else {}
+    for part, known in (("task", tasks.names()), ("model", models.names())):
+        name = changed.get(f"{part}.name")
+        if name not in known or config_files.named(flag.config_filename)[part].name == name:
+            continue
+        others = [other for other in config_files.names() if config_files.named(other)[part].name == name]
+        raise ConfigError(
+            f"--{flag.name}.{part}.name={name} is not possible, because {Path(flag.config_filename).name} fixes the "
+            f"{part}: choose another --{flag.name}{f', such as {others[0]}' if others else ''}"
+        )
 
 
 def _unknown_field(text: str) -> str:
@@ -149,7 +210,7 @@ def _unknown_field(text: str) -> str:
 
 
 def _one_line(error: BaseException) -> str:
-    """The message of an error, without the quotes that each KeyError around it has added."""
+    """The message of an error, without the quotes that each KeyError around the error adds."""
     text: Any = error
     while isinstance(text, KeyError) and text.args:
         text = text.args[0]
@@ -160,7 +221,7 @@ def _one_line(error: BaseException) -> str:
 
 
 class _ConfigParser(flags.ArgumentParser[Any]):
-    """Also finds a config file by its name."""
+    """Parses a flag for a config file, which may also be given by name instead of path."""
 
     def __init__(self, parser: flags.ArgumentParser[Any]):
         self._parser = parser
@@ -173,17 +234,23 @@ class _ConfigParser(flags.ArgumentParser[Any]):
 
 
 def DEFINE_config(name: str, default: str | None = None, what: str = "") -> flags.FlagHolder[Any]:
-    """Defines a flag for a config, whose fields become flags too; its help begins with `what`, the config's use."""
+    """Defines a flag for a config, and a flag for each of its fields. The help begins with `what`, the config's use."""
     path = None if default is None else config_files.find(default)
     holder = config_flags.DEFINE_config_file(
-        name, path, f"{what}Name of a config in experiments/configs, such as quick, or path of a config file."
+        name,
+        path,
+        f"{what}Name of a config in experiments/configs, such as quick, or path of a config file. "
+        f"--{name}.FIELD=VALUE changes a field, for example --{name}.training.steps=100. "
+        f"--{name}=NAME --help lists all fields.",
     )
-    flags.FLAGS[name].parser = _ConfigParser(flags.FLAGS[name].parser)
+    flag = flags.FLAGS[name]
+    flag.parser = _ConfigParser(flag.parser)
+    flag.default_as_str = default and repr(default)  # the name, not the path
     return holder
 
 
-class _OldName(flags.Flag):  # type: ignore[type-arg]  # absl's class has no parameters when it runs
-    """A flag that sets another one and prints a warning."""
+class _OldName(flags.Flag):  # type: ignore[type-arg]  # at run time, absl's class takes no type parameters
+    """A flag that sets another flag and prints a warning."""
 
     def __init__(self, old: str, new: str, values: flags.FlagValues):
         super().__init__(flags.ArgumentParser(), None, old, None, f"Old name of --{new}.")
@@ -197,12 +264,12 @@ class _OldName(flags.Flag):  # type: ignore[type-arg]  # absl's class has no par
 
 
 def renamed(old: str, new: str, values: flags.FlagValues = flags.FLAGS) -> None:
-    """Makes --OLD an alias of the flag --NEW, with a warning on stderr; if --NEW is a list, each --OLD adds to it."""
+    """Makes --OLD an alias of --NEW that also warns on stderr. If --NEW is a list, each --OLD adds to the list."""
     flags.DEFINE_flag(_OldName(old, new, values), values, module_name=__name__)
 
 
 def read_config(value: Any) -> ExperimentConfig:
-    """The config of the --config flag; ConfigError if its file is missing, or its config is wrong."""
+    """Reads the value of the --config flag. Raises ConfigError if the file is missing or the config is wrong."""
     try:
         mapping = value.to_dict()
     except (OSError, AttributeError) as error:  # a file that cannot be read shows only now

@@ -1,4 +1,4 @@
-"""Reads values of flags: names, encodings with options in parentheses, numbers, models on disk, options of a task."""
+"""Reads and checks values of flags: names, encodings with options, numbers, models on disk, options of a task."""
 
 import dataclasses
 from collections.abc import Callable, Collection, Sequence
@@ -22,31 +22,31 @@ def check_names(kind: str, names: Sequence[str], choices: Collection[str]) -> No
 
 
 def read_names(flag: str, text: str, check: Callable[[str], Any]) -> list[str]:
-    """The comma-separated names of a flag; ConfigError for one that `check` rejects, or that appears twice."""
+    """Reads the comma-separated names of a flag. Raises ConfigError if `check` rejects a name or a name is repeated."""
     names = [name.strip() for name in encodings.split_outside_parentheses(text, ",")]
     for name in names:
         check(name)
         if names.count(name) > 1:
-            raise ConfigError(f"--{flag} names {name!r} twice")
+            raise ConfigError(f"--{flag} names {name!r} twice: name it once")
     return names
 
 
 def read_numbers(flag: str, texts: Sequence[str]) -> list[int]:
-    """Positive numbers; ConfigError for anything else.
+    """Reads positive whole numbers. Raises ConfigError for anything else.
 
     >>> read_numbers("lengths", ["512", "1k"])
     Traceback (most recent call last):
     ...
-    cope_jax.errors.ConfigError: --lengths takes positive numbers with commas between them, not '1k'
+    cope_jax.errors.ConfigError: --lengths takes positive whole numbers separated by commas, not '1k'
     """
     for text in texts:
         if not text.strip().isdecimal() or int(text) < 1:
-            raise ConfigError(f"--{flag} takes positive numbers with commas between them, not {text!r}")
+            raise ConfigError(f"--{flag} takes positive whole numbers separated by commas, not {text!r}")
     return [int(text) for text in texts]
 
 
 def load_models(models: Sequence[str]) -> list[Embedder]:
-    """The embedders of --models, by `pretrained.load`; if two have the same name, their folders are added to it."""
+    """Loads the embedders of --models with `pretrained.load`. Embedders with the same name get longer names."""
     if not models or "" in models:
         raise ConfigError('--models names no model: give runs of experiments.train, folders of models, or "minilm"')
     if len(set(models)) < len(models):
@@ -61,19 +61,23 @@ def load_models(models: Sequence[str]) -> list[Embedder]:
 
 
 def by_kind(models: Sequence[str], kinds: Sequence[str]) -> dict[str, str]:
-    """The models of --models by kind, such as "elmo"; ConfigError for another kind, or for two models of one kind."""
+    """The models of --models by kind, such as "elmo".
+
+    Raises:
+      ConfigError: a kind is not in `kinds`, or two models have the same kind.
+    """
     found: dict[str, str] = {}
     for model in models:
         kind = load(model).name
         if kind not in kinds:
-            raise ConfigError(f"--models: {model} contains {kind}: give models of {' and '.join(kinds)}")
+            raise ConfigError(f"--models names {model}, which contains a {kind}: give only {' and '.join(kinds)}")
         if kind in found:
-            raise ConfigError(f"--models names two models of {kind}, {found[kind]} and {model}: give one")
+            raise ConfigError(f"--models names two models of {kind}, {found[kind]} and {model}: give only one")
         found[kind] = model
     return found
 
 
 def with_options(config: ExperimentConfig, **options: Any) -> ExperimentConfig:
-    """The config with the given options of its task replaced; those that are None stay unchanged."""
+    """Replaces options of the config's task. Options that are None stay unchanged."""
     given = {name: value for name, value in options.items() if value is not None}
     return dataclasses.replace(config, task=TaskConfig(config.task.name, {**config.task.options, **given}))

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C before a command begins, as during imports: one line and exit status 130 instead of a traceback."""
+"""Handles Ctrl-C before a command begins, such as during imports: prints one line and exits with status 130."""
 
 import os
 import sys
@@ -14,7 +14,7 @@ def install() -> None:
         _leave_after_interrupt(kind)
         sys.__excepthook__(kind, error, trace)
 
-    def unraisable(hook: Any) -> None:  # JAX runs such a callback at each garbage collection
+    def unraisable(hook: Any) -> None:  # JAX runs a callback at each garbage collection, which drops exceptions
         _leave_after_interrupt(hook.exc_type)
         dropped(hook)
 

@@ -1,12 +1,14 @@
-"""Writes what commands produce: figures as JSON, a table as Markdown, and the names of the files on the terminal."""
+"""Writes the results of commands: numbers as JSON, tables as Markdown, and the paths of both on the terminal."""
 
 import contextlib
+import shlex
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from cope_jax import models
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
@@ -14,7 +16,7 @@ from cope_jax.runs.records import environment
 
 
 def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> list[Path]:
-    """Writes NAME.json, the content and the environment it depends on, and NAME.md. Returns both paths."""
+    """Writes NAME.json, with the content and the environment, and NAME.md, with the text. Returns both paths."""
     path = workdir / f"{name}.json"
     workdirs.write_json(path, {**content, "environment": environment()})
     return [path, write_atomically(workdir / f"{name}.md", f"{text}\n")]
@@ -22,7 +24,7 @@ def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> li
 
 @contextlib.contextmanager
 def writing(path: object, flag: str = "out") -> Iterator[None]:
-    """Turns errors in writing to the path of a flag into one line; see also `clear_storage_errors`."""
+    """Turns errors of writing to `path`, the value of --`flag`, into one-line messages; see `clear_storage_errors`."""
     try:
         with clear_storage_errors(path):
             yield
@@ -33,5 +35,17 @@ def writing(path: object, flag: str = "out") -> Iterator[None]:
 
 
 def list_files(paths: Iterable[Path]) -> None:
-    """Prints each path on its own line, however long it is."""
+    """Prints each path on one line, even if it is longer than the terminal is wide."""
     Console().print(*paths, sep="\n", soft_wrap=True, highlight=False)
+
+
+def list_run(folder: Path, contents: Iterable[str], run: str | Path, model: str) -> None:
+    """Prints which files a command wrote into a run's folder, and how to inspect the run if its model supports that."""
+    print(f"{folder}: {', '.join(contents)}")
+    name_next(run, model)
+
+
+def name_next(run: str | Path, model: str) -> None:
+    """Prints the command that inspects the run, if its model supports that."""
+    if model in models.able("map"):
+        print(f"next: python -m experiments.inspect --model={shlex.quote(str(run))}")

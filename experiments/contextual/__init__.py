@@ -1,1 +1,1 @@
-"""Commands on contextual representations: tag, classify, neighbours, probe, floors, language_models."""
+"""Commands for contextual representations: tag, classify, neighbours, probe, floors, language_models."""

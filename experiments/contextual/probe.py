@@ -1,14 +1,15 @@
-r"""Shows what each layer knows, by linear probes of parts of speech (syntax) and word senses (meaning).
+r"""Measures with linear probes what each layer encodes about parts of speech (syntax) and word senses (meaning).
 
 python -m experiments.probe --models=runs/elmo_small,runs/bert_small,minilm --corpora_dir=DATA --workdir=runs/probe
 
-Parts of speech are those of UD English EWT, word senses those of CoarseWSD-20; without --corpora_dir built-in samples
-replace both. Vectors are frozen. For each layer, it shows the accuracy of a linear probe with its 95 % interval, and of
-the same probe on a control task that only memory solves. For each task, it shows the baselines, how a probe on all
-layers mixes layers, and the layer at which the answer is found (centre of gravity, expected layer). A paragraph says
-what that means for "lower layers know syntax, higher ones meaning".
+Parts of speech come from UD English EWT, and word senses from CoarseWSD-20. Without --corpora_dir, built-in samples
+replace both. Vectors are frozen. For each layer, the command shows the accuracy of a linear probe with its 95 %
+interval, and the accuracy of the same probe on a control task that can be solved only by memorising words. For each
+task, the command shows the baselines, the weight of each layer in a probe on all layers, and the layer at which the
+answer is found (centre of gravity, expected layer). A paragraph says whether the results support the claim that lower
+layers encode syntax and higher layers encode meaning.
 
-Writes probe.json, probe.md, and two plots for each model, into the workdir.
+Writes probe.json, probe.md and two plots for each model into the workdir.
 """
 
 import dataclasses
@@ -34,22 +35,32 @@ from experiments.cli import entry, outputs
 from experiments.cli.flag_values import load_models
 
 _MODELS = flags.DEFINE_list(
-    "models", None, 'Folders of training runs or of published models, or "minilm", separated by commas.', required=True
+    "models", None, 'Folders of training runs or of published models, or "minilm" (required).', required=True
 )
-_CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in samples.")
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots.", required=True)
-_TRAIN_WORDS = flags.DEFINE_integer("train_words", 20_000, "Training words of the probes of tags.", lower_bound=1)
-_TEST_WORDS = flags.DEFINE_integer("test_words", 5_000, "Test words of the probes of tags.", lower_bound=1)
-_TRAIN_SENSES = flags.DEFINE_integer("train_per_word", 50, "Training occurrences per word, for senses.", lower_bound=1)
+_CORPORA_DIR = flags.DEFINE_string(
+    "corpora_dir",
+    None,
+    "Folder that contains the downloaded corpora; without this flag, small built-in samples are used.",
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for tables and plots (required).", required=True)
+_TRAIN_WORDS = flags.DEFINE_integer(
+    "train_words", 20_000, "For parts of speech: maximum number of words to train the probes on.", lower_bound=1
+)
+_TEST_WORDS = flags.DEFINE_integer(
+    "test_words", 5_000, "For parts of speech: maximum number of words to test the probes on.", lower_bound=1
+)
+_TRAIN_SENSES = flags.DEFINE_integer(
+    "train_per_word", 50, "For word senses: maximum number of training occurrences of each word.", lower_bound=1
+)
 _TEST_SENSES = flags.DEFINE_integer(
-    "test_per_word", 50, "Maximum test occurrences per word, for word senses.", lower_bound=1
+    "test_per_word", 50, "For word senses: maximum number of test occurrences of each word.", lower_bound=1
 )
-_EPOCHS = flags.DEFINE_integer("epochs", 20, "Number of passes of a probe over its vectors.", lower_bound=1)
-_SEED = flags.DEFINE_integer("seed", 0, "Seed of the probes and the control task.", lower_bound=0)
+_EPOCHS = flags.DEFINE_integer("epochs", 20, "Number of epochs to train each probe for.", lower_bound=1)
+_SEED = flags.DEFINE_integer("seed", 0, "Random seed for the probes and the control task.", lower_bound=0)
 entry.renamed("data_dir", "corpora_dir")
 
 Task = tuple[list[Occurrence], list[Occurrence]]
-"""Words with their labels, for training and for the test."""
+"""(training words, test words), with their labels."""
 
 
 def main() -> None:
@@ -66,7 +77,7 @@ def main() -> None:
 
 
 def tags_task(data_dir: str | None) -> Task:
-    """Parts of speech, from sentences sampled until there are enough words."""
+    """Words and their parts of speech, in sampled sentences."""
 
     def occurrences(split: Split, most: int) -> list[Occurrence]:
         return [
@@ -79,7 +90,10 @@ def tags_task(data_dir: str | None) -> Task:
 
 
 def draw(sentences: Sequence[TaggedSentence], most: int, seed: int = 0) -> list[TaggedSentence]:
-    """Complete sentences with at most `most` words, but at least one; random, because a corpus is sorted by kind."""
+    """Samples sentences at random, because corpora are sorted by kind.
+
+    The sample has at most `most` words in total, or only one sentence.
+    """
     order = np.random.default_rng(seed).permutation(len(sentences))
     ends = np.cumsum([len(sentences[place].words) for place in order])
     count = max(1, int(np.searchsorted(ends, most, side="right")))
@@ -87,7 +101,7 @@ def draw(sentences: Sequence[TaggedSentence], most: int, seed: int = 0) -> list[
 
 
 def senses_task(data_dir: str | None) -> Task:
-    """Senses of twenty nouns; a control task knows a word by its lemma."""
+    """Occurrences of twenty nouns, labelled with lemma and sense. The control task identifies a word by its lemma."""
     sides = word_senses.read_occurrences("coarsewsd20", data_dir, _TRAIN_SENSES.value, _TEST_SENSES.value)
     train, test = ([dataclasses.replace(one, sense=f"{one.lemma} {one.sense}") for one in side] for side in sides)
     return train, test
@@ -120,21 +134,31 @@ def show(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int], w
             mix = probing.mix_summary(own)
             out.print(table.rich(), mix, sep="\n", soft_wrap=True)
             parts += [table.markdown(), mix]
-        plots += plot(name, by_task, workdir)
+        plots += plot(name, by_task, sizes, workdir)
     out.print(f"\n{conclusion}\n", markup=False)
     content = {"models": records, "tested": dict(sizes), "paragraph": conclusion}
     text = "\n\n".join([*parts, textwrap.fill(conclusion, 120)])
     outputs.list_files([*outputs.write(workdir, "probe", content, text), *plots])
 
 
-def plot(name: str, by_task: Mapping[str, Probing], workdir: Path) -> list[Path]:
-    """Accuracies by layer over their baselines, and the shares of layers in the mixes."""
+def plot(name: str, by_task: Mapping[str, Probing], sizes: Mapping[str, int], workdir: Path) -> list[Path]:
+    """Plots accuracies by layer, with intervals and baselines, and the shares of layers in the mixes."""
     layers = [score.layer for score in next(iter(by_task.values())).scores]
     lines = {task: [[score.accuracy for score in own.scores]] for task, own in by_task.items()}
     lines |= {f"control of {task}": [[score.control for score in own.scores]] for task, own in by_task.items()}
     baselines = {f"{kind}, {task}": value for task, own in by_task.items() for kind, value in own.baselines.items()}
-    figure = contextual_plots.scores_by_layer(layers, lines, baselines, title=f"{name}, linear probes")
-    mixes = contextual_plots.mix_weights(layers, {task: [own.mix] for task, own in by_task.items()}, title=name)
+    intervals = {
+        line: [probing.wilson_interval(share, sizes[task]) for share in lines[line][0]]
+        for task in by_task
+        for line in (task, f"control of {task}")
+    }
+    caption = f"tested on {', '.join(f'{size:,} {task}' for task, size in sizes.items())}; bars: 95 % intervals"
+    title = f"{name}, linear probes"
+    figure = contextual_plots.scores_by_layer(layers, lines, baselines, intervals, title=title, caption=caption)
+    weights = {task: [own.mix] for task, own in by_task.items()}
+    mixes = contextual_plots.mix_weights(
+        layers, weights, title=f"{name}, probe on all layers", caption="one probe per task"
+    )
     return [
         save(figure, contextual_plots.plot_path(workdir, "probe", name)),
         save(mixes, contextual_plots.plot_path(workdir, "mix", name)),

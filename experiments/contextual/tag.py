@@ -1,12 +1,12 @@
-r"""Tags parts of speech with words, characters, a frozen ELMo, and a BERT frozen and fine-tuned: a table of accuracies.
+r"""Compares part-of-speech taggers that use words, characters, a frozen ELMo, or a frozen or fine-tuned BERT.
 
 python -m experiments.tag --corpora_dir=DATA --models=runs/elmo_small,runs/bert_small --seeds=3 --workdir=runs/tag
 
 ELMo and BERT are runs of experiments.train, or folders of published models; systems without their model are left out.
-Without --corpora_dir a built-in sample replaces the treebank. Every finished cell (a system with a seed) is kept:
-after an interruption the same command resumes.
+Without --corpora_dir, a built-in sample replaces the treebank. Every finished cell (a system with a seed) is kept:
+after an interruption, the same command resumes.
 
-Writes results.json, results.csv, table.md, and a plot of which layers the mixes chose.
+Writes results.json, results.csv, a table of accuracies as table.md, and plots of how systems weight the model's layers.
 """
 
 import dataclasses
@@ -34,19 +34,28 @@ from experiments.cli.flag_values import by_kind, check_names, with_options
 SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
 
 _CONFIG = entry.DEFINE_config("config", "tagger", "Config of the BiLSTM taggers. ")
-_BERT_CONFIG = entry.DEFINE_config("bert_config", "bert_tagger", "Config of the taggers on BERT. ")
-_CORPORA_DIR = flags.DEFINE_string("corpora_dir", None, "Folder of corpora; without it, the built-in sample.")
-_MODELS = flags.DEFINE_list("models", [], 'A trained ELMo, and a pretrained BERT or "minilm".')
-_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to compare, of {', '.join(SYSTEMS)}.")
-_SEEDS = flags.DEFINE_integer("seeds", 1, "How many seeds to train each system with: 0 to N−1.", lower_bound=1)
-_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints.", required=True)
+_BERT_CONFIG = entry.DEFINE_config("bert_config", "bert_tagger", "Config of the BERT taggers. ")
+_CORPORA_DIR = flags.DEFINE_string(
+    "corpora_dir",
+    None,
+    "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
+)
+_MODELS = flags.DEFINE_list(
+    "models",
+    [],
+    'Folders of an ELMo, of a BERT, or of both; "minilm" also counts as a BERT. Systems whose model is not given are '
+    "left out. Without this flag, every system that needs ELMo or BERT is left out.",
+)
+_SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to compare: any of {', '.join(SYSTEMS)}.")
+_SEEDS = flags.DEFINE_integer("seeds", 1, "Number of seeds per system; N means the seeds 0 to N−1.", lower_bound=1)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints (required).", required=True)
 entry.renamed("data_dir", "corpora_dir")
 entry.renamed("elmo", "models")
 entry.renamed("bert", "models")
 
 
 def main() -> None:
-    """Trains what is missing, then shows everything."""
+    """Trains the systems and seeds that are not done yet, then shows all results."""
     models = by_kind(_MODELS.value, ("elmo", "bert"))
     systems = read_systems(_SYSTEMS.value, models)
     workdir = Path(_WORKDIR.value)
@@ -58,12 +67,16 @@ def main() -> None:
 
 
 def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
-    """The systems of the flag whose models are given; ConfigError for an unknown system, or if none is left."""
+    """The systems of --systems whose models are given.
+
+    Raises:
+      ConfigError: a system is unknown, or no system is left.
+    """
     check_names("system", names, SYSTEMS)
     missing = [kind for kind in ("elmo", "bert") if kind not in models]
     systems = [name for name in SYSTEMS if name in names and not any(kind in name for kind in missing)]
     if not systems:
-        raise ConfigError("no system is left: systems with ELMo or BERT need that model in --models")
+        raise ConfigError("no system of --systems can be compared: give their ELMo or BERT in --models")
     return systems
 
 
@@ -84,7 +97,7 @@ def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: P
             if name == "bert_frozen":
                 config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
             configs[name] = config
-    for config in (recurrent, *configs.values()):  # before the vectors, which take long
+    for config in (recurrent, *configs.values()):  # checked before the vectors are computed, which takes long
         Experiment.check(config)
     if "words+characters+elmo" in systems:
         folder = pretrained.write_vectors(models["elmo"], recurrent, workdir / "vectors" / "elmo", "ELMo")
@@ -107,7 +120,7 @@ def create_table(accuracies: Mapping[str, Mapping[str, Sequence[float]]]) -> Tab
 def show(
     workdir: Path, systems: Sequence[str], configs: Mapping[str, ExperimentConfig], planned: Sequence[grid.GridRun]
 ) -> None:
-    """Writes and prints the accuracies, and which layers were chosen."""
+    """Writes and prints the accuracies, and how systems weight the layers."""
     out = console()
     paths: list[Path] = []
     accuracies: dict[str, dict[str, list[float]]] = {}
@@ -132,8 +145,9 @@ def show(
         layers = [str(layer) for layer in range(len(runs[0]))]
         means = np.mean(runs, axis=0)
         shares = ", ".join(f"{layer}: {share:.3f}" for layer, share in zip(layers, means, strict=True))
-        out.print(f"{label} mixes layers {shares}; most of layer {np.argmax(means)}", markup=False, soft_wrap=True)
-        figure = contextual_plots.mix_weights(layers, {label: runs})
+        text = f"{label} weights the layers {shares}; the largest weight is of layer {np.argmax(means)}"
+        out.print(text, markup=False, soft_wrap=True)
+        figure = contextual_plots.mix_weights(layers, {label: runs}, title="parts of speech")
         paths.append(save(figure, workdir / f"mix_{label.replace('+', '_')}.png"))
     outputs.list_files(paths)
 

@@ -1,109 +1,207 @@
-"""Copies a trained model into another format: ours, or Hugging Face's if that has the architecture.
+"""Converts a trained model to our format, or to a format of Hugging Face that supports the architecture.
 
-python -m experiments.convert --model=runs/cope --out=exported/cope
-python -m experiments.convert --model=runs/absolute --out=exported/absolute --format=gpt2
-python -m experiments.convert --model=downloads/Llama-3.2-1B --out=starts/llama
+python -m experiments.convert --model=runs/cope --out=runs/exported/cope
+python -m experiments.convert --model=runs/absolute --out=runs/exported/absolute --format=gpt2
+python -m experiments.convert --model=downloads/Llama-3.2-1B --out=runs/exported/llama
 
-Prints the flags that make a config of the same model train it further. docs/exchange.md
+Also writes OUT/train.py, a config that trains the model further, and prints the command that uses it. More is in
+docs/exchange.md.
 """
 
 import dataclasses
 import json
-import shlex
+import pprint
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 from absl import flags
 
-from cope_jax import models
+from cope_jax import models, tasks
+from cope_jax.encodings import ENCODINGS, EncodingConfig
 from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.evaluation.contextual import pretrained
 from cope_jax.exchange import formats, safetensors_io
+from cope_jax.registry import configure
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
-from cope_jax.runs.load import load
+from cope_jax.runs.load import RUN, Loaded, LoadedRun, load
 from cope_jax.tasks.stored import TextTask
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.word_level import Words
+from cope_jax.training import config_files
+from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry
 
 _MODEL = flags.DEFINE_string(
-    "model", None, "Folder of a training run, or of a model in one of the formats of --format.", required=True
+    "model",
+    None,
+    "Folder to read: a training run, or a model in one of the formats that --format accepts (required).",
+    required=True,
 )
-_OUT = flags.DEFINE_string("out", None, "Folder to write to, new or empty.", required=True)
-_FORMAT = flags.DEFINE_enum("format", formats.OWN, sorted(formats.FORMATS), "Format to write.")
-_SEED = flags.DEFINE_integer("seed", None, "Seed of the run to copy; without it, the first.")
+_OUT = flags.DEFINE_string("out", None, "Folder to write to; it must be new or empty (required).", required=True)
+_FORMAT = flags.DEFINE_enum(
+    "format", formats.OWN, sorted(formats.FORMATS), "Format to write: ours (cope_jax), or one of Hugging Face's."
+)
+_SEED = flags.DEFINE_integer(
+    "seed", None, "Seed of the model to convert, if the run trained several seeds; without this flag, the first seed."
+)
 entry.renamed("from", "model")
 entry.renamed("to", "out")
 
 COMPANIONS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"),
     *("vocab.json", "vocab.txt", "vocab.bpe", "encoder.json", "merges.txt", "words.txt", "generation_config.json"),
+    "corpus.json",  # the digest of the text that a run was trained on
 )
-"""Files next to a model that are copied with it."""
+"""Names of files that are copied with a model if they are in its folder."""
+
+TRAIN = "train.py"
+"""The name of the config file that is written next to the model."""
+
+_FILE = '''"""Trains the model in this folder further."""
+
+from cope_jax.training import config_files
+
+
+def get_config() -> config_files.ConfigDict:
+    return config_files.experiment(
+{arguments}    )
+'''
 
 
 def main() -> None:
     """Reads and writes the model, and prints how to train it further."""
-    source, target = Path(_MODEL.value), Path(_OUT.value)
+    target = Path(_OUT.value)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise ConfigError(f"{target} is not an empty folder: choose another --out")
-    if not source.is_dir():
-        raise ConfigError(f"there is no folder {source}: give --model a run, or a folder with a model")
-    found = load(source)
+    found = load(_MODEL.value)
+    source = found.folder
     texts: dict[str, str] = {}
     tokens: dict[str, Any] = {}
     if found.task is not None and found.experiment is not None:
         texts = dict(found.task.saved_files())
-        on_text = isinstance(found.task, TextTask)
         options = found.experiment.task.options
-        if "lowercase" in options:  # whether pieces are lower-case, which no vocabulary says
+        if "lowercase" in options:  # no vocabulary says whether its pieces are lower-case
             texts["tokenizer_config.json"] = json.dumps({"do_lower_case": options["lowercase"]}) + "\n"
-    else:
-        on_text = found.name in models.able("generate")
-        if safetensors_io.holds_model(source):
-            tokens = safetensors_io.read_tokens(source)
+    elif safetensors_io.holds_model(source):
+        tokens = safetensors_io.read_tokens(source)
     config, params = found.config, jax.device_get(found.params(_SEED.value))
     formats.save(target, config, params, _FORMAT.value, tokens)
     workdirs.write_files(target, texts)
+    if isinstance(found, LoadedRun) and _FORMAT.value == formats.OWN:
+        workdirs.write_json(target / RUN, about(found, _SEED.value))
     for name in COMPANIONS:
         if (source / name).exists() and not (target / name).exists():
             with clear_storage_errors(target / name):
                 shutil.copyfile(source / name, target / name)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
     print(f"{target}: {config.name}, {size:,} parameters, in the format {_FORMAT.value}")
-    vocabulary = list(vocabulary_flags(target)) if on_text else []
-    print(f"to train it further, with a config of the model {config.name}{' on text' if vocabulary else ''}:")
-    print(" \\\n  ".join(shlex.quote(flag) for flag in [*flags_of(target), *vocabulary]))
-
-
-def flags_of(folder: Path) -> Iterator[str]:
-    """The flags of experiments.train that set its model to the folder's and start training from it."""
-    config = load(folder).config  # as written: a format may express the same config differently
-    yield f"--config.training.start={folder}"
-    if hasattr(config, "encoding"):
-        yield f"--config.encoding={config.encoding.text() or 'none'}"
-        if _shapes(config) != _shapes(dataclasses.replace(config, max_length=config.max_length + 1)):
-            yield f"--config.training.max_position={config.max_length}"
-    options = {field.name for field in dataclasses.fields(models.MODELS.get(config.name).Options)}
-    for name, value in warm_start.choices(config).items():
-        if value is not None and name.partition(".")[0] in options:
-            yield f"--config.model.{name}={value}"
-
-
-def vocabulary_flags(folder: Path) -> Iterator[str]:
-    """The flags of experiments.train that give the task text the tokenizer of the folder, if it has one."""
     try:
-        tokenizer = loading.find(folder)
+        values = training_config(found, target)
     except ConfigError as error:
-        print(f"warning: training on text cannot use this tokenizer: {error}", file=sys.stderr)
+        print(f"warning: {TRAIN} is not written, because {error}", file=sys.stderr)
         return
-    if tokenizer is not None:
-        yield f"--config.task.options.tokenizer={'words' if isinstance(tokenizer, Words) else 'bpe'}"
-        yield f"--config.task.options.vocab={folder}"
+    workdirs.write_files(target, {TRAIN: config_text(values)})
+    options = values["task"]["options"]
+    unknown = found.experiment is None and options.get("data_dir", "") is None
+    data_dir = "--config.task.options.data_dir=DATA " if unknown else ""
+    print(f"to train it further: python -m experiments.train --config={target / TRAIN} {data_dir}--workdir=runs/NAME")
+
+
+def about(run: LoadedRun, seed: int | None) -> dict[str, Any]:
+    """The facts that the copy of a run keeps, so that `load` returns a run."""
+    return {
+        "config": run.experiment.recipe(),
+        "seeds": [run.seeds[0] if seed is None else seed],
+        "step": run.restored.step,
+        "seconds": run.restored.seconds,
+        "environment": run.environment,
+    }
+
+
+def training_config(found: Loaded, folder: Path) -> dict[str, Any]:
+    """Returns the config that trains the model in `folder` further.
+
+    It is based on the config of the run `found` or, if `found` is no run, on a config file with the same kind of model.
+
+    Raises:
+      ConfigError: the model generates text, but has no tokenizer that the task can read.
+    """
+    model = load(folder).config  # as written: a format may express the same config differently
+    values = (found.experiment or _experiment_with(model.name)).to_dict()
+    name, options, folder = values["task"]["name"], values["task"]["options"], folder.resolve()
+    if found.experiment is None and model.name in models.able("generate"):
+        tokenizer = loading.find(folder)
+        if tokenizer is None:
+            raise ConfigError("the model has no tokenizer: put the files of its tokenizer into the folder of --model")
+        kind = "words" if isinstance(tokenizer, Words) else "bpe"
+        options |= {"tokenizer": kind, "vocab": str(folder), "vocab_size": None}
+    else:
+        options |= tasks.TASKS.get(name).with_saved_files(options, folder)
+        if "lowercase" in options:
+            options["lowercase"] = pretrained.lowercase(found)
+    values["task"]["options"] = dataclasses.asdict(configure(tasks.TASKS.get(name).Config, options, name))
+    values["training"]["start"] = str(folder)
+    if hasattr(model, "encoding"):
+        if _parts(EncodingConfig.parse(values["encoding"], values["encodings"])) != _parts(model.encoding):
+            values |= {"encoding": model.encoding.text() or "none", "encodings": {}}
+        if _shapes(model) != _shapes(dataclasses.replace(model, max_length=model.max_length + 1)):
+            values["training"]["max_position"] = model.max_length
+    for name, value in warm_start.choices(model).items():
+        part, _, option = name.rpartition(".")
+        chosen = values["model"].get(part, {}) if part else values["model"]
+        if value is not None and option in chosen:
+            chosen[option] = value
+    return values
+
+
+def _experiment_with(model: str) -> ExperimentConfig:
+    """The experiment of a config file with this model, on text if the model generates text, and small if possible."""
+    for name in sorted(config_files.names(), key=lambda name: (name.endswith("_small"), name), reverse=True):
+        config = config_files.config(name)
+        on_text = issubclass(tasks.TASKS.get(config.task.name), TextTask)
+        if config.model.name == model and (on_text or model not in models.able("generate")):
+            return config
+    raise ConfigError(f"no file of experiments/configs has the model {model}: add a config file with this model")
+
+
+def config_text(values: Mapping[str, Any]) -> str:
+    """The text of a config file with these fields. The text omits defaults, `job` and `paper`."""
+    name, model = values["task"]["name"], {"name": values["model"]["name"]}
+    defaults = config_files.experiment(name, model=model).to_dict() | {"job": values["job"], "paper": values["paper"]}
+    fields = _changes(values, defaults)
+    options = fields.pop("task", {}).get("options", {})
+    fields["model"] = model | fields.get("model", {})
+    arguments = ""
+    for begin, value in [("", name), ("", options), *((f"{field}=", value) for field, value in fields.items())]:
+        indent = " " * (8 + len(begin))
+        arguments += f"        {begin}{pprint.pformat(value, sort_dicts=False)},\n".replace("\n ", f"\n{indent} ")
+    return _FILE.format(arguments=arguments)
+
+
+def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields that differ from the defaults, as nested dicts.
+
+    >>> _changes({"steps": 4, "block": {"dim": 8, "norm": "rms"}}, {"steps": 4, "block": {"dim": 8, "norm": "layer"}})
+    {'block': {'norm': 'rms'}}
+    """
+    found = {}
+    for name, value in values.items():
+        default = defaults.get(name)
+        if isinstance(value, Mapping) and isinstance(default, Mapping):
+            value, default = _changes(value, default), {}
+        if value != default:
+            found[name] = value
+    return found
+
+
+def _parts(encoding: EncodingConfig) -> dict[str, Any]:
+    """The parts of an encoding with all their options."""
+    return {name: configure(ENCODINGS.get(name).Config, options, name) for name, options in encoding.parts}
 
 
 def _shapes(config: Any) -> dict[Any, Any]:

@@ -2,7 +2,7 @@
 
 python -m experiments.download --corpora=wikitext-2,tinyshakespeare --out=DATA
 
-Files that are there already are not touched, so the same command resumes after an interruption.
+The command keeps existing files, so the same command resumes after an interruption.
 """
 
 from absl import flags
@@ -11,20 +11,24 @@ from cope_jax.data.fetch import SOURCES, download
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import check_names
 
-_CORPORA = flags.DEFINE_list("corpora", None, f"Corpora to download, of {', '.join(SOURCES)}.", required=True)
-_OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
-_MIRROR = flags.DEFINE_string("mirror", None, "URL of a folder with the same files, instead of the usual sources.")
+_CORPORA = flags.DEFINE_list(
+    "corpora", None, f"Corpora to download: any of {', '.join(SOURCES)} (required).", required=True
+)
+_OUT = flags.DEFINE_string("out", None, "Folder to write to (required).", required=True)
+_MIRROR = flags.DEFINE_string(
+    "mirror", None, "URL of a folder to download from; without this flag, each file comes from its publisher."
+)
 entry.renamed("data_dir", "out")
 
 
 def main() -> None:
-    """Downloads what is missing and prints where it is."""
+    """Downloads the files that --out does not have yet, and prints the folder."""
     check_names("corpus to download", _CORPORA.value, SOURCES)
     for name in _CORPORA.value:
         source = SOURCES[name] if _MIRROR.value is None else SOURCES[name].at(_MIRROR.value)
         with outputs.writing(_OUT.value):
             found = download(source, _OUT.value)
-        what = f"wrote {', '.join(found)}" if found else "is there already"
+        what = f"wrote {', '.join(found)}" if found else "already present"
         print(f"{name}: {what}, in {_OUT.value}", flush=True)
 
 

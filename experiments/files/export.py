@@ -1,13 +1,15 @@
-"""Writes a task as a TFDS dataset, for `--config.training.data_dir` and for other programs.
+r"""Writes the examples of a task as a TFDS dataset, for `--config.training.data_dir` and for other programs.
 
 python -m experiments.export --task=counting --options=num_variables=3 \
     --sizes=train=10000,in_distribution=1000 --out=DIR
 python -m experiments.export --task=text --options="data_dir='DATA',corpus='wikitext-2',vocab_size=4096" --out=DIR
 
-Text is written as tokens, with its tokenizer next to them.
+Text is written as tokens, together with its tokenizer.
 """
 
 import ast
+import contextlib
+import io
 from typing import Any
 
 import tensorflow_datasets as tfds
@@ -18,11 +20,18 @@ from cope_jax.data import tfds_builder
 from cope_jax.errors import ConfigError
 from experiments.cli import entry, outputs
 
-_TASK = flags.DEFINE_string("task", None, "Name of the task.", required=True)
-_OPTIONS = flags.DEFINE_string("options", "", "Options of the task, as name=value,name=value.")
-_SIZES = flags.DEFINE_string("sizes", "", "Examples per split, as split=number,split=number; without it, all of text.")
-_DATA_SEED = flags.DEFINE_integer("data_seed", 0, "Seed of the examples.")
-_OUT = flags.DEFINE_string("out", None, "Folder to write to.", required=True)
+_TASK = flags.DEFINE_string("task", None, "Name of the task whose examples to write (required).", required=True)
+_OPTIONS = flags.DEFINE_string(
+    "options", "", "Options of the task, as name=value,name=value; without this flag, each option has its default."
+)
+_SIZES = flags.DEFINE_string(
+    "sizes",
+    "",
+    "Number of examples per split, as split=number,split=number. Without this flag, all examples of a task with a "
+    "fixed size, such as text, are written; other tasks need this flag.",
+)
+_DATA_SEED = flags.DEFINE_integer("data_seed", 0, "Random seed of the examples.")
+_OUT = flags.DEFINE_string("out", None, "Folder to write to (required).", required=True)
 entry.renamed("data_dir", "out")
 entry.renamed("seed", "data_seed")
 
@@ -46,9 +55,10 @@ def main() -> None:
     """Writes the dataset and prints its folder."""
     task = tasks.create(_TASK.value, **parse_assignments(_OPTIONS.value, "options"))
     sizes = parse_assignments(_SIZES.value, "sizes")
-    tfds.disable_progress_bar()  # its bars are nested and count unknown sizes
-    with outputs.writing(_OUT.value):
-        print(tfds_builder.write(task, _OUT.value, sizes, _DATA_SEED.value))
+    tfds.disable_progress_bar()  # TFDS nests its bars and does not know the sizes
+    with outputs.writing(_OUT.value), contextlib.redirect_stdout(io.StringIO()):  # TFDS prints a line about downloads
+        folder = tfds_builder.write(task, _OUT.value, sizes, _DATA_SEED.value)
+    print(folder)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
 # shellcheck shell=bash
-# Code that the launch scripts share; source it, do not run it. Sourcing it answers --help.
+# Code that the launch scripts share. Source this file, do not run it. It also handles the argument --help.
 
 # Prints an error and exits with status 2, as the commands do for wrong input.
 die() {
@@ -11,7 +11,7 @@ say() {
   echo "[$(basename "$0")] $*" >&2
 }
 
-# Prints the comment at the head of the script, and exits, if its first argument asks for it.
+# If the first argument is -h or --help: prints the comment at the head of the script, and exits.
 case "${1:-}" in
   -h | --help)
     awk 'NR > 1 && !/^#/ {exit} NR > 1 && !/^#SBATCH/ {sub(/^# ?/, ""); print}' "${script:-$0}"
@@ -32,7 +32,7 @@ need() {
 need_program() {
   local name
   for name in "$@"; do
-    command -v "$name" >/dev/null || die "$name is not installed, or not on PATH"
+    command -v "$name" >/dev/null || die "$name is not installed, or not on PATH: install it"
   done
 }
 
@@ -41,11 +41,11 @@ check_workdir() {
   case "$WORKDIR" in
     *://*) die "WORKDIR=$WORKDIR is not a folder: give a path on a mounted file system" ;;
     /*) ;;
-    *) die "WORKDIR=$WORKDIR must be an absolute path" ;;
+    *) die "WORKDIR=$WORKDIR must be an absolute path: begin it with /" ;;
   esac
 }
 
-# Prints the words as one line that a shell reads back as the same words.
+# Prints the words as one line, quoted so that a shell reads the same words.
 quoted() {
   local word line=""
   for word in "$@"; do
@@ -54,8 +54,8 @@ quoted() {
   echo "${line# }"
 }
 
-# What an exit status of a training command asks for: done, stop (a person must look), again (it was interrupted and
-# has saved) or failed (it, or the machine under it, died).
+# Prints what to do after an exit status of a training command: done, stop (a person must look at it), again (the
+# training was interrupted and has saved) or failed (the training or its machine died).
 verdict() {
   case "$1" in
     0) echo "done" ;;
@@ -65,7 +65,7 @@ verdict() {
   esac
 }
 
-# Reads the action, the first argument of the script, or dies; call `shift` after it.
+# Reads the action, the first argument of the script. Dies if it is missing. Call `shift` afterwards.
 take_action() {
   action="${1:-}"
   [ -n "$action" ] || die "name an action: see $(basename "$0") --help"

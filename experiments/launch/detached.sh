@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs a command on this machine so that it outlives the connection that started it; a second call joins it.
+# Runs a command on this machine. The command continues if the connection that started it ends; a second call joins it.
 #
 #   detached.sh run NAME ATTEMPT COMMAND...   starts COMMAND, shows its output, and exits with its exit status
-#   detached.sh stop NAME                     sends it SIGTERM: a training run saves and exits with 143
+#   detached.sh stop NAME                     sends SIGTERM to the command: a training run saves and exits with 143
 #
-# If a command of that NAME is still running, `run` joins it instead of starting another. If ATTEMPT has ended
-# meanwhile, `run` returns its status, so an ssh client that lost its connection may safely repeat the call.
+# If a command with this NAME is still running, `run` joins it instead of starting another. If ATTEMPT has already
+# ended, `run` returns its status. So an ssh client that lost its connection can safely repeat the call.
 # The output and the state are kept in ${XDG_STATE_HOME:-~/.local/state}/cope_jax/NAME.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -32,8 +32,8 @@ case "$action" in
       touch "$state/output.log"
       from="--bytes=+$(($(wc -c <"$state/output.log") + 1))"
       echo "$attempt" >"$state/attempt"
-      # nohup, because the end of a login session sends SIGHUP. The shell around the command passes SIGTERM on, and
-      # writes the status; it repeats a wait that a signal cut short.
+      # nohup, because the end of a login session sends SIGHUP. The shell around the command passes SIGTERM on and
+      # writes the status. If a signal ends `wait` early, the shell waits again.
       # shellcheck disable=SC2016
       nohup setsid bash -c '
         state=$1; shift

@@ -2,25 +2,25 @@
 # Trains on a TPU slice of a GKE cluster that has JobSet installed. Run it where kubectl reaches the cluster.
 #
 #   gke.sh render [FLAGS]    prints the JobSet that gke.yaml describes; FLAGS go to experiments.train
-#   gke.sh apply [FLAGS]     creates it
-#   gke.sh delete            deletes it; the pods save first
+#   gke.sh apply [FLAGS]     creates the JobSet
+#   gke.sh delete            deletes the JobSet; its pods save first
 #
-# The JobSet restarts its pods after every failure and preemption, MAX_RESTARTS times, but not if experiments.train
-# exits with 2, 3 or 4, which need a person.
+# The JobSet restarts its pods after every failure and preemption, at most MAX_RESTARTS times. It does not restart them
+# if experiments.train exits with 2, 3 or 4, because these statuses need a person.
 #
-# Variables that must be set:
-#   NAME              of the JobSet
-# For render and apply:
-#   IMAGE             with the project in it, see Dockerfile
+# Required variables:
+#   NAME              name of the JobSet
+# Required for render and apply:
+#   IMAGE             image that contains the project, see Dockerfile
 #   TPU               label of the nodes: tpu-v5-lite-podslice, tpu-v5p-slice, tpu-v6e-slice, …
-#   TOPOLOGY          of the slice, such as 4x4
+#   TOPOLOGY          topology of the slice, such as 4x4
 #   HOSTS             number of machines of the slice
-#   CHIPS_PER_HOST    number of chips of each; the slice has HOSTS · CHIPS_PER_HOST chips
-#   CLAIM             a PersistentVolumeClaim that all pods can write (ReadWriteMany)
-#   MOUNT             where pods see it, an absolute path
+#   CHIPS_PER_HOST    number of chips per machine; the slice has HOSTS · CHIPS_PER_HOST chips
+#   CLAIM             a PersistentVolumeClaim that all pods can write to (ReadWriteMany)
+#   MOUNT             absolute path where pods mount the claim
 #   CONFIG            a file of experiments/configs
 #   WORKDIR           a folder below MOUNT
-# May be set: MAX_RESTARTS (1000).
+# Optional variables: MAX_RESTARTS (default 1000).
 set -euo pipefail
 folder="$(dirname "${BASH_SOURCE[0]}")"
 . "$folder/common.sh"
@@ -30,7 +30,7 @@ render() {
   check_workdir
   case "$WORKDIR" in
     "$MOUNT"/*) ;;
-    *) die "WORKDIR=$WORKDIR must be below MOUNT=$MOUNT: only that outlives a pod" ;;
+    *) die "WORKDIR=$WORKDIR must be below MOUNT=$MOUNT: all other files of a pod are lost" ;;
   esac
   export NAME IMAGE TPU TOPOLOGY HOSTS CHIPS_PER_HOST CLAIM MOUNT MAX_RESTARTS="${MAX_RESTARTS:-1000}"
   python3 -c '

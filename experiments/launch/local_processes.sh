@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Runs several processes of one training run on this machine: a small pod, to try out what runs on several hosts.
+# Trains with several processes on this machine, like a small pod, to try out a run on several hosts.
 #
 #   local_processes.sh PROCESSES [FLAGS]    FLAGS go to experiments.train
 #
@@ -7,13 +7,14 @@
 #   JAX_PLATFORMS=cpu XLA_FLAGS=--xla_force_host_platform_device_count=2 CONFIG=experiments/configs/quick.py \
 #     WORKDIR=$PWD/runs/two experiments/launch/local_processes.sh 2 --config.job.mesh.fsdp=2
 #
-# Ctrl-C and SIGTERM are passed on; the run saves. Exits with 0 if all processes did, else with the status that most
-# needs a person: 2, 3 or 4, then a failure, then 130 or 143 (the same command resumes).
+# Ctrl-C and SIGTERM are passed on, and the run saves. The script exits with 0 if all processes did. Otherwise it exits
+# with the most serious status of a process: first 2, 3 or 4, which need a person, then other failures, then 130 or 143,
+# after which the same command resumes.
 #
-# Variables that must be set:
+# Required variables:
 #   CONFIG     a file of experiments/configs
 #   WORKDIR    an absolute path
-# May be set: PYTHON (.venv/bin/python if there is one, else python3), PORT (one that is free).
+# Optional variables: PYTHON (default .venv/bin/python if it exists, else python3), PORT (default any free port).
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
@@ -39,12 +40,12 @@ pass_on() {
     kill "-$1" "$running" 2>/dev/null || true
   done
 }
-# A signal cuts `wait` short; the loop below then waits again.
+# A signal ends `wait` early; the loop below then waits again.
 trap 'cut=yes; pass_on INT' INT
 trap 'cut=yes; pass_on TERM' TERM
 
-# In its own session a child gets Ctrl-C only from here, once; a second one would make it exit unsaved. Bash makes
-# background commands ignore it.
+# In its own session, a child gets Ctrl-C only from this script, and only once: after a second Ctrl-C it would exit
+# without saving. The signal handler is reset, because Bash makes background commands ignore Ctrl-C.
 alone='
 import os, signal, sys
 os.setsid()

@@ -3,8 +3,8 @@
 #
 #   task.sh COMMAND...
 #
-# Exits with the status of COMMAND, but with 252, 253 and 254 for 2, 3 and 4: so a status that needs a person outweighs
-# those of tasks that died after this one ended. SIGTERM is passed on.
+# Exits with the status of COMMAND, but with 252, 253 and 254 for 2, 3 and 4. So a status that needs a person is higher
+# than the statuses of other tasks that die after this task ends. SIGTERM is passed on.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 [ $# -ge 1 ] || die "task.sh needs a command: see task.sh --help"
@@ -13,7 +13,7 @@ set -euo pipefail
 child=$!
 trap 'cut=yes; kill -TERM "$child" 2>/dev/null || true' TERM
 cut=yes
-while [ -n "$cut" ]; do # a signal cuts a wait short
+while [ -n "$cut" ]; do # a signal ends `wait` early
   cut=""
   status=0
   wait "$child" || status=$?

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# Code that tpu_vm.sh and tpu_slice.sh share; source it, do not run it. All of it works on the TPU called NAME.
+# Code that tpu_vm.sh and tpu_slice.sh share. Source this file, do not run it. It works on the TPU called NAME.
 
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-# shellcheck disable=SC2153 # the scripts ensure that it is set
+# shellcheck disable=SC2153 # the scripts ensure that PROJECT and ZONE are set
 gcloud_tpu() {
   gcloud compute tpus "$@" --project="$PROJECT" --zone="$ZONE"
 }
 
-# Sets version to the software that Cloud TPU documents for JAX on each kind; RUNTIME_VERSION overrides it.
-# shellcheck disable=SC2034 # the scripts use it
+# Sets `version` to the software version that Cloud TPU documents for JAX on this kind of TPU, or to RUNTIME_VERSION.
+# shellcheck disable=SC2034 # the scripts use `version`
 choose_version() {
   case "${RUNTIME_VERSION:+given}$ACCELERATOR_TYPE" in
     v4-*) version=tpu-ubuntu2204-base ;;
@@ -21,13 +21,13 @@ choose_version() {
   esac
 }
 
-# Runs a line of shell on every host of the TPU. The status is that of the first host whose status is not 0.
+# Runs a line of shell on every host of the TPU. The status is the first one that is not 0, or 0.
 # shellcheck disable=SC2153
 on_hosts() {
   gcloud_tpu tpu-vm ssh "$NAME" --worker=all --command="$1"
 }
 
-# Clones and installs on every host what is missing there; an existing clone stays at its commit.
+# On every host, clones the project and installs what is missing. An existing clone stays at its commit.
 setup_hosts() {
   local clone
   clone="$(quoted git clone --quiet --branch "${REF:-main}" "$REPOSITORY" cope-jax)"
@@ -39,11 +39,11 @@ command -v git >/dev/null && command -v make >/dev/null ||
 cope-jax/experiments/launch/worker_setup.sh tpu"
 }
 
-# Trains on every host, or joins the training that is running there. Takes the flags of experiments.train that are not
-# variables of the script; the status is that of experiments.train.
+# Trains on every host, or joins the training that is already running. Takes the flags of experiments.train that are not
+# variables of the script. The status is the status of experiments.train.
 train_on_hosts() {
   local environment=("PYTHONUNBUFFERED=1")
-  trap 'say "disconnected; the training continues: the same command joins it, stop ends it"; exit 130' INT
+  trap 'say "disconnected, but the training continues: the same command joins it, and the action stop ends it"; exit 130' INT
   [ -z "${LIBTPU_INIT_ARGS:-}" ] || environment+=("LIBTPU_INIT_ARGS=$LIBTPU_INIT_ARGS")
   on_hosts "$(quoted cope-jax/experiments/launch/detached.sh run "$NAME" "$(date +%s)-$$" \
     env -C cope-jax "${environment[@]}" .venv/bin/python -m experiments.train \

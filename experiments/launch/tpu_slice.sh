@@ -1,28 +1,33 @@
 #!/usr/bin/env bash
-# Trains on a TPU slice of several hosts, a queued resource that may be taken away, until the run is done.
+# Trains on a TPU slice of several hosts until the run is done. The slice is a queued resource, which may be taken away.
 #
-#   tpu_slice.sh run [FLAGS]    requests the slice and waits for it, installs, trains on all hosts, and after a
-#                               preemption does so again, until experiments.train exits with 0. FLAGS go to
+#   tpu_slice.sh run [FLAGS]    requests the slice and waits for it, installs the project, trains on all hosts, and does
+#                               the same again after a preemption, until experiments.train exits with 0. FLAGS go to
 #                               experiments.train. Its statuses 2, 3 and 4 need a person and end the script, as do
 #                               MAX_FAILURES other failures in a row on a slice that is still there.
-#   tpu_slice.sh stop           makes the training save and exit; end `run` with Ctrl-C first, or it resumes it
+#   tpu_slice.sh stop           makes the training save and exit; first end `run` with Ctrl-C, or `run` starts it again
 #   tpu_slice.sh delete         deletes the slice, with its disks
 #
 # Ctrl-C ends only `run`: the training continues on the slice, and the same command joins it. `run` deletes a queued
-# resource of this NAME only if it is FAILED or SUSPENDED, that is without hosts, to request it again.
+# resource with this NAME only if it is FAILED or SUSPENDED, that is, without hosts, and then requests it again.
 #
-# Variables that must be set:
-#   PROJECT, ZONE       of Google Cloud
-#   NAME                of the queued resource and of its TPU
-# For run:
+# Required variables:
+#   PROJECT, ZONE       project and zone of Google Cloud
+#   NAME                name of the queued resource and of its TPU
+# Required for run:
 #   ACCELERATOR_TYPE    such as v5litepod-16, v5p-64 or v6e-256
 #   REPOSITORY          URL of the project's git repository
 #   CONFIG              a file of experiments/configs
-#   WORKDIR             an absolute path on a file system that every host mounts (see docs/tpu.md): disks of hosts go
-#                       with the slice
-# May be set: SPOT=no (yes), RUNTIME_VERSION (chosen by ACCELERATOR_TYPE), REF (branch or tag to clone: main; give a tag,
-# because a new slice clones again), PREPARE (shell to run on every host before setup, such as a mount),
-# LIBTPU_INIT_ARGS, POLL_SECONDS (30), MAX_FAILURES (3).
+#   WORKDIR             an absolute path on a file system that every host mounts (see docs/tpu.md): the hosts' own disks
+#                       are deleted with the slice
+# Optional variables:
+#   SPOT                yes (default) or no
+#   RUNTIME_VERSION     software version; by default it is chosen by ACCELERATOR_TYPE
+#   REF                 branch or tag to clone (default main); give a tag, because a new slice clones again
+#   PREPARE             shell command to run on every host before setup, such as a mount
+#   LIBTPU_INIT_ARGS    passed on to libtpu
+#   POLL_SECONDS        seconds between two looks at the state of the slice (default 30)
+#   MAX_FAILURES        see above (default 3)
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
 
@@ -39,7 +44,7 @@ create() {
     --runtime-version="$version" ${spot[@]+"${spot[@]}"}
 }
 
-# Waits until the slice is there, and requests it if necessary.
+# Waits until the slice is active, and requests it if necessary.
 wait_for_slice() {
   local state unknown=0
   while true; do
@@ -69,7 +74,7 @@ run() {
   while true; do
     wait_for_slice
     status=0
-    setup_hosts || status=255 # the failure was not in the training
+    setup_hosts || status=255 # the installation failed, not the training
     if [ "$status" -eq 0 ]; then
       train_on_hosts --distributed=on "$@" || status=$?
     fi

@@ -2,27 +2,31 @@
 # Creates one TPU VM and trains a model on it. Run it where gcloud is logged in.
 #
 #   tpu_vm.sh create            creates the VM
-#   tpu_vm.sh setup             clones and installs the project there
-#   tpu_vm.sh train [FLAGS]     trains, or joins the running training; FLAGS go to experiments.train; its exit status is
-#                               returned: 0 done, 143 interrupted and saved (repeat the command), 2, 3 and 4 need a
-#                               person
+#   tpu_vm.sh setup             clones and installs the project on the VM
+#   tpu_vm.sh train [FLAGS]     trains, or joins the running training. FLAGS go to experiments.train. The exit status is
+#                               0 if the run is done, 143 if it was interrupted and saved (repeat the command), and
+#                               2, 3 or 4 if a person is needed
 #   tpu_vm.sh stop              makes the training save and exit
 #   tpu_vm.sh fetch FOLDER      copies WORKDIR from the VM into FOLDER
-#   tpu_vm.sh delete            deletes the VM and its disk, WORKDIR with it: fetch first
+#   tpu_vm.sh delete            deletes the VM and its disk, with WORKDIR; run fetch first
 #   tpu_vm.sh run [FLAGS]       runs create, setup and train; deletes nothing
 #
-# Variables that must be set:
-#   PROJECT, ZONE       of Google Cloud
-#   NAME                of the VM
-# For create and run:
-#   ACCELERATOR_TYPE    with one host, such as v5litepod-8, v5p-8 or v6e-8
-# For setup and run:
+# Required variables:
+#   PROJECT, ZONE       project and zone of Google Cloud
+#   NAME                name of the VM
+# Required for create and run:
+#   ACCELERATOR_TYPE    a type with one host, such as v5litepod-8, v5p-8 or v6e-8
+# Required for setup and run:
 #   REPOSITORY          URL of the project's git repository
-# For train and run:
+# Required for train and run:
 #   CONFIG              a file of experiments/configs
-#   WORKDIR             an absolute path on the VM; fetch needs only WORKDIR
-# May be set: RUNTIME_VERSION (chosen by ACCELERATOR_TYPE), SPOT=yes (cheaper, and can be taken away), REF (branch or tag
-# to clone: main), PREPARE (shell to run on the VM before setup, such as a mount), LIBTPU_INIT_ARGS.
+#   WORKDIR             an absolute path on the VM; also required for fetch
+# Optional variables:
+#   RUNTIME_VERSION     software version; by default it is chosen by ACCELERATOR_TYPE
+#   SPOT                no (default) or yes, which is cheaper, but the VM can be taken away
+#   REF                 branch or tag to clone (default main)
+#   PREPARE             shell command to run on the VM before setup, such as a mount
+#   LIBTPU_INIT_ARGS    passed on to libtpu
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
 

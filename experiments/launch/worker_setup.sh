@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Installs the project on a TPU VM, in the checkout of this script: .venv with JAX for TPUs.
+# Installs the project on a TPU VM: makes .venv with JAX for TPUs in the checkout that contains this script.
 #
 #   worker_setup.sh [ACCELERATOR]      tpu (the default) or cuda
 #
-# Images of TPU VMs have Python 3.10; if no Python from 3.11 on is found, uv fetches 3.12 for this user only.
+# Images of TPU VMs have Python 3.10. If there is no Python 3.11 or newer, uv installs 3.12 for this user only.
 # A repeated call takes a second.
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -93,7 +93,7 @@ def test_a_side_without_pieces_shares_nothing():
 
 def test_wrong_input_is_one_line():
     batch = examples(4, 6)
-    with pytest.raises(ConfigError, match="fit it first"):
+    with pytest.raises(ConfigError, match="call fit first"):
         BagOfWords(VOCAB, SPECIAL).accuracy(batch)
     with pytest.raises(ConfigError, match="examples of both kinds"):
         BagOfWords(VOCAB, SPECIAL).fit({**batch, "next": np.zeros(4, np.int32)})

@@ -44,7 +44,7 @@ def test_lines_end_at_newlines_alone(tmp_path):
 def test_what_is_not_utf8_is_named_by_its_line(tmp_path):
     path = tmp_path / "x"
     path.write_bytes(b"one\ntwo\nthr\xffee\n")
-    with pytest.raises(ConfigError, match="x, line 3: not UTF-8"):
+    with pytest.raises(ConfigError, match="x, line 3 is not UTF-8"):
         read_lines(epath.Path(path))
 
 
@@ -57,7 +57,9 @@ def test_half_a_gzip_file_is_one_clear_line(tmp_path):
 
 @pytest.mark.parametrize("pattern", ["", ".", "./", "/"])
 def test_what_is_no_glob_is_one_line(tmp_path, pattern):
-    with pytest.raises(ConfigError, match=rf"^'{pattern}' is not a glob \(it names no file\): write one like") as error:
+    with pytest.raises(
+        ConfigError, match=rf"^'{pattern}' is not a glob \(the pattern names no file\): write one like"
+    ) as error:
         matching(tmp_path, ["*.txt", pattern])
     assert "\n" not in str(error.value)
 

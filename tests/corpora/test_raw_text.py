@@ -77,9 +77,9 @@ def test_a_packed_file_is_unpacked_and_a_mark_of_byte_order_dropped(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"a\nb\xff\n", r"x.txt, line 2: not UTF-8 text; convert the file to UTF-8$"),
-        (b"a\n\0b\n", r"x.txt, line 2: a zero byte, so this is not text; remove the file or the byte$"),
-        (b"", r"^files has no text in its split 'train': give more files, or larger ones$"),
+        (b"a\nb\xff\n", r"x.txt, line 2 is not UTF-8 text: convert the file to UTF-8$"),
+        (b"a\n\0b\n", r"x.txt, line 2 has a zero byte, so it is not text: remove the file or the byte$"),
+        (b"", r"^files has no text in its split 'train': give more or larger files$"),
     ],
 )
 def test_what_is_no_text_is_one_line(tmp_path, content, message):
@@ -96,7 +96,7 @@ def test_what_is_no_text_is_one_line(tmp_path, content, message):
 )
 def test_a_zero_byte_is_text_of_no_corpus(tmp_path, corpus, file):
     folder = write(tmp_path, f"{corpus}/{file}", "a b\nc\0 d\n")
-    with pytest.raises(ConfigError, match=rf"{file}, line 2: a zero byte, so this is not text"):
+    with pytest.raises(ConfigError, match=rf"{file}, line 2 has a zero byte, so it is not text"):
         documents(corpus, folder, "test")
 
 
@@ -116,7 +116,7 @@ def test_a_zero_byte_is_text_of_no_corpus(tmp_path, corpus, file):
             "^no tinyshakespeare/input.txt or .* in nowhere, which does not exist: put the corpus there",
         ),
         ("files", "test", "^no file in nowhere/files matches .*: put text there, or give globs with a full path$"),
-        ("code", "test", "^no text in nowhere/code matches .*py: put it there, or give globs with a full path$"),
+        ("code", "test", "^no text in nowhere/code matches .*py: add files, or give globs with a full path$"),
     ],
 )
 def test_what_is_missing_is_one_line(corpus, split, message):

@@ -80,7 +80,7 @@ def test_similarity_is_the_share_of_common_runs(shared, similar):
 
 @pytest.mark.parametrize("root", ["nowhere", "."])
 def test_nothing_there_is_one_line(root):
-    message = rf"^no text in {re.escape(root)} matches \*\.nothing: put it there, or give globs with a full path$"
+    message = rf"^no text in {re.escape(root)} matches \*\.nothing: add files, or give globs with a full path$"
     with pytest.raises(ConfigError, match=message):
         source_code.read(root, ["*.nothing"])
 

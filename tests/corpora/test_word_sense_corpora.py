@@ -29,12 +29,12 @@ def test_coarsewsd_lines(tmp_path):
     ["club\ttest\tx\t5\tthe club is new .", "club\tdev\tx\t1\tthe club", "club\ttest\tx\t-1\ta", "club\ttest\tx"],
 )
 def test_a_malformed_line_of_coarsewsd_is_named(tmp_path, line):
-    with pytest.raises(ConfigError, match=r"coarsewsd20.tsv, line 3: "):
+    with pytest.raises(ConfigError, match=r"coarsewsd20.tsv, line 3 must have "):
         coarse(tmp_path, HEADER, "club\ttest\tx\t0\tclub", line)
 
 
 def test_coarsewsd_needs_its_header(tmp_path):
-    with pytest.raises(ConfigError, match="line 1: the columns must be"):
+    with pytest.raises(ConfigError, match="line 1 must name the columns"):
         coarse(tmp_path, "club\ttest\tx\t0\tclub")
 
 
@@ -51,7 +51,7 @@ def test_semcor_lines(tmp_path):
     ["{", "[]", "7", '{"t": "a", "a": []}', '{"d": "x", "t": "a", "a": [[1, "a", "N", "1"]]}', '{"d": 1, "t": "a"}'],
 )
 def test_a_malformed_line_of_semcor_is_named(tmp_path, line):
-    with pytest.raises(ConfigError, match=r"semcor_noad.jsonl, line 2: ") as error:
+    with pytest.raises(ConfigError, match=r"semcor_noad.jsonl, line 2 is not ") as error:
         words_of_senses(tmp_path, '{"d": "x", "t": "a", "a": []}', line)
     assert "\n" not in str(error.value)
 

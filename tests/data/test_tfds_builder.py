@@ -75,9 +75,9 @@ def test_data_of_another_task_does_not_serve(written):
 @pytest.mark.parametrize(
     ("options", "seed", "message"),
     [
-        ({"num_variables": 3}, 2, "holds other data of counting: num_variables is 1 there and 3 here$"),
-        ({"ood_pass_weights": (10,)}, 2, r"ood_pass_weights is \[100.0, 10.0\] there and \[10.0\] here$"),
-        ({}, 4, "seed is 2 there and 4 here$"),
+        ({"num_variables": 3}, 2, r"holds other data of counting \(num_variables is 1 there and 3 here\): choose"),
+        ({"ood_pass_weights": (10,)}, 2, r"ood_pass_weights is \[100.0, 10.0\] there and \[10.0\] here\)"),
+        ({}, 4, r"seed is 2 there and 4 here\)"),
     ],
 )
 def test_other_options_or_seeds_do_not_serve(written, options, seed, message):
@@ -88,7 +88,7 @@ def test_other_options_or_seeds_do_not_serve(written, options, seed, message):
 
 
 def test_missing_split_lists_those_there(written):
-    with pytest.raises(ConfigError, match=r"unknown split .* 'in_distribution': Choices: pass_10, train"):
+    with pytest.raises(ConfigError, match=r"unknown split .* 'in_distribution': choose from pass_10, train"):
         tfds_builder.read(create(), written, "in_distribution", seed=2)
 
 
@@ -128,7 +128,7 @@ def test_text_is_written_whole_and_trains_from_there(tmp_path, packing, monkeypa
         assert ours.keys() == theirs.keys()
         for name in ours:
             np.testing.assert_array_equal(ours[name], theirs[name])
-    with pytest.raises(ConfigError, match=r"length is 16 there and 8 here$"):
+    with pytest.raises(ConfigError, match=r"length is 16 there and 8 here\)"):
         tfds_builder.read(tasks.create("text", **options | {"length": 8}), tmp_path, "train")
 
 
@@ -165,7 +165,7 @@ def test_text_is_not_read_under_another_tokenizer(corpus, tmp_path):
     # What a run takes from its folder is the same tokenizer by another name.
     tfds_builder.read(text(corpus, vocab=str(folder / "tokenizer.json"), vocab_size=None), tmp_path, "test")
     rewrite(corpus)
-    with pytest.raises(ConfigError, match=r"holds other data of text: .*tokenizer.json differs$"):
+    with pytest.raises(ConfigError, match=r"holds other data of text \(.*tokenizer.json differs\): choose"):
         tfds_builder.read(text(corpus), tmp_path, "test")
 
 
@@ -174,7 +174,7 @@ def test_text_of_another_corpus_is_not_read_though_its_tokenizer_is_the_same(cor
     elsewhere = corpus.rename(tmp_path / "elsewhere")
     tfds_builder.read(text(elsewhere, tokenizer="bytes", vocab_size=None), tmp_path, "test")
     rewrite(elsewhere)
-    with pytest.raises(ConfigError, match=r"holds other data of text: corpus.json differs$"):
+    with pytest.raises(ConfigError, match=r"holds other data of text \(corpus.json differs\): choose"):
         tfds_builder.read(text(elsewhere, tokenizer="bytes", vocab_size=None), tmp_path, "test")
 
 
@@ -198,7 +198,11 @@ def test_fields_of_other_kinds_are_written_too(tmp_path):
 @pytest.mark.parametrize(
     ("name", "sizes", "message"),
     [
-        ("words", {"test": 2}, "^words is one long text, whose order matters: export a task of separate examples$"),
+        (
+            "words",
+            {"test": 2},
+            "^words is one long text, which cannot be exported: choose a task of separate examples$",
+        ),
         ("spam", {"test": 10_000}, "^the split 'test' of spam has [0-9]+ examples, not 10000: ask for fewer$"),
     ],
 )

@@ -113,15 +113,18 @@ def drop(name):
 
 
 MISTAKES = {
-    "no folder": (lambda folder: (folder / "config.json").unlink(), "cannot read .*config.json: .*No such file"),
-    "no json": (write("config.json", "{"), "cannot read .*config.json: Expecting"),
+    "no folder": (lambda folder: (folder / "config.json").unlink(), r"cannot read .*config.json \(.*No such file"),
+    "no json": (write("config.json", "{"), r"cannot read .*config.json \(Expecting"),
     "no dict": (write("config.json", "[]"), "config.json must contain a JSON object, got a list"),
-    "another model": (lambda f: reconfigure(f, model_type="gpt2"), "of type 'gpt2', not 'bert'"),
+    "another model": (lambda f: reconfigure(f, model_type="gpt2"), "has the model_type 'gpt2', not 'bert'"),
     "a size is missing": (lambda f: reconfigure(f, hidden_size=...), "config.json lacks 'hidden_size'"),
     "a size of text": (lambda f: reconfigure(f, hidden_size="8"), r"\.hidden_size must be int, got '8'"),
     "no size": (lambda f: reconfigure(f, vocab_size=None), r"\.vocab_size must be int, got None"),
     "several activations": (lambda f: reconfigure(f, hidden_act=["gelu"]), r"\.hidden_act must be str, got \['gelu'\]"),
-    "a decoder": (lambda f: reconfigure(f, is_decoder=True), "is_decoder=True is unsupported, only False"),
+    "a decoder": (
+        lambda f: reconfigure(f, is_decoder=True),
+        "is_decoder=True is not supported; choose a model with False",
+    ),
     "relative positions": (lambda f: reconfigure(f, position_embedding_type="relative_key"), "='absolute'"),
     "an activation": (lambda f: reconfigure(f, hidden_act="silu"), "hidden_act in .'gelu'"),
     "another vocabulary": (lambda f: reconfigure(f, vocab_size=19), r"shape \[17, 8\], but config.json needs \[19"),
@@ -142,7 +145,7 @@ MISTAKES = {
         "lacks bert.encoder.layer.1.output.dense.weight",
     ),
     "more pieces": (write("vocab.txt", "a\n" * 18), "vocab.txt has 18 pieces, but the model's vocab_size is 17"),
-    "no text": (lambda folder: (folder / "vocab.txt").write_bytes(b"\xff\n"), "vocab.txt, line 1: not UTF-8 text"),
+    "no text": (lambda folder: (folder / "vocab.txt").write_bytes(b"\xff\n"), "vocab.txt, line 1 is not UTF-8 text"),
 }
 
 

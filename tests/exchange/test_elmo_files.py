@@ -114,14 +114,14 @@ def changed(path, target, *names, value=None):
     [
         (("lstm", "dim"), None, r"options.json has no option 'lstm.dim'"),
         (("char_cnn",), None, r"has no option 'char_cnn.activation'"),
-        (("char_cnn", "activation"), "tanh", r"char_cnn.activation is 'tanh', but only 'relu'"),
-        (("char_cnn", "n_characters"), 60, r"n_characters is 60, but should be 262"),
+        (("char_cnn", "activation"), "tanh", r"char_cnn.activation is 'tanh', but must be 'relu'"),
+        (("char_cnn", "n_characters"), 60, r"n_characters is 60, but must be 262"),
         (("char_cnn", "filters"), 3, r"options.json.filters must be tuple.*, got 3"),
         (("lstm", "dim"), "many", r"options.json.cell_dim must be int, got 'many'"),
         (("lstm", "dim"), 4, r"W_0 has shape \[4, 12\], but .* needs \[4, 16\]"),
         (("lstm", "n_layers"), 3, r"has no dataset 'RNN_0/RNN/MultiRNNCell/Cell2/LSTMCell/W_0'"),
-        (("lstm", "n_layers"), 1, r"has the dataset 'RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/B', .*\(6 such\)"),
-        (("char_cnn", "n_highway"), 0, r"has the dataset 'CNN_high_0/W_carry', .*\(4 such\)"),
+        (("lstm", "n_layers"), 1, r"has the dataset 'RNN_0/RNN/MultiRNNCell/Cell1/LSTMCell/B', .*\(6 such datasets\)"),
+        (("char_cnn", "n_highway"), 0, r"has the dataset 'CNN_high_0/W_carry', .*\(4 such datasets\)"),
         (("char_cnn", "filters"), [[1, 2]], r"shape \[5, 5\], but .* needs \[2, 2\]"),
     ],
 )
@@ -135,10 +135,10 @@ def test_options_that_do_not_fit(files, tmp_path, names, value, message):
 def test_files_that_are_none(files, tmp_path):
     model, options, weights = files
     for found, message in (
-        ((tmp_path / "no.json", weights), "cannot read .*no.json: .*No such file"),
+        ((tmp_path / "no.json", weights), r"cannot read .*no.json \(.*No such file"),
         ((weights, weights), "cannot read .*weights.hdf5"),
-        ((options, options), "cannot read the weights .*options.json: it is not an HDF5 file"),
-        ((options, tmp_path / "no.hdf5"), "cannot read the weights .*no.hdf5: .*No such file"),
+        ((options, options), r"cannot read the weights .*options.json \(it is not an HDF5 file"),
+        ((options, tmp_path / "no.hdf5"), r"cannot read the weights .*no.hdf5 \(.*No such file"),
     ):
         with pytest.raises(ConfigError, match=message) as error:
             load_elmo(*found)

@@ -12,6 +12,7 @@ import pytest
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.report.plot_style import COLOURS
 from experiments.benchmark import (
     benchmark_report,
     contenders,
@@ -148,7 +149,7 @@ def test_who_is_left_out_of_memory_is_named(monkeypatch):
     results = timing.Results()
     memory_use.run([Problem(length=8)], ["cope(gate=separate_key)/full"], results, lambda: False, lambda: None)
     assert not results.records
-    assert "needs features=" in results.left_out[0]["reason"]
+    assert "needs features: pass features=" in results.left_out[0]["reason"]
 
 
 RECORDS = [
@@ -197,6 +198,9 @@ def test_the_plot_has_a_line_for_each_contender(tmp_path):
     assert [line.get_label() for line in first.lines] == ["cope/blockwise", "cope/full"]
     np.testing.assert_allclose(second.lines[1].get_ydata(), [9 * 0.512, 9 * 1.024])
     assert (first.get_xscale(), first.get_yscale()) == ("log", "log")
+    assert first.lines[0].get_color() == first.lines[1].get_color() == COLOURS[0]
+    assert first.lines[0].get_marker() != first.lines[1].get_marker()
+    assert first.figure.get_suptitle() == "time of causal attention, B1 H8 K64, float32, npos_max 64, JAX on 1 device"
 
 
 @pytest.fixture
@@ -266,7 +270,7 @@ def test_the_command(start, tmp_path):
     content, out = measured(start, workdir, "--notune", "--only=attention", "--contenders=rope/full", "--npos_max=T")
     assert "rope/full" in out and "npos_max 8" in out
     assert [r["what"] for r in content["records"]] == ["forward", "forward+backward"]
-    assert {path.name for path in workdir.iterdir()} == FILES | {"attention_npos_max_8.png"}
+    assert {path.name for path in workdir.iterdir()} == FILES | {"attention_npos_max_8.png", "attention_npos_max_8.svg"}
 
 
 @pytest.mark.slow
@@ -287,7 +291,7 @@ def test_the_command_starts_again_with_another_environment_and_measures_all(star
     if process._is_glibc():
         assert "MALLOC_MMAP_THRESHOLD_=" in content["environment"]["process"]
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == FILES | {f"attention_npos_max_{n}.png" for n in (4, 8)}
+    assert names == FILES | {f"attention_npos_max_{n}.{kind}" for n in (4, 8) for kind in ("png", "svg")}
 
 
 @pytest.mark.slow
@@ -305,10 +309,10 @@ def test_an_interruption_keeps_what_was_measured(start, tmp_path):
 @pytest.mark.parametrize(
     ("read", "message"),
     [
-        (lambda: workloads.read_problems("lengths", ["512", "1k"], ["4"]), "--lengths takes positive numbers .* '1k'"),
-        (lambda: workloads.read_problems("contexts", [], ["4"]), "--contexts takes positive numbers .*, not ''"),
-        (lambda: workloads.read_problems("memory_lengths", ["0"], ["4"]), "--memory_lengths takes positive numbers"),
-        (lambda: workloads.read_problems("lengths", ["8"], ["t"]), "--npos_max takes positive numbers .* not 't'"),
+        (lambda: workloads.read_problems("lengths", ["512", "1k"], ["4"]), "--lengths takes positive whole .* '1k'"),
+        (lambda: workloads.read_problems("contexts", [], ["4"]), "--contexts takes positive whole numbers .*, not ''"),
+        (lambda: workloads.read_problems("memory_lengths", ["0"], ["4"]), "--memory_lengths takes positive"),
+        (lambda: workloads.read_problems("lengths", ["8"], ["t"]), "--npos_max takes positive .* not 't'"),
         (lambda: workloads.read_problems("lengths", ["8"], ["1"]), "benchmark.npos_max must be at least 2, got 1"),
         (lambda: workloads.read_problems("lengths", ["8"], ["4"], 1, 2, 7), "benchmark.head_dim must be even"),
         (lambda: read_names("contenders", "cope/flash", contenders.find), "unknown contender 'cope/flash'"),

@@ -83,10 +83,10 @@ def test_our_contenders_compute_the_encoding_over_two_devices(name, x64):
 @pytest.mark.parametrize(
     ("spec", "devices", "note"),
     [
-        ("alibi", 2, "it treats its heads differently"),  # parameters alike, and other slopes
-        ("alibi(slopes=(1.0,1.0,0.5,0.5))", 2, "it treats its heads differently"),  # no such encoding for two heads
-        ("t5", 2, "it treats its heads differently"),  # other parameters
-        ("cope", 3, "3 cannot share 4 heads evenly"),
+        ("alibi", 2, "the encoding treats its heads differently"),  # same parameters, but other slopes
+        ("alibi(slopes=(1.0,1.0,0.5,0.5))", 2, "the encoding treats its heads differently"),  # an option for each head
+        ("t5", 2, "the encoding treats its heads differently"),  # other parameters
+        ("cope", 3, "3 devices cannot share 4 heads"),
         ("cope", 4, ""),
         ("relative+cope", 2, ""),
     ],
@@ -113,7 +113,7 @@ def test_without_torch_its_contenders_are_left_out(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     monkeypatch.delitem(sys.modules, "experiments.benchmark.torch_contenders", raising=False)
     for name in TORCH:
-        with pytest.raises(LeftOut, match=r"torch is not installed: pip install -e '.\[bench\]'"):
+        with pytest.raises(LeftOut, match=r"torch is not installed: run pip install -e '.\[bench\]'"):
             contenders.find(name)(PROBLEM)
 
 
@@ -121,7 +121,7 @@ def test_a_matrix_of_all_pairs_that_does_not_fit_is_left_out(monkeypatch):
     monkeypatch.setattr(workloads, "free_memory", lambda: 1e9)
     big = Problem(length=4096)
     for name in ("cope/full", "rope/jax.nn"):
-        with pytest.raises(LeftOut, match=r"0\.9 GiB are free"):
+        with pytest.raises(LeftOut, match=r"0\.9 GiB of free memory"):
             contenders.find(name)(big)
     contenders.find("cope/full")(Problem(length=8))
 
@@ -159,7 +159,7 @@ def test_a_batch_is_split_where_it_can_be(devices, shares, monkeypatch):
     monkeypatch.setattr(contenders.from_config, "create_program", create)
     built = contenders.train(Recipe.parse("quick:4"), "none", devices)
     assert made == [(shares, shares)]
-    assert getattr(built, "note", None) == {3: "on 1 device, because 3 cannot share a batch of 4 evenly"}.get(devices)
+    assert getattr(built, "note", None) == {3: "on 1 device, because 3 devices cannot share a batch of 4"}.get(devices)
 
 
 def test_a_training_step_of_x_transformers_trains():

@@ -1,4 +1,5 @@
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -6,7 +7,10 @@ from pathlib import Path
 import pytest
 
 import experiments
+from cope_jax import encodings, models, tasks
+from cope_jax.training import config_files
 from cope_jax.training.metrics import read_metrics
+from tests.experiments.commands import ROOT
 
 pytestmark = pytest.mark.xdist_group("commands")  # what its fixtures train is shared
 
@@ -39,12 +43,28 @@ def test_train_writes_and_prints_the_errors(trained):
     assert {(r["encoding"], r["seed"], r["step"]) for r in measured} == {("cope", 5, 8)}
     assert {"in_distribution", "dense", "sparse", "blanks=3"} <= {r["split"] for r in measured}
     value = next(r["value"] for r in measured if (r["split"], r["metric"]) == ("dense", "token_error"))
-    line = next(line for line in done.out.splitlines() if " dense " in line)
-    assert f" {100 * value:.2f} " in line
+    title, heading, *lines, written, further = filter(str.strip, done.out.splitlines())
+    assert title == "selective_copy, decoder, cope, 6 examples a split, seed 5"
+    assert heading.split() == "split token error, % sequence error, % loss".split()
+    cells = next(line for line in lines if "dense" in line).split()
+    assert cells[:2] == ["dense", f"{100 * value:.1f}"] and re.fullmatch(r"\d\.\d\d", cells[-1])
+    assert written == f"{workdir}: result.json, metrics.jsonl, TensorBoard"
+    assert further == f"next: python -m experiments.inspect --model={workdir}"
     rows = read_metrics(workdir / "metrics.jsonl")
     assert [row["step"] for row in rows if "split" not in row] == [2, 4, 6, 8]
     assert sorted(path.name for path in (workdir / "checkpoints").iterdir()) == ["4", "8"]
     assert list(workdir.glob("events.out.tfevents.*"))
+    lines = done.err.splitlines()
+    names = ["parameters", "devices", "batch", "model", "all"]
+    start = lines.index(next(line for line in lines if line.startswith("parameters")))
+    assert [line.split()[0] for line in lines[start : start + 5]] == names
+    assert lines[start].split()[1:] == [f"{measured[0]['parameters']:,}"]
+    assert lines[start + 4] == f"all parameters: {workdir / 'summary.txt'}"
+    assert "embedding.embedding" in (workdir / "summary.txt").read_text()
+    assert "embedding.embedding" not in done.out + done.err
+    assert [line.partition(" dense ")[0] for line in lines if line.startswith("step ")] == [
+        f"step {step}: sequence error in_distribution 100.0 %," for step in (4, 8)
+    ]
 
 
 def test_train_again_trains_nothing_and_measures_the_same(trained, start, config):
@@ -52,6 +72,7 @@ def test_train_again_trains_nothing_and_measures_the_same(trained, start, config
     before = (workdir / "result.json").read_bytes(), (workdir / "metrics.jsonl").read_bytes()
     again = start("train", *flags(config, workdir)).wait()
     assert (again.status, again.out) == (0, done.out)
+    assert again.err.splitlines()[-1] == "decoder, cope: resumes from step 8" and "parameters" not in again.err
     assert [r["value"] for r in records(workdir / "result.json")] == [
         r["value"] for r in json.loads(before[0])["records"]
     ]
@@ -67,6 +88,11 @@ def test_evaluate_measures_what_train_measured(trained, start):
         for name in ("evaluation.json", "result.json")
     )
     assert ours == theirs
+    assert done.out.splitlines()[0] == "selective_copy, decoder, cope, 6 examples a split, seed 5"
+    assert done.out.splitlines()[-2:] == [
+        f"{workdir}: evaluation.json",
+        f"next: python -m experiments.inspect --model={workdir}",
+    ]
 
 
 def test_evaluate_takes_as_many_examples_as_asked_for(trained, start):
@@ -87,14 +113,49 @@ def test_inspect_shows_the_trained_model(trained, start):
     done = start("inspect", f"--model={workdir}").wait()
     assert done.status == 0, done.err
     assert done.out.startswith("selective_copy, cope, seed 5, step 8")
-    assert sorted(path.name for path in (workdir / "maps").iterdir()) == ["attention.png", "gates.png", "positions.png"]
+    names = sorted(path.stem for path in (workdir / "maps").glob("*.png"))
+    assert names == ["attention", "gates", "positions", "query"]
 
 
 @pytest.mark.parametrize("name", ["train", "compare", "evaluate", "generate", "inspect"])
 def test_help_says_what_the_command_does(name, start):
     done = start(name, "--help").wait()
+    assert (done.status, done.err) == (0, "")
     assert ("--workdir" in done.out) == (name in ("train", "compare"))  # old names are not shown
     assert f"python -m experiments.{name}" in done.out, done.out
+    assert str(ROOT) not in done.out and "(default: 'None')" not in done.out
+    assert done.out.endswith("python -m experiments.list shows all commands, configs, encodings, tasks and models.\n")
+
+
+def test_help_lists_the_fields_of_a_config(start):
+    done = start("train", "--help", "--config=quick").wait()
+    assert done.status == 0 and "\nFields of quick:\n" in done.out
+    assert "\n  --config.training.steps=600\n" in done.out and "\n  --config.model.block.num_heads=8\n" in done.out
+    assert start("train", "--config=quikc", "--help").wait().error.startswith("unknown config 'quikc': did you mean")
+
+
+def test_list_shows_every_name_with_a_line(start):
+    done = start("list").wait()
+    assert (done.status, done.err) == (0, "")
+    blocks = {
+        block.splitlines()[0]: [line.split() for line in re.split(r"\n  (?=\S)", block)[1:]]
+        for block in done.out.split("\n\n")
+    }
+    assert all(len(words) > 3 for lines in blocks.values() for words in lines)
+    names = {kind: tuple(words[0] for words in lines) for kind, lines in blocks.items()}
+    assert names["configs"] == config_files.names() and names["encodings"] == encodings.names()
+    assert (names["tasks"], names["models"]) == (tasks.TASKS.names(), models.MODELS.names())
+    files = [path for path in (ROOT / "experiments").rglob("*.py") if "\n    entry.run(main)\n" in path.read_text()]
+    assert {path.parent.name if path.stem == "__main__" else path.stem for path in files} == set(names["commands"])
+    assert names["trained"] == ("counting", "shakespeare")
+    assert start("list", "--only=trained").wait().out == f"trained{done.out.rpartition('trained')[2]}"
+
+
+def test_a_reader_that_has_seen_enough_is_no_defect():
+    command = [sys.executable, "-m", "experiments.list"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT) as process:
+        process.stdout.close()
+        assert (process.stderr.read(), process.wait()) == (b"", 141)
 
 
 def test_a_command_runs_as_a_module(tmp_path, config):
@@ -108,4 +169,4 @@ def test_a_command_runs_as_a_module(tmp_path, config):
 def test_a_command_that_is_started_as_a_file_says_how_to_start_it(path, tmp_path):
     file = Path(experiments.__file__).parent / f"{path}.py"
     done = subprocess.run([sys.executable, file], cwd=tmp_path, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (1, f"run it as: python -m experiments.{file.stem}\n")
+    assert (done.returncode, done.stderr) == (1, f"this file is not a script: run python -m experiments.{file.stem}\n")

@@ -91,6 +91,8 @@ def test_the_same_is_written_as_csv_table_and_plots(straight):
     records = read_records(workdir)
     assert [row["encoding"] for row in rows] == [record["encoding"] for record in records]
     assert [float(row["value"]) for row in rows] == [record["value"] for record in records]
+    kinds = {(row["split"], row["kind"], row["examples"], row["learning_rate"]) for row in rows}
+    assert {("dense", "split", "6", "0.001"), ("blanks=3", "sweep", "2", "0.001")} <= kinds
     table = (workdir / "table.md").read_text()
     assert "`cope`" in table and "`rope`" in table and "24 steps, 2 seeds" in table
     plots = sorted(workdir.glob("*.png"))
@@ -99,6 +101,8 @@ def test_the_same_is_written_as_csv_table_and_plots(straight):
     for path in [workdir / "results.json", workdir / "results.csv", workdir / "table.md", *plots]:
         assert str(path) in done.out
     assert "selective_copy: sequence error" in done.out
+    run = workdir / "cells" / "cope" / "seed_0"
+    assert done.out.splitlines()[-1] == f"next: python -m experiments.inspect --model={run}"
 
 
 def test_run_again_it_trains_nothing_and_shows_the_same(straight, compare):
@@ -135,6 +139,7 @@ def test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers(straigh
     assert done.status == 130
     assert "then saving; press Ctrl-C again" in done.err and "Traceback" not in done.err
     assert done.err.splitlines()[-1].endswith("of 24; rerun the same command to resume")
+    assert done.err.splitlines()[-2] == f"3 of 4 runs in {tmp_path} are finished"
     assert [r["seed"] for r in read_records(tmp_path) if r["metric"] == "loss" and r["split"] == "dense"] == [0, 1, 0]
     done = compare(tmp_path).wait()
     assert done.status == 0, done.err

@@ -153,7 +153,10 @@ def test_a_config_survives_being_kept_in_a_file():
         ({"training": {"max_position": 0}}, "training.max_position must be at least 1, got 0"),
         ({"training": {"checkpoint_every": -10}}, "training.checkpoint_every must be at least 1, got -10"),
         ({"training": {"evaluate_every": -10}}, "training.evaluate_every must be at least 0, got -10"),
-        ({"training": {"steps": 15}}, "training.steps=15 must be a multiple of training.steps_per_dispatch=10"),
+        (
+            {"training": {"steps": 15}},
+            "training.steps=15 must be a multiple of training.steps_per_dispatch=10: choose one",
+        ),
         ({"training": {"evaluate_every": 5}}, "training.evaluate_every=5 must be a multiple"),
         ({"training": {"checkpoint_every": 5}}, "training.checkpoint_every=5 must be a multiple"),
         ({"training": {"positions": "offset"}}, "training.positions=offset samples .*: set training.max_position"),
@@ -206,7 +209,7 @@ def test_a_wrong_config_says_what_is_wrong(mapping, message):
         ),
         (
             {"job": {"mesh": {"data": 1, "fsdp": 3}}, "training": {"batch_size": 48}, "evaluation": {"batch_size": 48}},
-            "kernel: embed of size 64 must be a multiple of job.mesh.fsdp=3",
+            "kernel must be a multiple of job.mesh.fsdp=3",
         ),
         ({"optimizer": {"warmup_steps": 1000}}, "optimizer.warmup_steps=1000 must be less than training.steps=1000"),
     ],

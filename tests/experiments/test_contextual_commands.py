@@ -52,6 +52,7 @@ def test_neighbours_are_those_of_the_vectors(trained, start, tmp_path):
     assert {near["word"] for near in found["models"]["ELMo"]["of the word"][1]["layer 2"]} <= {"spring", "Spring"}
     table = (tmp_path / "neighbours.md").read_text()
     assert "## RNN: occurrences of the word" in table and "a *spring* of steel" in table
+    assert "| layer 2 |" in table and "| layer 1 |" in table and "| words |" not in table  # the last of each model
     assert str(tmp_path / "neighbours.md") in done.out.splitlines()
 
 
@@ -122,7 +123,7 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
     ("command", "given", "message"),
     [
         ("neighbours", ["--models=minilm", "--word=play", "--sentences=they win"], "has no word 'play': put spaces"),
-        ("neighbours", ["--models=minilm"], "missing --word and --sentences; see --help"),
+        ("neighbours", ["--models=minilm"], "--task=neighbours needs --word and --sentences: see --help"),
         ("neighbours", ["--models=nowhere", "--task=senses"], "there is no folder nowhere: train a model there"),
         ("neighbours", ["--models=RUN", "--word=qqq", "--sentences=a qqq"], "the corpus has no word 'qqq'"),
         (
@@ -132,7 +133,7 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
         ),
         ("probe", [], "missing --models; see --help"),
         ("probe", ["--models=RUN", "--corpora_dir=nowhere"], "no ud-ewt/en_ewt-ud-train.conllu in nowhere"),
-        ("floors", [], "holds no training run"),
+        ("floors", [], "there is no folder"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )
@@ -156,7 +157,7 @@ def test_models_are_named_once_and_known_by_their_kinds(trained):
     ):
         with pytest.raises(ConfigError, match=message):
             load_models(wrong)
-    with pytest.raises(ConfigError, match="rnn contains rnn_lm: give models of elmo and bert"):
+    with pytest.raises(ConfigError, match="rnn, which contains a rnn_lm: give only elmo and bert"):
         by_kind([rnn], ("elmo", "bert"))
     with pytest.raises(ConfigError, match="names two models of bert"):
         by_kind([bert, bert], ("elmo", "bert"))
@@ -164,12 +165,13 @@ def test_models_are_named_once_and_known_by_their_kinds(trained):
 
 def test_floors_are_known_of_some_tasks(start, config, tmp_path):
     workdirs.open_workdir(tmp_path, ExperimentConfig.from_mapping({"task": {"name": "flip_flop", "options": {}}}), [0])
+    (tmp_path / "checkpoints").mkdir()
     done = start("floors", f"--model={tmp_path}").wait()
     assert done.status == 2, done.err
-    assert "is a run on flip_flop: baselines exist for bilm, masked_lm, tagging, words" in done.error
+    assert "is a run on flip_flop: choose a run on a task with baselines: bilm, masked_lm, tagging, words" in done.error
 
 
 def test_perplexity_is_measured_of_decoders_on_text(start, trained):
     done = start("perplexity", f"--model={trained / 'rnn'}").wait()
     assert done.status == 2, done.err
-    assert done.error == f"{trained / 'rnn'} is a run of rnn_lm on words: choose a run of a decoder on text"
+    assert done.error == f"{trained / 'rnn'} is a run of rnn_lm on words: choose a decoder trained on text"

@@ -15,13 +15,18 @@ from cope_jax.generation.text_model import load
 from cope_jax.runs import warm_start
 from cope_jax.runs.load import load_run
 from cope_jax.tokenizers import loading
-from cope_jax.training import from_config
+from cope_jax.training import config_files, from_config
 from cope_jax.training.experiment_config import ExperimentConfig
 from tests.exchange.exchange_cases import LLAMA, VOCAB, tensors, write
-from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("convert")
 SHORT = ("--config.training.steps=4", "--config.training.evaluate_every=4")
+TINY = (
+    *SHORT[:1],
+    *("--config.training.steps_per_dispatch=2", "--config.training.evaluate_every=0", "--config.evaluation.examples=4"),
+    *("--config.training.checkpoint_every=4", "--config.training.batch_size=4", "--config.optimizer.warmup_steps=2"),
+    *("--config.task.options.length=8", "--config.job.mesh.data=1"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -37,12 +42,19 @@ def test_a_run_becomes_a_gpt2_and_goes_on_with_cope(start, config, run, tmp_path
     done = start("convert", f"--model={run}", f"--out={tmp_path / 'gpt2'}", "--format=gpt2").wait()
     assert done.status == 0, done.err
     lines = done.out.splitlines()
-    assert lines[0] == f"{tmp_path / 'gpt2'}: decoder, 1,048 parameters, in the format gpt2"
+    further = tmp_path / "gpt2" / "train.py"
+    assert lines == [
+        f"{tmp_path / 'gpt2'}: decoder, 1,048 parameters, in the format gpt2",
+        f"to train it further: python -m experiments.train --config={further} --workdir=runs/NAME",
+    ]
     assert json.loads((tmp_path / "gpt2" / "config.json").read_text())["model_type"] == "gpt2"
-    flags = shlex.split(" ".join(line.removesuffix(" \\") for line in lines[2:]))
-    assert "--config.encoding=learned" in flags and "--config.training.max_position=8" in flags
-    flags[flags.index("--config.encoding=learned")] = "--config.encoding=learned+cope"
-    done = start("train", f"--config={config}", *flags, *SHORT, f"--workdir={tmp_path / 'on'}").wait()
+    assert "examples=" not in further.read_text() and "beta1" not in further.read_text()  # a default
+    whole, held = config_files.config(str(further)), config_files.config(str(config))
+    assert (whole.encoding, whole.training.max_position) == ("learned", 8)
+    assert dataclasses.replace(whole.training, start=None, max_position=None) == load_run(run).experiment.training
+    assert (whole.task, whole.optimizer, whole.evaluation) == (held.task, held.optimizer, held.evaluation)
+    flags = (f"--config={further}", "--config.encoding=learned+cope(npos_max=4)", "--config.job.mesh.data=1", *SHORT)
+    done = start("train", *flags, f"--workdir={tmp_path / 'on'}").wait()
     assert done.status == 0, done.err
     assert f"start: decoder of {tmp_path / 'gpt2'}; new: blocks.encoding.cope.table; left out: nothing" in done.out
     assert "computes something else" not in done.err
@@ -56,6 +68,19 @@ def test_a_run_becomes_a_folder_of_ours_with_the_same_parameters(start, run, tmp
     held = load_run(run)
     assert choices.block == held.config.block and choices.encoding == held.config.encoding
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(held.params()))
+    copy = load_run(tmp_path / "own")
+    assert (copy.experiment, copy.seeds, copy.step) == (held.experiment, held.seeds, held.step)
+    assert copy.environment == held.environment != {}
+    done = start("evaluate", f"--model={copy.folder}").wait()
+    assert done.status == 0, done.err
+    results, again = (
+        [record["value"] for record in json.loads(path.read_text())["records"]]
+        for path in (run / "result.json", copy.folder / "evaluation.json")
+    )
+    assert results == again
+    flags = (f"--config={copy.folder / 'train.py'}", "--config.job.mesh.data=1", f"--workdir={copy.folder}")
+    done = start("train", *flags).wait()
+    assert (done.status, "holds a model of experiments.convert" in done.error) == (2, True), done.err
 
 
 def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from(start, tmp_path, capsys):
@@ -72,11 +97,13 @@ def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from
     own = tmp_path / "own"
     done = start("convert", f"--model={folder}", f"--out={own}").wait()
     assert done.status == 0, done.err
-    assert "--config.task.options.tokenizer=bpe" in done.out and f"--config.task.options.vocab={own}" in done.out
+    assert done.out.endswith(f"--config={own / 'train.py'} --config.task.options.data_dir=DATA --workdir=runs/NAME\n")
+    further = config_files.config(str(own / "train.py"))
+    assert further.task.options["tokenizer"] == "bpe" and further.task.options["vocab"] == str(own)
     names = sorted(path.name for path in own.iterdir())
-    assert names == ["config.json", "encoder.json", "model.safetensors", "tokenizer.json", "vocab.bpe"]
+    assert names == ["config.json", "encoder.json", "model.safetensors", "tokenizer.json", "train.py", "vocab.bpe"]
     # RoPE has no table: whatever the length of what follows, the parameters are the same.
-    assert "max_position" not in done.out and "'--config.encoding=rope(base=100.0)'" in done.out
+    assert further.training.max_position is None and further.encoding == "rope(base=100.0)"
     task = tasks.create("text", vocab=str(own), length=8)
     learner = dataclasses.replace(
         from_config.create_learner(ExperimentConfig.from_mapping({"task": {"name": "text", "options": options}}), task),
@@ -90,7 +117,8 @@ def test_a_folder_of_hugging_face_takes_its_vocabulary_along_and_is_started_from
     for name in ("encoder.json", "tokenizer.json", "vocab.bpe"):
         (own / name).unlink()
     warm_start.start(own, learner, other)
-    assert capsys.readouterr().err == f"warning: no vocabulary in {own} to compare with\n"
+    expected = f"warning: {own} has no vocabulary, so it was not compared with the task's\n"
+    assert capsys.readouterr().err == expected
 
 
 def text_model(folder, vocab_size=300, surplus=0, **values):
@@ -128,7 +156,7 @@ def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
     assert codec.begin == (loading.find(folder).end,)
     assert codec.decode(np.array([65, 303, 66])) == codec.decode(np.array([65, 66]))
     (folder / "words.txt").write_text("<unk>\n<eos>\nlamp\n")
-    with pytest.raises(ConfigError, match=r"the tokenizer of \S+ has 3 tokens, but the model has 304: replace it"):
+    with pytest.raises(ConfigError, match=r"the tokenizer of \S+ has 3 tokens, but the model has 304: restore"):
         load(folder)
     for begin in (304, -1, [3]):
         folder = text_model(tmp_path / "begin", bos_token_id=begin)
@@ -136,19 +164,14 @@ def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
             load(folder)
 
 
-def test_a_converted_model_of_text_trains_further_by_the_flags_as_they_stand(start, tmp_path):
-    """With a config of other text, whose own vocabulary is another; rows for no token are left out."""
+def test_a_converted_model_of_text_trains_further_by_the_command_as_it_stands(start, tmp_path):
+    """With its own vocabulary, not one of the config file's text; rows for no token are left out."""
     folder = text_model(tmp_path / "padded", surplus=4)
     done = start("convert", f"--model={folder}", f"--out={tmp_path / 'own'}").wait()
     assert done.status == 0, done.err
-    lines = done.out.splitlines()
-    assert lines[1] == "to train it further, with a config of the model decoder on text:"
-    flags = shlex.split(" ".join(line.removesuffix(" \\") for line in lines[2:]))
-    config = tmp_path / "config.py"
-    options = {"tokenizer": "words", "length": 8}
-    model = {"num_layers": 1, "block": {"model_dim": 16}}
-    config.write_text(TEXT_CONFIG.format(task="text", options=options, model=model, encoding="none"))
-    done = start("train", f"--config={config}", *flags, f"--workdir={tmp_path / 'on'}").wait()
+    flags = shlex.split(done.out.splitlines()[1])[7:]
+    flags[1:] = [*TINY, "--config.task.options.sweep=()", f"--workdir={tmp_path / 'on'}"]
+    done = start("train", *flags).wait()
     assert done.status == 0, done.err
     assert f"start: left out the last 4 tokens of {tmp_path / 'own'}, which are not in its vocabulary" in done.out
     assert "computes something else" not in done.err and "no vocabulary" not in done.err
@@ -179,7 +202,10 @@ def test_wrong_input_is_one_line(start, run, tmp_path):
     cases = [
         ((f"--model={run}", f"--out={folder}"), f"{folder} is not an empty folder: choose another --out"),
         (("--model=nowhere", new), "there is no folder nowhere"),
-        ((f"--model={tmp_path}", new), "holds no model: it needs the checkpoints of a run; or config.json and"),
+        (
+            (f"--model={tmp_path}", new),
+            "holds no model: give a folder with the checkpoints of a run, with config.json and",
+        ),
         ((f"--model={run}", new, "--seed=3"), "holds no seed 3: choose from 0"),
         ((f"--model={folder}", new, "--seed=0"), "holds one model, not a run: omit the seed"),
         ((f"--model={run}", new, "--format=llama"), "the format llama cannot represent encoding learned"),

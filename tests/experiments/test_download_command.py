@@ -14,7 +14,7 @@ def test_what_is_there_is_said_without_a_network(start, tmp_path):
         for name in SOURCES[corpus].files:
             write(tmp_path, name, "a")
     done = start("download", "--corpora=wikitext-2,tinyshakespeare", f"--out={tmp_path}").wait()
-    lines = [f"{corpus}: is there already, in {tmp_path}\n" for corpus in ("wikitext-2", "tinyshakespeare")]
+    lines = [f"{corpus}: already present, in {tmp_path}\n" for corpus in ("wikitext-2", "tinyshakespeare")]
     assert (done.status, done.out) == (0, "".join(lines)), done.err
 
 
@@ -28,7 +28,12 @@ def test_mistakes_are_one_line(start, tmp_path):
                 "data",
                 "unknown corpus to download 'wikitext-13': did you mean 'wik",
             ),
-            ("ud-ewt", nowhere(), "data", "Choices: tinyshakespeare, wikitext-103, wikitext-103-raw, wikitext-2, wiki"),
+            (
+                "ud-ewt",
+                nowhere(),
+                "data",
+                "choose from tinyshakespeare, wikitext-2, wikitext-2-raw, wikitext-103, wiki",
+            ),
             ("wikitext-103", nowhere(), "data", "/wikitext-103-v1.zip ([Errno "),
             ("wikitext-2", server.url, "data", "/wikitext-2-v1.zip did not send the expected 4,475,746 bytes with"),
             ("wikitext-2", server.url, "file", f"cannot write to {tmp_path / 'file'} ("),

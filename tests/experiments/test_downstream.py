@@ -58,7 +58,7 @@ def test_every_system_tags_and_the_floor_is_that_of_the_task(tagged, trained):
         if record["metric"] == "token_error" and record["split"] == "test":
             assert rows[record["system"]].endswith(f" | {100 * (1 - record['value']):.2f}")
     for label in ("words+characters+elmo", "bert_frozen"):
-        assert f"{label} mixes layers 0: 0.3" in done.out
+        assert f"{label} weights the layers 0: 0.3" in done.out
         assert (workdir / f"mix_{label.replace('+', '_')}.png").stat().st_size > 1000
 
 
@@ -92,7 +92,7 @@ def test_vectors_are_the_embedders_own_and_are_made_once(tagged, trained):
 
 
 def test_vectors_of_another_kind_are_not_taken_for_an_elmo(trained, tmp_path):
-    with pytest.raises(ConfigError, match="bert does not contain ELMo: choose a run of it"):
+    with pytest.raises(ConfigError, match="bert does not contain ELMo: choose a run or a published model of ELMo"):
         pretrained.write_vectors(str(trained / "bert"), text_config("tagger"), tmp_path / "vectors", "ELMo")
     assert not (tmp_path / "vectors").exists()
 
@@ -102,7 +102,7 @@ def test_a_finished_tagging_is_shown_again_and_trains_nothing(tagged, trained, s
     results = (workdir / "results.json").read_text()
     done = start("tag", *flags).wait()
     assert done.status == 0, done.err
-    assert "step/s" not in done.err
+    assert "step" not in done.err
     assert (workdir / "results.json").read_text() == results
 
 
@@ -161,10 +161,14 @@ def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_pa
     ("name", "flags", "message"),
     [
         ("tag", ("--systems=words,wrods",), "unknown system 'wrods': did you mean 'words'"),
-        ("tag", ("--systems=bert_frozen",), "no system is left: systems with ELMo or BERT need that model in --models"),
+        (
+            "tag",
+            ("--systems=bert_frozen",),
+            "no system of --systems can be compared: give their ELMo or BERT in --models",
+        ),
         ("tag", ("--systems=bert_frozen", "--models=nowhere"), "there is no folder nowhere"),
         ("tag", ("--corpora_dir=nowhere",), "nowhere"),
-        ("classify", ("--systems=bert_frozen",), "no system is left"),
+        ("classify", ("--systems=bert_frozen",), "no system of --systems can be tested"),
         ("language_models", ("--models=nowhere",), "nowhere contains no finished run"),
     ],
 )

@@ -38,7 +38,11 @@ def test_an_example_of_a_split_is_shown_up_to_its_last_answer(workdir):
     assert task.decode(batch["inputs"][1]).split() in [line.split() for line in lines]
     assert "layer 1, head 0" in done.stdout and "layer 0" not in done.stdout
     written = sorted(path.name for path in (workdir / "maps").iterdir())
-    assert written == ["attention.png", "gates.png", "positions.png"]
+    kinds = ("attention", "gates", "positions", "query")
+    assert written == [f"{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")]
+    assert next(line for line in lines if line.endswith(".png")).endswith("query.png")
+    assert lines[2].startswith("selects best: layer 1, head ")
+    assert any(line.startswith("gates:  0  0.2 ") for line in lines)
 
 
 def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
@@ -46,13 +50,13 @@ def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
     done = inspect(f"--model={workdir}", "--input=3 _ | 3", "--query=-2", "--seed=4", f"--out={out}")
     assert done.returncode == 0, done.stderr
     assert "seed 4, step 10" in done.stdout and "query 2 (|) predicts" in done.stdout
-    assert len(list(out.iterdir())) == 3
+    assert len(list(out.glob("*.png"))) == 4
 
 
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--model=nowhere"], "nowhere holds no training run"),
+        (["--model=nowhere"], "there is no folder nowhere"),
         (["--input=3 x"], "unknown token of selective_copy 'x'"),
         (["--seed=0"], "choose from 3, 4"),
     ],

@@ -41,7 +41,7 @@ def cell(compared):
 def test_perplexity_is_the_headline_of_a_comparison(compared):
     assert (compared / "table.md").read_text().startswith("**text**, perplexity, lower is better.")
     assert "**text**, bits per byte" in (compared / "table.md").read_text()
-    assert (compared / "error_by_length.png").exists()
+    assert (compared / "perplexity_by_length.png").exists()
     records = read(compared / "results.json")["records"]
     assert {r["split"] for r in records if r["metric"] == "perplexity"} == {
         "validation",
@@ -83,8 +83,8 @@ def test_windows_of_the_run_give_its_figures(compared, cell, start):
     ("flags", "message"),
     [
         (["--split=dev"], "unknown --split 'dev'"),
-        (["--stride=9"], "--stride=9 leaves tokens out between windows of 8: lower it"),
-        (["--lengths=8,x"], "--lengths takes positive numbers with commas between them, not 'x'"),
+        (["--stride=9"], "--stride=9 skips tokens between windows of 8 tokens: give a smaller stride"),
+        (["--lengths=8,x"], "--lengths takes positive whole numbers separated by commas, not 'x'"),
         (["--lengths=64"], "windows of 64 tokens are too long, because position 63 is outside of the learned table"),
     ],
 )

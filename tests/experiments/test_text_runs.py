@@ -122,7 +122,7 @@ def test_a_run_is_not_measured_on_another_text(trained, start, command, flags):
     finally:
         shutil.rmtree(data)
     assert done.error == (
-        f"the data are not those of the run in {workdir} (corpus.json differs): restore the original files"
+        f"the data differ from the data of the run in {workdir} (corpus.json): restore the original files"
     )
     assert {path: path.read_bytes() for path in workdir.glob("*.json")} == before
 

@@ -228,7 +228,10 @@ def test_top_p_at_its_ends():
 
 MISTAKES = {
     "no prompt": (dict(prompts=[]), "a prompt is empty"),
-    "empty prompt": (dict(prompts=[[1], []]), "a prompt is empty: give each at least one token"),
+    "empty prompt": (
+        dict(prompts=[[1], []]),
+        "a prompt is empty: give at least one prompt, and at least one token in each",
+    ),
     "token": (dict(prompts=[[1, VOCAB]]), f"prompt: token {VOCAB} is outside of the vocabulary of {VOCAB}"),
     "negative token": (dict(prompts=[[-1]]), "prompt: token -1 is outside"),
     "stop token": (dict(stop_token=VOCAB), f"stop_token: token {VOCAB} is outside"),

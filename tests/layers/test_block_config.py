@@ -19,9 +19,9 @@ from cope_jax.registry import configure
         ({"head_dim": 0}, "block.head_dim must be at least 1, got 0"),
         ({"mlp_dim": 0}, "block.mlp_dim must be at least 1, got 0"),
         ({"activation": "gel"}, "unknown block.activation 'gel': did you mean 'gelu'"),
-        ({"norm": "batch"}, "Choices: layer, rms"),
-        ({"norm_position": "both"}, "Choices: post, pre"),
-        ({"compute_dtype": "float16"}, "Choices: bfloat16, float32"),
+        ({"norm": "batch"}, "choose from layer, rms"),
+        ({"norm_position": "both"}, "choose from post, pre"),
+        ({"compute_dtype": "float16"}, "Choose from bfloat16, float32"),
         ({"heads": 2}, "did you mean 'num_heads'"),
     ],
 )

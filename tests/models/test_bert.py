@@ -279,11 +279,11 @@ def test_a_token_or_segment_that_is_none_is_loud(field, wrong):
         (lambda: config(type_vocab_size=0), "bert.type_vocab_size must be at least 1"),
         (
             lambda: config(block=bert_block(8, 2, norm_position="pre")),
-            "bert.block: BERT's encoder is post-norm and .* set block.norm_position to 'post', not 'pre'",
+            "bert does not support block.norm_position='pre', because BERT's encoder has no norm after its last block",
         ),
         (
             lambda: BertTaggerConfig(vocab_size=2, num_classes=2, block=BlockConfig()),
-            "bert_tagger.block: BERT's encoder is post-norm",
+            "bert_tagger does not support block.norm_position='pre'",
         ),
         (lambda: config(remat="ful"), "unknown bert.remat 'ful': did you mean 'full'"),
         (lambda: BertTaggerConfig(vocab_size=2, num_classes=2, layers="mixed"), "bert_tagger.layers 'mixed'"),

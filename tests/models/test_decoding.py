@@ -150,8 +150,8 @@ def test_too_long_a_prompt_is_an_error_while_tracing(encoding, capacity, message
     [
         ([0, 3], f"lengths_B must be between 1 and {LENGTH}, the length of the prompts, got 0"),
         (np.array([3, LENGTH + 1]), f"must be between 1 and {LENGTH}, the length of the prompts, got {LENGTH + 1}"),
-        ([3], "lengths_B must be int32[2], a length for each prompt, got int64[1]"),
-        ([1.5, 3.0], "lengths_B must be int32[2], a length for each prompt, got float64[2]"),
+        ([3], "lengths_B must be int32[2], one length for each prompt, got int64[1]"),
+        ([1.5, 3.0], "lengths_B must be int32[2], one length for each prompt, got float64[2]"),
     ],
     ids=["none", "too long", "too few", "no integers"],
 )

@@ -315,7 +315,7 @@ def test_flops_are_six_for_each_number_of_a_matrix(name):
         ({"cell": "gru"}, "unknown rnn_lm.cell 'gru'"),
         ({"hidden_dim": 0}, "rnn_lm.hidden_dim must be at least 1"),
         ({"dropout": 1.0}, r"rnn_lm.dropout must lie in \[0, 1\), got 1.0"),
-        ({"tie_embeddings": True, "hidden_dim": 5}, "embed_dim=256 and hidden_dim=5 to be equal"),
+        ({"tie_embeddings": True, "hidden_dim": 5}, "embed_dim=256 and hidden_dim=5: make them equal"),
         ({"num_sampled": -1}, "rnn_lm.num_sampled must be at least 0"),
     ],
 )
@@ -325,7 +325,7 @@ def test_wrong_options(options, message):
 
 
 def test_both_directions_need_the_reversed_text():
-    with pytest.raises(ConfigError, match="the batch has no 'backward_inputs'"):
+    with pytest.raises(ConfigError, match="needs 'backward_inputs' in its batches"):
         model("both").metrics({name: value for name, value in stream().items() if "backward" not in name})
     with pytest.raises(ConfigError, match=r"generate\.temperature"):
         generate(model("lstm"), [[1]], 2, key=jax.random.key(0), temperature=-1)

@@ -180,7 +180,7 @@ def test_options_are_completed_by_the_task():
     config = TaggerOptions(vectors=True).complete(task, None, 10, WHOLE)
     assert (config.num_tags, config.vocab_size, config.vector_shape) == (4, 9, (3, 8))
     assert TaggerOptions().complete(task, None, 10, WHOLE).vector_shape is None
-    with pytest.raises(ConfigError, match="the task has no vectors"):
+    with pytest.raises(ConfigError, match="needs vectors, which the task does not have"):
         TaggerOptions(vectors=True).complete(types.SimpleNamespace(num_tags=4, vocab_size=9), None, 10, WHOLE)
 
 
@@ -195,12 +195,12 @@ def test_flops_are_six_for_each_number_of_a_matrix():
     [
         ({"name": "taggers"}, "unknown tagger.name 'taggers': did you mean 'tagger'"),
         ({"word_dim": 0}, "tagger reads nothing"),
-        ({"layer": 1}, "apply to vectors: set tagger.vectors"),
-        ({"vectors": True, "layer": 1, "penalty": 0.1}, "apply to the mix of all layers: leave out tagger.layer"),
-        ({"vectors": True, "layer": 0, "layer_norm": True}, "apply to the mix of all layers: leave out tagger.layer"),
+        ({"layer": 1}, "need vectors: set tagger.vectors"),
+        ({"vectors": True, "layer": 1, "penalty": 0.1}, "need the mix of all layers: leave out tagger.layer"),
+        ({"vectors": True, "layer": 0, "layer_norm": True}, "need the mix of all layers: leave out tagger.layer"),
         ({"recurrent": (3, 0)}, "tagger.recurrent must be at least 1, got 0"),
         ({"dropout": 1.0}, r"tagger.dropout must lie in \[0, 1\)"),
-        ({"vectors": True, "vector_shape": (3, 2), "layer": 3}, "tagger.layer=3 is out of range: the vectors have 3"),
+        ({"vectors": True, "vector_shape": (3, 2), "layer": 3}, "tagger.layer=3 is out of range: give -3 to 2"),
         ({"vectors": True}, r"tagger.vector_shape must be \(layers, width\), got None"),
     ],
 )
@@ -217,7 +217,7 @@ def test_vectors_of_words_start_with_a_deviation_of_a_tenth():
 
 def test_batches_that_do_not_fit():
     fields = batch()
-    with pytest.raises(ConfigError, match="the batch has no 'characters'"):
+    with pytest.raises(ConfigError, match="tagger needs 'characters' in its batches"):
         model("all")({name: value for name, value in fields.items() if name != "characters"})
     with pytest.raises(ConfigError, match=r"vectors have \(layers, width\) \[2, 2\], not \(3, 2\)"):
         model("probe")(fields | {"vectors": fields["vectors"][:, :, :2]})

@@ -19,8 +19,11 @@ def visible(
     window: int | None = None,
     q_segments: Sequence[int] | None = None,
     k_segments: Sequence[int] | None = None,
+    mask: Array | None = None,
 ) -> bool:
     """Whether query i of `length` sees key j of `keys`; the last query stands at the last key."""
+    if mask is not None and not mask[i, j]:
+        return False
     distance = i + keys - length - j
     if causal and distance < 0:
         return False
@@ -42,6 +45,7 @@ def attention(
     k_segments: Sequence[int] | None = None,
     causal: bool = True,
     window: int | None = None,
+    mask: Array | None = None,
 ) -> Array:
     """out_i = Σ_j softmax_j(q_i·k_j/√K + what the encoding adds) v_j; 0 for a query that sees no key. One example."""
     (length, heads, width), (keys, groups, _) = q_LHK.shape, k_MGK.shape
@@ -53,7 +57,8 @@ def attention(
         k_MK = [rule.rotate(k_MGK[j, group], int(k_positions[j])) for j in range(keys)]
         for i in range(length):
             q = rule.rotate(q_LHK[i, head], int(q_positions[i]))
-            seen = [j for j in range(keys) if visible(i, j, length, keys, causal, window, q_segments, k_segments)]
+            rules = causal, window, q_segments, k_segments, mask
+            seen = [j for j in range(keys) if visible(i, j, length, keys, *rules)]
             if not seen:
                 continue
             about = [
@@ -72,7 +77,9 @@ def attention(
     return out_LHK
 
 
-def stick_breaking(q_LHK: Array, k_MGK: Array, v_MGK: Array, scale_H: Array, own_value: bool) -> Array:
+def stick_breaking(
+    q_LHK: Array, k_MGK: Array, v_MGK: Array, scale_H: Array, own_value: bool, mask: Array | None = None
+) -> Array:
     """out_i = Σ_{j<i} a_ij v_j (+ the rest of 1, times v_i), a_ij = σ(s_ij) Π_{j<l<i} (1 − σ(s_il)). One example."""
     (length, heads, width), groups = q_LHK.shape, k_MGK.shape[1]
     out_LHK = np.zeros((length, heads, v_MGK.shape[-1]))
@@ -81,6 +88,8 @@ def stick_breaking(q_LHK: Array, k_MGK: Array, v_MGK: Array, scale_H: Array, own
         for i in range(length):
             left = 1.0
             for j in reversed(range(i)):
+                if mask is not None and not mask[i, j]:
+                    continue
                 s = scale_H[head] * float(q_LHK[i, head] @ k_MGK[j, group]) / math.sqrt(width)
                 broken = left / (1 + math.exp(-s))
                 out_LHK[i, head] += broken * v_MGK[j, group]

@@ -1,9 +1,11 @@
 """One loader for all that a folder may hold: configs without arrays, parameters without optimizer state."""
 
 import dataclasses
+import hashlib
 import json
 import shutil
 import threading
+from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,7 +18,7 @@ from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.models.encoder import bert_block
 from cope_jax.runs.experiment import Experiment
-from cope_jax.runs.load import load, load_run
+from cope_jax.runs.load import TRAINED, load, load_run
 from cope_jax.training import config_files
 from cope_jax.training.checkpoints import Checkpoints
 from tests.exchange.exchange_cases import GPT2, LLAMA, tensors, write
@@ -94,14 +96,16 @@ def test_an_experiment_resumes_and_measures_what_it_has_trained(run, experiment)
     assert json.loads((folder / "result.json").read_text())["records"] == again
     other = dataclasses.replace(experiment.config, encoding="rope")
     with pytest.raises(
-        ConfigError, match=r'is a run with other settings, encoding \("cope", not "rope"\): use its own config'
+        ConfigError, match=r'is a run with other settings, encoding \("cope", not "rope"\): use the config of'
     ):
         Experiment(other, width=2).evaluate(folder)
     with pytest.raises(ConfigError, match=r"holds a run with other settings, seeds \(\[3, 5\], not \[3\]\)"):
         experiment.train(folder, [3])
 
 
-@pytest.mark.parametrize(("hook", "message"), [("same_data", "the data are not"), ("same_saved_files", "vocabulary")])
+@pytest.mark.parametrize(
+    ("hook", "message"), [("same_data", "the data differ from the data"), ("same_saved_files", "vocabulary")]
+)
 def test_a_run_is_not_measured_on_other_data_or_words_than_its_own(hook, message, run, experiment, monkeypatch):
     monkeypatch.setattr(type(experiment.task), hook, lambda *_: False)
     with pytest.raises(ConfigError, match=message):
@@ -136,7 +140,9 @@ def test_every_format_is_known_without_its_tensors(folders):
 def test_what_holds_no_model_is_one_line(run, tmp_path):
     with pytest.raises(ConfigError, match=r"^there is no folder nowhere: "):
         load("nowhere")
-    with pytest.raises(ConfigError, match=r"^.* holds no model: it needs the checkpoints of a run; or config.json"):
+    with pytest.raises(
+        ConfigError, match=r"^.* holds no model: give a folder with the checkpoints of a run, with config.json"
+    ):
         load(tmp_path)
     with pytest.raises(ConfigError, match=r"holds no seed 4: choose from 3, 5$"):
         load(run[0]).params(4)
@@ -148,3 +154,39 @@ def test_what_holds_no_model_is_one_line(run, tmp_path):
     assert load(folder).step is None
     with pytest.raises(ConfigError, match=r"has no checkpoint yet: train it first$"):
         load(folder).params()
+
+
+def test_the_trained_models_of_the_package_are_small_and_solve_their_tasks():
+    assert sum(file.stat().st_size for file in TRAINED.rglob("*") if file.is_file()) < 2_000_000
+    page = (Path(__file__).parents[2] / "experiments" / "RESULTS.md").read_text()
+    for folder in sorted(TRAINED.iterdir()):
+        about = json.loads((folder / "run.json").read_text())
+        assert hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest() in page
+        assert about["environment"]["commit"] in page
+    counting = load("counting")
+    assert (counting.step, counting.seeds, counting.output) == (1500, (1,), Path("runs/trained/counting"))
+    batch = counting.task.dataset("in_distribution", 64)
+    predicted_BL = np.argmax(counting.model()(batch["inputs"]), axis=-1)
+    assert batch["weights"][predicted_BL != batch["targets"]].sum() <= 1
+    text = load("shakespeare")
+    tokens_L = np.concatenate([text.codec.begin, text.codec.encode("ROMEO:\nO, she doth teach the torches")])
+    losses_L = -jax.nn.log_softmax(text.model()(tokens_L[None, :-1])[0])[np.arange(len(tokens_L) - 1), tokens_L[1:]]
+    assert losses_L.mean() < 2  # nats; a byte at random has 5.5
+
+
+def test_a_copy_without_its_vocabulary_stays_an_error(tmp_path):
+    folder = shutil.copytree(TRAINED / "shakespeare", tmp_path / "copy")
+    (folder / "tokenizer.json").unlink()
+    copy = load(folder)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=r"lacks tokenizer\.json, the tokenizer or vocabulary"):
+            _ = copy.task
+    (folder / "run.json").write_text("{}")
+    with pytest.raises(ConfigError, match="lacks config, seconds, seeds, step: convert the run again"):
+        load(folder)
+
+
+def test_a_folder_of_ones_own_comes_before_a_trained_model_of_the_package(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(run[0], tmp_path / "counting")
+    assert load("counting").seeds == (3, 5)

@@ -117,8 +117,10 @@ def test_what_acts_at_once_is_measured(name):
 
 def test_a_new_part_that_is_not_zero_as_drawn_is_told(saved, capsys):
     folder, _ = saved("learned")
-    warm_start.start(folder, *learner(folder, "learned+alibi+cope(npos_max=4,gate=separate_key)"))
+    text = "learned + alibi + cope(npos_max=4)"
+    warm_start.start(folder, *learner(folder, "learned+alibi+cope(npos_max=4,gate=separate_key)"), text)
     told = capsys.readouterr()
+    assert told.out.endswith(f"; encoding: learned there, {text} here\n")
     assert told.err == (
         f"warning: {folder} was trained with the encoding learned, but this model adds alibi, which is not "
         "zero-initialised: it computes something else\n"
@@ -149,5 +151,5 @@ def test_what_does_not_fit_is_one_line(saved):
             warm_start.start(folder, *learner(folder, encoding))
     with pytest.raises(ConfigError, match=r"^blocks\.attention_norm\.norm\.bias is 2×8 in .* and absent in this model"):
         warm_start.start(folder, *learner(folder, "cope(npos_max=4)", **{"block.norm": "rms"}))
-    with pytest.raises(ConfigError, match="holds no model: it needs the checkpoints of a run; or config"):
+    with pytest.raises(ConfigError, match="holds no model: give a folder with the checkpoints of a run, with config"):
         load(folder.parent)

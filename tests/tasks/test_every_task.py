@@ -123,7 +123,7 @@ def test_split_by_level_is_the_split_by_name(task):
 def test_unknown_splits_list_the_choices(task, split):
     split = split.format(axis=task.axis)
     choices = ", ".join(sorted([*task.splits, f"{task.axis}=<number>"]))
-    with pytest.raises(ConfigError, match=rf"^unknown split of {task.name} '{split}': .*Choices: {choices}$"):
+    with pytest.raises(ConfigError, match=rf"^unknown split of {task.name} '{split}': .*[Cc]hoose from {choices}$"):
         task.sample(np.random.default_rng(0), 1, split)
 
 
@@ -146,7 +146,7 @@ def test_mistakes_are_loud(task):
 
 
 def test_unknown_task_lists_the_choices():
-    with pytest.raises(ConfigError, match=re.escape(f"Choices: {', '.join(tasks.names())}")):
+    with pytest.raises(ConfigError, match=re.escape(f"Choose from {', '.join(tasks.names())}")):
         tasks.create("count")
 
 

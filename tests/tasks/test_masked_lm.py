@@ -202,7 +202,7 @@ def test_wrong_options_are_one_line(options, message):
 def test_one_document_is_too_few(tmp_path):
     for part in ("train", "valid", "test"):
         folder = write(tmp_path, f"wikitext-2/wiki.{part}.tokens", "a b . \n")
-    with pytest.raises(ConfigError, match="a split has 1: give two or more"):
+    with pytest.raises(ConfigError, match="a split has only 1: give each split at least 2 documents"):
         tasks.create("masked_lm", data_dir=folder, vocab_size=64)
 
 

@@ -97,7 +97,7 @@ def test_text_comes_back(task):
     text = "The keeper of the light\n\tsaw 12 ships – and counted."
     assert task.decode(task.encode(text)) == text
     assert task.encode(text).dtype == np.int32
-    with pytest.raises(ConfigError, match=r"^token 400 is not among the 400 of the vocabulary"):
+    with pytest.raises(ConfigError, match=r"^token 400 is not in the vocabulary of 400 tokens"):
         task.decode([3, 400])
 
 
@@ -238,10 +238,10 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
         ({"packing": "streams"}, "^unknown text.packing 'streams': did you mean 'stream'"),
         ({"corpus": "wikitext"}, "^unknown corpus 'wikitext': did you mean 'wikitext-2'"),
         ({"corpus": "files+"}, "^unknown corpus ''"),
-        ({"corpus": "x*files"}, r"^text.corpus='x\*files' has a weight that is not a positive number: 'x'"),
-        ({"corpus": "0*files+code"}, "has a weight that is not a positive number: '0'"),
-        ({"corpus": "nan*files"}, "has a weight that is not a positive number: 'nan'"),
-        ({"corpus": "files+2*files"}, "names a corpus twice: give it one weight"),
+        ({"corpus": "x*files"}, r"^text.corpus='x\*files' has the weight 'x': give a positive number"),
+        ({"corpus": "0*files+code"}, "has the weight '0': give a positive number"),
+        ({"corpus": "nan*files"}, "has the weight 'nan': give a positive number"),
+        ({"corpus": "files+2*files"}, "names a corpus twice: name each corpus once"),
         (
             {"globs": ("*.md",)},
             "^text.globs needs exactly one of code and files in text.corpus, but 'wikitext-2' has neither",
@@ -256,14 +256,14 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
         ),
         (
             {"corpus": "wikitext-103+2*files+wikitext-2-raw"},
-            ": wikitext-103 and wikitext-2-raw have the same validation",
+            " has wikitext-103 and wikitext-2-raw, which have the same validation",
         ),
         ({"vocab_size": 200}, "a byte-level vocabulary of 200 has no room"),
         (
             {"data_dir": "nowhere"},
             "^no wikitext-2/wiki.train.tokens in nowhere, which does not exist: put the corpus there",
         ),
-        ({"vocab": "nowhere"}, "^no tokenizer at nowhere: give a tokenizer.json"),
+        ({"vocab": "nowhere"}, "^there is no tokenizer at nowhere: give a tokenizer.json"),
         ({"vocab": "nowhere", "tokenizer": "words"}, "cannot read nowhere"),
     ],
 )
@@ -294,7 +294,9 @@ def test_a_place_without_an_example_is_one_line(corpus, split):
     task = tasks.create("text", corpus=corpus, tokenizer="bytes", length=16)
     size = task.size(split)
     for place in (-1, size):
-        with pytest.raises(ConfigError, match=rf"^no example {place}: there are {size}, numbered from 0$"):
+        with pytest.raises(
+            ConfigError, match=rf"^there is no example {place}: give an index of at least 0 and less than {size}$"
+        ):
             task.take(split, np.array([0, place]))
     assert len(task.take(split, np.array([size - 1, 0]))["inputs"]) == 2
     assert len(task.take(split, np.array([], np.int64))["inputs"]) == 0
@@ -303,7 +305,7 @@ def test_a_place_without_an_example_is_one_line(corpus, split):
 @pytest.mark.parametrize(
     ("split", "message"),
     [
-        ("dev", "^unknown split of text 'dev': Choices: length=<number>, test, train, validation, "),
+        ("dev", "^unknown split of text 'dev': choose from length=<number>, test, train, validation, "),
         ("length=", "^split 'length=' of text has no valid length: use one like 'length=512'$"),
         ("length=0", "has no valid length"),
         ("length=1.5", "has no valid length"),

@@ -98,7 +98,7 @@ def lossy():
 @pytest.mark.parametrize("kind", ["small", "accents", "metaspace", "pieces", "spaces"])
 def test_a_tokenizer_that_loses_text_is_one_line(kind, tmp_path):
     lossy()[kind].save(str(tmp_path / "tokenizer.json"))
-    with pytest.raises(ConfigError, match=r"tokenizer.json loses text: 'Aa .* comes back as '.*'; give a") as error:
+    with pytest.raises(ConfigError, match=r"tokenizer.json loses text \('Aa .* comes back as '.*'\): give a") as error:
         loading.load("bpe", tmp_path)
     assert "\n" not in str(error.value)
 
@@ -166,13 +166,19 @@ BYTES = {name: number for name, number in json.loads(Bytes().text)["model"]["voc
     [
         ({"tokenizer.json": "{"}, r"tokenizer.json is not a valid tokenizer.json \(.*: fetch it again$"),
         ({"tokenizer.json": '{"model": {}}'}, r"tokenizer.json is not a valid tokenizer.json \("),
-        ({"encoder.json": "{}"}, "has no tokenizer.json, and no encoder.json with vocab.bpe or vocab.json with merges"),
+        (
+            {"encoder.json": "{}"},
+            "has no tokenizer: put tokenizer.json, encoder.json with vocab.bpe, or vocab.json with merges",
+        ),
         ({"encoder.json": "{", "vocab.bpe": ""}, r"encoder.json is not JSON \(.*: fetch it again$"),
-        ({"encoder.json": "[1]", "vocab.bpe": ""}, "encoder.json is not an object from tokens"),
-        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json is not an object from tokens"),
-        ({"encoder.json": '{"a": 1}', "vocab.bpe": ""}, "the numbers of a vocabulary must be 0 to 0, each once"),
-        ({"encoder.json": '{"a": 0}', "vocab.bpe": ""}, "the vocabulary lacks 255 of the 256 bytes, the first is 'Ā'"),
-        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o w\n"}, "vocab.bpe, line 1: expected two tokens"),
+        ({"encoder.json": "[1]", "vocab.bpe": ""}, "encoder.json is not a JSON object from tokens"),
+        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json is not a JSON object from tokens"),
+        (
+            {"encoder.json": '{"a": 1}', "vocab.bpe": ""},
+            "has wrong numbers: give its tokens the numbers 0 to 0, each once",
+        ),
+        ({"encoder.json": '{"a": 0}', "vocab.bpe": ""}, "the vocabulary lacks 255 of the 256 bytes, such as 'Ā'"),
+        ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o w\n"}, "vocab.bpe, line 1 must have two tokens"),
         ({"encoder.json": json.dumps(BYTES), "vocab.bpe": "l o\n"}, "the pair 'l' 'o' does not fit the vocabulary"),
         ({"encoder.json": json.dumps(BYTES), "vocab.bpe": ""}, "the tokenizer has no end-of-text token"),
     ],
@@ -187,7 +193,9 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, files, message):
 
 
 def test_a_missing_file_is_one_clear_line(tmp_path):
-    with pytest.raises(ConfigError, match=r"^no tokenizer at .*none: give a tokenizer.json, or a folder with GPT-2's"):
+    with pytest.raises(
+        ConfigError, match=r"^there is no tokenizer at .*none: give a tokenizer.json, or a folder with GPT-2's"
+    ):
         loading.load("bpe", tmp_path / "none")
 
 

@@ -43,6 +43,6 @@ def test_wrong_sizes_and_files(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         Vocabulary.load(tmp_path / "none.txt")
     (tmp_path / "latin.txt").write_bytes("<unk>\né\n".encode("latin-1"))
-    with pytest.raises(ConfigError, match=r"latin.txt, line 2: not UTF-8 text") as error:
+    with pytest.raises(ConfigError, match=r"latin.txt, line 2 is not UTF-8 text") as error:
         Vocabulary.load(tmp_path / "latin.txt")
     assert "\n" not in str(error.value)

@@ -67,10 +67,10 @@ def test_a_mark_of_byte_order_is_no_part_of_the_first_word(tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"<unk>\na\n", "a vocabulary of continuous text must have '<eos>'"),
+        (b"<unk>\na\n", "the vocabulary lacks '<eos>' for the ends of lines"),
         (b"<eos>\na\n", "must have '<unk>' and each word once"),
         (b"<unk>\n<eos>\na\na\n", "must have '<unk>' and each word once"),
-        (b"<unk>\n\xff\n", "line 2: not UTF-8 text"),
+        (b"<unk>\n\xff\n", "line 2 is not UTF-8 text"),
         (None, "cannot read"),
     ],
 )

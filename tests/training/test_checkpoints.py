@@ -259,7 +259,7 @@ def test_a_single_bit_of_an_array_is_noticed(tmp_path, impatient, capfd):
     with Checkpoints(tmp_path / "run", read_only=True) as checkpoints:
         assert checkpoints.restore(jax.eval_shape(lambda: states[4]), partial=True)[0] == 4
     assert load(tmp_path / "run", jax.eval_shape(lambda: states[4]))[0] == 4
-    assert "(kernel is not what was saved)" in capfd.readouterr().err
+    assert "(the array kernel does not match its checksum)" in capfd.readouterr().err
     gc.collect()
 
 

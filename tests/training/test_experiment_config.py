@@ -21,7 +21,7 @@ pytestmark = pytest.mark.newest
         ({"job": {"mesh": {"tensor": -2}}}, "job.mesh.tensor must be at least 1, got -2"),
         ({"job": {"mesh": {"model": 2}}}, "unknown option of config.job.mesh 'model'"),
         ({"job": {"mesh": {"fsdp": 2.0}}}, "config.job.mesh.fsdp must be int"),
-        ({"job": {"on_non_finite": "ignore"}}, "unknown config.job.on_non_finite 'ignore': Choices: skip, stop"),
+        ({"job": {"on_non_finite": "ignore"}}, "unknown config.job.on_non_finite 'ignore': choose from skip, stop"),
         ({"job": {"keep": 0}}, "job.keep must be at least 1, got 0"),
         ({"job": {"keep_best": -1}}, "job.keep_best must be at least 0, got -1"),
         ({"job": {"peak_flops": 0.0}}, "job.peak_flops must be at least 1, got 0.0"),

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import os
+import re
 import signal
 import time
 import types
@@ -139,15 +140,17 @@ def test_a_run_killed_while_it_measures_goes_on_to_the_same_bits(straight, tmp_p
     assert outcome(tiny.create_run(tmp_path, *KINDS["endless"])) == straight["endless"]
 
 
-def test_a_finished_run_trains_no_further_and_keeps_its_time(straight, tmp_path, monkeypatch):
+def test_a_finished_run_trains_no_further_and_keeps_its_time(straight, tmp_path, monkeypatch, capsys):
     ticks = itertools.count()  # a clock that goes on by one whenever it is read
     monkeypatch.setattr(loop, "time", types.SimpleNamespace(perf_counter=lambda: next(ticks), time=time.time))
-    first = tiny.create_run(tmp_path, *KINDS["endless"])
+    first = tiny.create_run(tmp_path, *KINDS["endless"], label="cope")
     _, seconds = first.train()
-    again = tiny.create_run(tmp_path, *KINDS["endless"])
+    assert capsys.readouterr().err.splitlines()[0] == "cope"
+    again = tiny.create_run(tmp_path, *KINDS["endless"], label="cope")
     again.program = Disturbed(again.program, 1, kill)
     state, later = again.train()
     assert (tiny.contents(state), (tmp_path / "metrics.jsonl").read_bytes()) == straight["endless"]
+    assert capsys.readouterr().err == "cope: resumes from step 12\n"
     assert later == seconds > 1  # neither begun anew nor added up: both end one tick after the last checkpoint
 
 
@@ -254,7 +257,7 @@ def test_updates_that_are_not_finite_can_be_skipped(straight, tmp_path):
 def test_a_run_that_skips_everything_stops_in_the_end(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(loop, "MAX_CONSECUTIVE_SKIPS", 4)
     # The other seed, which is well, does not hide the one that is lost.
-    with pytest.raises(NonFiniteError, match=r"^step 7 \(seed 8.* 4 steps in a row: .*; lower") as error:
+    with pytest.raises(NonFiniteError, match=r"^step 7 \(seed 8.* 4 steps in a row; .*: lower") as error:
         poisoned(tmp_path, 2, 5, 6, 7, 8, on_non_finite="skip", seeds=(3, 8)).train()
     assert "=skip" not in str(error.value)
     assert "skipped steps [2]" in capfd.readouterr().err
@@ -284,8 +287,11 @@ def two_splits(state, step):
     ]
 
 
-def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_split(tmp_path, monkeypatch):
-    """And when it is saved, all rows of metrics up to it are on disk, even if the machine goes down."""
+def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_split(tmp_path, monkeypatch, capsys):
+    """And when it is saved, all rows of metrics up to it are on disk, even if the machine goes down.
+
+    Each evaluation is a line, after one that says how far the run is.
+    """
     scores, save, fsync, on_disk = {}, Checkpoints.save, os.fsync, []
 
     def scoring(self, step, state, progress, score=None):
@@ -302,6 +308,12 @@ def test_the_score_of_a_checkpoint_is_the_mean_loss_of_the_seeds_on_the_first_sp
     run = tiny.create_run(tmp_path, [3, 8], evaluate=two_splits)
     run.config = dataclasses.replace(run.config, checkpoint_every=2)
     run.train()
+    shown = capsys.readouterr().err.splitlines()
+    assert [line for line in shown if "/" not in line] == [
+        f"step {step}: loss in_distribution {loss:.3f}, sparse {-loss:.3f} (mean of 2 seeds)"
+        for step, loss in LOSSES.items()
+    ]
+    assert re.fullmatch(r"4/12 steps, loss \d\.\d{3}, \S+ tok/s, 00:\d\d left", shown[0]), shown
     assert scores == {2: None, 4: 0.25, 6: None, 8: 0.5, 10: None, 12: 0.75}
 
 

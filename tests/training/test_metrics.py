@@ -2,7 +2,8 @@ import json
 
 import pytest
 
-from cope_jax.training.metrics import MetricsWriter, read_metrics
+from cope_jax.training import metrics
+from cope_jax.training.metrics import MetricsWriter, headline, read_metrics
 
 pytestmark = pytest.mark.newest
 
@@ -52,19 +53,38 @@ def test_no_file_has_no_rows(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 
 
-def test_tensorboard_gets_the_numbers_by_seed_and_split(tmp_path, monkeypatch):
+def test_tensorboard_has_the_same_tags_for_all_seeds(tmp_path, monkeypatch):
     written = []
-    with MetricsWriter(tmp_path, 0) as writer:
-        monkeypatch.setattr(writer._board, "add", lambda *scalar: written.append(scalar))
-        writer.write([{"step": 4, "seed": 1, "split": "dense", "loss": 0.5, "token_error": 0.25}, *rows(5)])
+    monkeypatch.setattr(metrics._Board, "add", lambda board, *scalar: written.append((boards[board], *scalar)))
+    curve = {"step": 4, "seed": 7, "split": "dense", "loss": 0.5, "token_error": 0.25}
+    with MetricsWriter(tmp_path / "one", 0, [7]) as writer:
+        boards = {writer._board: "."}
+        writer.write([curve])
         writer.board(6, {"speed": 7.0})
-    assert written == [
-        ("seed_1/dense/loss", 0.5, 4),
-        ("seed_1/dense/token_error", 0.25, 4),
-        ("seed_0/loss", 0.5, 5),
-        ("speed", 7.0, 6),
-    ]
-    assert list(tmp_path.glob("events.out.tfevents.*"))
+    assert written == [(".", "dense/loss", 0.5, 4), (".", "dense/token_error", 0.25, 4), (".", "speed", 7.0, 6)]
+    written.clear()
+    with MetricsWriter(tmp_path / "two", 0, [7, 8]) as writer:
+        boards = {board: seed for seed, board in writer._boards.items()} | {writer._board: "."}
+        writer.write([{"step": 5, "seed": seed, "loss": 0.5} for seed in (7, 8)])
+        writer.board(6, {"speed": 7.0})
+    assert written == [(7, "loss", 0.5, 5), (8, "loss", 0.5, 5), (".", "speed", 7.0, 6)]
+    for folder in ("one", "two", "two/seed_7", "two/seed_8"):
+        assert len(list((tmp_path / folder).glob("events.out.tfevents.*"))) == 1, folder
+    assert not list(tmp_path.glob("one/seed_*"))
+
+
+def test_tensorboard_shows_the_config_of_a_run_once(tmp_path):
+    for step in (0, 4):
+        with MetricsWriter(tmp_path / str(step), step, config={"encoding": "cope"}):
+            pass
+        (events,) = (tmp_path / str(step)).glob("events.out.tfevents.*")
+        assert (b'"encoding": "cope"' in events.read_bytes()) == (step == 0)
+
+
+def test_the_headline_says_what_is_not_finite_or_missing():
+    rows = [{"seed": 0, "split": "dense", "loss": float("inf")}, {"seed": 0, "split": "sparse", "loss": 1234.5}]
+    assert headline(rows, "loss") == "loss dense inf, sparse 1,234.50"
+    assert headline(rows[:1], "perplexity") == "perplexity dense nan"
 
 
 def test_a_kill_may_cut_a_character_in_two(tmp_path):

@@ -52,21 +52,21 @@ def test_named_axes_are_split_and_the_rest_is_whole(shape, axes, sizes, expected
 
 
 def test_two_axes_that_meet_on_one_axis_of_the_mesh_collide():
-    with pytest.raises(ValueError, match=r"mlp\.kernel: axes \('heads', 'mlp'\) collide") as error:
+    with pytest.raises(ValueError, match=r"the axes \('heads', 'mlp'\) of mlp\.kernel collide") as error:
         spec_of("mlp.kernel", (4, 4), ("heads", "mlp"), SIZES)
     assert not isinstance(error.value, ConfigError)  # no user can mend it
     assert spec_of("mlp.kernel", (4, 4), ("heads", "mlp"), {"tensor": 1}) == P(None, None)
 
 
 def test_an_axis_that_the_table_does_not_have_is_an_error():
-    with pytest.raises(ValueError, match=r"kernel: the logical axis 'mlpp' is not in RULES, which has \['embed'"):
+    with pytest.raises(ValueError, match=r"the logical axis 'mlpp' of kernel is not in RULES: choose one of \['embed'"):
         spec_of("kernel", (4, 4), ("embed", "mlpp"), {})
 
 
 def test_a_size_that_the_devices_do_not_divide_is_one_clear_line():
     with pytest.raises(ConfigError) as error:
         spec_of("blocks.mlp.inner.kernel", (2, 8, 6), ("embed", "mlp"), {"fsdp": 2, "tensor": 4})
-    assert str(error.value) == "blocks.mlp.inner.kernel: mlp of size 6 must be a multiple of job.mesh.tensor=4"
+    assert str(error.value) == "the size 6 of mlp in blocks.mlp.inner.kernel must be a multiple of job.mesh.tensor=4"
 
 
 def test_the_table_knows_axes_of_the_mesh_only():
@@ -148,18 +148,23 @@ def test_moments_lie_as_their_parameters_and_counts_are_whole():
 @pytest.mark.parametrize(
     "config, message",
     [
-        (MeshConfig(data=16), "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices, but there are 8"),
+        (
+            MeshConfig(data=16),
+            "job.mesh data=16 × fsdp=1 × tensor=1 × sequence=1 asks for 16 devices, but there are 8: set smaller sizes",
+        ),
         (
             MeshConfig(data=2, fsdp=2, tensor=4),
-            "job.mesh data=2 × fsdp=2 × tensor=4 × sequence=1 asks for 16 devices, but there are 8",
+            "job.mesh data=2 × fsdp=2 × tensor=4 × sequence=1 asks for 16 devices, but there are 8: set smaller sizes",
         ),
         (
             MeshConfig(tensor=3),
-            "job.mesh data=-1 × fsdp=1 × tensor=3 × sequence=1: 8 devices cannot be split evenly by 3",
+            "job.mesh data=-1 × fsdp=1 × tensor=3 × sequence=1 needs a multiple of 3 devices, got 8: "
+            "set sizes whose product divides 8",
         ),
         (
             MeshConfig(tensor=16),
-            "job.mesh data=-1 × fsdp=1 × tensor=16 × sequence=1: 8 devices cannot be split evenly by 16",
+            "job.mesh data=-1 × fsdp=1 × tensor=16 × sequence=1 needs a multiple of 16 devices, got 8: "
+            "set sizes whose product divides 8",
         ),
     ],
 )
@@ -188,7 +193,7 @@ def test_a_mesh_has_its_axes_and_the_first_devices(config, shape):
 
 def test_several_processes_must_use_all_devices():
     devices = [types.SimpleNamespace(process_index=i // 2) for i in range(4)]
-    with pytest.raises(ConfigError, match="uses 2 of 4 devices: several processes must use all, set one axis to -1"):
+    with pytest.raises(ConfigError, match="several processes must use all: set one axis to -1"):
         create_mesh(MeshConfig(data=2), devices)
 
 
@@ -213,7 +218,7 @@ def test_an_axis_of_one_device_splits_nothing(config, expected):
             BLOCK,
             {"training.batch_size": 8, "evaluation.batch_size": 6},
             "evaluation.batch_size=6 cannot be split evenly over the 4 devices of job.mesh data × fsdp: "
-            "make it a multiple, or set --config.job.mesh.data",
+            "choose a multiple of 4, or set --config.job.mesh.data",
         ),
         (MeshConfig(data=1, tensor=8), BLOCK, {}, "model.block.num_kv_heads=4 must be a multiple of job.mesh.tensor=8"),
         (

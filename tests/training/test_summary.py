@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
-from cope_jax.training.summary import bytes_a_device, job_table, summarise
+from cope_jax.training.summary import bytes_a_device, job_facts, summarise
 
 
 @pytest.fixture
@@ -74,7 +74,7 @@ def test_bytes_a_device_count_keys_numbers_and_what_is_split(mesh):
 
 
 def test_the_job(mesh):
-    facts = job_table({"a": shape(1024)}, mesh, batch_size=8, length=512, flops_per_token=1.5e9)
+    facts = job_facts({"a": shape(1024)}, mesh, batch_size=8, length=512, flops_per_token=1.5e9)
     lines = summarise({"a": shape(2)}, facts).splitlines()
     assert lines[-5:] == [
         "devices      8 × cpu, 1 process",
@@ -88,8 +88,8 @@ def test_the_job(mesh):
 def test_the_job_counts_processes():
     devices = np.array([types.SimpleNamespace(device_kind="TPU v4", process_index=i // 4) for i in range(8)])
     mesh = types.SimpleNamespace(devices=devices.reshape(2, 4), shape={"data": 8})
-    facts = job_table({"a": shape(1)}, mesh, batch_size=1, length=1, flops_per_token=1.0)
-    assert "8 × TPU v4, 2 processes" in summarise({"a": shape(1)}, facts)
+    facts = job_facts({"a": shape(1)}, mesh, batch_size=1, length=1, flops_per_token=1.0)
+    assert facts["devices"] == "8 × TPU v4, 2 processes"
 
 
 def test_a_long_name_takes_several_lines_of_the_text():

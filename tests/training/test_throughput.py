@@ -98,5 +98,5 @@ def test_devices_may_tell_nothing_or_half_of_their_memory(clock):
 
 def test_text_has_what_is_known():
     assert describe({}) == ""
-    assert describe({"tokens_per_second": 12.0, "step_seconds": 1.0}) == "12 tokens/s"
+    assert describe({"tokens_per_second": 12.0, "step_seconds": 1.0}) == "12.0 tok/s"
     assert describe({"memory_gib": 1.0, "memory_peak_gib": 2.0}) == "2.0 GiB"

@@ -1,4 +1,4 @@
-"""Classification of messages as spam or ham: classical baselines, folds, metrics and intervals.
+"""Classifies messages as spam or ham: classical baselines, metrics, cross-validation and intervals.
 
 Spam is 1, ham 0. The baselines are fitted with scikit-learn.
 """
@@ -18,7 +18,11 @@ Classify = Callable[[Sequence[str], np.ndarray, Sequence[str]], np.ndarray]
 
 @dataclasses.dataclass(frozen=True)
 class Metrics:
-    """Metrics of the counts tp (spam found), fp (ham blocked), fn (spam missed) and tn."""
+    """Metrics of a spam classifier.
+
+    tp is the number of spam messages found, fp of ham messages blocked, fn of spam messages missed, and tn of ham
+    messages passed.
+    """
 
     accuracy: float  # (tp + tn) / all
     mcc: float  # Matthews' correlation, (tp·tn − fp·fn) / √((tp+fp)(tp+fn)(tn+fp)(tn+fn)); 0 if that is 0/0
@@ -28,14 +32,14 @@ class Metrics:
 
 
 def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.ndarray) -> Metrics:
-    """All metrics of some predictions.
+    """Computes all metrics of some predictions; labels and predictions are 1 for spam and 0 for ham.
 
     >>> metrics([1, 1, 0, 0], [1, 0, 0, 0])
     Metrics(accuracy=0.75, mcc=0.577..., f1=0.666..., spam_caught=0.5, blocked_ham=0.0)
     """
     labels, predictions = np.asarray(labels), np.asarray(predictions)
     if not labels.size or not np.isin(labels, (0, 1)).all():
-        raise ConfigError("labels must be 1 for spam and 0 for ham, and at least one is needed")
+        raise ConfigError("labels must be 1 for spam or 0 for ham, and at least one: give an array of 0 and 1")
     (tn, fp), (fn, tp) = (
         [int(np.sum((labels == truth) & (predictions == guess))) for guess in (0, 1)] for truth in (0, 1)
     )
@@ -53,11 +57,14 @@ def metrics(labels: Sequence[int] | np.ndarray, predictions: Sequence[int] | np.
 
 
 def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: tuple[int, int] = (2, 5)) -> Classify:
-    """A linear SVM on TF-IDF of n-grams: the baseline that BERT has to beat on short messages.
+    """Returns a linear SVM on TF-IDF of n-grams, the baseline that BERT must beat on short messages.
 
-    Weights are w = (1 + log tf)·idf, idf = 1 + log((1 + n)/(1 + df)), normalised to length 1; the loss is the squared
-    hinge loss with L2. `ngrams` gives the shortest and longest n-gram, of characters ("char"), of characters within
-    words ("char_wb"), or of words ("word").
+    The weight of an n-gram is w = (1 + log tf)·idf with idf = 1 + log((1 + n)/(1 + df)) for n training texts. The
+    weights of a text are normalised to length 1. The loss is the squared hinge loss with L2 regularisation.
+
+    Args:
+      analyzer: "char" for n-grams of characters, "char_wb" for characters within words, or "word" for words.
+      ngrams: the lengths of the shortest and the longest n-grams.
     """
     if analyzer not in ("char", "char_wb", "word"):
         raise unknown("analyzer", analyzer, ("char", "char_wb", "word"))
@@ -74,7 +81,7 @@ def tfidf_svm(analyzer: Literal["char", "char_wb", "word"] = "char_wb", ngrams: 
 
 
 def majority(texts: Sequence[str], labels: np.ndarray, tests: Sequence[str]) -> np.ndarray:
-    """The majority baseline: the more frequent label of the training texts, for every test text."""
+    """The majority baseline: predicts the more frequent training label for every test text."""
     return np.full(len(tests), np.bincount(labels).argmax())
 
 
@@ -88,14 +95,14 @@ CLASSIFIERS = {
 
 @dataclasses.dataclass(frozen=True)
 class CrossValidation:
-    """The predictions on every fold."""
+    """The predictions of one classifier on every fold."""
 
-    labels: Sequence[np.ndarray]  # for each fold, the true labels of its test texts; equal for all classifiers
+    labels: Sequence[np.ndarray]  # for each fold, the true labels of its test texts; the same for all classifiers
     predictions: Sequence[np.ndarray]  # for each fold, the predicted labels
     test_share: float  # number of test texts of a fold over its number of training texts
 
     def by_fold(self, metric: str) -> np.ndarray:
-        """One field of `Metrics`, a value for each fold."""
+        """The values of one field of `Metrics`, one for each fold."""
         pairs = zip(self.labels, self.predictions, strict=True)
         return np.array([getattr(metrics(labels, found), metric) for labels, found in pairs])
 
@@ -104,7 +111,7 @@ class CrossValidation:
         return metrics(np.concatenate(self.labels), np.concatenate(self.predictions))
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """By metric: `mean` over the folds, `low` and `high` of `corrected_interval`, and `pooled` over all texts."""
+        """Maps each metric to its `mean` over folds, `low` and `high` of `corrected_interval`, and `pooled` value."""
         found = {}
         for metric, pooled in dataclasses.asdict(self.pooled()).items():
             mean, low, high = corrected_interval(self.by_fold(metric), self.test_share)
@@ -113,18 +120,22 @@ class CrossValidation:
 
 
 def corrected_interval(values: Sequence[float] | np.ndarray, test_share: float) -> tuple[float, float, float]:
-    """Mean and 95 % interval of a metric over repeated folds, whose training sets overlap.
+    """Computes the mean of a metric over repeated folds, and its 95 % interval; returns (mean, low, high).
 
-    The corrected resampled t interval: mean ± t_{n−1} √((1/n + n_test/n_train) s²), where s² is the sample variance of
-    the n values. Without n_test/n_train it would be far too narrow. Nadeau and Bengio 2003, "Inference for the
-    generalization error"; Bouckaert and Frank 2004 for repeated folds. `values` has one value for each fold of each
-    repeat; `test_share` is n_test/n_train, 1/9 for 10 folds. Returns mean, low, high.
+    The corrected resampled t interval is mean ± t_{n−1} √((1/n + n_test/n_train) s²), where s² is the sample variance
+    of the n values. Training sets of different folds overlap, so without n_test/n_train the interval would be far too
+    narrow. Nadeau and Bengio 2003, "Inference for the generalization error"; Bouckaert and Frank 2004 for repeated
+    folds.
+
+    Args:
+      values: one value for each fold of each repeat.
+      test_share: n_test/n_train, which is 1/9 for 10 folds.
     """
     from scipy.stats import t
 
     x = np.asarray(values, np.float64)
     if x.size < 2:
-        raise ConfigError(f"an interval needs at least 2 folds, got {x.size}")
+        raise ConfigError(f"an interval needs at least 2 folds, got {x.size}: use more folds or repeats")
     mean, variance = float(x.mean()), float(x.var(ddof=1))
     half = float(t.ppf(0.975, x.size - 1)) * ((1 / x.size + test_share) * variance) ** 0.5
     return mean, mean - half, mean + half

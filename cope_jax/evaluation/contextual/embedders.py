@@ -4,25 +4,26 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
 from cope_jax.models.embedder import Embedder, Sentence
+from cope_jax.progress import Progress
 
 
 def embed(
     embedder: Embedder, sentences: Sequence[Sentence], *, chunk: int = 256, label: str | None = None
 ) -> Iterator[np.ndarray]:
-    """The vectors `[J, words, D]` of each sentence, computed for `chunk` sentences at a time to limit memory.
+    """Yields the vectors `[J, words, D]` of each sentence in J layers.
 
-    With a label, a progress bar shows it.
+    To limit memory, it embeds `chunk` sentences at a time. If `label` is None, there is no progress bar. Otherwise, a
+    progress bar shows the label.
     """
-    options = {"unit": "sentence", "dynamic_ncols": True, "disable": label is None}
-    with tqdm(total=len(sentences), desc=f"{embedder.name}: {label}", **options) as bar:
+    title = f"{embedder.name}: {label}"
+    with Progress(len(sentences), "sentence", label=title, active=label is not None) as progress:
         for start in range(0, len(sentences), chunk):
             found = embedder(sentences[start : start + chunk])
             yield from found
-            bar.update(len(found))
+            progress.advance(len(found))
 
 
 def occurrence_vectors(
@@ -33,14 +34,15 @@ def occurrence_vectors(
     dtype: Any = np.float32,
     label: str | None = None,
 ) -> np.ndarray:
-    """The vectors `[N, J, D]` of one word in each of N sentences.
+    """Computes the vectors `[N, J, D]` of one word in each of N sentences; `places` has the index of each word.
 
-    A sentence that occurs several times is embedded once. `label`: see `embed`.
+    A sentence that occurs several times is embedded only once. For `label`, see `embed`.
     """
     for number, (sentence, place) in enumerate(zip(sentences, places, strict=True)):
         if not 0 <= place < len(sentence):
             raise ConfigError(
-                f"occurrence {number} names word {place}, but its sentence has only {len(sentence)} words"
+                f"occurrence {number} refers to word number {place}, but its sentence has only {len(sentence)} words: "
+                "count from 0"
             )
     numbers: dict[tuple[str, ...], list[int]] = {}
     for number, sentence in enumerate(sentences):

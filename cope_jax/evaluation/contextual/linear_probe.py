@@ -1,4 +1,4 @@
-"""Multinomial logistic regression on frozen vectors of one layer, or on a learned mix of several."""
+"""Multinomial logistic regression on frozen vectors of one layer, or on a learned mix of several layers."""
 
 import dataclasses
 import functools
@@ -16,13 +16,13 @@ from cope_jax.registry import check_at_least
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbeConfig:
-    """How a probe is trained."""
+    """The options of the training of a probe."""
 
     epochs: int = 20  # passes over the vectors
     batch_size: int = 512  # vectors per step
     learning_rate: float = 5e-3  # initial rate of Adam; it falls to 0 along a cosine
-    weight_decay: float = 1e-2  # λ of the decoupled decay of W
-    seed: int = 0  # of the order of vectors
+    weight_decay: float = 1e-2  # λ of the decoupled weight decay of W
+    seed: int = 0  # seed of the order of vectors
 
     def __post_init__(self):
         check_at_least(1, "probe", epochs=self.epochs, batch_size=self.batch_size)
@@ -34,7 +34,7 @@ DEFAULT = ProbeConfig()
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """Multinomial logistic regression on a mix of layers: p(y | x) = softmax(W Σ_j s_j (x_j − μ_j)/σ_j + b)."""
+    """A trained probe on a mix of layers: p(y | x) = softmax(W Σ_j s_j (x_j − μ_j)/σ_j + b)."""
 
     kernel_DV: np.ndarray  # W, transposed
     bias_V: np.ndarray  # b
@@ -56,10 +56,10 @@ class Probe:
 
 
 def fit_probe(x_NJD: np.ndarray, labels_N: np.ndarray, classes: int, config: ProbeConfig = DEFAULT) -> Probe:
-    """Trains a probe by Adam for a fixed number of epochs; the same input gives the same probe.
+    """Trains a probe with Adam for a fixed number of epochs; the same input gives the same probe.
 
     All parameters start at 0, so the layers start with equal shares. With one layer this is plain logistic regression.
-    Vectors of any float type are standardised batch by batch, so half floats save memory; labels are from 0 to
+    Vectors of any float type are standardised batch by batch, so float16 saves memory. Labels are from 0 to
     `classes` − 1. Raises ConfigError if shapes or labels do not fit.
     """
     x_NJD, labels_N = np.asarray(x_NJD), np.asarray(labels_N)
@@ -113,7 +113,11 @@ def _train(
 
 
 def _moments(x_NJD: np.ndarray, block: int = 8192) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and standard deviation in float64, block by block; two passes, because one pass loses precision."""
+    """Computes the mean and the standard deviation of each coordinate in float64, `block` vectors at a time.
+
+    The function reads the vectors twice, because a single pass loses precision. If a coordinate never changes, 1
+    replaces its standard deviation.
+    """
     blocks = range(0, len(x_NJD), block)
     mean = np.sum([x_NJD[i : i + block].sum(axis=0, dtype=np.float64) for i in blocks], axis=0) / len(x_NJD)
     square = np.sum([((x_NJD[i : i + block] - mean) ** 2).sum(axis=0) for i in blocks], axis=0) / len(x_NJD)

@@ -1,7 +1,7 @@
-"""The nearest neighbours of a word in its sentence, by layer, compared with those of its context-free vector.
+"""Finds the nearest neighbours of a word by its contextual vectors in each layer, and by its static vector.
 
-"play" in two sentences: a static vector has one list of neighbours for both; contextual vectors have one for each.
-Peters et al. (arXiv 1802.05365), table 4.
+The static vector of "play" has the same neighbours in every sentence. A contextual vector of "play" can have different
+neighbours in different sentences. Peters et al. (arXiv 1802.05365), table 4.
 """
 
 import dataclasses
@@ -23,11 +23,11 @@ BLOCK = 16384  # rows converted to float32 at a time
 
 @dataclasses.dataclass(frozen=True)
 class Neighbour:
-    """An occurrence of a word near a query."""
+    """An occurrence of a word whose vector is near the vector of a query."""
 
     sentence: tuple[str, ...]  # its words
     place: int  # index of the word in the sentence
-    cosine: float  # with the vector of the query
+    cosine: float  # its cosine with the vector of the query
 
     @property
     def word(self) -> str:
@@ -38,7 +38,7 @@ class Neighbour:
         return {"word": self.word, "cosine": self.cosine, "place": self.place, "sentence": " ".join(self.sentence)}
 
     def context(self, words: int = 5, mark: str = "*") -> str:
-        """The word, marked, with up to `words` words on each side.
+        """The word between two marks, with up to `words` words on each side.
 
         >>> Neighbour(("he", "saw", "a", "play", "again"), 3, 1.0).context(1)
         '… a *play* again'
@@ -50,9 +50,10 @@ class Neighbour:
 
 
 class OccurrenceIndex:
-    """The words of a corpus as unit vectors in every layer, N × J × D half floats: 200,000 × 3 × 256 take 300 MB.
+    """An index of the words of a corpus, with a unit vector for each word and layer, in float16.
 
-    Sentences beyond `max_words` words are left out; no sentence is cut. `label`: see `embed`.
+    200,000 words with vectors of width 256 in 3 layers take 300 MB. The index has the first sentences of the corpus, as
+    many as have at most `max_words` words together. For `label`, see `embed`.
     """
 
     def __init__(
@@ -62,7 +63,9 @@ class OccurrenceIndex:
         ends = np.cumsum([len(sentence) for sentence in sentences])
         kept = int(np.searchsorted(ends, max_words, side="right"))
         if not kept:
-            raise ConfigError("neighbours: the corpus has no sentence within max_words words: give text, or raise it")
+            raise ConfigError(
+                f"the corpus has no sentence within max_words={max_words} words: give more text, or raise max_words"
+            )
         self.embedder = embedder
         self.sentences = [tuple(sentence) for sentence in sentences[:kept]]
         self._rows = np.array([(s, i) for s, words in enumerate(self.sentences) for i in range(len(words))], np.int32)
@@ -77,10 +80,17 @@ class OccurrenceIndex:
     def nearest(
         self, sentence: Sentence, place: int, *, count: int = 10, words: Words = "any", per_word: int | None = None
     ) -> dict[str, list[Neighbour]]:
-        """The occurrences with the highest cosine with a word in a sentence, by layer, the nearest first.
+        """Finds, for each layer, the occurrences nearest to a word in a sentence by cosine, the nearest first.
 
-        The sentence need not be in the corpus; if it is, the word itself does not count. `words` restricts the search
-        to the "same" word or to "other" words, ignoring case; `per_word` is the maximum number of occurrences per word.
+        The sentence need not be in the corpus. If the corpus contains the sentence, the word is not a neighbour of
+        itself.
+
+        Args:
+          sentence: the words of the sentence.
+          place: the index of the word in the sentence.
+          count: number of occurrences for each layer.
+          words: "same" or "other" restricts the search to the same word or to other words, ignoring case.
+          per_word: maximum number of occurrences of the same word. If None, there is no maximum.
         """
         check_at_least(1, "neighbours", count=count, per_word=per_word)
         if words not in ("any", "same", "other"):
@@ -118,8 +128,8 @@ class Comparison:
     """The neighbours of a word in several sentences."""
 
     word: str  # in lowercase
-    queries: tuple[Neighbour, ...]  # the sentences and the word's index in each, as neighbours of themselves
-    # The words near its context-free vector, and their cosines; empty if it has no vector.
+    queries: tuple[Neighbour, ...]  # the word in each sentence, as its own neighbour with cosine 1
+    # The words nearest to the static vector of the word, and their cosines; empty if the word has no static vector.
     static: list[tuple[str, float]]
     contextual: list[dict[str, list[Neighbour]]]  # for each query, neighbours by layer
     embedder: str  # name of the embedder of the contextual vectors
@@ -134,14 +144,15 @@ def compare(
     words: Words = "any",
     per_word: int | None = 1,
 ) -> Comparison:
-    """The contextual neighbours of one word in several sentences, and its static neighbours.
+    """Finds the contextual neighbours of one word in several sentences, and its static neighbours.
 
-    The context-free vectors are trained on the same text. All queries, (sentence, index), are of the same word,
-    ignoring case; the other options are those of `OccurrenceIndex.nearest`.
+    `vectors` are static vectors, trained on the same text. A query is (sentence, index of the word). All queries have
+    the same word, ignoring case. `count` is the number of static neighbours, and of neighbours for each query and
+    layer. For `words` and `per_word`, see `OccurrenceIndex.nearest`.
     """
     found = {sentence[place].lower() for sentence, place in queries}
     if len(found) != 1:
-        raise ConfigError(f"neighbours are compared for one word, got {', '.join(sorted(found)) or 'none'}")
+        raise ConfigError(f"all queries must be for one word, got {', '.join(sorted(found)) or 'none'}")
     (word,) = found
     return Comparison(
         word,
@@ -153,7 +164,10 @@ def compare(
 
 
 def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int = 0) -> list[Sentence]:
-    """Chooses at most `most` random sentences, up to half with the word. ConfigError: no sentence has the word."""
+    """Chooses random sentences with and without a word, at most `most` together, and keeps their order.
+
+    At most max(1, `most` // 2) of them have the word. Raises ConfigError if no sentence of the text has the word.
+    """
     having = [place for place, sentence in enumerate(text) if word.lower() in map(str.lower, sentence)]
     if not having:
         raise ConfigError(f"the corpus has no word {word!r}: choose a word that occurs in it")
@@ -163,12 +177,15 @@ def choose_sentences(text: Sequence[Sentence], word: str, most: int, seed: int =
     return [text[place] for place in sorted([*first, *rest])]
 
 
-def table(comparison: Comparison) -> Table:
-    """A row for the static vector, then one for each sentence and layer."""
+def table(comparison: Comparison, layers: Sequence[str] | None = None) -> Table:
+    """Makes a table with a row for the static vector, then a row for each sentence and layer.
+
+    If `layers` is None, the table has all layers.
+    """
     rows = [("any sentence", "static", [f"{word} {cosine:.2f}" for word, cosine in comparison.static])]
-    for query, layers in zip(comparison.queries, comparison.contextual, strict=True):
-        for layer, neighbours in layers.items():
-            rows.append((query.context(), layer, [f"{n.cosine:.2f} {n.context()}" for n in neighbours]))
+    for query, by_layer in zip(comparison.queries, comparison.contextual, strict=True):
+        for layer in by_layer if layers is None else layers:
+            rows.append((query.context(), layer, [f"{n.cosine:.2f} {n.context()}" for n in by_layer[layer]]))
     cells = [[source, layer, "\n".join(near) or MISSING] for source, layer, near in rows]
     title = f"nearest neighbours of {comparison.word!r}: static, and in context by {comparison.embedder}"
     return Table(title, ("source", "layer", "nearest, with the cosine"), cells, text_columns=3)

@@ -1,4 +1,4 @@
-"""Uses of pretrained models on disk, runs or published ones: embedders, stored vectors, and heads on encoders."""
+"""Uses models of runs and published models as embedders, as sources of stored vectors, and as encoders under a head."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -32,9 +32,10 @@ def lowercase(found: Loaded) -> bool:
 
 
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
-    """The embedder of a run of a model with word vectors, of a published BERT or ELMo, or of "minilm".
+    """Loads an embedder from a run of a model with word vectors, from a published BERT or ELMo, or from "minilm".
 
-    Its default name is that of its kind of model. Raises ConfigError if there is no such model.
+    `name` is the name of the embedder; if it is None, the kind of model is the name. Raises ConfigError if there is no
+    such model.
     """
     found = load_folder(text)
     name = name or ("MiniLM" if text == MINILM else None)
@@ -43,10 +44,11 @@ def load(text: str | None, name: str | None = None) -> ModelEmbedder:
 
 
 def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, title: str) -> Path:
-    """Writes SPLIT.npy, float16 `[words, J, D]`, for each split of the config's treebank, unless they exist.
+    """Writes the vectors of a treebank into a folder, unless the folder already has them; returns the folder.
 
-    `model` is an argument of `load`, and its embedder must have the title. Returns the folder. Raises ConfigError if
-    there is no such model, it is of another kind, or the folder has the vectors of another model.
+    The treebank is the task of `config`. The vectors of each split are in SPLIT.npy, float16 `[words, J, D]` for J
+    layers. `model` is a folder or "minilm", as in `load`; the title of its embedder must be `title`. Raises ConfigError
+    if there is no such model, if it is of another kind, or if the folder has vectors of another model or of other data.
     """
     found = load_folder(model)
     stamp = {"folder": str(found.folder.resolve()), "step": found.step}
@@ -59,7 +61,7 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
         return folder
     embedder = load(model)
     if embedder.title != title:
-        raise ConfigError(f"{model} does not contain {title}: choose a run of it, or a folder with a published one")
+        raise ConfigError(f"{model} does not contain {title}: choose a run or a published model of {title}")
     task: Any = tasks.create(config.task.name, **config.task.options)
     folder.mkdir(parents=True, exist_ok=True)
     for split in task.splits:
@@ -72,14 +74,25 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
 
 
 def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, vocabulary: str) -> ExperimentConfig:
-    """The config of a head, such as bert_tagger, that starts from a pretrained model with its sizes and vocabulary.
+    """Returns the config of a head, such as bert_tagger, on a pretrained encoder.
 
-    A frozen encoder is not trained. `vocabulary` names the option of the task for the path of a vocabulary.
+    The encoder decides the sizes, the encoding, the vocabulary and the initial parameters.
+
+    Args:
+      config: the config of the head and its task.
+      model: the folder of the encoder, or "minilm".
+      frozen: whether training leaves the encoder unchanged.
+      vocabulary: the name of the task option that is set to the path of the encoder's vocabulary.
+
+    Raises:
+      ConfigError: there is no such model, or it is not an encoder.
     """
     found = load_folder(model)
     encoder = found.config
     if not isinstance(encoder, EncoderConfig):
-        raise ConfigError(f"{found.folder} contains {found.name}: choose a run of bert, or a Hugging Face folder of it")
+        raise ConfigError(
+            f"{found.folder} contains {found.name}: choose a run of bert, or a Hugging Face folder of BERT"
+        )
     chosen = {vocabulary: str(found.folder / "vocab.txt"), "lowercase": lowercase(found)}
     same = {f.name: getattr(encoder, f.name) for f in dataclasses.fields(EncoderOptions) if f.name != "name"}
     return dataclasses.replace(
@@ -92,7 +105,7 @@ def on_encoder(config: ExperimentConfig, model: str | None, *, frozen: bool, voc
 
 
 def classify(workdir: Path, split: str = "test") -> np.ndarray:
-    """The classes that a trained bert_classifier predicts for the examples of a split of its task."""
+    """Predicts the class of each example of a split with the trained bert_classifier in `workdir`."""
     run = load_run(workdir)
     task = run.task  # with the vocabulary of the encoder
     graph, state = nnx.split(run.model())
@@ -110,6 +123,6 @@ def classify(workdir: Path, split: str = "test") -> np.ndarray:
 
 
 def mix_weights(workdir: Path) -> list[float] | None:
-    """The weights, summing to 1, with which a trained run mixes layers; None if it has no mix."""
+    """The weights of the layers in the mix of a trained run, which sum to 1; None if the model has no mix."""
     mix = getattr(load_run(workdir).model(), "mix", None)
     return None if mix is None else np.asarray(mix.shares()).tolist()

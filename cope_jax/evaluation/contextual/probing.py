@@ -1,7 +1,7 @@
-"""Linear probes on the frozen vectors of each layer, and what they show about syntax and meaning.
+"""Trains linear probes on the frozen vectors of each layer, and compares layers for syntax and for meaning.
 
 The accuracy of a probe means little by itself. The baselines are the most frequent label, the most frequent label of
-each word, and a control task with random labels, which can only be memorised.
+each word, and a control task. The labels of the control task are random, so a probe can only memorise them.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ class LayerScore:
 
     @property
     def selectivity(self) -> float:
-        """Accuracy − control: the part that the probe did not memorise. Hewitt and Liang (arXiv 1909.03368)."""
+        """Accuracy − control, the part of the accuracy that is not memorised. Hewitt and Liang (arXiv 1909.03368)."""
         return self.accuracy - self.control
 
 
@@ -38,25 +38,25 @@ class LayerScore:
 class Probing:
     """All results of one embedder on one task."""
 
-    name: str  # of the embedder
+    name: str  # name of the embedder
     scores: tuple[LayerScore, ...]  # for each layer, the lowest first
     mix: tuple[float, ...]  # softmax weights of the layers in a probe on all layers
-    mix_accuracy: float  # of that probe
-    cumulative: tuple[float, ...]  # accuracies of probes on the layers up to each
+    mix_accuracy: float  # accuracy of this probe on all layers
+    cumulative: tuple[float, ...]  # for each layer, the accuracy of a probe on this layer and all lower ones
     baselines: dict[str, float]  # name → accuracy, from `baselines`
 
     @property
     def centre_of_gravity(self) -> float:
-        """Σ_l l·s_l over the layers l = 0, 1, …, where s is the `mix`. Tenney et al. (arXiv 1905.05950)."""
+        """The mean layer of the mix s, Σ_l l·s_l over layers l = 0, 1, …. Tenney et al. (arXiv 1905.05950)."""
         s = np.asarray(self.mix, np.float64)
         return float(np.arange(len(s)) @ s / s.sum())
 
     @property
     def expected_layer(self) -> float | None:
-        """Σ_l l·Δ_l / Σ_l Δ_l, Δ_l = score(l) − score(l−1) of `cumulative`: the layer at which the answer is found.
+        """The mean layer that finds the answer, Σ_l l·Δ_l / Σ_l Δ_l with Δ_l = cumulative(l) − cumulative(l−1).
 
-        Layer l = 0 is the lowest; differences start from its score. None if the layers add nothing to it. Tenney et al.
-        (arXiv 1905.05950).
+        The sums start at l = 1, and the lowest layer is l = 0. None if the higher layers do not improve on layer 0.
+        Tenney et al. (arXiv 1905.05950).
         """
         gains = np.diff(np.asarray(self.cumulative, np.float64))
         return float(np.arange(1, len(gains) + 1) @ gains / gains.sum()) if gains.sum() > 0 else None
@@ -69,10 +69,11 @@ def probe_layers(
     test: tuple[np.ndarray, Sequence[str], Sequence[str]],
     config: ProbeConfig = DEFAULT,
 ) -> Probing:
-    """Trains probes on every layer, on the control task, and on the mixes of the layers up to each layer.
+    """Trains three probes for each layer: on the task, on the control task, and on the task with all lower layers.
 
-    Training and test data are vectors `[N, J, D]`, words and labels; for word senses the words are lemmas. A test label
-    that is not in training is always wrong.
+    `train` and `test` are (vectors `[N, J, D]`, words, labels). For word senses, the words are lemmas. A test label
+    that is not in training always counts as an error. `name` is the name of the embedder, and `layers` are the names of
+    its J layers, the lowest first.
     """
     (x, words, labels), (test_x, test_words, test_labels) = train, test
     names = sorted(set(labels))
@@ -99,9 +100,9 @@ def probe_layers(
 def baselines(
     train: tuple[Sequence[str], Sequence[str]], test: tuple[Sequence[str], Sequence[str]]
 ) -> dict[str, float]:
-    """Accuracies without vectors: of the majority label, and of each word's own majority label.
+    """The accuracies of two baselines without vectors: the majority label, and the majority label of each word.
 
-    Unknown words get the majority label.
+    `train` and `test` are (words, labels). Unknown words get the majority label.
 
     >>> baselines((["a", "a", "b"], ["X", "X", "Y"]), (["a", "b", "c"], ["X", "Y", "Y"]))
     {'majority': 0.333..., 'majority of the word': 0.666...}
@@ -115,9 +116,10 @@ def baselines(
 
 
 def wilson_interval(accuracy: float, size: int, z: float = 1.959964) -> tuple[float, float]:
-    """Wilson's interval of a binomial share: (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n).
+    """Wilson's interval of a binomial share p, (p + z²/2n ± z √(p(1 − p)/n + z²/4n²)) / (1 + z²/n).
 
-    It stays within [0, 1], and does not shrink to a point if all are correct. Wilson 1927.
+    p is `accuracy`, and n is `size`. The default z gives a 95 % interval. The interval stays within [0, 1], and does
+    not shrink to a point if all answers are correct. Wilson 1927.
 
     >>> [round(end, 4) for end in wilson_interval(0.5, 100)]
     [0.4038, 0.5962]
@@ -128,17 +130,20 @@ def wilson_interval(accuracy: float, size: int, z: float = 1.959964) -> tuple[fl
 
 
 def best_layers(probing: Probing, size: int) -> tuple[int, list[int]]:
-    """The best layer, and all layers that might be the best: their intervals overlap with its interval."""
+    """Returns the best layer, and all layers whose intervals overlap with the interval of the best layer.
+
+    Each of these layers may be the best. Intervals are from `wilson_interval`; `size` is the number of test labels.
+    """
     ends = [wilson_interval(score.accuracy, size) for score in probing.scores]
     best = int(np.argmax([score.accuracy for score in probing.scores]))
     return best, [layer for layer, (_, high) in enumerate(ends) if high >= ends[best][0]]
 
 
 def control_labels(words: Sequence[str], labels: Sequence[str], *, seed: int = 0) -> list[str]:
-    """Labels of the control task: each word has one label, sampled with the frequencies of the real ones.
+    """Labels words for the control task: each word has one label, sampled with the frequencies of the real labels.
 
-    The sample is a hash of the word and the seed, so it is the same in every text and process, also for words that are
-    not in training, which the real labels come from. Hewitt and Liang (arXiv 1909.03368).
+    The sample is a hash of the word and the seed, so a word has the same label in every text and process. `labels` are
+    the real training labels. `words` are from training or from test. Hewitt and Liang (arXiv 1909.03368).
 
     >>> control_labels(["play", "run", "play"], ["NOUN", "VERB"])
     ['NOUN', 'VERB', 'NOUN']
@@ -171,7 +176,10 @@ def record(probing: Probing, size: int) -> dict[str, Any]:
 
 
 def table(probing: Probing, size: int, title: str) -> Table:
-    """A row for each baseline and layer: accuracy with its interval, control task, selectivity, share of the mix."""
+    """Makes a table with a row for each baseline and layer.
+
+    The columns are accuracy with interval, accuracy on the control task, selectivity, and share of the mix.
+    """
     rows = [[f"none: {name}", share(value), *[MISSING] * 3] for name, value in probing.baselines.items()]
     for score, weight in zip(probing.scores, probing.mix, strict=True):
         accuracy = share(score.accuracy, wilson_interval(score.accuracy, size))
@@ -180,7 +188,7 @@ def table(probing: Probing, size: int, title: str) -> Table:
 
 
 def mix_summary(probing: Probing) -> str:
-    """A sentence on the accuracy of a probe on all layers, and the layer in which the answer is found."""
+    """Describes the probe over all layers in a sentence: its accuracy, centre of gravity and expected layer."""
     expected = "no layer improves on the lowest"
     if probing.expected_layer is not None:
         expected = f"expected layer {probing.expected_layer:.2f}"
@@ -189,7 +197,11 @@ def mix_summary(probing: Probing) -> str:
 
 
 def paragraph(found: Mapping[str, Mapping[str, Probing]], sizes: Mapping[str, int]) -> str:
-    """A paragraph that compares the claim with the results, composed from the numbers."""
+    """Writes a paragraph that compares `CLAIM` with the results.
+
+    `found` maps the name of an embedder, and then a task, to the results. `sizes` maps a task to its number of test
+    labels.
+    """
     parts = [f"Claimed: {CLAIM} (Peters et al. 2018; Tenney et al. 2019). Seen:"]
     for name, by_task in found.items():
         seen = {task: best_layers(own, sizes[task]) for task, own in by_task.items()}

@@ -1,4 +1,4 @@
-"""Context-free baselines of a task: unigrams, majorities, and the words that two texts share."""
+"""Measures the context-free baselines of a task: unigrams, majority labels, and the words that two texts share."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,10 @@ from cope_jax.training.metrics import read_metrics
 
 
 class BesideRun(NamedTuple):
-    """A baseline, and the same measure of a run: the mean over its seeds, None if it has not been measured."""
+    """A baseline, and the result of a run in the same measure.
+
+    `run` is the mean over the seeds of the run, or None if the run was not measured.
+    """
 
     baseline: Baseline
     run: float | None
@@ -29,9 +32,13 @@ class BesideRun(NamedTuple):
 
 
 def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None]:
-    """The results of the run itself: (split, metric) → mean over seeds, and the name of their file, None if empty.
+    """Reads the results of a run.
 
-    The file is result.json or, if the run has not ended, metrics.jsonl, of which the last evaluation is read.
+    The results are in result.json or, if the run has not ended, in the last evaluation of metrics.jsonl.
+
+    Returns:
+      A dict from (split, metric) to the mean over seeds, and the name of the file. If there are no results, the dict is
+      empty and the name is None.
     """
     if (workdir / "result.json").exists():
         records, source = workdirs.read_json(workdir / "result.json", "records")["records"], "result.json"
@@ -56,10 +63,10 @@ def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None
 def measure(
     task: Task, config: ExperimentConfig, own: Mapping[tuple[str, str], float], examples: int
 ) -> list[BesideRun]:
-    """All baselines of a task on its evaluation splits.
+    """Measures all baselines of a task on its evaluation splits.
 
-    The config says on which examples the run is measured, `own` is from `run_figures`, and a baseline may learn from at
-    most `examples` examples.
+    Baselines are measured on the examples on which `config` measures the run. `own` has the results of the run, from
+    `run_figures`. A baseline may learn from at most `examples` examples.
     """
 
     def run(baseline: Baseline) -> float | None:
@@ -78,7 +85,7 @@ def known() -> list[str]:
 
 
 def table(baselines: Sequence[BesideRun], title: str) -> Table:
-    """A row for each split and baseline.
+    """Makes a table with a row for each split and baseline.
 
     >>> table([BesideRun(Baseline("test", "perplexity", "unigram", 823.456, "loss"), None)], "words").rows[0][2:]
     ['unigram', '823.46', '–']
@@ -92,7 +99,7 @@ def table(baselines: Sequence[BesideRun], title: str) -> Table:
 
 
 def _batches(task: Task, split: str, config: ExperimentConfig) -> list[dict[str, np.ndarray]]:
-    """The examples that the run is measured on; all examples of training, on which it is not measured."""
+    """The examples on which `config` measures a run, in batches; for the training split, all examples."""
     examples = task.size(split) if split == "train" else config.evaluation.examples
     assert examples is not None
     size, seed = config.evaluation.batch_size, config.training.data_seed

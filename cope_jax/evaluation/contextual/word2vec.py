@@ -1,4 +1,4 @@
-"""Context-free word vectors: word2vec, the words nearest to a word, and embedders of these vectors."""
+"""Static word vectors: trains word2vec, finds the words nearest to a word, and embeds sentences without context."""
 
 import dataclasses
 import zlib
@@ -13,16 +13,16 @@ from cope_jax.registry import check_at_least, unknown
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Word2VecConfig:
-    """Skip-gram with negative sampling."""
+    """The options of skip-gram with negative sampling."""
 
     width: int = 100  # D
     window: int = 5  # maximum distance of a context word
     min_count: int = 5  # rarer words have no vector
-    negative: int = 5  # noise words for each true one
+    negative: int = 5  # noise words for each true context word
     epochs: int = 5  # passes over the text
     sample: float = 1e-3  # frequency above which words are left out at random
     lowercase: bool = True  # whether "Play" and "play" are one word
-    seed: int = 0  # of the initial vectors and all sampling
+    seed: int = 0  # seed of the initial vectors and of all sampling
 
     def __post_init__(self):
         sizes = {"width": self.width, "window": self.window, "min_count": self.min_count, "epochs": self.epochs}
@@ -33,16 +33,16 @@ class Word2VecConfig:
 def train_word2vec(
     sentences: Sequence[Sequence[str]], config: Word2VecConfig = Word2VecConfig()
 ) -> dict[str, np.ndarray]:
-    """Trains skip-gram vectors, word → float32 `[D]`; the most frequent word comes first.
+    """Trains skip-gram vectors; returns a dict from words to float32 `[D]`, the most frequent word first.
 
-    Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w and their contexts c. Mikolov et al. (arXiv
-    1310.4546). With one thread and a fixed hash function, the same text gives the same vectors in every process. Raises
-    ConfigError if no word occurs `min_count` times, or gensim is missing.
+    Maximises Σ log σ(u_c·v_w) + Σ_noise log σ(−u_n·v_w) over words w, words c in their context, and noise words n.
+    Mikolov et al. (arXiv 1310.4546). With one thread and a fixed hash function, the same text gives the same vectors in
+    every process. Raises ConfigError if no word occurs `min_count` times, or gensim is missing.
     """
     try:
         from gensim.models import Word2Vec
     except ImportError as error:
-        raise ConfigError("word2vec needs gensim: run pip install 'cope-jax[text]'") from error
+        raise ConfigError("word2vec needs gensim: run pip install -e '.[text]'") from error
     options = dataclasses.asdict(config)
     width, lowercase = options.pop("width"), options.pop("lowercase")
     text = [[word.lower() for word in sentence] if lowercase else list(sentence) for sentence in sentences]
@@ -57,9 +57,9 @@ def train_word2vec(
 
 
 def most_similar(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) -> list[tuple[str, float]]:
-    """The other words whose vectors have the highest cosine with the vector of `word`, and these cosines.
+    """The `count` other words whose vectors have the highest cosine with the vector of `word`, and these cosines.
 
-    cos(u, v) = u·v / (|u| |v|), and 0 if a vector is 0. An unknown word is looked up in lower case.
+    cos(u, v) = u·v / (|u| |v|), and 0 if a vector is 0. If `word` is unknown, its lower-case form replaces it.
 
     >>> most_similar({"a": np.array([1.0, 0.0]), "b": np.array([2.0, 0.0]), "c": np.array([0.0, 1.0])}, "a", 1)
     [('b', 1.0)]
@@ -77,7 +77,7 @@ def most_similar(vectors: Mapping[str, np.ndarray], word: str, count: int = 10) 
 
 
 def normalise(vectors: np.ndarray) -> np.ndarray:
-    """Vectors `[..., D]` divided by their lengths, in float32; a zero vector stays zero.
+    """Divides vectors `[..., D]` by their lengths, in float32; a zero vector stays zero.
 
     >>> normalise(np.array([[3.0, 4.0], [0.0, 0.0]])).round(6).tolist()
     [[0.6000000238418579, 0.800000011920929], [0.0, 0.0]]
@@ -90,7 +90,8 @@ def normalise(vectors: np.ndarray) -> np.ndarray:
 class ContextFree:
     """An embedder that gives a word the same vector in every sentence: v(w | sentence) = E[w].
 
-    A word without a vector gets that of its lower-case form, or else zeros, whose cosine with any vector counts as 0.
+    A word without a vector gets the vector of its lower-case form. If this form has no vector, the word gets zeros. The
+    cosine with a zero vector counts as 0.
 
     >>> ContextFree({"play": np.array([3.0, 4.0])})([["Play", "on"]])[0].tolist()
     [[[3.0, 4.0], [0.0, 0.0]]]
@@ -115,7 +116,8 @@ class ContextFree:
 class ContextMean(ContextFree):
     """An embedder that gives a word the mean of the static vectors of the other words: v(w_i) = mean_{j≠i} E[w_j].
 
-    It depends on which words are around, not on their order or the word itself. Words without a vector are ignored.
+    The vector depends on the other words, but not on their order or on the word itself. Words without a vector are
+    ignored.
 
     >>> vectors = {"a": np.array([1.0, 0.0]), "b": np.array([0.0, 1.0]), "c": np.array([0.0, 3.0])}
     >>> ContextMean(vectors)([["a", "b", "c"]])[0][0, 0].tolist()

@@ -1,4 +1,4 @@
-"""Word sense disambiguation by the nearest neighbours of contextual vectors, without training.
+"""Word sense disambiguation by nearest neighbours of contextual vectors, without training.
 
 Each layer is measured separately. The baseline is the most frequent sense of each lemma.
 """
@@ -17,12 +17,12 @@ from cope_jax.models.embedder import Embedder
 from cope_jax.registry import check_at_least
 
 CORPORA = {"coarsewsd20": read_coarsewsd, "semcor-noad": read_semcor}
-TIE = 1e-5  # closer cosines count as equal, because sums of equal vectors differ by rounding
+TIE = 1e-5  # cosines that differ by less count as equal, because sums of equal vectors differ by rounding
 
 
 @dataclasses.dataclass(frozen=True)
 class SenseScore:
-    """The number of correct senses of one method on one layer, by lemma."""
+    """The number of correct predictions of one method on one layer, for each lemma."""
 
     method: str  # "most frequent", "nearest mean" or "k nearest"
     layer: str  # name of the layer; empty for the baseline
@@ -41,16 +41,16 @@ class SenseScore:
 
     @property
     def macro(self) -> float:
-        """Mean over lemmas of their accuracies."""
+        """The mean of the lemmas' accuracies."""
         return float(np.mean(list(self.by_word.values())))
 
     def interval(
         self, *, macro: bool = False, confidence: float = 0.95, draws: int = 10_000, seed: int = 0
     ) -> tuple[float, float]:
-        """Percentile bootstrap interval over test occurrences, lemmas fixed.
+        """Percentile bootstrap interval of `micro` or `macro`, which resamples test occurrences within each lemma.
 
-        If a share p is correct, sampling n of n occurrences with replacement gives Binomial(n, p) correct ones, so
-        this number is sampled directly. Efron and Tibshirani 1993, chapter 13.
+        If a share p of n occurrences is correct, n draws with replacement have Binomial(n, p) correct occurrences. So
+        the code samples this number directly. Efron and Tibshirani 1993, chapter 13.
         """
         rng = np.random.default_rng(seed)
         total = np.array(list(self.total.values()))
@@ -62,7 +62,7 @@ class SenseScore:
 
 
 def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[Occurrence]:
-    """At most `most` random occurrences of each lemma, in their original order."""
+    """Chooses at most `most` random occurrences of each lemma, and keeps their order."""
     check_at_least(1, "senses", cap=most)
     rng = np.random.default_rng(seed)
     kept = [
@@ -75,9 +75,9 @@ def cap(occurrences: Sequence[Occurrence], most: int, *, seed: int = 0) -> list[
 def read_occurrences(
     corpus: str, data_dir: str | None, train: int, test: int
 ) -> tuple[list[Occurrence], list[Occurrence]]:
-    """The training and test occurrences of a corpus, at most `train` and `test` of each lemma.
+    """Reads a corpus: of each lemma at most `train` training occurrences, and at most `test` test occurrences.
 
-    Lemmas with only one sense in training are left out, because there is nothing to disambiguate.
+    Lemmas with fewer than two senses in training are left out, because they need no disambiguation.
     """
     occurrences = CORPORA[corpus](data_dir)
     senses = senses_by_frequency([occurrence for occurrence in occurrences if occurrence.split == "train"])
@@ -88,13 +88,13 @@ def read_occurrences(
     ]
     if not all(found):
         raise ConfigError(
-            f"{corpus} has no word with two senses or more in both training and test: give the complete corpus"
+            f"{corpus} has no lemma with two senses or more in both training and test: give the complete corpus"
         )
     return found[0], found[1]
 
 
 def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
-    """Lemma → its senses, the most frequent first; equally frequent ones in the order of the text."""
+    """Maps each lemma to its senses, the most frequent first; equally frequent senses are in order of appearance."""
     counts: dict[str, Counter[str]] = {}
     for occurrence in train:
         counts.setdefault(occurrence.lemma, Counter())[occurrence.sense] += 1
@@ -102,7 +102,10 @@ def senses_by_frequency(train: Sequence[Occurrence]) -> dict[str, list[str]]:
 
 
 def most_frequent(train: Sequence[Occurrence], test: Sequence[Occurrence]) -> list[str | None]:
-    """The baseline: each lemma's most frequent sense in training; None, always wrong, for unknown lemmas."""
+    """The baseline: predicts the most frequent sense in training of each occurrence's lemma.
+
+    If the lemma is not in training, the prediction is None, which always counts as an error.
+    """
     senses = senses_by_frequency(train)
     return [senses[occurrence.lemma][0] if occurrence.lemma in senses else None for occurrence in test]
 
@@ -110,10 +113,11 @@ def most_frequent(train: Sequence[Occurrence], test: Sequence[Occurrence]) -> li
 def nearest_mean(
     train: Sequence[Occurrence], train_ND: np.ndarray, test: Sequence[Occurrence], test_MD: np.ndarray
 ) -> list[str | None]:
-    """The sense whose mean vector over the training occurrences has the highest cosine.
+    """Predicts the sense whose mean vector over the training occurrences has the highest cosine.
 
-    ŝ(x) = argmax_s cos(x, mean_{i: s_i = s} x_i). If senses are equally near, as always with context-free vectors, the
-    more frequent one is chosen. Peters et al. (arXiv 1802.05365), section 5.3; Melamud et al. 2016.
+    ŝ(x) = argmax_s cos(x, mean_{i: s_i = s} x_i). Of equally near senses, the prediction is the most frequent. If all
+    occurrences of a lemma have the same static vector, all its senses are equally near. Peters et al. (arXiv
+    1802.05365), section 5.3; Melamud et al. 2016.
     """
 
     def predict(own_ND: np.ndarray, labels: np.ndarray, senses: int, queries_MD: np.ndarray) -> np.ndarray:
@@ -126,9 +130,10 @@ def nearest_mean(
 def k_nearest(
     train: Sequence[Occurrence], train_ND: np.ndarray, test: Sequence[Occurrence], test_MD: np.ndarray, k: int = 5
 ) -> list[str | None]:
-    """The most common sense among the k training occurrences of the lemma with the highest cosine.
+    """Predicts the most common sense among the k nearest training occurrences of the lemma, by cosine.
 
-    All occurrences as near as the k-th one vote. Of senses with equal votes the more frequent one is chosen.
+    Occurrences with the same cosine as the k-th nearest also vote. Of senses with equally many votes, the prediction
+    is the most frequent.
     """
     check_at_least(1, "senses", k=k)
 
@@ -145,9 +150,12 @@ def k_nearest(
 def disambiguate(
     embedder: Embedder, train: Sequence[Occurrence], test: Sequence[Occurrence], *, k: int = 5, label: str | None = None
 ) -> list[SenseScore]:
-    """Scores the baseline, then both methods for each layer of an embedder; k neighbours vote. `label`: see `embed`."""
+    """Scores the baseline `most_frequent`, then `nearest_mean` and `k_nearest` on each layer of an embedder.
+
+    For `label`, see `embed`.
+    """
     if not train or not test:
-        raise ConfigError("senses need occurrences to train and to test on: give a corpus that has both")
+        raise ConfigError("senses need occurrences in training and test: give a corpus that has both splits")
     train_NJD, test_MJD = (
         occurrence_vectors(embedder, [o.words for o in own], [o.index for o in own], label=label)
         for own in (train, test)
@@ -161,7 +169,7 @@ def disambiguate(
 
 
 def score(method: str, layer: str, test: Sequence[Occurrence], senses: Sequence[str | None]) -> SenseScore:
-    """Counts the correct senses of each lemma, in alphabetical order."""
+    """Counts the correct predictions for each lemma; lemmas are in alphabetical order."""
     lemmas = sorted({occurrence.lemma for occurrence in test})
     right, total = dict.fromkeys(lemmas, 0), dict.fromkeys(lemmas, 0)
     for occurrence, sense in zip(test, senses, strict=True):
@@ -179,7 +187,7 @@ def _places(occurrences: Sequence[Occurrence]) -> dict[str, list[int]]:
 
 
 def _first_best(values_MS: np.ndarray) -> np.ndarray:
-    """The index in each row of the first entry that equals the maximum, up to `TIE`."""
+    """The index of the first entry in each row that differs from the maximum of the row by at most `TIE`."""
     return np.argmax(values_MS >= values_MS.max(axis=1, keepdims=True) - TIE, axis=1)
 
 
@@ -190,7 +198,11 @@ def _by_lemma(
     test_MD: np.ndarray,
     predict: Callable[[np.ndarray, np.ndarray, int, np.ndarray], np.ndarray],
 ) -> list[str | None]:
-    """Predicts a sense of the lemma for each test occurrence; senses are numbered by descending frequency."""
+    """Predicts a sense for each test occurrence by a call of `predict` for each lemma; None for unknown lemmas.
+
+    `predict` maps (training vectors, their sense numbers, number of senses, test vectors) to sense numbers. The senses
+    of a lemma are numbered from 0 by descending frequency.
+    """
     rows, queries = _places(train), _places(test)
     found: list[str | None] = [None] * len(test)
     for lemma, senses in senses_by_frequency(train).items():

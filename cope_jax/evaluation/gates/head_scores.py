@@ -1,8 +1,8 @@
-"""Ranks heads by the features of the tokens that open their gates.
+"""Ranks heads by how well a feature of a token predicts that the gates of this token are open.
 
-A key's gate is the mean over the queries that see it. The AUC of a feature is the probability that a key with the
-feature has a wider gate than a key without it; ties count half (the statistic of Mann and Whitney). It is 1/2 if the
-gates are independent of the feature.
+The mean gate of a key is the mean over the queries that see the key. The AUC of a feature is the probability that a key
+with the feature has a wider mean gate than a key without the feature. Ties count half (Mann–Whitney statistic).
+The AUC is 1/2 if the gates are independent of the feature.
 """
 
 import dataclasses
@@ -25,22 +25,25 @@ BLOCK = 32
 
 @dataclasses.dataclass(frozen=True)
 class HeadScore:
-    """What the gates of one head follow."""
+    """The scores of one head: which feature of tokens its gates follow, and how closely."""
 
     layer: int  # from 0
     head: int  # from 0
-    aucs: dict[str, float]  # by feature; NaN if all tokens have it, or none
+    aucs: dict[str, float]  # AUC of each feature; NaN if all tokens have the feature, or no token has it
     best: str  # the feature of the highest AUC; "" if no feature has an AUC
-    interval: tuple[float, float]  # 95 % interval of that AUC, by a bootstrap of blocks of tokens
+    interval: tuple[float, float]  # 95 % interval of the AUC of `best`, by a bootstrap of blocks of tokens
     mean_with: float  # the mean gate of the keys that have the best feature
     mean_without: float  # the mean gate of the other keys
-    # The share of the gates' variance that the token itself explains: adjusted R² of a mean for each token; 0 if it
-    # explains nothing, NaN if no token occurs twice or all gates are equal.
+    # The share of the gates' variance that the token itself explains: adjusted R² of a mean for each token; 0 if the
+    # token explains nothing, NaN if no token occurs twice or all gates are equal.
     identity: float
 
 
 def mean_gates(model: Any, tokens_BL: np.ndarray) -> np.ndarray:
-    """The mean gate of each key over the queries that see it, float64 `[layers, H, B, L]`. ConfigError: no gates."""
+    """Computes the mean gate of each key over the queries that see the key, float64 `[layers, H, B, L]`.
+
+    Raises ConfigError if the encoding of the model has no gates.
+    """
     graph, state = nnx.split(model)
     rows = [_means(StaticGraphDef(graph), state, row_L[None]) for row_L in tokens_BL]
     return np.stack([np.asarray(row, np.float64) for row in rows], axis=2)
@@ -59,7 +62,9 @@ def _means(graphdef: StaticGraphDef, state: Any, tokens_1L: Array) -> Array:
 
 
 def auc(gates_N: np.ndarray, has_N: np.ndarray) -> float:
-    """The probability that a gate with a feature exceeds one without; ties count half; NaN if one kind is missing.
+    """The AUC, the probability that a gate with the feature exceeds a gate without the feature.
+
+    `has_N` says which gates have the feature. Ties count half. NaN if all gates have the feature, or no gate has it.
 
     >>> auc(np.array([0.1, 0.9, 0.5, 0.5]), np.array([False, True, True, False]))
     0.875
@@ -70,7 +75,10 @@ def auc(gates_N: np.ndarray, has_N: np.ndarray) -> float:
 def bootstrap(
     gates_N: np.ndarray, has_N: np.ndarray, rng: np.random.Generator, draws: int = 200
 ) -> tuple[float, float]:
-    """The 95 % interval of an AUC, from blocks sampled with replacement; NaN if no sample has both kinds of tokens."""
+    """The 95 % interval of an AUC, from `draws` samples of blocks of `BLOCK` tokens, with replacement.
+
+    Both ends are NaN if no sample has both kinds of tokens, with and without the feature.
+    """
     blocks_N = np.arange(len(gates_N)) // BLOCK
     count = int(blocks_N[-1]) + 1
     times_SN = rng.multinomial(count, np.full(count, 1 / count), size=draws)[:, blocks_N]
@@ -81,16 +89,17 @@ def bootstrap(
 
 
 def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.Generator, draws: int = 200) -> float:
-    """The 5 % significance threshold of the AUC, for the best of all heads with the best of all features.
+    """The 5 % significance threshold of the highest AUC over all heads and features.
 
-    The null hypothesis: features are shifted cyclically against gates by a random number of tokens, so that both keep
-    their own dependence on neighbours. The bound covers all heads and features together, however many there are.
-    Raises ConfigError if no feature distinguishes tokens.
+    A sample of the null hypothesis shifts the features cyclically against the gates by a random number of tokens. So
+    gates still depend on neighbouring gates, and features on neighbouring features. The threshold is for the highest
+    AUC, so it takes the number of heads and features into account. Raises ConfigError if no feature distinguishes
+    tokens.
     """
     ranks_HN = np.stack([_ranks(gates_N) for gates_N in gates_HN])
     mixed = [row for row in has.values() if 0 < row.sum() < len(row)]
     if not mixed:
-        raise ConfigError("no feature separates the tokens of this text: give a longer one")
+        raise ConfigError("no feature separates the tokens of this text: give a longer text")
     has_FN = np.stack(mixed).astype(np.float64)
     with_F, number = has_FN.sum(axis=1), has_FN.shape[1]
     best_S = np.empty(draws)
@@ -101,7 +110,9 @@ def chance(gates_HN: np.ndarray, has: Mapping[str, np.ndarray], rng: np.random.G
 
 
 def identity(gates_N: np.ndarray, tokens_N: np.ndarray) -> float:
-    """The share of variance explained by the token: 1 − (SS_within/(n−k)) / (SS_total/(n−1)) for k different tokens.
+    """The share of the gates' variance that the token explains; NaN if no token repeats or all gates are equal.
+
+    The share is 1 − (SS_within/(n−k)) / (SS_total/(n−1)) for n gates of k different tokens.
 
     >>> identity(np.array([0.0, 0.0, 1.0, 1.0]), np.array([7, 7, 8, 8]))
     1.0
@@ -119,10 +130,10 @@ def identity(gates_N: np.ndarray, tokens_N: np.ndarray) -> float:
 def rank(
     gates_LHN: np.ndarray, has: Mapping[str, np.ndarray], tokens_N: np.ndarray, rng: np.random.Generator
 ) -> list[HeadScore]:
-    """All heads, sorted by how well their gates follow their best feature.
+    """Scores all heads, and sorts them by the AUC of their best feature, the highest first.
 
-    Gates `[layers, H, N]` are those of each key in the order of the text. `has` says, bool `[N]` for each feature,
-    which keys have it.
+    `gates_LHN` has the gate of each key, `[layers, H, N]`, in the order of the text. `has` maps each feature to bool
+    `[N]`, which is True for keys with the feature. `tokens_N` has the number of each key's token.
     """
     heads = []
     for layer, gates_HN in enumerate(gates_LHN):
@@ -141,7 +152,9 @@ def rank(
 
 
 def top_tokens(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least: int = 3) -> list[tuple[str, float]]:
-    """(text of a token, its mean gate) of the tokens with the widest gates that occur at least `least` times.
+    """Returns (text, mean gate) of the `count` tokens with the widest mean gates, the widest first.
+
+    Tokens that occur fewer than `least` times are left out.
 
     >>> top_tokens(np.array([0.5, 1.0, 0.0, 1.0]), ["a", "b", "a", "b"], least=2)
     [('b', 1.0), ('a', 0.25)]
@@ -154,13 +167,13 @@ def top_tokens(gates_N: np.ndarray, words: Sequence[str], count: int = 5, least:
 
 
 def _ranks(values_N: np.ndarray) -> np.ndarray:
-    """Ranks from 1; equal values have the mean of their ranks."""
+    """The ranks of the values, from 1; equal values have the mean of their ranks."""
     _, kind_N, counts_K = np.unique(values_N, return_inverse=True, return_counts=True)
     return (np.cumsum(counts_K) - (counts_K - 1) / 2)[kind_N]
 
 
 def _aucs(values_N: np.ndarray, has_N: np.ndarray, times_SN: np.ndarray) -> np.ndarray:
-    """The AUCs `[S]`, in which each token counts `times_SN` times."""
+    """The AUCs `[S]` of S samples; `times_SN` says how many times each sample counts each token."""
     order_N = np.argsort(values_N, kind="stable")
     starts_K = np.unique(values_N[order_N], return_index=True)[1]
     times_SN = times_SN[:, order_N]

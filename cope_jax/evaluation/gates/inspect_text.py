@@ -1,4 +1,4 @@
-"""Scores what the gates of a model count in a text: windows, features of tokens, and the heads that follow them."""
+"""Scores what the gates of a model count in a text: cuts windows, finds features of tokens, and ranks heads."""
 
 import dataclasses
 import itertools
@@ -14,13 +14,13 @@ from cope_jax.tasks import Task
 from cope_jax.tasks.stored import TextTask
 from cope_jax.tokenizers.tokenizer import Codec
 
-_FEWEST = 16  # tokens that a ranking needs at least
+_FEWEST = 16  # minimum number of tokens for a ranking
 BRACKETS = frozenset("()[]{}")
 _ENDS, _CLOSING = tuple(".!?…"), "\"'”’»)]"
 
 
 def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) -> np.ndarray:
-    """The tokens to inspect, `[B, L]`: the user's text, or the first windows of a split, at most `count`.
+    """The tokens to inspect, `[B, L]`: the user's text or, if `text` is None, at most `count` windows of a split.
 
     Raises ConfigError if the text is too short or the split is unknown.
     """
@@ -44,10 +44,10 @@ def windows(task: Task, codec: Codec, text: str | None, split: str, count: int) 
 
 @dataclasses.dataclass(frozen=True)
 class TextGates:
-    """What the gates of a model follow in windows of a text."""
+    """The scores of the gates of a model in windows of a text."""
 
     heads: list[head_scores.HeadScore]  # ranked, see `head_scores.rank`
-    bound: float  # of `head_scores.chance`
+    bound: float  # the threshold of `head_scores.chance`
     top_tokens: list[str]  # for each head, the tokens with the widest gates, as text
     count: int  # number of tokens inspected
     gates_LHBL: np.ndarray  # the mean gate of each key, by layer and head
@@ -55,12 +55,12 @@ class TextGates:
 
 
 def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
-    """Ranks the heads of a decoder by what their gates follow in some windows."""
+    """Ranks the heads of a decoder by how well their gates follow a feature of the text in some windows."""
     gates_LHBL = head_scores.mean_gates(model, tokens_BL)
     parts_BL = [pieces(codec.decode, row_L) for row_L in tokens_BL]
     has = [features(parts) for parts in parts_BL]
     words_N, tokens_N = np.array([part for parts in parts_BL for part in parts], object), tokens_BL.reshape(-1)
-    # A token that marks the start of a text does not count, unless it is whitespace: it may also end a line.
+    # A token that marks the start of a text does not count, unless it is whitespace, which may also end a line.
     counted_N = ~np.isin(tokens_N, codec.begin) | np.array([word.isspace() for word in words_N])
     gates_LHN = gates_LHBL.reshape(*gates_LHBL.shape[:2], -1)[..., counted_N]
     has_N = {name: np.concatenate([row[name] for row in has])[counted_N] for name in has[0]}
@@ -74,9 +74,10 @@ def score_text(model: Any, codec: Codec, tokens_BL: np.ndarray) -> TextGates:
 
 
 def pieces(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[str]:
-    """The text that each token adds to those before it; concatenated, they are the text of all tokens.
+    """The text that each token adds to the text of the tokens before it; joined, the pieces are the complete text.
 
-    If a character has several tokens, the first one has what `decode` writes for its part, and the others nothing.
+    If a character consists of several tokens, the piece of its first token is the character, and all its other pieces
+    are "".
 
     >>> pieces(lambda tokens: " ".join("abc"[token] for token in tokens), np.array([0, 2, 1]))
     ['a', ' c', ' b']
@@ -90,23 +91,23 @@ def pieces(decode: Callable[[np.ndarray], str], tokens: np.ndarray) -> list[str]
 
 
 def features(parts: Sequence[str]) -> dict[str, np.ndarray]:
-    r"""Whether each piece of a text has each feature, bool `[L]` by name.
+    r"""Maps each feature to bool `[L]`: whether each piece of a text has the feature.
 
-    - "word start": it has a letter or digit that does not follow another one.
-    - "whitespace": it has a space, a tab or the end of a line.
-    - "newline": it has the end of a line.
-    - "punctuation": except for whitespace it has only signs of Unicode's classes P and S.
-    - "sentence end": it ends with ".", "!", "?" or "…", optionally closing quotes or brackets, and then whitespace or
-      the end of the text. Abbreviations match too.
-    - "digit": it has a digit.
-    - "bracket": it has one of ( ) [ ] { }.
+    - "word start": the piece has a letter or digit that does not follow a letter or digit.
+    - "whitespace": the piece has a space, a tab or the end of a line.
+    - "newline": the piece has the end of a line.
+    - "punctuation": the piece has characters of Unicode's classes P or S, and no other characters except whitespace.
+    - "sentence end": the piece ends with ".", "!", "?" or "…", and whitespace or the end of the text follows. Closing
+      quotes or brackets may be between. Abbreviations match too.
+    - "digit": the piece has a digit.
+    - "bracket": the piece has one of ( ) [ ] { }.
 
     >>> found = features(["It", " is", " 3", ".", "5", " m", ".", "\n", "So"])
     >>> [np.flatnonzero(found[name]).tolist() for name in ("word start", "sentence end", "punctuation", "digit")]
     [[0, 1, 2, 4, 5, 8], [6], [3, 6], [2, 4]]
     """
     befores = ["", *(part[-1:] for part in parts)]
-    for place in range(1, len(befores)):  # after an empty piece, what was before it
+    for place in range(1, len(befores)):  # an empty piece is skipped
         befores[place] = befores[place] or befores[place - 1]
     afters = [*("".join(parts[place : place + 4])[:1] for place in range(1, len(parts))), ""]
     rows = {

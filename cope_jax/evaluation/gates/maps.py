@@ -1,27 +1,37 @@
 """Shows what a trained model attends to: heat maps and strips of coloured tokens.
 
-A map is an array `[layers, heads, L, L]` of one input: `attention`, and what the encoding names in its `maps`.
-Row i belongs to query i, and only columns j ≤ i are valid.
+A map is an array `[layers, heads, L, L]` for one input. Every model has the map `attention`, and the encoding can add
+maps such as `gates`. Row i belongs to query i, and only columns j ≤ i are valid.
 """
 
 import dataclasses
+import itertools
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from matplotlib import colormaps, rc_context
+from matplotlib import rc_context
 from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
 from rich.style import Style
 from rich.text import Text
 
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates.head_scores import top_tokens
-from cope_jax.evaluation.report.plot_style import STYLE, save
+from cope_jax.evaluation.report.plot_style import CHARACTER, COLOURS, COLUMN_WIDTH, STYLE, TEXT_WIDTH, add_caption, save
+from cope_jax.evaluation.report.table import FIRM, words
 
-MOST_LABELS = 64  # labels of more tokens on the axes could not be read
+COLUMNS = 4  # panels side by side
+LABEL = 0.085  # width of the label of a token, in inches
+PER_ROW = 24  # tokens side by side in the picture of a query
+PER_NAME = 0.05  # what a selection loses for each further name that describes it
+NAMED = 6  # tokens whose mean gates are printed
+# Colours from light to dark that terminals with 256 colours show exactly.
+RAMP = ("ffffff", "d7d7ff", "afd7ff", "87afff", "5f87d7", "0087d7", "005faf", "000087")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,11 +44,11 @@ class Inspection:
     layers: Sequence[int]  # numbers of the layers to show
     heads: Sequence[int]  # numbers of the heads to show
     predicted: str  # the most probable next token after the query
-    probability: float  # of that token
+    probability: float  # the probability of the predicted token
 
     @property
     def shading(self) -> str:
-        """The map that colours the strips: the gates if the encoding has any, else the attention."""
+        """The name of the map that colours the strips: "gates" if the encoding has gates, otherwise "attention"."""
         return "gates" if "gates" in self.maps else "attention"
 
 
@@ -52,7 +62,9 @@ def inspect(
     layer: int | None = None,
     head: int | None = None,
 ) -> Inspection:
-    """The gates, positions and attention of all layers and heads for one input, and the prediction of the model.
+    """Computes the maps of all layers and heads for one input, and the model's prediction.
+
+    Every model has the map `attention`. CoPE adds `gates` and `positions`.
 
     >>> import cope_jax as cj
     >>> from flax import nnx
@@ -67,14 +79,14 @@ def inspect(
     Args:
       model: a module like `cope_jax.models.decoder.Decoder`.
       vocabulary: text of each token.
-      tokens_L: int32.
-      positions_BL: `[1, L]`; None is 0 … L−1.
-      query: index of the query; negative counts from the end.
-      layer: the only layer to show; None shows all.
-      head: the only head to show; None shows all.
+      tokens_L: the input, int32.
+      positions_BL: `[1, L]`. If None, positions are 0 … L−1.
+      query: index of the query. A negative index counts from the end.
+      layer: the only layer to show. If None, all layers are shown.
+      head: the only head to show. If None, all heads are shown.
 
     Raises:
-      ConfigError: no such query, layer or head.
+      ConfigError: there is no such query, layer or head.
     """
     length = len(tokens_L)
     if not -length <= query < length:
@@ -96,30 +108,91 @@ def inspect(
     )
 
 
-def strips(seen: Inspection, width: int) -> Text:
-    """For each layer and head, the tokens up to the query, coloured by the query's gates.
+class Selection(NamedTuple):
+    """The tokens that one head selects for the query by its gates, or by its attention if it has no gates."""
 
-    Positions p_ij are below the tokens, and the mean gate of each different token is above. An encoding without gates
-    shows its attention instead, relative to the strongest, and no positions.
+    score: float  # how clearly it selects
+    layer: int
+    head: int
+    tokens: frozenset[str]  # the different tokens with wide gates
+    says: str  # the selection in words: what these and all other tokens add to the position of the first token
+
+
+def best_selection(seen: Inspection) -> Selection:
+    """Finds the head that selects tokens most clearly.
+
+    A head selects the tokens whose mean gate is above the middle between the highest and the lowest mean gate. The
+    score of a head is the mean of the gates of selected tokens minus the mean of all other gates. A selection is
+    described by the names of the selected tokens, or of the other tokens if these are fewer. Each name after the first
+    lowers the score by `PER_NAME`.
     """
     tokens = seen.tokens[: seen.query + 1]
+    what = "positions" if seen.shading == "gates" else "attention"
+    found = []
+    for layer, head in itertools.product(seen.layers, seen.heads):
+        row_M = seen.maps[seen.shading][layer, head, seen.query, : len(tokens)]
+        means = dict(top_tokens(row_M, tokens, len(tokens), 1))
+        middle = (max(means.values()) + min(means.values())) / 2
+        wide = [token for token, mean in means.items() if mean > middle] or [*means]
+        narrow = [token for token in means if token not in wide]
+        chosen_M = np.isin(tokens, wide)
+        difference = float(row_M[chosen_M].mean() - row_M[~chosen_M].mean()) if narrow else 0.0
+        score = difference - PER_NAME * max(min(len(wide), len(narrow)) - 1, 0)
+        names = "all but " * (len(narrow) < len(wide)) + _names(min(wide, narrow, key=len) or wide)
+        sums = [float(row_M[of_M].sum()) for of_M in (chosen_M, ~chosen_M)]
+        says = (
+            f"layer {layer}, head {head}: {chosen_M.sum()} of {len(tokens)} tokens, {names}, add {sums[0]:.2f} to the "
+            f"{what}, all others {sums[1]:.2f}"
+        )
+        found.append(Selection(score, layer, head, frozenset(wide), says))
+    return max(found, key=lambda selection: selection.score)
+
+
+def _names(tokens: Sequence[str]) -> str:
+    return " ".join(repr(token) for token in tokens[:4]) + " …" * (len(tokens) > 4)
+
+
+def strips(seen: Inspection, width: int) -> Text:
+    """Shows the tokens up to the query, for each layer and head, coloured by the query's gates.
+
+    Above the tokens are the widest and the narrowest mean gates of tokens. Below the tokens are the positions p_ij. For
+    an encoding without gates, the colours show its attention divided by the strongest attention, and there are no
+    positions. The first lines are the prediction, the head that selects best, and a legend.
+    """
+    tokens = seen.tokens[: seen.query + 1]
+    gates = seen.shading == "gates"
     lines = [
-        Text(f"query {seen.query} ({tokens[-1]}) predicts {seen.predicted} with probability {seen.probability:.2f}")
+        Text(f"query {seen.query} ({tokens[-1]}) predicts {seen.predicted} with probability {seen.probability:.2f}"),
+        Text(textwrap.fill(f"selects best: {best_selection(seen).says}", width)),
+        legend("gates" if gates else "attention, relative to the strongest"),
     ]
     for layer in seen.layers:
         for head in seen.heads:
             rows = {name: values[layer, head, seen.query, : len(tokens)] for name, values in seen.maps.items()}
-            shades_M = rows[seen.shading] if seen.shading == "gates" else rows[seen.shading] / rows[seen.shading].max()
-            means = ", ".join(
-                f"{token} {mean:.2f}" for token, mean in top_tokens(rows[seen.shading], tokens, len(tokens), 1)
-            )
-            lines.append(Text.assemble((f"\nlayer {layer}, head {head}", "bold"), f"  mean {seen.shading}: {means}"))
+            shades_M = rows[seen.shading] if gates else rows[seen.shading] / rows[seen.shading].max()
+            means = [
+                f"{token!r}{FIRM}{mean:.2f}" for token, mean in top_tokens(rows[seen.shading], tokens, len(tokens), 1)
+            ]
+            if len(means) > NAMED:
+                means = [*means[: NAMED // 2], "…", *means[-NAMED // 2 :]]
+            named = f"layer {layer}, head {head}"
+            text = textwrap.fill(f"{named}  mean {seen.shading}: {', '.join(means)}", width, subsequent_indent="  ")
+            lines.append(Text.assemble("\n", (text[: len(named)], "bold"), text[len(named) :]))
             lines.append(strip(tokens, shades_M, rows.get("positions"), width))
     return Text("\n").join(lines)
 
 
+def legend(name: str) -> Text:
+    """Shows `name`, and the colours of shades from 0 to 1, in one line."""
+    cells = [(f" {shade:g} ", shade_style(shade)) for shade in (0, 0.2, 0.4, 0.6, 0.8, 1)]
+    return Text.assemble(f"{name}: ", *cells)
+
+
 def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | None = None, width: int = 100) -> Text:
-    """Tokens in lines of `width` characters, each on a background of its shade in [0, 1], with numbers below."""
+    """Shows tokens in lines of at most `width` characters; the shade of a token, in [0, 1], colours its background.
+
+    If `numbers_M` is not None, its numbers are below the tokens.
+    """
     below = [""] * len(tokens) if numbers_M is None else [f"{number:.1f}" for number in numbers_M]
     lines: list[tuple[Text, Text]] = []
     for token, shade, number in zip(tokens, shades_M, below, strict=True):
@@ -132,40 +205,87 @@ def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | N
     return Text("\n").join(rows)
 
 
-def write_heat_maps(folder: Path, seen: Inspection) -> list[Path]:
-    """Writes a PNG file for each map, with the chosen layers and heads, and returns the paths of the files."""
-    return [save(heat_map(seen, name), folder / f"{name}.png") for name in seen.maps]
+def write_heat_maps(folder: Path, seen: Inspection, title: str = "") -> list[Path]:
+    """Writes the `query_plot` as `query.png`, and the `heat_map` of each map as NAME.png; returns their paths."""
+    heat_maps = [save(heat_map(seen, name, title), folder / f"{name}.png") for name in seen.maps]
+    return [save(query_plot(seen, title), folder / "query.png"), *heat_maps]
 
 
 @rc_context(STYLE)
-def heat_map(seen: Inspection, name: str) -> Figure:
-    """One map as a grid of panels, layers downwards and heads to the right; pairs hidden by causality are blank."""
-    tokens, layers, heads = seen.tokens, seen.layers, seen.heads
-    map_NHLM = seen.maps[name][np.ix_(layers, heads)]
-    length, labelled = len(tokens), len(tokens) <= MOST_LABELS
-    side = max(1.6, 0.11 * length) if labelled else 2.4
-    figure = Figure(figsize=(side * len(heads) + 1.2, side * len(layers) + 0.8), layout="constrained")
-    panels = figure.subplots(len(layers), len(heads), sharex=True, sharey=True, squeeze=False)
+def query_plot(seen: Inspection, title: str = "") -> Figure:
+    """Plots the query's gates in the head that selects best, as bars, with positions p_ij above.
+
+    A long input has several rows of bars. Bars of the tokens that the head selects are blue. For an encoding without
+    gates, the bars show attention.
+    """
+    chosen, tokens = best_selection(seen), seen.tokens[: seen.query + 1]
+    rows = {name: own[chosen.layer, chosen.head, seen.query, : len(tokens)] for name, own in seen.maps.items()}
+    lines, columns, longest = -(-len(tokens) // PER_ROW), min(len(tokens), PER_ROW), max(map(len, tokens))
+    size = (max(COLUMN_WIDTH, TEXT_WIDTH * columns / PER_ROW), 1.1 + lines * (1.1 + 0.075 * longest))
+    figure = Figure(figsize=size, layout="constrained")
+    for number, axes in enumerate(figure.subplots(lines, 1, squeeze=False)[:, 0]):
+        places = range(number * PER_ROW, min(len(tokens), (number + 1) * PER_ROW))
+        colours = [COLOURS[0] if tokens[place] in chosen.tokens else "0.65" for place in places]
+        axes.bar(places, rows[seen.shading][places.start : places.stop], 0.8, color=colours)
+        axes.set_xticks(places, [tokens[place] for place in places], rotation=90 if longest > 2 else 0)
+        axes.tick_params(axis="x", length=0)
+        axes.set_xlim(places.start - 0.6, places.start + columns - 0.4)
+        axes.set_ylim(0, 1)
+        axes.set_ylabel(words(seen.shading).removesuffix("s"))
+        if "positions" in rows:
+            above = {"fontsize": 6, "color": "0.35", "transform": axes.get_xaxis_transform()}
+            axes.text(places.start - 0.8, 1.06, "position", ha="right", **above)
+            for place in places:
+                axes.text(place, 1.06, f"{rows['positions'][place]:.1f}", ha="center", **above)
+    axes.get_xticklabels()[-1].set_fontweight("bold")
+    query = f"query {seen.query} {tokens[-1]!r} (bold) predicts {seen.predicted!r}, probability {seen.probability:.2f}"
+    head = (textwrap.fill(line, int(size[0] / (1.3 * CHARACTER))) for line in (title, query, chosen.says) if line)
+    figure.suptitle("\n".join(head), fontsize=8)
+    add_caption(figure, "blue: the tokens that this head selects; no other of these heads selects so clearly")
+    return figure
+
+
+@rc_context(STYLE)
+def heat_map(seen: Inspection, name: str, title: str = "") -> Figure:
+    """Plots one map as a grid of panels, one for each layer and head, at most four side by side.
+
+    A frame marks the row of the query. Keys after their query are blank. Tokens label the axes if the panels have room
+    for them.
+    """
+    columns, length = min(len(seen.heads), COLUMNS), len(seen.tokens)
+    lines = -(-len(seen.heads) // columns)  # of each layer
+    side = float(np.clip(1.5 * LABEL * length, 1.6, (TEXT_WIDTH - 0.9) / columns))
+    labels = seen.tokens if side >= LABEL * length else ()
+    size = (max(COLUMN_WIDTH, side * columns + 0.9), (side + 0.25) * lines * len(seen.layers) + 0.7)
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(lines * len(seen.layers), columns, sharex=True, sharey=True, squeeze=False)
     visible_LM = np.tril(np.ones((length, length), bool))
-    shown = map_NHLM[..., visible_LM]
+    shown = seen.maps[name][np.ix_(seen.layers, seen.heads)][..., visible_LM]
     scale = {"vmin": min(0.0, float(shown.min())), "vmax": max(1.0, float(shown.max()))}
-    for row, layer in enumerate(layers):
-        for column, head in enumerate(heads):
-            axes, values = panels[row, column], np.where(visible_LM, map_NHLM[row, column], np.nan)
+    for layer, row in zip(seen.layers, panels.reshape(len(seen.layers), -1), strict=True):
+        for axes in row[len(seen.heads) :]:
+            axes.set_axis_off()
+        for head, axes in zip(seen.heads, row, strict=False):
+            values = np.where(visible_LM, seen.maps[name][layer, head], np.nan)
             image = axes.imshow(values, cmap="viridis", interpolation="nearest", **scale)
             axes.set_title(f"layer {layer}, head {head}", fontsize=7)
-            if labelled:
-                axes.set_xticks(range(length), tokens, rotation=90, fontsize=5)
-                axes.set_yticks(range(length), tokens, fontsize=5)
+            axes.set_xticks(range(len(labels)), labels, rotation=90, fontsize=5)
+            axes.set_yticks(range(len(labels)), labels, fontsize=5)
             axes.tick_params(length=0, pad=1)
-    figure.supxlabel("key", fontsize=8)
+            corner = (-0.5, seen.query - 0.5)
+            axes.add_patch(Rectangle(corner, seen.query + 1, 1, fill=False, edgecolor=COLOURS[1], linewidth=0.8))
+    figure.suptitle(title, fontsize=8)
     figure.supylabel("query", fontsize=8)
-    figure.colorbar(image, ax=panels, label=name, shrink=min(1.0, 2.0 / (side * len(layers))), aspect=12)
+    figure.colorbar(image, ax=panels, label=name, shrink=min(1.0, 2.0 / (side * len(panels))), aspect=12)
+    add_caption(figure, f"columns: keys; frame: query {seen.query} ({seen.tokens[seen.query]})")
     return figure
 
 
 def choose(what: str, number: int | None, count: int) -> Sequence[int]:
-    """The layers or heads to show: one, or all. ConfigError: no such layer or head."""
+    """The numbers of the layers or heads to show: only `number`, or all `count` numbers if `number` is None.
+
+    Raises ConfigError if there is no such layer or head.
+    """
     if number is None:
         return range(count)
     if not 0 <= number < count:
@@ -174,6 +294,6 @@ def choose(what: str, number: int | None, count: int) -> Sequence[int]:
 
 
 def shade_style(shade: float) -> Style:
-    """The background colour of a shade in [0, 1], with a readable text colour."""
-    red, green, blue, _ = colormaps["Blues"](np.clip(shade, 0.0, 1.0), bytes=True)
-    return Style(color="white" if shade > 0.6 else "black", bgcolor=f"rgb({red},{green},{blue})")
+    """The background colour of a shade in [0, 1], and a readable text colour, both exact on 256-colour terminals."""
+    step = round(float(np.clip(shade, 0.0, 1.0)) * (len(RAMP) - 1))
+    return Style(color="#ffffff" if step > 3 else "#000000", bgcolor=f"#{RAMP[step]}")

@@ -1,4 +1,4 @@
-"""Shows what heads count in a text: sentences, a table, a heat map and coloured text."""
+"""Shows what heads count in a text, as sentences, a table, a heat map and coloured text."""
 
 import csv
 from collections import Counter
@@ -13,7 +13,7 @@ from rich.text import Text
 
 from cope_jax.evaluation.gates.head_scores import HeadScore
 from cope_jax.evaluation.gates.maps import shade_style
-from cope_jax.evaluation.report.plot_style import STYLE, save
+from cope_jax.evaluation.report.plot_style import STYLE, add_caption, save
 from cope_jax.evaluation.report.table import Table, figure
 
 _NAMES = {
@@ -26,9 +26,10 @@ _NAMES = {
 
 
 def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[str]:
-    """The findings in sentences: how many heads follow which features, and what the first `most` heads do.
+    """Writes the findings as sentences: how many heads follow each feature, and details of the first `most` heads.
 
-    Heads are sorted by `rank`; those that do not exceed the bound of `chance` cannot be distinguished from noise.
+    `heads` are from `rank`, and `bound` is from `chance`. A head whose AUC does not exceed the bound cannot be
+    distinguished from noise.
     """
     clear = [head for head in heads if head.best and head.aucs[head.best] > bound]
     lines = [
@@ -37,7 +38,8 @@ def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[s
     ]
     if clear:
         counts = Counter(head.best for head in clear).most_common()
-        lines.append(f"Their best features: {', '.join(f'{_named(name)} ({count})' for name, count in counts)}.")
+        whose = "Its best feature" if len(clear) == 1 else "Their best features"
+        lines.append(f"{whose}: {', '.join(f'{_named(name)} ({count})' for name, count in counts)}.")
     unseen = [_named(name) for name in (heads[0].aucs if heads else ()) if all(head.best != name for head in clear)]
     if clear and unseen:
         lines.append(f"No head has {' or '.join(unseen)} as its best feature.")
@@ -57,7 +59,11 @@ def sentences(heads: Sequence[HeadScore], bound: float, most: int = 5) -> list[s
 
 
 def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> Table:
-    """A row for each head of `rank`, bold above the bound of `chance`, with the tokens whose gates are widest."""
+    """Makes a table with a row for each head; rows of heads whose AUC exceeds the bound are bold.
+
+    `heads` are from `rank`, and `bound` is from `chance`. `tokens` names the tokens with the widest
+    gates of each head.
+    """
     headings = ["layer", "head", "opens for", "AUC", "95 %", "gate there", "elsewhere", "by token", "widest for"]
     rows, bold = [], []
     for place, (head, widest) in enumerate(zip(heads, tokens, strict=True)):
@@ -70,7 +76,10 @@ def ranking(heads: Sequence[HeadScore], bound: float, tokens: Sequence[str]) -> 
 
 
 def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
-    """A text with each piece on a background of its gate's strength; the end of a line is also shown as ↵."""
+    """Colours the background of each piece of a text by its gate; the end of a line is also shown as ↵.
+
+    A console breaks the lines between words.
+    """
     text = Text()
     for part, gate in zip(parts, gates_L, strict=True):
         text.append(part.replace("\n", "↵"), style=shade_style(float(gate)))
@@ -79,25 +88,31 @@ def coloured(parts: Sequence[str], gates_L: np.ndarray) -> Text:
 
 
 @rc_context(STYLE)
-def feature_map(heads: Sequence[HeadScore]) -> Figure:
-    """A heat map of AUCs, heads downwards by layer and features to the right; undefined values are blank."""
+def feature_map(heads: Sequence[HeadScore], title: str = "") -> Figure:
+    """Plots a heat map of AUCs, with a row for each head and a column for each feature.
+
+    The last column shows the variance that the token explains. Undefined values are hatched.
+    """
     ordered = sorted(heads, key=lambda head: (head.layer, head.head))
     names = [*ordered[0].aucs, "token"]
     values = np.array([[*head.aucs.values(), np.nan] for head in ordered])
     explained = np.array([[*(np.nan for _ in head.aucs), head.identity] for head in ordered])
     figure = Figure(figsize=(0.5 * len(names) + 2.4, 0.2 * len(ordered) + 1.5), layout="constrained")
     axes = figure.subplots()
+    axes.patch.set(facecolor="0.93", edgecolor="0.6", hatch="//////", linewidth=0)  # shows where there is no value
     shown = axes.imshow(values, cmap="RdBu_r", vmin=0, vmax=1, aspect="auto")
     share = axes.imshow(explained, cmap="Greens", vmin=0, vmax=1, aspect="auto")
-    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(ordered)), [f"layer {head.layer}, head {head.head}" for head in ordered], fontsize=6)
     axes.tick_params(length=0)
     figure.colorbar(shown, ax=axes, label="AUC", shrink=0.8)
     figure.colorbar(share, ax=axes, label="variance explained by token", shrink=0.8)
+    figure.suptitle(title, fontsize=8)
+    add_caption(figure, "AUC 0.5: gates do not depend on the feature; hatched: no token has it, or all have")
     return figure
 
 
-def write(folder: Path, heads: Sequence[HeadScore]) -> list[Path]:
+def write(folder: Path, heads: Sequence[HeadScore], title: str = "") -> list[Path]:
     """Writes the ranking as `heads.csv`, and the heat map of heads and features as `features.png`."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "heads.csv").open("w", newline="", encoding="utf-8") as file:
@@ -109,7 +124,7 @@ def write(folder: Path, heads: Sequence[HeadScore]) -> list[Path]:
             means = (head.mean_with, head.mean_without, head.identity)
             values = (best, *head.interval, *means, *head.aucs.values())
             writer.writerow([head.layer, head.head, head.best, *(f"{value:.6g}" for value in values)])
-    return [folder / "heads.csv", save(feature_map(heads), folder / "features.png")]
+    return [folder / "heads.csv", save(feature_map(heads, title), folder / "features.png")]
 
 
 def _named(feature: str) -> str:

@@ -4,14 +4,16 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 
-from cope_jax.evaluation.report.table import MISSING, SHARE, Table, Unit, console, figure, unit_of, words
+from cope_jax.evaluation.report.table import MISSING, Table, console, words
+from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import Record, Summary, select, summarise
 from cope_jax.tasks import Task
+from cope_jax.training.metrics import unit_of
 
 Paper = Mapping[str, Mapping[str, str]]
 """Results of the paper as text, by encoding and split, in the task's headline metric."""
 
-MANY_SEEDS = 3  # with at least this many seeds a cell also shows median, best and worst
+MANY_SEEDS = 3  # from this number of seeds on, a cell also shows median, best and worst
 _PAPER = "  the paper"
 
 
@@ -22,11 +24,12 @@ def table(
     metric: str | None = None,
     paper: Paper | None = None,
 ) -> Table:
-    """The comparison for the terminal: a row for each encoding, a column for each evaluation split.
+    """The comparison as a table: a row for each encoding, a column for each evaluation split.
 
-    Cells are mean ± std over seeds, errors in per cent. With three or more seeds, median and [best, worst] are below,
-    because errors out of distribution vary strongly between seeds. The best of each column is bold. The default metric
-    is the task's headline metric. The paper's results are below this project's.
+    A cell shows mean ± std over seeds, with errors in per cent. With three or more seeds it also shows median and
+    [best, worst], because errors out of distribution vary strongly between seeds. The best cell of each column is bold.
+    If `metric` is None, the table shows the task's headline metric. The paper's result of an encoding is in the row
+    below the measured result.
     """
     metric, splits = metric or task.metric, task.evaluation_splits
     unit = unit_of(metric)
@@ -37,6 +40,10 @@ def table(
         for encoding in encodings
         for split in splits
     }
+    places = {
+        split: unit.places(held.mean for encoding in encodings if (held := summaries[encoding, split]))
+        for split in splits
+    }
     rows: list[list[str]] = []
     bold = set()
     for encoding in encodings:
@@ -44,7 +51,7 @@ def table(
             if _is_best(summaries[encoding, split], [summaries[other, split] for other in encodings]):
                 bold.add((len(rows), column))
         runs = select(records, encoding=encoding)
-        cells = ["\n".join(_cell(summaries[encoding, split], unit)) for split in splits]
+        cells = ["\n".join(_cell(summaries[encoding, split], places[split])) for split in splits]
         rows.append([encoding, *cells, f"{runs[0]['parameters']:,}" if runs else MISSING, _time(runs)])
         if encoding in (paper or {}):
             rows.append([_PAPER, *((paper or {})[encoding].get(split, MISSING) for split in splits), "", ""])
@@ -54,29 +61,51 @@ def table(
 
 
 def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:
-    """The comparison as GitHub Markdown: the `table` of the headline metric, then those of the task's other metrics."""
+    """The comparison as GitHub Markdown: the `table` of the headline metric, then of each metric with other values."""
     values = [record["value"] for record in select(records, metric=task.metric)]
     parts = [_markdown_table(task, records, encodings, task.metric, paper)]
     for metric in task.other_metrics:
         own = [record["value"] for record in select(records, metric=metric)]
-        # If each sequence has one token to predict, both errors are equal; so are the perplexities of words.
+        # If each sequence has one token to predict, both errors are equal; for words, both perplexities are equal.
         if metric != task.metric and own and own != values:
             parts.append(_markdown_table(task, records, encodings, metric))
     return "\n\n".join(parts) + "\n"
 
 
-def print_errors(task: Task, records: Sequence[Record]) -> None:
-    """Prints the metrics of each seed on the fixed splits: errors in per cent, losses in nats."""
+def print_errors(experiment: Experiment, records: Sequence[Record]) -> None:
+    """Prints a title and a table of metrics by seed and evaluation split (errors in %, losses in nats)."""
     metrics = list(dict.fromkeys(record["metric"] for record in records))
     metrics.sort(key=lambda metric: not metric.endswith("error"))
-    rows = []
-    for seed in dict.fromkeys(record["seed"] for record in records):
-        for split in task.evaluation_splits:
-            values = {r["metric"]: r["value"] for r in select(records, split=split, seed=seed)}
-            figures = (figure(values[m], 2 if m.endswith("error") else 4, unit_of(m).scale) for m in metrics)
-            rows.append([str(seed), split, *figures])
-    headings = ["seed", "split", *(words(m) + unit_of(m).suffix(" ") for m in metrics)]
-    console().print(Table("", headings, rows, text_columns=2).rich())
+    seeds = list(dict.fromkeys(record["seed"] for record in records))
+    splits = experiment.task.evaluation_splits
+    names = [(seed, split) for seed in seeds for split in splits]
+    columns = [_column(records, metric, names) for metric in metrics]
+    headings = ["split", *(words(m) + unit_of(m).suffix(", ") for m in metrics)]
+    rows = [[split, *cells] for (_, split), *cells in zip(names, *columns, strict=True)]
+    title = f"{experiment.task.name}, {experiment.label}, {_size(experiment)}"
+    if len(seeds) == 1:
+        title += f", seed {seeds[0]}"
+    else:
+        headings = ["seed", *headings]
+        rows = [[str(seed), *row] for (seed, _), row in zip(names, rows, strict=True)]
+    out = console()
+    out.print(title, markup=False, soft_wrap=True)  # not the table's own, which would be broken at its width
+    out.print(Table("", headings, rows, text_columns=len(headings) - len(metrics)).rich())
+
+
+def _column(records: Sequence[Record], metric: str, names: Sequence[tuple[int, str]]) -> list[str]:
+    """Formats the value of a metric for each (seed, split) in `names`, all with the same number of decimals."""
+    unit = unit_of(metric)
+    values = {(r["seed"], r["split"]): unit.scale * r["value"] for r in select(records, metric=metric)}
+    decimals = unit.places(values[name] for name in names if name in values)
+    return [_cell(summarise([values[name]] if name in values else []), decimals)[0] for name in names]
+
+
+def _size(experiment: Experiment) -> str:
+    """Says in words how many examples of each split an experiment measures."""
+    task, examples = experiment.task, experiment.config.evaluation.examples
+    counts = {min(examples, task.size(split) or examples) for split in task.evaluation_splits}
+    return f"{'up to ' if len(counts) > 1 else ''}{max(counts):,} examples a split"
 
 
 def _markdown_table(
@@ -94,28 +123,27 @@ def _markdown_table(
 
 
 def _is_best(summary: Summary | None, column: Sequence[Summary | None]) -> bool:
-    """Whether no mean of the column is lower; if all are equal, none is best."""
+    """Whether a cell has the lowest mean of its column; if all means are equal, no cell is best."""
     means = [other.mean for other in column if other and not math.isnan(other.mean)]
     return summary is not None and summary.mean in means and summary.mean == min(means) < max(means)
 
 
-def _cell(summary: Summary | None, unit: Unit = SHARE) -> list[str]:
+def _cell(summary: Summary | None, decimals: int) -> list[str]:
     """The lines of one cell."""
     if summary is None:
         return [MISSING]
     if math.isnan(summary.mean):  # the value of at least one seed is NaN
         return ["not finite"]
-    decimals = unit.decimals + (0 if summary.mean == 0 or summary.mean >= 1 else 1 if summary.mean >= 0.01 else 2)
     mean, median, low, high = (
-        f"{value:.{decimals}f}" for value in (summary.mean, summary.median, summary.minimum, summary.maximum)
+        f"{value:,.{decimals}f}" for value in (summary.mean, summary.median, summary.minimum, summary.maximum)
     )
-    lines = [mean if summary.std is None else f"{mean} ± {summary.std:.{decimals}f}"]
+    lines = [mean if summary.std is None else f"{mean} ± {summary.std:,.{decimals}f}"]
     swings = summary.count >= MANY_SEEDS and summary.minimum < summary.maximum
     return [*lines, median, f"[{low}, {high}]"] if swings else lines
 
 
 def _caption(records: Sequence[Record]) -> str:
-    """The caption: steps, seeds, and what a cell shows."""
+    """The caption: steps, seeds, and the content of a cell."""
     steps, seeds = sorted({record["step"] for record in records}), {record["seed"] for record in records}
     if not records:
         return "Nothing measured yet"

@@ -1,19 +1,27 @@
 """The common style of all plots: colours, markers, sizes, legends and axes."""
 
+import hashlib
+import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, ScalarFormatter
 
-# Okabe and Ito's palette, which colour-blind readers can distinguish.
-# Nine markers and eight colours distinguish 72 encodings.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "p")
+# Okabe and Ito's palette, which colour-blind readers can distinguish, and four more colours. Each has its own marker.
+# fmt: off
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999", "#332288", "#882255",
+           "#999933", "#8C510A")
+# fmt: on
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*", "1", "<", ">", "d")
+# The hash of a name decides its colour. This salt gives the usual encodings different colours, and the first four to
+# CoPE, RoPE, relative and learned positions, as in the pictures of docs/.
+SALT = b"2730642"
 COLUMN_WIDTH, TEXT_WIDTH = 3.5, 7.0  # inches, of a two-column paper
 CHARACTER = 0.055  # mean width in inches of a character in a legend
 STYLE: dict[Any, Any] = {
@@ -24,6 +32,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "legend.fontsize": 7,
     "legend.frameon": False,
+    "svg.hashsalt": "cope-jax",  # equal figures are equal files
     "lines.linewidth": 1.2,
     "lines.markersize": 4,
     "xtick.labelsize": 7,
@@ -32,25 +41,37 @@ STYLE: dict[Any, Any] = {
 
 
 class NothingToPlot(Exception):
-    """The data of a plot are missing; the message says which."""
+    """The exception for a plot whose data are missing; its message says which data."""
 
 
-def legend(figure: Figure, axes: Axes, title: str = "") -> None:
-    """Adds a title and a legend above the panels; the figure grows by the lines that both need."""
+def legend(figure: Figure, axes: Axes, title: str = "", caption: str = "") -> None:
+    """Adds a title and a legend above the panels, and a caption below; the figure grows to make room for them."""
     handles, labels = axes.get_legend_handles_labels()
     width, height = figure.get_size_inches()
     title = textwrap.fill(title, int(width / (1.3 * CHARACTER)))
-    columns = min(len(labels), max(1, int(width / (0.33 + CHARACTER * max(map(len, labels), default=0)))))
-    lines = -(-len(labels) // columns)
-    figure.set_size_inches(width, height + 0.14 * (lines - 1 + len(title.splitlines())))
+    columns = min(len(labels), max(1, int(width / (0.36 + CHARACTER * max(map(len, labels), default=0)))))
+    lines = -(-len(labels) // max(1, columns))
+    figure.set_size_inches(width, height + 0.14 * (max(0, lines - 1) + len(title.splitlines())))
     # The title belongs to the legend, because a title of the figure would overlap a legend outside the axes.
     options: dict[str, Any] = {"title": title, "title_fontsize": 8} if title else {}
-    options |= {"columnspacing": 1.0, "handletextpad": 0.4, "handlelength": 1.5, "borderaxespad": 0.2}
-    figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // lines), **options)
+    options |= {"columnspacing": 1.0, "handletextpad": 0.4, "handlelength": 1.8, "borderaxespad": 0.2}
+    figure.legend(handles, labels, loc="outside upper center", ncols=-(-len(labels) // max(1, lines)), **options)
+    add_caption(figure, caption)
+
+
+def add_caption(figure: Figure, caption: str) -> None:
+    """Adds small text below the panels; the figure grows to make room for it."""
+    width, height = figure.get_size_inches()
+    lines = textwrap.wrap(caption, int(width / (0.85 * CHARACTER)))
+    figure.set_size_inches(width, height + 0.11 * len(lines))
+    if lines:
+        figure.supxlabel("\n".join(lines), x=0.01, ha="left", fontsize=6, color="0.35")
 
 
 def is_doubling(values: np.ndarray) -> bool:
-    """Whether some ascending values belong on a logarithmic axis.
+    """Whether ascending values belong on a logarithmic axis.
+
+    They do if there are at least three values, and each value is at least twice the previous one.
 
     >>> is_doubling(np.array([128, 256, 512])), is_doubling(np.array([16, 24, 48]))
     (True, False)
@@ -59,7 +80,10 @@ def is_doubling(values: np.ndarray) -> bool:
 
 
 def level_axis(axes: Axes, levels: Sequence[tuple[float, bool]]) -> None:
-    """Sets up a horizontal axis with ticks at ascending levels; those of training (True) get a vertical line."""
+    """Sets up a horizontal axis with a tick at each level, and a vertical line at the levels of training.
+
+    `levels` has (length or level, whether training used it), in ascending order.
+    """
     values = np.array([value for value, _ in levels], np.float64)
     if is_doubling(values):
         axes.set_xscale("log")
@@ -80,25 +104,84 @@ def plain_log(axes: Axes, values: Sequence[float]) -> None:
     axes.yaxis.set_minor_formatter(NullFormatter())
 
 
+def show_five_percent(axes: Axes, values: Sequence[float]) -> None:
+    """Widens the vertical axis to at least 5 % below and above the mean, so that it does not exaggerate differences."""
+    lowest, highest = axes.get_ylim()
+    mean = float(np.mean(values))
+    axes.set_ylim(min(lowest, 0.95 * mean), max(highest, 1.05 * mean))
+
+
 def save(figure: Figure, path: Path) -> Path:
-    """Writes a figure as PNG, including what is outside the axes. Returns `path`."""
+    """Writes a figure to `path` as PNG, and next to it as SVG for papers. Returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=200)
+    figure.savefig(path, dpi=300)
+    with rc_context(STYLE):
+        figure.savefig(path.with_suffix(".svg"), dpi=300, metadata={"Date": None})
     return path
 
 
-def colour(number: int) -> str:
-    """The colour of line `number`."""
-    return COLOURS[number % len(COLOURS)]
-
-
 def line(number: int) -> dict[str, Any]:
-    """The colour and the marker of line `number`, as `Axes.plot` takes them."""
-    return {"color": colour(number), "marker": MARKERS[number % len(MARKERS)]}
+    """The colour and the marker of line `number`, as arguments of `Axes.plot`."""
+    count = len(COLOURS)
+    return {"color": COLOURS[number % count], "marker": MARKERS[(number + number // count) % count]}
 
 
-def band(axes: Axes, x: Sequence[float], values: Sequence[Sequence[float]], number: int, **options: Any) -> None:
-    """Draws line `number` through the mean of the values at each x, and the band from the lowest to the highest."""
+def looks(labels: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """The colour, marker and line style of each encoding, as arguments of `Axes.plot`.
+
+    The text of an encoding decides its look, so the look is usually the same in all plots. An encoding with options, or
+    several encodings joined by `+`, have the colour of the first name, a marker of their own, and dashes. If two
+    encodings of a plot would have the same colour and marker, the later one gets the next marker. Here single encodings
+    without options come before all others, and each of these two groups is in alphabetical order.
+
+    >>> both = looks(["rope", "cope", "cope+rope"])
+    >>> both["cope"] == looks(["cope"])["cope"], both["cope"]["color"] == both["cope+rope"]["color"]
+    (True, True)
+    """
+    count = len(COLOURS)
+    names = {label: re.split(r"[^\w-]", label)[0] for label in labels}
+    found: dict[str, dict[str, Any]] = {}
+    taken: set[tuple[int, int]] = set()
+    for label, name in sorted(names.items(), key=lambda pair: (pair[0] != pair[1], pair[0])):  # names alone come first
+        colour, marker = _hash(name), _hash(label[len(name) :] or name)
+        pairs = (((colour + step // count) % count, (marker + step) % count) for step in range(count**2))
+        pair = next((pair for pair in pairs if pair not in taken), (colour, marker))
+        taken.add(pair)
+        style = "-" if label == name else (0, (4, 1))
+        found[label] = {"color": COLOURS[pair[0]], "marker": MARKERS[pair[1]], "linestyle": style}
+    return {label: found[label] for label in labels}
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4, salt=SALT).digest(), "big") % len(COLOURS)
+
+
+def band(
+    axes: Axes, x: Sequence[float], values: Sequence[Sequence[float]], look: Mapping[str, Any], **options: Any
+) -> None:
+    """Draws a line through the mean of the values at each x, and a band from the lowest to the highest value."""
     lowest, highest, means = ([float(f(own)) for own in values] for f in (np.min, np.max, np.mean))
-    axes.fill_between(x, lowest, highest, color=colour(number), alpha=0.15, linewidth=0)
-    axes.plot(x, means, zorder=3, **line(number), **options)
+    axes.fill_between(x, lowest, highest, color=look["color"], alpha=0.15, linewidth=0)
+    axes.plot(x, means, zorder=3, **look, **options)
+
+
+def dashed(number: int) -> dict[str, Any]:
+    """The style of line `number`; four consecutive lines have different gaps, so that equal lines stay visible."""
+    gap = 2.0 * (number % 4)
+    return line(number) | {"linestyle": (0, (3, gap)) if gap else "-"}
+
+
+def over_seeds(rows: Sequence[Mapping[str, Any]], marks: str, by: str = "encoding") -> str:
+    """Writes a caption with the number of steps and of seeds of some records.
+
+    `by` is the field that has the name of a record's line in the plot. If there are several seeds, the caption also has
+    `marks`, which says what the bars, bands or dots of the plot show.
+
+    >>> over_seeds([{"encoding": "cope", "step": 4000, "seed": seed} for seed in (0, 1)], "bars: standard deviation")
+    '4,000 steps; mean of 2 seeds; bars: standard deviation'
+    """
+    groups = [[row for row in rows if row.get(by) == name] for name in {row.get(by): 0 for row in rows}]
+    steps = [max(row["step"] for row in own) for own in groups]
+    seeds = [len({row["seed"] for row in own}) for own in groups]
+    trained, number = (" to ".join(f"{n:,}" for n in sorted({min(own), max(own)})) for own in (steps, seeds))
+    return f"{trained} steps; " + (f"mean of {number} seeds; {marks}" if max(seeds) > 1 else "1 seed")

@@ -1,4 +1,4 @@
-"""A table of text cells, for the terminal and for Markdown, and the format of its numbers."""
+"""A table of text cells, for the terminal and for Markdown, and functions that format numbers."""
 
 import dataclasses
 import math
@@ -15,7 +15,7 @@ from rich.text import Text
 from cope_jax.runs.records import summarise
 
 MISSING = "–"
-FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, so that no line breaks there
+FIRM = "\N{NO-BREAK SPACE}"  # between a number and its unit, so that no line break separates them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,16 +30,16 @@ class Table:
     | cope | 1.02 ms |
     """
 
-    title: str  # what the cells are; none if it is empty
-    # One per column; the first column names the row. If all are empty, `rich` shows no line for them.
+    title: str  # what the cells are; "" shows no title
+    # One heading per column; the first column names the row. If all are empty, `rich` shows no row of headings.
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]  # cells, one per heading in each row; a cell may have several lines
-    text_columns: int = 1  # number of first columns with text; the others have numbers, aligned to the right
-    caption: str = ""  # below the table in the terminal
+    text_columns: int = 1  # number of text columns at the left; the other columns have numbers, aligned to the right
+    caption: str = ""  # text below the table in the terminal
     bold: Collection[tuple[int, int]] = ()  # (row, column) of cells whose first line is bold
 
     def rich(self) -> rich.table.Table:
-        """The table for the terminal: on a narrow one words may be broken, but not numbers."""
+        """The table for the terminal; a narrow terminal may break words, but not numbers."""
         shown = rich.table.Table(
             title=escape(self.title) or None,
             caption=escape(self.caption) or None,
@@ -83,39 +83,8 @@ class Table:
         return "<br>".join([f"**{first}**" if is_bold else first, *rest])
 
 
-@dataclasses.dataclass(frozen=True)
-class Unit:
-    """How the values of a metric are shown."""
-
-    scale: float  # what a value is multiplied by
-    symbol: str  # "%" or nothing
-    highest: float | None  # the highest possible value, which limits the axis of plots; None if unbounded
-    decimals: int  # number of decimals in a table of values from 1 on
-
-    def suffix(self, separator: str) -> str:
-        """The symbol after a separator, or "" if there is no symbol.
-
-        >>> SHARE.suffix(" in "), PLAIN.suffix(" in ")
-        (' in %', '')
-        """
-        return separator + self.symbol if self.symbol else ""
-
-
-SHARE = Unit(100.0, "%", 100.0, 1)
-PLAIN = Unit(1.0, "", None, 2)
-
-
-def unit_of(metric: str) -> Unit:
-    """The unit of a metric: errors are shares in per cent; losses and perplexities are plain numbers.
-
-    >>> unit_of("token_error").symbol, unit_of("perplexity").symbol
-    ('%', '')
-    """
-    return SHARE if metric.endswith("error") else PLAIN
-
-
 def figure(value: float | None, decimals: int = 2, scale: float = 1.0) -> str:
-    """A number with `decimals` decimals; None and NaN are shown as missing.
+    """Formats a number with `decimals` decimals; None and NaN are shown as missing.
 
     >>> figure(0.25), figure(0.25, 1, scale=100), figure(None)
     ('0.25', '25.0', '–')
@@ -124,7 +93,7 @@ def figure(value: float | None, decimals: int = 2, scale: float = 1.0) -> str:
 
 
 def share(value: float | None, interval: Sequence[float] = ()) -> str:
-    """A share in per cent, and its interval.
+    """Formats a share in per cent, and its interval if there is one.
 
     >>> share(0.5), share(0.5, (0.4, 0.6))
     ('50.0', '50.0 [40.0, 60.0]')
@@ -133,7 +102,7 @@ def share(value: float | None, interval: Sequence[float] = ()) -> str:
 
 
 def mean_std(values: Iterable[float], decimals: int = 2, scale: float = 1.0) -> str:
-    """Mean ± sample standard deviation; NaN values are ignored.
+    """Formats mean ± sample standard deviation; NaN values are ignored.
 
     >>> mean_std([0.5, 0.6], scale=100), mean_std([0.25]), mean_std([])
     ('55.00 ± 7.07', '0.25', '–')
@@ -145,7 +114,7 @@ def mean_std(values: Iterable[float], decimals: int = 2, scale: float = 1.0) -> 
 
 
 def words(name: str) -> str:
-    """A name in the code, as readable words.
+    """Turns a name in the code into readable words.
 
     >>> words("token_error")
     'token error'
@@ -154,6 +123,6 @@ def words(name: str) -> str:
 
 
 def console() -> rich.console.Console:
-    """A console that is wide if its width is unknown, as in a file, so that no number is cut off."""
+    """Returns a console; if its width is unknown, as in a file, the console is wide, so that no number is cut off."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return rich.console.Console(width=None if known else 160, highlight=False)

@@ -1,8 +1,8 @@
-"""The loss of every token of a text under a language model, measured in windows that slide over the text.
+"""Measures the loss of every token of a text under a language model, in windows that slide over the text.
 
-A window of L tokens moves by a stride S. All tokens of the first window count, and in later windows only the S new
-ones. So every token counts once, and all tokens after the first window see at least L − S tokens. S = L is fastest, but
-tokens at the beginning of a window have little context; S = 1 gives every token its full context.
+A window of L tokens moves by a stride S. All tokens of the first window count. In each later window, only the S new
+tokens count. So every token counts once, and every token after the first window sees at least L − S earlier tokens.
+S = L is fastest, and gives tokens at the beginning of a window little context. S = 1 gives each token its full context.
 """
 
 import dataclasses
@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import numpy as np
 from flax import nnx
-from tqdm import tqdm
 
 from cope_jax.array_types import Array
 from cope_jax.corpora.packing import Pieces, cut, fit, lay_out
@@ -21,15 +20,19 @@ from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions
 from cope_jax.models.model import StaticGraphDef
 from cope_jax.ops.losses import cross_entropy
+from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
 class Windows:
-    """A text of N + 1 tokens as windows in rows of width W; the first token is only read."""
+    """A text of N + 1 tokens, cut into windows, which share rows of W tokens.
+
+    The first token of the text is not predicted.
+    """
 
     tokens: np.ndarray  # int `[N + 1]`
-    pieces: Pieces  # the windows, of the N entries that are predicted
+    pieces: Pieces  # the windows over the N predicted entries
     rows: list[list[int]]  # the windows in each row
     width: int  # W
 
@@ -37,11 +40,14 @@ class Windows:
         return len(self.rows)
 
     def take(self, rows: Sequence[int]) -> dict[str, np.ndarray]:
-        """Some rows, as `lay_out` gives them: `entries` says to which of the N losses each place belongs."""
+        """Returns the arrays that `lay_out` makes of some rows.
+
+        For each place in a row, `entries` has the index of its loss among the N losses, or −1 if the place has no loss.
+        """
         return lay_out(self.tokens, self.pieces, [self.rows[row] for row in rows], self.width)
 
     def batches(self, size: int) -> Iterator[dict[str, np.ndarray]]:
-        """Rows in batches of one size; the last batch is padded with rows in which nothing counts."""
+        """Yields the arrays of `size` rows at a time; rows without a loss pad the last batch."""
         blank = {"entries": -1, "segments": -1}
         for start in range(0, len(self), size):
             batch = self.take(range(start, min(start + size, len(self))))
@@ -60,14 +66,16 @@ def sliding(
 
     Args:
       tokens: int `[N + 1]`.
-      length: L.
-      stride: S, at most L; default L.
-      width: W; default L. Several windows in a row do not see each other, so one compiled program serves windows of
-        many lengths with little padding.
-      bounds: the starts of documents, and N; windows do not cross them. Default: one document.
+      length: L, the number of tokens in a window.
+      stride: S, at most L. If None, S = L.
+      width: W, the number of tokens in a row. If None, W = L. Windows in one row do not see each other, so one compiled
+        program serves windows of many lengths with little padding.
+      bounds: the index of the first predicted token of each document, from 0 to N − 1, and then N. No window crosses a
+        bound. If None, the text is one document.
 
     Raises:
-      ConfigError: the text has less than two tokens, or the numbers do not fit each other.
+      ConfigError: the text has fewer than two tokens, a number is too small, the stride is larger than L, or a window
+        does not fit into a row.
 
     >>> windows = sliding(np.arange(7), 4, 2).take([0, 1])
     >>> windows["inputs"].tolist(), windows["entries"].tolist()
@@ -77,12 +85,14 @@ def sliding(
     check_at_least(1, "windows", length=length, stride=stride, width=width)
     count = len(tokens) - 1
     if count < 1:
-        raise ConfigError("a text needs at least 2 tokens: one to read, and one to predict")
+        raise ConfigError(
+            f"the text must have at least 2 tokens, one to read and one to predict, got {count + 1}: give a longer text"
+        )
     if stride > length:
-        raise ConfigError(f"a stride of {stride} leaves tokens out between windows of {length}: lower it")
+        raise ConfigError(f"a stride of {stride} leaves tokens out between windows of {length}: lower the stride")
     bounds = np.array([0, count]) if bounds is None else bounds
     if width < min(length, np.diff(bounds).max()):
-        raise ConfigError(f"rows of {width} tokens have no room for a window of {length}: raise their width")
+        raise ConfigError(f"rows of {width} tokens have no room for a window of {length}: give a larger width")
     pieces = cut(bounds, length, stride)
     return Windows(tokens, pieces, fit(pieces.sizes.tolist(), width), width)
 
@@ -91,11 +101,13 @@ def sliding(
 class Losses:
     """The loss of every token of a text."""
 
-    nats: np.ndarray  # float64 `[N]`, −log p(token | tokens before it in its window)
-    seen: np.ndarray  # int `[N]`, number of tokens before it in its window
+    nats: np.ndarray  # float64 `[N]`, −log p(token | earlier tokens in its window)
+    seen: np.ndarray  # int `[N]`, number of earlier tokens in its window
 
     def by_seen(self, most: int, bins: int = 16) -> tuple[np.ndarray, np.ndarray]:
-        """(number of tokens seen, mean loss), averaged over tokens in each of `bins` equal parts of 1 … most.
+        """Averages the losses over ranges of the number of tokens seen: 1 … `most`, in at most `bins` equal parts.
+
+        Returns (the middle of each range, the mean loss in each range). Ranges without tokens are left out.
 
         >>> losses = Losses(np.array([4.0, 2.0, 1.0, 1.0]), np.array([1, 2, 3, 4]))
         >>> [x.tolist() for x in losses.by_seen(4, bins=2)]
@@ -110,25 +122,25 @@ class Losses:
 
 
 def losses(model: Any, windows: Windows, batch_size: int = 16, label: str = "loss") -> Losses:
-    """The loss of every token of a text under a decoder, in the windows of `sliding`, `batch_size` rows at a time.
+    """Measures the loss of every token of a text under a decoder, `batch_size` rows of windows at a time.
 
-    Raises ConfigError if windows are longer than a table of the encoding, or if a loss is not finite.
+    `windows` are from `sliding`. `label` is the label of the progress bar. Raises ConfigError if a window is longer
+    than a table of the encoding, or if a loss is not finite.
     """
     check_length(model, int(windows.pieces.sizes.max()))
     graph, state = nnx.split(model)
     graphdef = StaticGraphDef(graph)
     count = len(windows.tokens) - 1
     nats, seen = np.full(count, np.nan), np.zeros(count, int)
-    options = {"unit": "token", "unit_scale": True, "leave": False, "dynamic_ncols": True}
-    with tqdm(total=count, desc=label, **options) as bar:
+    with Progress(count, "token", label=label, leave=False) as progress:
         for batch in windows.batches(batch_size):
             counts = batch["entries"] >= 0
             nats[batch["entries"][counts]] = np.asarray(_losses(graphdef, state, batch), np.float64)[counts]
             seen[batch["entries"][counts]] = batch["positions"][counts] + 1
-            bar.update(int(counts.sum()))
+            progress.advance(int(counts.sum()))
     if not np.isfinite(nats).all():
         place = int(np.argmin(np.isfinite(nats)))
-        raise ConfigError(f"the loss of token {place} is not finite: the model has diverged, use an earlier one")
+        raise ConfigError(f"the loss of token {place} is not finite: the model has diverged, use an earlier checkpoint")
     return Losses(nats, seen)
 
 

@@ -1,4 +1,4 @@
-"""The perplexity of a text under decoders, as reported in papers: per token, word and byte, by position, by length."""
+"""Reports the perplexity of a text under decoders, as papers do: per token, word and byte, by position and length."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,7 +8,18 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from cope_jax.corpora.packing import TokenStream
-from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, band, colour, level_axis, line, plain_log
+from cope_jax.evaluation.report.plot_style import (
+    COLUMN_WIDTH,
+    STYLE,
+    band,
+    dashed,
+    legend,
+    level_axis,
+    line,
+    over_seeds,
+    plain_log,
+    show_five_percent,
+)
 from cope_jax.evaluation.report.table import Table, mean_std, words
 from cope_jax.evaluation.text import likelihood
 from cope_jax.evaluation.text.likelihood import Losses, losses, sliding
@@ -21,11 +32,11 @@ FIGURES = ("perplexity", "token_perplexity", "bits_per_byte", "loss")
 def read(
     model: Any, task: TextTask, split: str, length: int, stride: int, width: int, batch_size: int, label: str = "loss"
 ) -> Losses:
-    """The loss of every token of a split, measured in sliding windows.
+    """Measures the loss of every token of a split, in sliding windows.
 
-    Positions are 0, 1, … in each window, whatever training sampled. If documents are packed, windows do not cross them.
-    Ends of documents that were added to the text do not count. Arguments and errors are those of `sliding` and
-    `losses`.
+    Positions are 0, 1, … in each window, even if training sampled other positions. If the task packs documents, no
+    window crosses from one document into the next. End-of-document tokens that were added to the text do not count. For
+    the other arguments and for errors, see `sliding` and `losses`.
     """
     nats, seen = [], []
     for entries in task.token_streams(split):
@@ -37,20 +48,20 @@ def read(
 
 
 def check_length(model: Any, task: TextTask, split: str, length: int) -> None:
-    """Raises ConfigError if a table of the encoding is too short for the windows of this length that the texts have."""
+    """Raises ConfigError if a table of the encoding is too short for windows of at most `length` tokens of a split."""
     longest = max(int(np.diff(_bounds(task, entries)).max()) for entries in task.token_streams(split))
     likelihood.check_length(model, min(length, longest))
 
 
 def _bounds(task: TextTask, entries: TokenStream) -> np.ndarray:
-    """The bounds that no window crosses."""
+    """The bounds that no window crosses: the bounds of documents if the task packs documents, else of the text."""
     return entries.bounds[[0, -1]] if task.crosses_documents else entries.bounds
 
 
 def record(task: TextTask, split: str, length: int, stride: int, found: Losses) -> Record:
-    """The record of the losses of a split: its metrics, and the mean loss by the number of tokens seen.
+    """Makes the record of a split: its metrics, and its mean loss for each number of earlier tokens seen.
 
-    `known_tokens`, the mean number of tokens seen, is the amount of context behind these metrics.
+    `known_tokens` is the mean number of earlier tokens that a prediction sees.
     """
     counts = task.counts(split)
     seen, loss = found.by_seen(length)
@@ -66,7 +77,7 @@ def record(task: TextTask, split: str, length: int, stride: int, found: Losses) 
 
 
 def figures_table(records: Sequence[Record]) -> Table:
-    """A row for each length, with mean ± standard deviation over seeds."""
+    """Makes a table with a row for each length; cells show mean ± standard deviation over seeds."""
     first = records[0]
     counts = f"{first['tokens']:,} tokens, {first['words']:,} words, {first['bytes']:,} bytes"
     figures = [name for name in FIGURES if name in first]  # some are missing if words are unknown
@@ -76,11 +87,25 @@ def figures_table(records: Sequence[Record]) -> Table:
         cells = [_cell([row[name] for row in own]) for name in figures]
         rows.append([str(length), str(own[0]["stride"]), f"{own[0]['known_tokens']:.1f}", *cells])
     headings = ["length", "stride", "tokens seen", *map(words, figures)]
-    return Table(f"{first['split']}: {counts}", headings, rows)
+    return Table(f"{first['split']}: {counts}", headings, rows, caption=whole_text_note(records))
+
+
+def whole_text_note(records: Sequence[Record]) -> str:
+    """Writes a note that names the windows longer than the text, because they all have the same results.
+
+    If no window is longer than the text, the note is "".
+
+    >>> whole_text_note([{"length": length, "tokens": 140} for length in (128, 256, 512)])
+    'windows of 256 and 512 are longer than the text (140 tokens): they read it whole'
+    """
+    tokens = records[0]["tokens"]
+    longer = [str(length) for length in lengths(records) if length > tokens]
+    note = f"windows of {' and '.join(longer)} are longer than the text ({tokens:,} tokens): they read it whole"
+    return note if longer else ""
 
 
 def positions_table(records: Sequence[Record]) -> Table:
-    """Mean loss by the number of tokens seen, of records of one length."""
+    """Makes a table of the mean loss for each number of tokens seen; all records must have the same length."""
     rows = [
         [f"{seen:g}", _cell([row["by_seen"]["loss"][place] for row in records])]
         for place, seen in enumerate(records[0]["by_seen"]["seen"])
@@ -89,37 +114,50 @@ def positions_table(records: Sequence[Record]) -> Table:
 
 
 @rc_context(STYLE)
-def loss_by_position(records: Sequence[Record]) -> Figure:
-    """Mean loss by the number of tokens seen, one line per length; the band spans the seeds from best to worst."""
+def loss_by_position(records: Sequence[Record], model: str = "") -> Figure:
+    """Plots the mean loss against the number of tokens seen, one line per length; bands span all seeds."""
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     for number, length in enumerate(lengths(records)):
         own = [row["by_seen"] for row in select(records, length=length)]
         by_place = list(zip(*(row["loss"] for row in own), strict=True))
-        band(axes, own[0]["seen"], by_place, number, label=f"windows of {length}")
+        band(axes, own[0]["seen"], by_place, dashed(number), label=f"windows of {length}")
+    show_five_percent(axes, [loss for row in records for loss in row["by_seen"]["loss"]])
     axes.set_xscale("log")
     axes.set_xlabel("tokens seen")
     axes.set_ylabel("loss (nats per token)")
-    figure.legend(loc="outside upper center", ncols=2)
+    legend(figure, axes, f"loss on {records[0]['split']}, {model}", _caption(records, "bands: lowest to highest seed"))
     return figure
 
 
 @rc_context(STYLE)
-def by_length(records: Sequence[Record], metric: str, trained: int) -> Figure:
-    """A metric against the length of the windows: the mean and single seeds; the training length is marked."""
+def by_length(records: Sequence[Record], metric: str, trained: int, model: str = "") -> Figure:
+    """Plots a metric against the length of windows, and marks `trained`, the length of training.
+
+    The line shows the mean over seeds, and dots show single seeds.
+    """
     figure = Figure(figsize=(COLUMN_WIDTH, 2.4), layout="constrained")
     axes = figure.subplots()
     values = [[row[metric] for row in select(records, length=length)] for length in lengths(records)]
     axes.plot(lengths(records), [np.mean(own) for own in values], **line(0))
     for length, own in zip(lengths(records), values, strict=True):
-        axes.scatter([length] * len(own), own, s=6, color=colour(0), alpha=0.5, linewidths=0)
+        axes.scatter([length] * len(own), own, s=6, color=line(0)["color"], alpha=0.5, linewidths=0)
     level_axis(axes, [(length, length == trained) for length in lengths(records)])
     axes.set_xlabel("length of the context")
     axes.set_ylabel(words(metric))
     flat = [value for own in values for value in own]
     if max(flat) > 4 * min(flat):
         plain_log(axes, flat)
+    else:
+        show_five_percent(axes, flat)
+    title = f"{words(metric)} on {records[0]['split']}, {model}"
+    legend(figure, axes, title, _caption(records, "dots: single seeds"))
     return figure
+
+
+def _caption(records: Sequence[Record], marks: str) -> str:
+    note = whole_text_note(records)
+    return over_seeds(records, marks) + (f"; {note}" if note else "")
 
 
 def lengths(records: Sequence[Record]) -> list[int]:
@@ -128,5 +166,5 @@ def lengths(records: Sequence[Record]) -> list[int]:
 
 
 def _cell(values: Sequence[float]) -> str:
-    """Mean ± standard deviation, to about four digits."""
+    """Formats mean ± standard deviation, with about four digits."""
     return mean_std(values, 2 if np.mean(values) >= 10 else 3)

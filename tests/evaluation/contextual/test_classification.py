@@ -87,7 +87,7 @@ def test_corrected_interval_holds_the_mean_as_often_as_it_says():
 
 
 def test_wrong_input_is_named():
-    with pytest.raises(ConfigError, match="labels must be 1 for spam and 0 for ham"):
+    with pytest.raises(ConfigError, match="labels must be 1 for spam or 0 for ham"):
         metrics([0, 2], [0, 1])
     with pytest.raises(ConfigError, match="at least 2 folds"):
         corrected_interval([0.5], 0.1)

@@ -50,7 +50,7 @@ def test_lines_are_means_with_deviations_and_baselines_have_names_apart():
     (bars,) = axes.containers  # of the one that has several runs
     spans = [segment[:, 1] for segment in bars.lines[2][0].get_segments()]
     np.testing.assert_allclose(spans, [[91 - 2**0.5, 91 + 2**0.5], [96 - 2**0.5, 96 + 2**0.5], [94, 94]])
-    levels = sorted(line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--")
+    levels = sorted(line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":")
     np.testing.assert_allclose(levels, [17, 85, 86.16])
     lowest, highest = axes.get_ylim()
     assert lowest < 17 and highest > 97
@@ -64,7 +64,7 @@ def test_the_mix_shows_shares_and_the_level_of_equal_ones():
     (axes,) = FIGURES["mix"]().axes
     groups = [group for group in axes.containers if isinstance(group, BarContainer)]
     np.testing.assert_allclose([[b.get_height() for b in g] for g in groups], [[25, 45, 30], [10, 20, 70]])
-    (level,) = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == "--"]
+    (level,) = [line.get_ydata()[0] for line in axes.lines if line.get_linestyle() == ":"]
     assert level == pytest.approx(100 / 3) and axes.get_ylabel() == "share of the mix (%)"
     places = np.array([[bar.get_x() + bar.get_width() / 2 for bar in group] for group in groups])
     np.testing.assert_allclose(places.mean(axis=0), [0, 1, 2], atol=1e-12)
@@ -88,11 +88,30 @@ def test_curves_stand_against_steps_and_seconds():
     assert left.get_ylabel() == "perplexity"
 
 
-def test_saved_figures_are_png_of_200_dots_an_inch(tmp_path):
+def test_intervals_are_error_bars_and_equal_lines_are_apart():
+    scores = {"nearest mean": [[0.5, 0.75, 1.0]], "k nearest": [[0.5, 0.75, 1.0]]}
+    intervals = {"k nearest": [(0.25, 0.75), (0.5, 1.0), (0.875, 1.0)]}
+    figure = scores_by_layer(LAYERS, scores, {}, intervals, caption="bars: 95 % intervals")
+    (axes,) = figure.axes
+    (bars,) = axes.containers
+    spans = [segment[:, 1] for segment in bars.lines[2][0].get_segments()]
+    np.testing.assert_allclose(spans, [[25, 75], [50, 100], [87.5, 100]])
+    first, second = axes.lines[:2]
+    assert np.all(np.subtract(second.get_xdata(), first.get_xdata()) > 0.02)
+    assert first.get_linestyle() != second.get_linestyle()
+    assert (axes.get_xlabel(), figure.get_supxlabel()) == ("layer", "bars: 95 % intervals")
+
+
+def test_saved_figures_are_png_of_300_dots_an_inch_and_svg(tmp_path):
     figure = FIGURES["mix"]()
-    data = save(figure, tmp_path / "new" / "mix.png").read_bytes()
+    path = save(figure, tmp_path / "new" / "mix.png")
+    data = path.read_bytes()
     assert data.startswith(b"\x89PNG")
-    assert int.from_bytes(data[16:20], "big") == int(200 * figure.get_size_inches()[0])
+    assert int.from_bytes(data[16:20], "big") == int(300 * figure.get_size_inches()[0])
+    svg = path.with_suffix(".svg").read_bytes()
+    assert b"<svg" in svg[:1000]
+    save(FIGURES["mix"](), path)
+    assert path.with_suffix(".svg").read_bytes() == svg
 
 
 def test_plots_without_data_say_so():

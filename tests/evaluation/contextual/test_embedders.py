@@ -205,7 +205,7 @@ def test_wrong_input_is_named(bert):
         embedder([["a"], []])
     with pytest.raises(ConfigError, match="sentence 0 is text, 'a b': split it"):
         Places()(["a b"])
-    with pytest.raises(ConfigError, match="occurrence 1 names word 2, but its sentence has only 2 words"):
+    with pytest.raises(ConfigError, match="occurrence 1 refers to word number 2, but its sentence has only 2 words"):
         occurrence_vectors(embedder, [["a"], ["a", "b"]], [0, 2])
     with pytest.raises(ConfigError, match="no vectors"):
         ContextFree({})

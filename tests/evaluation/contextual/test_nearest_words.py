@@ -132,5 +132,5 @@ def test_wrong_input_is_named(index, corpus):
         index.nearest(corpus[0], 0, words="some")
     with pytest.raises(ConfigError, match="no sentence"):
         OccurrenceIndex(Drawn(), [])
-    with pytest.raises(ConfigError, match="names word 9, but its sentence has only 1 words"):
+    with pytest.raises(ConfigError, match="refers to word number 9, but its sentence has only 1 words"):
         index.nearest(("play",), 9)

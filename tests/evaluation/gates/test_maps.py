@@ -4,6 +4,7 @@ import io
 import numpy as np
 import pytest
 from flax import nnx
+from rich.color import ColorSystem
 from rich.console import Console
 
 from cope_jax.encodings import EncodingConfig
@@ -23,6 +24,14 @@ def model(encoding="cope"):
 @pytest.fixture(scope="module")
 def seen():
     return maps.inspect(model(), VOCABULARY, TOKENS)
+
+
+def known(gates_NHLL):
+    """What `inspect` gives for some gates, of the last query."""
+    layers, heads, length, _ = gates_NHLL.shape
+    found = {"gates": gates_NHLL, "positions": np.cumsum(gates_NHLL[..., ::-1], axis=-1)[..., ::-1]}
+    tokens = tuple(VOCABULARY[token] for token in np.resize(TOKENS, length))
+    return maps.Inspection(tokens, found, length - 1, range(layers), range(heads), "a", 0.5)
 
 
 def plain(text, width=100):
@@ -90,8 +99,9 @@ def test_an_encoding_without_gates_shows_its_attention(encoding, tmp_path):
     seen = maps.inspect(model(encoding), VOCABULARY, TOKENS, layer=0, head=1)
     text = plain(maps.strips(seen, 100))
     assert text.count("mean attention: ") == 1 and "layer 0, head 1" in text
+    assert "attention, relative to the strongest:" in text and "to the attention, all others" in text
     assert text.splitlines()[-1].split() == list(seen.tokens)
-    assert [path.name for path in maps.write_heat_maps(tmp_path, seen)] == ["attention.png"]
+    assert [path.name for path in maps.write_heat_maps(tmp_path, seen)] == ["query.png", "attention.png"]
 
 
 def test_a_strip_breaks_between_tokens_and_shades_them():
@@ -105,6 +115,7 @@ def test_a_strip_breaks_between_tokens_and_shades_them():
 def test_heat_map_shows_the_chosen_panels_and_hides_the_future(seen):
     figure = maps.heat_map(dataclasses.replace(seen, heads=[1]), "gates")
     panels = [axes for axes in figure.axes if axes.images and axes.get_title()]
+    assert [axes.patches[0].get_y() for axes in panels] == [4.5, 4.5]  # the row of the query
     assert [axes.get_title() for axes in panels] == ["layer 0, head 1", "layer 1, head 1"]
     for layer, axes in enumerate(panels):
         shown = np.ma.filled(axes.images[0].get_array(), np.nan)
@@ -114,15 +125,63 @@ def test_heat_map_shows_the_chosen_panels_and_hides_the_future(seen):
         assert [label.get_text() for label in axes.get_yticklabels()] == list(seen.tokens)
 
 
-@pytest.mark.parametrize(("length", "labelled"), [(64, True), (65, False)])
+@pytest.mark.parametrize(("length", "labelled"), [(70, True), (73, False)])
 def test_tokens_label_the_axes_while_they_can_be_read(length, labelled):
-    seen = maps.inspect(model("none"), VOCABULARY, np.resize(TOKENS, length), layer=0, head=0)
-    labels = [label.get_text() for label in maps.heat_map(seen, "attention").axes[0].get_xticklabels()]
+    seen = known(np.zeros((1, 1, length, length)))
+    labels = [label.get_text() for label in maps.heat_map(seen, "gates").axes[0].get_xticklabels()]
     assert (labels == list(seen.tokens)) == labelled
 
 
 def test_heat_maps_are_written_one_for_each_map(seen, tmp_path):
     paths = maps.write_heat_maps(tmp_path / "new", seen)
-    assert sorted(path.name for path in paths) == ["attention.png", "gates.png", "positions.png"]
+    assert sorted(path.name for path in paths) == ["attention.png", "gates.png", "positions.png", "query.png"]
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_eight_heads_are_four_side_by_side_and_fit_80_columns():
+    seen = known(np.random.default_rng(0).uniform(size=(2, 8, 30, 30)))
+    panels = [axes for axes in maps.heat_map(seen, "gates").axes if axes.images and axes.get_title()]
+    assert [axes.get_title() for axes in panels] == [f"layer {n}, head {h}" for n in range(2) for h in range(8)]
+    assert panels[0].get_subplotspec().get_gridspec().get_geometry() == (4, 4)
+    assert max(map(len, plain(maps.strips(seen, 80)).splitlines())) <= 80
+
+
+def test_the_picture_of_a_query_shows_the_head_that_selects_best():
+    gates = np.full((1, 2, 6, 6), 0.5, np.float32)
+    gates[0, 1, 5] = [0, 0.25, 0.75, 1, 0, 0]  # "pass;" is token 2 and 3
+    seen = known(gates)
+    best = maps.best_selection(seen)
+    assert (best.head, best.tokens) == (1, {"pass;"}) and best.score == pytest.approx(0.875 - 0.0625)
+    assert best.says == "layer 0, head 1: 2 of 6 tokens, 'pass;', add 1.75 to the positions, all others 0.25"
+    assert f"selects best: {best.says}" in plain(maps.strips(seen, 100))
+    figure = maps.query_plot(seen, "counting, cope")
+    (axes,) = figure.axes
+    assert [bar.get_height() for bar in axes.patches] == [0, 0.25, 0.75, 1, 0, 0]
+    assert [bar.get_facecolor() == axes.patches[2].get_facecolor() for bar in axes.patches] == [0, 0, 1, 1, 0, 0]
+    assert [label.get_text() for label in axes.get_xticklabels()] == list(seen.tokens)
+    assert [text.get_text() for text in axes.texts] == ["position", "2.0", "2.0", "1.8", "1.0", "0.0", "0.0"]
+    assert figure.get_suptitle().startswith("counting, cope\nquery 5 'a' (bold)") and " ".join(
+        figure.get_suptitle().split()
+    ).endswith(best.says)
+
+
+def test_a_selection_that_fewer_names_describe_is_clearer():
+    gates = np.zeros((1, 3, 6, 6), np.float32)
+    tokens = known(gates).tokens
+    one, two = sorted(set(tokens))[:2]
+    gates[0, 0, 5] = [0.95 * (token == one) for token in tokens]
+    gates[0, 1, 5] = [0.97 * (token in (one, two)) for token in tokens]
+    assert maps.best_selection(known(gates)).head == 0
+    gates[0, 2, 5] = [0.96 * (token != one) for token in tokens]
+    best = maps.best_selection(known(gates))
+    assert best.head == 2 and f"tokens, all but {one!r}, add" in best.says
+
+
+def test_terminals_of_256_colours_show_the_same_shades():
+    styles = [maps.shade_style(shade) for shade in np.linspace(0, 1, 8)]
+    for style in styles:
+        for colour in (style.color, style.bgcolor):
+            assert colour.downgrade(ColorSystem.EIGHT_BIT).get_truecolor() == colour.get_truecolor()
+    light = [np.dot(style.bgcolor.triplet, (0.2126, 0.7152, 0.0722)) for style in styles]
+    assert np.all(np.diff(light) < -8)

@@ -1,7 +1,10 @@
 """What is told and shown of heads whose gates are known."""
 
+import io
+
 import numpy as np
 import pytest
+from rich.console import Console
 
 from cope_jax.evaluation.gates import views
 from cope_jax.evaluation.gates.head_scores import HeadScore
@@ -54,8 +57,16 @@ def test_pieces_are_shaded_by_their_gates_and_lines_break_where_they_do():
     assert shades[0] > shades[1] > shades[2] == shades[3]
 
 
+def test_lines_break_between_words():
+    text = views.coloured(list("the only water"), np.zeros(14))
+    console = Console(file=io.StringIO(), width=10)
+    console.print(text)
+    assert [line.rstrip() for line in console.file.getvalue().splitlines()] == ["the only", "water"]
+
+
 def test_the_heat_map_orders_heads_by_layer():
     axes, *_ = views.feature_map(HEADS).axes
+    assert axes.patch.get_hatch()  # behind values that are missing
     assert [label.get_text() for label in axes.get_yticklabels()] == [f"layer 0, head {n}" for n in range(3)]
     shown = np.ma.filled(axes.images[0].get_array(), np.nan)
     assert shown.shape == (3, 4) and shown[2, 0] == pytest.approx(0.97) and np.isnan(shown[:, [1, 3]]).all()

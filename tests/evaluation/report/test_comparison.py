@@ -23,7 +23,7 @@ GOLDEN = """\
 
 | encoding | in distribution | dense | sparse | parameters | time |
 | --- | ---: | ---: | ---: | ---: | ---: |
-| `cope` | 0.0 ± 0.0 | **0.20 ± 0.14** | – | 20,004 | 65 s |
+| `cope` | 0.0 ± 0.0 | **0.2 ± 0.1** | – | 20,004 | 65 s |
 | `cope(gate=value)+rope` | 0.0 ± 0.0 | 10.0 ± 0.0 | 0.002 ± 0.003 | 20,021 | 65 s |
 """
 

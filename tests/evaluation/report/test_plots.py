@@ -3,7 +3,7 @@ import pytest
 from matplotlib.container import BarContainer, ErrorbarContainer
 
 from cope_jax import tasks
-from cope_jax.evaluation.report.plot_style import COLOURS, MARKERS, NothingToPlot
+from cope_jax.evaluation.report.plot_style import COLOURS, MARKERS, NothingToPlot, line, looks
 from cope_jax.evaluation.report.plots import error_by_length, error_by_split, learning_curves, write_plots
 from tests.evaluation.results import TASK, curves, records
 
@@ -32,6 +32,8 @@ def test_every_plot_is_written_without_a_word(tmp_path):
     assert skipped == []
     for path in paths:
         assert path.read_bytes().startswith(b"\x89PNG")
+    files = {file.name for path in paths for file in (path, path.with_suffix(".svg"))}
+    assert {file.name for file in (tmp_path / "new").iterdir()} == files
 
 
 def test_plots_without_data_are_left_out_with_a_reason(tmp_path):
@@ -39,7 +41,7 @@ def test_plots_without_data_are_left_out_with_a_reason(tmp_path):
     paths, skipped = write_plots(tmp_path, TASK, records(only_fixed), [], ["cope"])
     assert [path.name for path in paths] == ["error_by_split.png"]
     assert [reason.partition(":")[0] for reason in skipped] == ["learning_curves.png", "error_by_length.png"]
-    assert "evaluate_every=0" in skipped[0] and "sweep_examples=0" in skipped[1]
+    assert "set training.evaluate_every" in skipped[0] and "set evaluation.sweep_examples" in skipped[1]
     assert not (tmp_path / "error_by_length.png").exists()
 
 
@@ -117,14 +119,54 @@ def test_learning_curves_have_a_panel_for_each_split_and_a_band_over_seeds():
         np.testing.assert_allclose(band[band[:, 0] == 300, 1].max(), 100)
 
 
-def test_colour_and_marker_depend_on_the_order_alone():
-    def looks(figure):
-        return [(line.get_color(), line.get_marker()) for line in means(figure.axes[0])]
+def test_an_encoding_looks_the_same_in_every_plot():
+    def shown(figure):
+        lines = means(figure.axes[0])
+        return {line.get_label(): (line.get_color(), line.get_marker()) for line in lines}
 
-    expected = list(zip(COLOURS, MARKERS, strict=False))[:3]
-    assert looks(error_by_split(TASK, records(ERRORS), ENCODINGS)) == expected
-    assert looks(error_by_length(TASK, records(ERRORS), ENCODINGS)) == expected
-    assert looks(learning_curves(TASK, curves(CURVES), ENCODINGS)) == expected
+    expected = {name: (look["color"], look["marker"]) for name, look in looks(ENCODINGS).items()}
+    assert expected["cope"] == (COLOURS[0], MARKERS[0]) and expected["rope"] == (COLOURS[1], MARKERS[1])
+    for order in (ENCODINGS, ENCODINGS[::-1]):
+        assert shown(error_by_split(TASK, records(ERRORS), order)) == expected
+        assert shown(error_by_length(TASK, records(ERRORS), order)) == expected
+        assert shown(learning_curves(TASK, curves(CURVES), order)) == expected
+    (axes,) = error_by_length(TASK, records(ERRORS), ENCODINGS).axes
+    assert [line.is_dashed() for line in means(axes)] == [False, True, False]
+
+
+def test_names_decide_colours_as_the_pictures_of_docs_have_them():
+    found = looks(["learned", "relative", "rope", "cope", "alibi", "fire", "fox", "kerple", "none", "t5"])
+    four = [(found[name]["color"], found[name]["marker"]) for name in ("cope", "rope", "relative", "learned")]
+    assert four == list(zip(COLOURS, MARKERS, strict=True))[:4]
+    assert len({look["color"] for look in found.values()}) == len(found)
+    assert all(looks([name])[name] == look for name, look in found.items())
+
+
+def test_no_two_lines_of_a_plot_look_alike():
+    many = [
+        "cope",
+        "rope",
+        *(f"cope(npos_max={size})" for size in range(60)),
+        *(f"rope+cope(slope={n})" for n in "abc"),
+    ]
+    found = looks(many)
+    assert list(found) == many
+    assert len({(look["color"], look["marker"]) for look in found.values()}) == len(many)
+    assert found == {name: looks(many[::-1])[name] for name in many}
+    assert found["cope"] == looks(["cope"])["cope"] and looks(["cope+rope"])["cope+rope"]["color"] == COLOURS[0]
+    numbered = [tuple(line(number).values()) for number in range(100)]
+    assert len(set(numbered)) == len(numbered)
+
+
+def test_title_and_caption_say_what_is_shown():
+    figure = error_by_split(TASK, records(ERRORS), ENCODINGS, "decoder")
+    assert figure.legends[0].get_title().get_text() == "sequence error on selective copy, decoder"
+    caption = "1,000 steps; mean of 3 seeds; bars: standard deviation; dots: single seeds"
+    assert figure.get_supxlabel().replace("\n", " ") == caption
+    one = error_by_split(TASK, records({"cope": {"dense": [0.5]}, "rope": {"sparse": [0.5, 0.5]}}), ["cope"])
+    assert one.get_supxlabel() == "1,000 steps; 1 seed"
+    bands = learning_curves(TASK, curves(CURVES), ENCODINGS).get_supxlabel()
+    assert bands == "300 steps; mean of 2 seeds; bands: lowest to highest seed"
 
 
 @pytest.mark.parametrize("number", [1, 4, 12])
@@ -158,7 +200,14 @@ def language_model(values):
     """Records of encoding → length of the context → perplexity."""
     task = tasks.create("text", tokenizer="bytes", length=16, sweep=(16, 32, 64))
     found = [
-        {"encoding": encoding, "split": f"length={length}", "metric": "perplexity", "value": value, "seed": 0}
+        {
+            "encoding": encoding,
+            "split": f"length={length}",
+            "metric": "perplexity",
+            "value": value,
+            "seed": 0,
+            "step": 9,
+        }
         for encoding, own in values.items()
         for length, value in own.items()
     ]
@@ -174,10 +223,16 @@ def test_lengths_that_double_and_perplexities_that_differ_much_have_logarithmic_
     assert axes.get_xlabel() == "length of the context"
     assert [text.get_text() for text in axes.texts] == ["training"]
     assert [line.get_ydata().tolist() for line in means(axes)] == [[20, 18, 17], [21, 60, 200]]
-    task, found = language_model({"cope": {16: 20.0, 32: 18.0, 64: float("nan")}})
+    task, found = language_model({"cope": {16: 20.0, 32: 19.9, 64: float("nan")}})
     (axes,) = error_by_length(task, found, ["cope"]).axes
     assert axes.get_yscale() == "linear"
-    assert axes.get_ylim()[0] > 15  # differences show
+    assert axes.get_ylim() == pytest.approx((0.95 * 19.95, 1.05 * 19.95))  # a small difference looks small
+
+
+def test_files_are_named_by_the_metric(tmp_path):
+    task, found = language_model({"cope": {16: 20.0, 32: 18.0, 64: 17.0}})
+    paths, _ = write_plots(tmp_path, task, found, [], ["cope"])
+    assert [path.name for path in paths] == ["perplexity_by_length.png"]
 
 
 def test_curves_of_before_a_measure_are_left_out():

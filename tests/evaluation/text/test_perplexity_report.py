@@ -185,7 +185,7 @@ def test_unknown_words_leave_only_figures_by_token():
 
 def rows(values):
     by_seen = {"seen": [1.0, 2.0], "loss": [3.0, 2.5]}
-    common = {"split": "test", "tokens": 9, "words": 4, "bytes": 30, "known_tokens": 3.5, "by_seen": by_seen}
+    common = {"split": "test", "step": 2, "tokens": 9, "words": 4, "bytes": 30, "known_tokens": 3.5, "by_seen": by_seen}
     return [
         {**common, "seed": seed, "length": length, "stride": 2, **dict.fromkeys(report.FIGURES, value)}
         for length, own in values.items()
@@ -202,9 +202,20 @@ def test_tables_and_plots_have_a_row_a_line_or_a_point_for_each_length():
         "3.000 ± 0.000",
         "2.500 ± 0.000",
     ]
-    (axes,) = report.loss_by_position(found).axes
+    assert table.caption == "windows of 16 are longer than the text (9 tokens): they read it whole"
+    (axes,) = report.loss_by_position(found, "decoder").axes
+    assert axes.figure.get_supxlabel().replace("\n", " ") == (
+        "2 steps; mean of 2 seeds; bands: lowest to highest seed; "
+        "windows of 16 are longer than the text (9 tokens): they read it whole"
+    )
     assert [line.get_label() for line in axes.lines] == ["windows of 4", "windows of 8", "windows of 16"]
-    (axes,) = report.by_length(found, "perplexity", 8).axes
+    (axes,) = report.by_length(found, "perplexity", 8, "decoder").axes
+    assert axes.figure.legends[0].get_title().get_text() == "perplexity on test, decoder"
     assert axes.lines[0].get_ydata().tolist() == [6, 4, 85]
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert [text.get_text() for text in axes.texts] == ["training"]
+
+
+def test_small_differences_stay_small():
+    (axes,) = report.by_length(rows({4: [1021.0], 8: [1017.0]}), "perplexity", 8, "decoder").axes
+    assert axes.get_ylim() == pytest.approx((0.95 * 1019, 1.05 * 1019))
