@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +10,11 @@ from pathlib import Path
 from etils import epath
 
 from cope_jax.errors import ConfigError, clear_storage_errors
+
+
+def cache_folder() -> Path:
+    """The user's folder for files that can be made again: `$XDG_CACHE_HOME/cope_jax`, or `~/.cache/cope_jax`."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cope_jax"
 
 
 def read_bytes(path: epath.PathLike) -> bytes:

@@ -36,7 +36,7 @@ from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.metrics import read_metrics
-from experiments.cli import distributed, entry, outputs
+from experiments.cli import distributed, entry, jobs, outputs
 from experiments.cli.flag_values import read_names
 
 _CONFIG = entry.DEFINE_config("config", what="Config of the task, model and training (required). ")
@@ -50,6 +50,7 @@ _SEEDS = flags.DEFINE_integer("seeds", 3, "Number of seeds per encoding; N means
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints (required).", required=True)
 flags.mark_flag_as_required("config")
 flags.adopt_module_key_flags(distributed)
+flags.adopt_module_key_flags(jobs)
 
 SAME_RECIPE = r"evaluation\..*|job\..*|seeds_side_by_side|task\.options\.(data_dir|vocab)|training\.readers"
 """Config fields that do not change the recipe: where files are, how runs are executed, and how much is measured."""
@@ -74,7 +75,7 @@ def main() -> None:
                 if task.origin():
                     print(f"{task.name}: {task.origin()}")
         planned = grid.plan(labels, _SEEDS.value, side_by_side(config), workdir)
-        grid.train_missing(experiment, planned, workdir)
+        grid.train_missing(experiment, planned, workdir, jobs.number(len(planned)))
         if first:
             show(workdir, config, task, labels, planned)
 

@@ -42,14 +42,14 @@ def choose(q_BLHK: Array, k_BMGK: Array, sequence_axis: str | None = None) -> st
     >>> import jax
     >>> short, long = (jax.ShapeDtypeStruct((1, length, 8, 64), "float32") for length in (1, 4096))
     >>> choose(short, long), choose(long, long), choose(long, long, "sequence")
-    ('full', 'blockwise', 'ring')
+    ('full', 'fused', 'ring')
     """
     if sequence_axis is not None:
         return RING
     length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
     if length <= FEW_QUERIES or length * keys < FEW_PAIRS:
         return "full"
-    return "fused" if fused.current_device() in fused.CHIPS else "blockwise"
+    return "fused" if fused.current_device() in (fused.CPU, *fused.CHIPS) else "blockwise"
 
 
 def attend(
@@ -111,8 +111,8 @@ def attend(
         query is at the last key.
       window: hide the keys that are `window` or more indices away from the query. If None, there is no window.
       implementation: "full", "blockwise", "fused", "ring" or "auto". "blockwise" needs memory linear in the length.
-        "fused" is "blockwise" in kernels for TPUs. "ring" is
-        "blockwise" over several devices. "auto" chooses one of the others.
+        "fused" is "blockwise" in kernels for TPUs and CPUs. "ring" is "blockwise" over several devices. "auto" chooses
+        one of the others.
       dropout_rate: share of attention weights that is dropped, if `dropout_key` is given.
       dropout_key: random key; None means no dropout.
       sequence_axis: the axis of the current mesh (`jax.set_mesh`) that splits the sequence. Give it only for "ring".

@@ -1,7 +1,8 @@
 """Fused attention: the algorithm of blockwise attention as two kernels of the backend, one forward and one backward.
 
-There are kernels for TPUs. The encoding's own hooks are traced into them, so they run any encoding whose hooks use
-only what a tile program can do (see `kernels.tile_program`).
+On TPUs the encoding's own hooks are traced into the kernels, so they run any encoding whose hooks use only what a tile
+program can do (see `kernels.tile_program`). On CPUs the kernels are C++ for what `Encoding.native_score` can express
+(see `native`).
 """
 
 import dataclasses
@@ -24,6 +25,7 @@ from cope_jax.attention.inputs import Inputs, head_major
 from cope_jax.attention.kernels import tpu
 from cope_jax.attention.kernels.tile_values import NotATile
 from cope_jax.attention.kernels.tpu_arguments import Execution
+from cope_jax.attention.native import native_attention as native
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, Residuals
 from cope_jax.attention.streaming_softmax import State
 from cope_jax.attention.tiles import BlockSizes, Stream, along_sequence, needs_one_block, pad_by
@@ -34,6 +36,7 @@ SUBLANES, LANES = 16, 128  # blocks of queries and of keys are multiples of thes
 CHIPS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "kernels" / "tpu_sizes.json").read_text())
 """For each kind of device: the sizes of blocks, for encodings that accumulate over the keys and for others; how many
 keys are in fast memory at a time (`resident`); and whether the chip gathers within registers."""
+CPU = "cpu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,8 +61,8 @@ def fused_attention(
     Args:
       encoding: the encoding.
       inputs: see `prepare`.
-      blocks: the sizes of blocks. Blocks of keys have the size `far` where all rows are saturated, else `near`. If
-        None, the sizes are those of the chip.
+      blocks: the sizes of blocks on TPUs. Blocks of keys have the size `far` where all rows are saturated, else
+        `near`. If None, the sizes are those of the chip.
       head_axis: the axis of the current mesh that splits the heads; None if none does.
       resident: how many keys are in fast memory at a time. If None, the number is that of the chip.
       interpret: run the kernels on any backend, slowly.
@@ -73,6 +76,8 @@ def fused_attention(
     reason = why_not(encoding, inputs, blocks, head_axis=head_axis, resident=resident, interpret=interpret)
     if reason is not None:
         raise ConfigError(f"implementation='fused' is not possible, because {reason}: choose 'auto' or 'blockwise'")
+    if current_device() == CPU and not interpret:
+        return native.native_attention(encoding, inputs)
     stream, options = _prepare(encoding, inputs, blocks, resident, interpret)
     execution = dataclasses.replace(options.execution, head_axis=head_axis)
     options = dataclasses.replace(options, execution=execution)
@@ -91,6 +96,10 @@ def why_not(
 ) -> str | None:
     """Returns why `fused_attention` cannot run; None if it can. `batch_axes` as in `attend`."""
     device = current_device()
+    if device == CPU and not interpret:
+        if blocks is not None:
+            return "sizes of blocks are given, and the kernels for CPUs have their own"
+        return _undivided(batch_axes, None, 1) or native.why_not(encoding, inputs)
     if not interpret and device not in CHIPS:
         return f"there is no kernel for the device {device!r}"
     if not interpret and blocks is not None and (blocks.queries % SUBLANES or blocks.near % LANES):

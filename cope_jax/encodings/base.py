@@ -127,6 +127,26 @@ class Carry(NamedTuple):
     state: PyTree = ()
 
 
+class NativeScore(NamedTuple):
+    """What `score` adds to the logits, as data for kernels that are written by hand.
+
+    The logit of a pair is s_ij + z_i(p_ij) with a table, s_ij + m·p_ij with slopes, and s_ij without gates, where p_ij
+    is the sum of the gates from the key to the query, and z_i(p) = q_i·e interpolated at min(p, N−1).
+
+    Attributes:
+      gates: what the sigmoid of a gate is taken of: "logits" means s_ij, "keys" means q_i·u_j/√K. "none" means that
+        `score` adds nothing.
+      gate_keys: u_BGMK, the keys of the gates.
+      table: e_NK.
+      slopes: m_H.
+    """
+
+    gates: Literal["none", "logits", "keys"] = "none"
+    gate_keys: Array | None = None
+    table: Array | None = None
+    slopes: Array | None = None
+
+
 class Encoding(nnx.Module):
     """Base class of encodings; by default its hooks change nothing.
 
@@ -245,6 +265,14 @@ class Encoding(nnx.Module):
         del carry
         return None
 
+    def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
+        """Returns what `score` adds to the logits as data; None if this data cannot express it.
+
+        Call `native_score_of`, which knows whether a subclass changes `score` but not this method.
+        """
+        del v_BGMK, k_features
+        return NativeScore()
+
     def maps(self, pairs: Pairs) -> dict[str, Array]:
         """Returns maps for inspection by name, such as CoPE's gates, each `[B, H, L, M]` over all keys.
 
@@ -269,6 +297,19 @@ class Encoding(nnx.Module):
         for name, value in attributes.items():
             setattr(one, name, value)
         return one
+
+
+def native_score_of(encoding: Encoding, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
+    """Returns `encoding.native_score(…)`, or None if a subclass overrides what the method describes."""
+    kinds = type(encoding).__mro__
+    own = next(number for number, kind in enumerate(kinds) if "native_score" in vars(kind))
+    helpers = {name for name in vars(kinds[own]) if name.startswith("_") and not name.startswith("__")}
+    described = {"initial_carry", "score", "saturated", "tail", "done", "sink"}
+    if kinds[own] is not Encoding:
+        described |= helpers
+    if any(described & set(vars(kind)) for kind in kinds[:own]):
+        return None
+    return encoding.native_score(v_BGMK, k_features)
 
 
 ENCODINGS: Registry[type[Encoding]] = Registry("encoding")

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs
+from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NativeScore, NoOptions, Pairs, native_score_of
 from cope_jax.errors import ConfigError
 
 
@@ -96,6 +96,11 @@ class Composed(Encoding):
     def sink(self, carry: Carry) -> Array | None:
         sinks = (part.sink(_part(name, carry)) for name, part in self.parts.items())
         return next((logit for logit in sinks if logit is not None), None)
+
+    def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
+        scores = [native_score_of(part, v_BGMK, k_features[name]) for name, part in self.parts.items()]
+        counting = [score for score in scores if score is None or score.gates != "none"]
+        return NativeScore() if not counting else counting[0] if len(counting) == 1 else None
 
     def done(self, carry: Carry) -> Array | None:
         # A part that does not change the logits cannot restore weight that another part has removed.

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, NativeScore, Pairs
 from cope_jax.errors import ConfigError
 from cope_jax.ops.grouped_matmul import content_logits
 from cope_jax.ops.interpolate import interpolate, table_logits
@@ -87,10 +87,7 @@ class CoPE(Encoding):
         counts_BHL = jnp.zeros(q_BHLK.shape[:3], dtype)
         if self.config.position != "table":
             return Carry(sums=counts_BHL)
-        table_NK = self.table[...].astype(dtype)
-        if self.config.scale_position_logits:
-            table_NK = table_NK / self.shape.head_dim**0.5
-        return Carry(sums=counts_BHL, constants=table_logits(q_BHLK.astype(dtype), table_NK))
+        return Carry(sums=counts_BHL, constants=table_logits(q_BHLK.astype(dtype), self._table_NK(dtype)))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         counts_BHLM = carry.sums[..., None] + suffix_sum(self._gates(pairs))
@@ -110,6 +107,13 @@ class CoPE(Encoding):
         """Returns the maps "gates" (g_ij in [0, 1]) and "positions" (p_ij, clipped only with position="table")."""
         gates_BHLM = self._gates(pairs)
         return {"gates": gates_BHLM, "positions": self._clip(suffix_sum(gates_BHLM))}
+
+    def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore:
+        gates: Literal["logits", "keys"] = "logits" if self.config.gate == "query_key" else "keys"
+        gate_keys = {"query_key": None, "value": v_BGMK, "separate_key": k_features}[self.config.gate]
+        if self.config.position == "table":
+            return NativeScore(gates, gate_keys, table=self._table_NK(jnp.float32))
+        return NativeScore(gates, gate_keys, slopes=self._slopes_1H11(jnp.float32).reshape(-1))
 
     def of_head(self, head: int) -> "CoPE":
         own: dict[str, Any] = {}
@@ -134,6 +138,10 @@ class CoPE(Encoding):
         if self.config.position != "table":
             return counts_BHLM
         return jnp.minimum(counts_BHLM, jnp.asarray(self.config.npos_max - 1, counts_BHLM.dtype))
+
+    def _table_NK(self, dtype: Any) -> Array:
+        table_NK = self.table[...].astype(dtype)
+        return table_NK / self.shape.head_dim**0.5 if self.config.scale_position_logits else table_NK
 
     def _slopes(self) -> list[float]:
         heads = self.shape.num_heads

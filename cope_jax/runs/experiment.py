@@ -16,6 +16,7 @@ from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.files import write_atomically
 from cope_jax.models.model import attends
+from cope_jax.progress import Progress
 from cope_jax.runs import records as recording
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
@@ -98,6 +99,7 @@ class Experiment:
         environment: Record | None = None,
         profile: Profile | None = None,
         verbose: bool = False,
+        progress: Callable[..., Progress] = Progress,
     ) -> list[Record]:
         """Trains one model per seed, side by side in `workdir`, and measures the models.
 
@@ -114,6 +116,7 @@ class Experiment:
           environment: versions and commit to save with the run; None means the current ones.
           profile: steps to profile; None profiles nothing.
           verbose: True prints a few facts about a new run, and writes all facts to summary.txt.
+          progress: creates the progress bar.
 
         Returns:
           A record for each seed, split and metric: see `cope_jax.runs.records`.
@@ -124,9 +127,15 @@ class Experiment:
         """
         seeds = [int(seed) for seed in seeds]  # JSON does not accept NumPy integers
         if len(seeds) != self.seed_batch.width:
-            whole = Experiment(self.config, len(seeds), self.task)
-            return whole.train(
-                workdir, seeds, label=label, fields=fields, environment=environment, profile=profile, verbose=verbose
+            return Experiment(self.config, len(seeds), self.task).train(
+                workdir,
+                seeds,
+                label=label,
+                fields=fields,
+                environment=environment,
+                profile=profile,
+                verbose=verbose,
+                progress=progress,
             )
         workdir = Path(workdir)
         workdirs.check_alike(self.task)
@@ -145,7 +154,8 @@ class Experiment:
                         self._announce(workdir)
             # Only the first process, because all do the same work, and several on a host would write the same file.
             profile = profile if first else None
-            state, seconds = self._run(workdir, seeds, label or self.label, profile, start).train()
+            run = self._run(workdir, seeds, label or self.label, profile, start, progress)
+            state, seconds = run.train()
             records = self.records(seeds, state.params, self.config.training.steps, seconds)
             records = [{**(fields or {}), **record} for record in records]
             if first:
@@ -249,7 +259,13 @@ class Experiment:
         return warm_start.start(self.config.training.start, self.learner, self.task, self.config.encoding)
 
     def _run(
-        self, workdir: Path, seeds: Sequence[int], label: str, profile: Profile | None, start: Callable[[], PyTree]
+        self,
+        workdir: Path,
+        seeds: Sequence[int],
+        label: str,
+        profile: Profile | None,
+        start: Callable[[], PyTree],
+        progress: Callable[..., Progress],
     ) -> Run:
         rows = self.program.rows(self.config.training.batch_size)
         return Run(
@@ -266,6 +282,7 @@ class Experiment:
             self.task.metric,
             self.config.recipe(),
             start,
+            progress,
         )
 
     def _curve(self, seeds: Sequence[int], state: TrainState, step: int) -> list[dict[str, Any]]:

@@ -3,11 +3,11 @@
 import dataclasses
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cope_jax import tasks
-from cope_jax.runs import records
+from cope_jax.runs import records, workers
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.tasks import Task
@@ -29,14 +29,17 @@ class GridRun:
         return self.workdir / "result.json"
 
 
-def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path) -> None:
-    """Trains the runs that have no result; consecutive runs with the same label and number of seeds share a program.
+def train_missing(
+    configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path, jobs: int = 1
+) -> None:
+    """Trains the runs that have no result, at most `jobs` at a time, each in its own process (see `workers`).
 
-    `configs` maps labels to configs, and `runs` is from `plan`. The results of finished runs are written to
+    If `jobs` is 1, this process trains them, and consecutive runs with the same label and number of seeds share a
+    program. `configs` maps labels to configs, and `runs` is from `plan`. The results of finished runs are written to
     results.json and results.csv in `workdir`. After an interruption, a line on stderr says how many runs are finished.
     """
     try:
-        _train_missing(configs, runs, workdir)
+        _train_missing(configs, runs, workdir, jobs)
     except (Interrupted, KeyboardInterrupt):
         if processes.is_first():
             finished = sum(run.result.exists() for run in runs)
@@ -44,31 +47,45 @@ def train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRu
         raise
 
 
-def _train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path) -> None:
+def _train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path, jobs: int) -> None:
     environment = records.environment()  # now, since the checkout may change while this runs
-    compiled: dict[tuple[str, int], Experiment] = {}
-    made: dict[str, Task] = {}  # only the last, kept because reading and cutting up a long text takes minutes
     for run in runs:  # a result of another config must not pass for one of this config
         if run.result.exists() and processes.is_first():
             workdirs.open_workdir(run.workdir, configs[run.label], run.seeds)
+    works = []
     for number, run in enumerate(runs, start=1):
-        if run.result.exists():
-            continue
-        config, width = configs[run.label], len(run.seeds)
-        if (run.label, width) not in compiled:
-            if repr(config.task) not in made:
-                made = {repr(config.task): tasks.create(config.task.name, **config.task.options)}
-            compiled = {(run.label, width): Experiment(config, width, made[repr(config.task)])}
-        seeds = f"seed {run.seeds[0]}" if width == 1 else f"seeds {run.seeds[0]}–{run.seeds[-1]}"
-        compiled[run.label, width].train(
-            run.workdir,
-            run.seeds,
-            label=f"[{number}/{len(runs)}] {run.label}, {seeds}",
-            fields={} if run.label == config.encoding else {"system": run.label},
-            environment=environment,
+        seeds = f"seed {run.seeds[0]}" if len(run.seeds) == 1 else f"seeds {run.seeds[0]}–{run.seeds[-1]}"
+        name, fields = (
+            f"{run.label}, {seeds}",
+            {} if run.label == configs[run.label].encoding else {"system": run.label},
         )
+        label = f"[{number}/{len(runs)}] {name}"
+        if not run.result.exists():
+            works.append(workers.Work(configs[run.label], run.seeds, run.workdir, name, label, fields, environment))
+
+    def finished() -> None:
         if processes.is_first():
             write_results(workdir, [run for run in runs if run.result.exists()])
+
+    if works and jobs > 1:
+        workers.train(works, jobs, finished)
+    else:
+        _train_here(works, finished)
+
+
+def _train_here(works: Sequence[workers.Work], finished: Callable[[], None]) -> None:
+    compiled: dict[tuple[str, int], Experiment] = {}
+    made: dict[str, Task] = {}  # only the last, kept because reading and cutting up a long text takes minutes
+    for work in works:
+        config, key = work.config, (repr(work.config), len(work.seeds))
+        if key not in compiled:
+            if repr(config.task) not in made:
+                made = {repr(config.task): tasks.create(config.task.name, **config.task.options)}
+            compiled = {key: Experiment(config, len(work.seeds), made[repr(config.task)])}
+        compiled[key].train(
+            work.workdir, work.seeds, label=work.label, fields=work.fields, environment=work.environment
+        )
+        finished()
 
 
 def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[GridRun]:

@@ -48,6 +48,7 @@ class Run:
       metric: the metric that is printed after each evaluation.
       recipe: the settings of the run, for TensorBoard.
       start: returns parameters that a new run uses instead of initialised parameters: see `Program.init`.
+      progress: creates the bar.
     """
 
     program: Program
@@ -63,6 +64,7 @@ class Run:
     metric: str = "loss"
     recipe: Any = None
     start: Callable[[], PyTree] = dict
+    progress: Callable[..., Progress] = Progress
     _lost: dict[int, int] = dataclasses.field(default_factory=dict, init=False)
 
     def train(self) -> tuple[TrainState, float]:
@@ -85,7 +87,7 @@ class Run:
             state, step, seconds = self._start(checkpoints)
             first = jax.process_index() == 0
             metrics = stack.enter_context(MetricsWriter(self.workdir, step, self.seeds, self.recipe, active=first))
-            bar = stack.enter_context(Progress(self.config.steps, "step", done=step, active=first))
+            bar = stack.enter_context(self.progress(self.config.steps, "step", done=step, active=first))
             if heading := ": ".join(filter(None, (self.label, f"resumes from step {step:,}" if step else ""))):
                 bar.write(heading)
             if self.profile is not None:

@@ -29,8 +29,17 @@ from experiments.benchmark.workloads import BACKWARD, FORWARD, STEP, Problem, Re
 
 Contender = Callable[[Problem], Mapping[str, Task]]
 
-IMPLEMENTATIONS = ("full", "blockwise", "ring", "auto")
-OURS = ("cope/blockwise", "cope/full", "cope/ring", "rope/blockwise", "rope/full", "rope/jax.nn")
+IMPLEMENTATIONS = ("full", "blockwise", "fused", "ring", "auto")
+OURS = (
+    "cope/fused",
+    "rope/fused",
+    "cope/blockwise",
+    "cope/full",
+    "cope/ring",
+    "rope/blockwise",
+    "rope/full",
+    "rope/jax.nn",
+)
 OF_TORCH = {
     "cope/torch-listing": "cope_listing",
     "cope/x-transformers": "x_transformers_cope",

@@ -1,8 +1,10 @@
 """Starts every command: parses its flags and turns errors into one line."""
 
 import contextlib
+import hashlib
 import itertools
 import os
+import platform
 import re
 import sys
 import time
@@ -17,6 +19,7 @@ from ml_collections import config_flags
 
 from cope_jax import models, tasks
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
+from cope_jax.files import cache_folder
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
@@ -129,10 +132,33 @@ def run(main: Callable[[], None]) -> None:
                 # other errors from reading a --config file and setting its fields
                 raise ConfigError(_one_line(error)) from error
 
+    keep_programs()
     logging.set_verbosity(logging.WARNING)
     # Orbax raises its errors and also logs them, with a traceback, from its own threads.
     logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     app.run(guarded, flags_parser=parse)
+
+
+def keep_programs() -> None:
+    """Keeps compiled programs in the user's cache folder, so that the next run of a command starts sooner.
+
+    JAX's own settings, such as JAX_COMPILATION_CACHE_DIR, take precedence. Each kind of CPU has its own folder, because
+    a program for another CPU may end with an illegal instruction.
+    """
+    if jax.config.values["jax_compilation_cache_dir"] is None:
+        path = str(cache_folder() / "programs" / kind_of_cpu())
+        jax.config.update("jax_compilation_cache_dir", path)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = path  # for processes that this one starts
+
+
+def kind_of_cpu() -> str:
+    """A name for what the CPU can do: its architecture and, on Linux, a digest of its model and features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    facts = sorted({line for line in lines if line.startswith(("model name", "flags", "Features", "CPU part"))})
+    return f"{platform.machine()}-{hashlib.sha256(repr(facts).encode()).hexdigest()[:12]}"
 
 
 def help_text(argv: Sequence[str]) -> str:

@@ -28,7 +28,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import environment
 from cope_jax.training.experiment_config import ExperimentConfig
-from experiments.cli import entry, outputs
+from experiments.cli import entry, jobs, outputs
 from experiments.cli.flag_values import check_names, with_options
 
 ENCODERS = {"bert_frozen": True, "bert_fine_tuned": False, "minilm_fine_tuned": False}
@@ -58,6 +58,7 @@ _REPEATS = flags.DEFINE_integer(
     "repeats", 1, "Number of times to divide the data into random folds; results are means over all.", lower_bound=1
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results and checkpoints (required).", required=True)
+flags.adopt_module_key_flags(jobs)
 entry.renamed("data_dir", "corpora_dir")
 entry.renamed("bert", "model")
 
@@ -110,7 +111,7 @@ def cross_validate(
             configs[f"{system}_repeat_{repeat}_fold_{fold}"] = with_options(head, repeat=repeat, fold=fold)
         Experiment.check(next(iter(configs.values())))
         planned = grid.plan(list(configs), 1, 1, workdir)
-        grid.train_missing(configs, planned, workdir)
+        grid.train_missing(configs, planned, workdir, jobs.number(len(planned)))
         found = [pretrained.classify(cell.workdir) for cell in planned]
     test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])
     return classification.CrossValidation([task.labels("test") for task in folds], found, test_share)

@@ -28,7 +28,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import select
 from cope_jax.training.experiment_config import ExperimentConfig
-from experiments.cli import entry, outputs
+from experiments.cli import entry, jobs, outputs
 from experiments.cli.flag_values import by_kind, check_names, with_options
 
 SYSTEMS = ("majority", "words", "words+characters", "words+characters+elmo", "bert_frozen", "bert_fine_tuned")
@@ -49,6 +49,7 @@ _MODELS = flags.DEFINE_list(
 _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to compare: any of {', '.join(SYSTEMS)}.")
 _SEEDS = flags.DEFINE_integer("seeds", 1, "Number of seeds per system; N means the seeds 0 to N−1.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints (required).", required=True)
+flags.adopt_module_key_flags(jobs)
 entry.renamed("data_dir", "corpora_dir")
 entry.renamed("elmo", "models")
 entry.renamed("bert", "models")
@@ -62,7 +63,7 @@ def main() -> None:
     with workdirs.locked(workdir):
         configs = create_configs(systems, models, workdir)
         planned = grid.plan(list(configs), _SEEDS.value, 1, workdir)
-        grid.train_missing(configs, planned, workdir)
+        grid.train_missing(configs, planned, workdir, jobs.number(len(planned)))
         show(workdir, systems, configs, planned)
 
 

@@ -46,6 +46,10 @@ def get_config():
 """A config file of which all is tiny but the number of steps, so that there is something to interrupt."""
 
 
+SEVERAL_RUNS = ("compare", "contextual.tag", "contextual.classify")
+"""Commands that would start a process for each run, which takes seconds."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Done:
     """How a command ended: its exit status (minus the signal that killed it) and what it printed."""
@@ -102,7 +106,8 @@ def _child(cache: str, name: str, flags: list[str], out: str, err: str) -> None:
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    sys.argv = [f"{ROOT}/experiments/{name}.py", *flags]
+    several = name in SEVERAL_RUNS and not any(flag.startswith(("--jobs", "--help")) for flag in flags)
+    sys.argv = [f"{ROOT}/experiments/{name}.py", *flags, *(["--jobs=1"] if several else [])]
     interrupts.install()
     try:
         runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)

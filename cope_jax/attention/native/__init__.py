@@ -1,0 +1,1 @@
+"""Attention in C++ for CPUs: see `native_attention`."""

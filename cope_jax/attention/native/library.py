@@ -1,0 +1,151 @@
+"""Compiles the C++ attention of this package once for this machine, and loads it.
+
+The library lies in the user's cache folder (`$XDG_CACHE_HOME/cope_jax`, by default `~/.cache/cope_jax`). Its name
+contains a digest of the source, of jaxlib's version, and of what the compiler knows about itself and the CPU. So every
+version, compiler and CPU has its own file. Without the library, attention runs in XLA; this is an error only if
+`COPE_JAX_NATIVE=required`.
+"""
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import importlib.metadata
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import IO
+
+import jax
+
+from cope_jax.errors import ConfigError
+from cope_jax.files import cache_folder
+
+SETTING = "COPE_JAX_NATIVE"
+MODES = ("0", "1", "required")
+SECONDS = 60  # the longest time to compile, or to wait for a process that compiles
+SOURCES = Path(__file__).parent
+CALLS = ("Forward", "Backward")
+
+
+class Unavailable(Exception):
+    """The library cannot be compiled or loaded; the message says why."""
+
+
+def why_not() -> str | None:
+    """Returns why the library cannot be used on this machine; None if it can, and then it is loaded.
+
+    Raises:
+      ConfigError: `COPE_JAX_NATIVE` is not 0, 1 or required, or it is required and the library cannot be used.
+    """
+    mode = os.environ.get(SETTING, "1")
+    if mode not in MODES:
+        raise ConfigError(f"{SETTING}={mode!r} is unknown: choose from {', '.join(MODES)}")
+    if mode == "0":
+        return f"{SETTING} is 0"
+    reason = _load()
+    if reason is not None and mode == "required":
+        raise ConfigError(f"{SETTING}=required, but {reason}: set it to 1 to run without the C++ library")
+    return reason
+
+
+def target(call: str) -> str:
+    """The name of a custom call; it changes with the source, so a cached program finds the code it was made for."""
+    return f"cope_jax_{call.lower()}_{_digest(_sources())[:12]}"
+
+
+@functools.cache
+def _load() -> str | None:
+    """Compiles the library if necessary, and registers its custom calls. Returns why this is not possible, or None."""
+    try:
+        library = ctypes.CDLL(str(_compiled()))
+        for call in CALLS:
+            jax.ffi.register_ffi_target(target(call), jax.ffi.pycapsule(getattr(library, call)), platform="cpu")
+    except (Unavailable, OSError) as error:
+        return f"the C++ library for attention is not available ({str(error).splitlines()[0]})"
+    return None
+
+
+def _compiled() -> Path:
+    """The path of the library in the cache, which is compiled first if it is missing or damaged."""
+    compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
+    if compiler is None:
+        raise Unavailable("there is no C++ compiler: install g++ or clang++, or set CXX")
+    flags = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native", "-O3", "-std=c++17"]
+    # The predefined macros name the compiler, its version, and what the CPU can do.
+    macros = _run([compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull])
+    path = (
+        cache_folder()
+        / f"attention-{_digest(_sources(), importlib.metadata.version('jaxlib').encode(), macros)[:24]}.so"
+    )
+    if _is_whole(path):
+        return path
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path.with_suffix(".lock"), "w") as lock:
+        _wait_for(lock)
+        if not _is_whole(path):  # another process may have compiled it while we waited
+            logging.getLogger("cope_jax").info("attention: compiling the C++ library, once, into %s", path.parent)
+            _compile([compiler, *flags], path)
+    return path
+
+
+def _compile(command: list[str], path: Path) -> None:
+    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".compiling-")
+    os.close(handle)
+    try:
+        include = ["-isystem", jax.ffi.include_dir()]
+        contract = ["-ffp-contract=fast", "-shared", "-fPIC"]  # fused multiply-add
+        _run([*command, *contract, *include, str(SOURCES / "attention.cc"), "-o", name])
+        path.with_suffix(".sha256").write_text(_digest(Path(name).read_bytes()))
+        os.replace(name, path)
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> bytes:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, timeout=SECONDS).stdout
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"{Path(command[0]).name} took longer than {SECONDS} seconds") from None
+    except subprocess.CalledProcessError as error:
+        lines = error.stderr.decode(errors="replace").splitlines()
+        raise Unavailable(next((line for line in lines if "error" in line), f"{command[0]} failed")) from None
+
+
+def _wait_for(lock: IO[str]) -> None:
+    end = time.monotonic() + SECONDS
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        except BlockingIOError:
+            if time.monotonic() > end:
+                raise Unavailable(f"another process has been compiling it for {SECONDS} seconds") from None
+            time.sleep(0.1)
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether the file is exactly what was compiled. Loading a damaged library can crash the process."""
+    try:
+        return path.with_suffix(".sha256").read_text() == _digest(path.read_bytes())
+    except (OSError, UnicodeDecodeError):
+        return False
+
+
+def _compilers() -> tuple[str, ...]:
+    own = os.environ.get("CXX")
+    return (own,) if own else ("g++", "clang++", "c++")
+
+
+@functools.cache
+def _sources() -> bytes:
+    return b"".join(path.read_bytes() for path in sorted(SOURCES.glob("*.[ch]*")))
+
+
+def _digest(*parts: bytes) -> str:
+    return hashlib.sha256(b"\0".join(parts)).hexdigest()

@@ -1,0 +1,169 @@
+// The problem, and the rows of one head that visit the tiles of keys together.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "products.h"
+
+namespace {
+
+enum Gate { NO_GATE, OF_LOGITS, OF_KEYS };
+enum Position { TABLE, SLOPE };
+
+struct Problem {
+  int B, L, M, H, G, K, KV, N, window;  // window 0: none
+  bool causal;
+  const float *q, *k, *v, *x, *u, *table, *slopes;
+  const int32_t *q_segments, *k_segments;  // [B, L] and [B, M], or null
+  float scale;
+
+  int strips() const { return (L + STRIP - 1) / STRIP; }
+  int tiles() const { return (M + TILE - 1) / TILE; }
+  int index(int row) const { return M - L + row; }  // the last query is at the last key
+  int panels() const { return (N + TILE - 1) / TILE; }
+  long z_row() const { return panels() * (long)TILE + 2 * TILE; }
+  long q_row() const { return (long)H * K; }
+  long k_row() const { return (long)G * K; }
+  long v_row() const { return (long)G * KV; }
+  size_t q_at(int b, int h, int row = 0) const { return (((size_t)b * L + row) * H + h) * K; }
+  size_t out_at(int b, int h, int row = 0) const { return (((size_t)b * L + row) * H + h) * KV; }
+  size_t k_at(int b, int h, int key = 0) const { return (((size_t)b * M + key) * G + h * G / H) * K; }
+  size_t v_at(int b, int h, int key = 0) const { return (((size_t)b * M + key) * G + h * G / H) * KV; }
+};
+
+// The keys of one tile that the rows of one strip see.
+struct Tile {
+  int first, count;
+  bool empty, masked;  // no row sees a key; some row does not see some key
+
+  int width() const { return (count + W - 1) / W * W; }
+};
+
+// One head's queries `start` … `start + rows`, with the sums that they carry from tile to tile.
+struct Strip {
+  const Problem& of;
+  int b, h, start, rows;
+  const float* table_panels;  // eᵀ, as `transpose` makes it
+  float* z;                   // z_i[n] for n < `known`, with rows z_row() apart
+  int known = 0, limit;       // no row can be at a position `limit` or beyond
+  float counts[STRIP] = {};   // P_i
+  float most = 0;             // max P_i
+
+  Strip(const Problem& p, int b, int h, int start, const float* table_panels, float* z)
+      : of(p), b(b), h(h), start(start), rows(std::min(STRIP, p.L - start)), table_panels(table_panels), z(z) {
+    limit = std::min(p.N, end() + 2);
+  }
+
+  int end() const {  // all keys that a row sees come before it
+    const int last = of.index(start + rows - 1);
+    if (of.causal) return std::max(0, last + 1);
+    return of.window ? std::max(0, std::min(of.M, last + of.window)) : of.M;
+  }
+  int begin() const { return of.window ? std::max(0, of.index(start) - of.window + 1) : 0; }
+
+  Tile tile(int number) const {
+    const int first = number * TILE, count = std::min(TILE, of.M - first);
+    Tile t{first, count, false, count < TILE};
+    t.masked |= of.causal && first + count - 1 > of.index(start);
+    if (of.window) {
+      t.masked |= first <= of.index(start + rows - 1) - of.window;
+      t.masked |= first + count - 1 >= of.index(start) + of.window;
+    }
+    if (of.q_segments) {
+      const int32_t *q = of.q_segments + (size_t)b * of.L + start, *k = of.k_segments + (size_t)b * of.M + first;
+      const auto [q_low, q_high] = std::minmax_element(q, q + rows);
+      const auto [k_low, k_high] = std::minmax_element(k, k + count);
+      t.empty = *q_high < *k_low || *k_high < *q_low;
+      t.masked |= *q_low != *q_high || *k_low != *k_high;
+    }
+    return t;
+  }
+
+  // Whether causality, or the end of the keys, hides a whole chunk from `row`.
+  bool hidden(const Tile& t, int row, int chunk) const {
+    const int first = t.first + W * chunk;
+    return first >= t.first + t.count || (of.causal && first > of.index(start + row));
+  }
+
+  // -1 for the keys that `row` sees, else 0.
+  I visible(const Tile& t, int row, int chunk) const {
+    const int index = of.index(start + row), first = t.first + W * chunk;
+    const I key = iota() + first;
+    I seen = key < t.first + t.count;
+    if (of.causal) seen &= key <= index;
+    if (of.window) seen &= (key > index - of.window) & (key < index + of.window);
+    if (of.q_segments) {
+      const int32_t* k = of.k_segments + (size_t)b * of.M + first;
+      I ids{};
+      if (first + W <= of.M) ids = load(k);
+      else
+        for (int i = 0; first + i < of.M; i++) ids[i] = k[i];
+      seen &= ids == of.q_segments[(size_t)b * of.L + start + row];
+    }
+    return seen;
+  }
+
+  // Computes z up to position n, in whole panels.
+  void need(int n) {
+    const int whole = (limit + TILE - 1) / TILE * TILE, before = known;
+    const long row = of.z_row();
+    const Matrix x{of.x + of.q_at(b, h, start), of.q_row(), 1};
+    for (n = std::min(n, whole); known < n; known += TILE)
+      product<false>(rows, TILE, of.K, x, table_panels + (size_t)known * of.K, TILE, z + known, row);
+    if (known > before && known == whole && limit == of.N)  // beyond the table: its last row, so the slope is 0
+      for (int r = 0; r < rows; r++) std::fill(z + r * row + of.N, z + r * row + whole + TILE, z[r * row + of.N - 1]);
+  }
+  void need_for_tile() { need(std::min<float>(of.N, most + TILE) + W + 2); }
+
+  // x_i·u_j/√K of a tile, whose gate keys are transposed.
+  void gate_logits(const Tile& t, const float* gate_keys, float* to) const {
+    const Matrix x{of.x + of.q_at(b, h, start), of.q_row(), 1};
+    product<false>(rows, t.width(), of.K, x, gate_keys, TILE, to, TILE);
+    for (int i = 0; i < rows * TILE; i += W) store(to + i, load(to + i) * of.scale);
+  }
+
+  // What z_i adds, and its derivative in P. `cell` and `weight` say where: z[cell]·(1 - weight) + z[cell+1]·weight.
+  struct Lookup {
+    V value, slope, weight;
+    I cell;
+    int base;
+  };
+  Lookup interpolate(int row, V counts) const {
+    Lookup found;
+    const float last = of.N - 1;
+    const I floor = truncate(counts < last ? counts : all(last));  // also for NaN
+    found.base = floor[W - 1];  // the nearest key of the chunk has the smallest position
+    const I far = floor - found.base;
+    found.cell = far < W ? far : all(W - 1);  // only rounding makes this W
+    found.weight = clipped(counts, 0, last) - to_float(found.cell + found.base);
+    const float* window = z + row * of.z_row() + found.base;
+    const V low = permute(load(window), found.cell);
+    found.slope = permute(load(window + 1), found.cell) - low;
+    found.value = low + found.weight * found.slope;
+    return found;
+  }
+
+  float slope() const { return of.slopes[h]; }
+
+  // Calls step(tile) from the nearest tile to the farthest.
+  template <class Step>
+  void visit(Step step) const {
+    const int first = begin() / TILE, last = (end() + TILE - 1) / TILE - 1;
+    for (int number = last; number >= first; number--) {
+      const Tile t = tile(number);
+      if (!t.empty) step(t);
+    }
+  }
+};
+
+// Gates of one chunk of one row, and the positions that they count.
+template <Gate GATE>
+INLINE V gates_of(V logits, const float* gate_logits, I seen) {
+  const V gates = sigmoid(GATE == OF_LOGITS ? logits : load(gate_logits));
+  return seen ? gates : V{};
+}
+
+const I EVERY = ~I{};
+
+}  // namespace

@@ -1,0 +1,117 @@
+// Vectors of the width of the CPU: sums over lanes, lookups within a register, and exponentials.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace {
+
+#if defined(__AVX512F__)
+constexpr int W = 16, ROWS = 6, PANEL = 4;  // lanes; rows and vectors of a block of a matrix product in registers
+#elif defined(__AVX2__)
+constexpr int W = 8, ROWS = 6, PANEL = 2;
+#else
+constexpr int W = 4, ROWS = 6, PANEL = 4;
+#endif
+constexpr int STRIP = 64, TILE = 64, CHUNKS = TILE / W, AREA = STRIP * TILE;
+constexpr float LOW = -1e30f;  // the logit of a hidden pair
+
+#define INLINE inline __attribute__((always_inline))
+
+typedef float V __attribute__((vector_size(4 * W)));
+typedef int32_t I __attribute__((vector_size(4 * W)));
+typedef V LooseV __attribute__((aligned(4), may_alias));
+typedef I LooseI __attribute__((aligned(4), may_alias));
+
+INLINE V load(const float* p) { return *reinterpret_cast<const LooseV*>(p); }
+INLINE I load(const int32_t* p) { return *reinterpret_cast<const LooseI*>(p); }
+INLINE void store(float* p, V x) { *reinterpret_cast<LooseV*>(p) = x; }
+INLINE void store(int32_t* p, I x) { *reinterpret_cast<LooseI*>(p) = x; }
+INLINE V all(float x) { return V{} + x; }
+INLINE I all(int x) { return I{} + x; }
+INLINE I truncate(V x) { return __builtin_convertvector(x, I); }
+INLINE V to_float(I x) { return __builtin_convertvector(x, V); }
+INLINE V clipped(V x, float low, float high) {  // NaN stays NaN
+  x = x < low ? all(low) : x;
+  return x > high ? all(high) : x;
+}
+INLINE V larger(V x, V y) { return x > y ? x : y; }
+
+INLINE I iota() {
+  I x;
+  for (int i = 0; i < W; i++) x[i] = i;
+  return x;
+}
+
+template <int N, size_t... i>
+INLINE V swapped(V x, std::index_sequence<i...>) {
+  return __builtin_shufflevector(x, x, (i ^ N)...);
+}
+template <int N, size_t... i>
+INLINE V from_above(V x, std::index_sequence<i...>) {
+  return __builtin_shufflevector(x, V{}, (i + N < W ? i + N : W)...);
+}
+template <int N, size_t... i>
+INLINE V from_below(V x, std::index_sequence<i...>) {
+  return __builtin_shufflevector(x, V{}, (i >= N ? i - N : W)...);
+}
+using Lanes = std::make_index_sequence<W>;
+
+// Σ of this lane and all lanes above it.
+template <int N = 1>
+INLINE V suffix_sum(V x) {
+  if constexpr (N < W) return suffix_sum<2 * N>(x + from_above<N>(x, Lanes()));
+  else return x;
+}
+// Σ of this lane and all lanes below it.
+template <int N = 1>
+INLINE V prefix_sum(V x) {
+  if constexpr (N < W) return prefix_sum<2 * N>(x + from_below<N>(x, Lanes()));
+  else return x;
+}
+template <int N = W / 2>
+INLINE float sum(V x) {
+  if constexpr (N > 0) return sum<N / 2>(x + swapped<N>(x, Lanes()));
+  else return x[0];
+}
+template <int N = W / 2>
+INLINE float maximum(V x) {
+  if constexpr (N > 0) return maximum<N / 2>(larger(x, swapped<N>(x, Lanes())));
+  else return x[0];
+}
+
+// x[index], lane by lane.
+INLINE V permute(V x, I index) {
+#if defined(__AVX512F__)
+  return (V)_mm512_permutexvar_ps((__m512i)index, (__m512)x);
+#elif defined(__AVX2__)
+  return (V)_mm256_permutevar8x32_ps((__m256)x, (__m256i)index);
+#else
+  V y;
+  for (int i = 0; i < W; i++) y[i] = x[index[i]];
+  return y;
+#endif
+}
+
+// e^x with a relative error of 2e-7, for x in [-87, 88]; x outside is clipped.
+INLINE V exponential(V x) {
+  x = clipped(x, -87, 88);
+  const V magic = all(12582912.f);  // 1.5·2^23: adding it rounds to a whole number
+  V n = (x * 1.44269504088896341f + magic) - magic;
+  V r = x - n * 0.693359375f + n * 2.12194440e-4f;
+  V p = all(1.9875691500e-4f);
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * (r * r) + (r + 1.f);
+  return p * (V)((truncate(n) + 127) << 23);
+}
+INLINE V sigmoid(V x) { return 1.f / (1.f + exponential(-x)); }
+
+}  // namespace

@@ -1,0 +1,223 @@
+"""Trains runs at the same time, each in a process of its own on its share of the cores."""
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError
+from cope_jax.progress import Progress
+from cope_jax.runs.experiment import Experiment
+from cope_jax.training.experiment_config import ExperimentConfig
+from cope_jax.training.preemption import GracefulStop, Interrupted
+
+KNOWN = (ConfigError, NonFiniteError, StorageError, Interrupted)
+"""Exceptions that a worker passes on as they are."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Work:
+    """The arguments of one `Experiment.train`, with its config; `name` tells the runs apart in one line each."""
+
+    config: ExperimentConfig
+    seeds: tuple[int, ...]
+    workdir: Path
+    name: str
+    label: str
+    fields: dict[str, Any]
+    environment: dict[str, Any]
+
+
+def train(works: Sequence[Work], jobs: int, finished: Callable[[], None]) -> None:
+    """Trains all runs, at most `jobs` at a time, and shows the progress of all; calls `finished` after each run.
+
+    Each run has the same share of the cores, however many others train at the moment. So an interrupted run goes on
+    with the same numbers. After a signal or the first error, the other runs save a checkpoint and stop.
+
+    Raises:
+      Interrupted: Ctrl-C or SIGTERM stopped the runs.
+      Exception: the error of the first run that failed.
+    """
+    waiting = collections.deque(works)
+    free = collections.deque(cores_of(jobs))
+    active: list[_Worker] = []
+    error: Exception | None = None
+    with GracefulStop() as stop, contextlib.ExitStack() as stack:
+        stack.callback(_kill, active)  # after a second Ctrl-C or a defect
+        asked = False
+        while active or (waiting and not asked):
+            while waiting and free and not asked:
+                active.append(_Worker(waiting.popleft(), free.popleft()))
+            connection.wait([worker.messages for worker in active], timeout=0.2)
+            for worker in list(active):
+                if not worker.receive():
+                    continue
+                active.remove(worker)
+                free.append(worker.cores)
+                try:
+                    worker.end()
+                    finished()
+                except Exception as own:
+                    if error is None and not (asked and isinstance(own, Interrupted)):
+                        error = own
+            if not asked and (stop.number is not None or error is not None):
+                asked = True
+                for worker in active:
+                    worker.stop()
+    if error is not None:
+        raise error
+    if (stop.number is not None and waiting) or asked:
+        raise Interrupted("stopped; rerun the same command to resume", stop.number or signal.SIGINT)
+
+
+def _kill(active: Sequence["_Worker"]) -> None:
+    for worker in active:
+        worker.kill()
+
+
+def cores_of(jobs: int) -> list[list[int]]:
+    """The cores of each of `jobs` workers, in shares as equal as possible; empty shares mean all cores.
+
+    >>> [len(share) for share in cores_of(1)] == [cores()]
+    True
+    """
+    known = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    if jobs > len(known):
+        return [[] for _ in range(jobs)]
+    return [known[n * len(known) // jobs : (n + 1) * len(known) // jobs] for n in range(jobs)]
+
+
+def cores() -> int:
+    """The number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+class _Worker:
+    """A process that trains one run, and its progress on our stderr."""
+
+    def __init__(self, work: Work, cores: list[int]):
+        self.work, self.cores = work, cores
+        self._stopped = False
+        self._error: Exception | None = None
+        self._bars = contextlib.ExitStack()
+        self._bar: Progress | None = None
+        self._log = tempfile.NamedTemporaryFile(prefix="cope_jax-", suffix=".log")
+        self.messages, theirs = multiprocessing.Pipe(duplex=False)
+        context = multiprocessing.get_context("spawn")  # a copy of a process in which JAX runs would hang
+        self._process = context.Process(target=_work, args=(work, cores, theirs, self._log.name))
+        self._process.start()
+        theirs.close()
+
+    def receive(self) -> bool:
+        """Shows what the process has sent since the last call. Returns whether the process has ended."""
+        try:
+            while self.messages.poll():
+                name, args, options = self.messages.recv()
+                if name == "error":
+                    self._error = args[0]
+                elif name == "begin":
+                    self._bar = self._bars.enter_context(Progress(*args, **options, label=self.work.name))
+                elif name == "end":
+                    self._bars.close()
+                elif name == "write" and self._bar is not None and not args[0].startswith(self.work.label):
+                    self._bar.write(f"{self.work.name}: {args[0]}")
+                elif self._bar is not None:
+                    getattr(self._bar, name)(*args)
+            return False
+        except (EOFError, OSError):
+            return True
+
+    def stop(self) -> None:
+        """Asks the process to save a checkpoint and stop."""
+        self._stopped = True
+        self._process.terminate()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._bars.close()
+
+    def end(self) -> None:
+        """Waits for the process, and raises its error if it has failed."""
+        self._process.join()
+        self._bars.close()
+        with self._log:
+            last = (self._log.read().decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
+        if self._error is not None:
+            raise self._error
+        status = self._process.exitcode
+        if status and self._stopped:
+            raise Interrupted("stopped; rerun the same command to resume", signal.SIGTERM)
+        if status:
+            ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"
+            raise RuntimeError(f"the process that trains {self.work.name} {ended} ({last}): rerun with --jobs=1")
+
+
+def _work(work: Work, cores: list[int], messages: connection.Connection, log: str) -> None:
+    """Runs in the worker."""
+    os.setsid()  # Ctrl-C on the terminal reaches only the process that started this one, which then asks us to stop
+    file = os.open(log, os.O_WRONLY | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    if cores:
+        os.sched_setaffinity(0, cores)
+    try:
+        experiment = Experiment(work.config, len(work.seeds))
+        experiment.train(
+            work.workdir,
+            work.seeds,
+            label=work.label,
+            fields=work.fields,
+            environment=work.environment,
+            progress=functools.partial(_Told, messages),
+        )
+    except KNOWN as error:
+        messages.send(("error", (error,), {}))
+    except Exception as error:
+        messages.send(("error", (RuntimeError("".join(traceback.format_exception(error))),), {}))
+    messages.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # a run may end at any moment and resume later
+
+
+class _Told(Progress):
+    """Tells another process what to show: see `Progress`."""
+
+    def __init__(self, messages: connection.Connection, *args: Any, **options: Any):
+        super().__init__(*args, **options | {"active": False})
+        self._messages = messages
+        self._send("begin", *args, **options)
+
+    def __exit__(self, *exception: object) -> None:
+        self._send("end")
+
+    def advance(self, amount: float, note: str = "") -> None:
+        self._send("advance", amount, note)
+
+    def start_clock(self) -> None:
+        self._send("start_clock")
+
+    def write(self, line: str) -> None:
+        self._send("write", line)
+
+    def _send(self, name: str, *args: Any, **options: Any) -> None:
+        with contextlib.suppress(OSError):  # the other process is gone, and this one will end
+            self._messages.send((name, args, options))

@@ -1,0 +1,31 @@
+"""Defines the flag --jobs of commands that train several runs."""
+
+import jax
+from absl import flags
+
+from cope_jax.errors import ConfigError
+from cope_jax.runs import workers
+
+_JOBS = flags.DEFINE_integer(
+    "jobs",
+    None,
+    "Number of runs to train at the same time on a CPU, each in a process of its own with its share of the cores. "
+    "Without this flag: the number of cores, but not more than there are runs. On a GPU or TPU it is 1.",
+    lower_bound=1,
+)
+
+
+def number(runs: int) -> int:
+    """The number of runs to train at the same time, of `runs` in all.
+
+    The shares of the cores depend only on the command and the machine, so a resumed run has the same number of threads.
+
+    Raises:
+      ConfigError: more than one job on an accelerator, or in one of several processes.
+    """
+    alone = jax.default_backend() == "cpu" and jax.process_count() == 1
+    if _JOBS.value is not None:
+        if _JOBS.value > 1 and not alone:
+            raise ConfigError(f"--jobs={_JOBS.value} is only for one process on a CPU: omit --jobs")
+        return _JOBS.value
+    return min(workers.cores(), runs) if alone else 1
