@@ -30,6 +30,7 @@ replace only the functions of `cope_jax.ops`.
 
 import copy
 import dataclasses
+import inspect
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
@@ -303,13 +304,12 @@ def native_score_of(encoding: Encoding, v_BGMK: Array, k_features: PyTree) -> Na
     """Returns `encoding.native_score(…)`, or None if a subclass overrides what the method describes."""
     kinds = type(encoding).__mro__
     own = next(number for number, kind in enumerate(kinds) if "native_score" in vars(kind))
-    helpers = {name for name in vars(kinds[own]) if name.startswith("_") and not name.startswith("__")}
     described = {"initial_carry", "score", "saturated", "tail", "done", "sink"}
-    if kinds[own] is not Encoding:
-        described |= helpers
-    if any(described & set(vars(kind)) for kind in kinds[:own]):
-        return None
-    return encoding.native_score(v_BGMK, k_features)
+    if kinds[own] is not Encoding:  # the methods that it calls count too
+        functions = (name for name, value in vars(kinds[own]).items() if inspect.isfunction(value))
+        described |= {name for name in functions if name.startswith("_") and not name.startswith("__")}
+    changed = any(described & set(vars(kind)) for kind in kinds[:own])
+    return None if changed else encoding.native_score(v_BGMK, k_features)
 
 
 ENCODINGS: Registry[type[Encoding]] = Registry("encoding")

@@ -10,6 +10,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
+from cope_jax.attention.native import native_attention
 from cope_jax.encodings import AttentionShape
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.ops.interpolate import interpolate
@@ -43,6 +44,12 @@ def in_blocks(encoding, inputs):
     return blockwise_attention(encoding, inputs, BlockSizes(64, 64, 128))
 
 
+def in_native_code(encoding, inputs):
+    if reason := native_attention.why_not(encoding, inputs):
+        pytest.skip(reason)
+    return native_attention.native_attention(encoding, inputs)
+
+
 def in_float64(arrays):
     with jax.enable_x64(True):
         return [np.asarray(a) for a in value_and_gradients(full_attention, CoPE, *(np.float64(a) for a in arrays))]
@@ -56,14 +63,15 @@ def distance_to_the_integers(q, k, npos_max):
     return np.abs(positions - np.round(positions))[counted].min()
 
 
-def test_float32_is_exact_to_its_last_digits_away_from_the_integers():
+@pytest.mark.parametrize("attention", [in_blocks, in_native_code])
+def test_float32_is_exact_to_its_last_digits_away_from_the_integers(attention):
     """At an integer the slope jumps, and a rounded position may fall on the other side; here none does."""
     length, npos_max = 256, 16
     for seed in itertools.count():
         arrays = [a.astype(np.float32) for a in one_head(length, npos_max, seed)]
         if distance_to_the_integers(np.float64(arrays[0]), np.float64(arrays[1]), npos_max) > 2e-5:
             break
-    found = value_and_gradients(in_blocks, CoPE, *arrays)
+    found = value_and_gradients(attention, CoPE, *arrays)
     for name, array, exact in zip(NAMES, found, in_float64(arrays), strict=True):
         assert array.dtype == jnp.float32
         np.testing.assert_allclose(array, exact, rtol=0, atol=8e-6 * np.abs(exact).max(), err_msg=name)

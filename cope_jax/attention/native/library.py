@@ -114,7 +114,9 @@ def _run(command: list[str]) -> bytes:
         raise Unavailable(f"{Path(command[0]).name} took longer than {SECONDS} seconds") from None
     except subprocess.CalledProcessError as error:
         lines = error.stderr.decode(errors="replace").splitlines()
-        raise Unavailable(next((line for line in lines if "error" in line), f"{command[0]} failed")) from None
+        raise Unavailable(
+            next((line for line in lines if "error" in line), f"{Path(command[0]).name} failed")
+        ) from None
 
 
 def _wait_for(lock: IO[str]) -> None:

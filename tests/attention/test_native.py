@@ -1,0 +1,349 @@
+"""Attention in C++ says what full attention says, in value and every gradient; without a compiler, XLA works."""
+
+import functools
+import multiprocessing
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import AxisType
+
+from cope_jax import encodings
+from cope_jax.attention import attend, full_attention, fused, prepare
+from cope_jax.attention.attend import shard_batch
+from cope_jax.attention.native import library
+from cope_jax.attention.native.native_attention import native_attention, why_not
+from cope_jax.encodings.base import native_score_of
+from cope_jax.encodings.cope import CoPE
+from cope_jax.errors import ConfigError
+from tests.attention.problems import arrays_of, named, plain, value_and_gradients
+from tests.encodings.cases import build, jit
+from tests.oracle.encodings import Sizes
+
+needs_library = pytest.mark.usefixtures("native")
+SIZES = Sizes(heads=4, kv_heads=2, head_dim=16, model_dim=6, max_length=200)
+
+
+@pytest.fixture
+def native():
+    if reason := library.why_not():
+        pytest.skip(reason)
+
+
+@functools.cache
+def compiled(spec, attention, sizes=SIZES, **static):
+    graphdef, _ = build(spec, sizes=sizes)
+    return jit(lambda state, arrays, data: value_and_gradients(attention, graphdef, state, arrays, data, **static))
+
+
+def compare(spec, length, keys, segments=None, sizes=SIZES, atol=3e-5, **static):
+    """C++ in float32 against full attention in float64, relative to the largest entry of each array."""
+    data = plain(length, keys)
+    if segments is not None:
+        ids = SEGMENTS[segments]
+        data = data._replace(k_segments=ids, q_segments=ids[:, keys - length :])
+    _, state = build(spec, sizes=sizes)
+    arrays = arrays_of(length, keys, sizes=sizes)
+    state, arrays = jax.tree.map(lambda x: np.asarray(x, np.float32), (state, arrays))
+    found = named(compiled(spec, native_attention, sizes, **static)(state, arrays, data))
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (state, arrays))
+        exact = named(compiled(spec, full_attention, sizes, **static)(*wide, data))
+    assert found.keys() == exact.keys()
+    for name, array in exact.items():
+        scale = max(np.abs(array).max(), 1e-3)
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=atol * scale, err_msg=f"{spec} {name}")
+
+
+SEGMENTS = {
+    "documents": np.sort(np.random.default_rng(0).integers(0, 4, (2, 150)), axis=1).astype(np.int32),
+    "shuffled": np.random.default_rng(1).integers(0, 3, (2, 150)).astype(np.int32),
+}
+SPECS = [
+    "none",
+    "rope",
+    "learned+cope(npos_max=20)",
+    "cope(npos_max=200)",
+    "cope(npos_max=20,gate=value)+rope",
+    "cope(npos_max=40,gate=separate_key,scale_position_logits=True)",
+    "cope(position=slope)",
+    "cope(position=learned_slope,gate=separate_key)",
+]
+
+
+@needs_library
+@pytest.mark.parametrize("spec", SPECS)
+def test_it_equals_full_attention(spec):
+    compare(spec, 150, 150)
+
+
+@needs_library
+@pytest.mark.parametrize(
+    ("spec", "length", "options"),
+    [
+        ("cope(npos_max=20)", 37, {}),  # fewer queries than keys
+        ("cope(npos_max=20)", 150, {"window": 30}),
+        ("none", 150, {"window": 70, "causal": False}),
+        ("cope(npos_max=20)", 150, {"causal": False}),
+        ("cope(npos_max=20)", 150, {"segments": "documents"}),
+        ("rope", 150, {"segments": "shuffled", "causal": False}),
+    ],
+    ids=str,
+)
+def test_masks(spec, length, options):
+    compare(spec, length, 150, **options)
+
+
+@needs_library
+@pytest.mark.parametrize("sizes", [Sizes(2, 2, 80, 6, 200), Sizes(4, 1, 128, 6, 200), Sizes(1, 1, 32, 6, 200)], ids=str)
+def test_widths_and_groups_of_heads(sizes):
+    compare("cope(npos_max=20)", 70, 70, sizes=sizes)
+
+
+@needs_library
+def test_gates_that_are_all_open_count_tokens():
+    """All gates are exactly 1, so positions are whole numbers, and 16 neighbours are at 16 different cells."""
+    graphdef, state = build("cope(npos_max=100)", sizes=SIZES, dtype=np.float32)
+    q = jnp.full((1, 120, 4, 16), 10.0)
+    v = jax.random.normal(jax.random.key(0), (1, 120, 2, 16))
+    inputs = prepare(q, q[:, :, :2], v, encoding=nnx.merge(graphdef, state))
+    both = [attention(nnx.merge(graphdef, state), inputs) for attention in (native_attention, full_attention)]
+    np.testing.assert_allclose(*both, rtol=0, atol=2e-5)
+
+
+@needs_library
+def test_nan_stays_nan_in_its_row_and_elsewhere_there_is_none():
+    graphdef, state = build("cope(npos_max=20)", sizes=SIZES, dtype=np.float32)
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 100, 4, 16))
+    inputs = prepare(q.at[0, 50, 1].set(jnp.nan), k[:, :, :2], k[:, :, :2], encoding=nnx.merge(graphdef, state))
+    out = np.asarray(native_attention(nnx.merge(graphdef, state), inputs))
+    assert np.isnan(out[0, 50, 1]).all()
+    assert np.isnan(out).sum() == 16
+
+
+@needs_library
+def test_a_query_that_sees_no_key_is_zero_and_its_gradient_too():
+    encoding = encodings.create("cope", num_heads=2, head_dim=16, npos_max=8, rngs=nnx.Rngs(0))
+    q, k = jax.random.normal(jax.random.key(0), (2, 1, 70, 2, 16))
+    ids = jnp.zeros((1, 70), jnp.int32)
+
+    def out(q, k):
+        inputs = prepare(q, k, k, encoding=encoding, q_segment_ids=ids.at[0, 3].set(9), k_segment_ids=ids)
+        return native_attention(encoding, inputs)
+
+    value, pull = jax.vjp(out, q, k)
+    dq, dk = pull(jnp.ones_like(value))
+    assert not value[0, 3].any() and not dq[0, 3].any()
+    assert np.isfinite(dq).all() and np.isfinite(dk).all()
+
+
+@needs_library
+def test_types_vmap_devices_and_remat():
+    """bfloat16 results have its type; vmap calls C++ for each entry, and each device for its own examples."""
+    graphdef, state = build("cope(npos_max=20)", sizes=SIZES, dtype=np.float32)
+    encoding = nnx.merge(graphdef, state)
+    q, k, v = (jax.random.normal(jax.random.key(n), (4, 70, heads, 16)) for n, heads in ((0, 4), (1, 2), (2, 2)))
+
+    def out(q, k, v):
+        return native_attention(encoding, prepare(q, k, v, encoding=encoding))
+
+    whole = out(q, k, v)
+    one_by_one = jax.vmap(out)(*(x[:, None] for x in (q, k, v)))
+    np.testing.assert_array_equal(one_by_one[:, 0], whole)
+    rounded = [jnp.bfloat16(x) for x in (q, k, v)]
+    assert out(*rounded).dtype == jnp.bfloat16
+    np.testing.assert_array_equal(out(*rounded), jnp.bfloat16(out(*(jnp.float32(x) for x in rounded))))
+    with jax.set_mesh(jax.make_mesh((2,), ("data",), axis_types=(AxisType.Auto,))):
+        split = shard_batch(native_attention, encoding, prepare(q, k, v, encoding=encoding), ("data",))
+        assert fused.why_not(encoding, prepare(q, k, v, encoding=encoding)) is not None  # nothing splits the batch
+    np.testing.assert_array_equal(split, whole)
+    gradients = [jax.vjp(f, q, k, v)[1](whole) for f in (out, jax.checkpoint(out))]
+    jax.tree.map(np.testing.assert_array_equal, *gradients)
+
+
+@needs_library
+def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot():
+    def reason(spec, dtype=jnp.float32, width=16, **options):
+        encoding = encodings.create(spec, num_heads=2, head_dim=width, model_dim=32, rngs=nnx.Rngs(0))
+        x = jnp.ones((1, 70, 2, width), dtype)
+        return why_not(encoding, prepare(x, x, x, encoding=encoding, embedded=True, **options))
+
+    assert reason("cope") is None
+    assert reason("sinusoidal+cope+rope", jnp.bfloat16) is None
+    for spec in ("alibi", "cope_two_sided", "cope+alibi", "cope+kerple"):
+        assert "does not know what this encoding adds" in reason(spec)
+    assert "width of a head, 8, is not a multiple of 16" in reason("cope", width=8)
+    assert "a mask is given" in reason("cope", mask=np.ones((1, 1, 70, 70), bool))
+    assert "no dropout" in reason("cope", dropout_rate=0.1, dropout_key=jax.random.key(0))
+    encoding = encodings.create("cope", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+    x = jax.random.normal(jax.random.key(0), (1, 70, 2, 16))
+    text = jax.jit(lambda x: attend(x, x, x, encoding=encoding)).lower(x).as_text()
+    assert library.target("Forward") in text
+    with pytest.raises(ConfigError, match="is not possible, because sizes of blocks are given"):
+        attend(x, x, x, encoding=encoding, implementation="fused", blocks=(16, 16, 16))
+
+
+def test_an_encoding_that_changes_how_cope_scores_is_not_taken_for_cope():
+    class Doubled(CoPE):
+        def score(self, pairs, carry):
+            logits, carry = super().score(pairs, carry)
+            return 2 * logits, carry
+
+    class Closed(CoPE):
+        def _gates(self, pairs):
+            return 0 * super()._gates(pairs)
+
+    class Named(CoPE):
+        def maps(self, pairs):
+            return {}
+
+    shape = encodings.AttentionShape(2, 16)
+    v = jnp.zeros((1, 2, 5, 16))
+    scores = [native_score_of(kind(CoPE.Config(), shape, rngs=nnx.Rngs(0)), v, ()) for kind in (Doubled, Closed, Named)]
+    assert [score is None for score in scores] == [True, True, False]
+
+
+# ---- The library: compiled once, whatever happens -------------------------------------------------------------------
+
+
+@pytest.fixture
+def compiler(tmp_path, monkeypatch):
+    """A stand-in for the compiler, which takes half a second and writes a line to `log` for each compilation."""
+    script = tmp_path / "c++"
+    script.write_text(
+        textwrap.dedent(f"""\
+        #!/bin/sh
+        case "$*" in *-dM*) cat {tmp_path}/macros; exit 0;; esac
+        echo compiled >> {tmp_path}/log
+        sleep 0.5
+        for last; do :; done
+        echo library > "$last"
+        """)
+    )
+    script.chmod(0o755)
+    (tmp_path / "macros").write_text("#define __AVX2__ 1")
+    monkeypatch.setenv("CXX", str(script))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return script
+
+
+def times_compiled(compiler):
+    log = compiler.with_name("log")
+    return len(log.read_text().splitlines()) if log.exists() else 0
+
+
+def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler):
+    path = library._compiled()
+    assert library._compiled() == path and path.read_text() == "library\n"
+    assert times_compiled(compiler) == 1
+    path.write_text("lib")
+    assert library._compiled() == path and path.read_text() == "library\n"
+    assert times_compiled(compiler) == 2
+    compiler.with_name("macros").write_text("#define __AVX512F__ 1")
+    assert library._compiled() != path
+    assert times_compiled(compiler) == 3
+
+
+def test_of_several_processes_one_compiles_and_the_others_wait(compiler):
+    context = multiprocessing.get_context("spawn")
+    others = [context.Process(target=library._compiled) for _ in range(2)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    assert [other.exitcode for other in others] == [0, 0]
+    assert times_compiled(compiler) == 1
+
+
+def test_a_killed_compilation_leaves_nothing_that_hinders_the_next(compiler):
+    command = [sys.executable, "-c", "from cope_jax.attention.native import library; library._compiled()"]
+    process = subprocess.Popen(command, start_new_session=True)
+    while not times_compiled(compiler):
+        time.sleep(0.01)
+    os.killpg(process.pid, 9)
+    process.wait()
+    assert library._compiled().read_text() == "library\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        (lambda script, monkeypatch: monkeypatch.setenv("CXX", "no-such-compiler"), "there is no C++ compiler"),
+        (lambda script, monkeypatch: script.write_text("#!/bin/sh\nexit 3"), "c++ failed"),
+        (
+            lambda script, monkeypatch: script.write_text("#!/bin/sh\necho 'a.cc:1: error: too old' >&2; exit 1"),
+            "a.cc:1: error: too old",
+        ),
+        (lambda script, monkeypatch: script.with_name("cache").write_text("a file"), "Not a directory"),
+        (lambda script, monkeypatch: monkeypatch.setattr(library, "SECONDS", 0.2), "took longer than 0.2 seconds"),
+        (lambda script, monkeypatch: None, "file too short"),
+    ],
+    ids=["no compiler", "failing", "too old", "no cache", "slow", "not a library"],
+)
+def test_whatever_fails_is_one_line_and_attention_goes_on(change, reason, compiler, monkeypatch):
+    library._load.cache_clear()
+    monkeypatch.setenv(library.SETTING, "1")
+    change(compiler, monkeypatch)
+    try:
+        found = library.why_not()
+        assert "\n" not in found
+        assert reason in found
+        encoding = encodings.create("cope", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
+        x = jax.random.normal(jax.random.key(0), (1, 70, 2, 16))
+        assert np.isfinite(attend(x, x, x, encoding=encoding)).all()
+        monkeypatch.setenv(library.SETTING, "required")
+        with pytest.raises(ConfigError, match="COPE_JAX_NATIVE=required, but the C"):
+            library.why_not()
+    finally:
+        library._load.cache_clear()
+
+
+def test_the_setting(monkeypatch):
+    monkeypatch.setenv(library.SETTING, "0")
+    assert library.why_not() == "COPE_JAX_NATIVE is 0"
+    monkeypatch.setenv(library.SETTING, "yes")
+    with pytest.raises(ConfigError, match="COPE_JAX_NATIVE='yes' is unknown: choose from 0, 1, required"):
+        library.why_not()
+
+
+@needs_library
+@pytest.mark.slow
+def test_sanitizers_find_nothing(tmp_path):
+    """The cases of this file, with a library that checks addresses and undefined behaviour."""
+    compiler = shutil.which("g++")
+    flags = ["-O1", "-g", "-std=c++17", "-march=native", "-fsanitize=address,undefined", "-fno-sanitize-recover"]
+    path = tmp_path / "checked.so"
+    library._compile([compiler, *flags], path)
+    program = f"""
+from cope_jax.attention.native import library
+library._compiled = lambda: {str(path)!r}
+from tests.attention import test_native as cases
+assert library.why_not() is None, library.why_not()
+for spec in cases.SPECS:
+    cases.compare(spec, 150, 150)
+cases.compare("cope(npos_max=20)", 37, 150, window=30)
+cases.compare("cope(npos_max=20)", 150, 150, segments='documents')
+cases.compare("none", 150, 150, window=70, causal=False)
+cases.test_nan_stays_nan_in_its_row_and_elsewhere_there_is_none()
+print("all cases ran")
+"""
+    asan, ubsan = (
+        subprocess.run([compiler, f"-print-file-name=lib{name}.so"], capture_output=True, text=True).stdout.strip()
+        for name in ("asan", "ubsan")
+    )
+    environment = os.environ | {
+        "LD_PRELOAD": f"{asan} {ubsan}",
+        "ASAN_OPTIONS": "detect_leaks=0",
+        "JAX_PLATFORMS": "cpu",
+    }
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0 and "all cases ran" in done.stdout, done.stderr[-3000:]
+    assert "runtime error" not in done.stderr
