@@ -42,7 +42,7 @@ class Work:
 def train(works: Sequence[Work], jobs: int, finished: Callable[[], None]) -> None:
     """Trains all runs, at most `jobs` at a time, and shows the progress of all; calls `finished` after each run.
 
-    Each run has the same share of the cores, however many others train at the moment. So an interrupted run goes on
+    Each run has the same share of the cores, however many others train at the moment. So an interrupted run continues
     with the same numbers. After a signal or the first error, the other runs save a checkpoint and stop.
 
     Raises:

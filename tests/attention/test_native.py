@@ -109,12 +109,17 @@ def test_widths_and_groups_of_heads(sizes):
 
 
 @needs_library
-def test_gates_that_are_all_open_count_tokens():
-    """All gates are exactly 1, so positions are whole numbers, and 16 neighbours are at 16 different cells."""
+@pytest.mark.parametrize("logit", [400.0, -274.0])
+def test_gates_that_are_all_open_or_all_closed(logit):
+    """Gates of exactly 1 count tokens: 16 neighbours are at 16 different cells. Gates of 0 count nothing.
+
+    The gate of key 47 is just below 1. The sum of this gate and 15 others rounds up, to a 17th cell.
+    """
     graphdef, state = build("cope(npos_max=100)", sizes=SIZES, dtype=np.float32)
     q = jnp.full((1, 120, 4, 16), 10.0)
+    k = (q * logit / 400)[:, :, :2].at[0, 47].set(0.403)
     v = jax.random.normal(jax.random.key(0), (1, 120, 2, 16))
-    inputs = prepare(q, q[:, :, :2], v, encoding=nnx.merge(graphdef, state))
+    inputs = prepare(q, k, v, encoding=nnx.merge(graphdef, state))
     both = [attention(nnx.merge(graphdef, state), inputs) for attention in (native_attention, full_attention)]
     np.testing.assert_allclose(*both, rtol=0, atol=2e-5)
 

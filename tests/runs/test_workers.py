@@ -1,0 +1,94 @@
+"""Runs at the same time, each in its own process: the numbers of one after the other, and no run is lost."""
+
+import multiprocessing
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+import cope_jax as cj
+from cope_jax.errors import ConfigError
+from cope_jax.runs import grid, workers
+from cope_jax.training.preemption import Interrupted
+
+pytestmark = pytest.mark.xdist_group("workers")
+
+
+def grid_of(folder, steps=4, names=("cope", "rope")):
+    """The configs by name, and the runs."""
+    small = {
+        "task": {"options": {"num_symbols": 4, "num_tokens": 2, "num_blanks": 2}},
+        "model": {"num_layers": 1, "block": {"model_dim": 8, "num_heads": 1, "head_dim": 8}},
+        "optimizer": {"warmup_steps": 1},
+        "training": {"steps": steps, "batch_size": 4, "steps_per_dispatch": 2, "evaluate_every": 2},
+        "evaluation": {"examples": 6, "curve_examples": 4, "sweep_examples": 0, "batch_size": 4},
+        "job": {"mesh": {"data": 1}},
+    }
+    return {name: cj.config("quick", encoding=name, **small) for name in names}, grid.plan(names, 1, 1, folder)
+
+
+def test_results_are_those_of_one_run_after_the_other(tmp_path, capfd):
+    values = []
+    for jobs in (1, 2):
+        configs, runs = grid_of(tmp_path / str(jobs))
+        grid.train_missing(configs, runs, tmp_path / str(jobs), jobs)
+        records, _ = grid.write_results(tmp_path / str(jobs), runs)
+        values.append([{**record, "wall_seconds": 0} for record in records])
+    assert values[0] == values[1]
+    assert len(values[0]) > 2
+    lines = capfd.readouterr().err.splitlines()
+    assert "[1/2] cope, seed 0" in lines and "[2/2] rope, seed 0" in lines
+    assert any(line.startswith("rope, seed 0: step 4: ") for line in lines)
+
+
+def test_one_that_fails_stops_the_others_which_save_a_checkpoint(tmp_path):
+    configs, runs = grid_of(tmp_path, steps=100_000)
+    runs[1].workdir.parent.mkdir(parents=True)
+    runs[1].workdir.write_text("in the way")
+    with pytest.raises((ConfigError, OSError), match=r"rope"):
+        grid.train_missing(configs, runs, tmp_path, 2)
+    assert not runs[0].result.exists()
+
+
+def wait_for(condition):
+    while not condition():
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
+def test_after_a_signal_all_save_a_checkpoint_and_resume(tmp_path, capfd):
+    configs, runs = grid_of(tmp_path, steps=100_000)
+
+    def interrupt():
+        wait_for(lambda: all((run.workdir / "metrics.jsonl").exists() for run in runs))
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=interrupt).start()
+    with pytest.raises(Interrupted) as stopped:
+        grid.train_missing(configs, runs, tmp_path, 2)
+    assert stopped.value.exit_code == 143
+    assert "0 of 2 runs" in capfd.readouterr().err
+    for run in runs:
+        assert any(path.name.isdigit() for path in (run.workdir / "checkpoints").iterdir())
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_is_named_in_one_line(tmp_path):
+    configs, runs = grid_of(tmp_path, steps=100_000)
+
+    def kill():
+        wait_for(lambda: (runs[0].workdir / "metrics.jsonl").exists())
+        multiprocessing.active_children()[0].kill()
+
+    threading.Thread(target=kill).start()
+    with pytest.raises(RuntimeError, match=r"the process that trains (cope|rope), seed 0 was killed by signal 9"):
+        grid.train_missing(configs, runs, tmp_path, 2)
+
+
+def test_the_shares_of_the_cores_are_as_equal_as_possible(monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 5, 6, 7, 9}, raising=False)
+    assert workers.cores_of(2) == [[3, 5], [6, 7, 9]]
+    assert workers.cores_of(1) == [[3, 5, 6, 7, 9]]
+    assert workers.cores_of(6) == [[]] * 6
