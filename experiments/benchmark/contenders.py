@@ -9,7 +9,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -117,9 +117,12 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
     return _tasks(split_heads(build, problem), problem)
 
 
-def _jax_nn(problem: Problem) -> Mapping[str, Task]:
+def _jax_nn(implementation: Literal["cudnn"] | None, problem: Problem) -> Mapping[str, Task]:
     """The tasks of `jax.nn.dot_product_attention`, after our rotation of queries and keys."""
-    problem.check_square(OF_JAX_NN)
+    if implementation is None:
+        problem.check_square(OF_JAX_NN)
+    elif jax.default_backend() != "gpu":
+        raise LeftOut("cuDNN needs an NVIDIA GPU")
 
     def build(problem: Problem) -> tuple[Attention, PyTree]:
         rope = encodings.create("rope", num_heads=problem.heads, head_dim=problem.head_dim, rngs=nnx.Rngs(0))
@@ -127,7 +130,7 @@ def _jax_nn(problem: Problem) -> Mapping[str, Task]:
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             positions = jnp.arange(q.shape[1], dtype=jnp.int32)[None]
             q, k = rope.rotate(q, k, (), (), positions, positions)
-            return jax.nn.dot_product_attention(q, k, v, is_causal=True)
+            return jax.nn.dot_product_attention(q, k, v, is_causal=True, implementation=implementation)
 
         return attention, {}
 
@@ -233,5 +236,8 @@ def of_torch(function: str, *arguments: Problem | Recipe | str) -> Mapping[str, 
         raise LeftOut(f"{error.name} is not installed: run pip install -e '.[bench]'") from error
 
 
-CONTENDERS: dict[str, Contender] = {"rope/jax.nn": _jax_nn}
+CONTENDERS: dict[str, Contender] = {
+    "rope/jax.nn": functools.partial(_jax_nn, None),
+    "rope/cudnn": functools.partial(_jax_nn, "cudnn"),
+}
 CONTENDERS |= {name: functools.partial(of_torch, function) for name, function in OF_TORCH.items()}

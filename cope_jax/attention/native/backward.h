@@ -35,34 +35,29 @@ INLINE void scatter(float* dz, const Strip::Lookup& at, V w) {
   store(dz + at.base + 1, load(dz + at.base + 1) + second);
 }
 
-// Turns one row's logits into weights a, stores dS_ij = a_ij (dout_i·v_j - delta_i), and what the second pass needs.
-template <Gate GATE, Position POSITION>
-void counted_row(Strip& strip, const Tile& t, int r, float logsumexp, float delta, float* logits, const float* dweights,
-                 const float* gate_logits, const Counted& to, float* dz, float& dslope) {
-  V carry = all(strip.counts[r]);
-  for (int c = CHUNKS - 1; c >= 0; c--) {
-    const int at = r * TILE + W * c;
-    if (t.masked && strip.hidden(t, r, c)) {
-      for (float* p : {logits + W * c, to.dlogits + at, to.dgates + at, to.dpositions + at}) store(p, V{});
+// Turns one row's logits into weights a, and stores dS_ij = a_ij (dout_i·v_j - delta_i) and dp_ij.
+template <Position POSITION>
+void counted_row(const Strip& strip, const Tile& t, int r, float logsumexp, float delta, float* logits,
+                 const float* dweights, const float* counts, const Counted& to, float* dz, float& dslope) {
+  for (int c = 0; c < TILE; c += W) {
+    const int at = r * TILE + c;
+    if (t.masked && strip.hidden(t, r, c / W)) {
+      for (float* p : {logits + c, to.dlogits + at, to.dpositions + at}) store(p, V{});
       continue;
     }
-    const I seen = t.masked ? strip.visible(t, r, c) : EVERY;
-    const V x = load(logits + W * c), gates = gates_of<GATE>(x, gate_logits + W * c, seen);
-    const V counts = suffix_sum(gates) + carry;
-    carry = all(counts[0]);
+    const V count = load(counts + c);
     Strip::Lookup found{};
-    if (POSITION == TABLE) found = strip.interpolate(r, counts);
-    const V added = POSITION == TABLE ? found.value : strip.slope() * counts;
-    const V weights = seen ? exponential(x + added - logsumexp) : V{};
-    const V dlogits = weights * (load(dweights + W * c) - delta);
-    store(logits + W * c, weights);
+    if (POSITION == TABLE) found = strip.interpolate(r, count);
+    const V added = POSITION == TABLE ? found.value : strip.slope() * count;
+    V weights = exponential(load(logits + c) + added - logsumexp);
+    if (t.masked) weights = strip.visible(t, r, c / W) ? weights : V{};
+    const V dlogits = weights * (load(dweights + c) - delta);
+    store(logits + c, weights);
     store(to.dlogits + at, dlogits);
-    store(to.dgates + at, gates - gates * gates);
     store(to.dpositions + at, dlogits * (POSITION == TABLE ? found.slope : all(strip.slope())));
     if (POSITION == TABLE) scatter(dz, found, dlogits);
-    else dslope += sum(dlogits * counts);
+    else dslope += sum(dlogits * count);
   }
-  strip.counts[r] = carry[0];
 }
 
 // The same for a row whose farther keys all add one constant. Returns Σ_j dS_ij.
@@ -101,8 +96,8 @@ class HeadBackward {
     transpose(p.k + p.k_at(b, h), p.k_row(), p.M, p.K, keys);
     transpose(p.v + p.v_at(b, h), p.v_row(), p.M, p.KV, values);
     if (GATE == OF_KEYS) transpose(p.u + p.k_at(b, h), p.k_row(), p.M, p.K, gate_keys);
-    logits = scratch<1>(3 * AREA + 3 * STRIP * p.K + (HAS_TABLE ? 2 * STRIP * z_row : 0));
-    dweights = logits + AREA, gate_logits = dweights + AREA, q = gate_logits + AREA, dq = q + STRIP * p.K;
+    logits = scratch<1>(4 * AREA + 3 * STRIP * p.K + (HAS_TABLE ? 2 * STRIP * z_row : 0));
+    dweights = logits + AREA, gate_logits = dweights + AREA, counts = gate_logits + AREA, q = counts + AREA, dq = q + STRIP * p.K;
     dx = dq + STRIP * p.K, z = dx + STRIP * p.K, dz = z + (HAS_TABLE ? STRIP * z_row : 0);
   }
 
@@ -125,13 +120,14 @@ class HeadBackward {
     logsumexp = arrays.logsumexp + ((size_t)b * p.H + h) * p.L + start;
     for (int r = 0; r < strip.rows; r++) {
       const float* out = arrays.out + p.out_at(b, h, start + r);
-      delta[r] = dconstant[r] = 0;
-      for (int c = 0; c < p.KV; c++) delta[r] += out[c] * dout[r * out_row + c];
+      V total{};
+      for (int c = 0; c < p.KV; c += W) total += load(out + c) * load(dout + r * out_row + c);
+      delta[r] = sum(total), dconstant[r] = 0;
       for (int c = 0; c < p.K; c++) q[r * p.K + c] = p.q[p.q_at(b, h, start + r) + c] * p.scale;
     }
     std::fill(dq, dq + STRIP * p.K, 0.f);
     std::fill(dx, dx + STRIP * p.K, 0.f);
-    const long used = (strip.limit + TILE - 1) / TILE * TILE + TILE;
+    const long used = (strip.limit + W - 1) / W * W + W;
     for (int r = 0; HAS_TABLE && r < strip.rows; r++) std::fill(dz + r * z_row, dz + r * z_row + used, 0.f);
   }
 
@@ -155,16 +151,18 @@ class HeadBackward {
 
   void count(Strip& strip, const Tile& t) {
     products(strip, t);
-    if (HAS_TABLE) strip.need_for_tile();
     if (GATE == OF_KEYS) strip.gate_logits(t, gate_keys + (size_t)t.first * p.K, gate_logits);
     static thread_local std::vector<std::vector<float>> kept;
     if (kept.size() <= counted.size()) kept.emplace_back(3 * AREA);
     float* areas = kept[counted.size()].data();
     counted.push_back({t.first, t.count, areas, areas + AREA, areas + 2 * AREA});
+    const Counted& to_tile = counted.back();
+    const float* logits_of_gates = GATE == OF_KEYS ? gate_logits : logits;
+    const bool saturated = ::count<GATE, POSITION>(strip, t, logits_of_gates, counts, to_tile.dgates);
     for (int r = 0; r < strip.rows; r++)
-      counted_row<GATE, POSITION>(strip, t, r, logsumexp[r], delta[r], logits + r * TILE, dweights + r * TILE,
-                                  gate_logits + r * TILE, counted.back(), dz + r * z_row, to.slope);
-    counting = !counting_ends<GATE, POSITION>(strip);
+      counted_row<POSITION>(strip, t, r, logsumexp[r], delta[r], logits + r * TILE, dweights + r * TILE,
+                            counts + r * TILE, to_tile, dz + r * z_row, to.slope);
+    counting = !saturated;
     add_dv(strip, t);
   }
 
@@ -208,7 +206,7 @@ class HeadBackward {
       for (int r = 0; r < strip.rows; r++) {
         float* row = dz + r * z_row;
         if (!counting) row[p.N - 1] += dconstant[r];
-        for (int n = p.N; n < strip.known + TILE; n++) row[p.N - 1] += row[n], row[n] = 0;
+        for (int n = p.N; n < strip.known + W; n++) row[p.N - 1] += row[n], row[n] = 0;
       }
       const int reached = std::min(strip.known, p.panels() * TILE);
       product<true>(strip.rows, p.K, reached, {dz, z_row, 1}, arrays.padded_table, p.K, dx, p.K);
@@ -227,7 +225,7 @@ class HeadBackward {
   const long z_row, out_row;
   Gradients to;
   float *keys, *values, *gate_keys;                            // transposed, of all tiles
-  float *logits, *dweights, *gate_logits, *q, *dq, *dx, *z, *dz;  // of one strip; q is multiplied by 1/√K
+  float *logits, *dweights, *gate_logits, *counts, *q, *dq, *dx, *z, *dz;  // of one strip; q is multiplied by 1/√K
   const float *x, *dout, *logsumexp;                           // of one strip
   float delta[STRIP], dconstant[STRIP];                        // out·dout; the gradient of the constant
   bool counting;

@@ -6,22 +6,17 @@
 namespace {
 
 // Adds what positions add to the logits of one row, and hides the keys that it does not see.
-template <Gate GATE, Position POSITION>
-void add_positions(Strip& strip, const Tile& t, int r, float* logits, const float* gate_logits) {
-  V carry = all(strip.counts[r]);
-  for (int c = CHUNKS - 1; c >= 0; c--) {
-    if (t.masked && strip.hidden(t, r, c)) {
-      store(logits + W * c, all(LOW));
+template <Position POSITION>
+void add_positions(const Strip& strip, const Tile& t, int r, float* logits, const float* counts) {
+  for (int c = 0; c < TILE; c += W) {
+    if (t.masked && strip.hidden(t, r, c / W)) {
+      store(logits + c, all(LOW));
       continue;
     }
-    const I seen = t.masked ? strip.visible(t, r, c) : EVERY;
-    V x = load(logits + W * c);
-    const V counts = suffix_sum(gates_of<GATE>(x, gate_logits + W * c, seen)) + carry;
-    carry = all(counts[0]);
-    x += POSITION == TABLE ? strip.interpolate(r, counts).value : strip.slope() * counts;
-    store(logits + W * c, seen ? x : all(LOW));
+    const V at = load(counts + c), added = POSITION == TABLE ? strip.interpolate(r, at).value : strip.slope() * at;
+    const V x = load(logits + c) + added;
+    store(logits + c, t.masked ? (strip.visible(t, r, c / W) ? x : all(LOW)) : x);
   }
-  strip.counts[r] = carry[0];
 }
 
 void add_constant(const Strip& strip, const Tile& t, int r, float* logits, float added) {
@@ -51,19 +46,6 @@ void online_softmax(float* logits, float& most, float& total, float* out, int wi
   total += sum(added);
 }
 
-// Where the positions of a strip stand: they count, or add a constant to every farther key.
-template <Gate GATE, Position POSITION>
-bool counting_ends(Strip& strip) {
-  bool saturated = POSITION == TABLE;
-  for (int r = 0; r < strip.rows; r++) {
-    strip.most = std::max(strip.most, strip.counts[r]);
-    if (strip.counts[r] < strip.of.N - 1) saturated = false;
-  }
-  if (!saturated) return false;
-  strip.need(strip.of.N);
-  return true;
-}
-
 template <Gate GATE, Position POSITION>
 void forward(xla::ffi::ThreadPool pool, const Problem& p, float* out, float* logsumexp) {
   const bool table = GATE != NO_GATE && POSITION == TABLE;
@@ -79,8 +61,8 @@ void forward(xla::ffi::ThreadPool pool, const Problem& p, float* out, float* log
   in_parallel(pool, p.B * p.H * p.strips(), [&](int item) {
     const int b = item % (p.B * p.H) / p.H, h = item % p.H;
     const int start = (p.strips() - 1 - item / (p.B * p.H)) * STRIP;  // the longest first
-    float* logits = scratch<0>(2 * AREA + STRIP * (p.K + p.KV));
-    float *gate_logits = logits + AREA, *q = gate_logits + AREA, *sums = q + STRIP * p.K;
+    float* logits = scratch<0>(3 * AREA + STRIP * (p.K + p.KV));
+    float *gate_logits = logits + AREA, *counts = gate_logits + AREA, *q = counts + AREA, *sums = q + STRIP * p.K;
     Strip strip(p, b, h, start, table_panels.data(), scratch<1>(table ? STRIP * p.z_row() : 0));
     float most[STRIP], total[STRIP] = {};
     std::fill(most, most + STRIP, LOW);
@@ -91,15 +73,18 @@ void forward(xla::ffi::ThreadPool pool, const Problem& p, float* out, float* log
     bool counting = GATE != NO_GATE;
     strip.visit([&](const Tile& t) {
       product<false>(strip.rows, t.width(), p.K, {q, p.K, 1}, &keys[group + (size_t)t.first * p.K], TILE, logits, TILE);
-      if (counting && table) strip.need_for_tile();
-      if (counting && GATE == OF_KEYS) strip.gate_logits(t, &gate_keys[group + (size_t)t.first * p.K], gate_logits);
+      bool saturated = false;
+      if (counting) {
+        if (GATE == OF_KEYS) strip.gate_logits(t, &gate_keys[group + (size_t)t.first * p.K], gate_logits);
+        saturated = count<GATE, POSITION>(strip, t, GATE == OF_KEYS ? gate_logits : logits, counts);
+      }
       for (int r = 0; r < strip.rows; r++) {
         float* row = logits + r * TILE;
-        if (counting) add_positions<GATE, POSITION>(strip, t, r, row, gate_logits + r * TILE);
+        if (counting) add_positions<POSITION>(strip, t, r, row, counts + r * TILE);
         else if (table || t.masked) add_constant(strip, t, r, row, table ? strip.z[r * p.z_row() + p.N - 1] : 0);
         online_softmax(row, most[r], total[r], sums + r * p.KV, p.KV);
       }
-      if (counting) counting = !counting_ends<GATE, POSITION>(strip);
+      if (saturated) counting = false;
       const float* v = p.v + p.v_at(b, h, t.first);
       product<true>(strip.rows, p.KV, t.count, {logits, TILE, 1}, v, p.v_row(), sums, p.KV);
     });

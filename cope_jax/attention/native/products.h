@@ -49,6 +49,7 @@ template <bool ADD>
 void product(int M, int N, int K, Matrix a, const float* b, long b_row, float* c, long c_row) {
   int j = 0;
   for (; j + PANEL * W <= N; j += PANEL * W) columns<PANEL, ADD>(M, K, a, b + j, b_row, c + j, c_row);
+  for (; j + 2 * W <= N; j += 2 * W) columns<2, ADD>(M, K, a, b + j, b_row, c + j, c_row);
   for (; j + W <= N; j += W) columns<1, ADD>(M, K, a, b + j, b_row, c + j, c_row);
 }
 

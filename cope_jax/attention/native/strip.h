@@ -48,7 +48,6 @@ struct Strip {
   float* z;                   // z_i[n] for n < `known`, with rows z_row() apart
   int known = 0, limit;       // no row can be at a position `limit` or beyond
   float counts[STRIP] = {};   // P_i
-  float most = 0;             // max P_i
 
   Strip(const Problem& p, int b, int h, int start, const float* table_panels, float* z)
       : of(p), b(b), h(h), start(start), rows(std::min(STRIP, p.L - start)), table_panels(table_panels), z(z) {
@@ -104,17 +103,23 @@ struct Strip {
     return seen;
   }
 
-  // Computes z up to position n, in whole panels.
-  void need(int n) {
-    const int whole = (limit + TILE - 1) / TILE * TILE, before = known;
-    const long row = of.z_row();
+  // Computes z_i[n] for n < `end` and a few more.
+  void need(int end) {
+    const int before = known, whole = (limit + W - 1) / W * W;
     const Matrix x{of.x + of.q_at(b, h, start), of.q_row(), 1};
-    for (n = std::min(n, whole); known < n; known += TILE)
-      product<false>(rows, TILE, of.K, x, table_panels + (size_t)known * of.K, TILE, z + known, row);
-    if (known > before && known == whole && limit == of.N)  // beyond the table: its last row, so the slope is 0
-      for (int r = 0; r < rows; r++) std::fill(z + r * row + of.N, z + r * row + whole + TILE, z[r * row + of.N - 1]);
+    end = std::min((end + W - 1) / W * W, whole);
+    while (known < end) {
+      const int panel = known / TILE * TILE, stop = std::min(end, panel + TILE);
+      const float* table = table_panels + (size_t)panel * of.K + known - panel;
+      product<false>(rows, stop - known, of.K, x, table, TILE, z + known, of.z_row());
+      known = stop;
+    }
+    if (known == before || known < of.N) return;
+    for (int r = 0; r < rows; r++) {  // beyond the table: its last row, so the slope is 0
+      float* row = z + r * of.z_row();
+      std::fill(row + of.N, row + whole + W, row[of.N - 1]);
+    }
   }
-  void need_for_tile() { need(std::min<float>(of.N, most + TILE) + W + 2); }
 
   // x_i·u_j/√K of a tile, whose gate keys are transposed.
   void gate_logits(const Tile& t, const float* gate_keys, float* to) const {
@@ -157,13 +162,38 @@ struct Strip {
   }
 };
 
-// Gates of one chunk of one row, and the positions that they count.
+const I EVERY = ~I{};
+
+// Counts the gates of one row: writes P_ij for each key of the tile, and g(1-g) if `slopes` is given.
 template <Gate GATE>
-INLINE V gates_of(V logits, const float* gate_logits, I seen) {
-  const V gates = sigmoid(GATE == OF_LOGITS ? logits : load(gate_logits));
-  return seen ? gates : V{};
+void count_row(Strip& strip, const Tile& t, int r, const float* logits, float* counts, float* slopes = nullptr) {
+  V carry = all(strip.counts[r]);
+  for (int c = W * (CHUNKS - 1); c >= 0; c -= W) {
+    V gates{};
+    if (!t.masked) gates = sigmoid(load(logits + c));
+    else if (!strip.hidden(t, r, c / W)) gates = strip.visible(t, r, c / W) ? sigmoid(load(logits + c)) : V{};
+    const V sums = suffix_sum(gates) + carry;
+    carry = all(sums[0]);
+    store(counts + c, sums);
+    if (slopes) store(slopes + c, gates - gates * gates);
+  }
+  strip.counts[r] = carry[0];
 }
 
-const I EVERY = ~I{};
+// Counts the gates of all rows, and computes the z that their positions need. Returns whether all rows are saturated.
+template <Gate GATE, Position POSITION>
+bool count(Strip& strip, const Tile& t, const float* logits, float* counts, float* slopes = nullptr) {
+  const float last = strip.of.N - 1;
+  float most = 0;
+  bool saturated = POSITION == TABLE;
+  for (int r = 0; r < strip.rows; r++) {
+    const int at = r * TILE;
+    count_row<GATE>(strip, t, r, logits + at, counts + at, slopes ? slopes + at : nullptr);
+    most = std::max(most, std::min(strip.counts[r], last));
+    if (strip.counts[r] < last) saturated = false;  // NaN counts as saturated
+  }
+  if (POSITION == TABLE) strip.need(saturated ? strip.of.N : (int)most + 2);
+  return saturated;
+}
 
 }  // namespace

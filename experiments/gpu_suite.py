@@ -1,0 +1,240 @@
+r"""Checks and measures everything on one GPU, in a given time: correctness, benchmarks, prefill, and training.
+
+python -m experiments.gpu_suite --minutes=9 --workdir=runs/gpu_suite
+
+Sections, in this order:
+  correctness  every encoding: blockwise and fused attention against full attention, values and gradients.
+  benchmark    attention, decoding and training steps, with `experiments.benchmark`.
+  prefill      tokens per second of a model of 1.3 billion parameters, as in Table 1 of arXiv 2609.34556.
+  train        the recipes for flip-flop, selective copy and counting of the CoPE paper, for the time that is left.
+
+A section that reaches its share of the time is stopped; what it measured until then stays. Training that is stopped
+resumes with `experiments.compare` and the folder in train/. Everything lies in the workdir; summary.md lists it.
+"""
+
+import dataclasses
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import flags
+from flax import nnx
+
+from cope_jax import encodings, models
+from cope_jax.attention import attend, fused, prepare
+from cope_jax.encodings import EncodingConfig
+from cope_jax.files import write_atomically
+from cope_jax.layers.block_config import BlockConfig
+from cope_jax.models.decoder import DecoderConfig
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.records import Record, environment
+from experiments.cli import entry
+from experiments.cli.flag_values import check_names
+
+SECTIONS = {"correctness": 0.2, "benchmark": 0.4, "prefill": 0.15, "train": 1.0}
+"""The sections, and the share of the remaining time that each may take."""
+GRACE = 20.0  # seconds between asking a command to stop and killing it
+TOLERANCE = {"float32": 2e-4, "bfloat16": 5e-2}  # of the largest entry
+
+_MINUTES = flags.DEFINE_float("minutes", 9.0, "Time for all sections, in minutes.", lower_bound=0.1)
+_ONLY = flags.DEFINE_list("only", list(SECTIONS), f"Sections to run: any of {', '.join(SECTIONS)}.")
+_TOY = flags.DEFINE_bool("toy", False, "Use tiny sizes, to try the suite on a CPU.")
+_WORKDIR = flags.DEFINE_string("workdir", "runs/gpu_suite", "Folder for everything that the suite writes.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+    """How large the problems of the sections are."""
+
+    length: int = 384  # of correctness
+    width: int = 64  # of a head, in correctness
+    lengths: tuple[int, ...] = (1024, 4096, 16384, 65536)  # of the benchmark
+    rounds: int = 3
+    layers: int = 25  # of the model for prefill, with heads of 128
+    model_dim: int = 2048
+    prompt: int = 4096
+
+
+TOY = Sizes(length=80, width=16, lengths=(64,), rounds=1, layers=1, model_dim=128, prompt=64)
+RECIPES = ("flip_flop", "selective_copy", "counting")
+TOY_RECIPE = ["--config.training.steps=10", "--config.training.batch_size=2", "--config.optimizer.warmup_steps=1"]
+
+
+def main() -> None:
+    """Runs the sections, and writes summary.md after each one."""
+    check_names("section of --only", _ONLY.value, SECTIONS)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the commands of later sections need the memory
+    workdir, sizes = Path(_WORKDIR.value), TOY if _TOY.value else Sizes()
+    end = time.monotonic() + 60 * _MINUTES.value
+    rows: list[Record] = []
+    with workdirs.locked(workdir):
+        for name in (name for name in SECTIONS if name in _ONLY.value):
+            began = time.monotonic()
+            print(f"{name}: {max(0.0, end - began) / 60:.1f} minutes left", file=sys.stderr)
+            found = RUN[name](workdir, sizes, began + SECTIONS[name] * (end - began))
+            rows.append({"section": name, "result": found, "seconds": round(time.monotonic() - began)})
+            workdirs.write_json(workdir / "summary.json", {"sections": rows, "environment": environment()})
+            device = f"{jax.devices()[0].device_kind}, JAX {jax.__version__}"
+            lines = [f"- {row['section']}: {row['result']} ({row['seconds']} s)" for row in rows]
+            write_atomically(workdir / "summary.md", "\n".join([f"# {device}", "", *lines, ""]))
+    print((workdir / "summary.md").read_text(), end="")
+
+
+def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
+    """Compares the implementations of every encoding with full attention. Returns a summary in one line."""
+    records: list[Record] = []
+    for spec in encodings.names():
+        for dtype in TOLERANCE:
+            if time.monotonic() < end:
+                records += check_encoding(spec, dtype, sizes)
+    wrong = [record for record in records if record["error"] > TOLERANCE[record["dtype"]]]
+    workdirs.write_json(workdir / "correctness.json", {"records": records, "environment": environment()})
+    lines = [f"{r['encoding']:<16} {r['dtype']:<9} {r['implementation']:<10} {r['error']:.1e}" for r in records]
+    write_atomically(workdir / "correctness.txt", "\n".join(lines) + "\n")
+    return f"{len(records) - len(wrong)} of {len(records)} comparisons agree" + "".join(
+        f"; {r['encoding']}/{r['implementation']} in {r['dtype']} differs by {r['error']:.1e}" for r in wrong
+    )
+
+
+def check_encoding(spec: str, dtype: str, sizes: Sizes) -> list[Record]:
+    """The largest relative difference of the output and all gradients, for each implementation that can run."""
+    heads, groups, length, width = 4, 2, sizes.length, sizes.width
+    encoding = encodings.create(
+        spec, num_heads=heads, num_kv_heads=groups, head_dim=width, max_length=length, rngs=nnx.Rngs(0)
+    )
+    graph, initial = nnx.split(encoding)
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(lambda x: x + 0.1 * jnp.asarray(rng.normal(size=x.shape), x.dtype), initial)
+    q, k, v, dout = (jnp.asarray(rng.normal(size=(2, length, n, width)), dtype) for n in (heads, groups, groups, heads))
+    x = jnp.asarray(rng.normal(size=(2, length, encoding.shape.width)), dtype)
+
+    @functools.partial(jax.jit, static_argnames="implementation")
+    def run(implementation: str, params: Any, *arrays: jax.Array) -> Any:
+        def out(params: Any, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
+            encoding = nnx.merge(graph, params)
+            features = encoding.features(x, q, k, v, None)[0]
+            options: dict[str, Any] = {"encoding": encoding, "features": features, "embedded": True}
+            return attend(q, k, v, **options, implementation=implementation)
+
+        value, pull = jax.vjp(out, params, *arrays)
+        return value, pull(dout.astype(value.dtype))
+
+    with jax.default_matmul_precision("highest"):
+        exact = jax.tree.leaves(run("full", params, *(a.astype(jnp.float32) for a in (x, q, k, v))))
+        embedded: dict[str, Any] = {"encoding": encoding, "embedded": True}
+        embedded["features"] = encoding.features(x, q, k, v, None)[0]
+        names = ["blockwise"] if encoding.splits_queries else []
+        names += ["fused"] if fused.why_not(encoding, prepare(q, k, v, **embedded)) is None else []
+        records = []
+        for name in names:
+            found = jax.tree.leaves(run(name, params, x, q, k, v))
+            errors = [
+                float(jnp.abs(a.astype(jnp.float32) - e).max() / jnp.maximum(jnp.abs(e).max(), 1e-6))
+                for a, e in zip(found, exact, strict=True)
+            ]
+            records.append({"encoding": spec, "dtype": dtype, "implementation": name, "error": max(errors)})
+        return records
+
+
+def benchmark(workdir: Path, sizes: Sizes, end: float) -> str:
+    """Runs `experiments.benchmark`: attention and decoding, then training steps."""
+    lengths = ",".join(str(length) for length in sizes.lengths)
+    common = [f"--rounds={sizes.rounds}", "--notune"]
+    contenders = "rope/cudnn,rope/jax.nn,rope/blockwise,cope/blockwise,cope/fused"
+    recipes = "quick:2" if _TOY.value else "selective_copy,counting"
+    commands = {
+        "attention": [f"--lengths={lengths}", f"--contexts={lengths}", f"--contenders={contenders}"],
+        "train": [f"--recipes={recipes}", "--encodings=cope,rope"],
+    }
+    commands["attention"] += ["--dtype=bfloat16", "--only=attention,decode", "--encodings=cope,rope"]
+    commands["train"] += ["--only=train"]
+    results = []
+    for name, own in commands.items():
+        folder = f"--workdir={workdir / 'benchmark' / name}"
+        results.append(f"{name} {command('benchmark', [*own, *common, folder], end)}")
+    return ", ".join(results)
+
+
+def prefill(workdir: Path, sizes: Sizes, end: float) -> str:
+    """Measures how many tokens of a prompt a large model reads in a second, for several encodings."""
+    records: list[Record] = []
+    heads = sizes.model_dim // 128
+    block = BlockConfig(model_dim=sizes.model_dim, num_heads=heads, compute_dtype="bfloat16")
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (1, sizes.prompt)), jnp.int32)
+    for spec in ("rope", "none", "cope"):
+        if time.monotonic() > end:
+            break
+        config = DecoderConfig(
+            vocab_size=1024,
+            max_length=sizes.prompt,
+            num_layers=sizes.layers,
+            encoding=EncodingConfig.parse(spec),
+            block=block,
+        )
+        graph, params = nnx.split(models.create("decoder", config, rngs=nnx.Rngs(0)))
+        read = jax.jit(lambda params, tokens, graph=graph: nnx.merge(graph, params).prefill(tokens, tokens.shape[1])[0])
+        jax.block_until_ready(read(params, tokens))
+        seconds = []
+        while len(seconds) < 5 and (not seconds or time.monotonic() < end):
+            began = time.perf_counter()
+            jax.block_until_ready(read(params, tokens))
+            seconds.append(time.perf_counter() - began)
+        records.append({"encoding": spec, "tokens_per_second": sizes.prompt / min(seconds), "seconds": seconds})
+    workdirs.write_json(workdir / "prefill.json", {"records": records, "environment": environment()})
+    return ", ".join(f"{r['encoding']} {r['tokens_per_second'] / 1000:.1f} thousand tokens/s" for r in records)
+
+
+def train(workdir: Path, sizes: Sizes, end: float) -> str:
+    """Trains the paper's recipes, each for an equal share of the time that is left."""
+    del sizes
+    results = []
+    for number, recipe in enumerate(RECIPES):
+        now = time.monotonic()
+        share = now + (end - now) / (len(RECIPES) - number)
+        name, small = ("quick", TOY_RECIPE) if _TOY.value else (recipe, [])
+        own = [f"--config={name}", "--encodings=cope,rope", "--seeds=1", f"--workdir={workdir / 'train' / recipe}"]
+        results.append(f"{recipe} {command('compare', [*own, *small], share)}")
+    return ", ".join(results)
+
+
+def command(name: str, arguments: Sequence[str], end: float) -> str:
+    """Runs a command until the time `end`. Returns how it ended, in a word or two."""
+    seconds = end - time.monotonic()
+    if seconds < GRACE / 2:
+        return "left out"
+    process = subprocess.Popen([sys.executable, "-m", f"experiments.{name}", *arguments])
+    try:
+        status = process.wait(seconds)
+        return "done" if status == 0 else f"failed with status {status}"
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(GRACE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        return "stopped"
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+
+
+RUN: dict[str, Callable[[Path, Sizes, float], str]] = {
+    "correctness": check_encodings,
+    "benchmark": benchmark,
+    "prefill": prefill,
+    "train": train,
+}
+
+if __name__ == "__main__":
+    entry.run(main)
