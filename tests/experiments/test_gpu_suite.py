@@ -1,0 +1,55 @@
+"""The suite for a GPU, tried on the CPU at toy sizes: every section runs, finds faults, and keeps to its time."""
+
+import json
+import subprocess
+import sys
+import time
+
+import jax.numpy as jnp
+import pytest
+
+from cope_jax.attention import attend, fused
+from experiments import gpu_suite
+
+
+def test_it_compares_every_implementation_that_can_run(monkeypatch):
+    found = gpu_suite.check_encoding("cope", "float32", gpu_suite.TOY)
+    assert found[0]["implementation"] == "blockwise"
+    assert all(record["error"] < 1e-5 for record in found)
+
+    def wrong(q, k, v, *, implementation, **options):
+        out = attend(q, k, v, implementation=implementation, **options)
+        return out + jnp.asarray(0.01 * (implementation == "blockwise"), out.dtype)
+
+    monkeypatch.setattr(gpu_suite, "attend", wrong)
+    monkeypatch.setattr(fused, "why_not", lambda *arguments: "not here")
+    (record,) = gpu_suite.check_encoding("rope", "float32", gpu_suite.TOY)
+    assert record["error"] > gpu_suite.TOLERANCE["float32"]
+
+
+def test_a_command_is_stopped_at_its_time(monkeypatch):
+    """Politely, then by force; and it does not start if there is no time left."""
+    sleep = "import time, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
+    begin = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", lambda command: begin([sys.executable, "-c", sleep]))
+    monkeypatch.setattr(gpu_suite, "GRACE", 0.5)
+    began = time.monotonic()
+    assert gpu_suite.command("compare", [], began + 1) == "stopped"
+    assert time.monotonic() - began < 10
+    assert gpu_suite.command("compare", [], time.monotonic()) == "left out"
+
+
+@pytest.mark.slow
+def test_all_sections(tmp_path):
+    command = [sys.executable, "-m", "experiments.gpu_suite", "--toy", "--minutes=4", f"--workdir={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    sections = {
+        row["section"]: row["result"] for row in json.loads((tmp_path / "summary.json").read_text())["sections"]
+    }
+    assert list(sections) == list(gpu_suite.SECTIONS)
+    assert "differs" not in sections["correctness"]
+    assert sections["benchmark"] == "attention done, train done"
+    assert sections["train"] == "flip_flop done, selective_copy done, counting done"
+    assert "cope" in sections["prefill"]
+    assert "cope/fused" in (tmp_path / "benchmark" / "attention" / "benchmark.md").read_text()
