@@ -12,9 +12,15 @@ from etils import epath
 from cope_jax.errors import ConfigError, clear_storage_errors
 
 
-def cache_folder() -> Path:
-    """The user's folder for files that can be made again: `$XDG_CACHE_HOME/cope_jax`, or `~/.cache/cope_jax`."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cope_jax"
+def cache_folder() -> Path | None:
+    """The user's folder for files that can be made again: `$XDG_CACHE_HOME/cope_jax`, or `~/.cache/cope_jax`.
+
+    None if the user has no home folder, as in some containers.
+    """
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cope_jax"
+    except RuntimeError:
+        return None
 
 
 def read_bytes(path: epath.PathLike) -> bytes:

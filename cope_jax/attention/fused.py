@@ -99,6 +99,8 @@ def why_not(
     if device == CPU and not interpret:
         if blocks is not None:
             return "sizes of blocks are given, and the kernels for CPUs have their own"
+        if head_axis is not None and jax.sharding.get_abstract_mesh().shape.get(head_axis, 1) > 1:
+            return f"axis {head_axis!r} of the mesh splits the heads, and the C++ library cannot"
         return _undivided(batch_axes, None, 1) or native.why_not(encoding, inputs)
     if not interpret and device not in CHIPS:
         return f"there is no kernel for the device {device!r}"

@@ -55,10 +55,8 @@ def _train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridR
     works = []
     for number, run in enumerate(runs, start=1):
         seeds = f"seed {run.seeds[0]}" if len(run.seeds) == 1 else f"seeds {run.seeds[0]}–{run.seeds[-1]}"
-        name, fields = (
-            f"{run.label}, {seeds}",
-            {} if run.label == configs[run.label].encoding else {"system": run.label},
-        )
+        name = f"{run.label}, {seeds}"
+        fields = {} if run.label == configs[run.label].encoding else {"system": run.label}
         label = f"[{number}/{len(runs)}] {name}"
         if not run.result.exists():
             works.append(workers.Work(configs[run.label], run.seeds, run.workdir, name, label, fields, environment))

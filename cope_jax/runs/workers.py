@@ -16,7 +16,8 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError
+from cope_jax.attention.native import library
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
 from cope_jax.progress import Progress
 from cope_jax.runs.experiment import Experiment
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -53,6 +54,8 @@ def train(works: Sequence[Work], jobs: int, finished: Callable[[], None]) -> Non
     free = collections.deque(cores_of(jobs))
     active: list[_Worker] = []
     error: Exception | None = None
+    stopped = False
+    library.why_not()  # compiles the C++ library once, so that all runs use it or none does
     with GracefulStop() as stop, contextlib.ExitStack() as stack:
         stack.callback(_kill, active)  # after a second Ctrl-C or a defect
         asked = False
@@ -69,15 +72,17 @@ def train(works: Sequence[Work], jobs: int, finished: Callable[[], None]) -> Non
                     worker.end()
                     finished()
                 except Exception as own:
-                    if error is None and not (asked and isinstance(own, Interrupted)):
-                        error = own
+                    if isinstance(own, Interrupted):
+                        stopped = True
+                    else:
+                        error = error or own
             if not asked and (stop.number is not None or error is not None):
                 asked = True
                 for worker in active:
                     worker.stop()
     if error is not None:
         raise error
-    if (stop.number is not None and waiting) or asked:
+    if waiting or stopped:
         raise Interrupted("stopped; rerun the same command to resume", stop.number or signal.SIGINT)
 
 
@@ -87,7 +92,7 @@ def _kill(active: Sequence["_Worker"]) -> None:
 
 
 def cores_of(jobs: int) -> list[list[int]]:
-    """The cores of each of `jobs` workers, in shares as equal as possible; empty shares mean all cores.
+    """The cores of each of `jobs` workers, in equal shares; empty shares mean all cores.
 
     >>> [len(share) for share in cores_of(1)] == [cores()]
     True
@@ -95,12 +100,23 @@ def cores_of(jobs: int) -> list[list[int]]:
     known = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     if jobs > len(known):
         return [[] for _ in range(jobs)]
-    return [known[n * len(known) // jobs : (n + 1) * len(known) // jobs] for n in range(jobs)]
+    size = len(known) // jobs
+    return [known[n * size : (n + 1) * size] for n in range(jobs)]
 
 
 def cores() -> int:
-    """The number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The number of cores that this process may use; 1 if a process cannot be bound to cores, as on macOS.
+
+    A container may also limit the time on all cores (cgroups' cpu.max).
+    """
+    if not hasattr(os, "sched_getaffinity"):
+        return 1
+    found = len(os.sched_getaffinity(0))
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return found if quota == "max" else max(1, min(found, int(quota) // int(period)))
+    except (OSError, ValueError):
+        return found
 
 
 class _Worker:
@@ -116,27 +132,33 @@ class _Worker:
         self.messages, theirs = multiprocessing.Pipe(duplex=False)
         context = multiprocessing.get_context("spawn")  # a copy of a process in which JAX runs would hang
         self._process = context.Process(target=_work, args=(work, cores, theirs, self._log.name))
-        self._process.start()
+        before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker inherits this until it has its own session
+        try:
+            self._process.start()
+        finally:
+            signal.signal(signal.SIGINT, before)
         theirs.close()
 
     def receive(self) -> bool:
         """Shows what the process has sent since the last call. Returns whether the process has ended."""
-        try:
-            while self.messages.poll():
+        while True:
+            try:
+                if not self.messages.poll():
+                    return False
                 name, args, options = self.messages.recv()
-                if name == "error":
-                    self._error = args[0]
-                elif name == "begin":
-                    self._bar = self._bars.enter_context(Progress(*args, **options, label=self.work.name))
-                elif name == "end":
-                    self._bars.close()
-                elif name == "write" and self._bar is not None and not args[0].startswith(self.work.label):
-                    self._bar.write(f"{self.work.name}: {args[0]}")
-                elif self._bar is not None:
-                    getattr(self._bar, name)(*args)
-            return False
-        except (EOFError, OSError):
-            return True
+            except (EOFError, OSError):
+                return True
+            if name == "error":
+                self._error = args[0]
+            elif name == "begin":
+                self._bar = self._bars.enter_context(Progress(*args, **options, label=self.work.name))
+            elif name == "end":
+                self._bars.close()
+            elif self._bar is not None and name == "write":
+                line = args[0] if args[0].startswith(self.work.label) else f"{self.work.name}: {args[0]}"
+                self._bar.write(line)
+            elif self._bar is not None:
+                getattr(self._bar, name)(*args)
 
     def stop(self) -> None:
         """Asks the process to save a checkpoint and stop."""
@@ -152,6 +174,7 @@ class _Worker:
         self._process.join()
         self._bars.close()
         with self._log:
+            self._log.seek(-min(4096, os.path.getsize(self._log.name)), os.SEEK_END)
             last = (self._log.read().decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
         if self._error is not None:
             raise self._error
@@ -185,7 +208,9 @@ def _work(work: Work, cores: list[int], messages: connection.Connection, log: st
     except KNOWN as error:
         messages.send(("error", (error,), {}))
     except Exception as error:
-        messages.send(("error", (RuntimeError("".join(traceback.format_exception(error))),), {}))
+        reason = storage_reason(error)
+        text = "".join(traceback.format_exception(error))
+        messages.send(("error", (StorageError.of(work.workdir, reason) if reason else RuntimeError(text),), {}))
     messages.close()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -145,8 +145,9 @@ def keep_programs() -> None:
     JAX's own settings, such as JAX_COMPILATION_CACHE_DIR, take precedence. Each kind of CPU has its own folder, because
     a program for another CPU may end with an illegal instruction.
     """
-    if jax.config.values["jax_compilation_cache_dir"] is None:
-        path = str(cache_folder() / "programs" / kind_of_cpu())
+    folder = cache_folder()
+    if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
+        path = str(folder / "programs" / kind_of_cpu())
         jax.config.update("jax_compilation_cache_dir", path)
         os.environ["JAX_COMPILATION_CACHE_DIR"] = path  # for processes that this one starts
 

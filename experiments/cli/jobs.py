@@ -10,13 +10,14 @@ _JOBS = flags.DEFINE_integer(
     "jobs",
     None,
     "Number of runs to train at the same time on a CPU, each in a process of its own with its share of the cores. "
-    "Without this flag: the number of cores, but not more than there are runs. On a GPU or TPU it is 1.",
+    "Without this flag: in compare the number of cores, but not more than there are runs; in other commands, and on a "
+    "GPU or TPU, 1.",
     lower_bound=1,
 )
 
 
-def number(runs: int) -> int:
-    """The number of runs to train at the same time, of `runs` in all.
+def number(runs: int, default: int | None = None) -> int:
+    """The number of runs to train at the same time, of `runs` in all; `default` replaces the number of cores.
 
     The shares of the cores depend only on the command and the machine, so a resumed run has the same number of threads.
 
@@ -28,4 +29,4 @@ def number(runs: int) -> int:
         if _JOBS.value > 1 and not alone:
             raise ConfigError(f"--jobs={_JOBS.value} is only for one process on a CPU: omit --jobs")
         return _JOBS.value
-    return min(workers.cores(), runs) if alone else 1
+    return min(default or workers.cores(), runs) if alone else 1

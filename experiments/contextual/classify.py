@@ -111,7 +111,7 @@ def cross_validate(
             configs[f"{system}_repeat_{repeat}_fold_{fold}"] = with_options(head, repeat=repeat, fold=fold)
         Experiment.check(next(iter(configs.values())))
         planned = grid.plan(list(configs), 1, 1, workdir)
-        grid.train_missing(configs, planned, workdir, jobs.number(len(planned)))
+        grid.train_missing(configs, planned, workdir, jobs.number(len(planned), default=1))
         found = [pretrained.classify(cell.workdir) for cell in planned]
     test_share = len(folds[0].indices["test"]) / len(folds[0].indices["train"])
     return classification.CrossValidation([task.labels("test") for task in folds], found, test_share)

@@ -63,7 +63,7 @@ def main() -> None:
     with workdirs.locked(workdir):
         configs = create_configs(systems, models, workdir)
         planned = grid.plan(list(configs), _SEEDS.value, 1, workdir)
-        grid.train_missing(configs, planned, workdir, jobs.number(len(planned)))
+        grid.train_missing(configs, planned, workdir, jobs.number(len(planned), default=1))
         show(workdir, systems, configs, planned)
 
 

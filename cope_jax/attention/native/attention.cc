@@ -36,7 +36,7 @@ Problem problem(Floats q, Floats k, Floats v, Floats x, Floats u, Floats table, 
 
 // Calls f<GATE, POSITION>() for the kind of gates and positions.
 template <class F>
-ffi::Error choose(int64_t gate, int64_t position, F f) {
+void choose(int64_t gate, int64_t position, F f) {
   using std::integral_constant;
   auto with = [&](auto gate) {
     if (position == SLOPE) f(gate, integral_constant<Position, SLOPE>());
@@ -45,6 +45,20 @@ ffi::Error choose(int64_t gate, int64_t position, F f) {
   if (gate == NO_GATE) f(integral_constant<Gate, NO_GATE>(), integral_constant<Position, TABLE>());
   else if (gate == OF_LOGITS) with(integral_constant<Gate, OF_LOGITS>());
   else with(integral_constant<Gate, OF_KEYS>());
+}
+
+// Runs f, unless the arrays do not fit each other or memory does not suffice.
+template <class F>
+ffi::Error checked(Floats k, Floats u, Floats table, int64_t gate, int64_t position, F f) {
+  const auto K = k.dimensions()[3];
+  const bool keys = gate != OF_KEYS || u.dimensions() == k.dimensions();
+  const bool rows = gate == NO_GATE || position != TABLE || (table.dimensions()[0] > 1 && table.dimensions()[1] == K);
+  if (K % 16 || !keys || !rows) return ffi::Error::InvalidArgument("attention: shapes of arrays do not fit");
+  try {
+    f();
+  } catch (const std::bad_alloc&) {
+    return ffi::Error(ffi::ErrorCode::kResourceExhausted, "attention: not enough memory");
+  }
   return ffi::Error::Success();
 }
 
@@ -52,9 +66,9 @@ ffi::Error run_forward(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Float
                        Floats slopes, Ints q_segments, Ints k_segments, Result out, Result logsumexp, bool causal,
                        int64_t window, int64_t gate, int64_t position) {
   const Problem p = problem(q, k, v, x, u, table, slopes, q_segments, k_segments, causal, window);
-  return choose(gate, position, [&](auto gate, auto position) {
+  return checked(k, u, table, gate, position, [&] { choose(gate, position, [&](auto gate, auto position) {
     forward<gate.value, position.value>(pool, p, out->typed_data(), logsumexp->typed_data());
-  });
+  }); });
 }
 
 ffi::Error run_backward(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floats x, Floats u, Floats table,
@@ -62,11 +76,11 @@ ffi::Error run_backward(ffi::ThreadPool pool, Floats q, Floats k, Floats v, Floa
                         Result dq, Result dk, Result dv, Result dx, Result du, Result dtable, Result dslopes,
                         bool causal, int64_t window, int64_t gate, int64_t position) {
   const Problem p = problem(q, k, v, x, u, table, slopes, q_segments, k_segments, causal, window);
-  return choose(gate, position, [&](auto gate, auto position) {
+  return checked(k, u, table, gate, position, [&] { choose(gate, position, [&](auto gate, auto position) {
     const Arrays arrays{out.typed_data(), logsumexp.typed_data(), dout.typed_data(), dq->typed_data(), dk->typed_data(),
                         dv->typed_data(),  dx->typed_data(),        du->typed_data(),   nullptr,          nullptr};
     backward<gate.value, position.value>(pool, p, arrays, dtable->typed_data(), dslopes->typed_data());
-  });
+  }); });
 }
 
 }  // namespace

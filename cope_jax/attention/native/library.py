@@ -7,13 +7,12 @@ version, compiler and CPU has its own file. Without the library, attention runs 
 """
 
 import ctypes
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
 import logging
 import os
-import platform
+import shlex
 import shutil
 import subprocess
 import tempfile
@@ -31,6 +30,8 @@ MODES = ("0", "1", "required")
 SECONDS = 60  # the longest time to compile, or to wait for a process that compiles
 SOURCES = Path(__file__).parent
 CALLS = ("Forward", "Backward")
+# -ffp-contract: multiply and add in one instruction.
+FLAGS = ["-march=native", "-O3", "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
 
 
 class Unavailable(Exception):
@@ -73,24 +74,36 @@ def _load() -> str | None:
 
 def _compiled() -> Path:
     """The path of the library in the cache, which is compiled first if it is missing or damaged."""
-    compiler = next((found for name in _compilers() if (found := shutil.which(name))), None)
-    if compiler is None:
+    folder = cache_folder()
+    if folder is None:
+        raise Unavailable("there is no home folder: set XDG_CACHE_HOME")
+    compilers = [words for words in _compilers() if shutil.which(words[0])]
+    if not compilers:
         raise Unavailable("there is no C++ compiler: install g++ or clang++, or set CXX")
-    flags = ["-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native", "-O3", "-std=c++17"]
+    for number, compiler in enumerate(compilers, start=1):
+        try:
+            return _compiled_with([*compiler, *FLAGS], folder)
+        except Unavailable:
+            if number == len(compilers):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _compiled_with(command: list[str], folder: Path) -> Path:
     # The predefined macros name the compiler, its version, and what the CPU can do.
-    macros = _run([compiler, *flags, "-dM", "-E", "-x", "c++", os.devnull])
-    path = (
-        cache_folder()
-        / f"attention-{_digest(_sources(), importlib.metadata.version('jaxlib').encode(), macros)[:24]}.so"
-    )
+    macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
+    if b"__AVX2__" not in macros:
+        raise Unavailable("the CPU has no AVX2")
+    facts = [_sources(), importlib.metadata.version("jaxlib").encode(), " ".join(command).encode(), macros]
+    path = folder / f"attention-{_digest(*facts)[:24]}.so"
     if _is_whole(path):
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what lies here is run
     with open(path.with_suffix(".lock"), "w") as lock:
         _wait_for(lock)
         if not _is_whole(path):  # another process may have compiled it while we waited
-            logging.getLogger("cope_jax").info("attention: compiling the C++ library, once, into %s", path.parent)
-            _compile([compiler, *flags], path)
+            logging.getLogger("cope_jax").info("attention: compiling the C++ library, once, into %s", folder)
+            _compile(command, path)
     return path
 
 
@@ -99,8 +112,7 @@ def _compile(command: list[str], path: Path) -> None:
     os.close(handle)
     try:
         include = ["-isystem", jax.ffi.include_dir()]
-        contract = ["-ffp-contract=fast", "-shared", "-fPIC"]  # fused multiply-add
-        _run([*command, *contract, *include, str(SOURCES / "attention.cc"), "-o", name])
+        _run([*command, *include, str(SOURCES / "attention.cc"), "-o", name])
         path.with_suffix(".sha256").write_text(_digest(Path(name).read_bytes()))
         os.replace(name, path)
     finally:
@@ -120,6 +132,10 @@ def _run(command: list[str]) -> bytes:
 
 
 def _wait_for(lock: IO[str]) -> None:
+    try:
+        import fcntl
+    except ImportError:
+        raise Unavailable("this system has no fcntl") from None
     end = time.monotonic() + SECONDS
     while True:
         try:
@@ -139,9 +155,10 @@ def _is_whole(path: Path) -> bool:
         return False
 
 
-def _compilers() -> tuple[str, ...]:
+def _compilers() -> list[list[str]]:
+    """The command of each compiler to try, in words."""
     own = os.environ.get("CXX")
-    return (own,) if own else ("g++", "clang++", "c++")
+    return [shlex.split(own)] if own else [["g++"], ["clang++"], ["c++"]]
 
 
 @functools.cache

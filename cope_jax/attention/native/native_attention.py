@@ -20,7 +20,7 @@ TYPES = (jnp.float32, jnp.bfloat16)
 
 
 class _Options(NamedTuple):
-    """The attributes of the custom calls; the numbers are those of the enums in attention.cc."""
+    """The attributes of the custom calls; the numbers are those of the enums in strip.h."""
 
     causal: bool
     window: int
@@ -42,12 +42,21 @@ class _Arrays(NamedTuple):
 
 def why_not(encoding: Encoding, inputs: Inputs) -> str | None:
     """Returns why `native_attention` cannot run; None if it can."""
-    if _score(encoding, inputs) is None:
+    score = _score(encoding, inputs)
+    if score is None:
         return "the C++ library does not know what this encoding adds to the logits"
-    if any(array.dtype not in TYPES for array in (inputs.rotated_q, inputs.rotated_k, inputs.v)):
-        return f"the type is {inputs.q.dtype}, not float32 or bfloat16"
-    if inputs.q.shape[-1] % WIDTH or inputs.v.shape[-1] % WIDTH:
-        return f"the width of a head, {inputs.q.shape[-1]}, is not a multiple of {WIDTH}"
+    for array in (inputs.rotated_q, inputs.rotated_k, inputs.v):
+        if array.dtype not in TYPES:
+            return f"a type is {array.dtype}, not float32 or bfloat16"
+        if array.shape[-1] % WIDTH:
+            return f"the width of a head, {array.shape[-1]}, is not a multiple of {WIDTH}"
+    if score.gate_keys is not None and score.gate_keys.shape != inputs.rotated_k.shape:
+        return "gate keys and keys have different shapes"
+    if 0 in (*inputs.q.shape, *inputs.v.shape):
+        return "there are no queries or no keys"
+    ids = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM
+    if any(x is not None and x.dtype != jnp.int32 for x in ids):
+        return "segment ids must be int32"
     if inputs.mask.given_B1LM is not None:
         return "a mask is given, and the C++ library knows only causality, windows and segments"
     if inputs.drop is not None:
@@ -100,7 +109,7 @@ def _segments(inputs: Inputs) -> tuple[Array, Array]:
     def of_examples(ids: Array | None) -> Array:
         if ids is None:
             return jnp.zeros((0,), jnp.int32)
-        return jnp.broadcast_to(ids.astype(jnp.int32), (len(inputs.q), ids.shape[1]))
+        return jnp.broadcast_to(ids, (len(inputs.q), ids.shape[1]))
 
     return of_examples(inputs.mask.q_segment_ids_BL), of_examples(inputs.mask.k_segment_ids_BM)
 

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <atomic>
 #include <memory>
+#include <new>
+#include <thread>
 #include <vector>
 
 #include "vectors.h"
@@ -61,24 +63,29 @@ void transpose(const float* x, long row, int count, int K, float* panels) {
 }
 
 // Calls work(0 … count-1). The caller works too, and never waits for a thread that has not begun: no deadlock.
+// If memory does not suffice, all items end, and then this function throws.
 template <class Work>
 void in_parallel(xla::ffi::ThreadPool pool, int count, Work work) {
   struct Progress {
     std::atomic<int> next{0}, finished{0};
+    std::atomic<bool> failed{false};
   };
   auto progress = std::make_shared<Progress>();
   Work* shared = &work;  // a late thread finds no item left, and does not use it
   auto run = [progress, shared, count] {
-    for (int i; (i = progress->next++) < count; progress->finished++) (*shared)(i);
+    for (int i; (i = progress->next++) < count; progress->finished++) try {
+        (*shared)(i);
+      } catch (const std::bad_alloc&) {
+        progress->failed = true;
+      }
   };
   const int helpers = std::min<int64_t>(count, pool.num_threads()) - 1;
   for (int i = 0; i < helpers; i++) pool.Schedule([run] { run(); });
   run();
-  while (progress->finished.load() < count) {
-#if defined(__AVX2__)
-    _mm_pause();
-#endif
-  }
+  for (int spins = 0; progress->finished.load() < count; spins++)
+    if (spins < 1000) _mm_pause();
+    else std::this_thread::yield();
+  if (progress->failed) throw std::bad_alloc();
 }
 
 // Memory of a thread that lives from call to call. Contents are not kept.

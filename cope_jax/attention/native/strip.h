@@ -162,11 +162,8 @@ struct Strip {
   }
 };
 
-const I EVERY = ~I{};
-
 // Counts the gates of one row: writes P_ij for each key of the tile, and g(1-g) if `slopes` is given.
-template <Gate GATE>
-void count_row(Strip& strip, const Tile& t, int r, const float* logits, float* counts, float* slopes = nullptr) {
+inline void count_row(Strip& strip, const Tile& t, int r, const float* logits, float* counts, float* slopes = nullptr) {
   V carry = all(strip.counts[r]);
   for (int c = W * (CHUNKS - 1); c >= 0; c -= W) {
     V gates{};
@@ -181,14 +178,14 @@ void count_row(Strip& strip, const Tile& t, int r, const float* logits, float* c
 }
 
 // Counts the gates of all rows, and computes the z that their positions need. Returns whether all rows are saturated.
-template <Gate GATE, Position POSITION>
+template <Position POSITION>
 bool count(Strip& strip, const Tile& t, const float* logits, float* counts, float* slopes = nullptr) {
   const float last = strip.of.N - 1;
   float most = 0;
   bool saturated = POSITION == TABLE;
   for (int r = 0; r < strip.rows; r++) {
     const int at = r * TILE;
-    count_row<GATE>(strip, t, r, logits + at, counts + at, slopes ? slopes + at : nullptr);
+    count_row(strip, t, r, logits + at, counts + at, slopes ? slopes + at : nullptr);
     most = std::max(most, std::min(strip.counts[r], last));
     if (strip.counts[r] < last) saturated = false;  // NaN counts as saturated
   }

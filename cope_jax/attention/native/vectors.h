@@ -4,18 +4,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <utility>
-#if defined(__AVX2__)
+
 #include <immintrin.h>
-#endif
 
 namespace {
 
 #if defined(__AVX512F__)
 constexpr int W = 16, ROWS = 6, PANEL = 4;  // lanes; rows and vectors of a block of a matrix product in registers
-#elif defined(__AVX2__)
-constexpr int W = 8, ROWS = 6, PANEL = 2;
 #else
-constexpr int W = 4, ROWS = 6, PANEL = 4;
+constexpr int W = 8, ROWS = 6, PANEL = 2;
 #endif
 constexpr int STRIP = 64, TILE = 64, CHUNKS = TILE / W, AREA = STRIP * TILE;
 constexpr float LOW = -1e30f;  // the logit of a hidden pair
@@ -47,17 +44,27 @@ INLINE I iota() {
   return x;
 }
 
+// Lanes of x by the indices of `order`; index W and above mean 0.
+INLINE V shuffled(V x, I order) {
+#if defined(__clang__)
+  V y;
+  for (int i = 0; i < W; i++) y[i] = order[i] < W ? x[order[i]] : 0;
+  return y;
+#else
+  return __builtin_shuffle(x, V{}, order);
+#endif
+}
 template <int N, size_t... i>
 INLINE V swapped(V x, std::index_sequence<i...>) {
-  return __builtin_shufflevector(x, x, (i ^ N)...);
+  return shuffled(x, I{int(i ^ N)...});
 }
 template <int N, size_t... i>
 INLINE V from_above(V x, std::index_sequence<i...>) {
-  return __builtin_shufflevector(x, V{}, (i + N < W ? i + N : W)...);
+  return shuffled(x, I{int(i + N < W ? i + N : W)...});
 }
 template <int N, size_t... i>
 INLINE V from_below(V x, std::index_sequence<i...>) {
-  return __builtin_shufflevector(x, V{}, (i >= N ? i - N : W)...);
+  return shuffled(x, I{int(i >= N ? i - N : W)...});
 }
 using Lanes = std::make_index_sequence<W>;
 
@@ -88,12 +95,8 @@ INLINE float maximum(V x) {
 INLINE V permute(V x, I index) {
 #if defined(__AVX512F__)
   return (V)_mm512_permutexvar_ps((__m512i)index, (__m512)x);
-#elif defined(__AVX2__)
-  return (V)_mm256_permutevar8x32_ps((__m256)x, (__m256i)index);
 #else
-  V y;
-  for (int i = 0; i < W; i++) y[i] = x[index[i]];
-  return y;
+  return (V)_mm256_permutevar8x32_ps((__m256)x, (__m256i)index);
 #endif
 }
 
