@@ -9,6 +9,7 @@ import time
 import pytest
 
 import cope_jax as cj
+from cope_jax.errors import ConfigError
 from cope_jax.runs import grid, workers
 from cope_jax.training.preemption import Interrupted
 
