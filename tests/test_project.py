@@ -47,6 +47,7 @@ MAY_NAME = {
     "experiments/contextual/classify.py": "the systems of one comparison",
     "experiments/contextual/language_models.py": "a perplexity by words is that of one task",
     "experiments/contextual/tag.py": "the systems of one comparison",
+    "experiments/gpu_suite.py": "what is measured on a GPU, and the recipes of one paper",
 }
 """Files, or how their paths begin, that name an encoding, task or model, with the reason."""
 SAME_NAME = {"__init__.py", "__main__.py"}

@@ -159,7 +159,7 @@ def _refusal(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | N
         jax.eval_shape(build, jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals]))
     except NotATile as reason:
         return str(reason)
-    except (ConfigError, NotImplementedError, TypeError, ValueError) as error:
+    except (ConfigError, NotImplementedError, TypeError, ValueError) as error:  # what tracing of a hook may raise
         return f"its hooks cannot be traced in a kernel ({str(error).splitlines()[0]})"
     return None
 

@@ -135,14 +135,14 @@ class NativeScore(NamedTuple):
     is the sum of the gates from the key to the query, and z_i(p) = q_i·e interpolated at min(p, N−1).
 
     Attributes:
-      gates: what the sigmoid of a gate is taken of: "logits" means s_ij, "keys" means q_i·u_j/√K. "none" means that
+      gates: what the sigmoid of a gate is taken of: "logits" means s_ij, "keys" means q_i·u_j/√K. None means that
         `score` adds nothing.
       gate_keys: u_BGMK, the keys of the gates.
       table: e_NK.
       slopes: m_H.
     """
 
-    gates: Literal["none", "logits", "keys"] = "none"
+    gates: Literal["logits", "keys"] | None = None
     gate_keys: Array | None = None
     table: Array | None = None
     slopes: Array | None = None

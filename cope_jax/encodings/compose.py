@@ -99,7 +99,7 @@ class Composed(Encoding):
 
     def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
         scores = [native_score_of(part, v_BGMK, k_features[name]) for name, part in self.parts.items()]
-        counting = [score for score in scores if score is None or score.gates != "none"]
+        counting = [score for score in scores if score is None or score.gates is not None]
         return NativeScore() if not counting else counting[0] if len(counting) == 1 else None
 
     def done(self, carry: Carry) -> Array | None:

@@ -16,7 +16,7 @@ from tests.oracle.encodings import Sizes
 
 
 class Data(NamedTuple):
-    """What may change without compiling anew: positions and segments `[B, L]`, indices `[L]`, the mask
+    """What may change without a new compilation: positions and segments `[B, L]`, indices `[L]`, the mask
     `[B, 1, L, M]`, the key of dropout.
 
     None for indices: those of `prepare`, known while tracing.

@@ -23,8 +23,8 @@ class Spec:
 
     Attributes:
       shape, dtype: of the array in the traced function.
-      axes: the axis of `shape` that lies along the rows, and the one along the columns; None if there is none. All
-        other axes have size 1.
+      axes: which axis of `shape` becomes the rows of the matrix, and which becomes its columns; None if no axis does.
+        All other axes have size 1.
     """
 
     shape: tuple[int, ...]

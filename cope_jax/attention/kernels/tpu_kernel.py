@@ -52,7 +52,10 @@ def _visit(
     loop = visit((end - 1, loop), lambda number, _: ~interior(number), masked=True, saturated=False)
     loop = visit(loop, lambda number, x: interior(number) & ~saturated(x), masked=False, saturated=False)
     if saturated is not never:
-        enough = lambda number, _: interior(number) & (number + 1 - plan.wide >= jnp.maximum(first, full))  # noqa: E731
+
+        def enough(number: Array, _: Any) -> Array:
+            return interior(number) & (number + 1 - plan.wide >= jnp.maximum(first, full))
+
         loop = visit(loop, enough, masked=False, saturated=True, blocks=plan.wide)
         if plan.wide > 1:
             loop = visit(loop, lambda number, _: interior(number), masked=False, saturated=True)

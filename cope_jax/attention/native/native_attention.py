@@ -78,9 +78,9 @@ def native_attention(encoding: Encoding, inputs: Inputs) -> Array:
     assert score is not None
     window = 0 if inputs.mask.window is None else inputs.mask.window
     position = 1 if score.slopes is not None else 0
-    options = _Options(inputs.mask.causal, window, ("none", "logits", "keys").index(score.gates), position)
+    options = _Options(inputs.mask.causal, window, (None, "logits", "keys").index(score.gates), position)
     empty = jnp.zeros((0,), jnp.float32)
-    counts = score.gates != "none"
+    counts = score.gates is not None
     arrays = _Arrays(
         q=head_major(inputs.rotated_q),
         k=head_major(inputs.rotated_k),
