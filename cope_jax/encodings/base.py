@@ -30,13 +30,13 @@ replace only the functions of `cope_jax.ops`.
 
 import copy
 import dataclasses
-import inspect
 from typing import Any, ClassVar, Literal, NamedTuple, Self
 
 import jax
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
+from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, check_at_least
 
@@ -126,26 +126,6 @@ class Carry(NamedTuple):
     sums: PyTree = ()
     constants: PyTree = ()
     state: PyTree = ()
-
-
-class NativeScore(NamedTuple):
-    """What `score` adds to the logits, as data for kernels that are written by hand.
-
-    The logit of a pair is s_ij + z_i(p_ij) with a table, s_ij + m·p_ij with slopes, and s_ij without gates, where p_ij
-    is the sum of the gates from the key to the query, and z_i(p) = q_i·e interpolated at min(p, N−1).
-
-    Attributes:
-      gates: what the sigmoid of a gate is taken of: "logits" means s_ij, "keys" means q_i·u_j/√K. None means that
-        `score` adds nothing.
-      gate_keys: u_BGMK, the keys of the gates.
-      table: e_NK.
-      slopes: m_H.
-    """
-
-    gates: Literal["logits", "keys"] | None = None
-    gate_keys: Array | None = None
-    table: Array | None = None
-    slopes: Array | None = None
 
 
 class Encoding(nnx.Module):
@@ -298,18 +278,6 @@ class Encoding(nnx.Module):
         for name, value in attributes.items():
             setattr(one, name, value)
         return one
-
-
-def native_score_of(encoding: Encoding, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
-    """Returns `encoding.native_score(…)`, or None if a subclass overrides what the method describes."""
-    kinds = type(encoding).__mro__
-    own = next(number for number, kind in enumerate(kinds) if "native_score" in vars(kind))
-    described = {"initial_carry", "score", "saturated", "tail", "done", "sink"}
-    if kinds[own] is not Encoding:  # the methods that it calls count too
-        functions = (name for name, value in vars(kinds[own]).items() if inspect.isfunction(value))
-        described |= {name for name in functions if name.startswith("_") and not name.startswith("__")}
-    changed = any(described & set(vars(kind)) for kind in kinds[:own])
-    return None if changed else encoding.native_score(v_BGMK, k_features)
 
 
 ENCODINGS: Registry[type[Encoding]] = Registry("encoding")

@@ -10,7 +10,8 @@ import jax
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NativeScore, NoOptions, Pairs, native_score_of
+from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs
+from cope_jax.encodings.native_score import NativeScore, native_score_of
 from cope_jax.errors import ConfigError
 
 

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
-from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, NativeScore, Pairs
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
 from cope_jax.ops.grouped_matmul import content_logits
 from cope_jax.ops.interpolate import interpolate, table_logits

@@ -21,8 +21,8 @@ from cope_jax.attention import attend, full_attention, fused, prepare
 from cope_jax.attention.attend import shard_batch
 from cope_jax.attention.native import library
 from cope_jax.attention.native.native_attention import native_attention, why_not
-from cope_jax.encodings.base import native_score_of
 from cope_jax.encodings.cope import CoPE
+from cope_jax.encodings.native_score import native_score_of
 from cope_jax.errors import ConfigError
 from tests.attention.problems import arrays_of, named, plain, value_and_gradients
 from tests.encodings.cases import build, jit

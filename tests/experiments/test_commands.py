@@ -1,15 +1,21 @@
 import json
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import jax
 import pytest
 
 import experiments
 from cope_jax import encodings, models, tasks
+from cope_jax.errors import ConfigError
+from cope_jax.runs import workers
 from cope_jax.training import config_files
 from cope_jax.training.metrics import read_metrics
+from experiments.cli import entry, jobs
 from tests.experiments.commands import ROOT
 
 pytestmark = pytest.mark.xdist_group("commands")  # what its fixtures train is shared
@@ -170,3 +176,41 @@ def test_a_command_that_is_started_as_a_file_says_how_to_start_it(path, tmp_path
     file = Path(experiments.__file__).parent / f"{path}.py"
     done = subprocess.run([sys.executable, file], cwd=tmp_path, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (1, f"this file is not a script: run python -m experiments.{file.stem}\n")
+
+
+def test_the_number_of_jobs(monkeypatch):
+    def number(value, runs=9, **options):
+        monkeypatch.setattr(jobs, "_JOBS", SimpleNamespace(value=value))
+        return jobs.number(runs, **options)
+
+    monkeypatch.setattr(workers, "cores", lambda: 4)
+    assert [number(None), number(None, runs=3), number(None, default=1), number(7)] == [4, 3, 1, 7]
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    assert [number(None), number(1)] == [1, 1]
+    with pytest.raises(ConfigError, match="--jobs=2 is only for one process on a CPU: omit --jobs"):
+        number(2)
+
+
+def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, tmp_path):
+    before = jax.config.values["jax_compilation_cache_dir"]
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "set, so that it is restored")
+    try:
+        jax.config.update("jax_compilation_cache_dir", "own")
+        entry.keep_programs()
+        assert jax.config.values["jax_compilation_cache_dir"] == "own"
+        jax.config.update("jax_compilation_cache_dir", None)
+        monkeypatch.delenv("XDG_CACHE_HOME")
+        monkeypatch.setattr(Path, "home", missing_home)
+        entry.keep_programs()
+        assert jax.config.values["jax_compilation_cache_dir"] is None
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+        entry.keep_programs()
+        folder = str(tmp_path / "cope_jax" / "programs" / entry.kind_of_cpu())
+        assert jax.config.values["jax_compilation_cache_dir"] == os.environ["JAX_COMPILATION_CACHE_DIR"] == folder
+    finally:
+        jax.config.update("jax_compilation_cache_dir", before)
+
+
+def missing_home():
+    raise RuntimeError("Could not determine home directory.")

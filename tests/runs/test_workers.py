@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import time
+from pathlib import Path
 
 import pytest
 
@@ -108,3 +109,14 @@ def test_the_shares_of_the_cores_are_equal(monkeypatch):
     assert workers.cores_of(2) == [[3, 5], [6, 7]]
     assert workers.cores_of(1) == [[3, 5, 6, 7, 9]]
     assert workers.cores_of(6) == [[]] * 6
+
+
+def test_a_container_may_have_less_time_than_cores(monkeypatch, tmp_path):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    limit, read = tmp_path / "cpu.max", Path.read_text
+    monkeypatch.setattr(Path, "read_text", lambda path: read(limit if path.name == "cpu.max" else path))
+    for text, cores in (("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 8)):
+        limit.write_text(text)
+        assert workers.cores() == cores
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert workers.cores() == 1

@@ -13,7 +13,7 @@ from cope_jax.attention.blockwise import RESIDUALS
 from cope_jax.attention.inputs import Inputs, head_major
 from cope_jax.attention.native import library
 from cope_jax.encodings import Encoding
-from cope_jax.encodings.base import NativeScore, native_score_of
+from cope_jax.encodings.native_score import NativeScore, native_score_of
 
 WIDTH = 16  # widths of heads are multiples of this
 TYPES = (jnp.float32, jnp.bfloat16)
