@@ -15,6 +15,7 @@ resumes with `experiments.compare` and the folder in train/. Everything lies in 
 import dataclasses
 import functools
 import itertools
+import math
 import os
 import signal
 import subprocess
@@ -33,7 +34,7 @@ from flax import nnx
 from cope_jax import encodings, models
 from cope_jax.attention import attend, fused, prepare
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import first_line
+from cope_jax.errors import ConfigError, first_line
 from cope_jax.files import write_atomically
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import DecoderConfig
@@ -79,6 +80,8 @@ TOY_RECIPE = [
 def main() -> None:
     """Runs the sections, and writes summary.md after each one."""
     check_names("section of --only", _ONLY.value, SECTIONS)
+    if not _ONLY.value or not math.isfinite(_MINUTES.value):
+        raise ConfigError("give --only at least one section, and --minutes a number of minutes")
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # the commands of later sections need the memory
     workdir, sizes = Path(_WORKDIR.value), TOY if _TOY.value else Sizes()
     end = time.monotonic() + 60 * _MINUTES.value
@@ -100,8 +103,10 @@ def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
     """Compares the implementations of every encoding with full attention. Returns a summary in one line."""
     records: list[Record] = []
     failed = []
-    for spec, dtype in itertools.product(encodings.names(), TOLERANCE):
+    cases = list(itertools.product(encodings.names(), TOLERANCE))
+    for number, (spec, dtype) in enumerate(cases):
         if time.monotonic() > end:
+            failed.append(f"; stopped at its time: {len(cases) - number} of {len(cases)} cases were not checked")
             break
         try:
             records += check_encoding(spec, dtype, sizes)
@@ -185,7 +190,8 @@ def prefill(workdir: Path, sizes: Sizes, end: float) -> str:
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (1, sizes.prompt)), jnp.int32)
     for spec in ("rope", "none", "cope"):
         if time.monotonic() > end:
-            break
+            records.append({"encoding": spec, "tokens_per_second": None, "seconds": []})
+            continue
         config = DecoderConfig(
             vocab_size=1024,
             max_length=sizes.prompt,
@@ -203,7 +209,11 @@ def prefill(workdir: Path, sizes: Sizes, end: float) -> str:
             seconds.append(time.perf_counter() - began)
         records.append({"encoding": spec, "tokens_per_second": sizes.prompt / min(seconds), "seconds": seconds})
     workdirs.write_json(workdir / "prefill.json", {"records": records, "environment": environment()})
-    return ", ".join(f"{r['encoding']} {r['tokens_per_second'] / 1000:.1f} thousand tokens/s" for r in records)
+    speeds = {r["encoding"]: (r["tokens_per_second"], len(r["seconds"])) for r in records}
+    return ", ".join(
+        f"{spec} {speed / 1000:.1f} thousand tokens/s ({runs} runs)" if speed else f"{spec} left out"
+        for spec, (speed, runs) in speeds.items()
+    )
 
 
 def train(workdir: Path, sizes: Sizes, end: float) -> str:

@@ -11,7 +11,7 @@ _JOBS = flags.DEFINE_integer(
     None,
     "Number of runs to train at the same time on a CPU, each in a process of its own with its share of the cores. "
     "Without this flag: in compare the number of cores, but not more than there are runs; in other commands, and on a "
-    "GPU or TPU, 1.",
+    "GPU or TPU, 1. It sets the number of threads of each run, and so the rounding: resume with the same number.",
     lower_bound=1,
 )
 
