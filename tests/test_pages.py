@@ -132,12 +132,16 @@ def check_python(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         assert importlib.util.find_spec(module)
 
 
+COMMON = ("experiments.cli.distributed", "experiments.cli.jobs")
+
+
 def check_command(module: str, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Parses the arguments as the command does, and reads what its flags say of configs, encodings and tasks."""
     assert importlib.util.find_spec(module), f"there is no {module}"
     monkeypatch.setattr(sys, "argv", [module, *arguments])  # where config flags look for their fields
     monkeypatch.chdir(ROOT)
-    importlib.import_module("experiments.cli.distributed")  # defines its flags once, for all commands
+    for name in COMMON:  # define their flags once, for all commands
+        importlib.import_module(name)
     monkeypatch.delitem(sys.modules, module, raising=False)  # another test may have imported it
     with flagsaver.flagsaver(), only_common_flags():  # the first removes the flags that the command defines
         names = runpy.run_module(module)
@@ -158,7 +162,7 @@ def only_common_flags() -> Iterator[None]:
     table = flags.FLAGS._flags()
     modules = {name: flags.FLAGS.find_module_defining_flag(name) or "" for name in table}
     others = {name: table[name] for name, module in modules.items() if module.startswith("experiments.")}
-    hidden = {name: flag for name, flag in others.items() if modules[name] != "experiments.cli.distributed"}
+    hidden = {name: flag for name, flag in others.items() if modules[name] not in COMMON}
     for name in hidden:
         del table[name]
     try:

@@ -92,12 +92,8 @@ def _kill(active: Sequence["_Worker"]) -> None:
 
 
 def cores_of(jobs: int) -> list[list[int]]:
-    """The cores of each of `jobs` workers, in equal shares; empty shares mean all cores.
-
-    >>> [len(share) for share in cores_of(1)] == [cores()]
-    True
-    """
-    known = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+    """The cores of each of `jobs` workers, in equal shares; empty shares mean all cores."""
+    known = sorted(os.sched_getaffinity(0))[: cores()] if hasattr(os, "sched_getaffinity") else []
     if jobs > len(known):
         return [[] for _ in range(jobs)]
     size = len(known) // jobs

@@ -41,7 +41,8 @@ def read(name: str) -> Any:
     return nbformat.read(FOLDER / f"{name}.ipynb", as_version=4)
 
 
-@pytest.mark.parametrize("name", [pytest.param("quickstart", marks=pytest.mark.slow), "own_encoding"])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["quickstart", "own_encoding"])
 def test_runs_without_a_warning(name, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(FOLDER.parent))
     monkeypatch.setenv("XLA_FLAGS", "")  # one device

@@ -44,6 +44,7 @@ def test_results_are_those_of_one_run_after_the_other(tmp_path, capfd):
     assert any(line.startswith("rope, seed 0: step 4: ") for line in lines)
 
 
+@pytest.mark.slow
 def test_one_that_fails_stops_the_others_which_save_a_checkpoint(tmp_path):
     configs, runs = grid_of(tmp_path, steps=100_000)
     runs[1].workdir.parent.mkdir(parents=True)
@@ -115,6 +116,8 @@ def test_a_container_may_have_less_time_than_cores(monkeypatch, tmp_path):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     limit, read = tmp_path / "cpu.max", Path.read_text
     monkeypatch.setattr(Path, "read_text", lambda path: read(limit if path.name == "cpu.max" else path))
+    limit.write_text("400000 100000")
+    assert workers.cores_of(2) == [[0, 1], [2, 3]]
     for text, cores in (("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("900000 100000", 8)):
         limit.write_text(text)
         assert workers.cores() == cores
