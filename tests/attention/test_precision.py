@@ -46,7 +46,7 @@ def in_blocks(encoding, inputs):
 
 def in_native_code(encoding, inputs):
     if reason := native_attention.why_not(encoding, inputs):
-        (pytest.fail if "error:" in reason else pytest.skip)(reason)
+        (pytest.fail if "error:" in reason else pytest.skip)(reason)  # an error of the compiler is in our source
     return native_attention.native_attention(encoding, inputs)
 
 

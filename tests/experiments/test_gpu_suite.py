@@ -27,6 +27,22 @@ def test_it_compares_every_implementation_that_can_run(monkeypatch):
     assert record["error"] > gpu_suite.TOLERANCE["float32"]
 
 
+def test_what_is_not_a_number_does_not_agree_and_what_fails_or_is_left_is_named(monkeypatch, tmp_path):
+    def check(spec, dtype, sizes):
+        if spec == "rope":
+            raise RuntimeError("out of memory\nand more")
+        error = float("nan") if spec == "fox" else 0.0
+        return [{"encoding": spec, "dtype": dtype, "implementation": "blockwise", "error": error}]
+
+    monkeypatch.setattr(gpu_suite, "check_encoding", check)
+    found = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() + 60)
+    assert "fox/blockwise in float32 differs by nan" in found
+    assert found.endswith("rope in float32 failed (out of memory); rope in bfloat16 failed (out of memory)")
+    assert "20 of 22 comparisons agree" in found
+    late = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() - 1)
+    assert late == "0 of 0 comparisons agree; stopped at its time: 24 of 24 cases were not checked"
+
+
 def test_a_command_is_stopped_at_its_time(monkeypatch):
     """Politely, then by force; and it does not start if there is no time left."""
     sleep = "import time, signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(60)"
