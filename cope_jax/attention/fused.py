@@ -25,7 +25,7 @@ from cope_jax.attention.inputs import Inputs, head_major
 from cope_jax.attention.kernels import tpu
 from cope_jax.attention.kernels.tile_values import NotATile
 from cope_jax.attention.kernels.tpu_arguments import Execution
-from cope_jax.attention.native import native_attention as native
+from cope_jax.attention.native import cpu_attention, gpu_attention
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, Residuals
 from cope_jax.attention.streaming_softmax import State
 from cope_jax.attention.tiles import BlockSizes, Stream, along_sequence, needs_one_block, pad_by
@@ -76,8 +76,9 @@ def fused_attention(
     reason = why_not(encoding, inputs, blocks, head_axis=head_axis, resident=resident, interpret=interpret)
     if reason is not None:
         raise ConfigError(f"implementation='fused' is not possible, because {reason}: choose 'auto' or 'blockwise'")
-    if current_device() == CPU and not interpret:
-        return native.native_attention(encoding, inputs)
+    device = current_device()
+    if not interpret and (native := _native(device)):
+        return native.attention(encoding, inputs, device)
     stream, options = _prepare(encoding, inputs, blocks, resident, interpret)
     execution = dataclasses.replace(options.execution, head_axis=head_axis)
     options = dataclasses.replace(options, execution=execution)
@@ -96,12 +97,12 @@ def why_not(
 ) -> str | None:
     """Returns why `fused_attention` cannot run; None if it can. `batch_axes` as in `attend`."""
     device = current_device()
-    if device == CPU and not interpret:
+    if not interpret and (native := _native(device)):
         if blocks is not None:
-            return "sizes of blocks are given, and the kernels for CPUs have their own"
+            return "sizes of blocks are given, and the kernels of this device have their own"
         if head_axis is not None and jax.sharding.get_abstract_mesh().shape.get(head_axis, 1) > 1:
-            return f"axis {head_axis!r} of the mesh splits the heads, and the C++ library cannot"
-        return _undivided(batch_axes, None, 1) or native.why_not(encoding, inputs)
+            return f"axis {head_axis!r} of the mesh splits the heads, and the kernels of this device cannot"
+        return _undivided(batch_axes, None, 1) or native.why_not(encoding, inputs, device)
     if not interpret and device not in CHIPS:
         return f"there is no kernel for the device {device!r}"
     if not interpret and blocks is not None and (blocks.queries % SUBLANES or blocks.near % LANES):
@@ -125,6 +126,13 @@ def why_not(
     leaves, tree = jax.tree.flatten(stream)
     reason = _refusal(options.execution, tree, tuple((x.shape, x.dtype) for x in leaves))
     return reason and f"{reason} on {device}"
+
+
+def _native(device: str) -> Any:
+    """The module of kernels that are written by hand for a kind of device; None if there is none."""
+    if device == CPU:
+        return cpu_attention
+    return gpu_attention if device.startswith("NVIDIA") else None
 
 
 def _undivided(batch_axes: Sequence[str], head_axis: str | None, groups: int) -> str | None:

@@ -10,7 +10,7 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
-from tests.encodings.cases import BATCH, SIZES, build, parameters, parts, problem, rule_of
+from tests.encodings.cases import BATCH, SIZES, build, jit, parameters, parts, problem, rule_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import Sizes
 
@@ -148,3 +148,50 @@ def oracle(spec: str, state: Any, arrays: Any, data: Data, example: int, sizes: 
 def encoding_of(spec: str, sizes: Sizes = SIZES, dtype: Any = np.float64) -> Any:
     """The encoding of a case, with random parameters."""
     return nnx.merge(*build(spec, sizes=sizes, dtype=dtype))
+
+
+DOCUMENTS = "documents"
+SHUFFLED = "shuffled"
+
+
+@functools.cache
+def segment_ids(kind: str, keys: int) -> np.ndarray:
+    """Segment ids of the keys: those of documents ascend, the others do not."""
+    if kind == DOCUMENTS:
+        return np.sort(np.random.default_rng(0).integers(0, 4, (BATCH, keys)), axis=1).astype(np.int32)
+    return np.random.default_rng(1).integers(0, 3, (BATCH, keys)).astype(np.int32)
+
+
+@functools.cache
+def _compiled(attention: Any, spec: str, sizes: Sizes, **static: Any) -> Any:
+    graphdef, _ = build(spec, sizes=sizes)
+    return jit(lambda state, arrays, data: value_and_gradients(attention, graphdef, state, arrays, data, **static))
+
+
+def assert_equals_full(
+    attention: Any,
+    spec: str,
+    length: int,
+    keys: int,
+    *,
+    sizes: Sizes,
+    segments: str | None = None,
+    atol: float = 3e-5,
+    **static: Any,
+) -> None:
+    """An implementation in float32 against full attention in float64, relative to the largest entry of each array."""
+    data = plain(length, keys)
+    if segments is not None:
+        ids = segment_ids(segments, keys)
+        data = data._replace(k_segments=ids, q_segments=ids[:, keys - length :])
+    _, state = build(spec, sizes=sizes)
+    arrays = arrays_of(length, keys, sizes=sizes)
+    state, arrays = jax.tree.map(lambda x: np.asarray(x, np.float32), (state, arrays))
+    found = named(_compiled(attention, spec, sizes, **static)(state, arrays, data))
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (state, arrays))
+        exact = named(_compiled(full_attention, spec, sizes, **static)(*wide, data))
+    assert found.keys() == exact.keys()
+    for name, array in exact.items():
+        scale = max(np.abs(array).max(), 1e-3)
+        np.testing.assert_allclose(found[name], array, rtol=0, atol=atol * scale, err_msg=f"{spec} {name}")

@@ -19,13 +19,16 @@ from jax.sharding import AxisType
 from cope_jax import encodings
 from cope_jax.attention import attend, full_attention, fused, prepare
 from cope_jax.attention.attend import shard_batch
-from cope_jax.attention.native import library
-from cope_jax.attention.native.native_attention import native_attention, why_not
+from cope_jax.attention.native import cpu_attention, library
 from cope_jax.encodings.cope import CoPE
 from cope_jax.encodings.native_score import native_score_of
 from cope_jax.errors import ConfigError
-from tests.attention.problems import arrays_of, named, plain, value_and_gradients
-from tests.encodings.cases import build, jit
+from tests.attention.problems import (
+    DOCUMENTS,
+    SHUFFLED,
+    assert_equals_full,
+)
+from tests.encodings.cases import build
 from tests.oracle.encodings import Sizes
 
 needs_library = pytest.mark.usefixtures("native")
@@ -38,35 +41,10 @@ def native():
         (pytest.fail if "error:" in reason else pytest.skip)(reason)  # an error of the compiler is in our source
 
 
-@functools.cache
-def compiled(spec, attention, sizes=SIZES, **static):
-    graphdef, _ = build(spec, sizes=sizes)
-    return jit(lambda state, arrays, data: value_and_gradients(attention, graphdef, state, arrays, data, **static))
+native_attention = functools.partial(cpu_attention.attention, device=fused.CPU)
+compare = functools.partial(assert_equals_full, native_attention, sizes=SIZES)
+why_not = functools.partial(cpu_attention.why_not, device=fused.CPU)
 
-
-def compare(spec, length, keys, segments=None, sizes=SIZES, atol=3e-5, **static):
-    """C++ in float32 against full attention in float64, relative to the largest entry of each array."""
-    data = plain(length, keys)
-    if segments is not None:
-        ids = SEGMENTS[segments]
-        data = data._replace(k_segments=ids, q_segments=ids[:, keys - length :])
-    _, state = build(spec, sizes=sizes)
-    arrays = arrays_of(length, keys, sizes=sizes)
-    state, arrays = jax.tree.map(lambda x: np.asarray(x, np.float32), (state, arrays))
-    found = named(compiled(spec, native_attention, sizes, **static)(state, arrays, data))
-    with jax.enable_x64(True):
-        wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (state, arrays))
-        exact = named(compiled(spec, full_attention, sizes, **static)(*wide, data))
-    assert found.keys() == exact.keys()
-    for name, array in exact.items():
-        scale = max(np.abs(array).max(), 1e-3)
-        np.testing.assert_allclose(found[name], array, rtol=0, atol=atol * scale, err_msg=f"{spec} {name}")
-
-
-SEGMENTS = {
-    "documents": np.sort(np.random.default_rng(0).integers(0, 4, (2, 150)), axis=1).astype(np.int32),
-    "shuffled": np.random.default_rng(1).integers(0, 3, (2, 150)).astype(np.int32),
-}
 SPECS = [
     "none",
     "rope",
@@ -93,11 +71,11 @@ def test_it_equals_full_attention(spec):
         ("cope(npos_max=20)", 37, {}),  # fewer queries than keys
         ("cope(npos_max=20)", 180, {}),  # more queries than keys
         ("cope(npos_max=20)", 150, {"window": 30}),
-        ("cope(npos_max=20)", 150, {"window": 20, "segments": "documents"}),
+        ("cope(npos_max=20)", 150, {"window": 20, "segments": DOCUMENTS}),
         ("none", 150, {"window": 70, "causal": False}),
         ("cope(npos_max=20)", 150, {"causal": False}),
-        ("cope(npos_max=20)", 150, {"segments": "documents"}),
-        ("rope", 150, {"segments": "shuffled", "causal": False}),
+        ("cope(npos_max=20)", 150, {"segments": DOCUMENTS}),
+        ("rope", 150, {"segments": SHUFFLED, "causal": False}),
     ],
     ids=str,
 )
@@ -202,7 +180,7 @@ def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot():
     assert reason("cope") is None
     assert reason("sinusoidal+cope+rope", jnp.bfloat16) is None
     for spec in ("alibi", "cope_two_sided", "cope+alibi", "cope+kerple"):
-        assert "does not know what this encoding adds" in reason(spec)
+        assert "cannot express what this encoding adds" in reason(spec)
     assert "width of a head, 8, is not a multiple of 16" in reason("cope", width=8)
     assert "a mask is given" in reason("cope", mask=np.ones((1, 1, 70, 70), bool))
     ids = jnp.zeros((1, 70))
@@ -344,7 +322,7 @@ def test_the_setting(monkeypatch):
 
 
 CASES = """
-from cope_jax.attention.native import library
+from cope_jax.attention.native import cpu_attention, library
 library._compiled = lambda: {path!r}
 from tests.attention import test_native as cases
 assert library.why_not() is None, library.why_not()

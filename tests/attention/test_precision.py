@@ -10,7 +10,8 @@ import pytest
 from flax import nnx
 
 from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
-from cope_jax.attention.native import native_attention
+from cope_jax.attention.fused import CPU
+from cope_jax.attention.native import cpu_attention
 from cope_jax.encodings import AttentionShape
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.ops.interpolate import interpolate
@@ -45,9 +46,9 @@ def in_blocks(encoding, inputs):
 
 
 def in_native_code(encoding, inputs):
-    if reason := native_attention.why_not(encoding, inputs):
+    if reason := cpu_attention.why_not(encoding, inputs, CPU):
         (pytest.fail if "error:" in reason else pytest.skip)(reason)  # an error of the compiler is in our source
-    return native_attention.native_attention(encoding, inputs)
+    return cpu_attention.attention(encoding, inputs, CPU)
 
 
 def in_float64(arrays):

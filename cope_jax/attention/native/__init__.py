@@ -1,1 +1,1 @@
-"""Attention in C++ for CPUs: see `native_attention`."""
+"""Kernels written by hand: C++ for CPUs in `cpu_attention`, Triton for NVIDIA GPUs in `gpu_attention`."""

@@ -1,0 +1,92 @@
+"""Attention on CPUs by the C++ library of this package, for encodings whose `native_score` says what they add."""
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.ad_checkpoint import checkpoint_name
+
+from cope_jax.array_types import Array
+from cope_jax.attention.blockwise import RESIDUALS
+from cope_jax.attention.inputs import Inputs
+from cope_jax.attention.native import arguments, library
+from cope_jax.attention.native.arguments import GATES, Arrays, floats
+from cope_jax.encodings import Encoding
+
+WIDTH = 16  # widths of heads are multiples of this
+
+
+class _Options(NamedTuple):
+    """The attributes of the custom calls; the numbers are those of the enums in strip.h."""
+
+    causal: bool
+    window: int
+    gate: int
+    position: int
+
+
+def why_not(encoding: Encoding, inputs: Inputs, device: str) -> str | None:
+    """Returns why `attention` cannot run; None if it can."""
+    del device
+    widths = inputs.q.shape[-1], inputs.v.shape[-1]
+    if reason := arguments.why_not("the functions in C++", encoding, inputs):
+        return reason
+    if any(width % WIDTH for width in widths):
+        return f"the widths of a head, {widths}, are not multiples of {WIDTH}"
+    return library.why_not()
+
+
+def attention(encoding: Encoding, inputs: Inputs, device: str) -> Array:
+    """Computes the result of `blockwise_attention` in C++, with XLA's threads. Call it only if `why_not` is None.
+
+    Memory is linear in the length. Sums are float32 whatever the type of the inputs.
+
+    Returns:
+      out_BLHK, in the type of the values.
+    """
+    del device
+    score = arguments.score_of(encoding, inputs)
+    assert score is not None
+    window = 0 if inputs.mask.window is None else inputs.mask.window
+    position = 1 if score.slopes is not None else 0
+    options = _Options(inputs.mask.causal, window, GATES.index(score.gates), position)
+    return _attend(options, arguments.arrays_of(score, inputs), arguments.segments_of(inputs))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) -> Array:
+    return _forward(options, arrays, segments)[0]
+
+
+def _forward(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) -> tuple[Array, Any]:
+    batch, length, heads, _ = arrays.q.shape
+    shapes = (batch, length, heads, arrays.v.shape[-1]), (batch, heads, length)
+    out, logsumexp = _call("Forward", options, shapes, *floats(arrays), *segments)
+    out, logsumexp = checkpoint_name((out.astype(arrays.v.dtype), logsumexp), RESIDUALS)
+    return out, (arrays, segments, out, logsumexp)
+
+
+def _backward(options: _Options, kept: Any, dout_BLHK: Array) -> tuple[Any, Any]:
+    arrays, segments, out, logsumexp = kept
+    shapes = [array.shape for array in arrays]
+    found = _call("Backward", options, shapes, *floats(arrays), *segments, *floats((out, logsumexp, dout_BLHK)))
+    gradients = (gradient.astype(array.dtype) for gradient, array in zip(found, arrays, strict=True))
+    return Arrays(*gradients), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _call(name: str, options: _Options, shapes: Any, *arrays: Array) -> Any:
+    """Calls C++; with `jax.vmap`, once for each entry."""
+    results = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+    call = jax.ffi.ffi_call(library.target(name), results, vmap_method="sequential")
+    attributes = {
+        "causal": options.causal,
+        "window": np.int64(options.window),
+        "gate": np.int64(options.gate),
+        "position": np.int64(options.position),
+    }
+    return call(*arrays, **attributes)

@@ -1,0 +1,244 @@
+"""Attention on NVIDIA GPUs by Triton kernels, for encodings whose `native_score` says what they add.
+
+The kernels are written in Triton and called through jax-triton, because Pallas' own Triton backend is deprecated since
+JAX 0.11, Mosaic GPU has neither gathers nor running sums, and CUDA C++ would need nvcc on every machine. Triton brings
+its own compiler, and an interpreter that runs the same source on a CPU.
+"""
+
+import dataclasses
+import functools
+import importlib.util
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+
+from cope_jax.array_types import Array
+from cope_jax.attention.blockwise import RESIDUALS
+from cope_jax.attention.inputs import Inputs
+from cope_jax.attention.native import arguments
+from cope_jax.attention.native.arguments import GATES
+from cope_jax.encodings import Encoding
+
+INSTALL = "pip install -e '.[gpu-kernels]'"
+WIDEST = 256
+CAPABILITIES = {"A100": 80, "H100": 90, "H200": 90, "B200": 100}
+"""Compute capabilities by what the name of a GPU contains: those whose shared memory holds the blocks below."""
+
+
+class Sizes(NamedTuple):
+    """How many queries and keys a block has; `far` is the number of keys beyond those that are counted one by one."""
+
+    queries: int
+    keys: int
+    far: int
+    warps: int
+    stages: int
+
+
+# The largest blocks whose kernels spill no registers, or few, on an H100: see docs/attention.md.
+_SIZES = {
+    ("forward", 2): {64: Sizes(128, 32, 64, 8, 2), 128: Sizes(128, 32, 64, 8, 2), 256: Sizes(64, 16, 32, 8, 2)},
+    ("backward", 2): {64: Sizes(64, 16, 64, 4, 2), 128: Sizes(64, 16, 32, 8, 2), 256: Sizes(32, 16, 32, 8, 1)},
+    ("forward", 4): {64: Sizes(64, 16, 32, 4, 2), 128: Sizes(64, 16, 32, 8, 2), 256: Sizes(32, 16, 32, 8, 2)},
+    ("backward", 4): {64: Sizes(64, 16, 32, 8, 1), 128: Sizes(32, 16, 32, 8, 1), 256: Sizes(16, 16, 16, 8, 1)},
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One call of a kernel in `gpu_kernels`.
+
+    Attributes:
+      kernel: its name.
+      constants: its constants, without the sizes of blocks.
+      sizes: the sizes of blocks.
+      heads: the number of heads of all examples.
+      results: what it writes.
+      zeroed: the places of the results that it adds to, and that must be 0 before.
+      capability: the compute capability that it is compiled for.
+    """
+
+    kernel: str
+    constants: Mapping[str, Any]
+    sizes: Sizes
+    heads: int
+    results: tuple[jax.ShapeDtypeStruct, ...]
+    zeroed: tuple[int, ...]
+    capability: int | None
+
+    @property
+    def programs(self) -> int:
+        """The number of programs: blocks of queries of all heads."""
+        return self.heads * -(-self.constants["L"] // self.sizes.queries)
+
+    @property
+    def metaparameters(self) -> dict[str, Any]:
+        """All constants of the kernel."""
+        blocks = {"QUERIES": self.sizes.queries, "KEYS": self.sizes.keys, "FAR": self.sizes.far}
+        return {**self.constants, **blocks}
+
+
+Run = Callable[..., Any]
+"""Called as `run(launch, *arrays)`; returns what the kernel writes."""
+
+
+class _Options(NamedTuple):
+    """What the kernels know when they are compiled, besides shapes."""
+
+    device: str
+    run: Run
+    causal: bool
+    window: int  # 0: none
+    gates: int  # the place in GATES
+
+
+class _Arrays(NamedTuple):
+    """The differentiable arguments of the kernels; those that a score does not have are empty."""
+
+    q: Array  # q_BLHK, rotated
+    k: Array  # k_BMGK, rotated
+    v: Array  # v_BMGK
+    x: Array  # x_BLHK, the queries of gates of keys: not rotated
+    u: Array  # u_BMGK, gate keys, in the type of x
+    z: Array  # z_BLHN, the logits of positions
+    slopes: Array  # m_H
+
+
+def why_not(encoding: Encoding, inputs: Inputs, device: str) -> str | None:
+    """Returns why `attention` cannot run on this kind of device; None if it can."""
+    if capability(device) is None:
+        return f"the Triton kernels were not compiled for the device {device!r}"
+    if reason := arguments.why_not("the Triton kernels", encoding, inputs):
+        return reason
+    if max(inputs.q.shape[-1], inputs.v.shape[-1]) > WIDEST:
+        return f"the width of a head is more than {WIDEST}"
+    if len({x.dtype for x in (inputs.q, inputs.rotated_q, inputs.rotated_k, inputs.v)}) > 1:
+        return "queries, keys and values have different types"
+    if not all(importlib.util.find_spec(name) for name in ("triton", "jax_triton")):
+        return f"jax-triton is not installed ({INSTALL})"
+    return None
+
+
+def attention(encoding: Encoding, inputs: Inputs, device: str, run: Run | None = None) -> Array:
+    """Computes the result of `blockwise_attention` with Triton kernels. Call it only if `why_not` is None.
+
+    Memory is linear in the length, with N logits of positions for each query and head. Sums are float32 whatever the
+    type of the inputs. Gradients of keys and of the table are added up in any order, so their last bits differ from run
+    to run.
+
+    Args:
+      encoding, inputs: see `fused_attention`.
+      device: the kind of GPU.
+      run: what runs the kernels; None for jax-triton on the GPU.
+
+    Returns:
+      out_BLHK, in the type of the values.
+    """
+    score = arguments.score_of(encoding, inputs)
+    assert score is not None
+    mask, arrays = inputs.mask, arguments.arrays_of(score, inputs)
+    options = _Options(device, run or run_on_gpu, mask.causal, mask.window or 0, GATES.index(score.gates))
+    none = jnp.zeros((0,), jnp.float32)
+    x_BLHK = arrays.x if score.gates == "keys" else none
+    z_BLHN = none
+    if score.table is not None:
+        wide = arrays.x.astype(jnp.float32), arrays.table.astype(jnp.float32)
+        z_BLHN = jnp.einsum("BLHK,NK->BLHN", *wide, precision="highest")
+    read = _Arrays(
+        arrays.q, arrays.k, arrays.v, x_BLHK, arrays.u.astype(x_BLHK.dtype), z_BLHN, arrays.slopes.astype(jnp.float32)
+    )
+    return _attend(options, read, arguments.segments_of(inputs))
+
+
+def capability(device: str) -> int | None:
+    """The compute capability of a kind of GPU, such as 90 for "NVIDIA H200"; None if its blocks would not fit."""
+    return next((number for name, number in CAPABILITIES.items() if name in device), None)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend(options: _Options, arrays: _Arrays, segments: tuple[Array, Array]) -> Array:
+    return _forward(options, arrays, segments)[0]
+
+
+def _forward(options: _Options, arrays: _Arrays, segments: tuple[Array, Array]) -> tuple[Array, Any]:
+    batch, length, heads, _ = arrays.q.shape
+    out = jax.ShapeDtypeStruct((batch, length, heads, arrays.v.shape[-1]), arrays.v.dtype)
+    logsumexp = jax.ShapeDtypeStruct((batch, length, heads), jnp.float32)
+    found = _call("forward", options, arrays, segments, (), (out, logsumexp))
+    found = checkpoint_name(found, RESIDUALS)
+    return found[0], (arrays, segments, *found)
+
+
+def _backward(options: _Options, kept: Any, dout_BLHK: Array) -> tuple[Any, Any]:
+    arrays, segments, out, logsumexp = kept
+    delta = (out.astype(jnp.float32) * dout_BLHK.astype(jnp.float32)).sum(-1)
+    own, added = {"q", "x"}, jnp.float32  # one program writes the gradients of its queries; all add to the others
+    results = [
+        jax.ShapeDtypeStruct(x.shape if x.size else (1,), x.dtype if name in own else added)
+        for name, x in arrays._asdict().items()
+    ]
+    zeroed = tuple(n for n, name in enumerate(_Arrays._fields) if name not in own)
+    read = dout_BLHK, logsumexp, delta
+    found = _call("backward", options, arrays, segments, read, results, zeroed)
+    gradients = (dx.astype(x.dtype) if x.size else jnp.zeros_like(x) for dx, x in zip(found, arrays, strict=True))
+    return _Arrays(*gradients), None
+
+
+_attend.defvjp(_forward, _backward)
+
+
+def _call(
+    name: str,
+    options: _Options,
+    arrays: _Arrays,
+    segments: tuple[Array, Array],
+    others: Sequence[Array],
+    results: Sequence[jax.ShapeDtypeStruct],
+    zeroed: Sequence[int] = (),
+) -> Any:
+    """Runs the kernel of this name for all examples and heads; with `jax.vmap`, once for each entry."""
+    (batch, length, heads, width), (_, keys, groups, v_width) = arrays.q.shape, arrays.v.shape
+    constants = {
+        "L": length,
+        "M": keys,
+        "H": heads,
+        "G": groups,
+        "K": width,
+        "V": v_width,
+        "N": arrays.z.shape[-1],
+        "CAUSAL": options.causal,
+        "WINDOW": options.window,
+        "SEGMENTS": bool(segments[0].size),
+        "GATES": options.gates,
+        "SCALE": 1 / math.sqrt(width),
+    }
+    by_width = _SIZES[name, arrays.q.dtype.itemsize]
+    sizes = by_width[next(most for most in by_width if max(width, v_width) <= most)]
+    launch = Launch(name, constants, sizes, batch * heads, tuple(results), tuple(zeroed), capability(options.device))
+    # A kernel does not read what the options exclude, but needs an array in its place.
+    given = (x if x.size else jnp.zeros((1,), x.dtype) for x in (*arrays, *segments, *others))
+    return jax.custom_batching.sequential_vmap(functools.partial(options.run, launch))(*given)
+
+
+def run_on_gpu(launch: Launch, *arrays: Array) -> Any:
+    """Runs a kernel through jax-triton."""
+    import jax_triton  # an extra, which can be imported only where JAX has CUDA
+
+    from cope_jax.attention.native import gpu_kernels
+
+    return jax_triton.triton_call(
+        *arrays,
+        kernel=getattr(gpu_kernels, launch.kernel),
+        out_shape=list(launch.results),
+        grid=(launch.programs,),
+        name=f"cope_jax_{launch.kernel}",
+        num_warps=launch.sizes.warps,
+        num_stages=launch.sizes.stages,
+        zeroed_outputs=launch.zeroed,
+        compute_capability=launch.capability,
+        **launch.metaparameters,
+    )
