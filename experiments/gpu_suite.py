@@ -167,7 +167,7 @@ def benchmark(workdir: Path, sizes: Sizes, end: float) -> str:
     """Runs `experiments.benchmark`: attention and decoding, then training steps."""
     lengths = ",".join(str(length) for length in sizes.lengths)
     common = [f"--rounds={sizes.rounds}", "--notune"]
-    contenders = "rope/cudnn,rope/jax.nn,rope/blockwise,cope/blockwise,cope/fused"
+    contenders = "rope/cudnn,rope/jax.nn,rope/blockwise,rope/fused,cope/blockwise,cope/fused"
     recipes = "quick:2" if _TOY.value else "selective_copy,counting"
     commands = {
         "attention": [f"--lengths={lengths}", f"--contexts={lengths}", f"--contenders={contenders}"],
@@ -186,34 +186,41 @@ def prefill(workdir: Path, sizes: Sizes, end: float) -> str:
     """Measures how many tokens of a prompt a large model reads in a second, for several encodings."""
     records: list[Record] = []
     heads = sizes.model_dim // 128
-    block = BlockConfig(model_dim=sizes.model_dim, num_heads=heads, compute_dtype="bfloat16")
     tokens = jnp.asarray(np.random.default_rng(0).integers(0, 1000, (1, sizes.prompt)), jnp.int32)
-    for spec in ("rope", "none", "cope"):
+    for spec, attention in itertools.product(("rope", "none", "cope"), ("blockwise", "fused")):
+        record: Record = {"encoding": spec, "attention": attention, "tokens_per_second": None, "seconds": []}
+        records.append(record)
         if time.monotonic() > end:
-            records.append({"encoding": spec, "tokens_per_second": None, "seconds": []})
             continue
         config = DecoderConfig(
             vocab_size=1024,
             max_length=sizes.prompt,
             num_layers=sizes.layers,
             encoding=EncodingConfig.parse(spec),
-            block=block,
+            block=BlockConfig(
+                model_dim=sizes.model_dim, num_heads=heads, compute_dtype="bfloat16", attention=attention
+            ),
         )
         graph, params = nnx.split(models.create("decoder", config, rngs=nnx.Rngs(0)))
         read = jax.jit(lambda params, tokens, graph=graph: nnx.merge(graph, params).prefill(tokens, tokens.shape[1])[0])
-        jax.block_until_ready(read(params, tokens))
-        seconds: list[float] = []
+        try:
+            jax.block_until_ready(read(params, tokens))
+        except ConfigError as error:  # there is no kernel for this device
+            record["reason"] = str(error)
+            continue
+        seconds: list[float] = record["seconds"]
         while len(seconds) < 5 and (not seconds or time.monotonic() < end):
             began = time.perf_counter()
             jax.block_until_ready(read(params, tokens))
             seconds.append(time.perf_counter() - began)
-        records.append({"encoding": spec, "tokens_per_second": sizes.prompt / min(seconds), "seconds": seconds})
+        record["tokens_per_second"] = sizes.prompt / min(seconds)
     workdirs.write_json(workdir / "prefill.json", {"records": records, "environment": environment()})
-    speeds = {r["encoding"]: (r["tokens_per_second"], len(r["seconds"])) for r in records}
-    return ", ".join(
-        f"{spec} {speed / 1000:.1f} thousand tokens/s ({runs} runs)" if speed else f"{spec} left out"
-        for spec, (speed, runs) in speeds.items()
-    )
+    results = []
+    for r in records:
+        name, speed = f"{r['encoding']}/{r['attention']}", r["tokens_per_second"]
+        text = f"{speed / 1000:.1f} thousand tokens/s ({len(r['seconds'])} runs)" if speed else "left out"
+        results.append(f"{name} {text}")
+    return ", ".join(results)
 
 
 def train(workdir: Path, sizes: Sizes, end: float) -> str:

@@ -111,8 +111,8 @@ def attend(
         query is at the last key.
       window: hide the keys that are `window` or more indices away from the query. If None, there is no window.
       implementation: "full", "blockwise", "fused", "ring" or "auto". "blockwise" needs memory linear in the length.
-        "fused" is "blockwise" in kernels for TPUs and CPUs. "ring" is "blockwise" over several devices. "auto" chooses
-        one of the others.
+        "fused" is "blockwise" in kernels for TPUs, CPUs and NVIDIA GPUs. "ring" is "blockwise" over several devices.
+        "auto" chooses one of the others; on a GPU never "fused", which has not been measured there.
       dropout_rate: share of attention weights that is dropped, if `dropout_key` is given.
       dropout_key: random key; None means no dropout.
       sequence_axis: the axis of the current mesh (`jax.set_mesh`) that splits the sequence. Give it only for "ring".

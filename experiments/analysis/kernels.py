@@ -1,10 +1,14 @@
-r"""Compiles the fused attention kernels for a TPU without having one, and counts the cycles that they take.
+r"""Compiles the fused attention kernels for an accelerator without having one, and counts what they take.
 
 python -m experiments.kernels --topology=v5e:1x1 --encodings=cope,rope --lengths=2048,8192 --head_dim=128
+python -m experiments.kernels --topology=h200:1 --encodings=cope,rope --head_dim=64
 
-A cycle issues one bundle of instructions. The count has the bundles that libtpu's compiler schedules, times the
-iterations of each loop for random queries and keys. Stalls of memory are not in it: a prediction, not a measurement.
-With --blocks, the sizes of cope_jax/attention/kernels/tpu_sizes.json can be compared with others.
+For a TPU it counts cycles. A cycle issues one bundle of instructions. The count has the bundles that libtpu's compiler
+schedules, times the iterations of each loop for random queries and keys. Stalls of memory are not in it: a prediction,
+not a measurement. With --blocks, the sizes of cope_jax/attention/kernels/tpu_sizes.json can be compared with others.
+
+For a GPU it reads the registers of a thread, the bytes that a thread spills to memory, and the shared memory of a
+program. It needs '.[gpu-kernels]'.
 """
 
 import dataclasses
@@ -21,9 +25,9 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.evaluation.report.table import Table
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import read_names, read_numbers
-from experiments.compile_check import bundles, chips, kernel_cycles
+from experiments.compile_check import bundles, chips, gpu_resources, kernel_cycles
 
-_TOPOLOGY = flags.DEFINE_string("topology", "v5e:1x1", f"TPU to compile for, such as {chips.known()}.")
+_TOPOLOGY = flags.DEFINE_string("topology", "v5e:1x1", f"Accelerator to compile for, such as {chips.known()}.")
 _ENCODINGS = flags.DEFINE_string("encodings", "cope,rope", "Encodings, separated by commas.")
 _LENGTHS = flags.DEFINE_list("lengths", "2048", "Numbers of tokens, separated by commas.")
 _HEADS = flags.DEFINE_integer("heads", 8, "Number of query heads.", lower_bound=1)
@@ -31,28 +35,51 @@ _KV_HEADS = flags.DEFINE_integer("kv_heads", None, "Number of key/value heads; w
 _HEAD_DIM = flags.DEFINE_integer("head_dim", 128, "Width of a head.", lower_bound=1)
 _DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "Type of queries, keys and values.")
 _BLOCKS = flags.DEFINE_list(
-    "blocks", None, "Numbers of queries, near keys and far keys in a block; without this flag, the sizes for the chip."
+    "blocks",
+    None,
+    "Numbers of queries, near keys and far keys in a block, for a TPU; without this flag, those of the chip.",
 )
 _JSON = flags.DEFINE_string("json", None, "JSON file to write the counts to; without this flag, they are only printed.")
 
 
 def main() -> None:
-    """Compiles one forward and one backward kernel for each encoding and length, and prints their cycles."""
+    """Compiles one forward and one backward kernel for each encoding and length, and prints what they take."""
     labels = read_names("encodings", _ENCODINGS.value, EncodingConfig.parse)
     lengths = read_numbers("lengths", _LENGTHS.value)
     blocks = None if _BLOCKS.value is None else tuple(read_numbers("blocks", _BLOCKS.value))
+    heads = _HEADS.value, _KV_HEADS.value or _HEADS.value
+    problems = [
+        kernel_cycles.Problem(label, length, *heads, _HEAD_DIM.value, _DTYPE.value, blocks)
+        for length in lengths
+        for label in labels
+    ]
+    chip, _ = chips.find(_TOPOLOGY.value)
+    found, table = _for_tpu(problems) if chip.platform == "tpu" else _for_gpu(problems, chip.name)
+    Console(highlight=False).print(table.rich())
+    if _JSON.value is not None:
+        with outputs.writing(_JSON.value, "json"):
+            Path(_JSON.value).write_text(json.dumps(found, indent=1) + "\n")
+
+
+def _for_gpu(problems: list[kernel_cycles.Problem], kind: str) -> tuple[list[dict[str, Any]], Table]:
+    found = [dataclasses.asdict(problem) | gpu_resources.count(problem, kind) for problem in problems]
+    headings = ["encoding", "kernel", "blocks", "warps", "registers", "spilled", "shared KiB"]
+    rows = []
+    for one in found:
+        for name in kernel_cycles.KERNELS:
+            own, sizes = one[name], one[name]["sizes"]
+            numbers = [sizes.warps, own["registers"], own["spilled"], own["shared"] // 1024]
+            blocks = f"{sizes.queries}×{sizes.keys}×{sizes.far}"
+            rows.append((one["encoding"], name, blocks, *map(str, numbers)))
+    return found, Table(f"kernels for {kind}", headings, rows)
+
+
+def _for_tpu(problems: list[kernel_cycles.Problem]) -> tuple[list[dict[str, Any]], Table]:
     folder = Path(tempfile.mkdtemp())
     bundles.dump_into(folder)
     topology = chips.describe(_TOPOLOGY.value)
-    problem = kernel_cycles.Problem(
-        "", 0, _HEADS.value, _KV_HEADS.value or _HEADS.value, _HEAD_DIM.value, _DTYPE.value, blocks
-    )
-    found: list[dict[str, Any]] = []
     try:
-        for length in lengths:
-            for label in labels:
-                own = dataclasses.replace(problem, encoding=label, length=length)
-                found.append(kernel_cycles.count(own, topology.devices[0], folder))
+        found = [kernel_cycles.count(problem, topology.devices[0], folder) for problem in problems]
     finally:
         shutil.rmtree(folder)
     headings = ["tokens", "encoding", "blocks", "forward", "backward", "both", "÷ last"]
@@ -63,10 +90,7 @@ def main() -> None:
         ratio = both / (last["forward"]["cycles"] + last["backward"]["cycles"])
         cycles = [f"{n:,.0f}" for n in (one["forward"]["cycles"], one["backward"]["cycles"], both)]
         rows.append((str(one["length"]), one["encoding"], "×".join(map(str, one["blocks"])), *cycles, f"{ratio:.2f}"))
-    Console(highlight=False).print(Table("cycles of one head", headings, rows).rich())
-    if _JSON.value is not None:
-        with outputs.writing(_JSON.value, "json"):
-            Path(_JSON.value).write_text(json.dumps(found, indent=1) + "\n")
+    return found, Table("cycles of one head", headings, rows)
 
 
 if __name__ == "__main__":

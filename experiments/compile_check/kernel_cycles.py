@@ -8,6 +8,7 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cope_jax.attention import attend, fused
-from cope_jax.encodings import AttentionShape, EncodingConfig
+from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig
 from cope_jax.models.decoder import DecoderConfig
 from experiments.compile_check import bundles
 from experiments.compile_check.trip_counts import carry_of, loop_turns
@@ -37,6 +38,32 @@ class Problem:
     head_dim: int
     dtype: str
     blocks: tuple[int, ...] | None = None
+
+    def build(self) -> Encoding:
+        """The encoding."""
+        width = self.heads * self.head_dim
+        shape = AttentionShape(self.heads, self.head_dim, self.kv_heads, width, self.length)
+        return EncodingConfig.parse(self.encoding).build(shape, rngs=nnx.Rngs(0))
+
+    def step(self, attention: Callable[..., Any], sharding: Any = None) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        """A function that computes `attention(encoding, q, k, v, features)` with its gradients; and its arguments."""
+        graph, params = nnx.split(self.build())
+
+        def blank(*shape: int, dtype: Any = self.dtype) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+
+        def step(params: Any, x: Any, q: Any, k: Any, v: Any, dout: Any) -> Any:
+            def run(params: Any, x: Any, q: Any, k: Any, v: Any) -> Any:
+                encoding = nnx.merge(graph, params)
+                return attention(encoding, q, k, v, encoding.features(x, q, k, v, None)[0])
+
+            out, pull = jax.vjp(run, params, x, q, k, v)
+            return out, pull(dout)
+
+        q = blank(1, self.length, self.heads, self.head_dim)
+        k = blank(1, self.length, self.kv_heads, self.head_dim)
+        weights = jax.tree.map(lambda x: blank(*x.shape, dtype=x.dtype), params)
+        return step, (weights, blank(1, self.length, self.heads * self.head_dim), q, k, k, q)
 
 
 def of_model(model: DecoderConfig, length: int, topology: str) -> dict[str, float]:
@@ -71,31 +98,17 @@ def count(problem: Problem, device: Any, folder: Path) -> dict[str, Any]:
 
     `folder` is where libtpu dumps, see `bundles.dump_into`.
     """
-    width = problem.heads * problem.head_dim
-    shape = AttentionShape(problem.heads, problem.head_dim, problem.kv_heads, width, problem.length)
-    encoding = EncodingConfig.parse(problem.encoding).build(shape, rngs=nnx.Rngs(0))
-    graph, params = nnx.split(encoding)
     mesh = Mesh(np.array([device]), ("device",), axis_types=(AxisType.Auto,))
 
-    def blank(*shape: int, dtype: Any = problem.dtype) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct(shape, dtype, sharding=NamedSharding(mesh, PartitionSpec()))
+    def attention(encoding: Any, q: Any, k: Any, v: Any, features: Any) -> Any:
+        options: Any = {"features": features, "embedded": True, "blocks": problem.blocks}
+        return attend(q, k, v, encoding=encoding, implementation="fused", **options)
 
-    def step(params: Any, x: Any, q: Any, k: Any, v: Any, dout: Any) -> Any:
-        def run(params: Any, x: Any, q: Any, k: Any, v: Any) -> Any:
-            encoding = nnx.merge(graph, params)
-            features = encoding.features(x, q, k, v, None)[0]
-            options: Any = {"features": features, "embedded": True, "blocks": problem.blocks}
-            return attend(q, k, v, encoding=encoding, implementation="fused", **options)
-
-        out, pull = jax.vjp(run, params, x, q, k, v)
-        return out, pull(dout)
-
-    q = blank(1, problem.length, problem.heads, problem.head_dim)
-    k = blank(1, problem.length, problem.kv_heads, problem.head_dim)
-    weights = jax.tree.map(lambda x: blank(*x.shape, dtype=x.dtype), params)
+    step, arguments = problem.step(attention, NamedSharding(mesh, PartitionSpec()))
+    encoding = problem.build()
     carry = carry_of(encoding)
     with jax.set_mesh(mesh):
-        jax.jit(step).lower(weights, blank(1, problem.length, width), q, k, k, q).compile()
+        jax.jit(step).lower(*arguments).compile()
         sizes = fused.sizes_of(carry, problem.length, problem.length, problem.blocks)
     turns = loop_turns(encoding, problem.length, sizes)
     strips = -(-problem.length // sizes.queries)

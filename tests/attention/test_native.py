@@ -181,7 +181,7 @@ def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot():
     assert reason("sinusoidal+cope+rope", jnp.bfloat16) is None
     for spec in ("alibi", "cope_two_sided", "cope+alibi", "cope+kerple"):
         assert "cannot express what this encoding adds" in reason(spec)
-    assert "width of a head, 8, is not a multiple of 16" in reason("cope", width=8)
+    assert "widths of a head, (8, 8), are not multiples of 16" in reason("cope", width=8)
     assert "a mask is given" in reason("cope", mask=np.ones((1, 1, 70, 70), bool))
     ids = jnp.zeros((1, 70))
     assert "segment ids must be int32" in reason("cope", q_segment_ids=ids, k_segment_ids=ids)

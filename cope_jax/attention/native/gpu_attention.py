@@ -131,7 +131,8 @@ def attention(encoding: Encoding, inputs: Inputs, device: str, run: Run | None =
     to run.
 
     Args:
-      encoding, inputs: see `fused_attention`.
+      encoding: the encoding.
+      inputs: see `prepare`.
       device: the kind of GPU.
       run: what runs the kernels; None for jax-triton on the GPU.
 
