@@ -23,7 +23,7 @@ from tests.oracle.encodings import Sizes
 LENGTH, KEYS = 7, 11
 # A block of queries is 3, one of keys 2, or 4 where all rows are saturated; 4 or 6 keys are in fast memory at a time.
 BLOCKS = BlockSizes(3, 2, 4)
-REFUSED = {"fire", "cope_two_sided"}
+REFUSED = {"cope_two_sided"}
 FEW = ["alibi", "fox", "t5", "cope(npos_max=4)+relative(max_distance=5)", "cope(position=learned_slope)"]
 
 
@@ -120,7 +120,6 @@ def arguments(name="cope", dtype="float32", length=32, head_dim=8, **options):
 @pytest.mark.parametrize(
     ("given", "reason"),
     [
-        ({"name": "fire"}, r"an array \[1, 16, 128, 32\] has more than two axes longer than 1"),
         ({"name": "cope_two_sided"}, "the encoding needs all keys in one block"),
         ({"mask": np.ones((1, 1, 32, 32), bool)}, "a mask is given"),
         ({"length": 0}, "there are no queries"),

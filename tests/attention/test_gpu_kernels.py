@@ -62,7 +62,8 @@ compare = functools.partial(assert_equals_full, attention, sizes=SHAPES)
         ("cope(npos_max=6,gate=separate_key)", 40, 70, {"window": 20}),
         ("cope(position=learned_slope,gate=value)+rope", 40, 40, {}),
         ("cope(npos_max=6)", 70, 70, {"segments": SHUFFLED, "causal": False}),
-        ("none", 50, 80, {"window": 40, "causal": False}),
+        ("none", 64, 80, {"window": 60, "causal": False}),
+        ("rope", 64, 70, {"segments": DOCUMENTS, "causal": False}),
     ],
     ids=str,
 )
