@@ -169,7 +169,7 @@ def attend(
     options: dict[str, Any] = {} if sizes is None or name == "full" else {"blocks": sizes}
     if sequence_axis is not None:
         options["axis"] = sequence_axis
-    if name == "fused":
+    if name in ("fused", RING):
         options["head_axis"] = head_axis
     attention = functools.partial(ring_attention if name == RING else IMPLEMENTATIONS[name], **options)
     return shard_batch(attention, encoding, inputs, batch_axes) if batch_axes else attention(encoding, inputs)

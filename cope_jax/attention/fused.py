@@ -26,8 +26,7 @@ from cope_jax.attention.kernels import tpu
 from cope_jax.attention.kernels.tile_values import NotATile
 from cope_jax.attention.kernels.tpu_arguments import Execution
 from cope_jax.attention.native import cpu_attention, gpu_attention
-from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, Residuals
-from cope_jax.attention.streaming_softmax import State
+from cope_jax.attention.streaming_gradient import KeyGradients, Residuals
 from cope_jax.attention.tiles import BlockSizes, Stream, along_sequence, needs_one_block, pad_by
 from cope_jax.encodings import Carry, Encoding
 from cope_jax.errors import ConfigError
@@ -37,14 +36,6 @@ CHIPS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "kernels"
 """For each kind of device: the sizes of blocks, for encodings that accumulate over the keys and for others; how many
 keys are in fast memory at a time (`resident`); and whether the chip gathers within registers."""
 CPU = "cpu"
-
-
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    """How the kernels run, with `keys` of the keys in fast memory at a time."""
-
-    keys: int
-    execution: Execution
 
 
 def fused_attention(
@@ -79,10 +70,9 @@ def fused_attention(
     device = current_device()
     if not interpret and (native := _native(device)):
         return native.attention(encoding, inputs, device)
-    stream, options = _prepare(encoding, inputs, blocks, resident, interpret)
-    execution = dataclasses.replace(options.execution, head_axis=head_axis)
-    options = dataclasses.replace(options, execution=execution)
-    return head_major(_attend(options, stream)[:, :, : inputs.q.shape[2]])
+    stream, execution = _prepare(encoding, inputs, blocks, resident, interpret)
+    execution = dataclasses.replace(execution, head_axis=head_axis)
+    return head_major(_attend(execution, stream)[:, :, : inputs.q.shape[2]])
 
 
 def why_not(
@@ -122,9 +112,9 @@ def why_not(
     ids = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM
     if any(x.dtype != jnp.int32 for x in (*ids, inputs.q_positions, inputs.k_positions) if x is not None):
         return "segment ids and positions must be int32"
-    stream, options = _prepare(encoding, inputs, blocks, resident, interpret)
+    stream, execution = _prepare(encoding, inputs, blocks, resident, interpret)
     leaves, tree = jax.tree.flatten(stream)
-    reason = _refusal(options.execution, tree, tuple((x.shape, x.dtype) for x in leaves))
+    reason = _refusal(execution, tree, tuple((x.shape, x.dtype) for x in leaves))
     return reason and f"{reason} on {device}"
 
 
@@ -155,13 +145,12 @@ def _refusal(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | N
     """Why the kernels cannot be built for a stream with this structure and these shapes."""
 
     def build(stream: Stream) -> None:
-        state = streaming_softmax.start(stream, gradient=True)
-        for gradient in (False, True):
-            own = streaming_softmax.start(stream, gradient)
-            tpu.accumulate(stream, own, first=False, execution=execution)
-        dout = state.weighted.astype(stream.keys.v.dtype)
-        residuals = Residuals(dout, state.total, state.total, state.slope_total)
-        tpu.gradients(stream, residuals, state.carry, state.slope_total, execution)
+        tpu.accumulate(stream, streaming_softmax.start(stream, gradient=False), execution)
+        state = tpu.accumulate(stream, streaming_softmax.start(stream, gradient=True), execution)
+        dout, sums = state.weighted.astype(stream.keys.v.dtype), state.slope_total
+        residuals = Residuals(dout, state.total, state.total, sums)
+        start = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
+        tpu.backward(stream, residuals, start, execution)
 
     try:
         jax.eval_shape(build, jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals]))
@@ -197,63 +186,54 @@ def _chip() -> dict[str, Any]:
     return CHIPS.get(current_device(), CHIPS["TPU v5 lite"])
 
 
+def parts_of(keys: int, sizes: BlockSizes, resident: int | None = None) -> tuple[int, int]:
+    """In how many parts the keys are read into fast memory, and how many keys a part has: whole blocks."""
+    parts = -(-keys // (resident or _chip()["resident"]))
+    return parts, -(-keys // (parts * sizes.near)) * sizes.near
+
+
 def _prepare(
     encoding: Encoding, inputs: Inputs, blocks: BlockSizes | None, resident: int | None, interpret: bool
-) -> tuple[Stream, _Options]:
+) -> tuple[Stream, Execution]:
     """The stream, with whole blocks of queries, and whole parts of keys."""
     length, keys = inputs.q.shape[2], inputs.v.shape[2]
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
-    chip, sizes = _chip(), sizes_of(carry, length, keys, blocks)
-    parts = -(-keys // (resident or chip["resident"]))
-    resident = -(-keys // (parts * sizes.near)) * sizes.near
+    sizes = sizes_of(carry, length, keys, blocks)
+    parts, resident = parts_of(keys, sizes, resident)
     stream = Stream.of(encoding, inputs, sizes, one_block=False, padding=-length % sizes.queries)
     missing = parts * resident - keys
     if missing:
         padded = along_sequence(pad_by(missing), stream.keys)
         indices = jnp.pad(stream.keys.indices, (0, missing), constant_values=-1)
         stream = stream.part(stream.queries, dataclasses.replace(padded, indices=indices))
-    return stream, _Options(resident, Execution(chip["gathers"], interpret=interpret))
+    return stream, execution_of(resident, interpret)
+
+
+def execution_of(keys: int, interpret: bool) -> Execution:
+    """How the kernels run on the current device, with `keys` keys in fast memory at a time."""
+    return Execution(keys, _chip()["gathers"], interpret=interpret)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(options: _Options, stream: Stream) -> Array:
-    return _forward_pass(options, stream, gradient=False)[0]
+def _attend(execution: Execution, stream: Stream) -> Array:
+    return _forward_pass(execution, stream, gradient=False)[0]
 
 
-def _forward_pass(options: _Options, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
-    whole = stream.keys.k.shape[2] == options.keys
-
-    def add(state: State, end: Array) -> tuple[State, None]:
-        own = stream.part(stream.queries, stream.keys.block(end, options.keys))
-        return tpu.accumulate(own, state, first=whole, execution=options.execution), None
-
-    state, _ = _from_the_end(options, stream, add, streaming_softmax.start(stream, gradient))
+def _forward_pass(execution: Execution, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
+    state = tpu.accumulate(stream, streaming_softmax.start(stream, gradient), execution, first=True)
     return streaming_softmax.finish(stream, state)
 
 
-def _from_the_end(options: _Options, stream: Stream, step: Any, state: Any) -> Any:
-    """Calls `step(state, end)` for each part of the keys that is in fast memory at a time."""
-    keys = stream.keys.k.shape[2]
-    if keys == options.keys:
-        return step(state, keys)
-    return jax.lax.scan(step, state, jnp.arange(keys, 0, -options.keys, dtype=jnp.int32))
-
-
-def _forward(options: _Options, stream: Stream) -> tuple[Array, Any]:
-    result = checkpoint_name(_forward_pass(options, stream, gradient=True), RESIDUALS)
+def _forward(execution: Execution, stream: Stream) -> tuple[Array, Any]:
+    result = checkpoint_name(_forward_pass(execution, stream, gradient=True), RESIDUALS)
     return result[0], (stream, *result)
 
 
-def _backward(options: _Options, kept: Any, dout_BHLK: Array) -> tuple[Any]:
+def _backward(execution: Execution, kept: Any, dout_BHLK: Array) -> tuple[Any]:
     stream, *result = kept
     residuals = Residuals.of(dout_BHLK, *result)
-
-    def add(state: Gradients, end: Array) -> tuple[Gradients, None]:
-        own = stream.part(stream.queries, stream.keys.block(end, options.keys))
-        return state.add(end, tpu.gradients(own, residuals, state.carry, state.dsums, options.execution)), None
-
     state = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
-    state, _ = _from_the_end(options, stream, add, state)
+    state = tpu.backward(stream, residuals, state, execution)
     dparams, dqueries = streaming_gradient.finish(stream, residuals, state)
     return (streaming_gradient.of(stream, dparams, dqueries.of(stream.queries), state.keys.of(stream.keys)),)
 

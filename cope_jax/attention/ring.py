@@ -15,8 +15,9 @@ from jax.ad_checkpoint import checkpoint_name
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention import streaming_gradient, streaming_softmax
-from cope_jax.attention.blockwise import RESIDUALS, SIZES
+from cope_jax.attention.blockwise import RESIDUALS
 from cope_jax.attention.inputs import Inputs
+from cope_jax.attention.ring_inner import Inner, choose
 from cope_jax.attention.ring_schedule import Ring
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, Residuals
 from cope_jax.attention.tiles import BlockSizes, QueryBlock, Stream, along_sequence, needs_one_block, pad_by
@@ -26,13 +27,30 @@ from cope_jax.errors import ConfigError
 T = TypeVar("T")
 
 
-def ring_attention(encoding: Encoding, inputs: Inputs, axis: str, blocks: BlockSizes = SIZES) -> Array:
+def ring_attention(
+    encoding: Encoding,
+    inputs: Inputs,
+    axis: str,
+    blocks: BlockSizes | None = None,
+    *,
+    head_axis: str | None = None,
+    resident: int | None = None,
+    interpret: bool = False,
+) -> Array:
     """Computes the result of `full_attention`, with the sequence split over the devices of a mesh axis.
 
     The caller sets the mesh with `jax.set_mesh`. Tokens are in their natural order in inputs and outputs. Inputs should
     already be split over the axis. If the length is a multiple of the number of devices, no device then has more than
-    its share of the keys. XLA handles the other axes of the mesh. `blocks` are the sizes of blocks within a chunk (see
-    `ring_schedule`).
+    its share of the keys. XLA handles the other axes of the mesh.
+
+    Args:
+      encoding: the encoding.
+      inputs: see `prepare`.
+      axis: the axis of the mesh.
+      blocks: the sizes of blocks within a chunk (see `ring_schedule`).
+      head_axis: the axis of the mesh that splits the heads; only kernels need it.
+      resident: how many keys are in fast memory at a time, if kernels for TPUs compute attention within a chunk.
+      interpret: run these kernels on any backend, slowly.
 
     Returns:
       out_BLHK, in the type of the values.
@@ -57,38 +75,36 @@ def ring_attention(encoding: Encoding, inputs: Inputs, axis: str, blocks: BlockS
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
     if jax.tree.leaves(carry.sums) and not inputs.mask.causal:
         raise ConfigError("ring attention must be causal if the encoding sums over keys, as cope does: set causal=True")
-    per_chunk = -(-length // (ring.chunks * blocks.queries))
-    size = -(-length // (ring.chunks * per_chunk))
-    sizes = blocks.within(size, per_chunk * size)
-    return _attend(ring, per_chunk, Stream.of(encoding, inputs, sizes, one_block=False, padding=0))
+    inner, sizes = choose(encoding, inputs, ring, blocks, head_axis=head_axis, resident=resident, interpret=interpret)
+    return _attend(ring, inner, Stream.of(encoding, inputs, sizes, one_block=False, padding=0))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # a partly manual program must be compiled, not run op by op
-def _attend(ring: Ring, per_chunk: int, stream: Stream) -> Array:
+def _attend(ring: Ring, inner: Inner, stream: Stream) -> Array:
     queries, keys = stream.queries, stream.keys
     length = queries.q.shape[2]
-    padding = ring.chunks * per_chunk * stream.sizes.queries - length
+    padding = ring.chunks * inner.pieces * inner.size - length
     if length % ring.devices:
         queries, keys = along_sequence(ring.whole, queries), along_sequence(ring.whole, keys)
     if padding:
         indices = jnp.pad(keys.indices, (0, padding), constant_values=-1)
         queries = along_sequence(pad_by(padding), queries)
         keys = dataclasses.replace(along_sequence(pad_by(padding), keys), indices=indices)
-    queries = along_sequence(_cut((ring.chunks, per_chunk)), queries)
+    queries = along_sequence(_cut((ring.chunks, inner.pieces)), queries)
     keys = along_sequence(_cut((ring.chunks,)), keys)
     placed = ring.sharded(ring.placed, (True,), True)((queries, keys))
-    out = ring.sharded(ring.unplaced, (True,), True)(_attend_placed(ring, stream.part(*placed)))
+    out = ring.sharded(ring.unplaced, (True,), True)(_attend_placed(ring, inner, stream.part(*placed)))
     out_BLHK = jnp.transpose(out, (2, 0, 1, 4, 3, 5)).reshape(out.shape[2], -1, *out.shape[3::2])[:, :length]
     return ring.whole(out_BLHK, 1) if length % ring.devices else out_BLHK
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend_placed(ring: Ring, stream: Stream) -> Array:
-    """Computes the output [chunks, blocks, B, H, L, K] for queries [chunks, blocks, ...] and keys [chunks, ...]."""
-    return _once_around(ring, stream, gradient=False)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _attend_placed(ring: Ring, inner: Inner, stream: Stream) -> Array:
+    """Computes the output [chunks, pieces, B, H, L, K] for queries [chunks, pieces, ...] and keys [chunks, ...]."""
+    return _once_around(ring, inner, stream, gradient=False)[0]
 
 
-def _once_around(ring: Ring, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
+def _once_around(ring: Ring, inner: Inner, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
     def on_device(stream: Stream) -> Any:
         def start(own: QueryBlock) -> streaming_softmax.State:
             return streaming_softmax.start(stream.part(own, stream.keys), gradient)
@@ -98,7 +114,7 @@ def _once_around(ring: Ring, stream: Stream, gradient: bool) -> tuple[Array, Arr
 
             def block(item: Any) -> streaming_softmax.State:
                 own, state = item
-                return streaming_softmax.accumulate(stream.part(own, keys), state)
+                return inner.accumulate(stream.part(own, keys), state)
 
             return jax.lax.map(block, (queries, states))
 
@@ -117,12 +133,12 @@ def _once_around(ring: Ring, stream: Stream, gradient: bool) -> tuple[Array, Arr
     return ring.sharded(on_device, (_split(stream),), True)(stream)
 
 
-def _forward(ring: Ring, stream: Stream) -> tuple[Array, Any]:
-    result = checkpoint_name(_once_around(ring, stream, gradient=True), RESIDUALS)
+def _forward(ring: Ring, inner: Inner, stream: Stream) -> tuple[Array, Any]:
+    result = checkpoint_name(_once_around(ring, inner, stream, gradient=True), RESIDUALS)
     return result[0], (stream, *result)
 
 
-def _backward(ring: Ring, kept: Any, dout: Array) -> tuple[Any]:
+def _backward(ring: Ring, inner: Inner, kept: Any, dout: Array) -> tuple[Any]:
     stream, *result = kept
     none: Any = None
 
@@ -139,7 +155,7 @@ def _backward(ring: Ring, kept: Any, dout: Array) -> tuple[Any]:
             def block(gathered: Any, item: Any) -> Any:
                 own, residuals, state = item
                 state = dataclasses.replace(state, params=gathered[0], keys=gathered[1])
-                state = streaming_gradient.backward(stream.part(own, keys), residuals, state)
+                state = inner.backward(stream.part(own, keys), residuals, state)
                 return (state.params, state.keys), _alone(state)
 
             gathered = (dparams, KeyGradients.zeros(keys))

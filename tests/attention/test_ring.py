@@ -39,6 +39,9 @@ def ring(*blocks):
     return functools.partial(ring_attention, axis=AXIS, blocks=BlockSizes(*blocks))
 
 
+BLOCKS = ring(2, 1, 2)
+
+
 @pytest.mark.parametrize(
     "devices, spec, length, options",
     [
@@ -62,11 +65,25 @@ def test_every_encoding_equals_one_device(spec, x64):
     assert_equals_one_device(4, spec, 11)
 
 
-def assert_equals_one_device(devices, spec, length, **options):
+@pytest.mark.parametrize(
+    "devices, spec, length, options",
+    [
+        (2, "cope(npos_max=3)", 13, {}),
+        pytest.param(4, "fox", 29, {"dropout_rate": 0.3}, marks=pytest.mark.slow),
+        pytest.param(2, "rope", 13, {"causal": False, "window": 4}, marks=pytest.mark.slow),
+    ],
+)
+def test_with_kernels_it_equals_one_device(devices, spec, length, options, x64):
+    """Two parts of the keys of a chunk are in fast memory, one after the other."""
+    kernels = functools.partial(ring(3, 2, 4), resident=4, interpret=True)
+    assert_equals_one_device(devices, spec, length, kernels, **options)
+
+
+def assert_equals_one_device(devices, spec, length, attention=BLOCKS, **options):
     graphdef, state = build(spec)
     once, around = (
         jit(lambda *data, how=how: value_and_gradients(how, graphdef, *data, **options))
-        for how in (full_attention, ring(2, 1, 2))
+        for how in (full_attention, attention)
     )
     rng = np.random.default_rng(0)
     one, mixed = np.zeros((BATCH, length), np.int32), rng.integers(0, 3, (BATCH, length), dtype=np.int32)

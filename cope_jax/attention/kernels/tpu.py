@@ -7,7 +7,8 @@ the kernel's program. Dao, "FlashAttention-2" (arXiv 2307.08691).
 """
 
 import dataclasses
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,8 +20,10 @@ from cope_jax.attention.kernels.tpu_kernel import Kernel
 from cope_jax.attention.kernels.tpu_plan import Heads, Plan
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, QueryGradients, Residuals
 from cope_jax.attention.streaming_softmax import State
-from cope_jax.attention.tiles import Stream
+from cope_jax.attention.tiles import KeyBlock, Stream
 from cope_jax.encodings import Carry
+
+T = TypeVar("T")
 
 
 def forward_kernel(stream: Stream, state: State, *, first: bool, execution: Execution) -> Kernel:
@@ -53,11 +56,46 @@ def forward_kernel(stream: Stream, state: State, *, first: bool, execution: Exec
     return Kernel(plan, add, args, loop, (), (), carry)
 
 
-def accumulate(stream: Stream, state: State, *, first: bool, execution: Execution) -> State:
-    """Computes `streaming_softmax.accumulate` for all blocks of queries; see `forward_kernel`."""
-    new, _, _ = forward_kernel(stream, state, first=first, execution=execution)("attention")
-    new = jax.tree.map(lambda x, old: x.reshape(old.shape), new, _with_constants(state, ()))
-    return _with_constants(new, state.carry.constants)
+def accumulate(stream: Stream, state: State, execution: Execution, *, first: bool = False) -> State:
+    """Computes `streaming_softmax.accumulate` for all blocks of queries.
+
+    Args:
+      stream: all queries; keys in whole parts of `execution.keys`.
+      state: the state after all nearer keys.
+      execution: how the kernels run.
+      first: whether there are no nearer keys.
+    """
+    unread = first and stream.keys.k.shape[2] == execution.keys
+
+    def add(state: State, keys: KeyBlock, _: Array) -> State:
+        kernel = forward_kernel(stream.part(stream.queries, keys), state, first=unread, execution=execution)
+        new, _, _ = kernel("attention")
+        new = jax.tree.map(lambda x, old: x.reshape(old.shape), new, _with_constants(state, ()))
+        return _with_constants(new, state.carry.constants)
+
+    return _over_parts(stream, execution, add, state)
+
+
+def backward(stream: Stream, residuals: Residuals, state: Gradients, execution: Execution) -> Gradients:
+    """Computes `streaming_gradient.backward` for all blocks of queries; the arguments are as in `accumulate`."""
+
+    def add(state: Gradients, keys: KeyBlock, end: Array) -> Gradients:
+        own = stream.part(stream.queries, keys)
+        return state.add(end, _gradients(own, residuals, state.carry, state.dsums, execution))
+
+    return _over_parts(stream, execution, add, state)
+
+
+def _over_parts(stream: Stream, execution: Execution, add: Callable[[T, KeyBlock, Array], T], state: T) -> T:
+    """Calls `add(state, keys, end)` for each part of the keys that is in fast memory at a time, from near to far."""
+    keys = stream.keys.k.shape[2]
+    if keys == execution.keys:
+        return add(state, stream.keys, jnp.asarray(keys, jnp.int32))
+
+    def step(state: T, end: Array) -> tuple[T, None]:
+        return add(state, stream.keys.block(end, execution.keys), end), None
+
+    return jax.lax.scan(step, state, jnp.arange(keys, 0, -execution.keys, dtype=jnp.int32))[0]
 
 
 def backward_kernel(
@@ -100,7 +138,7 @@ def backward_kernel(
     )
 
 
-def gradients(
+def _gradients(
     stream: Stream, residuals: Residuals, carry: Carry, dsums: tuple[Array, ...], execution: Execution
 ) -> Gradients:
     """Computes what `streaming_gradient.block_gradients` gives for all keys, for all blocks of queries."""

@@ -21,11 +21,13 @@ class Execution:
     """How the kernels run.
 
     Attributes:
+      keys: how many keys are in fast memory at a time.
       gathers: whether the chip gathers within registers.
       head_axis: the axis of the current mesh that splits the heads; None if none does.
       interpret: run on any backend, slowly.
     """
 
+    keys: int
     gathers: bool = True
     head_axis: str | None = None
     interpret: bool = False

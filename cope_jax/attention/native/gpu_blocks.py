@@ -78,8 +78,6 @@ def spans(
         end, full_end = tl.minimum(end, high + WINDOW), tl.minimum(full_end, low + WINDOW)
     if SEGMENTS:
         full_end = first
-    if L % QUERIES != 0:  # in the last block of queries, the rows after the last query see nothing
-        full_end = tl.where(start + QUERIES <= L, full_end, first)
     first, end = first // KEYS * KEYS, tl.cdiv(tl.maximum(end, 0), KEYS) * KEYS
     full_end = tl.maximum(tl.maximum(full_end, 0) // KEYS * KEYS, first)
     return first, end, tl.minimum(tl.cdiv(full, KEYS) * KEYS, full_end), full_end
