@@ -8,7 +8,8 @@ from collections.abc import Iterator
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8".strip()
 os.environ["MPLBACKEND"] = "agg"
-os.environ["TRITON_INTERPRET"] = "1"  # the kernels for GPUs run on the CPU
+if os.environ["JAX_PLATFORMS"] == "cpu":
+    os.environ["TRITON_INTERPRET"] = "1"  # the kernels for GPUs run on the CPU
 
 import jax
 import numpy as np

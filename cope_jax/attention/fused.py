@@ -1,8 +1,8 @@
 """Fused attention: the algorithm of blockwise attention as two kernels of the backend, one forward and one backward.
 
 On TPUs the encoding's own hooks are traced into the kernels, so they run any encoding whose hooks use only what a tile
-program can do (see `kernels.tile_program`). On CPUs the kernels are C++ for what `Encoding.native_score` can express
-(see `native`).
+program can do (see `kernels.tile_program`). On CPUs the kernels are C++, and on NVIDIA GPUs Triton, for what
+`Encoding.native_score` can express (see `native`).
 """
 
 import dataclasses

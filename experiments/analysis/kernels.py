@@ -7,8 +7,8 @@ For a TPU it counts cycles. A cycle issues one bundle of instructions. The count
 schedules, times the iterations of each loop for random queries and keys. Stalls of memory are not in it: a prediction,
 not a measurement. With --blocks, the sizes of cope_jax/attention/kernels/tpu_sizes.json can be compared with others.
 
-For a GPU it reads the registers of a thread, the bytes that a thread spills to memory, and the shared memory of a
-program. It needs '.[gpu-kernels]'.
+For a GPU it reads the registers of a thread, the bytes of its stack, to which registers spill, and the shared memory
+of a program. It needs '.[gpu-kernels]'.
 """
 
 import dataclasses
@@ -63,14 +63,14 @@ def main() -> None:
 
 def _for_gpu(problems: list[kernel_cycles.Problem], kind: str) -> tuple[list[dict[str, Any]], Table]:
     found = [dataclasses.asdict(problem) | gpu_resources.count(problem, kind) for problem in problems]
-    headings = ["encoding", "kernel", "blocks", "warps", "registers", "spilled", "shared KiB"]
+    headings = ["tokens", "encoding", "kernel", "blocks", "registers", "stack", "shared KiB"]
     rows = []
     for one in found:
         for name in kernel_cycles.KERNELS:
             own, sizes = one[name], one[name]["sizes"]
-            numbers = [sizes.warps, own["registers"], own["spilled"], own["shared"] // 1024]
+            numbers = [own["registers"], own["stack"], own["shared"] // 1024]
             blocks = f"{sizes.queries}×{sizes.keys}×{sizes.far}"
-            rows.append((one["encoding"], name, blocks, *map(str, numbers)))
+            rows.append((str(one["length"]), one["encoding"], name, blocks, *map(str, numbers)))
     return found, Table(f"kernels for {kind}", headings, rows)
 
 

@@ -19,7 +19,9 @@ WARP = 32  # threads
 
 
 def count(problem: Problem, kind: str) -> dict[str, Any]:
-    """The registers of a thread, the bytes that it spills, and the KiB of shared memory, of both kernels.
+    """The registers and the bytes of stack of a thread, and the bytes of shared memory of a program, of both kernels.
+
+    Registers that do not suffice spill to the stack, which is slow memory.
 
     Args:
       problem: the attention.
@@ -28,6 +30,8 @@ def count(problem: Problem, kind: str) -> dict[str, Any]:
     Raises:
       ConfigError: there is no kernel for the problem, or Triton is not installed.
     """
+    if problem.blocks is not None:
+        raise ConfigError("--blocks is for TPUs: the kernels for GPUs have their own sizes; leave it out")
     launches: list[tuple[Launch, list[Any]]] = []
 
     def record(launch: Launch, *arrays: Any) -> Any:
@@ -64,5 +68,5 @@ def _compiled(launch: Launch, avals: list[Any]) -> dict[str, Any]:
         Path(file.name).write_bytes(found.asm["cubin"])
         command = [triton.knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
         text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-    registers, spilled = (int(re.findall(rf"{name}:(\d+)", text)[-1]) for name in ("REG", "STACK"))
-    return {"sizes": launch.sizes, "registers": registers, "spilled": spilled, "shared": found.metadata.shared}
+    registers, stack = (int(re.findall(rf"{name}:(\d+)", text)[-1]) for name in ("REG", "STACK"))
+    return {"sizes": launch.sizes, "registers": registers, "stack": stack, "shared": found.metadata.shared}

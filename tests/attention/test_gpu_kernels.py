@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import importlib.util
 import json
 import os
 import subprocess
@@ -29,12 +30,13 @@ torch = pytest.importorskip("torch", reason="Triton's interpreter needs torch")
 from cope_jax.attention.native import gpu_kernels  # noqa: E402
 
 H200 = "NVIDIA H200"
+PLUGIN = importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda13")
 SHAPES = Shapes(heads=2, kv_heads=1, head_dim=16, model_dim=6, max_length=80)
 BLOCKS = Sizes(32, 16, 32, 4, 1)  # so small that a short sequence has many
 
 
 def interpret(launch, *arrays):
-    """Runs a kernel in Triton's interpreter; see the variable TRITON_INTERPRET in tests/conftest.py."""
+    """Runs a kernel in Triton's interpreter."""
     launch = dataclasses.replace(launch, sizes=BLOCKS)
     kernel = getattr(gpu_kernels, launch.kernel)
 
@@ -51,7 +53,9 @@ def interpret(launch, *arrays):
     return jax.pure_callback(run, list(launch.results), *arrays)
 
 
-attention = functools.partial(gpu_attention.attention, device=H200, run=interpret)
+# On a GPU, with JAX_PLATFORMS=cuda, the kernels themselves run: see tests/conftest.py.
+RUN = interpret if os.environ.get("TRITON_INTERPRET") == "1" else None
+attention = functools.partial(gpu_attention.attention, device=H200, run=RUN)
 
 
 def compare(spec, length, keys, sizes=SHAPES, **options):
@@ -66,6 +70,7 @@ def compare(spec, length, keys, sizes=SHAPES, **options):
         ("cope(position=learned_slope,gate=value)+rope", 40, 40, {}),
         ("cope(npos_max=6)", 70, 70, {"segments": SHUFFLED, "causal": False}),
         ("none", 64, 80, {"window": 60, "causal": False}),
+        ("none", 40, 40, {"window": 2**31 - 1}),  # hides nothing
         ("rope", 64, 70, {"segments": DOCUMENTS, "causal": False, "sizes": Shapes(4, 2, 16, 6, 80)}),
     ],
     ids=str,
@@ -103,21 +108,29 @@ def test_widths_and_groups_of_heads(shapes):
     compare("cope(npos_max=20)", 40, 40, sizes=shapes)
 
 
-def test_types_vmap_nan_and_a_query_that_sees_no_key():
+def test_types_vmap_remat_nan_and_a_query_that_sees_no_key():
     encoding = encodings.create("cope", num_heads=2, head_dim=16, npos_max=4, rngs=nnx.Rngs(0))
-    q, k, v = jnp.bfloat16(jax.random.normal(jax.random.key(0), (3, 2, 1, 20, 2, 16)))
-    q = q.at[0, 0, 5].set(jnp.nan)
+    q, k, v, dout = jnp.bfloat16(jax.random.normal(jax.random.key(0), (4, 2, 1, 20, 2, 16)))
+    k = k.at[0, 0, 15].set(jnp.nan)
     ids = jnp.zeros((1, 20), jnp.int32)
 
     def out(run, q, k, v):
         inputs = prepare(q, k, v, encoding=encoding, q_segment_ids=ids.at[0, 3].set(9), k_segment_ids=ids)
         return run(encoding, inputs)
 
-    found = jax.jit(jax.vmap(functools.partial(out, attention)))(q, k, v)
-    exact = jax.vmap(functools.partial(out, full_attention))(*(x.astype(jnp.float32) for x in (q, k, v)))
-    assert found.dtype == jnp.bfloat16
-    np.testing.assert_allclose(found.astype(jnp.float32), exact, rtol=0, atol=2e-2)
-    assert not found[0, 0, 3].any() and np.isnan(found[0, 0, 5]).all() and np.isnan(found).sum() == 32
+    def both(run, q, k, v, dout):
+        value, pull = jax.vjp(jax.checkpoint(functools.partial(out, run)), q, k, v)
+        return value, *pull(dout.astype(value.dtype))
+
+    found = jax.jit(jax.vmap(functools.partial(both, attention)))(q, k, v, dout)
+    wide = (x.astype(jnp.float32) for x in (q, k, v, dout))
+    exact = jax.vmap(functools.partial(both, full_attention))(*wide)
+    for one, other in zip(found, exact, strict=True):
+        assert one.dtype == jnp.bfloat16
+        np.testing.assert_allclose(one.astype(jnp.float32), other, rtol=0, atol=5e-2)  # NaN where the other has NaN
+    assert (
+        not found[0][0, 0, 3].any() and np.isnan(found[0][0, 0, 15:]).all() and not np.isnan(found[0][0, 0, :15]).any()
+    )
 
 
 COMPILE = """
@@ -138,16 +151,16 @@ def compiled(*problems):
     return [(one["kind"], one["forward"], one["backward"]) for one in results]
 
 
-def test_on_an_h200_no_register_of_bfloat16_heads_of_64_is_spilled():
+def test_on_an_h200_bfloat16_heads_of_64_keep_their_numbers_in_registers():
     ((kind, forward, backward),) = compiled(("cope", 64, "bfloat16", H200))
     for kernel in (forward, backward):
-        assert kernel["spilled"] == 0
+        assert kernel["registers"] > 100
+        assert kernel["stack"] <= 16  # bytes, of which spilled registers are a part
         assert kernel["shared"] <= SHARED[kind] * 1024
 
 
 @pytest.mark.slow
 def test_they_compile_for_every_kind_of_gpu_type_and_width():
-    """Spilled bytes as recorded in docs/attention.md, within 10 %, with this version of Triton."""
     cases = [
         (encoding, width, dtype, kind)
         for kind in SHARED
@@ -159,6 +172,32 @@ def test_they_compile_for_every_kind_of_gpu_type_and_width():
     for case, (kind, forward, backward) in zip(cases, compiled(*cases), strict=True):
         for kernel in (forward, backward):
             assert kernel["shared"] <= SHARED[kind] * 1024, (case, kernel)
+
+
+THROUGH_XLA = """
+import jax, numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from cope_jax.attention import attend
+from experiments.compile_check import chips
+from experiments.compile_check.kernel_cycles import Problem
+mesh = Mesh(np.array(chips.describe("h200:1").devices), ("device",), axis_types=(AxisType.Auto,))
+def attention(encoding, q, k, v, features):
+    return attend(q, k, v, encoding=encoding, features=features, embedded=True, implementation="fused")
+step, arguments = Problem("cope", 1_000_000, 8, 8, 64, "bfloat16").step(attention, NamedSharding(mesh, PartitionSpec()))
+with jax.set_mesh(mesh):
+    program = jax.jit(step).lower(*arguments).compile()
+assert program.as_text().count("triton_kernel_call") >= 2
+print(program.memory_analysis().temp_size_in_bytes)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not PLUGIN, reason="needs JAX's plugin for CUDA: pip install jax-cuda13-plugin[with-cuda]")
+def test_a_million_tokens_compile_for_an_h200_through_jax_triton():
+    environment = os.environ | {"TRITON_INTERPRET": "0"}
+    done = subprocess.run([sys.executable, "-c", THROUGH_XLA], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < 9 * 2**30  # recorded in docs/attention.md: 7.6 GiB
 
 
 def on(kind):
@@ -177,7 +216,9 @@ def test_attend_takes_it_on_request_and_says_why_it_cannot():
     assert reason("cope(npos_max=8)") is None
     assert "cannot express what this encoding adds" in reason("alibi")
     assert "were not compiled for the device 'NVIDIA GeForce" in reason("cope", "NVIDIA GeForce RTX 4090")
-    assert "more than 256" in reason("cope", width=512)
+    assert "were not compiled for the device 'NVIDIA RTX A1000'" in reason("cope", "NVIDIA RTX A1000")
+    for width in (8, 512):
+        assert f"widths of a head, ({width}, {width}), are not between 16 and 256" in reason("cope", width=width)
     assert "not float32 or bfloat16" in reason("cope", dtype=jnp.float16)
     assert "no dropout" in reason("cope", dropout_rate=0.1, dropout_key=jax.random.key(0))
     x = jnp.ones((1, 70, 2, 16))

@@ -23,7 +23,8 @@ def test_it_compares_every_implementation_that_can_run(monkeypatch):
 
     monkeypatch.setattr(gpu_suite, "attend", wrong)
     monkeypatch.setattr(fused, "why_not", lambda *arguments: "not here")
-    (record,) = gpu_suite.check_encoding("rope", "float32", gpu_suite.TOY)
+    refused, record = gpu_suite.check_encoding("rope", "float32", gpu_suite.TOY)
+    assert refused["reason"] == "not here"
     assert record["error"] > gpu_suite.TOLERANCE["float32"]
 
 
@@ -31,16 +32,32 @@ def test_what_is_not_a_number_does_not_agree_and_what_fails_or_is_left_is_named(
     def check(spec, dtype, sizes):
         if spec == "rope":
             raise RuntimeError("out of memory\nand more")
+        if spec == "alibi":
+            return [{"encoding": spec, "dtype": dtype, "implementation": "fused", "reason": "not here"}]
         error = float("nan") if spec == "fox" else 0.0
         return [{"encoding": spec, "dtype": dtype, "implementation": "blockwise", "error": error}]
 
     monkeypatch.setattr(gpu_suite, "check_encoding", check)
     found = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() + 60)
     assert "fox/blockwise in float32 differs by nan" in found
-    assert found.endswith("rope in float32 failed (out of memory); rope in bfloat16 failed (out of memory)")
-    assert "20 of 22 comparisons agree" in found
+    assert "rope in float32 failed (out of memory); rope in bfloat16 failed (out of memory)" in found
+    assert found.endswith("; without kernels: alibi")
+    assert "22 of 24 comparisons agree" in found
     late = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() - 1)
-    assert late == "0 of 0 comparisons agree; stopped at its time: 24 of 24 cases were not checked"
+    assert late == "0 of 0 comparisons agree; stopped at its time: 28 of 28 cases were not checked"
+
+
+def test_prefill_that_fails_is_named_and_the_others_count(monkeypatch, tmp_path):
+    def seconds(spec, attention, sizes, end):
+        if (spec, attention) == ("cope", "fused"):
+            raise RuntimeError("ptxas failed\nand more")
+        return [2.0, 1.0]
+
+    monkeypatch.setattr(gpu_suite, "prefill_seconds", seconds)
+    found = gpu_suite.prefill(tmp_path, gpu_suite.TOY, time.monotonic() + 60)
+    assert "cope/fused failed (ptxas failed), rope/blockwise 0.1 thousand tokens/s (2 runs)" in found
+    records = json.loads((tmp_path / "prefill.json").read_text())["records"]
+    assert [record["tokens_per_second"] for record in records] == [64.0, None, 64.0, 64.0, 64.0, 64.0]
 
 
 def test_a_command_is_stopped_at_its_time(monkeypatch):

@@ -1,6 +1,6 @@
 """The arguments of kernels that are written by hand, for CPUs and for GPUs, and what these kernels cannot run."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -77,6 +77,12 @@ def arrays_of(score: NativeScore, inputs: Inputs) -> Arrays:
     )
 
 
+def window_of(inputs: Inputs) -> int:
+    """The window; 0 if it hides no key."""
+    window, most = inputs.mask.window, max(inputs.q.shape[2], inputs.v.shape[2])
+    return 0 if window is None or window >= most else window
+
+
 def segments_of(inputs: Inputs) -> tuple[Array, Array]:
     """The segment ids of queries and keys, `[B, L]` and `[B, M]`; empty if there is one segment."""
 
@@ -86,8 +92,3 @@ def segments_of(inputs: Inputs) -> tuple[Array, Array]:
         return jnp.broadcast_to(ids, (len(inputs.q), ids.shape[1]))
 
     return of_examples(inputs.mask.q_segment_ids_BL), of_examples(inputs.mask.k_segment_ids_BM)
-
-
-def floats(arrays: Any) -> list[Array]:
-    """The arrays in float32."""
-    return [array.astype(jnp.float32) for array in arrays]

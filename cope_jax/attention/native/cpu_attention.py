@@ -12,7 +12,7 @@ from cope_jax.array_types import Array
 from cope_jax.attention.blockwise import RESIDUALS
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.native import arguments, library
-from cope_jax.attention.native.arguments import GATES, Arrays, floats
+from cope_jax.attention.native.arguments import GATES, Arrays
 from cope_jax.encodings import Encoding
 
 WIDTH = 16  # widths of heads are multiples of this
@@ -49,9 +49,8 @@ def attention(encoding: Encoding, inputs: Inputs, device: str) -> Array:
     del device
     score = arguments.score_of(encoding, inputs)
     assert score is not None
-    window = 0 if inputs.mask.window is None else inputs.mask.window
     position = 1 if score.slopes is not None else 0
-    options = _Options(inputs.mask.causal, window, GATES.index(score.gates), position)
+    options = _Options(inputs.mask.causal, arguments.window_of(inputs), GATES.index(score.gates), position)
     return _attend(options, arguments.arrays_of(score, inputs), arguments.segments_of(inputs))
 
 
@@ -63,7 +62,7 @@ def _attend(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) ->
 def _forward(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) -> tuple[Array, Any]:
     batch, length, heads, _ = arrays.q.shape
     shapes = (batch, length, heads, arrays.v.shape[-1]), (batch, heads, length)
-    out, logsumexp = _call("Forward", options, shapes, *floats(arrays), *segments)
+    out, logsumexp = _call("Forward", options, shapes, *_floats(arrays), *segments)
     out, logsumexp = checkpoint_name((out.astype(arrays.v.dtype), logsumexp), RESIDUALS)
     return out, (arrays, segments, out, logsumexp)
 
@@ -71,12 +70,16 @@ def _forward(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) -
 def _backward(options: _Options, kept: Any, dout_BLHK: Array) -> tuple[Any, Any]:
     arrays, segments, out, logsumexp = kept
     shapes = [array.shape for array in arrays]
-    found = _call("Backward", options, shapes, *floats(arrays), *segments, *floats((out, logsumexp, dout_BLHK)))
+    found = _call("Backward", options, shapes, *_floats(arrays), *segments, *_floats((out, logsumexp, dout_BLHK)))
     gradients = (gradient.astype(array.dtype) for gradient, array in zip(found, arrays, strict=True))
     return Arrays(*gradients), None
 
 
 _attend.defvjp(_forward, _backward)
+
+
+def _floats(arrays: Any) -> list[Array]:
+    return [array.astype(jnp.float32) for array in arrays]
 
 
 def _call(name: str, options: _Options, shapes: Any, *arrays: Array) -> Any:

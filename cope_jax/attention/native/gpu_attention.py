@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import importlib.util
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -20,13 +21,13 @@ from cope_jax.array_types import Array
 from cope_jax.attention.blockwise import RESIDUALS
 from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.native import arguments
-from cope_jax.attention.native.arguments import GATES
+from cope_jax.attention.native.arguments import GATES, Arrays
 from cope_jax.encodings import Encoding
 
 INSTALL = "pip install -e '.[gpu-kernels]'"
-WIDEST = 256
+NARROWEST, WIDEST = 16, 256  # heads
 CAPABILITIES = {"A100": 80, "H100": 90, "H200": 90, "B200": 100}
-"""Compute capabilities by what the name of a GPU contains: those whose shared memory holds the blocks below."""
+"""Compute capabilities by a word in the name of a GPU: those whose shared memory holds the blocks below."""
 
 
 class Sizes(NamedTuple):
@@ -39,7 +40,7 @@ class Sizes(NamedTuple):
     stages: int
 
 
-# The largest blocks whose kernels spill no registers, or few, on an H100: see docs/attention.md.
+# In bfloat16 these blocks spill no registers, or few, up to a width of 128: see docs/attention.md.
 _SIZES = {
     ("forward", 2): {64: Sizes(128, 32, 64, 8, 2), 128: Sizes(128, 32, 64, 8, 2), 256: Sizes(64, 16, 32, 8, 2)},
     ("backward", 2): {64: Sizes(64, 16, 64, 4, 2), 128: Sizes(64, 16, 32, 8, 2), 256: Sizes(32, 16, 32, 8, 1)},
@@ -96,26 +97,15 @@ class _Options(NamedTuple):
     gates: int  # the place in GATES
 
 
-class _Arrays(NamedTuple):
-    """The differentiable arguments of the kernels; those that a score does not have are empty."""
-
-    q: Array  # q_BLHK, rotated
-    k: Array  # k_BMGK, rotated
-    v: Array  # v_BMGK
-    x: Array  # x_BLHK, the queries of gates of keys: not rotated
-    u: Array  # u_BMGK, gate keys, in the type of x
-    z: Array  # z_BLHN, the logits of positions
-    slopes: Array  # m_H
-
-
 def why_not(encoding: Encoding, inputs: Inputs, device: str) -> str | None:
     """Returns why `attention` cannot run on this kind of device; None if it can."""
     if capability(device) is None:
         return f"the Triton kernels were not compiled for the device {device!r}"
     if reason := arguments.why_not("the Triton kernels", encoding, inputs):
         return reason
-    if max(inputs.q.shape[-1], inputs.v.shape[-1]) > WIDEST:
-        return f"the width of a head is more than {WIDEST}"
+    widths = inputs.q.shape[-1], inputs.v.shape[-1]
+    if min(widths) < NARROWEST or max(widths) > WIDEST:
+        return f"the widths of a head, {widths}, are not between {NARROWEST} and {WIDEST}"
     if len({x.dtype for x in (inputs.q, inputs.rotated_q, inputs.rotated_k, inputs.v)}) > 1:
         return "queries, keys and values have different types"
     if not all(importlib.util.find_spec(name) for name in ("triton", "jax_triton")):
@@ -141,61 +131,67 @@ def attention(encoding: Encoding, inputs: Inputs, device: str, run: Run | None =
     """
     score = arguments.score_of(encoding, inputs)
     assert score is not None
-    mask, arrays = inputs.mask, arguments.arrays_of(score, inputs)
-    options = _Options(device, run or run_on_gpu, mask.causal, mask.window or 0, GATES.index(score.gates))
-    none = jnp.zeros((0,), jnp.float32)
-    x_BLHK = arrays.x if score.gates == "keys" else none
-    z_BLHN = none
-    if score.table is not None:
-        wide = arrays.x.astype(jnp.float32), arrays.table.astype(jnp.float32)
-        z_BLHN = jnp.einsum("BLHK,NK->BLHN", *wide, precision="highest")
-    read = _Arrays(
-        arrays.q, arrays.k, arrays.v, x_BLHK, arrays.u.astype(x_BLHK.dtype), z_BLHN, arrays.slopes.astype(jnp.float32)
+    options = _Options(
+        device, run or run_on_gpu, inputs.mask.causal, arguments.window_of(inputs), GATES.index(score.gates)
     )
-    return _attend(options, read, arguments.segments_of(inputs))
+    return _attend(options, arguments.arrays_of(score, inputs), arguments.segments_of(inputs))
 
 
 def capability(device: str) -> int | None:
     """The compute capability of a kind of GPU, such as 90 for "NVIDIA H200"; None if its blocks would not fit."""
-    return next((number for name, number in CAPABILITIES.items() if name in device), None)
+    words = re.findall(r"\w+", device)
+    return next((number for name, number in CAPABILITIES.items() if name in words), None)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _attend(options: _Options, arrays: _Arrays, segments: tuple[Array, Array]) -> Array:
+def _attend(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) -> Array:
     return _forward(options, arrays, segments)[0]
 
 
-def _forward(options: _Options, arrays: _Arrays, segments: tuple[Array, Array]) -> tuple[Array, Any]:
+def _forward(options: _Options, arrays: Arrays, segments: tuple[Array, Array]) -> tuple[Array, Any]:
     batch, length, heads, _ = arrays.q.shape
     out = jax.ShapeDtypeStruct((batch, length, heads, arrays.v.shape[-1]), arrays.v.dtype)
     logsumexp = jax.ShapeDtypeStruct((batch, length, heads), jnp.float32)
-    found = _call("forward", options, arrays, segments, (), (out, logsumexp))
+    found = _call("forward", options, _read(options, arrays), segments, (), (out, logsumexp))
     found = checkpoint_name(found, RESIDUALS)
     return found[0], (arrays, segments, *found)
 
 
 def _backward(options: _Options, kept: Any, dout_BLHK: Array) -> tuple[Any, Any]:
     arrays, segments, out, logsumexp = kept
+    read, pull = jax.vjp(functools.partial(_read, options), arrays)
     delta = (out.astype(jnp.float32) * dout_BLHK.astype(jnp.float32)).sum(-1)
-    own, added = {"q", "x"}, jnp.float32  # one program writes the gradients of its queries; all add to the others
+    own = {"q", "x"}  # a program writes the gradients of its own queries; all programs add to the others
     results = [
-        jax.ShapeDtypeStruct(x.shape if x.size else (1,), x.dtype if name in own else added)
-        for name, x in arrays._asdict().items()
+        jax.ShapeDtypeStruct(x.shape if x.size else (1,), x.dtype if name in own else jnp.float32)
+        for name, x in read._asdict().items()
     ]
-    zeroed = tuple(n for n, name in enumerate(_Arrays._fields) if name not in own)
-    read = dout_BLHK, logsumexp, delta
-    found = _call("backward", options, arrays, segments, read, results, zeroed)
-    gradients = (dx.astype(x.dtype) if x.size else jnp.zeros_like(x) for dx, x in zip(found, arrays, strict=True))
-    return _Arrays(*gradients), None
+    zeroed = tuple(n for n, name in enumerate(Arrays._fields) if name not in own)
+    found = _call("backward", options, read, segments, (dout_BLHK, logsumexp, delta), results, zeroed)
+    gradients = (dx.astype(x.dtype) if x.size else jnp.zeros_like(x) for dx, x in zip(found, read, strict=True))
+    return *pull(Arrays(*gradients)), None
 
 
 _attend.defvjp(_forward, _backward)
 
 
+def _read(options: _Options, arrays: Arrays) -> Arrays:
+    """What the kernels read: in place of the table z_BLHN, and x only if gates are of keys."""
+    none, x_BLHK = jnp.zeros((0,), jnp.float32), arrays.x
+    z_BLHN = none
+    if arrays.table.size:
+        wide = x_BLHK.astype(jnp.float32), arrays.table.astype(jnp.float32)
+        z_BLHN = jnp.einsum("BLHK,NK->BLHN", *wide, precision="highest")
+    x_BLHK = x_BLHK if GATES[options.gates] == "keys" else none
+    return arrays._replace(
+        x=x_BLHK, u=arrays.u.astype(x_BLHK.dtype), table=z_BLHN, slopes=arrays.slopes.astype("float32")
+    )
+
+
 def _call(
     name: str,
     options: _Options,
-    arrays: _Arrays,
+    arrays: Arrays,
     segments: tuple[Array, Array],
     others: Sequence[Array],
     results: Sequence[jax.ShapeDtypeStruct],
@@ -210,7 +206,7 @@ def _call(
         "G": groups,
         "K": width,
         "V": v_width,
-        "N": arrays.z.shape[-1],
+        "N": arrays.table.shape[-1],
         "CAUSAL": options.causal,
         "WINDOW": options.window,
         "SEGMENTS": bool(segments[0].size),

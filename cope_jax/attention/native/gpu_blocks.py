@@ -37,7 +37,7 @@ def product(x, y):
 
 @triton.jit
 def place(L: tl.constexpr, H: tl.constexpr, QUERIES: tl.constexpr):
-    """The example, the head and the first query of this program. Programs with most keys start first."""
+    """The example, the head and the first query of this program. Of a head, programs with most keys start first."""
     STRIPS: tl.constexpr = (L + QUERIES - 1) // QUERIES
     number, strip = tl.program_id(0) // STRIPS, STRIPS - 1 - tl.program_id(0) % STRIPS
     return (number // H).to(tl.int64), number % H, strip * QUERIES
@@ -62,9 +62,17 @@ def visible(
 
 
 @triton.jit
+def _is_strange(first, low, high, k_ids, M: tl.constexpr, KEYS: tl.constexpr):
+    """Whether no key of a block is in a segment between `low` and `high`."""
+    keys = first + tl.arange(0, KEYS)
+    ids = tl.load(k_ids + keys, mask=keys < M, other=0)
+    return tl.sum(((keys < M) & (ids >= low) & (ids <= high)).to(tl.int32), 0) == 0
+
+
+@triton.jit
 def spans(
-    start, L: tl.constexpr, M: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr, SEGMENTS: tl.constexpr,
-    QUERIES: tl.constexpr, KEYS: tl.constexpr,
+    start, q_ids, k_ids, L: tl.constexpr, M: tl.constexpr, CAUSAL: tl.constexpr, WINDOW: tl.constexpr,
+    SEGMENTS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
     """Two ranges of blocks of keys: no pair outside first … end−1 is visible, all pairs in full … full_end−1 are."""
     low, high = start + (M - L), tl.minimum(start + QUERIES, L) - 1 + (M - L)  # indices of the first and last query
@@ -76,11 +84,20 @@ def spans(
     if WINDOW:
         first, full = tl.maximum(low - WINDOW + 1, 0), tl.maximum(high - WINDOW + 1, 0)
         end, full_end = tl.minimum(end, high + WINDOW), tl.minimum(full_end, low + WINDOW)
-    if SEGMENTS:
-        full_end = first
     first, end = first // KEYS * KEYS, tl.cdiv(tl.maximum(end, 0), KEYS) * KEYS
+    if SEGMENTS:
+        full_end = 0
+        rows = start + tl.arange(0, QUERIES)
+        ids = tl.load(q_ids + rows, mask=rows < L, other=0)
+        low_id, high_id = (
+            tl.min(tl.where(rows < L, ids, 2147483647), 0),
+            tl.max(tl.where(rows < L, ids, -2147483648), 0),
+        )
+        while (first < end) & _is_strange(first, low_id, high_id, k_ids, M, KEYS):
+            first += KEYS
     full_end = tl.maximum(tl.maximum(full_end, 0) // KEYS * KEYS, first)
-    return first, end, tl.minimum(tl.cdiv(full, KEYS) * KEYS, full_end), full_end
+    full = tl.maximum(tl.cdiv(full, KEYS) * KEYS, first)
+    return first, end, tl.minimum(full, full_end), full_end
 
 
 @triton.jit
@@ -101,7 +118,7 @@ def position_logits(counts, z, slope, count, H: tl.constexpr, N: tl.constexpr, Q
     """What positions add to the logits, the derivative by the position, and the cell of the table with its weight."""
     if N == 0:
         return slope * counts, slope + 0 * counts, counts.to(tl.int32), counts
-    position = tl.minimum(counts, N - 1.0)  # N−1 for NaN too
+    position = tl.where(counts < N - 1, counts, N - 1.0)  # N−1 for NaN too
     cell = tl.floor(position).to(tl.int32)
     weight = position - cell.to(tl.float32)
     rows = tl.arange(0, QUERIES)[:, None]

@@ -50,7 +50,7 @@ def forward(
     top, total = tl.full((QUERIES,), LOWEST, tl.float32), tl.zeros((QUERIES,), tl.float32)
     weighted = tl.zeros((QUERIES, triton.next_power_of_2(V)), tl.float32)
     constant = tl.zeros((QUERIES,), tl.float32)
-    first, end, full, full_end = spans(start, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
+    first, end, full, full_end = spans(start, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
     if GATES:
         slope = tl.load(slopes + h)
         if GATES == 2:
@@ -91,7 +91,7 @@ def forward(
         top, total, weighted = _forward_far(
             q_block, k + key * K, v + key * V, constant, see, M - end, top, total, weighted, G, K, V, SCALE, KEYS
         )
-    total = tl.where(total > 0, total, 1.0)  # the result of a query that sees no key is 0
+    total = tl.where(total == 0, 1.0, total)  # the result of a query that sees no key is 0; NaN stays
     write(out + row * V, H * V, count, weighted / total[:, None], False, V, QUERIES)
     tl.store(logsumexp + row + rows * H, top + tl.log(total), mask=rows < count)
 
@@ -153,7 +153,7 @@ def backward(
     delta_block = tl.load(delta + of_row, mask=rows < count, other=0.0)
     dq_block = tl.zeros((QUERIES, triton.next_power_of_2(K)), tl.float32)
     constant, dconstant = tl.zeros((QUERIES,), tl.float32), tl.zeros((QUERIES,), tl.float32)
-    first, end, full, full_end = spans(start, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
+    first, end, full, full_end = spans(start, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
     if GATES:
         slope = tl.load(slopes + h)
         dslope = tl.zeros((QUERIES,), tl.float32)
