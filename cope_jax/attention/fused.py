@@ -186,9 +186,15 @@ def _chip() -> dict[str, Any]:
     return CHIPS.get(current_device(), CHIPS["TPU v5 lite"])
 
 
-def parts_of(keys: int, sizes: BlockSizes, resident: int | None = None) -> tuple[int, int]:
-    """In how many parts the keys are read into fast memory, and how many keys a part has: whole blocks."""
-    parts = -(-keys // (resident or _chip()["resident"]))
+def parts_of(keys: int, sizes: BlockSizes, k: Array, v: Array, resident: int | None = None) -> tuple[int, int]:
+    """In how many parts the keys are read into fast memory, and how many keys a part has: whole blocks.
+
+    By default the chip's number is for keys of up to 256 bytes; of longer ones fewer fit.
+    """
+    if resident is None:
+        size = max(-(-x.shape[-1] // LANES) * LANES * x.dtype.itemsize for x in (k, v))
+        resident = max(_chip()["resident"] * 256 // max(size, 256), sizes.near)
+    parts = -(-keys // resident)
     return parts, -(-keys // (parts * sizes.near)) * sizes.near
 
 
@@ -199,7 +205,7 @@ def _prepare(
     length, keys = inputs.q.shape[2], inputs.v.shape[2]
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
     sizes = sizes_of(carry, length, keys, blocks)
-    parts, resident = parts_of(keys, sizes, resident)
+    parts, resident = parts_of(keys, sizes, inputs.rotated_k, inputs.v, resident)
     stream = Stream.of(encoding, inputs, sizes, one_block=False, padding=-length % sizes.queries)
     missing = parts * resident - keys
     if missing:

@@ -73,7 +73,7 @@ def choose(
         if reason is None:
             carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
             sizes = fused.sizes_of(carry, share, share, blocks)
-            parts, _ = fused.parts_of(share, sizes, resident)
+            parts, _ = fused.parts_of(share, sizes, inputs.rotated_k, inputs.v, resident)
             unit = math.lcm(sizes.queries, sizes.near * parts)
             size = -(-share // unit) * unit
             execution = fused.execution_of(size // parts, interpret)

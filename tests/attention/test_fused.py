@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from cope_jax import encodings
 from cope_jax.attention import BlockSizes, attend, fused, fused_attention, prepare
 from cope_jax.attention.attend import shard_batch
-from cope_jax.attention.kernels import tpu_ops
+from cope_jax.attention.kernels import tpu_ops, tpu_plan
 from cope_jax.errors import ConfigError
 from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients, with_full
 from tests.attention.test_blockwise import random_data
@@ -133,6 +133,30 @@ def test_what_the_kernels_cannot_run_has_a_reason(given, reason):
         ConfigError, match=rf"^implementation='fused' is not possible, because {reason}.*: choose 'auto'"
     ):
         fused_attention(encoding, inputs, blocks, interpret=True)
+
+
+def test_fewer_keys_are_in_fast_memory_if_they_are_long():
+    def parts(width, dtype, keys=16384):
+        x = jax.ShapeDtypeStruct((1, 1, keys, width), dtype)
+        return fused.parts_of(keys, BlockSizes(128, 128, 512), x, x)
+
+    assert parts(64, jnp.bfloat16) == parts(128, jnp.bfloat16) == (2, 8192)
+    assert parts(128, jnp.float32) == parts(256, jnp.bfloat16) == (4, 4096)
+    assert parts(256, jnp.float32) == (8, 2048)
+
+
+def test_more_segments_than_scalar_memory_holds_are_refused(monkeypatch):
+    monkeypatch.setattr(tpu_plan, "SPAN_BYTES", 16 * 2)  # two examples of one block of queries
+    ids = np.zeros((3, 32), np.int32)
+
+    def reason(batch):
+        encoding = encodings.create("rope", num_heads=2, head_dim=8, rngs=nnx.Rngs(0))
+        x = jnp.ones((batch, 32, 2, 8))
+        inputs = prepare(x, x, x, encoding=encoding, q_segment_ids=ids[:batch], k_segment_ids=ids[:batch])
+        return fused.why_not(encoding, inputs, BlockSizes(32, 32, 32), interpret=True)
+
+    assert reason(2) is None
+    assert "does not hold the visible keys of 3 × 1 blocks of queries" in reason(3)
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,9 @@ def _visit(
 
     The order and the meaning are those of `streaming_softmax.over_blocks`.
     """
-    b, s = pl.program_id(0) if plan.spans.shape[0] > 1 else 0, pl.program_id(3)
-    first, end, full, full_end = (span_ref[b, s, n] for n in range(4))
+    examples, strips, _ = plan.spans.shape
+    place = pl.program_id(3) + (strips * pl.program_id(0) if examples > 1 else 0)
+    first, end, full, full_end = (span_ref[4 * place + n] for n in range(4))
 
     def interior(number: Array) -> Array:
         return (number >= full) & (number < full_end)
@@ -260,7 +261,8 @@ class Kernel:
                 axis_names=free,
                 check_vma=False,
             )
-        found = iter(call(plan.spans, *(jnp.asarray(x.array) for x in self.inputs)))
+        # With one axis it takes no more scalar memory than it has numbers.
+        found = iter(call(plan.spans.reshape(-1), *(jnp.asarray(x.array) for x in self.inputs)))
         arrays = [
             next(found) if use else jnp.zeros(x.array.shape, x.spec.dtype)
             for x, use in zip(self.outputs, self.written, strict=True)

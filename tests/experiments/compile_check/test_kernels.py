@@ -1,5 +1,6 @@
 """How the cycles of the fused kernels are counted; with libtpu, that they compile for every chip."""
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -79,6 +80,9 @@ ENTRY %main (p: f32[2,4,8,1,64]) -> f32[2,4,8,1,64] {{
     assert costs.kernel_heads(visits) == {"attention": 8, "attention_gradient": 8}
 
 
+LIBTPU = importlib.metadata.version("libtpu") if importlib.util.find_spec("libtpu") else None
+
+
 def count(topology, *flags):
     environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
     command = [sys.executable, "-m", "experiments.kernels", f"--topology={topology}", *flags]
@@ -97,6 +101,7 @@ def count(topology, *flags):
                 ("v5p:2x2x1", "cope(gate=value)+rope", "bfloat16"),
                 ("v6e:1x1", "relative", "bfloat16"),
                 ("tpu7x:2x2x1", "cope(npos_max=1000)", "float32"),
+                ("v5e:2x2", "fire", "bfloat16"),
             ]
         ),
     ],
@@ -109,3 +114,52 @@ def test_kernels_compile(topology, spec, dtype, tmp_path):
     for kernel in (found["forward"], found["backward"]):
         assert len(kernel["loops"]) == len(found["turns"]) and min(kernel["loops"]) > 0
         assert kernel["cycles"] > kernel["straight"] > 0
+
+
+RECORDED = {"cope": (75_636, 114_828), "rope": (25_350, 28_978)}
+"""Cycles of the kernels forward and backward; see docs/attention.md."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(LIBTPU != "0.0.42.1", reason="the cycles were recorded with libtpu 0.0.42.1")
+def test_cycles_are_as_recorded(tmp_path):
+    done = count("v5e:2x2", "--encodings=cope,rope", "--lengths=2048", f"--json={tmp_path}/x.json")
+    assert done.returncode == 0, done.stderr
+    for found in json.loads((tmp_path / "x.json").read_text()):
+        cycles = [found[kernel]["cycles"] for kernel in ("forward", "backward")]
+        np.testing.assert_allclose(cycles, RECORDED[found["encoding"]], rtol=0.1)
+
+
+COMPILE = """
+import jax, numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from cope_jax import encodings
+from cope_jax.attention import attend
+from experiments.compile_check import chips
+from flax import nnx
+devices = np.array(chips.describe("v5e:2x2").devices)
+encoding = encodings.create("cope", num_heads=2, head_dim=128, rngs=nnx.Rngs(0))
+
+def compiled(devices, shape, spec, segments, **options):
+    mesh = Mesh(devices, ("sequence",), axis_types=(AxisType.Auto,))
+    x = jax.ShapeDtypeStruct(shape, "bfloat16", sharding=NamedSharding(mesh, spec))
+    ids = jax.ShapeDtypeStruct(shape[:2], "int32", sharding=NamedSharding(mesh, spec))
+    def step(q, k, v, ids, dout):
+        own = {"q_segment_ids": ids, "k_segment_ids": ids} if segments else {}
+        out, pull = jax.vjp(lambda q, k, v: attend(q, k, v, encoding=encoding, **own, **options), q, k, v)
+        return out, pull(dout)
+    with jax.set_mesh(mesh):
+        return jax.jit(step).lower(x, x, x, ids, x).compile().as_text().count("tpu_custom_call")
+
+print(compiled(devices, (1, 4096, 2, 128), PartitionSpec(None, "sequence"), False, sequence_axis="sequence"))
+print(compiled(devices[:1], (64, 8192, 2, 128), PartitionSpec(), True, implementation="fused"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed: extra tpu-compile")
+def test_kernels_compile_in_a_ring_and_for_many_packed_documents():
+    environment = {name: value for name, value in os.environ.items() if name != "XLA_FLAGS"}
+    done = subprocess.run([sys.executable, "-c", COMPILE], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert min(map(int, done.stdout.split())) >= 2  # forward and backward
