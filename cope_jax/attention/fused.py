@@ -33,8 +33,8 @@ from cope_jax.errors import ConfigError
 
 SUBLANES, LANES = 16, 128  # blocks of queries and of keys are multiples of these
 CHIPS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "kernels" / "tpu_sizes.json").read_text())
-"""For each kind of device: the sizes of blocks, for encodings that accumulate over the keys and for others; how many
-keys are in fast memory at a time (`resident`); and whether the chip gathers within registers."""
+"""For each kind of device: the sizes of blocks, for encodings that accumulate over the keys or have a heavy score, and
+for others; how many keys are in fast memory at a time (`resident`); and whether the chip gathers within registers."""
 CPU = "cpu"
 
 
@@ -173,9 +173,12 @@ def log_choice(name: str, reason: str | None) -> None:
     logging.getLogger("cope_jax").info("attention: %s%s", name, f", because {reason}" if reason else "")
 
 
-def sizes_of(carry: Carry, length: int, keys: int, blocks: Sequence[int] | None = None) -> BlockSizes:
-    """Returns the sizes of blocks; by default those of the current device, which depend on whether there is a carry."""
-    chosen = blocks or _chip()["accumulating" if jax.tree.leaves(carry) else "plain"]
+def sizes_of(
+    encoding: Encoding, carry: Carry, length: int, keys: int, blocks: Sequence[int] | None = None
+) -> BlockSizes:
+    """Returns the sizes of blocks; by default those of the current device, which are small if there is a carry."""
+    small = encoding.heavy_score or jax.tree.leaves(carry)
+    chosen = blocks or _chip()["accumulating" if small else "plain"]
     queries, near, far = chosen
     near = min(near, -(-keys // LANES) * LANES) if near % LANES == 0 else near
     return BlockSizes(min(queries, -(-length // SUBLANES) * SUBLANES), near, max(near, far))
@@ -204,7 +207,7 @@ def _prepare(
     """The stream, with whole blocks of queries, and whole parts of keys."""
     length, keys = inputs.q.shape[2], inputs.v.shape[2]
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
-    sizes = sizes_of(carry, length, keys, blocks)
+    sizes = sizes_of(encoding, carry, length, keys, blocks)
     parts, resident = parts_of(keys, sizes, inputs.rotated_k, inputs.v, resident)
     stream = Stream.of(encoding, inputs, sizes, one_block=False, padding=-length % sizes.queries)
     missing = parts * resident - keys

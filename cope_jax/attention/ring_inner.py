@@ -72,7 +72,7 @@ def choose(
         fused.log_choice("ring, with kernels" if reason is None else "ring, without kernels", reason)
         if reason is None:
             carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
-            sizes = fused.sizes_of(carry, share, share, blocks)
+            sizes = fused.sizes_of(encoding, carry, share, share, blocks)
             parts, _ = fused.parts_of(share, sizes, inputs.rotated_k, inputs.v, resident)
             unit = math.lcm(sizes.queries, sizes.near * parts)
             size = -(-share // unit) * unit

@@ -144,6 +144,7 @@ class Encoding(nnx.Module):
         ring attention raises ConfigError.
       splits_queries: whether the encoding keeps the law of rows. If False, only full attention can run the encoding,
         and the other implementations raise ConfigError.
+      heavy_score: whether `score` computes so much for each pair that kernels should use small blocks.
       sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the query's own token.
     """
 
@@ -151,6 +152,7 @@ class Encoding(nnx.Module):
     embeds_input: bool = False
     splits_keys: bool = True
     splits_queries: bool = True
+    heavy_score: bool = False
     sink_value: Literal["zero", "own"] = "zero"
 
     def __init__(self, config: Any, shape: AttentionShape, *, rngs: nnx.Rngs):

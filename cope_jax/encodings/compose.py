@@ -38,6 +38,7 @@ class Composed(Encoding):
         self.embeds_input = any(part.embeds_input for part in parts.values())
         self.splits_keys = all(part.splits_keys for part in parts.values())
         self.splits_queries = all(part.splits_queries for part in parts.values())
+        self.heavy_score = any(part.heavy_score for part in parts.values())
         with_sink = [name for name, part in parts.items() if type(part).sink is not Encoding.sink]
         if len(with_sink) > 1:
             raise ConfigError(f"{' and '.join(with_sink)} each have a sink for the softmax: keep only one of them")

@@ -39,6 +39,7 @@ class FIRE(Encoding):
     """
 
     Config = FIREConfig
+    heavy_score = True
 
     def __init__(self, config: FIREConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

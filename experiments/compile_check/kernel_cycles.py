@@ -109,7 +109,7 @@ def count(problem: Problem, device: Any, folder: Path) -> dict[str, Any]:
     carry = carry_of(encoding)
     with jax.set_mesh(mesh):
         jax.jit(step).lower(*arguments).compile()
-        sizes = fused.sizes_of(carry, problem.length, problem.length, problem.blocks)
+        sizes = fused.sizes_of(encoding, carry, problem.length, problem.length, problem.blocks)
     turns = loop_turns(encoding, problem.length, sizes)
     strips = -(-problem.length // sizes.queries)
     found: dict[str, Any] = {**dataclasses.asdict(problem), "blocks": tuple(sizes), "turns": turns}

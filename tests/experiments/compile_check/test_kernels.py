@@ -93,13 +93,13 @@ def count(topology, *flags):
 @pytest.mark.parametrize(
     ("topology", "spec", "dtype"),
     [
-        pytest.param("v5e:1x1", "cope", "bfloat16", marks=pytest.mark.newest),
+        pytest.param("v5e:2x2", "cope", "bfloat16", marks=pytest.mark.newest),
         *(
             pytest.param(topology, spec, dtype, marks=pytest.mark.slow)
             for topology, spec, dtype in [
                 ("v4:2x2x1", "fox", "bfloat16"),
                 ("v5p:2x2x1", "cope(gate=value)+rope", "bfloat16"),
-                ("v6e:1x1", "relative", "bfloat16"),
+                ("v6e:2x2", "relative", "bfloat16"),
                 ("tpu7x:2x2x1", "cope(npos_max=1000)", "float32"),
                 ("v5e:2x2", "fire", "bfloat16"),
             ]
