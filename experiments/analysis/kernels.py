@@ -1,6 +1,6 @@
 r"""Compiles the fused attention kernels for an accelerator without having one, and counts what they take.
 
-python -m experiments.kernels --topology=v5e:1x1 --encodings=cope,rope --lengths=2048,8192 --head_dim=128
+python -m experiments.kernels --topology=v5e:2x2 --encodings=cope,rope --lengths=2048,8192 --head_dim=128
 python -m experiments.kernels --topology=h200:1 --encodings=cope,rope --head_dim=64
 
 For a TPU it counts cycles. A cycle issues one bundle of instructions. The count has the bundles that libtpu's compiler
@@ -27,7 +27,7 @@ from experiments.cli import entry, outputs
 from experiments.cli.flag_values import read_names, read_numbers
 from experiments.compile_check import bundles, chips, gpu_resources, kernel_cycles
 
-_TOPOLOGY = flags.DEFINE_string("topology", "v5e:1x1", f"Accelerator to compile for, such as {chips.known()}.")
+_TOPOLOGY = flags.DEFINE_string("topology", "v5e:2x2", f"Accelerator to compile for, such as {chips.known()}.")
 _ENCODINGS = flags.DEFINE_string("encodings", "cope,rope", "Encodings, separated by commas.")
 _LENGTHS = flags.DEFINE_list("lengths", "2048", "Numbers of tokens, separated by commas.")
 _HEADS = flags.DEFINE_integer("heads", 8, "Number of query heads.", lower_bound=1)
