@@ -3,6 +3,7 @@
 import ast
 import collections
 import importlib
+import importlib.util
 import os
 import re
 import shutil
@@ -136,9 +137,14 @@ def test_no_module_is_too_long_to_be_read_at_once():
     assert not {path: length for path, length in lengths.items() if length > LONGEST_MODULE}
 
 
+IN_TRITON = {"gpu_blocks.py", "gpu_kernels.py"}
+
+
 @pytest.mark.newest
 def test_every_module_can_be_imported():
     for path in MODULES:
+        if path.name in IN_TRITON and importlib.util.find_spec("triton") is None:  # an extra
+            continue
         importlib.import_module(".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"))
 
 
