@@ -120,9 +120,12 @@ def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
     lines = [f"{r['encoding']:<32} {r['dtype']:<9} {r['implementation']:<10} {_outcome(r)}" for r in records]
     write_atomically(workdir / "correctness.txt", "\n".join(lines) + "\n")
     differ = [f"; {r['encoding']}/{r['implementation']} in {r['dtype']} differs by {r['error']:.1e}" for r in wrong]
-    refused = sorted({record["encoding"] for record in records if "error" not in record})
-    without = f"; without kernels: {', '.join(refused)}" if refused else ""
-    return "".join([f"{len(checked) - len(wrong)} of {len(checked)} comparisons agree", *differ, *failed, without])
+    refused: dict[str, list[str]] = {}
+    for record in records:
+        if "reason" in record and record["encoding"] not in refused.setdefault(record["reason"], []):
+            refused[record["reason"]].append(record["encoding"])
+    without = [f"; no kernels for {', '.join(specs)}, because {reason}" for reason, specs in refused.items()]
+    return "".join([f"{len(checked) - len(wrong)} of {len(checked)} comparisons agree", *differ, *failed, *without])
 
 
 def _outcome(record: Record) -> str:

@@ -118,9 +118,9 @@ def attend(
       sequence_axis: the axis of the current mesh (`jax.set_mesh`) that splits the sequence. Give it only for "ring".
       batch_axes: axes of the current mesh that split the batch, so that each device computes its own examples. If
         empty, the batch is not split.
-      head_axis: the axis of the current mesh that splits the heads. Only "fused" needs it; XLA splits the others.
-      blocks: the sizes of a block of queries, a near block of keys and a far block of keys, for "blockwise" and "ring".
-        If None, `attend` chooses sizes that are fast on a CPU.
+      head_axis: the axis of the current mesh that splits the heads. Only kernels need it; XLA splits the others.
+      blocks: the sizes of a block of queries, a near block of keys and a far block of keys, for "blockwise", "ring",
+        and "fused" on TPUs. If None, the sizes are those that are fast on a CPU, and in kernels those of the chip.
 
     Returns:
       out_BLHK, in the type of the values. A query that sees no key gets the value of the encoding's sink, or 0 if the

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import json
 import logging
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ CHIPS: dict[str, dict[str, Any]] = json.loads((Path(__file__).parent / "kernels"
 """For each kind of device: the sizes of blocks, for encodings that accumulate over the keys or have a heavy score, and
 for others; how many keys are in fast memory at a time (`resident`); and whether the chip gathers within registers."""
 CPU = "cpu"
+SPAN_BYTES = 3 * 2**18  # of a TPU's scalar memory, which has 2**20; a block of queries takes 16
 
 
 def fused_attention(
@@ -82,10 +84,14 @@ def why_not(
     *,
     batch_axes: Sequence[str] = (),
     head_axis: str | None = None,
+    sequence_axis: str | None = None,
     resident: int | None = None,
     interpret: bool = False,
 ) -> str | None:
-    """Returns why `fused_attention` cannot run; None if it can. `batch_axes` as in `attend`."""
+    """Returns why `fused_attention` cannot run, or kernels within `ring_attention`; None if they can.
+
+    The axes are as in `attend`.
+    """
     device = current_device()
     if not interpret and (native := _native(device)):
         if blocks is not None:
@@ -97,7 +103,8 @@ def why_not(
         return f"there is no kernel for the device {device!r}"
     if not interpret and blocks is not None and (blocks.queries % SUBLANES or blocks.near % LANES):
         return f"blocks must have a multiple of {SUBLANES} queries and of {LANES} keys, got {tuple(blocks)}"
-    if not interpret and (reason := _undivided(batch_axes, head_axis, inputs.rotated_k.shape[1])):
+    axes = (*batch_axes, sequence_axis)
+    if not interpret and (reason := _undivided(axes, head_axis, inputs.rotated_k.shape[1])):
         return reason
     if not encoding.splits_queries or needs_one_block(encoding, inputs):
         return "the encoding needs all keys in one block"
@@ -112,10 +119,30 @@ def why_not(
     ids = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM
     if any(x.dtype != jnp.int32 for x in (*ids, inputs.q_positions, inputs.k_positions) if x is not None):
         return "segment ids and positions must be int32"
-    stream, execution = _prepare(encoding, inputs, blocks, resident, interpret)
+    execution, stream = _shapes(encoding, inputs, blocks, resident, interpret)
+    mesh = jax.sharding.get_abstract_mesh()
+    free = {axis for axis, kind in zip(mesh.axis_names, mesh.axis_types, strict=True) if kind == AxisType.Auto}
+    examples = len(inputs.q) // math.prod(mesh.shape[axis] for axis in batch_axes if axis in free)
+    chunks = 1 if sequence_axis is None else 2 * mesh.shape[sequence_axis]
+    strips = -(-inputs.q.shape[2] // (chunks * stream.sizes.queries))
+    if 16 * strips * (1 if ids[0] is None else examples) > SPAN_BYTES:
+        return f"the scalar memory does not hold what {examples} × {strips} blocks of queries see"
     leaves, tree = jax.tree.flatten(stream)
     reason = _refusal(execution, tree, tuple((x.shape, x.dtype) for x in leaves))
     return reason and f"{reason} on {device}"
+
+
+def _shapes(encoding: Encoding, inputs: Inputs, *options: Any) -> tuple[Execution, Stream]:
+    """The shapes that `_prepare` gives, without computing anything."""
+    execution: list[Execution] = []
+
+    def stream() -> Stream:
+        stream, own = _prepare(encoding, inputs, *options)
+        execution.append(own)
+        return stream
+
+    shapes = jax.eval_shape(stream)
+    return execution[0], shapes
 
 
 def _native(device: str) -> Any:
@@ -125,7 +152,7 @@ def _native(device: str) -> Any:
     return gpu_attention if device.startswith("NVIDIA") else None
 
 
-def _undivided(batch_axes: Sequence[str], head_axis: str | None, groups: int) -> str | None:
+def _undivided(axes: Sequence[str | None], head_axis: str | None, groups: int) -> str | None:
     """Why devices cannot share the work: XLA cannot split a kernel."""
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty and jax.default_backend() == "tpu" and jax.device_count() > 1:
@@ -133,7 +160,7 @@ def _undivided(batch_axes: Sequence[str], head_axis: str | None, groups: int) ->
     for axis, size, kind in zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True):
         if size > 1 and kind == AxisType.Explicit:
             return f"axis {axis!r} of the mesh is of type Explicit, not Auto"
-        if size > 1 and kind == AxisType.Auto and axis not in (*batch_axes, head_axis):
+        if size > 1 and kind == AxisType.Auto and axis not in (*axes, head_axis):
             return f"axis {axis!r} of the mesh splits neither the batch nor the heads"
         if axis == head_axis and groups % size:
             return f"axis {axis!r} of the mesh does not divide {groups} key heads"
@@ -178,7 +205,7 @@ def sizes_of(
 ) -> BlockSizes:
     """Returns the sizes of blocks; by default those of the current device, which are small if there is a carry."""
     small = encoding.heavy_score or jax.tree.leaves(carry)
-    chosen = blocks or _chip()["accumulating" if small else "plain"]
+    chosen = blocks or _chip()["small" if small else "large"]
     queries, near, far = chosen
     near = min(near, -(-keys // LANES) * LANES) if near % LANES == 0 else near
     return BlockSizes(min(queries, -(-length // SUBLANES) * SUBLANES), near, max(near, far))
@@ -192,7 +219,7 @@ def _chip() -> dict[str, Any]:
 def parts_of(keys: int, sizes: BlockSizes, k: Array, v: Array, resident: int | None = None) -> tuple[int, int]:
     """In how many parts the keys are read into fast memory, and how many keys a part has: whole blocks.
 
-    By default the chip's number is for keys of up to 256 bytes; of longer ones fewer fit.
+    The chip's own number is for keys of up to 256 bytes; fewer longer ones fit.
     """
     if resident is None:
         size = max(-(-x.shape[-1] // LANES) * LANES * x.dtype.itemsize for x in (k, v))

@@ -17,7 +17,7 @@ from cope_jax.array_types import Array, PyTree
 from cope_jax.attention import streaming_gradient, streaming_softmax
 from cope_jax.attention.blockwise import RESIDUALS
 from cope_jax.attention.inputs import Inputs
-from cope_jax.attention.ring_inner import Inner, choose
+from cope_jax.attention.ring_chunk import ChunkAttention, chunk_attention
 from cope_jax.attention.ring_schedule import Ring
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, Residuals
 from cope_jax.attention.tiles import BlockSizes, QueryBlock, Stream, along_sequence, needs_one_block, pad_by
@@ -41,7 +41,7 @@ def ring_attention(
 
     The caller sets the mesh with `jax.set_mesh`. Tokens are in their natural order in inputs and outputs. Inputs should
     already be split over the axis. If the length is a multiple of the number of devices, no device then has more than
-    its share of the keys. XLA handles the other axes of the mesh.
+    its share of the keys. XLA handles the other axes of the mesh, except `head_axis` in kernels.
 
     Args:
       encoding: the encoding.
@@ -57,8 +57,9 @@ def ring_attention(
 
     Raises:
       ConfigError: the mesh does not have this axis, the numbers of queries and keys differ, a mask is given, the
-        encoding does not split the keys, or its carry has a `state`. Also if the carry has sums and attention is not
-        causal, because in a ring only causal attention visits all keys of a query from the nearest to the farthest.
+        encoding does not split the keys, its carry has a `state`, or `resident` is given without kernels. Also if the
+        carry has sums and attention is not causal, because in a ring only causal attention visits all keys of a query
+        from the nearest to the farthest.
     """
     ring = Ring.of(axis)
     length, keys = inputs.q.shape[2], inputs.v.shape[2]
@@ -75,36 +76,39 @@ def ring_attention(
     carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
     if jax.tree.leaves(carry.sums) and not inputs.mask.causal:
         raise ConfigError("ring attention must be causal if the encoding sums over keys, as cope does: set causal=True")
-    inner, sizes = choose(encoding, inputs, ring, blocks, head_axis=head_axis, resident=resident, interpret=interpret)
-    return _attend(ring, inner, Stream.of(encoding, inputs, sizes, one_block=False, padding=0))
+    options: Any = {"head_axis": head_axis, "resident": resident, "interpret": interpret}
+    own, sizes = chunk_attention(encoding, inputs, ring, blocks, **options)
+    return _attend(ring, own, Stream.of(encoding, inputs, sizes, one_block=False, padding=0))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))  # a partly manual program must be compiled, not run op by op
-def _attend(ring: Ring, inner: Inner, stream: Stream) -> Array:
+def _attend(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
     queries, keys = stream.queries, stream.keys
     length = queries.q.shape[2]
-    padding = ring.chunks * inner.pieces * inner.size - length
+    padding = ring.chunks * attention.pieces * attention.size - length
     if length % ring.devices:
         queries, keys = along_sequence(ring.whole, queries), along_sequence(ring.whole, keys)
     if padding:
         indices = jnp.pad(keys.indices, (0, padding), constant_values=-1)
         queries = along_sequence(pad_by(padding), queries)
         keys = dataclasses.replace(along_sequence(pad_by(padding), keys), indices=indices)
-    queries = along_sequence(_cut((ring.chunks, inner.pieces)), queries)
+    queries = along_sequence(_cut((ring.chunks, attention.pieces)), queries)
     keys = along_sequence(_cut((ring.chunks,)), keys)
     placed = ring.sharded(ring.placed, (True,), True)((queries, keys))
-    out = ring.sharded(ring.unplaced, (True,), True)(_attend_placed(ring, inner, stream.part(*placed)))
+    out = ring.sharded(ring.unplaced, (True,), True)(_attend_placed(ring, attention, stream.part(*placed)))
     out_BLHK = jnp.transpose(out, (2, 0, 1, 4, 3, 5)).reshape(out.shape[2], -1, *out.shape[3::2])[:, :length]
     return ring.whole(out_BLHK, 1) if length % ring.devices else out_BLHK
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend_placed(ring: Ring, inner: Inner, stream: Stream) -> Array:
+def _attend_placed(ring: Ring, attention: ChunkAttention, stream: Stream) -> Array:
     """Computes the output [chunks, pieces, B, H, L, K] for queries [chunks, pieces, ...] and keys [chunks, ...]."""
-    return _once_around(ring, inner, stream, gradient=False)[0]
+    return _once_around(ring, attention, stream, gradient=False)[0]
 
 
-def _once_around(ring: Ring, inner: Inner, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
+def _once_around(
+    ring: Ring, attention: ChunkAttention, stream: Stream, gradient: bool
+) -> tuple[Array, Array, tuple[Array, ...]]:
     def on_device(stream: Stream) -> Any:
         def start(own: QueryBlock) -> streaming_softmax.State:
             return streaming_softmax.start(stream.part(own, stream.keys), gradient)
@@ -114,7 +118,7 @@ def _once_around(ring: Ring, inner: Inner, stream: Stream, gradient: bool) -> tu
 
             def block(item: Any) -> streaming_softmax.State:
                 own, state = item
-                return inner.accumulate(stream.part(own, keys), state)
+                return attention.accumulate(stream.part(own, keys), state)
 
             return jax.lax.map(block, (queries, states))
 
@@ -133,12 +137,12 @@ def _once_around(ring: Ring, inner: Inner, stream: Stream, gradient: bool) -> tu
     return ring.sharded(on_device, (_split(stream),), True)(stream)
 
 
-def _forward(ring: Ring, inner: Inner, stream: Stream) -> tuple[Array, Any]:
-    result = checkpoint_name(_once_around(ring, inner, stream, gradient=True), RESIDUALS)
+def _forward(ring: Ring, attention: ChunkAttention, stream: Stream) -> tuple[Array, Any]:
+    result = checkpoint_name(_once_around(ring, attention, stream, gradient=True), RESIDUALS)
     return result[0], (stream, *result)
 
 
-def _backward(ring: Ring, inner: Inner, kept: Any, dout: Array) -> tuple[Any]:
+def _backward(ring: Ring, attention: ChunkAttention, kept: Any, dout: Array) -> tuple[Any]:
     stream, *result = kept
     none: Any = None
 
@@ -155,7 +159,7 @@ def _backward(ring: Ring, inner: Inner, kept: Any, dout: Array) -> tuple[Any]:
             def block(gathered: Any, item: Any) -> Any:
                 own, residuals, state = item
                 state = dataclasses.replace(state, params=gathered[0], keys=gathered[1])
-                state = inner.backward(stream.part(own, keys), residuals, state)
+                state = attention.backward(stream.part(own, keys), residuals, state)
                 return (state.params, state.keys), _alone(state)
 
             gathered = (dparams, KeyGradients.zeros(keys))

@@ -1,7 +1,6 @@
 """Functional interpolation of relative positions."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +9,7 @@ from flax import nnx
 from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
-from cope_jax.ops import tile
+from cope_jax.ops.product import relu_network
 from cope_jax.registry import check_at_least
 
 
@@ -64,20 +63,9 @@ class FIRE(Encoding):
             for positions in (pairs.q_positions[:, :, None], pairs.k_positions[:, None, :])
         )
         progress_BLM = jnp.log1p(c * distance_BLM) / jnp.maximum(q_BL1, k_B1M)
-        bias_BHLM = self._network(progress_BLM) + self.out_bias[...].astype(dtype)[None, :, None, None]
+        weights = (w[...].astype(dtype) for w in (self.hidden_kernel, self.hidden_bias, self.out_kernel))
+        bias_BHLM = relu_network(progress_BLM, *weights) + self.out_bias[...].astype(dtype)[None, :, None, None]
         return pairs.logits + bias_BHLM, carry
-
-    def _network(self, x_BLM: Array) -> Array:
-        """Returns the network's output without its last bias, `[B, H, L, M]`."""
-        weights = self.hidden_kernel, self.hidden_bias, self.out_kernel
-        kernel_F, bias_F, out_FH = (w[...].astype(x_BLM.dtype) for w in weights)
-        if not tile.is_tracing():
-            hidden_BLMF = jax.nn.relu(x_BLM[..., None] * kernel_F[None, None, None] + bias_F[None, None, None])
-            return jnp.einsum("BLMF,FH->BHLM", hidden_BLMF, out_FH)
-        # A tile has no axis for the hidden units, so they come one after the other.
-        units = zip(jnp.unstack(kernel_F), jnp.unstack(bias_F), jnp.unstack(out_FH), strict=True)
-        terms = [jax.nn.relu(x_BLM * k + b)[:, None] * out_H[None, :, None, None] for k, b, out_H in units]
-        return functools.reduce(jnp.add, terms)
 
     def of_head(self, head: int) -> "FIRE":
         kernel, bias = self.out_kernel[...][:, head : head + 1], self.out_bias[...][head : head + 1]

@@ -61,8 +61,9 @@ def compile_step(config: ExperimentConfig, topology: Topology) -> Figures:
     memory = memory_of(compiled)
     turns = count_turns(model, length)
     work = work_of(compiled.as_text() or "", turns, len(topology.devices))
-    if heads := work["kernel_heads"]:
-        cycles = kernel_cycles.of_model(model, length, f"{topology.name.partition(':')[0]}:{chip.shapes[0]}")
+    heads = work["kernel_heads"]
+    if heads and model.layout.length is None:  # in a ring a kernel sees chunks, whose cycles are not known
+        cycles = kernel_cycles.of_model(model, length, topology.name)
         work["kernel_cycles"] = sum(count * cycles[name] for name, count in heads.items()) / chip.cores
     return predict(figures | {"fits": memory["peak"] <= chip.hbm_bytes, "bytes": memory, "turns": turns, **work})
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType
 from cope_jax import encodings
 from cope_jax.attention import BlockSizes, attend, fused, fused_attention, prepare
 from cope_jax.attention.attend import shard_batch
-from cope_jax.attention.kernels import tpu_ops, tpu_plan
+from cope_jax.attention.kernels import tpu_ops
 from cope_jax.errors import ConfigError
 from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients, with_full
 from tests.attention.test_blockwise import random_data
@@ -123,6 +123,7 @@ def arguments(name="cope", dtype="float32", length=32, head_dim=8, **options):
         ({"name": "cope_two_sided"}, "the encoding needs all keys in one block"),
         ({"mask": np.ones((1, 1, 32, 32), bool)}, "a mask is given"),
         ({"length": 0}, "there are no queries"),
+        ({"name": "fire(hidden=65)"}, r"its hooks cannot be traced in a kernel \(65 hidden units are more than 64\)"),
         ({"name": "cope(npos_max=1025)"}, "a table has 1025 columns, more than 1024"),
     ],
 )
@@ -146,17 +147,19 @@ def test_fewer_keys_are_in_fast_memory_if_they_are_long():
 
 
 def test_more_segments_than_scalar_memory_holds_are_refused(monkeypatch):
-    monkeypatch.setattr(tpu_plan, "SPAN_BYTES", 16 * 2)  # two examples of one block of queries
+    monkeypatch.setattr(fused, "SPAN_BYTES", 16 * 2)  # two examples of one block of queries
     ids = np.zeros((3, 32), np.int32)
 
-    def reason(batch):
+    def reason(batch, **options):
         encoding = encodings.create("rope", num_heads=2, head_dim=8, rngs=nnx.Rngs(0))
         x = jnp.ones((batch, 32, 2, 8))
         inputs = prepare(x, x, x, encoding=encoding, q_segment_ids=ids[:batch], k_segment_ids=ids[:batch])
-        return fused.why_not(encoding, inputs, BlockSizes(32, 32, 32), interpret=True)
+        return fused.why_not(encoding, inputs, BlockSizes(32, 32, 32), interpret=True, **options)
 
     assert reason(2) is None
-    assert "does not hold the visible keys of 3 × 1 blocks of queries" in reason(3)
+    with jax.set_mesh(jax.make_mesh((3,), ("data",), axis_types=(AxisType.Auto,), devices=jax.devices()[:3])):
+        assert reason(3, batch_axes=("data",)) is None  # each device has one example
+    assert "does not hold what 3 × 1 blocks of queries see" in reason(3)
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def interpret(launch, *arrays):
 
 # On a GPU, with JAX_PLATFORMS=cuda, the kernels themselves run: see tests/conftest.py.
 RUN = interpret if os.environ.get("TRITON_INTERPRET") == "1" else None
-attention = functools.partial(gpu_attention.attention, device=H200, run=RUN)
+attention = functools.partial(gpu_attention.attention, device=H200 if RUN else jax.devices()[0].device_kind, run=RUN)
 
 
 def compare(spec, length, keys, sizes=SHAPES, **options):

@@ -14,8 +14,10 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from cope_jax import encodings
 from cope_jax.attention import attend, full_attention, prepare
+from cope_jax.attention.attend import shard_batch
 from cope_jax.attention.blockwise import blockwise_attention
 from cope_jax.attention.ring import ring_attention
+from cope_jax.attention.ring_chunk import chunk_sizes
 from cope_jax.attention.ring_schedule import Ring
 from cope_jax.attention.tiles import BlockSizes
 from cope_jax.encodings import AttentionShape, Carry, Encoding
@@ -37,6 +39,33 @@ def mesh_of(devices, data=1, types=(AxisType.Auto, AxisType.Auto)):
 
 def ring(*blocks):
     return functools.partial(ring_attention, axis=AXIS, blocks=BlockSizes(*blocks))
+
+
+@pytest.mark.slow
+def test_with_kernels_and_heads_and_batch_over_other_axes(x64):
+    mesh = jax.make_mesh((2, 2, 2), ("data", "tensor", AXIS), axis_types=(AxisType.Auto,) * 3)
+    graphdef, state = build("cope(npos_max=3)")
+    arrays, data = arrays_of(13, 13), plain(13, 13)
+
+    def around(encoding, inputs):
+        kernels = functools.partial(ring(2, 2, 4), head_axis="tensor", resident=2, interpret=True)
+        return shard_batch(kernels, encoding, inputs, ("data",))
+
+    with jax.set_mesh(mesh):
+        found = jit(lambda *data: value_and_gradients(around, graphdef, *data))(state, arrays, data)
+    assert_equal(found, jit(lambda *data: value_and_gradients(full_attention, graphdef, *data))(state, arrays, data))
+
+
+def test_blocks_divide_a_chunk_that_is_hardly_longer_than_its_share():
+    x = jax.ShapeDtypeStruct((1, 1, 1, 128), jnp.bfloat16)
+    for blocks in (BlockSizes(512, 512, 512), BlockSizes(128, 128, 512)):
+        for share in (100, 400, 490, 563, 1024, 20_000):
+            size, sizes, parts = chunk_sizes(share, blocks, x, x)
+            assert share <= size < share + 128
+            assert size % sizes.queries == size % (parts * sizes.near) == sizes.queries % 128 == 0
+            assert size // parts <= 8192
+    assert chunk_sizes(1024, BlockSizes(512, 512, 512), x, x) == (1024, BlockSizes(512, 512, 512), 1)
+    assert chunk_sizes(20_000, BlockSizes(128, 128, 512), x, x, resident=4096)[2] > 4
 
 
 BLOCKS = ring(2, 1, 2)
@@ -74,8 +103,8 @@ def test_every_encoding_equals_one_device(spec, x64):
     ],
 )
 def test_with_kernels_it_equals_one_device(devices, spec, length, options, x64):
-    """Two parts of the keys of a chunk are in fast memory, one after the other."""
-    kernels = functools.partial(ring(3, 2, 4), resident=4, interpret=True)
+    """Parts of the keys of a chunk are in fast memory, one after the other."""
+    kernels = functools.partial(ring(2, 2, 4), resident=2, interpret=True)
     assert_equals_one_device(devices, spec, length, kernels, **options)
 
 

@@ -125,8 +125,8 @@ def _reshape(shape: Any, tiles: list[Tile], /, **_: Any) -> Tile:
     before, after = longer(x.shape), longer(shape)
     if [x.shape[axis] for axis in before] != [shape[axis] for axis in after]:
         raise NotATile(f"a reshape from {list(x.shape)} to {list(shape)} moves entries")
-    new = dict(zip(before, after, strict=True))
-    rows, columns = (None if axis is None else new[axis] for axis in x.axes)
+    new: dict[int | None, int] = dict(zip(before, after, strict=True))
+    rows, columns = (new.get(axis) for axis in x.axes)  # None for an axis of size 1
     return Tile(x.array, tuple(shape), (rows, columns))
 
 

@@ -261,7 +261,7 @@ class Kernel:
                 axis_names=free,
                 check_vma=False,
             )
-        # With one axis it takes no more scalar memory than it has numbers.
+        # An array with one axis is not padded in scalar memory.
         found = iter(call(plan.spans.reshape(-1), *(jnp.asarray(x.array) for x in self.inputs)))
         arrays = [
             next(found) if use else jnp.zeros(x.array.shape, x.spec.dtype)

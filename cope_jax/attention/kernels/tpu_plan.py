@@ -20,8 +20,6 @@ from cope_jax.attention.tiles import KeyBlock, QueryBlock, Stream
 from cope_jax.encodings import Encoding
 from cope_jax.ops.dropout import Dropout
 
-SPAN_BYTES = 3 * 2**18  # of scalar memory, which has 2**20
-
 
 class Heads:
     """The encoding as each head sees it: one structure, with the parameters of all heads stacked."""
@@ -84,11 +82,6 @@ class Plan:
             self.drop = dataclasses.replace(stream.drop, **arguments)
         self.data = (self.params, self.queries, self.keys, self.drop)
         self.spans, self.boundary = _block_spans(stream)
-        if 4 * self.spans.size > SPAN_BYTES:
-            examples, strips, _ = self.spans.shape
-            raise NotATile(
-                f"the scalar memory does not hold the visible keys of {examples} × {strips} blocks of queries"
-            )
 
     def tile(self, graph: Any, params: PyTree, queries: QueryBlock, keys: KeyBlock, drop: Dropout | None) -> Stream:
         """One block of queries and one of keys, of one head."""

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,7 +19,7 @@ from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 
 
-class Inner(NamedTuple):
+class ChunkAttention(NamedTuple):
     """How a device computes attention of a chunk of queries to a chunk of keys.
 
     Attributes:
@@ -45,7 +45,7 @@ class Inner(NamedTuple):
         return tpu.backward(stream, residuals, state, self.execution)
 
 
-def choose(
+def chunk_attention(
     encoding: Encoding,
     inputs: Inputs,
     ring: Ring,
@@ -54,31 +54,42 @@ def choose(
     head_axis: str | None,
     resident: int | None,
     interpret: bool,
-) -> tuple[Inner, BlockSizes]:
+) -> tuple[ChunkAttention, BlockSizes]:
     """Chooses kernels where there are some for TPUs; also returns the sizes of blocks. See `ring_attention`."""
     share = -(-inputs.q.shape[2] // ring.chunks)
     if interpret or fused.current_device() in fused.CHIPS:
-        reason = fused.why_not(
-            encoding,
-            inputs,
-            blocks,
-            batch_axes=(ring.axis,),
-            head_axis=head_axis,
-            resident=resident,
-            interpret=interpret,
-        )
+        axes: Any = {"head_axis": head_axis, "sequence_axis": ring.axis}
+        reason = fused.why_not(encoding, inputs, blocks, **axes, resident=resident, interpret=interpret)
         if interpret and reason is not None:
             raise ConfigError(f"ring attention cannot interpret kernels, because {reason}")
         fused.log_choice("ring, with kernels" if reason is None else "ring, without kernels", reason)
         if reason is None:
             carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
-            sizes = fused.sizes_of(encoding, carry, share, share, blocks)
-            parts, _ = fused.parts_of(share, sizes, inputs.rotated_k, inputs.v, resident)
-            unit = math.lcm(sizes.queries, sizes.near * parts)
-            size = -(-share // unit) * unit
-            execution = fused.execution_of(size // parts, interpret)
-            return Inner(1, size, dataclasses.replace(execution, head_axis=head_axis)), sizes
+            sizes = fused.sizes_of(encoding, carry, inputs.q.shape[2], inputs.v.shape[2], blocks)
+            size, sizes, parts = chunk_sizes(share, sizes, inputs.rotated_k, inputs.v, resident)
+            execution = dataclasses.replace(fused.execution_of(size // parts, interpret), head_axis=head_axis)
+            return ChunkAttention(1, size, execution), sizes
+    elif resident is not None:
+        raise ConfigError("resident is for kernels of TPUs, and this device has none: leave it out")
     blocks = blocks or SIZES
     pieces = -(-share // blocks.queries)
     size = -(-share // pieces)
-    return Inner(pieces, size), blocks.within(size, pieces * size)
+    return ChunkAttention(pieces, size), blocks.within(size, pieces * size)
+
+
+def chunk_sizes(
+    share: int, sizes: BlockSizes, k: Any, v: Any, resident: int | None = None
+) -> tuple[int, BlockSizes, int]:
+    """The size of a chunk with `share` tokens, the sizes of its blocks, and the number of parts of its keys.
+
+    Blocks and parts divide the chunk. The chunk is as short as possible, because what is missing lies in the last
+    chunks, whose devices then have less to do.
+    """
+    unit = math.gcd(sizes.near, fused.LANES)
+    size = -(-share // unit) * unit
+    near = math.gcd(size, sizes.near)
+    sizes = BlockSizes(math.gcd(size, sizes.queries), near, max(near, sizes.far))
+    least, _ = fused.parts_of(size, sizes, k, v, resident)
+    blocks = size // near
+    parts = next(parts for parts in range(min(least, blocks), blocks + 1) if blocks % parts == 0)
+    return size, sizes, parts
