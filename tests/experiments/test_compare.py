@@ -113,6 +113,7 @@ def test_run_again_it_trains_nothing_and_shows_the_same(straight, compare):
     assert snapshot(workdir / "cells") == before
 
 
+@pytest.mark.slow
 def test_encodings_and_seeds_can_be_added(straight, compare, tmp_path):
     workdir = tmp_path / "grows"
     shutil.copytree(straight[0], workdir)

@@ -164,6 +164,7 @@ def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
             load(folder)
 
 
+@pytest.mark.slow
 def test_a_converted_model_of_text_trains_further_by_the_command_as_it_stands(start, tmp_path):
     """With its own vocabulary, not one of the config file's text; rows for no token are left out."""
     folder = text_model(tmp_path / "padded", surplus=4)

@@ -113,6 +113,7 @@ def test_figures_of_another_config_are_not_shown_as_new(tagged, trained, start):
     assert "holds a run with other settings, config.model.dropout (0.5, not 0.1)" in done.error
 
 
+@pytest.mark.slow
 def test_spam_is_told_apart_on_the_same_folds_by_all(trained, start, tmp_path):
     flags = (*TINY, "--config.task.options.folds=2", "--config.task.options.length=16", f"--workdir={tmp_path}")
     systems = "majority,svm_words,bert_fine_tuned"

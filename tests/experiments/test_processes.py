@@ -79,9 +79,7 @@ def assert_same_numbers(workdir, other):
     assert np.min(np.abs(np.diff(losses))) > 1e-3  # what another order would look like
 
 
-@pytest.mark.parametrize(
-    "name", ["data", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fsdp", "sequence"))]
-)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow) for name in ("data", "fsdp", "sequence")])
 def test_two_processes_train_as_one_does(name, two, alone):
     workdir, ended = two(name)
     assert [done.status for done in ended] == [0, 0], ended

@@ -82,6 +82,7 @@ def test_a_file_of_prompts_becomes_one_of_continuations(start, runs, tmp_path):
     assert generate(start, runs / "bytes", *flags).out == shown.replace("\r\n", "\n").replace("\r", "\n")
 
 
+@pytest.mark.slow
 def test_the_size_of_a_batch_changes_no_draw(start, runs, tmp_path):
     (tmp_path / "prompts.txt").write_text("The lamp\nA\r\nThe lamp\nIt was\n", newline="")
     flags = (f"--prompts={tmp_path / 'prompts.txt'}", "--max_new_tokens=20", "--sample_seed=3")

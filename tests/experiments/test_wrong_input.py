@@ -245,6 +245,7 @@ def test_of_a_damaged_checkpoint_one_line_tells_and_the_one_before_is_used(start
     assert values[0] == values[1]
 
 
+@pytest.mark.slow
 def test_where_no_checkpoint_can_be_read_one_line_says_how_to_go_on(start, config, workdir):
     cell = workdir / "cells/rope/seed_0"
     (cell / "result.json").unlink()

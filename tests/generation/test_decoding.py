@@ -69,6 +69,7 @@ def test_tokens_depend_on_the_key_alone():
     assert len(set(row.tolist())) > 6, "each step is drawn anew"
 
 
+@pytest.mark.slow
 def test_a_row_is_drawn_alike_whatever_stands_beside_it():
     """With its key; the prompts are equally long, so that even the logits are the same to the last bit."""
     decoder, prompts = model(config("rope", num_layers=1)), [[1, 2], [3, 4], [5, 6], [1, 2]]

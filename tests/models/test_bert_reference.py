@@ -85,7 +85,7 @@ def equal(found, exact, dtype, message=""):
 
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
-@pytest.mark.parametrize("activation", ["gelu", "gelu_new"])
+@pytest.mark.parametrize("activation", [pytest.param("gelu", marks=pytest.mark.slow), "gelu_new"])
 def test_bert_equals_that_of_transformers(activation, dtype, tmp_path):
     """States of every layer, logits, losses and gradients, with segments and ragged padding."""
     if activation == "gelu_new" and dtype == "float32":

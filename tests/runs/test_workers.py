@@ -30,6 +30,7 @@ def grid_of(folder, steps=4, names=("cope", "rope")):
     return {name: cj.config("quick", encoding=name, **small) for name in names}, grid.plan(names, 1, 1, folder)
 
 
+@pytest.mark.slow
 def test_results_are_those_of_one_run_after_the_other(tmp_path, capfd):
     values = []
     for jobs in (1, 2):
