@@ -146,7 +146,7 @@ def _shapes(encoding: Encoding, inputs: Inputs, *options: Any) -> tuple[Executio
 
 
 def _native(device: str) -> Any:
-    """The module of kernels that are written by hand for a kind of device; None if there is none."""
+    """Returns the module of hand-written kernels for a device, or None."""
     if device == CPU:
         return cpu_attention
     return gpu_attention if device.startswith("NVIDIA") else None
@@ -203,7 +203,7 @@ def log_choice(name: str, reason: str | None) -> None:
 def sizes_of(
     encoding: Encoding, carry: Carry, length: int, keys: int, blocks: Sequence[int] | None = None
 ) -> BlockSizes:
-    """Returns the sizes of blocks; by default those of the current device, which are small if there is a carry."""
+    """Returns the sizes of blocks; by default those of the chip: small for a carry or a heavy score, else large."""
     small = encoding.heavy_score or jax.tree.leaves(carry)
     chosen = blocks or _chip()["small" if small else "large"]
     queries, near, far = chosen

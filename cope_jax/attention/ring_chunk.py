@@ -82,14 +82,10 @@ def chunk_sizes(
 ) -> tuple[int, BlockSizes, int]:
     """The size of a chunk with `share` tokens, the sizes of its blocks, and the number of parts of its keys.
 
-    Blocks and parts divide the chunk. The chunk is as short as possible, because what is missing lies in the last
-    chunks, whose devices then have less to do.
+    Parts and blocks divide the chunk. A chunk is hardly longer than its share: what is missing lies in the last chunks,
+    whose devices then have less to do.
     """
     unit = math.gcd(sizes.near, fused.LANES)
-    size = -(-share // unit) * unit
-    near = math.gcd(size, sizes.near)
-    sizes = BlockSizes(math.gcd(size, sizes.queries), near, max(near, sizes.far))
-    least, _ = fused.parts_of(size, sizes, k, v, resident)
-    blocks = size // near
-    parts = next(parts for parts in range(min(least, blocks), blocks + 1) if blocks % parts == 0)
-    return size, sizes, parts
+    parts, keys = fused.parts_of(share, sizes._replace(near=unit), k, v, resident)
+    size, near = parts * keys, math.gcd(keys, sizes.near)
+    return size, BlockSizes(math.gcd(size, sizes.queries), near, max(near, sizes.far)), parts

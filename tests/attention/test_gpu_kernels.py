@@ -27,7 +27,7 @@ from tests.oracle.encodings import Sizes as Shapes
 triton = pytest.importorskip("triton", reason="needs the extra gpu-kernels")
 torch = pytest.importorskip("torch", reason="Triton's interpreter needs torch")
 
-from cope_jax.attention.native import gpu_kernels  # noqa: E402
+from cope_jax.attention.native import gpu_kernels  # noqa: E402 - imports triton, which may be missing
 
 H200 = "NVIDIA H200"
 PLUGIN = importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda13")

@@ -61,11 +61,12 @@ def test_blocks_divide_a_chunk_that_is_hardly_longer_than_its_share():
     for blocks in (BlockSizes(512, 512, 512), BlockSizes(128, 128, 512)):
         for share in (100, 400, 490, 563, 1024, 20_000):
             size, sizes, parts = chunk_sizes(share, blocks, x, x)
-            assert share <= size < share + 128
+            assert parts == -(-share // 8192)
+            assert share <= size < share + 128 * parts
             assert size % sizes.queries == size % (parts * sizes.near) == sizes.queries % 128 == 0
             assert size // parts <= 8192
     assert chunk_sizes(1024, BlockSizes(512, 512, 512), x, x) == (1024, BlockSizes(512, 512, 512), 1)
-    assert chunk_sizes(20_000, BlockSizes(128, 128, 512), x, x, resident=4096)[2] > 4
+    assert chunk_sizes(20_000, BlockSizes(128, 128, 512), x, x, resident=4096)[2] == 5
 
 
 BLOCKS = ring(2, 1, 2)
