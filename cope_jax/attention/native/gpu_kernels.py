@@ -70,27 +70,22 @@ def forward(
             top, total, weighted = add_block(logits + added, see, v_block, top, total, weighted)
         if N:
             constant = tl.load(z + row * N + rows * (H * N) + N - 1, mask=rows < count, other=0.0)
-    for _ in range(tl.maximum(end - full_end, 0) // KEYS):
-        end -= KEYS
-        key = keys + end.to(tl.int64) * G
-        see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
-        top, total, weighted = _forward_far(
-            q_block, k + key * K, v + key * V, constant, see, M - end, top, total, weighted, G, K, V, SCALE, KEYS
-        )
-    for _ in range(tl.maximum(end - full, 0) // FAR):
-        end -= FAR
-        key = keys + end.to(tl.int64) * G
-        see = tl.full((QUERIES, FAR), 1, tl.int1)
-        top, total, weighted = _forward_far(
-            q_block, k + key * K, v + key * V, constant, see, FAR, top, total, weighted, G, K, V, SCALE, FAR
-        )
-    for _ in range(tl.maximum(end - first, 0) // KEYS):
-        end -= KEYS
-        key = keys + end.to(tl.int64) * G
-        see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
-        top, total, weighted = _forward_far(
-            q_block, k + key * K, v + key * V, constant, see, M - end, top, total, weighted, G, K, V, SCALE, KEYS
-        )
+    for part in tl.static_range(2):  # near blocks with hidden pairs, those without, and then far ones with hidden pairs
+        for _ in range(tl.maximum(end - (full_end if part == 0 else first), 0) // KEYS):
+            end -= KEYS
+            key = keys + end.to(tl.int64) * G
+            see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
+            top, total, weighted = _forward_far(
+                q_block, k + key * K, v + key * V, constant, see, M - end, top, total, weighted, G, K, V, SCALE, KEYS
+            )
+        if part == 0:
+            for _ in range(tl.maximum(end - full, 0) // FAR):
+                end -= FAR
+                key = keys + end.to(tl.int64) * G
+                see = tl.full((QUERIES, FAR), 1, tl.int1)
+                top, total, weighted = _forward_far(
+                    q_block, k + key * K, v + key * V, constant, see, FAR, top, total, weighted, G, K, V, SCALE, FAR
+                )
     total = tl.where(total == 0, 1.0, total)  # the result of a query that sees no key is 0; NaN stays
     write(out + row * V, H * V, count, weighted / total[:, None], False, V, QUERIES)
     tl.store(logsumexp + row + rows * H, top + tl.log(total), mask=rows < count)
@@ -212,30 +207,24 @@ def backward(
             constant = tl.load(z + of_row * N + N - 1, mask=rows < count, other=0.0)
         else:
             tl.atomic_add(dslopes + h, tl.sum(dslope, 0), sem="relaxed")
-    for _ in range(tl.maximum(end - full_end, 0) // KEYS):
-        end -= KEYS
-        key = keys + end.to(tl.int64) * G
-        see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
-        dq_block, dconstant = _backward_far(
-            q_block, k + key * K, v + key * V, constant, see, M - end, dout_block, lse_block, delta_block, dq_block,
-            dconstant, dk + key * K, dv + key * V, G, K, V, SCALE, KEYS,
-        )  # fmt: skip
-    for _ in range(tl.maximum(end - full, 0) // FAR):
-        end -= FAR
-        key = keys + end.to(tl.int64) * G
-        see = tl.full((QUERIES, FAR), 1, tl.int1)
-        dq_block, dconstant = _backward_far(
-            q_block, k + key * K, v + key * V, constant, see, FAR, dout_block, lse_block, delta_block, dq_block,
-            dconstant, dk + key * K, dv + key * V, G, K, V, SCALE, FAR,
-        )  # fmt: skip
-    for _ in range(tl.maximum(end - first, 0) // KEYS):
-        end -= KEYS
-        key = keys + end.to(tl.int64) * G
-        see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
-        dq_block, dconstant = _backward_far(
-            q_block, k + key * K, v + key * V, constant, see, M - end, dout_block, lse_block, delta_block, dq_block,
-            dconstant, dk + key * K, dv + key * V, G, K, V, SCALE, KEYS,
-        )  # fmt: skip
+    for part in tl.static_range(2):  # as in `forward`
+        for _ in range(tl.maximum(end - (full_end if part == 0 else first), 0) // KEYS):
+            end -= KEYS
+            key = keys + end.to(tl.int64) * G
+            see = visible(start, end, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
+            dq_block, dconstant = _backward_far(
+                q_block, k + key * K, v + key * V, constant, see, M - end, dout_block, lse_block, delta_block,
+                dq_block, dconstant, dk + key * K, dv + key * V, G, K, V, SCALE, KEYS,
+            )  # fmt: skip
+        if part == 0:
+            for _ in range(tl.maximum(end - full, 0) // FAR):
+                end -= FAR
+                key = keys + end.to(tl.int64) * G
+                see = tl.full((QUERIES, FAR), 1, tl.int1)
+                dq_block, dconstant = _backward_far(
+                    q_block, k + key * K, v + key * V, constant, see, FAR, dout_block, lse_block, delta_block,
+                    dq_block, dconstant, dk + key * K, dv + key * V, G, K, V, SCALE, FAR,
+                )  # fmt: skip
     write(dq + row * K, H * K, count, dq_block, False, K, QUERIES)
     if N:
         tl.atomic_add(dz + of_row * N + N - 1, dconstant, mask=rows < count, sem="relaxed")
