@@ -1,0 +1,67 @@
+"""The cases that run in `make test-slow` only: a test's other cases, or a cheaper test, cover what CI needs.
+
+Tests that are slow as a whole have the mark themselves. Each line is a regular expression for the beginning of what
+follows "tests/" in a test's name.
+"""
+
+import re
+
+PATTERNS = r"""
+attention/test_attend.py::test_gradients_under_masks\[mask[012]
+attention/test_attend.py::test_the_last_query_stands_at_the_last_key\[(1-6|6-3)
+attention/test_attention_fn.py::test_nnx_without_positions_is_flax_attention\[.*2\]
+attention/test_attention_fn.py::test_options_dropout_and_type_reach_attend
+attention/test_batch_parallel.py::.*\[(blockwise|full)\]
+attention/test_blockwise.py::test_encodings_of_other_kinds\[(the (first|second) settles first|reads everything)
+attention/test_blockwise.py::test_every_encoding\[(learned|alibi|fire|rope|cope_two|dape|pope|selective_rope)
+attention/test_blockwise.py::test_given_masks\[(alibi|rope|relative)
+attention/test_blockwise.py::test_one_block_of_keys_whose_places_are_known\[(relative|cope\(position=slope)
+attention/test_blockwise.py::test_seeds_side_by_side\[one block
+attention/test_blockwise.py::test_the_sizes_taken_by_default\[blocks
+attention/test_decode.py::test_blocks_are_scored_until_all_rows_are_saturated_and_no_further\[(1|5)-
+attention/test_decode.py::test_chunks_and_single_tokens_equal_the_whole\[(learned|alibi|fire|relative|rope|pope|dape)
+attention/test_fused.py::test_every_encoding\[(alibi|t5|cope\(position)
+attention/test_fused.py::test_gradients_of_tables_add_up\[(5-7|5-150|130-7|130-128)
+attention/test_fused.py::test_rounds_no_more_than_blockwise_attention\[float32
+attention/test_fused.py::test_tables_of_several_registers
+attention/test_gpu_kernels.py::test_types_vmap_remat_nan_and_a_query_that_sees_no_key
+attention/test_native.py::test_it_equals_full_attention\[(cope\(npos_max=2\)|cope\(position=slope|learned)
+attention/test_native.py::test_masks\[.*-(37|150-options[25])
+attention/test_native.py::test_whatever_fails_is_one_line_and_attention_goes_on\[(too old|slow|no cache)
+attention/test_precision.py::test_bfloat16_inputs_keep_float32_positions
+attention/test_ring.py::test_it_equals_one_device\[(4-alibi|1-cope|8-none|2-rope)
+attention/test_sink.py::test_blocks_beyond_what_is_done_are_not_read\[False
+attention/test_sink.py::test_blocks\[.*(5, 3, 2|4, 13, 1)
+attention/test_sink.py::test_blocks\[mask-zero
+attention/test_sink.py::test_ring\[zero
+attention/test_visits.py::test_blocks_beyond_the_largest_position_are_saturated\[(4|9)
+attention/test_visits.py::test_blocks_that_are_ruled_out_are_not_read\[(causality|window|documents)
+attention/test_visits.py::test_every_pair_is_visited_once_and_no_block_in_vain\[(documents|first|padding)
+attention/test_visits.py::test_far_blocks_are_wide\[mask
+encodings/test_reductions.py::test_initial_parameters_depend_on_the_key_only\[.*\(
+encodings/test_reductions.py::test_only_distances_matter\[.*\(
+encodings/test_two_sided.py::test_values_and_gradients_to_both_sides\[(alibi|fire|kerple|t5\(|rope|learned|sinusoidal)
+experiments/test_compare.py::test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers
+experiments/test_configs.py::test_every_config_trains_once_shrunk\[flip_flop_small
+experiments/test_inspect.py::test_an_input_a_seed_and_a_folder_can_be_chosen
+experiments/test_processes.py::test_only_the_first_process_prints
+experiments/test_text_commands.py::test_a_file_of_prompts_becomes_one_of_continuations
+experiments/test_text_commands.py::test_a_reader_that_has_seen_enough_and_a_terminal_without_letters_are_no_defects
+experiments/test_text_commands.py::test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not
+experiments/test_wrong_input.py::test_a_damaged_result_is_one_line_that_says_how_to_go_on\[null
+generation/test_decoding.py::test_a_stream_gives_the_tokens_of_generate\[1
+models/test_decoder_oracle.py::test_gradients_equal_differences_of_the_oracle\[(plain|learned\]|rope|cope\]|post-norm|rms|wide)
+models/test_decoder_oracle.py::test_logits_equal_the_oracle\[(plain|learned\]|rope|cope\]|post-norm\]|rms)
+models/test_tagger.py::test_dropout_is_on_the_input_between_the_layers_and_on_the_top\[(input|top)
+ops/test_interpolate.py::test_a_tpu_
+test_pages.py::test_python_runs_and_shows_what_the_comments_say\[docs/(own_code|attention)
+training/test_carry.py::test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give
+training/test_exactness.py::
+training/test_loop.py::test_the_kinds_of_run_differ
+"""
+_SLOW = re.compile("|".join(f"tests/{line}" for line in PATTERNS.strip().splitlines()))
+
+
+def is_slow(node_id: str) -> bool:
+    """Whether CI leaves this case out."""
+    return _SLOW.match(node_id) is not None
