@@ -1,4 +1,4 @@
-"""Sums along the last axis, from its start or to its end."""
+"""Running sums: along the last axis, from its start or to its end, and of angles along the tokens."""
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +35,38 @@ def prefix_sum(x: Array, block: int = 32) -> Array:
     [1.0, 3.0, 6.0]
     """
     return _sum(x, block, suffix=False)
+
+
+def sum_of_turns(turns: Array, starts_BM: Array | None = None, before: Array | None = None) -> Array:
+    """Returns the sums along axis 1 from the start to each index, less whole turns, each in [−½, ½].
+
+    An angle of 2π is one turn. Whole turns change no sine or cosine, and to take them off is exact. So float32 keeps
+    its precision at any length, whereas the plain sum of 100,000 angles of 1 has only two decimals left.
+
+    Args:
+      turns: `[B, M, ...]`, what each token adds.
+      starts_BM: True where the sum starts again with the token; None means nowhere.
+      before: `[B, ...]`, the sum before the first token; None means 0.
+
+    >>> sum_of_turns(jnp.array([[0.25, 0.5, 0.5]])).tolist()
+    [[0.25, -0.25, 0.25]]
+    """
+    turns = _fraction(turns)
+    if starts_BM is None:
+        sums = jax.lax.associative_scan(lambda a, b: _fraction(a + b), turns, axis=1)
+        return sums if before is None else _fraction(sums + before[:, None])
+    starts = starts_BM.reshape(*starts_BM.shape, *(1,) * (turns.ndim - 2))
+    starts = jnp.broadcast_to(starts, (len(turns), *starts.shape[1:]))
+
+    def add(a: tuple[Array, Array], b: tuple[Array, Array]) -> tuple[Array, Array]:
+        return jnp.where(b[1], b[0], _fraction(a[0] + b[0])), a[1] | b[1]
+
+    sums, started = jax.lax.associative_scan(add, (turns, starts), axis=1)
+    return sums if before is None else jnp.where(started, sums, _fraction(sums + before[:, None]))
+
+
+def _fraction(turns: Array) -> Array:
+    return turns - jax.lax.stop_gradient(jnp.round(turns))
 
 
 def _sum(x: Array, block: int, suffix: bool) -> Array:

@@ -1,0 +1,42 @@
+"""Short convolutions over the tokens of a sequence."""
+
+import jax.numpy as jnp
+
+from cope_jax.array_types import Array
+
+Window = tuple[Array, Array]  # the inputs of the last tokens, [B, W−1, C], and their segments, [B, W−1]
+
+
+def causal_convolution(
+    x_BMC: Array, kernel_WC: Array, segment_ids_BM: Array | None = None, before: Window | None = None
+) -> tuple[Array, Window]:
+    """Convolves each channel over the last W tokens, y_t = Σ_w kernel[w] x[t − (W−1) + w]; earlier segments count as 0.
+
+    Args:
+      x_BMC: the inputs, `[B, M, C]`.
+      kernel_WC: the weights; the last row is that of the token itself.
+      segment_ids_BM: `[B, M]` or `[1, M]`; None means one segment.
+      before: what the call for the previous tokens returned as the window. None means that there are none.
+
+    Returns:
+      (y_BMC, the window after the last token).
+
+    >>> x = jnp.array([[[1.0], [2.0], [4.0]]])
+    >>> causal_convolution(x, jnp.array([[10.0], [1.0]]))[0][0, :, 0].tolist()
+    [1.0, 12.0, 24.0]
+    """
+    (batch, length, channels), lags = x_BMC.shape, len(kernel_WC) - 1
+    ids_BM = jnp.zeros((batch, length), jnp.int32) if segment_ids_BM is None else jnp.asarray(segment_ids_BM)
+    ids_BM = jnp.broadcast_to(ids_BM, (batch, length)).astype(jnp.int32)
+    if before is None:
+        before = jnp.zeros((batch, lags, channels), x_BMC.dtype), jnp.zeros((batch, lags), jnp.int32)
+    whole = jnp.concatenate([before[0].astype(x_BMC.dtype), x_BMC], axis=1)
+    ids = jnp.concatenate([before[1], ids_BM], axis=1)
+    y_BMC = whole[:, lags:] * kernel_WC[None, -1:]
+    same_BM = jnp.ones((batch, length), bool)
+    for lag in range(1, lags + 1):
+        start = lags - lag
+        same_BM = same_BM & (ids[:, start : start + length] == ids[:, start + 1 : start + 1 + length])
+        x_of_lag = jnp.where(same_BM[..., None], whole[:, start : start + length], jnp.zeros((), x_BMC.dtype))
+        y_BMC = y_BMC + x_of_lag * kernel_WC[None, start : start + 1]
+    return y_BMC, (whole[:, length:], ids[:, length:])
