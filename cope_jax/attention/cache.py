@@ -10,7 +10,7 @@ import numpy as np
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.inputs import head_major
-from cope_jax.encodings import Encoding
+from cope_jax.encodings import Encoding, features_of
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 
@@ -106,10 +106,11 @@ class Cache:
         check_layer(self, encoding, layer)
         length = jnp.shape(k_BLGK)[1]
         shapes, _ = entry_shapes(encoding, len(self.positions_BC), length, self.entries.k.dtype)
-        check_fit("keys", k_BLGK, jax.eval_shape(head_major, shapes.k))
+        check_fit("keys", k_BLGK, jax.eval_shape(head_major, shapes.v))
         check_fit("values", v_BLGK, jax.eval_shape(head_major, shapes.v))
-        features, state = encoding.features(x_BLD, q_BLHK, k_BLGK, v_BLGK, self._of_layer(self.state, layer))
-        positions_BL, _ = self.latest(length)
+        positions_BL, segment_ids_BL = self.latest(length)
+        before = self._of_layer(self.state, layer)
+        features, state = features_of(encoding, x_BLD, q_BLHK, k_BLGK, v_BLGK, before, segment_ids_BL)
         _, rotated_BLGK = encoding.rotate(q_BLHK, k_BLGK, features, features, positions_BL, positions_BL)
         # Out of bounds, the write would silently go to slots of other tokens: NaN there reaches every query.
         out_of_bounds = (self.filled > self.capacity) | (self.filled < length)
@@ -196,8 +197,10 @@ def entry_shapes(encoding: Encoding, batch: int, length: int, dtype: Any) -> tup
     k_BLGK = jax.ShapeDtypeStruct((batch, length, shape.kv_heads, shape.head_dim), dtype)
 
     def entries(x_BLD: Array, q_BLHK: Array, k_BLGK: Array) -> tuple[CacheEntry, PyTree]:
-        features, state = encoding.features(x_BLD, q_BLHK, k_BLGK, k_BLGK, None)
-        return jax.tree.map(head_major, CacheEntry(k_BLGK, k_BLGK, features)), state
+        features, state = features_of(encoding, x_BLD, q_BLHK, k_BLGK, k_BLGK)
+        positions_1L = jnp.zeros((1, length), jnp.int32)
+        _, rotated_BLGK = encoding.rotate(q_BLHK, k_BLGK, features, features, positions_1L, positions_1L)
+        return jax.tree.map(head_major, CacheEntry(rotated_BLGK, k_BLGK, features)), state
 
     found: tuple[CacheEntry, PyTree] = jax.eval_shape(entries, x_BLD, q_BLHK, k_BLGK)
     return found

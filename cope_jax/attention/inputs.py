@@ -9,7 +9,7 @@ import numpy as np
 
 from cope_jax.array_types import Array, PyTree
 from cope_jax.attention.mask import Mask
-from cope_jax.encodings import Encoding, Pairs
+from cope_jax.encodings import Encoding, Pairs, features_of
 from cope_jax.errors import ConfigError
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import content_logits
@@ -101,12 +101,14 @@ def prepare(
         if array is not None and (array.ndim != 2 or array.shape[0] not in (1, len(q_BLHK)) or array.shape[1] != size):
             raise ConfigError(f"{name} must have shape [{len(q_BLHK)}, {size}], got {list(array.shape)}")
     given = None if mask is None else _check_mask(mask, (len(q_BLHK), 1, length, keys))
+    if given is not None and not encoding.takes_masks:
+        raise ConfigError("this encoding needs an unbroken run of keys: leave mask out, or choose another encoding")
     if not 0 <= dropout_rate < 1:
         raise ConfigError(f"dropout_rate must lie in [0, 1), got {dropout_rate}")
     if window is not None and window < 1:
         raise ConfigError(f"window must be at least 1, got {window}")
     if features is None:
-        features = encoding.features(None, q_BLHK, k_BMGK, v_BMGK, None)[0]
+        features = features_of(encoding, None, q_BLHK, k_BMGK, v_BMGK, None, k_segment_ids)[0]
     if length > keys and (jax.tree.leaves(features) or encoding.sink_value == "own"):
         raise ConfigError(
             f"this encoding needs at least as many keys as queries, got {length} queries and {keys} keys: give the "

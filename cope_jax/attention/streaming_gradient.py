@@ -193,7 +193,7 @@ def block_gradients(
             dsums = tuple(rest - one for rest, one in zip(dsums, own, strict=True))
         farther = jax.tree.unflatten(jax.tree.structure(carry.sums), dsums)
         dparams, dpairs, dcarry = vjp((dscored_BHLM, cotangent(none._replace(sums=farther))))
-    dlogits = (dpairs.logits / queries.q.shape[-1] ** 0.5).astype(block.k.dtype)
+    dlogits = (dpairs.logits / queries.rotated_q.shape[-1] ** 0.5).astype(block.k.dtype)
     dcarry = dcarry if stream.one_block else dcarry._replace(sums=())
     dqueries = QueryGradients(dpairs.q, weights_times_v(dlogits, block.k), dq_v, dpairs.q_features)
     groups = block.k.shape[1]

@@ -13,22 +13,37 @@ from typing import Any
 from flax import nnx
 
 from cope_jax.encodings import alibi as alibi
+from cope_jax.encodings import cable as cable
+from cope_jax.encodings import carope as carope
 from cope_jax.encodings import cope as cope
+from cope_jax.encodings import cope_signed as cope_signed
 from cope_jax.encodings import cope_two_sided as cope_two_sided
+from cope_jax.encodings import dape as dape
+from cope_jax.encodings import darope as darope
 from cope_jax.encodings import fire as fire
 from cope_jax.encodings import fox as fox
+from cope_jax.encodings import grape as grape
 from cope_jax.encodings import kerple as kerple
 from cope_jax.encodings import learned as learned
+from cope_jax.encodings import learned_sink as learned_sink
+from cope_jax.encodings import mapformer as mapformer
 from cope_jax.encodings import none as none
+from cope_jax.encodings import path as path
+from cope_jax.encodings import pope as pope
 from cope_jax.encodings import relative as relative
 from cope_jax.encodings import rope as rope
+from cope_jax.encodings import row_fox as row_fox
+from cope_jax.encodings import selective as selective
+from cope_jax.encodings import selective_rope as selective_rope
 from cope_jax.encodings import sinusoidal as sinusoidal
+from cope_jax.encodings import stick_breaking as stick_breaking
 from cope_jax.encodings import t5 as t5
 from cope_jax.encodings.base import ENCODINGS as ENCODINGS
 from cope_jax.encodings.base import AttentionShape as AttentionShape
 from cope_jax.encodings.base import Carry as Carry
 from cope_jax.encodings.base import Encoding as Encoding
 from cope_jax.encodings.base import Pairs as Pairs
+from cope_jax.encodings.base import features_of as features_of
 from cope_jax.encodings.compose import Composed as Composed
 from cope_jax.encodings.encoding_config import EncodingConfig as EncodingConfig
 from cope_jax.encodings.encoding_config import Sharing as Sharing

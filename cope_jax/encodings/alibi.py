@@ -1,13 +1,13 @@
 """Attention with linear biases."""
 
 import dataclasses
-import math
 
 import jax.numpy as jnp
 from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.common import default_slopes
 from cope_jax.errors import ConfigError
 
 
@@ -49,20 +49,3 @@ class ALiBi(Encoding):
 
     def _slopes(self) -> tuple[float, ...]:
         return default_slopes(self.shape.num_heads) if self.config.slopes is None else self.config.slopes
-
-
-def default_slopes(num_heads: int) -> tuple[float, ...]:
-    """Returns the published slopes, one for each head.
-
-    If the number of heads is a power of two, the slopes form a geometric sequence. Otherwise the slopes for the next
-    lower power of two come first, followed by the first, third, fifth, … slopes for the next higher power of two.
-
-    >>> default_slopes(4)
-    (0.25, 0.0625, 0.015625, 0.00390625)
-    >>> default_slopes(3)
-    (0.0625, 0.00390625, 0.25)
-    """
-    power = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2.0 ** (-8.0 * (h + 1) / power) for h in range(power)]
-    between = [2.0 ** (-8.0 * (h + 1) / (2 * power)) for h in range(0, 2 * power, 2)]
-    return tuple(slopes + between[: num_heads - power])

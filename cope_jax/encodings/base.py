@@ -144,6 +144,11 @@ class Encoding(nnx.Module):
         ring attention raises ConfigError.
       splits_queries: whether the encoding keeps the law of rows. If False, only full attention can run the encoding,
         and the other implementations raise ConfigError.
+      sees_segments: whether `features` takes one more argument, `segment_ids_BM`, the segment of each token; None means
+        one segment. An encoding whose features depend on other tokens needs it, because nothing may pass from one
+        segment into the next: running sums start again, and windows over tokens end.
+      takes_masks: whether a given mask may hide keys between a query and a key that the query sees. If False, attention
+        refuses masks.
       heavy_score: whether `score` computes so much for each pair that kernels should use small blocks.
       sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the query's own token.
     """
@@ -152,6 +157,8 @@ class Encoding(nnx.Module):
     embeds_input: bool = False
     splits_keys: bool = True
     splits_queries: bool = True
+    sees_segments: bool = False
+    takes_masks: bool = True
     heavy_score: bool = False
     sink_value: Literal["zero", "own"] = "zero"
 
@@ -170,6 +177,8 @@ class Encoding(nnx.Module):
     ) -> tuple[PyTree, PyTree]:
         """Computes the features of each token, which `rotate`, `initial_carry` and `score` use for queries and keys.
 
+        Call `features_of`, which also passes the segments to the encodings that see them.
+
         Args:
           x_BMD: the input of the attention layer, or None if the caller does not have it.
           q_BMHK: queries before rotation.
@@ -181,9 +190,7 @@ class Encoding(nnx.Module):
         Returns:
           (features, state). Features are a tree of arrays `[B, M, heads, ...]` with H, G or 1 heads. A cache keeps them
           for decoding. State is a tree of arrays `[B, ...]`, which contains what the features of later tokens need from
-          these tokens, such as a running sum or the last inputs of a convolution. This hook does not see which segments
-          are packed into a row. A running sum is still correct if only its differences within a segment matter. A
-          window over tokens would reach into the previous segment.
+          these tokens, such as a running sum or the last inputs of a convolution.
         """
         del x_BMD, q_BMHK, k_BMGK, v_BMGK, state
         return (), ()
@@ -280,6 +287,23 @@ class Encoding(nnx.Module):
         for name, value in attributes.items():
             setattr(one, name, value)
         return one
+
+
+def features_of(
+    encoding: Encoding,
+    x_BMD: Array | None,
+    q_BMHK: Array,
+    k_BMGK: Array,
+    v_BMGK: Array,
+    state: PyTree = None,
+    segment_ids_BM: Array | None = None,
+) -> tuple[PyTree, PyTree]:
+    """Returns `encoding.features(…)`, called with the segments if the encoding sees them."""
+    features: Any = encoding.features
+    found: tuple[PyTree, PyTree] = features(
+        x_BMD, q_BMHK, k_BMGK, v_BMGK, state, *([segment_ids_BM] if encoding.sees_segments else [])
+    )
+    return found
 
 
 ENCODINGS: Registry[type[Encoding]] = Registry("encoding")

@@ -10,7 +10,7 @@ import jax
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs
+from cope_jax.encodings.base import AttentionShape, Carry, Encoding, NoOptions, Pairs, features_of
 from cope_jax.encodings.native_score import NativeScore, native_score_of
 from cope_jax.errors import ConfigError
 
@@ -38,6 +38,8 @@ class Composed(Encoding):
         self.embeds_input = any(part.embeds_input for part in parts.values())
         self.splits_keys = all(part.splits_keys for part in parts.values())
         self.splits_queries = all(part.splits_queries for part in parts.values())
+        self.sees_segments = any(part.sees_segments for part in parts.values())
+        self.takes_masks = all(part.takes_masks for part in parts.values())
         self.heavy_score = any(part.heavy_score for part in parts.values())
         with_sink = [name for name, part in parts.items() if type(part).sink is not Encoding.sink]
         if len(with_sink) > 1:
@@ -55,10 +57,17 @@ class Composed(Encoding):
         return x_BLD
 
     def features(
-        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
+        self,
+        x_BMD: Array | None,
+        q_BMHK: Array,
+        k_BMGK: Array,
+        v_BMGK: Array,
+        state: PyTree,
+        segment_ids_BM: Array | None = None,
     ) -> tuple[PyTree, PyTree]:
+        arrays = x_BMD, q_BMHK, k_BMGK, v_BMGK
         found = {
-            name: part.features(x_BMD, q_BMHK, k_BMGK, v_BMGK, None if state is None else state[name])
+            name: features_of(part, *arrays, None if state is None else state[name], segment_ids_BM)
             for name, part in self.parts.items()
         }
         return {name: one for name, (one, _) in found.items()}, {name: one for name, (_, one) in found.items()}
@@ -87,9 +96,14 @@ class Composed(Encoding):
         return logits_BHLM, _join({name: one for name, (_, one) in scored.items()})
 
     def saturated(self, carry: Carry) -> Array | None:
-        # A part without a carry cannot saturate.
+        # A part without a carry, or that does not change the logits, cannot saturate.
         own = {name: _part(name, carry) for name in self.names}
-        return _in_all(part.saturated(own[name]) for name, part in self.parts.items() if jax.tree.leaves(own[name]))
+        counting = {
+            name: part
+            for name, part in self.parts.items()
+            if jax.tree.leaves(own[name]) and type(part).score is not Encoding.score
+        }
+        return _in_all(part.saturated(own[name]) for name, part in counting.items())
 
     def tail(self, pairs: Pairs, carry: Carry) -> Array:
         scored = (part.tail(_of(name, pairs), _part(name, carry)) for name, part in self.parts.items())

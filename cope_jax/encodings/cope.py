@@ -26,9 +26,11 @@ class CoPEConfig:
       gate: what the gate compares the query with. "query_key" means the key, "separate_key" means a separate gate key
         W_g x, and "value" means the value.
       scale_position_logits: divide q·e[p] by √K, as the released code does. Listing 1 of the paper does not divide.
-      position: what a position p adds to the logit. "table" adds the interpolated q·e[p]. "slope" adds a fixed multiple
+      position: what a position p adds to the logit. "table" adds the interpolated q·e[p]. "mlp" adds q·e(p), where a
+        small network, e(p) = W relu(u p/(N−1) + b), replaces the table ("CoPE_MLP"). "slope" adds a fixed multiple
         of p ("CoPE_ALiBi"). "learned_slope" adds a learned multiple of p for each head, starting at 0. With slopes,
         positions are not clipped.
+      hidden: width of the network if position="mlp". The paper does not state it.
       slope: m, used if position="slope". Then p is multiplied by −m·2^(−8h/H), h = 0 … H−1, a geometric sequence over
         the heads as in ALiBi.
     """
@@ -36,8 +38,9 @@ class CoPEConfig:
     npos_max: int = 64
     gate: Literal["query_key", "separate_key", "value"] = "query_key"
     scale_position_logits: bool = False
-    position: Literal["table", "slope", "learned_slope"] = "table"
+    position: Literal["table", "mlp", "slope", "learned_slope"] = "table"
     slope: float = 1.0
+    hidden: int = 32
 
 
 @ENCODINGS.register("cope")
@@ -50,9 +53,10 @@ class CoPE(Encoding):
     Golovneva et al. (arXiv 2405.18719), Eq 3–9 and Listing 1. The table e, `[N, K]`, is shared by the heads and starts
     at 0. Each head has its own gates. If all gates are 1, this is the learned relative encoding with p_ij = i−j+1.
 
-    The carry contains z_i, and the sum P_i of the gates of all nearer keys. Once P_i ≥ N−1, every farther key is at the
-    last position. The row is then saturated and needs no more gates. CoPE is for causal attention, because it would
-    also count a visible key after the query. For attention to both sides use `cope_two_sided`.
+    The carry contains z_i, and the sum P_i of the gates of all nearer keys. With position="mlp", z_i is q_i W. Once P_i
+    ≥ N−1, every farther key is at the last position. The row is then saturated and needs no more gates. CoPE is for
+    causal attention, because it would also count a visible key after the query. For attention to both sides use
+    `cope_two_sided`.
     """
 
     Config = CoPEConfig
@@ -62,6 +66,11 @@ class CoPE(Encoding):
         check_at_least(2, "cope", npos_max=config.npos_max)
         if config.position == "table":
             self.table = nnx.Param(jnp.zeros((config.npos_max, shape.head_dim)))
+        elif config.position == "mlp":
+            check_at_least(1, "cope", hidden=config.hidden)
+            self.hidden_kernel = nnx.Param(jax.random.normal(rngs.params(), (config.hidden,)))
+            self.hidden_bias = nnx.Param(jax.random.uniform(rngs.params(), (config.hidden,), minval=-1.0, maxval=1.0))
+            self.table = nnx.Param(jnp.zeros((config.hidden, shape.head_dim)))
         elif config.position == "learned_slope":
             self.slopes = nnx.Param(jnp.zeros((shape.num_heads,)))
         if config.gate == "separate_key":
@@ -86,7 +95,7 @@ class CoPE(Encoding):
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         dtype = accumulator_dtype(q_BHLK.dtype)
         counts_BHL = jnp.zeros(q_BHLK.shape[:3], dtype)
-        if self.config.position != "table":
+        if not self._clips():
             return Carry(sums=counts_BHL)
         return Carry(sums=counts_BHL, constants=table_logits(q_BHLK.astype(dtype), self._table_NK(dtype)))
 
@@ -94,22 +103,29 @@ class CoPE(Encoding):
         counts_BHLM = carry.sums[..., None] + suffix_sum(self._gates(pairs))
         if self.config.position == "table":
             added_BHLM = interpolate(carry.constants, self._clip(counts_BHLM), True)  # gates are not negative
+        elif self.config.position == "mlp":
+            added_BHLM = self._network(carry.constants, self._clip(counts_BHLM))
         else:
             added_BHLM = self._slopes_1H11(counts_BHLM.dtype) * counts_BHLM
         return pairs.logits + added_BHLM, carry._replace(sums=counts_BHLM[..., 0])
 
     def saturated(self, carry: Carry) -> Array | None:
-        return carry.sums >= self.config.npos_max - 1 if self.config.position == "table" else None
+        return carry.sums >= self.config.npos_max - 1 if self._clips() else None
 
     def tail(self, pairs: Pairs, carry: Carry) -> Array:
+        if self.config.position == "mlp":
+            last_BHL1 = jnp.full_like(carry.sums[..., None], self.config.npos_max - 1)
+            return pairs.logits + self._network(carry.constants, last_BHL1)
         return pairs.logits + carry.constants[..., -1:]
 
     def maps(self, pairs: Pairs) -> dict[str, Array]:
-        """Returns the maps "gates" (g_ij in [0, 1]) and "positions" (p_ij, clipped only with position="table")."""
+        """Returns the maps "gates" (g_ij in [0, 1]) and "positions" (p_ij, not clipped with slopes)."""
         gates_BHLM = self._gates(pairs)
         return {"gates": gates_BHLM, "positions": self._clip(suffix_sum(gates_BHLM))}
 
-    def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore:
+    def native_score(self, v_BGMK: Array, k_features: PyTree) -> NativeScore | None:
+        if self.config.position == "mlp":
+            return None
         gates: Literal["logits", "keys"] = "logits" if self.config.gate == "query_key" else "keys"
         gate_keys = {"query_key": None, "value": v_BGMK, "separate_key": k_features}[self.config.gate]
         if self.config.position == "table":
@@ -135,8 +151,19 @@ class CoPE(Encoding):
             gate_logits_BHLM = content_logits(pairs.q, gate_keys_BGMK)
         return jnp.where(pairs.mask, jax.nn.sigmoid(gate_logits_BHLM), jnp.zeros((), gate_logits_BHLM.dtype))
 
+    def _network(self, z_BHLF: Array, positions_BHLM: Array) -> Array:
+        """Returns q·e(p): z is q·W for each hidden unit."""
+        dtype = z_BHLF.dtype
+        kernel_F, bias_F = (x[...].astype(dtype)[(None,) * 4] for x in (self.hidden_kernel, self.hidden_bias))
+        hidden = jax.nn.relu(positions_BHLM[..., None] / (self.config.npos_max - 1) * kernel_F + bias_F)
+        # Not a matrix product, so that XLA does not store a hidden layer for each pair.
+        return jnp.sum(hidden * z_BHLF[..., None, :], axis=-1)
+
+    def _clips(self) -> bool:
+        return self.config.position in ("table", "mlp")
+
     def _clip(self, counts_BHLM: Array) -> Array:
-        if self.config.position != "table":
+        if not self._clips():
             return counts_BHLM
         return jnp.minimum(counts_BHLM, jnp.asarray(self.config.npos_max - 1, counts_BHLM.dtype))
 

@@ -28,8 +28,8 @@ class EncodingConfig:
     >>> EncodingConfig.parse("cope(gates=value)")
     Traceback (most recent call last):
     ...
-    cope_jax.errors.ConfigError: unknown option of cope 'gates': did you mean 'gate'? Choose from gate, npos_max, \
-position, scale_position_logits, slope
+    cope_jax.errors.ConfigError: unknown option of cope 'gates': did you mean 'gate'? Choose from gate, hidden, \
+npos_max, position, scale_position_logits, slope
     """
 
     parts: tuple[tuple[str, dict[str, Any]], ...] = ()

@@ -1,29 +1,42 @@
 """Forgetting attention."""
 
 import dataclasses
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.common import inverse_softplus, project, sum_over_nearer
 from cope_jax.errors import ConfigError
-from cope_jax.ops.sums import suffix_sum
+from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
 class FoXConfig:
-    """The initial values of the forget gates.
+    """The options of FoX.
 
     Attributes:
-      bias: initial b. Gates start near σ(b). With b = 0, as published, each token halves the weights of the keys before
-        the token. With b = 5, each token multiplies these weights by 149/150.
+      gate: what a forget gate depends on. "token" means the token, f = σ(w·x + b). "head" means nothing, f = σ(b): the
+        paper's data-independent gate.
+      bias: initial b if gate="token". Gates start near σ(b). With b = 0, as published, each token halves the weights of
+        the keys before the token. With b = 5, each token multiplies these weights by 149/150.
       stddev: standard deviation of the initial w.
+      longest: if gate="head", log f = −1/T at the start, and T is a geometric sequence over the heads from 2 to this
+        number of tokens.
+      prune: skip all keys farther than a key whose logit the gates lower by more than this number, in all rows. Each
+        weight that is skipped is below e^(2U − prune), where U is the largest |q·k|/√K. None means that no key is
+        skipped.
     """
 
+    gate: Literal["token", "head"] = "token"
     bias: float = 0.0
     stddev: float = 0.02
+    longest: float = 1024.0
+    prune: float | None = None
 
 
 @ENCODINGS.register("fox")
@@ -33,6 +46,7 @@ class FoX(Encoding):
         f_jh = σ(w_h·x_j + b_h),   a_ij = softmax_j(q_i·k_j/√K + Σ_{l=j+1..i} log f_lh).
 
     Lin et al., "Forgetting Transformer" (arXiv 2503.02130); x is the input of the layer. FoX is for causal attention.
+    Skipping keys follows "Adaptive Computation Pruning" (arXiv 2504.06949), with a fixed bound.
 
     The carry is the sum of log f over the nearer keys, including the query's own token. A masked key adds nothing.
 
@@ -45,27 +59,37 @@ class FoX(Encoding):
     def __init__(self, config: FoXConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         heads = shape.num_heads
-        self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, heads)))
-        self.bias = nnx.Param(jnp.full((heads,), config.bias))
+        check_at_least(2, "fox", longest=config.longest)
+        if config.prune is not None and not config.prune > 0:
+            raise ConfigError(f"fox.prune must be positive, got {config.prune}")
+        if config.gate == "token":
+            self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, heads)))
+            self.bias = nnx.Param(jnp.full((heads,), config.bias))
+        else:
+            # log σ(b) = −softplus(−b) = −1/T.
+            tokens = np.geomspace(2.0, config.longest, heads)
+            self.bias = nnx.Param(jnp.asarray([-inverse_softplus(1 / token) for token in tokens]))
 
     def features(
         self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
     ) -> tuple[PyTree, PyTree]:
-        if x_BMD is None:
-            raise ConfigError("fox needs features: pass features=encoding.features(x, q, k, v, None)[0] to attend")
-        dtype = accumulator_dtype(x_BMD.dtype)
-        logits_BMH = jnp.einsum("BMD,DH->BMH", x_BMD.astype(dtype), self.kernel[...].astype(dtype))
-        return jax.nn.log_sigmoid(logits_BMH + self.bias[...].astype(dtype)[None, None]), ()
+        if self.config.gate == "token":
+            return jax.nn.log_sigmoid(project("fox", x_BMD, self.kernel[...], self.bias[...])), ()
+        log_f_H = jax.nn.log_sigmoid(self.bias[...].astype(accumulator_dtype(k_BMGK.dtype)))
+        return jnp.broadcast_to(log_f_H[None, None], (*k_BMGK.shape[:2], len(log_f_H))), ()
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         return Carry(sums=jnp.zeros(q_BHLK.shape[:3], accumulator_dtype(q_BHLK.dtype)))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        zero = jnp.zeros((), pairs.logits.dtype)
-        log_f_BHLM = jnp.where(pairs.mask, pairs.k_features[:, :, None], zero)
-        sums_BHLM = carry.sums[..., None] + suffix_sum(log_f_BHLM)
-        return pairs.logits + (sums_BHLM - log_f_BHLM), carry._replace(sums=sums_BHLM[..., 0])
+        sums_BHLM, after_BHL = sum_over_nearer(pairs.k_features, pairs, carry.sums)
+        return pairs.logits + sums_BHLM, carry._replace(sums=after_BHL)
+
+    def done(self, carry: Carry) -> Array | None:
+        return None if self.config.prune is None else carry.sums < -self.config.prune
 
     def of_head(self, head: int) -> "FoX":
-        own = self.kernel[...][:, head : head + 1], self.bias[...][head : head + 1]
-        return self._one_head(kernel=nnx.Param(own[0]), bias=nnx.Param(own[1]))
+        own: dict[str, Any] = {"bias": nnx.Param(self.bias[...][head : head + 1])}
+        if self.config.gate == "token":
+            own["kernel"] = nnx.Param(self.kernel[...][:, head : head + 1])
+        return self._one_head(**own)

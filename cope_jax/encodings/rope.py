@@ -1,7 +1,8 @@
-"""Rotary position embeddings."""
+"""Rotary position embeddings, their subsets of bands, and their forms for longer contexts."""
 
 import dataclasses
 import math
+from typing import Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,25 +10,51 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.rotations import frequencies, rotate_pairs
 from cope_jax.errors import ConfigError
 
 
 @dataclasses.dataclass(frozen=True)
 class RoPEConfig:
-    """The frequencies of RoPE.
+    """The frequencies of RoPE. A band is a pair of features, with one frequency.
+
+    At most one of `interpolation`, `ntk`, `yarn`, `longrope` and `llama3` may be given. They extend a model to texts
+    longer than those of its training, and None means that the option is off.
 
     Attributes:
       base: the base of the frequencies θ = base^(−2c/R). The longest wavelength is below 2π·base.
       fraction: share of the head width that is rotated, in (0, 1]. The number of rotated features is rounded down to an
         even number.
-      llama3: (factor, low, high, length), the scaling with which Llama 3.1 and later read texts longer than `length`,
-        the length of earlier training. Wavelengths above length/low become `factor` times as long. Wavelengths below
-        length/high do not change. Between them the change is gradual. None means no scaling.
+      bands: share of the bands that turn, the fastest first, in [0, 1] ("p-RoPE", arXiv 2410.06205).
+      longest: bands with a longer wavelength do not turn; with the length of training this is HoPE (ACL 2025). None
+        means that all bands turn.
+      decay: with a number such as 512, queries also grow and keys shrink by the factor z_c^(position/decay),
+        z_c = (2c + 0.4R)/(1.4R), so that far keys count less ("xPos", arXiv 2212.10554). It is for causal attention. In
+        float32, it overflows from position 70·decay. None means no decay.
+      interpolation: s: positions are divided by s (arXiv 2306.15595).
+      ntk: s: the base becomes base·s^(R/(R−2)), so that the slowest band is divided by s and the fastest stays.
+      yarn: (s, length) or (s, length, slow, fast): bands with fewer than `slow` = 1 turns in `length` tokens are
+        divided by s, bands with more than `fast` = 32 stay, and others are between (arXiv 2309.00071).
+      yarn_ramp: how `yarn` goes from one to the other: linearly in the number of turns, as the paper says ("turns"), or
+        in the index of the band, as its released code and other libraries do ("bands").
+      longrope: divisors of the frequencies, one for each band (arXiv 2402.13753).
+      llama3: (s, low, high, length), the form of Llama 3.1 and later. Wavelengths above length/low become s times as
+        long. Wavelengths below length/high do not change. Between them the change is gradual.
+      magnitude: a factor for rotated queries and keys. None means 0.1 ln s + 1 with `yarn`, else 1.
     """
 
     base: float = 10_000.0
     fraction: float = 1.0
+    bands: float = 1.0
+    longest: float | None = None
+    decay: float | None = None
+    interpolation: float | None = None
+    ntk: float | None = None
+    yarn: tuple[float, ...] | None = None
+    yarn_ramp: Literal["turns", "bands"] = "turns"
+    longrope: tuple[float, ...] | None = None
     llama3: tuple[float, ...] | None = None
+    magnitude: float | None = None
 
 
 @ENCODINGS.register("rope")
@@ -36,10 +63,10 @@ class RoPE(Encoding):
 
     With R = 2⌊fraction·K/2⌋ rotated features, feature c < R/2 is paired with feature c + R/2 (half-split). At position
     i, this pair is rotated by the angle i θ, θ = base^(−2c/R). Su et al. (arXiv 2104.09864). Angles are float32
-    (float64 for float64 inputs).
+    (float64 for float64 inputs). Positions that are not used as they are, are written as changes of θ.
 
-    With `llama3`, the angle i θ becomes i θ (s + (1 − s)/factor), with s = (length·θ/2π − low)/(high − low), clipped to
-    [0, 1].
+    With `llama3` and `yarn`, θ becomes θ (w + (1 − w)/s), where w rises from 0 to 1 with the number of turns in
+    `length` tokens, length·θ/2π.
     """
 
     Config = RoPEConfig
@@ -50,12 +77,33 @@ class RoPE(Encoding):
             raise ConfigError(f"rope.base must be positive and finite, got {config.base}")
         if not 0 < config.fraction <= 1:
             raise ConfigError(f"rope.fraction must lie in (0, 1], got {config.fraction}")
+        if not 0 <= config.bands <= 1:
+            raise ConfigError(f"rope.bands must lie in [0, 1], got {config.bands}")
         if self._rotated() == 0:
             raise ConfigError(
                 f"rope.fraction={config.fraction} of head_dim={shape.head_dim} is less than one pair of features: give "
                 "a larger fraction or head_dim"
             )
-
+        for name in ("longest", "decay", "interpolation", "ntk", "magnitude"):
+            value = getattr(config, name)
+            if value is not None and not 0 < value < math.inf:
+                raise ConfigError(f"rope.{name} must be positive and finite, got {value}")
+        forms = [name for name in ("interpolation", "ntk", "yarn", "longrope", "llama3") if getattr(config, name)]
+        if len(forms) > 1:
+            raise ConfigError(f"rope: {' and '.join(forms)} exclude each other: give one of them")
+        if config.yarn is not None:
+            factor, length, slow, fast = (*config.yarn, 1.0, 32.0)[:4] if len(config.yarn) in (2, 4) else (0.0,) * 4
+            if not (factor >= 1 and length > 0 and 0 < slow < fast):
+                raise ConfigError(
+                    "rope.yarn must be (factor, length) or (factor, length, slow, fast) with factor ≥ 1, length > 0 "
+                    f"and 0 < slow < fast, got {config.yarn}"
+                )
+        if config.longrope is not None:
+            if len(config.longrope) != self._rotated() // 2 or not min(config.longrope) > 0:
+                raise ConfigError(
+                    f"rope.longrope must have {self._rotated() // 2} positive divisors, one for each pair of rotated "
+                    f"features, got {config.longrope}"
+                )
         if config.llama3 is not None:
             numbers = len(config.llama3) == 4 and config.llama3
             if not numbers or not (min(numbers) > 0 and numbers[0] >= 1 and numbers[1] < numbers[2]):
@@ -76,18 +124,52 @@ class RoPE(Encoding):
         q_positions_BL: Array,
         k_positions_BM: Array,
     ) -> tuple[Array, Array]:
-        return self._turn(q_BLHK, q_positions_BL), self._turn(k_BMGK, k_positions_BM)
+        return self._turn(q_BLHK, q_positions_BL, 1.0), self._turn(k_BMGK, k_positions_BM, -1.0)
 
-    def _turn(self, x_BLHK: Array, positions_BL: Array) -> Array:
+    def _turn(self, x_BLHK: Array, positions_BL: Array, sign: float) -> Array:
         dtype, rotated = accumulator_dtype(x_BLHK.dtype), self._rotated()
-        frequencies = np.power(self.config.base, -np.arange(0, rotated, 2) / rotated)
-        if self.config.llama3 is not None:
-            factor, low, high, length = self.config.llama3
-            kept = np.clip((length * frequencies / (2 * np.pi) - low) / (high - low), 0, 1)
-            frequencies = frequencies * (kept + (1 - kept) / factor)
-        angles_BL1C = positions_BL[:, :, None, None].astype(dtype) * jnp.asarray(frequencies, dtype)[None, None, None]
-        sin, cos = jnp.sin(angles_BL1C), jnp.cos(angles_BL1C)
-        x = x_BLHK[..., :rotated].astype(dtype)
-        first, second = x[..., : rotated // 2], x[..., rotated // 2 :]
-        turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
-        return jnp.concatenate([turned.astype(x_BLHK.dtype), x_BLHK[..., rotated:]], axis=-1)
+        positions_BL11 = jnp.asarray(positions_BL)[:, :, None, None].astype(dtype)
+        rates = jnp.asarray(_frequencies(self.config, rotated), dtype)[None, None, None]
+        scale = jnp.asarray(_magnitude(self.config), dtype)
+        if self.config.decay is not None:
+            z = (np.arange(0, rotated, 2) + 0.4 * rotated) / (1.4 * rotated)
+            log_z = jnp.asarray(np.log(z), dtype)[None, None, None]
+            scale = scale * jnp.exp(sign / self.config.decay * positions_BL11 * log_z)
+        return rotate_pairs(x_BLHK, positions_BL11 * rates, scale)
+
+
+def _magnitude(config: RoPEConfig) -> float:
+    if config.magnitude is not None:
+        return config.magnitude
+    return 0.1 * math.log(config.yarn[0]) + 1 if config.yarn is not None else 1.0
+
+
+def _frequencies(config: RoPEConfig, rotated: int) -> np.ndarray:
+    """Returns θ of each band, 0 where the band does not turn."""
+    base = config.base * config.ntk ** (rotated / (rotated - 2)) if config.ntk and rotated > 2 else config.base
+    rates, bands = frequencies(base, rotated), rotated // 2
+    if config.interpolation is not None:
+        rates = rates / config.interpolation
+    if config.longrope is not None:
+        rates = rates / np.asarray(config.longrope)
+    if config.llama3 is not None:
+        factor, low, high, length = config.llama3
+        rates = _between(rates, factor, (length * rates / (2 * np.pi) - low) / (high - low))
+    if config.yarn is not None:
+        factor, length, slow, fast = (*config.yarn, 1.0, 32.0)[:4]
+        kept = (length * rates / (2 * np.pi) - slow) / (fast - slow)
+        if config.yarn_ramp == "bands":
+            # The bands, rounded outward, that turn `fast` and `slow` times.
+            first, last = (bands * math.log(length / (2 * math.pi * turns)) / math.log(base) for turns in (fast, slow))
+            first, last = max(math.floor(first), 0), min(math.ceil(last), rotated - 1)
+            kept = 1 - (np.arange(bands) - first) / max(last - first, 1e-3)
+        rates = _between(rates, factor, kept)
+    if config.longest is not None:
+        rates = np.where(2 * np.pi / rates > config.longest, 0.0, rates)
+    return np.where(np.arange(bands) < config.bands * bands, rates, 0.0)
+
+
+def _between(rates: np.ndarray, factor: float, kept: np.ndarray) -> np.ndarray:
+    """Returns θ where `kept` ≥ 1, θ/factor where it is ≤ 0, and a mixture between."""
+    kept = np.clip(kept, 0, 1)
+    return rates * (kept + (1 - kept) / factor)

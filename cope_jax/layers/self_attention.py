@@ -7,7 +7,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.attention import Cache, attend, attend_cached, attention_weights, prepare
-from cope_jax.encodings import Encoding
+from cope_jax.encodings import Encoding, features_of
 from cope_jax.layers.basic import create_linear
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import WHOLE, Layout
@@ -96,7 +96,7 @@ class SelfAttention(nnx.Module):
         )
         options = {
             "encoding": encoding,
-            "features": encoding.features(x_BLD, q_BLHK, k_BMGK, v_BMGK, None)[0],
+            "features": features_of(encoding, x_BLD, q_BLHK, k_BMGK, v_BMGK, None, context.segment_ids)[0],
             "embedded": True,
             "q_positions": context.positions,
             "k_positions": context.positions,

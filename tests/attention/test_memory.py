@@ -13,7 +13,7 @@ from tests.oracle.encodings import Sizes
 
 LENGTH = 256
 # No other axis or product of axes is as long.
-SIZES = Sizes(heads=4, kv_heads=2, head_dim=4, model_dim=6, max_length=LENGTH)
+SIZES = Sizes(heads=4, kv_heads=2, head_dim=4, model_dim=8, max_length=LENGTH)
 
 
 def quadratic(attention, spec, **static):

@@ -25,7 +25,7 @@ from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
 from cope_jax.layout import WHOLE, Layout
 from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients
-from tests.encodings.cases import BATCH, CASES, SIZES, WITHOUT_BLOCKS, build, jit, parts
+from tests.encodings.cases import BATCH, CASES, SIZES, build, jit, splits_keys
 from tests.models import cases as models
 
 AXIS = "sequence"
@@ -90,7 +90,7 @@ def test_it_equals_one_device(devices, spec, length, options, x64):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spec", [spec for spec in CASES if WITHOUT_BLOCKS.isdisjoint(dict(parts(spec)))])
+@pytest.mark.parametrize("spec", [spec for spec in CASES if splits_keys(spec)])
 def test_every_encoding_equals_one_device(spec, x64):
     assert_equals_one_device(4, spec, 11)
 

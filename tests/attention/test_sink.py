@@ -1,5 +1,6 @@
 """A logit after the last block, and rows to which farther keys weigh nothing: stick-breaking in each implementation."""
 
+import dataclasses
 import functools
 
 import jax
@@ -18,44 +19,29 @@ from cope_jax.attention import (
     create_cache,
     prepare,
 )
-from cope_jax.encodings import AttentionShape, Carry, Composed, Encoding, create
+from cope_jax.encodings import AttentionShape, Composed, Encoding, create, stick_breaking
 from cope_jax.encodings.base import NoOptions
 from cope_jax.errors import ConfigError
-from cope_jax.ops.sums import suffix_sum
 from tests.encodings.cases import jit
-from tests.oracle.attention import stick_breaking
 
 HEADS, GROUPS, WIDTH, LENGTH, BATCH = 4, 2, 3, 13, 2
 SHAPE = AttentionShape(HEADS, WIDTH, GROUPS)
 
 
-class StickBreaking(Encoding):
-    """a_ij = σ(s_ij) Π_{j<l<i} (1 − σ(s_il)), j < i, as a softmax: its rest is the sink. Tan et al. (arXiv 2410.17980).
-
-    The content logits are scaled by a parameter of each head.
-    """
+class StickBreaking(stick_breaking.StickBreaking):
+    """The content logits are scaled by a parameter of each head."""
 
     def __init__(self, shape=SHAPE, *, value="zero", done_below=-np.inf):
-        super().__init__(NoOptions(), shape, rngs=nnx.Rngs(0))
+        super().__init__(stick_breaking.StickBreakingConfig(remainder=value), shape, rngs=nnx.Rngs(0))
         self.scale = nnx.Param(jnp.linspace(0.5, 2.0, shape.num_heads))
-        self.sink_value, self.done_below = value, done_below
-
-    def initial_carry(self, q_BHLK, q_features):
-        return Carry(sums=jnp.zeros(q_BHLK.shape[:3], q_BHLK.dtype))
+        self.done_below = done_below
 
     def score(self, pairs, carry):
-        z = pairs.logits * self.scale[...].astype(pairs.logits.dtype)[None, :, None, None]
-        seen = pairs.mask & (pairs.distance > 0)
-        broken = jnp.where(seen, jax.nn.log_sigmoid(-z), 0.0)
-        rest = carry.sums[..., None] + suffix_sum(broken)
-        logits = jnp.where(seen, jax.nn.log_sigmoid(z), -1e30) + (rest - broken)
-        return logits, carry._replace(sums=rest[..., 0])
+        scale_1H11 = self.scale[...].astype(pairs.logits.dtype)[None, :, None, None]
+        return super().score(dataclasses.replace(pairs, logits=pairs.logits * scale_1H11), carry)
 
     def done(self, carry):
         return carry.sums < self.done_below
-
-    def sink(self, carry):
-        return carry.sums
 
 
 def arrays(seed=0, scale=1.0):
@@ -80,17 +66,6 @@ def value_and_gradients(encoding, how):
 
 
 FULL = functools.partial(attend, implementation="full")
-
-
-@pytest.mark.parametrize("value", ["zero", "own"])
-@pytest.mark.parametrize("mask", [None, PAIRS], ids=["no mask", "mask"])
-def test_full_attention_equals_the_oracle(value, mask, x64):
-    q, k, v, _ = arrays()
-    out = FULL(q, k, v, encoding=StickBreaking(value=value), mask=mask)
-    for b in range(BATCH):
-        own = {"own_value": value == "own", "mask": None if mask is None else mask[b, 0]}
-        exact = stick_breaking(q[b], k[b], v[b], np.linspace(0.5, 2.0, HEADS), **own)
-        np.testing.assert_allclose(out[b], exact, rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("value", ["zero", "own"])

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 
 from cope_jax import attention, encodings
-from cope_jax.encodings import Composed, Encoding
+from cope_jax.encodings import Composed, Encoding, features_of
 from tests.oracle.attention import attention as oracle_attention
 from tests.oracle.encodings import ORACLES, Rule, Sizes, compose
 
@@ -39,8 +39,40 @@ CASES = [
     "kerple",
     "fire",
     "fire(hidden=4,threshold=12.0)",
+    "rope(bands=0.5,decay=32.0)",
+    "rope(longest=40.0,interpolation=4.0,magnitude=1.5)",
+    "rope(ntk=4.0)",
+    "rope(base=100,yarn=(4,40,1,4))",
+    "rope(base=100,yarn=(4,400),yarn_ramp=bands)",
+    "rope(longrope=(1.0,3.5))",
+    "pope",
+    "pope(base=100,phase=uniform)",
+    "learned_sink",
     "fox",
-    "fox(bias=5.0,stddev=0.1)",
+    "fox(bias=5.0,stddev=0.1,prune=90.0)",
+    "fox(gate=head,longest=16.0)",
+    "cable",
+    "carope",
+    "grape",
+    "grape(base=100,step=1.0,per_head=True)",
+    "mapformer",
+    "mapformer(rank=1,world=16.0,fastest=3.0)",
+    "selective_rope",
+    "selective_rope(rank=2,width=0,bias=True,gate=True)",
+    "selective_rope(silu=True,width=2,temperature=rfa,theta=0.6,largest=2.0)",
+    "path",
+    "path(rank=3,width=1,forget=True,bias=1.0)",
+    "darope",
+    "darope(base=100,length=24,alpha=1.0)",
+    "stick_breaking",
+    "stick_breaking(see_itself=True,remainder=own)",
+    "row_fox",
+    "row_fox(gate=query_key,width=2)",
+    "cope_signed(npos_max=4)",
+    "cope_signed(npos_max=2,scale_position_logits=True)",
+    "dape(hidden=4)",
+    "dape(hidden=4,keys=3)",
+    "selective",
     "cope",
     "cope(npos_max=3)",
     "cope(npos_max=4,gate=separate_key)",
@@ -49,6 +81,7 @@ CASES = [
     "cope(position=slope)",
     "cope(position=slope,slope=0.25,gate=value)",
     "cope(position=learned_slope)",
+    "cope(npos_max=4,position=mlp,hidden=7)",
     "cope_two_sided(npos_max=4)",
     "cope_two_sided(npos_max=3,share_table=True,scale_position_logits=True)",
     "cope(npos_max=4)+rope",
@@ -57,15 +90,23 @@ CASES = [
     "learned+cope(npos_max=4,gate=separate_key)",
     "cope(position=slope,gate=separate_key)+rope(fraction=0.5)+kerple",
 ]
-# What encodings do by default, and what changes CoPE's sums or is composed. The rest is slow where a test is.
+# One of each kind of hook. The rest is slow where a test is; values and gradients are tested for all cases.
 FEW = {
-    *(spec for spec in CASES if "(" not in spec),
+    "learned",
+    "rope",
+    "alibi",
+    "fire",
     "relative(max_distance=3,beyond=clip)",
+    "cope",
     "cope(npos_max=4,gate=separate_key)",
-    "cope(position=learned_slope)",
     "cope_two_sided(npos_max=4)",
     "cope(npos_max=4)+rope",
-    "learned+cope(npos_max=4,gate=separate_key)",
+    "fox",
+    "stick_breaking",
+    "selective_rope",
+    "path",
+    "pope",
+    "dape(hidden=4)",
 }
 
 
@@ -75,7 +116,7 @@ def every(specs: Iterable[str] = CASES, few: Collection[str] = CASES) -> Any:
     return pytest.mark.parametrize("spec", [pytest.param(spec, id=spec, marks=marks[spec]) for spec in specs])
 
 
-SIZES = Sizes(heads=4, kv_heads=2, head_dim=4, model_dim=6, max_length=12)
+SIZES = Sizes(heads=4, kv_heads=2, head_dim=4, model_dim=8, max_length=12)
 BATCH, LENGTH = 2, 6
 # Halves the compile time, which is most of the suite's.
 FAST_COMPILE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
@@ -107,8 +148,20 @@ def build(spec: str, seed: int = 0, sizes: Sizes = SIZES, dtype: Any = np.float6
     return graphdef, state
 
 
-WITHOUT_BLOCKS = {"cope_two_sided"}
-"""The encodings whose keys cannot be split into blocks."""
+def splits_keys(spec: str) -> bool:
+    """Whether the keys can be split into blocks."""
+    whole = {"cope_two_sided", "selective"}
+    return not any(name in whole or options.get("keys", 1) > 1 for name, options in parts(spec))
+
+
+def splits_queries(spec: str) -> bool:
+    """Whether the rows do not depend on each other."""
+    return "selective" not in dict(parts(spec))
+
+
+def splits_heads(spec: str) -> bool:
+    """Whether the heads do not depend on each other."""
+    return not {"dape", "selective"} & set(dict(parts(spec)))
 
 
 def parts_of(encoding: Encoding) -> list[Encoding]:
@@ -183,7 +236,7 @@ def forward(graphdef, state, arrays, positions, segments, **options) -> tuple[An
         k,
         v,
         encoding=encoding,
-        features=encoding.features(embedded, q, k, v, None)[0],
+        features=features_of(encoding, embedded, q, k, v, None, segments)[0],
         embedded=True,
         q_positions=positions,
         k_positions=positions,

@@ -7,10 +7,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from flax import nnx
 
 from cope_jax import attention
-from cope_jax.encodings import Encoding
+from cope_jax.encodings import Encoding, features_of
+from cope_jax.errors import ConfigError
 from tests.encodings.cases import (
     BATCH,
     CASES,
@@ -18,15 +20,16 @@ from tests.encodings.cases import (
     GAPPED,
     LENGTH,
     SIZES,
-    WITHOUT_BLOCKS,
     build,
     every,
     jit,
     parameters,
-    parts,
     parts_of,
     problem,
     run,
+    splits_heads,
+    splits_keys,
+    splits_queries,
 )
 from tests.encodings.jaxprs import intermediates
 
@@ -37,9 +40,8 @@ every_case, a_few = every(), every(few=FEW)
 def test_block_law(spec, x64):
     """Any split of the keys, from the nearest block to the farthest, gives what one block gives; gradients too."""
     graphdef, state = build(spec)
-    keeps = not WITHOUT_BLOCKS & {name for name, _ in parts(spec)}
-    assert nnx.merge(graphdef, state).splits_keys == keeps
-    if not keeps:
+    assert nnx.merge(graphdef, state).splits_keys == splits_keys(spec)
+    if not splits_keys(spec):
         return
     arrays = problem()
     segments = np.array([[0] * 6, [0, 0, 1, 1, 1, 1]], np.int32)
@@ -70,21 +72,27 @@ def attend_by_blocks(graphdef, state, arrays, segments, split):
     encoding = nnx.merge(graphdef, state)
     embedded = encoding.embed(arrays["x"], GAPPED)
     mask = np.tril(segments[:, :, None] == segments[:, None, :])[:, None]
-    whole = pairs_of(encoding, arrays | {"x": embedded}, mask)
+    whole = pairs_of(encoding, arrays | {"x": embedded}, mask, segments)
     carry, scores, end = encoding.initial_carry(whole.q, whole.q_features), [], LENGTH
     for size in reversed(split):
         score, carry = encoding.score(some_keys(whole, slice(end - size, end)), carry)
         end -= size
         scores.insert(0, score)
     logits = jnp.where(mask, jnp.concatenate(scores, axis=-1), jnp.full((), -1e30))
-    repeats = SIZES.heads // SIZES.kv_heads
-    return embedded, jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(logits), jnp.repeat(arrays["v"], repeats, axis=2))
+    v = jnp.repeat(arrays["v"], SIZES.heads // SIZES.kv_heads, axis=2)
+    sink = encoding.sink(carry)
+    if sink is None:
+        return embedded, jnp.einsum("BHLM,BMHK->BLHK", jax.nn.softmax(logits), v)
+    weights = jax.nn.softmax(jnp.concatenate([logits, sink[..., None]], axis=-1))
+    out = jnp.einsum("BHLM,BMHK->BLHK", weights[..., :-1], v)
+    rest = jnp.swapaxes(weights[..., -1], 1, 2)[..., None] * v
+    return embedded, out + rest if encoding.sink_value == "own" else out
 
 
-def pairs_of(encoding, arrays, mask):
+def pairs_of(encoding, arrays, mask, segments=None):
     """All pairs as attention makes them, with another mask."""
     q, k, v = (arrays[name] for name in "qkv")
-    features = encoding.features(arrays["x"], q, k, v, None)[0]
+    features = features_of(encoding, arrays["x"], q, k, v, None, segments)[0]
     inputs = attention.prepare(
         q, k, v, encoding=encoding, features=features, embedded=True, q_positions=GAPPED, k_positions=GAPPED
     )
@@ -138,7 +146,9 @@ def block_of(spec):
 def test_law_of_rows(spec, x64):
     """Any split of the queries gives the logits and the carry that all together give."""
     encoding, pairs, carry = block_of(spec)
-    assert encoding.splits_queries
+    assert encoding.splits_queries == splits_queries(spec)
+    if not splits_queries(spec):
+        return
     logits, after = encoding.score(pairs, carry)
     for block in (slice(0, 1), slice(1, 4), slice(4, LENGTH)):
         own = some_queries(pairs, block)
@@ -156,7 +166,7 @@ def test_law_of_rows(spec, x64):
         )
 
 
-@every_case
+@a_few
 def test_the_carry_is_sums_and_constants(spec, x64):
     """What `score` adds to a sum does not depend on it, rows of sums are read by their own logits; the rest passes."""
     encoding, pairs, carry = block_of(spec)
@@ -170,7 +180,7 @@ def test_the_carry_is_sums_and_constants(spec, x64):
         np.testing.assert_allclose(later - now, end - start, rtol=0, atol=1e-13)
 
 
-@every_case
+@a_few
 def test_forward_mode_equals_reverse_mode(spec, x64):
     """The derivative of the logits in a random direction, by both modes: streaming attention asks for the first."""
     block = block_of(spec)
@@ -195,7 +205,7 @@ def test_forward_mode_equals_reverse_mode(spec, x64):
     np.testing.assert_allclose(float(jnp.sum(tangent * cotangent)), sum(products), rtol=1e-10, atol=1e-10)
 
 
-@every_case
+@a_few
 def test_the_tail_is_the_score_of_saturated_rows(spec, x64):
     """In value and every gradient, for the rows that are saturated."""
     block = block_of(spec)
@@ -225,7 +235,7 @@ def test_the_tail_is_the_score_of_saturated_rows(spec, x64):
     chex.assert_trees_all_close(run("tail"), run("score"), rtol=0, atol=1e-12)
 
 
-@every_case
+@a_few
 def test_maps_are_what_score_uses(spec, x64):
     """Each map is among the values from which `score` computes."""
     encoding, pairs, _ = block_of(spec)
@@ -242,6 +252,10 @@ def test_maps_are_what_score_uses(spec, x64):
 def test_attention_of_one_head(spec, x64):
     """By `of_head`, one head and its key head alone give what they give among the others."""
     encoding = nnx.merge(*build(spec))
+    if not splits_heads(spec):
+        with pytest.raises(ConfigError, match="head"):
+            encoding.of_head(0)
+        return
     arrays = problem()
     x, q, k, v = (jnp.asarray(arrays[name]) for name in "xqkv")
     whole = attention.attend(q, k, v, encoding=encoding, features=encoding.features(x, q, k, v, None)[0], embedded=True)

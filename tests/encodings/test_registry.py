@@ -11,7 +11,7 @@ from cope_jax.errors import ConfigError
 from tests.encodings.cases import CASES, parts
 from tests.oracle.encodings import ORACLES
 
-MACHINERY = {"__init__", "base", "compose", "encoding_config", "earlier", "native_score"}
+MACHINERY = {"__init__", "base", "compose", "encoding_config", "earlier", "native_score", "rotations", "common"}
 
 
 def test_every_name_has_a_case_and_an_oracle():
@@ -30,6 +30,7 @@ def test_every_file_is_registered():
 def test_every_option_has_a_case():
     spoken = {(name, option) for spec in CASES for name, options in parts(spec) for option in options}
     initial = {("learned", "stddev"), ("relative", "stddev"), ("t5", "stddev"), ("fire", "c"), ("fire", "threshold")}
+    initial |= {("cable", "stddev"), ("carope", "stddev"), ("darope", "stddev")}
     for name in encodings.names():
         for option in encodings.ENCODINGS.get(name).Config.__dataclass_fields__:
             assert (name, option) in spoken | initial, f"no case sets {name}.{option}"
@@ -49,7 +50,7 @@ def test_the_oracle_is_independent():
         ("cop", "did you mean 'cope'"),
         ("cope(gates=value)", "did you mean 'gate'"),
         ("cope(gate=key)", "query_key, separate_key, value"),
-        ("cope(position=alibi)", "learned_slope, slope, table"),
+        ("cope(position=alibi)", "learned_slope, mlp, slope, table"),
         ("cope(npos_max=1)", "at least 2"),
         ("cope(npos_max=2.5)", "must be int"),
         ("cope_two_sided(npos_max=1)", "at least 2"),
@@ -72,6 +73,24 @@ def test_the_oracle_is_independent():
         ("t5(num_buckets=32,max_distance=16)", "max_distance"),
         ("t5(num_buckets=7,max_distance=16,bidirectional=True)", "even num_buckets"),
         ("fire(hidden=0)", "hidden"),
+        ("rope(bands=1.5)", "rope.bands must lie in [0, 1]"),
+        ("rope(decay=0)", "rope.decay must be positive"),
+        ("rope(ntk=2,interpolation=2)", "interpolation and ntk exclude each other"),
+        ("rope(yarn=(4,))", "rope.yarn must be (factor, length)"),
+        ("rope(longrope=(1,2,3))", "2 positive divisors"),
+        ("pope(base=0)", "pope.base must be positive"),
+        ("fox(prune=0)", "fox.prune must be positive"),
+        ("fox(longest=1)", "fox.longest must be at least 2"),
+        ("row_fox(width=0)", "row_fox.width must be at least 1"),
+        ("cope_signed(npos_max=1)", "at least 2"),
+        ("cope(position=mlp,hidden=0)", "cope.hidden must be at least 1"),
+        ("grape(step=0)", "grape.base and grape.step must be positive"),
+        ("mapformer(fastest=1)", "mapformer.fastest must be above 1"),
+        ("darope", "give length or max_length"),
+        ("selective_rope(theta=0.5)", "at least 1 with temperature=powers"),
+        ("path(width=0)", "path.width must be at least 1"),
+        ("dape(keys=2)", "dape.keys must be odd"),
+        ("stick_breaking(remainder=mine)", "own, zero"),
         ("cope(npos_max)", "cannot read"),
         ("cope(npos_max=4,npos_max=8)", "cannot read"),
         ("cope+", "cannot read"),

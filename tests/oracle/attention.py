@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.oracle.encodings import Key, Rule
+from tests.oracle.rules import Key, Rule, Token, softmax
 
 Array = np.ndarray
 
@@ -32,6 +32,14 @@ def visible(
     return q_segments is None or k_segments is None or q_segments[i] == k_segments[j]
 
 
+def first_of_segment(j: int, segments: Sequence[int] | None) -> int:
+    """The first key of the run of keys, up to key j, that are of one segment."""
+    first = j
+    while first > 0 and (segments is None or segments[first - 1] == segments[j]):
+        first -= 1
+    return first
+
+
 def attention(
     q_LHK: Array,
     k_MGK: Array,
@@ -51,58 +59,53 @@ def attention(
     (length, heads, width), (keys, groups, _) = q_LHK.shape, k_MGK.shape
     k_positions = range(keys) if k_positions is None else k_positions
     q_positions = range(keys - length, keys) if q_positions is None else q_positions
+    x = np.zeros((keys, 0)) if x_MD is None else x_MD
+    since = [x[first_of_segment(j, k_segments) : j + 1] for j in range(keys)]
+    rules = causal, window, q_segments, k_segments, mask
+    seen = [[j for j in range(keys) if visible(i, j, length, keys, *rules)] for i in range(length)]
+    rotated_k = [
+        [rule.rotate(k_MGK[j, group], Token(int(k_positions[j]), since[j], group, True)) for j in range(keys)]
+        for group in range(groups)
+    ]
+    tokens, logits = {}, {}
+    for head in range(heads):
+        group = head // (heads // groups)
+        for i in range(length):
+            own = i + keys - length  # the key of the query's own token
+            tokens[head, i] = Token(int(q_positions[i]), since[own] if own >= 0 else x[:0], group, False)
+            q = rule.rotate(q_LHK[i, head], tokens[head, i])
+            for j in seen[i]:
+                logits[head, i, j] = float(q @ rotated_k[group][j]) / math.sqrt(width)
+    hidden = [{} for _ in range(length)]
+    if rule.hidden is not None:
+        hidden = rule.hidden([{j: logits[0, i, j] for j in seen[i]} for i in range(length)])
     out_LHK = np.zeros((length, heads, v_MGK.shape[-1]))
     for head in range(heads):
         group = head // (heads // groups)
-        k_MK = [rule.rotate(k_MGK[j, group], int(k_positions[j])) for j in range(keys)]
         for i in range(length):
-            q = rule.rotate(q_LHK[i, head], int(q_positions[i]))
-            rules = causal, window, q_segments, k_segments, mask
-            seen = [j for j in range(keys) if visible(i, j, length, keys, *rules)]
-            if not seen:
+            if not seen[i]:
                 continue
             about = [
                 Key(
-                    logit=float(q @ k_MK[j]) / math.sqrt(width),
+                    logit=logits[head, i, j],
                     position=int(k_positions[j]),
                     value=v_MGK[j, group],
-                    x=None if x_MD is None else x_MD[j],
+                    x=since[j],
+                    k=rotated_k[group][j],
+                    logits=[logits[other, i, j] for other in range(heads)],
+                    index=j,
+                    own=j == i + keys - length,
                 )
-                for j in seen
+                for j in seen[i]
             ]
-            added = rule.added(head, q_LHK[i, head], int(q_positions[i]), about)
-            weights = softmax([key.logit + bias for key, bias in zip(about, added, strict=True)])
-            for j, weight in zip(seen, weights, strict=True):
+            added = rule.added(head, q_LHK[i, head], tokens[head, i], about)
+            final = [key.logit + bias - hidden[i].get(key.index, 0.0) for key, bias in zip(about, added, strict=True)]
+            weights = softmax(final) if rule.weights is None else rule.weights(head, final, about)
+            for j, weight in zip(seen[i], weights, strict=True):
                 out_LHK[i, head] += weight * v_MGK[j, group]
+            if rule.rest_to_own_value:
+                out_LHK[i, head] += (1 - sum(weights)) * v_MGK[i + keys - length, group]
     return out_LHK
-
-
-def stick_breaking(
-    q_LHK: Array, k_MGK: Array, v_MGK: Array, scale_H: Array, own_value: bool, mask: Array | None = None
-) -> Array:
-    """out_i = Σ_{j<i} a_ij v_j (+ the rest of 1, times v_i), a_ij = σ(s_ij) Π_{j<l<i} (1 − σ(s_il)). One example."""
-    (length, heads, width), groups = q_LHK.shape, k_MGK.shape[1]
-    out_LHK = np.zeros((length, heads, v_MGK.shape[-1]))
-    for head in range(heads):
-        group = head // (heads // groups)
-        for i in range(length):
-            left = 1.0
-            for j in reversed(range(i)):
-                if mask is not None and not mask[i, j]:
-                    continue
-                s = scale_H[head] * float(q_LHK[i, head] @ k_MGK[j, group]) / math.sqrt(width)
-                broken = left / (1 + math.exp(-s))
-                out_LHK[i, head] += broken * v_MGK[j, group]
-                left -= broken
-            if own_value:
-                out_LHK[i, head] += left * v_MGK[i, group]
-    return out_LHK
-
-
-def softmax(logits: Sequence[float]) -> list[float]:
-    """exp(logit) over their sum, shifted by the largest."""
-    powers = [math.exp(logit - max(logits)) for logit in logits]
-    return [power / sum(powers) for power in powers]
 
 
 def cope_backward(

@@ -6,81 +6,18 @@ arXiv 2405.18719.
 
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
-Vector = np.ndarray
-Params = dict[str, np.ndarray]
-
-
-class Sizes(NamedTuple):
-    """The sizes an encoding is built for."""
-
-    heads: int
-    kv_heads: int
-    head_dim: int
-    model_dim: int
-    max_length: int
-
-
-class Key(NamedTuple):
-    """One key that a query may see: its content logit, its position, and the vectors a gate may look at."""
-
-    logit: float
-    position: int
-    value: Vector
-    x: Vector | None
-
-
-def same(vector: Vector, position: int) -> Vector:
-    """Leaves a vector as it is."""
-    del position
-    return vector
-
-
-def nothing(head: int, q: Vector, position: int, keys: Sequence[Key]) -> list[float]:
-    """Adds nothing to the logits of one query."""
-    del head, q, position
-    return [0.0] * len(keys)
-
-
-class Rule(NamedTuple):
-    """An encoding: what it does to an embedding, to a query or key, and what it adds to the logits of one query.
-
-    `added(head, q, position, keys)` gets the unrotated query and the keys that it sees, the nearest last.
-    """
-
-    embed: Callable[[Vector, int], Vector] = same
-    rotate: Callable[[Vector, int], Vector] = same
-    added: Callable[[int, Vector, int, Sequence[Key]], list[float]] = nothing
-
-
-def compose(rules: Sequence[Rule]) -> Rule:
-    """Embeddings and rotations one after the other; what the parts add to the content logits is summed."""
-
-    def chain(steps):
-        def run(vector, position):
-            for step in steps:
-                vector = step(vector, position)
-            return vector
-
-        return run
-
-    def added(head, q, position, keys):
-        return [sum(terms) for terms in zip(*(rule.added(head, q, position, keys) for rule in rules), strict=True)]
-
-    return Rule(chain([rule.embed for rule in rules]), chain([rule.rotate for rule in rules]), added)
-
-
-def sigmoid(x: float) -> float:
-    """1 / (1 + e^-x), without overflow."""
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+from tests.oracle.pair_rules import PAIR_RULES
+from tests.oracle.rules import Key, Params, Rule, Sizes, Vector, sigmoid, turned
+from tests.oracle.rules import compose as compose
+from tests.oracle.token_rules import TOKEN_RULES
 
 
 def of_distance(bias: Callable[[int, Vector, int, int], float]) -> Rule:
     """The rule that adds bias(head, q, query position, key position) to each logit."""
-    return Rule(added=lambda head, q, i, keys: [bias(head, q, i, key.position) for key in keys])
+    return Rule(added=lambda head, q, token, keys: [bias(head, q, token.position, key.position) for key in keys])
 
 
 def none(params: Params, sizes: Sizes) -> Rule:
@@ -156,25 +93,63 @@ def stretched(frequency: float, llama3: tuple[float, float, float, float] | None
     return (1 - smooth) * frequency / factor + smooth * frequency
 
 
+def yarn_kept(c: int, frequency: float, rotated: int, base: float, yarn: Sequence[float], ramp: str) -> float:
+    """1 for the bands that YaRN leaves alone, 0 for those that it slows down by the factor."""
+    _, length, slow, fast = (*yarn, 1.0, 32.0)[:4]
+    if ramp == "turns":
+        turns = length / (2 * math.pi / frequency)
+        return min(max((turns - slow) / (fast - slow), 0.0), 1.0)
+
+    def band(turns):  # the band that turns so often, as a real number
+        return rotated * math.log(length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = max(math.floor(band(fast)), 0), min(math.ceil(band(slow)), rotated - 1)
+    return 1 - min(max((c - low) / max(high - low, 0.001), 0.0), 1.0)
+
+
 def rope(
     params: Params,
     sizes: Sizes,
     base: float = 10000.0,
     fraction: float = 1.0,
+    bands: float = 1.0,
+    longest: float | None = None,
+    decay: float | None = None,
+    interpolation: float | None = None,
+    ntk: float | None = None,
+    yarn: Sequence[float] | None = None,
+    yarn_ramp: str = "turns",
+    longrope: Sequence[float] | None = None,
     llama3: tuple[float, float, float, float] | None = None,
+    magnitude: float | None = None,
 ) -> Rule:
     """Turns the pair of features (c, c + r/2) by the angle i·base^(−2c/r); r is the number of features that turn."""
     del params
     rotated = 2 * math.floor(fraction * sizes.head_dim / 2)
+    if magnitude is None:
+        magnitude = 1.0 if yarn is None else 0.1 * math.log(yarn[0]) + 1
+    if ntk is not None:
+        base = base * ntk ** (rotated / (rotated - 2))
 
-    def rotate(vector, position):
-        out = np.array(vector)
+    def frequency(c):
+        if c >= bands * rotated / 2:
+            return 0.0
+        theta = stretched(base ** (-2 * c / rotated), llama3)
+        if yarn is not None:
+            kept = yarn_kept(c, theta, rotated, base, yarn, yarn_ramp)
+            theta = kept * theta + (1 - kept) * theta / yarn[0]
+        if longrope is not None:
+            theta = theta / longrope[c]
+        return 0.0 if longest is not None and 2 * math.pi / theta > longest else theta
+
+    def rotate(vector, token):
+        position = token.position if interpolation is None else token.position / interpolation
+        scale = []
         for c in range(rotated // 2):
-            angle = position * stretched(base ** (-2 * c / rotated), llama3)
-            first, second = vector[c], vector[c + rotated // 2]
-            out[c] = first * math.cos(angle) - second * math.sin(angle)
-            out[c + rotated // 2] = first * math.sin(angle) + second * math.cos(angle)
-        return out
+            z = (2 * c + 0.4 * rotated) / (1.4 * rotated)
+            power = 0.0 if decay is None else token.position / decay
+            scale.append(magnitude * z ** (-power if token.is_key else power))
+        return turned(vector, [position * frequency(c) for c in range(rotated // 2)], scale)
 
     return Rule(rotate=rotate)
 
@@ -253,19 +228,6 @@ def fire(params: Params, sizes: Sizes, hidden: int = 32, threshold: float = 512.
     return of_distance(bias)
 
 
-def fox(params: Params, sizes: Sizes, bias: float = 0.0, stddev: float = 0.02) -> Rule:
-    """Σ_{l=j+1..i} log f_l, f = σ(w_h·x + b_h), over the tokens after the key, the query's own last."""
-    del bias, stddev
-    assert params["kernel"].shape == (sizes.model_dim, sizes.heads)
-
-    def added(head, q, i, keys):
-        del q, i
-        forget = [math.log(sigmoid(float(key.x @ params["kernel"][:, head]) + params["bias"][head])) for key in keys]
-        return [sum(forget[j + 1 :]) for j in range(len(keys))]
-
-    return Rule(added=added)
-
-
 def cope_gates(params: Params, sizes: Sizes, gate: str, head: int, q: Vector, keys: Sequence[Key]) -> list[float]:
     """Eq 3: g_ij = σ(q_i·k_j); or with keys of their own, k = x W_g; or with the value in the place of the key."""
     if gate == "query_key":
@@ -273,7 +235,7 @@ def cope_gates(params: Params, sizes: Sizes, gate: str, head: int, q: Vector, ke
     group = head // (sizes.heads // sizes.kv_heads)
     gates = []
     for key in keys:
-        gate_key = key.x @ params["gate_key"][:, group] if gate == "separate_key" else key.value
+        gate_key = key.x[-1] @ params["gate_key"][:, group] if gate == "separate_key" else key.value
         gates.append(sigmoid(float(q @ gate_key) / math.sqrt(sizes.head_dim)))
     return gates
 
@@ -291,28 +253,35 @@ def cope(
     position: str = "table",
     slope: float = 1.0,
     scale_position_logits: bool = False,
+    hidden: int = 32,
 ) -> Rule:
     """Eq 3–6: contextual positions, and what they add to the logits of one query."""
 
-    def added(head, q, i, keys):
-        del i
+    def embedding(p):
+        if position == "mlp":
+            units = [
+                max(float(params["hidden_kernel"][f]) * p / (npos_max - 1) + float(params["hidden_bias"][f]), 0.0)
+                for f in range(hidden)
+            ]
+            return sum(unit * params["table"][f] for f, unit in enumerate(units))
+        below, above = math.floor(p), math.ceil(p)
+        return (p - below) * params["table"][above] + (1 - p + below) * params["table"][below]  # Eq 5
+
+    def added(head, q, token, keys):
+        del token
         positions = cope_positions(cope_gates(params, sizes, gate, head, q, keys))
         if position == "slope":
             return [-slope * 2 ** (-8 * head / sizes.heads) * p for p in positions]
         if position == "learned_slope":
             return [float(params["slopes"][head]) * p for p in positions]
-        table = params["table"]
-        assert table.shape == (npos_max, sizes.head_dim)
+        assert params["table"].shape == (hidden if position == "mlp" else npos_max, sizes.head_dim)
         scale = 1 / math.sqrt(sizes.head_dim) if scale_position_logits else 1.0
         logits = []
         for p in positions:
             if math.isnan(p):  # of an input that is NaN
                 logits.append(p)
                 continue
-            p = min(p, npos_max - 1)  # p_max
-            below, above = math.floor(p), math.ceil(p)
-            e = (p - below) * table[above] + (1 - p + below) * table[below]  # Eq 5
-            logits.append(scale * float(q @ e))  # Eq 6
+            logits.append(scale * float(q @ embedding(min(p, npos_max - 1))))  # p_max, Eq 6
         return logits
 
     return Rule(added=added)
@@ -326,10 +295,10 @@ def cope_two_sided(
     right = params["tables"][0 if share_table else 1]
     assert params["tables"].shape == (1 if share_table else 2, npos_max, sizes.head_dim)
 
-    def added(head, q, i, keys):
+    def added(head, q, token, keys):
         del head
         gates = [sigmoid(key.logit) for key in keys]
-        logits = []
+        i, logits = token.position, []
         for key in keys:
             low, high = min(i, key.position), max(i, key.position)
             between = [gate for gate, other in zip(gates, keys, strict=True) if low <= other.position <= high]
@@ -353,7 +322,8 @@ ORACLES: dict[str, Callable[..., Rule]] = {
     "t5": t5,
     "kerple": kerple,
     "fire": fire,
-    "fox": fox,
     "cope": cope,
     "cope_two_sided": cope_two_sided,
+    **TOKEN_RULES,
+    **PAIR_RULES,
 }

@@ -1,0 +1,65 @@
+"""Context-aware biases for length extrapolation."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.common import project, sum_over_nearer
+
+
+@dataclasses.dataclass(frozen=True)
+class CABLEConfig:
+    """The options of CABLE.
+
+    Attributes:
+      stddev: standard deviation of the initial w_c and w_s. The paper does not state it.
+    """
+
+    stddev: float = 0.02
+
+
+@ENCODINGS.register("cable")
+class CABLE(Encoding):
+    """The distance of a key is the sum of steps that the tokens between key and query choose.
+
+        a_ij = softmax_j(q_i·k_j/√K − g_ih (S_ih − S_jh)),   S_ih = Σ_{l≤i} relu(w_ch·x_l),   g_ih = softplus(w_sh·x_i).
+
+    Veisi et al., "Context-aware Biases for Length Extrapolation" (arXiv 2503.08067); x is the input of the layer. The
+    paper adds the bias, and its text leaves the sign of the steps open. Here the bias lowers the logit, so that
+    constant steps and slopes give ALiBi, as the paper says. CABLE is for causal attention.
+
+    The carry is S_i − S_j, the sum of the steps after the key up to the query.
+
+    Raises:
+      ConfigError: `features` is called without x.
+    """
+
+    Config = CABLEConfig
+
+    def __init__(self, config: CABLEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        size = (shape.width, shape.num_heads)
+        self.step_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))
+        self.slope_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))
+
+    def features(
+        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        steps_BMH = jax.nn.relu(project("cable", x_BMD, self.step_kernel[...]))
+        slopes_BMH = jax.nn.softplus(project("cable", x_BMD, self.slope_kernel[...]))
+        return (steps_BMH, slopes_BMH), ()
+
+    def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
+        return Carry(sums=jnp.zeros(q_BHLK.shape[:3], accumulator_dtype(q_BHLK.dtype)))
+
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        sums_BHLM, after_BHL = sum_over_nearer(pairs.k_features[0], pairs, carry.sums)
+        return pairs.logits - pairs.q_features[1][..., None] * sums_BHLM, carry._replace(sums=after_BHL)
+
+    def of_head(self, head: int) -> "CABLE":
+        own = (nnx.Param(kernel[...][:, head : head + 1]) for kernel in (self.step_kernel, self.slope_kernel))
+        return self._one_head(**dict(zip(("step_kernel", "slope_kernel"), own, strict=True)))

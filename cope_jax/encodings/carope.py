@@ -1,0 +1,54 @@
+"""Context-aware rotary position embeddings."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.array_types import Array, PyTree
+from cope_jax.encodings.base import ENCODINGS, AttentionShape
+from cope_jax.encodings.common import project
+from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim
+
+
+@dataclasses.dataclass(frozen=True)
+class CARoPEConfig:
+    """The options of CARoPE.
+
+    Attributes:
+      stddev: standard deviation of the initial W. The paper does not state it. With W near 0, f is near 0.59.
+    """
+
+    stddev: float = 0.02
+
+
+@ENCODINGS.register("carope")
+class CARoPE(TurnedByTokens):
+    """RoPE whose base frequency each token chooses for each head.
+
+        angle of pair c at index t:  Σ_{l≤t} f_h(x_l)^c,  c = 1 … K/2,   f_h(x) = 1 / (1 + softplus(w_h·x)).
+
+    Veisi et al., "Context-aware Rotary Position Embedding" (arXiv 2507.23083). With f = base^(−2/K) for every token,
+    this is RoPE without its first pair. Features c − 1 and c − 1 + K/2 are a pair. x is the input of the layer, and
+    positions are not used. All steps are positive, so no token can turn back what another has turned.
+
+    Raises:
+      ConfigError: `features` is called without x, or the head width is odd.
+    """
+
+    Config = CARoPEConfig
+
+    def __init__(self, config: CARoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        even_head_dim("carope", shape.head_dim)
+        self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads)))
+
+    def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
+        f_BMG = 1 / (1 + jax.nn.softplus(project("carope", x_BMD, self.kernel[...])))
+        powers_C = jnp.arange(1, self.shape.head_dim // 2 + 1, dtype=f_BMG.dtype)
+        return f_BMG[..., None] ** powers_C[None, None, None], ()
+
+    def of_head(self, head: int) -> "CARoPE":
+        group = head * self.shape.kv_heads // self.shape.num_heads
+        return self._one_head(kernel=nnx.Param(self.kernel[...][:, group : group + 1]))

@@ -1,0 +1,100 @@
+"""Rotary position embeddings whose slow bands turn by the token's own coordinate."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.array_types import Array, PyTree
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.encodings.common import project
+from cope_jax.encodings.rotations import even_head_dim, frequencies, rotate_pairs
+from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class DaRoPEConfig:
+    """The options of DaRoPE.
+
+    Attributes:
+      base: the base of the frequencies θ_c = base^(−2c/K).
+      length: L, the length of training. None means the model's maximum length.
+      alpha: the initial α.
+      stddev: standard deviation of the initial w.
+    """
+
+    base: float = 500_000.0
+    length: int | None = None
+    alpha: float = 0.5
+    stddev: float = 0.1
+
+
+@ENCODINGS.register("darope")
+class DaRoPE(Encoding):
+    """RoPE in which the token chooses where it stands in the slow bands, those that turn less than once in L tokens.
+
+        angle of pair c at position m:  m θ_c                    if θ_c ≥ 2π/L,
+                                        L σ(w_h·x_m + α_h logit((m + ½)/L)) θ_c   otherwise.
+
+    arXiv 2609.34556; (m + ½)/L is clipped to [10⁻⁶, 1 − 10⁻⁶]. With w = 0 and α = 1 this is RoPE with slow bands
+    shifted by ½. x is the input of the layer. w `[D, G]` and α `[G]` are learned in each layer. With grouped heads,
+    there is one coordinate for each key/value head.
+
+    Raises:
+      ConfigError: `features` is called without x, the head width is odd, or neither `length` nor the maximum length of
+        the model is known.
+    """
+
+    Config = DaRoPEConfig
+
+    def __init__(self, config: DaRoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        even_head_dim("darope", shape.head_dim)
+        length = config.length or shape.max_length
+        if length is None:
+            raise ConfigError("darope needs the length of training: give length or max_length")
+        check_at_least(1, "darope", length=length)
+        if not 0 < config.base < math.inf:
+            raise ConfigError(f"darope.base must be positive and finite, got {config.base}")
+        self.length = length
+        self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads)))
+        self.alpha = nnx.Param(jnp.full((shape.kv_heads,), config.alpha))
+
+    def features(
+        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        return project("darope", x_BMD, self.kernel[...]), ()
+
+    def rotate(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        q_features: PyTree,
+        k_features: PyTree,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+    ) -> tuple[Array, Array]:
+        q_angles, k_angles = self._angles(q_features, q_positions_BL), self._angles(k_features, k_positions_BM)
+        return rotate_pairs(q_BLHK, q_angles), rotate_pairs(k_BMGK, k_angles)
+
+    def _angles(self, content_BMG: Array, positions_BM: Array) -> Array:
+        dtype = content_BMG.dtype
+        rates = frequencies(self.config.base, self.shape.head_dim)
+        fast = int(np.sum(rates >= 2 * math.pi / self.length))
+        positions_BM11 = jnp.asarray(positions_BM).astype(dtype)[:, :, None, None]
+        share = jnp.clip((positions_BM11 + 0.5) / self.length, 1e-6, 1 - 1e-6)
+        alpha_11G1 = self.alpha[...].astype(dtype)[None, None, :, None]
+        place = self.length * jax.nn.sigmoid(content_BMG[..., None] + alpha_11G1 * (jnp.log(share) - jnp.log1p(-share)))
+        rates_111C = jnp.asarray(rates, dtype)[None, None, None]
+        shape = (*content_BMG.shape, fast)
+        near = jnp.broadcast_to(positions_BM11 * rates_111C[..., :fast], shape)
+        return jnp.concatenate([near, place * rates_111C[..., fast:]], axis=-1)
+
+    def of_head(self, head: int) -> "DaRoPE":
+        group = head * self.shape.kv_heads // self.shape.num_heads
+        kernel, alpha = self.kernel[...][:, group : group + 1], self.alpha[...][group : group + 1]
+        return self._one_head(kernel=nnx.Param(kernel), alpha=nnx.Param(alpha))

@@ -1,0 +1,69 @@
+"""Group representational position encoding, multiplicative and contextual."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.array_types import Array, PyTree
+from cope_jax.encodings.base import ENCODINGS, AttentionShape
+from cope_jax.encodings.common import inverse_softplus, project
+from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim, frequencies
+from cope_jax.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class GRAPEConfig:
+    """The options of contextual GRAPE.
+
+    Attributes:
+      base: the base of the initial frequencies θ_c = base^(−2c/K).
+      step: the initial step of every token; at 1, the model starts as RoPE.
+      per_head: whether each key/value head has steps of its own.
+    """
+
+    base: float = 10_000.0
+    step: float = 1e-3
+    per_head: bool = False
+
+
+@ENCODINGS.register("grape")
+class GRAPE(TurnedByTokens):
+    """RoPE that counts steps of the tokens instead of positions, with learned frequencies.
+
+        angle of pair c at index t:  θ_c Σ_{l<t} ω_l,   ω_l = softplus(w·x_l + b) ≥ 0,   θ_c learned.
+
+    Zhang et al. (arXiv 2512.07805), the contextual multiplicative form ("GRAPE-M-ctx"). x is the input of the layer,
+    and positions are not used. w starts at 0, so every token starts with the same step. The released code then
+    initialises w again, with a normal distribution. The paper's other contextual forms, which add gated slopes to the
+    logits, are not here, because their equations could not be checked.
+
+    Raises:
+      ConfigError: `features` is called without x, the head width is odd, or `step` or `base` is not positive.
+    """
+
+    Config = GRAPEConfig
+    own_step_turns = False
+
+    def __init__(self, config: GRAPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        if not (config.base > 0 and config.step > 0):
+            raise ConfigError(f"grape.base and grape.step must be positive, got {config.base} and {config.step}")
+        steps = shape.kv_heads if config.per_head else 1
+        self.kernel = nnx.Param(jnp.zeros((shape.width, steps)))
+        self.bias = nnx.Param(jnp.full((steps,), inverse_softplus(config.step)))
+        rates = frequencies(config.base, even_head_dim("grape", shape.head_dim))
+        self.log_frequencies = nnx.Param(jnp.asarray(np.log(rates), jnp.float32))
+
+    def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
+        steps = jax.nn.softplus(project("grape", x_BMD, self.kernel[...], self.bias[...]))
+        return steps[..., None] * jnp.exp(self.log_frequencies[...].astype(steps.dtype))[None, None, None], ()
+
+    def of_head(self, head: int) -> "GRAPE":
+        if not self.config.per_head:
+            return self._one_head()
+        group = head * self.shape.kv_heads // self.shape.num_heads
+        kernel, bias = self.kernel[...][:, group : group + 1], self.bias[...][group : group + 1]
+        return self._one_head(kernel=nnx.Param(kernel), bias=nnx.Param(bias))

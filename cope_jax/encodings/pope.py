@@ -1,0 +1,80 @@
+"""Polar coordinate position embeddings."""
+
+import dataclasses
+import math
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
+from cope_jax.errors import ConfigError
+
+
+@dataclasses.dataclass(frozen=True)
+class PoPEConfig:
+    """The options of PoPE.
+
+    Attributes:
+      base: the base of the frequencies θ_c = base^(−c/K), one for each feature.
+      phase: the initial phases δ. "zero" means 0, which the paper uses for longer texts. "uniform" means uniform in
+        (−2π, 0), which the paper uses for indirect indexing.
+    """
+
+    base: float = 10_000.0
+    phase: Literal["zero", "uniform"] = "zero"
+
+
+@ENCODINGS.register("pope")
+class PoPE(Encoding):
+    """Content is the length and position the angle of a vector in the plane, for each feature of a head.
+
+        q_i·k_j/√K is replaced by  Σ_c softplus(q_ic) softplus(k_jc) cos((j − i) θ_c + δ_c) / √K,   θ_c = base^(−c/K).
+
+    arXiv 2509.10534. In RoPE, features of query and key also rotate the angle, so content and position mix; here they
+    do not. δ is learned, `[G, K]`, one for each key/value head, and clipped to [−2π, 0]. Rotated queries and keys have
+    2K features, so attention and caches of keys need more memory. The native kernels refuse this width.
+
+    Raises:
+      ConfigError: the base is not positive and finite.
+    """
+
+    Config = PoPEConfig
+
+    def __init__(self, config: PoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        if not 0 < config.base < math.inf:
+            raise ConfigError(f"pope.base must be positive and finite, got {config.base}")
+        size = (shape.kv_heads, shape.head_dim)
+        uniform = jax.random.uniform(rngs.params(), size, minval=-2 * math.pi, maxval=0.0)
+        self.phase = nnx.Param(uniform if config.phase == "uniform" else jnp.zeros(size))
+
+    def rotate(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        q_features: PyTree,
+        k_features: PyTree,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+    ) -> tuple[Array, Array]:
+        dtype = accumulator_dtype(q_BLHK.dtype)
+        phase_11GK = jnp.clip(self.phase[...].astype(dtype), -2 * math.pi, 0.0)[None, None]
+        q = self._polar(q_BLHK, q_positions_BL, jnp.zeros((), dtype))
+        k = self._polar(k_BMGK, k_positions_BM, phase_11GK)
+        # Attention divides by the root of 2K features.
+        return (q * 2**0.5).astype(q_BLHK.dtype), k.astype(k_BMGK.dtype)
+
+    def _polar(self, x_BLHK: Array, positions_BL: Array, phase: Array) -> Array:
+        dtype, width = phase.dtype, self.shape.head_dim
+        rates = jnp.asarray(np.power(self.config.base, -np.arange(width) / width), dtype)
+        angles = jnp.asarray(positions_BL).astype(dtype)[:, :, None, None] * rates[None, None, None] + phase
+        length = jax.nn.softplus(x_BLHK.astype(dtype))
+        return jnp.concatenate([length * jnp.cos(angles), length * jnp.sin(angles)], axis=-1)
+
+    def of_head(self, head: int) -> "PoPE":
+        group = head * self.shape.kv_heads // self.shape.num_heads
+        return self._one_head(phase=nnx.Param(self.phase[...][group : group + 1]))

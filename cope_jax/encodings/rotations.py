@@ -1,0 +1,89 @@
+"""What encodings share that rotate queries and keys: frequencies, angles that tokens sum up, and the rotation."""
+
+import math
+
+import jax.numpy as jnp
+import numpy as np
+
+from cope_jax.array_types import Array, PyTree
+from cope_jax.encodings.base import Encoding
+from cope_jax.encodings.common import last_segment, segment_starts
+from cope_jax.errors import ConfigError
+from cope_jax.ops.sums import sum_of_turns
+
+
+def frequencies(base: float, features: int) -> np.ndarray:
+    """Returns RoPE's θ_c = base^(−2c/R), c < R/2, for R rotated features."""
+    return np.power(base, -np.arange(0, features, 2) / features)
+
+
+def even_head_dim(name: str, head_dim: int) -> int:
+    """Returns the head width; ConfigError if it is odd, because an encoding that rotates needs pairs of features."""
+    if head_dim % 2:
+        raise ConfigError(f"{name} needs an even head_dim, got {head_dim}")
+    return head_dim
+
+
+def rotate_pairs(x_BLHK: Array, angles: Array, scale: Array | float = 1.0) -> Array:
+    """Rotates the pair of features (c, c + C) by angle c, and multiplies it by `scale`; features from 2C on stay.
+
+    The angles are `[B, L, heads, C]`. Their number of heads is 1 or divides H; then each angle serves a group of heads.
+    """
+    heads, features = x_BLHK.shape[2], angles.shape[3]
+    if angles.shape[2] not in (1, heads):
+        angles = jnp.repeat(angles, heads // angles.shape[2], axis=2)
+    sin, cos = scale * jnp.sin(angles), scale * jnp.cos(angles)
+    x = x_BLHK[..., : 2 * features].astype(angles.dtype)
+    first, second = x[..., :features], x[..., features:]
+    turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
+    return jnp.concatenate([turned.astype(x_BLHK.dtype), x_BLHK[..., 2 * features :]], axis=-1)
+
+
+class TurnedByTokens(Encoding):
+    """Base class of encodings in which each token turns all later tokens: angles are sums over the tokens before.
+
+    Pair c of a query or key at index t is rotated by θ_tc = Σ_{l≤t} δ_lc, so that q_i·k_j depends on what lies between
+    them, Σ_{l=j+1..i} δ_lc. A subclass defines `steps`. In packed documents the sums start again with each document.
+    The sums are float32 (float64 for float64 inputs) and precise at any length; see `sum_of_turns`. If heads differ in
+    their angles, there is one angle for each key/value head, because the query heads of a group share their key.
+
+    Attributes:
+      own_step_turns: whether a token's own step turns the token itself. If False, θ_t sums over l < t.
+    """
+
+    sees_segments = True
+    own_step_turns: bool = True
+
+    def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
+        """Returns (δ in radians, `[B, M, heads, C]` with G or 1 heads, in the accumulator type; the state after it).
+
+        The arguments are as in `features`.
+        """
+        raise NotImplementedError
+
+    def features(
+        self,
+        x_BMD: Array | None,
+        q_BMHK: Array,
+        k_BMGK: Array,
+        v_BMGK: Array,
+        state: PyTree,
+        segment_ids_BM: Array | None = None,
+    ) -> tuple[PyTree, PyTree]:
+        before, last_B, own = (None, None, None) if state is None else state
+        steps, own = self.steps(x_BMD, own, segment_ids_BM)
+        turns = steps / (2 * math.pi)
+        sums = sum_of_turns(turns, segment_starts(segment_ids_BM, last_B), before)
+        angles = 2 * math.pi * (sums if self.own_step_turns else sums - turns)
+        return angles, (sums[:, -1], last_segment(segment_ids_BM, len(k_BMGK)), own)
+
+    def rotate(
+        self,
+        q_BLHK: Array,
+        k_BMGK: Array,
+        q_features: PyTree,
+        k_features: PyTree,
+        q_positions_BL: Array,
+        k_positions_BM: Array,
+    ) -> tuple[Array, Array]:
+        return rotate_pairs(q_BLHK, q_features), rotate_pairs(k_BMGK, k_features)

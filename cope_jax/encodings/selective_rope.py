@@ -1,0 +1,141 @@
+"""Selective rotary position embeddings."""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
+from cope_jax.encodings.base import ENCODINGS, AttentionShape
+from cope_jax.encodings.common import project
+from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim, frequencies
+from cope_jax.errors import ConfigError
+from cope_jax.ops.convolution import causal_convolution
+from cope_jax.registry import check_at_least
+
+
+@dataclasses.dataclass(frozen=True)
+class SelectiveRoPEConfig:
+    """The options of selective RoPE.
+
+    Attributes:
+      rank: r, the rank of the projection from tokens to steps.
+      width: the number of tokens in the convolution over steps; 0 means no convolution, and the difference of a step
+        and the step before it.
+      silu: whether SiLU follows the convolution.
+      bias: whether a learned positive number, 1 at the start, is added to each step; the model then starts near RoPE.
+      gate: whether each token multiplies its steps by a gate σ(w·x + b) for each head.
+      temperature: "powers" means θ_c = largest·theta^(−2c/K). "rfa" means √((1 − cos a)/(1 + cos a)) with a equally
+        spaced from 0 to theta·π, scaled so that the last is `largest`.
+      theta: see `temperature`; at least 1 for "powers", and in (0, 1) for "rfa".
+      largest: the largest θ_c.
+    """
+
+    rank: int = 16
+    width: int = 4
+    silu: bool = False
+    bias: bool = False
+    gate: bool = False
+    temperature: Literal["powers", "rfa"] = "powers"
+    theta: float = 500_000.0
+    largest: float = 1.0
+
+
+@ENCODINGS.register("selective_rope")
+class SelectiveRoPE(TurnedByTokens):
+    """Rotates by signed steps that the last few tokens choose, a step for each pair of features.
+
+        angle of pair c at index t:  θ_c Σ_{l≤t} φ_lc,   φ = conv(W_2 W_1 x̂) [+ e^b] [· σ(w·x̂ + b)].
+
+    arXiv 2511.17388 and its released code. x̂ is the input of the layer, with each of its H slices divided by its norm.
+    conv is a causal convolution of each channel. Positions are not used. With grouped heads, there are steps for each
+    key/value head. The projection of full rank with normalised weights, which the code also has, is not here.
+
+    Raises:
+      ConfigError: `features` is called without x, the head width is odd, or an option is out of range.
+    """
+
+    Config = SelectiveRoPEConfig
+
+    def __init__(self, config: SelectiveRoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        check_at_least(1, "selective_rope", rank=config.rank)
+        check_at_least(0, "selective_rope", width=config.width, largest=config.largest)
+        if not (config.theta >= 1 if config.temperature == "powers" else 0 < config.theta < 1):
+            raise ConfigError(
+                f"selective_rope.theta={config.theta} must be at least 1 with temperature=powers, in (0, 1) with rfa"
+            )
+        if shape.width % shape.num_heads:
+            raise ConfigError(
+                f"selective_rope normalises a slice of x for each head: model_dim={shape.width} must be a multiple of "
+                f"num_heads={shape.num_heads}"
+            )
+        self.slices = shape.num_heads
+        pairs, initial = even_head_dim("selective_rope", shape.head_dim) // 2, jax.nn.initializers.lecun_normal()
+        self.into = nnx.Param(initial(rngs.params(), (shape.width, config.rank)))
+        self.out = nnx.Param(
+            initial(rngs.params(), (config.rank, shape.kv_heads * pairs)).reshape(-1, shape.kv_heads, pairs)
+        )
+        if config.width:
+            bound = config.width**-0.5
+            size = (config.width, shape.kv_heads, pairs)
+            self.convolution = nnx.Param(jax.random.uniform(rngs.params(), size, minval=-bound, maxval=bound))
+        if config.bias:
+            self.log_bias = nnx.Param(jnp.zeros((shape.kv_heads, pairs)))
+        if config.gate:
+            self.gate_kernel = nnx.Param(initial(rngs.params(), (shape.width, shape.kv_heads)))
+            self.gate_bias = nnx.Param(jnp.zeros((shape.kv_heads,)))
+
+    def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
+        x_BMD = None if x_BMD is None else _normalised(x_BMD, self.slices)
+        coordinates = project("selective_rope", x_BMD, self.into[...])
+        dtype = coordinates.dtype
+        phi_BMGC = jnp.tensordot(coordinates, self.out[...].astype(dtype), 1)
+        size = phi_BMGC.shape
+        kernel = self.convolution[...].astype(dtype) if self.config.width else _difference(size[2:], dtype)
+        phi, state = causal_convolution(
+            phi_BMGC.reshape(*size[:2], -1), kernel.reshape(len(kernel), -1), segment_ids_BM, state
+        )
+        phi_BMGC = phi.reshape(size)
+        if self.config.silu:
+            phi_BMGC = jax.nn.silu(phi_BMGC)
+        if self.config.bias:
+            phi_BMGC = phi_BMGC + jnp.exp(self.log_bias[...].astype(dtype))[None, None]
+        if self.config.gate:
+            gates = jax.nn.sigmoid(project("selective_rope", x_BMD, self.gate_kernel[...], self.gate_bias[...]))
+            phi_BMGC = phi_BMGC * gates[..., None]
+        return phi_BMGC * jnp.asarray(self._temperatures(), dtype)[None, None, None], state
+
+    def _temperatures(self) -> np.ndarray:
+        config, pairs = self.config, self.shape.head_dim // 2
+        if config.temperature == "powers":
+            return config.largest * frequencies(config.theta, self.shape.head_dim)
+        angles = np.linspace(0.0, config.theta * math.pi, pairs)
+        raw = np.sqrt((1 - np.cos(angles)) / (1 + np.cos(angles)))
+        return config.largest * raw / max(raw.max(), 1e-30)
+
+    def of_head(self, head: int) -> "SelectiveRoPE":
+        group = head * self.shape.kv_heads // self.shape.num_heads
+        here = slice(group, group + 1)
+        own: dict[str, Any] = {"out": nnx.Param(self.out[...][:, here])}
+        if self.config.width:
+            own["convolution"] = nnx.Param(self.convolution[...][:, here])
+        if self.config.bias:
+            own["log_bias"] = nnx.Param(self.log_bias[...][here])
+        if self.config.gate:
+            own["gate_kernel"] = nnx.Param(self.gate_kernel[...][:, here])
+            own["gate_bias"] = nnx.Param(self.gate_bias[...][here])
+        return self._one_head(**own)
+
+
+def _normalised(x_BMD: Array, number: int) -> Array:
+    slices = x_BMD.astype(accumulator_dtype(x_BMD.dtype)).reshape(*x_BMD.shape[:2], number, -1)
+    return (slices * jax.lax.rsqrt(jnp.sum(slices**2, axis=-1, keepdims=True) + 1e-6)).reshape(x_BMD.shape)
+
+
+def _difference(size: Any, dtype: Any) -> Array:
+    return jnp.broadcast_to(jnp.asarray([-1.0, 1.0], dtype)[:, None, None], (2, *size))

@@ -1,0 +1,238 @@
+"""Encodings in which each token says something of itself, as their papers state them, one pair at a time."""
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tests.oracle.rules import Params, Rule, Sizes, Vector, log_sigmoid, sigmoid, softplus, turned
+
+
+def sum_after(numbers: Sequence[float], j: int) -> float:
+    """Σ over the keys after j, the query's own last."""
+    total = 0.0
+    for number in numbers[j + 1 :]:
+        total += number
+    return total
+
+
+def fox(
+    params: Params,
+    sizes: Sizes,
+    gate: str = "token",
+    bias: float = 0.0,
+    stddev: float = 0.02,
+    longest: float = 1024.0,
+    prune: float | None = None,
+) -> Rule:
+    """Σ_{l=j+1..i} log f_l, f = σ(w_h·x + b_h) or σ(b_h), over the tokens after the key, the query's own last."""
+    del bias, stddev, longest, prune
+
+    def added(head, q, token, keys):
+        del q, token
+        forget = [
+            log_sigmoid(
+                float(params["bias"][head]) + (float(key.x[-1] @ params["kernel"][:, head]) if gate == "token" else 0)
+            )
+            for key in keys
+        ]
+        return [sum_after(forget, j) for j in range(len(keys))]
+
+    return Rule(added=added)
+
+
+def cable(params: Params, sizes: Sizes, stddev: float = 0.02) -> Rule:
+    """−softplus(w_s·x_i) Σ_{l=j+1..i} relu(w_c·x_l)."""
+    del sizes, stddev
+
+    def added(head, q, token, keys):
+        del q
+        steps = [max(float(key.x[-1] @ params["step_kernel"][:, head]), 0.0) for key in keys]
+        slope = softplus(float(token.x[-1] @ params["slope_kernel"][:, head]))
+        return [-slope * sum_after(steps, j) for j in range(len(keys))]
+
+    return Rule(added=added)
+
+
+def turning(step: Callable[[Vector, int], Sequence[float]], exclusive: bool = False) -> Rule:
+    """Turns by the sum of `step(x_l, group)` over the tokens l up to the own one, or before it."""
+
+    def rotate(vector, token):
+        before = list(token.x[:-1] if exclusive else token.x)
+        angles = [0.0] * len(step(token.x[-1], token.group))
+        for x in before:
+            angles = [angle + one for angle, one in zip(angles, step(x, token.group), strict=True)]
+        return turned(vector, angles)
+
+    return Rule(rotate=rotate)
+
+
+def carope(params: Params, sizes: Sizes, stddev: float = 0.02) -> Rule:
+    """Angle c of C = K/2: Σ f(x_l)^c, c from 1, f = 1/(softplus(x·w) + 1)."""
+    del stddev
+
+    def step(x, group):
+        f = 1 / (softplus(float(x @ params["kernel"][:, group])) + 1)
+        return [f**c for c in range(1, sizes.head_dim // 2 + 1)]
+
+    return turning(step)
+
+
+def grape(params: Params, sizes: Sizes, base: float = 10000.0, step: float = 1e-3, per_head: bool = False) -> Rule:
+    """Angle c: θ_c Σ_{l<t} softplus(w·x_l + b), θ_c = e^parameter."""
+    del base, step
+
+    def increment(x, group):
+        column = group if per_head else 0
+        omega = softplus(float(x @ params["kernel"][:, column]) + float(params["bias"][column]))
+        return [omega * math.exp(params["log_frequencies"][c]) for c in range(sizes.head_dim // 2)]
+
+    return turning(increment, exclusive=True)
+
+
+def mapformer(params: Params, sizes: Sizes, rank: int = 2, world: float = 64.0, fastest: float = 2 * math.pi) -> Rule:
+    """Angle c: ω_c Σ_{l≤t} (W_out W_in x_l)_c."""
+    del world, fastest
+    assert params["into"].shape == (sizes.model_dim, rank)
+
+    def step(x, group):
+        del group
+        place = x @ params["into"] @ params["out"]
+        return [float(params["frequencies"][c] * place[c]) for c in range(sizes.head_dim // 2)]
+
+    return turning(step)
+
+
+def darope(
+    params: Params,
+    sizes: Sizes,
+    base: float = 500000.0,
+    length: int | None = None,
+    alpha: float = 0.5,
+    stddev: float = 0.1,
+) -> Rule:
+    """Fast bands turn by position; slow ones by L σ(w·x + α logit((m + ½)/L)), clipped."""
+    del alpha, stddev
+    size = sizes.max_length if length is None else length
+
+    def rotate(vector, token):
+        share = min(max((token.position + 0.5) / size, 1e-6), 1 - 1e-6)
+        own = float(token.x[-1] @ params["kernel"][:, token.group])
+        place = size * sigmoid(own + float(params["alpha"][token.group]) * math.log(share / (1 - share)))
+        angles = []
+        for c in range(sizes.head_dim // 2):
+            theta = base ** (-2 * c / sizes.head_dim)
+            angles.append((token.position if theta >= 2 * math.pi / size else place) * theta)
+        return turned(vector, angles)
+
+    return Rule(rotate=rotate)
+
+
+def pope(params: Params, sizes: Sizes, base: float = 10000.0, phase: str = "zero") -> Rule:
+    """Σ_c softplus(q_c) softplus(k_c) cos((j − i) θ_c + δ_c), θ_c = base^(−c/K), as a product of 2K features.
+
+    No token context, but its keys differ from its queries.
+    """
+    del phase
+    width = sizes.head_dim
+
+    def rotate(vector, token):
+        out = np.zeros(2 * width)
+        for c in range(width):
+            angle = token.position * base ** (-c / width)
+            if token.is_key:
+                angle += min(max(float(params["phase"][token.group, c]), -2 * math.pi), 0.0)
+            out[c], out[width + c] = softplus(vector[c]) * math.cos(angle), softplus(vector[c]) * math.sin(angle)
+        return out
+
+    return Rule(rotate=rotate)
+
+
+def convolved(rows: Sequence[Vector], kernel: Vector) -> Vector:
+    """The last row's convolution of each channel over the last rows; kernel[-1] is that of the row itself."""
+    total = np.zeros_like(rows[-1])
+    for lag in range(min(len(kernel), len(rows))):
+        total = total + kernel[len(kernel) - 1 - lag] * rows[len(rows) - 1 - lag]
+    return total
+
+
+def selective_rope(
+    params: Params,
+    sizes: Sizes,
+    rank: int = 16,
+    width: int = 4,
+    silu: bool = False,
+    bias: bool = False,
+    gate: bool = False,
+    temperature: str = "powers",
+    theta: float = 500000.0,
+    largest: float = 1.0,
+) -> Rule:
+    """Angle c: θ_c Σ_{l≤t} conv(W_2 W_1 x̂)_c, with its options; x̂ has unit slices."""
+    assert params["into"].shape == (sizes.model_dim, rank)
+    count = sizes.head_dim // 2
+    spaced = [theta * math.pi * c / max(count - 1, 1) for c in range(count)]
+    raw = [math.sqrt((1 - math.cos(a)) / (1 + math.cos(a))) for a in spaced] if temperature == "rfa" else []
+    rates = [largest * raw[c] / max(raw) if raw else largest * theta ** (-2 * c / sizes.head_dim) for c in range(count)]
+
+    def normalised(x):
+        slices = np.split(x, sizes.heads)
+        return np.concatenate([part / math.sqrt(float(part @ part) + 1e-6) for part in slices])
+
+    def rotate(vector, token):
+        angles, rows = [0.0] * count, []
+        for x in token.x:
+            unit = normalised(x)
+            rows.append(np.tensordot(unit @ params["into"], params["out"][:, token.group], 1))
+            if width:
+                phi = convolved(rows, params["convolution"][:, token.group])
+            else:
+                phi = rows[-1] - (rows[-2] if len(rows) > 1 else 0)
+            for c in range(count):
+                step = float(phi[c]) * sigmoid(float(phi[c])) if silu else float(phi[c])
+                step += math.exp(params["log_bias"][token.group, c]) if bias else 0.0
+                if gate:
+                    own = unit @ params["gate_kernel"][:, token.group] + params["gate_bias"][token.group]
+                    step *= sigmoid(float(own))
+                angles[c] += rates[c] * step
+        return turned(vector, angles)
+
+    return Rule(rotate=rotate)
+
+
+def path(params: Params, sizes: Sizes, rank: int = 32, width: int = 3, forget: bool = False, bias: float = 0.0) -> Rule:
+    """From the nearest key to the farthest: the logit is k·c/√K, then c loses β w (w·c)."""
+    del rank, width, bias
+
+    def reflection(rows, group):
+        raw = [np.tensordot(x @ params["into"], params["out"][:, group], 1) for x in rows]
+        mixed = convolved(raw, params["convolution"][:, group])
+        w = np.array([one * sigmoid(float(one)) for one in mixed])
+        beta = 2 * sigmoid(float(rows[-1] @ params["beta_kernel"][:, group]) + float(params["beta_bias"][group]))
+        return w / math.sqrt(float(w @ w) + 1e-6), beta
+
+    def added(head, q, token, keys):
+        c, forgotten, found = np.array(q), 0.0, []
+        for key in reversed(keys):
+            found.append(float(key.k @ c) / math.sqrt(sizes.head_dim) + forgotten - key.logit)
+            w, beta = reflection(key.x, token.group)
+            c = c - beta * w * float(w @ c)
+            if forget:
+                own = key.x[-1] @ params["forget_kernel"][:, head] + params["forget_bias"][head]
+                forgotten += log_sigmoid(float(own))
+        return found[::-1]
+
+    return Rule(added=added)
+
+
+TOKEN_RULES = {
+    "selective_rope": selective_rope,
+    "path": path,
+    "fox": fox,
+    "cable": cable,
+    "carope": carope,
+    "grape": grape,
+    "mapformer": mapformer,
+    "darope": darope,
+    "pope": pope,
+}
