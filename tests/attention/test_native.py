@@ -253,8 +253,11 @@ def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler):
     compiler.with_name("macros").write_text("#define __AVX2__ 1\n#define __AVX512F__ 1")
     assert library._compiled() != path
     assert times_compiled(compiler) == 3
+    compiler.with_name("macros").write_text("#define __ARM_NEON 1")
+    library._compiled()
+    assert times_compiled(compiler) == 4
     compiler.with_name("macros").write_text("#define __SSE2__ 1")
-    with pytest.raises(library.Unavailable, match="the CPU has no AVX2"):
+    with pytest.raises(library.Unavailable, match="the CPU has neither AVX2 nor NEON"):
         library._compiled()
 
 
@@ -344,10 +347,11 @@ print("all cases ran")
     [
         ("g++", ["-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]),
         ("g++", ["-march=x86-64-v3", "-O3"]),
+        ("g++", ["-march=x86-64-v2", "-O3"]),  # vectors of 128 bits, as NEON has
         ("clang++", ["-march=native", "-O3"]),
         ("clang++", ["-march=x86-64-v3", "-O3"]),
     ],
-    ids=["sanitizers", "AVX2", "clang", "clang, AVX2"],
+    ids=["sanitizers", "AVX2", "128 bits", "clang", "clang, AVX2"],
 )
 def test_other_ways_to_compile(compiler, flags, tmp_path):
     """The same results; addresses and undefined behaviour are checked."""

@@ -41,6 +41,8 @@ def why_not(kernels: str, encoding: Encoding, inputs: Inputs) -> str | None:
             return f"a type is {array.dtype}, not float32 or bfloat16"
     if score.gate_keys is not None and score.gate_keys.shape != inputs.rotated_k.shape:
         return "gate keys and keys have different shapes"
+    if score.gates is not None and inputs.q.shape != inputs.rotated_q.shape:
+        return "rotation changes the width of the queries, of which gates are taken"
     if 0 in (*inputs.q.shape, *inputs.v.shape):
         return "there are no queries or no keys"
     ids = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM

@@ -30,7 +30,7 @@ class _Options(NamedTuple):
 def why_not(encoding: Encoding, inputs: Inputs, device: str) -> str | None:
     """Returns why `attention` cannot run; None if it can."""
     del device
-    widths = inputs.q.shape[-1], inputs.v.shape[-1]
+    widths = inputs.rotated_q.shape[-1], inputs.v.shape[-1]
     if reason := arguments.why_not("the functions in C++", encoding, inputs):
         return reason
     if any(width % WIDTH for width in widths):

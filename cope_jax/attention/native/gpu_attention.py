@@ -103,7 +103,7 @@ def why_not(encoding: Encoding, inputs: Inputs, device: str) -> str | None:
         return f"the Triton kernels were not compiled for the device {device!r}"
     if reason := arguments.why_not("the Triton kernels", encoding, inputs):
         return reason
-    widths = inputs.q.shape[-1], inputs.v.shape[-1]
+    widths = inputs.rotated_q.shape[-1], inputs.v.shape[-1]
     if min(widths) < NARROWEST or max(widths) > WIDEST:
         return f"the widths of a head, {widths}, are not between {NARROWEST} and {WIDEST}"
     if len({x.dtype for x in (inputs.q, inputs.rotated_q, inputs.rotated_k, inputs.v)}) > 1:

@@ -12,6 +12,7 @@ import hashlib
 import importlib.metadata
 import logging
 import os
+import platform
 import shlex
 import shutil
 import subprocess
@@ -30,8 +31,10 @@ MODES = ("0", "1", "required")
 SECONDS = 60  # the longest time to compile, or to wait for a process that compiles
 SOURCES = Path(__file__).parent
 CALLS = ("Forward", "Backward")
-# -ffp-contract: multiply and add in one instruction.
-FLAGS = ["-march=native", "-O3", "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
+# -ffp-contract: multiply and add in one instruction. Apple's compiler has no -march=native for ARM.
+NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+FLAGS = [NATIVE, "-O3", "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
+VECTORS = (b"__AVX2__", b"__ARM_NEON")  # macros of the CPUs for which the library is fast
 
 
 class Unavailable(Exception):
@@ -92,8 +95,8 @@ def _compiled() -> Path:
 def _compiled_with(command: list[str], folder: Path) -> Path:
     # The predefined macros name the compiler, its version, and what the CPU can do.
     macros = _run([*command, "-dM", "-E", "-x", "c++", os.devnull])
-    if b"__AVX2__" not in macros:
-        raise Unavailable("the CPU has no AVX2")
+    if not any(macro in macros for macro in VECTORS):
+        raise Unavailable("the CPU has neither AVX2 nor NEON")
     facts = [_sources(), importlib.metadata.version("jaxlib").encode(), " ".join(command).encode(), macros]
     path = folder / f"attention-{_digest(*facts)[:24]}.so"
     if _is_whole(path):

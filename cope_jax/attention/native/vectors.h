@@ -5,14 +5,14 @@
 #include <cstdint>
 #include <utility>
 
-#include <immintrin.h>
-
 namespace {
 
 #if defined(__AVX512F__)
 constexpr int W = 16, ROWS = 6, PANEL = 4;  // lanes; rows and vectors of a block of a matrix product in registers
-#else
+#elif defined(__AVX2__)
 constexpr int W = 8, ROWS = 6, PANEL = 2;
+#else  // NEON, and x86 without AVX2
+constexpr int W = 4, ROWS = 6, PANEL = 2;
 #endif
 constexpr int STRIP = 64, TILE = 64, CHUNKS = TILE / W, AREA = STRIP * TILE;
 constexpr float LOW = -1e30f;  // the logit of a hidden pair
@@ -91,12 +91,14 @@ INLINE float maximum(V x) {
   else return x[0];
 }
 
-// x[index], lane by lane.
+// x[index], lane by lane; each index is in [0, W).
 INLINE V permute(V x, I index) {
-#if defined(__AVX512F__)
-  return (V)_mm512_permutexvar_ps((__m512i)index, (__m512)x);
+#if defined(__clang__)
+  V y;
+  for (int i = 0; i < W; i++) y[i] = x[index[i]];
+  return y;
 #else
-  return (V)_mm256_permutevar8x32_ps((__m256)x, (__m256i)index);
+  return __builtin_shuffle(x, index);
 #endif
 }
 
