@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -38,6 +39,8 @@ class Cache:
       positions_BC: int32, the position of each token.
       segment_ids_BC: int32; a token sees only tokens of its own segment. Padding is a separate segment.
       filled: int32 scalar, the number of slots in use.
+      windows: what layers keep of the last tokens besides, such as the inputs of short convolutions: a tree of arrays
+        `[B, ...]`, in a cache for N layers `[N, B, ...]`.
     """
 
     entries: CacheEntry
@@ -45,6 +48,7 @@ class Cache:
     positions_BC: Array
     segment_ids_BC: Array
     filled: Array
+    windows: PyTree = dataclasses.field(default_factory=dict)
 
     @property
     def capacity(self) -> int:
@@ -122,13 +126,9 @@ class Cache:
                 return jax.lax.dynamic_update_slice(slots, new, start)
             return jax.lax.dynamic_update_slice(slots, new[None], (jnp.asarray(layer, jnp.int32), *start))
 
-        def keep(kept: Array, new: Array) -> Array:
-            new = new.astype(kept.dtype)
-            return new if layer is None else jax.lax.dynamic_update_index_in_dim(kept, new, layer, 0)
-
         new = jax.tree.map(lambda x: rows_of(head_major(x)), CacheEntry(rotated_BLGK, v_BLGK, features))
         entries = jax.tree.map(write, self.entries, new)
-        return dataclasses.replace(self, entries=entries, state=jax.tree.map(keep, self.state, state))
+        return dataclasses.replace(self, entries=entries, state=jax.tree.map(_keeper(layer), self.state, state))
 
     def entries_of(
         self, encoding: Encoding, layer: int | Array | None, length: int
@@ -142,6 +142,14 @@ class Cache:
             return jax.tree.map(lambda x, like: x.reshape(like.shape), rows, shapes)
 
         return shaped(rows, self.capacity), shaped(last, length)
+
+    def windows_of(self, layer: int | Array | None) -> PyTree:
+        """Returns the windows of one layer."""
+        return self._of_layer(self.windows, layer)
+
+    def with_windows(self, windows: PyTree, layer: int | Array | None) -> "Cache":
+        """Returns the cache with the windows of one layer after the tokens that were entered last."""
+        return dataclasses.replace(self, windows=jax.tree.map(_keeper(layer), self.windows, windows))
 
     def _of_layer(self, tree: PyTree, layer: int | Array | None) -> PyTree:
         if layer is None:
@@ -161,8 +169,24 @@ class Cache:
         )
 
 
+def _keeper(layer: int | Array | None) -> Callable[[Array, Array], Array]:
+    """Returns the function that writes what one layer keeps."""
+
+    def keep(kept: Array, new: Array) -> Array:
+        new = new.astype(kept.dtype)
+        return new if layer is None else jax.lax.dynamic_update_index_in_dim(kept, new, layer, 0)
+
+    return keep
+
+
 def create_cache(
-    encoding: Encoding, *, batch: int, capacity: int, num_layers: int | None = None, dtype: Any = jnp.float32
+    encoding: Encoding,
+    *,
+    batch: int,
+    capacity: int,
+    num_layers: int | None = None,
+    dtype: Any = jnp.float32,
+    windows: PyTree = None,
 ) -> Cache:
     """Creates an empty cache for keys and values of type `dtype`, and for the encoding's features.
 
@@ -172,6 +196,7 @@ def create_cache(
       capacity: C, the maximum number of tokens in a sequence.
       num_layers: N, the number of layers. If None, the cache is for one layer, and its arrays have no layer axis.
       dtype: the compute type.
+      windows: the windows of one layer, as shapes and types. None means that there are none.
 
     Raises:
       ConfigError: a size is below 1.
@@ -183,10 +208,10 @@ def create_cache(
 
     shapes, state = entry_shapes(encoding, batch, capacity, dtype)
     rows = jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes)
-    entries, state = jax.tree.map(empty, (rows, state))
+    entries, state, windows = jax.tree.map(empty, (rows, state, {} if windows is None else windows))
     # Two arrays, because one buffer in two places cannot be donated.
     positions_BC, segment_ids_BC = (jnp.zeros((batch, capacity), jnp.int32) for _ in range(2))
-    return Cache(entries, state, positions_BC, segment_ids_BC, jnp.zeros((), jnp.int32))
+    return Cache(entries, state, positions_BC, segment_ids_BC, jnp.zeros((), jnp.int32), windows)
 
 
 def entry_shapes(encoding: Encoding, batch: int, length: int, dtype: Any) -> tuple[CacheEntry, PyTree]:

@@ -36,7 +36,7 @@ class PoPE(Encoding):
 
     arXiv 2509.10534. In RoPE, features of query and key also rotate the angle, so content and position mix; here they
     do not. δ is learned, `[G, K]`, one for each key/value head, and clipped to [−2π, 0]. Rotated queries and keys have
-    2K features, so attention and caches of keys need more memory. The native kernels refuse this width.
+    2K features, so attention and caches of keys need more memory.
 
     Raises:
       ConfigError: the base is not positive and finite.

@@ -207,11 +207,19 @@ def strange_choices(config: Any, encoding: str, **told: tuple[Any, ...]) -> list
     """
     names = [name for name, _ in config.encoding.parts]
     found = [] if names == [encoding] else [f"encoding {'+'.join(names) or 'none'}"]
-    return found + [
-        f"block.{name}={getattr(config.block, name)!r}"
-        for name, known in told.items()
-        if getattr(config.block, name) not in known
-    ]
+    return (
+        found
+        + [
+            f"block.{name}={getattr(config.block, name)!r}"
+            for name, known in told.items()
+            if getattr(config.block, name) not in known
+        ]
+        + [
+            f"block.{name}={value!r}"
+            for name, value in ({"mixer": config.block.mixer} | config.block.attention_options).items()
+            if value != "attention"
+        ]
+    )
 
 
 def common_values(config: Any) -> dict[str, Any]:

@@ -10,9 +10,12 @@ from cope_jax.attention import Cache
 from cope_jax.encodings import AttentionShape, Composed, EncodingConfig
 from cope_jax.layers.basic import MLP, Norm
 from cope_jax.layers.block_config import BlockConfig
+from cope_jax.layers.recurrent_mixer import KINDS, RecurrentMixer
 from cope_jax.layers.self_attention import Context, SelfAttention
 from cope_jax.layout import Layout
 from cope_jax.ops.dropout import dropout
+
+MIXERS: dict[str, Any] = {"attention": SelfAttention} | dict.fromkeys(KINDS, RecurrentMixer)
 
 
 class Block(nnx.Module):
@@ -36,7 +39,7 @@ class Block(nnx.Module):
         self.config = config
         self.shape = shape
         self.encoding = encoding.build(shape, rngs=rngs)
-        self.attention = SelfAttention(config, residual_scale, rngs=rngs)
+        self.attention = MIXERS[config.mixer](config, residual_scale, rngs=rngs)
         self.attention_norm = Norm(config, rngs=rngs)
         self.mlp = MLP(config, residual_scale, rngs=rngs)
         self.mlp_norm = Norm(config, rngs=rngs)

@@ -13,6 +13,7 @@ from cope_jax.registry import check_at_least, check_choices
 Activation = Literal["relu", "gelu", "gelu_erf", "swiglu"]
 Norm = Literal["layer", "rms"]
 NormPosition = Literal["pre", "post"]
+Mixer = Literal["attention", "linear", "gla", "delta", "gated_delta"]
 ComputeType = Literal["float32", "bfloat16", "float64"]
 
 
@@ -36,6 +37,15 @@ class BlockConfig:
         deviations. If None, it is 1/√inputs without truncation, and less for a layer that adds to the residual stream.
       compute_dtype: type of the matrix products. Parameters, positions, logits and softmax are float32. "float64" is
         for comparisons: it computes everything in float64, and needs `jax_enable_x64`.
+      mixer: what mixes tokens: attention, or a recurrence: "linear" attention, "gla", "delta" or "gated_delta"; see
+        `cope_jax.layers.recurrent_mixer`.
+      negative_eigenvalues: β is in (0, 2) instead of (0, 1), for the mixers with the delta rule.
+      qk_norm: normalise queries and keys of each head; see `cope_jax.layers.attention_options` for this and the next
+        four.
+      output_norm: normalise the output of each head.
+      output_gate: multiply the output of attention by σ(W_g x).
+      kv_shift: mix each key and value with those of the token before.
+      convolution: the number of tokens of a short convolution on queries, keys and values; 0 means none.
       attention: the implementation of attention, as in `cope_jax.attention.attend`.
       attention_blocks: block sizes of this implementation, as `blocks` in `attend`.
     """
@@ -53,6 +63,13 @@ class BlockConfig:
     dropout: float = 0.0
     initial_stddev: float | None = None
     compute_dtype: ComputeType = "float32"
+    mixer: Mixer = "attention"
+    negative_eigenvalues: bool = False
+    qk_norm: bool = False
+    output_norm: bool = False
+    output_gate: bool = False
+    kv_shift: bool = False
+    convolution: int = 0
     attention: str = "auto"
     attention_blocks: tuple[int, ...] | None = None
 
@@ -68,7 +85,7 @@ class BlockConfig:
             raise ConfigError(f"dropout must lie in [0, 1), got {self.dropout}")
         if not self.norm_epsilon > 0:
             raise ConfigError(f"norm_epsilon must be positive, got {self.norm_epsilon}")
-        check_at_least(0, "block", initial_stddev=self.initial_stddev)
+        check_at_least(0, "block", initial_stddev=self.initial_stddev, convolution=self.convolution)
 
     def attention_shape(self, max_length: int | None) -> AttentionShape:
         """The sizes that an encoding of this block is built for."""
@@ -76,11 +93,22 @@ class BlockConfig:
         return AttentionShape(self.num_heads, head_dim, self.num_kv_heads, self.model_dim, max_length)
 
     def matrix_parameters(self) -> tuple[int, int]:
-        """Returns (number of parameters in a block's matrices, H·K). Every token uses all of these parameters."""
+        """Returns (number of parameters in a block's matrices, H·K). Every token uses all of these parameters.
+
+        A recurrence has no pairs of tokens, so it has 0 in place of H·K.
+        """
         shape = self.attention_shape(None)
         heads, kv_heads = shape.num_heads * shape.head_dim, shape.kv_heads * shape.head_dim
         mlp = (3 if self.activation == "swiglu" else 2) * self.model_dim * (self.mlp_dim or 4 * self.model_dim)
-        return 2 * self.model_dim * (heads + kv_heads) + mlp, heads
+        recurrent = self.mixer != "attention"
+        gate = self.model_dim * heads if self.output_gate or recurrent else 0
+        return 2 * self.model_dim * (heads + kv_heads) + gate + mlp, 0 if recurrent else heads
+
+    @property
+    def attention_options(self) -> dict[str, bool | int]:
+        """The options around attention that are set, by name."""
+        names = ("qk_norm", "output_norm", "output_gate", "kv_shift", "convolution")
+        return {name: getattr(self, name) for name in names if getattr(self, name)}
 
     @property
     def dtype(self) -> Any:

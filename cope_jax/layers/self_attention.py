@@ -3,11 +3,13 @@
 import dataclasses
 from typing import Any
 
+import jax
 from flax import nnx
 
-from cope_jax.array_types import Array
+from cope_jax.array_types import Array, PyTree
 from cope_jax.attention import Cache, attend, attend_cached, attention_weights, prepare
 from cope_jax.encodings import Encoding, features_of
+from cope_jax.layers.attention_options import AttentionOptions
 from cope_jax.layers.basic import create_linear
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layout import WHOLE, Layout
@@ -31,7 +33,10 @@ class Context:
 
 
 class SelfAttention(nnx.Module):
-    """Multi-head self-attention, out = W_o attend(W_q x, W_k x, W_v x), with grouped key/value heads."""
+    """Multi-head self-attention, out = W_o attend(W_q x, W_k x, W_v x), with grouped key/value heads.
+
+    See `AttentionOptions` for what a config may add around `attend`.
+    """
 
     def __init__(self, config: BlockConfig, residual_scale: float, *, rngs: nnx.Rngs):
         shape, width = config.attention_shape(None), config.model_dim
@@ -42,12 +47,14 @@ class SelfAttention(nnx.Module):
         self.key = create_linear(config, width, kv_heads, ("embed", "kv_heads"), rngs=rngs)
         self.value = create_linear(config, width, kv_heads, ("embed", "kv_heads"), rngs=rngs)
         self.out = create_linear(config, heads, width, ("heads", "embed"), scale=residual_scale, rngs=rngs)
+        self.options = AttentionOptions(config, rngs=rngs) if config.attention_options else None
 
     def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
-        q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
+        q, k, v, _ = self._heads(x_BLD, context, context.segment_ids)
+        options = self._attend_options(x_BLD, q, k, v, encoding, context)
         options |= {"dropout_rate": self.config.dropout, "dropout_key": dropout_key}
         out_BLHK = attend(q, k, v, **self._execution(context), **options)
-        return self._merge_heads(out_BLHK)
+        return self._merge_heads(x_BLD, out_BLHK)
 
     def extend(
         self, x_BLD: Array, encoding: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
@@ -58,19 +65,33 @@ class SelfAttention(nnx.Module):
         the index of this layer. If `first` is true, the cache was empty before these tokens, so they attend only to
         each other.
         """
-        q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
-        cache = cache.append(q, k, v, encoding=encoding, x_BLD=x_BLD, layer=layer)
+        segment_ids_BL = cache.latest(x_BLD.shape[1])[1]
+        q, k, v, windows = self._heads(x_BLD, context, segment_ids_BL, cache.windows_of(layer))
+        cache = cache.append(q, k, v, encoding=encoding, x_BLD=x_BLD, layer=layer).with_windows(windows, layer)
         if first:
+            options = self._attend_options(x_BLD, q, k, v, encoding, context)
             out_BLHK = attend(q, k, v, **self._execution(context), **options)
         else:
             out_BLHK = attend_cached(q, cache, encoding=encoding, embedded=True, layer=layer)
-        return self._merge_heads(out_BLHK), cache
+        return self._merge_heads(x_BLD, out_BLHK), cache
 
     def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
         """The attention weights, as "attention", and the encoding's maps by name, each `[B, H, L, L]`."""
-        q, k, v, options = self._attend_arguments(x_BLD, encoding, context)
-        inputs = prepare(q, k, v, **options)
+        q, k, v, _ = self._heads(x_BLD, context, context.segment_ids)
+        inputs = prepare(q, k, v, **self._attend_options(x_BLD, q, k, v, encoding, context))
         return {"attention": attention_weights(encoding, inputs), **encoding.maps(inputs.pairs())}
+
+    def windows(self, batch: int) -> PyTree:
+        """Returns what a cache keeps for this layer besides keys and values, as shapes and types."""
+        if self.options is None:
+            return {}
+        options, dtype, width = self.options, self.config.dtype, self.shape.head_dim
+        x_BLD = jax.ShapeDtypeStruct((batch, 1, self.config.model_dim), dtype)
+        q, k = (
+            jax.ShapeDtypeStruct((batch, 1, heads, width), dtype)
+            for heads in (self.shape.num_heads, self.shape.kv_heads)
+        )
+        return jax.eval_shape(lambda x_BLD, q, k: options.before(x_BLD, q, k, k, None)[3], x_BLD, q, k)
 
     def _execution(self, context: Context) -> dict[str, Any]:
         # Ring attention needs a sequence that is split over devices. It is not split while a config is checked.
@@ -83,18 +104,28 @@ class SelfAttention(nnx.Module):
             "head_axis": context.layout.width,
         }
 
-    def _merge_heads(self, out_BLHK: Array) -> Array:
+    def _merge_heads(self, x_BLD: Array, out_BLHK: Array) -> Array:
+        if self.options is not None:
+            out_BLHK = self.options.after(x_BLD, out_BLHK)
         return self.out(out_BLHK.reshape(*out_BLHK.shape[:2], -1))
 
-    def _attend_arguments(
-        self, x_BLD: Array, encoding: Encoding, context: Context
-    ) -> tuple[Array, Array, Array, dict[str, Any]]:
+    def _heads(
+        self, x_BLD: Array, context: Context, segment_ids_BL: Array | None, windows: PyTree = None
+    ) -> tuple[Array, Array, Array, PyTree]:
+        """Returns (q_BLHK, k_BMGK, v_BMGK, the windows of the options after these tokens)."""
         heads = (*x_BLD.shape[:2], -1, self.shape.head_dim)
         q_BLHK, k_BMGK, v_BMGK = (
             context.layout.constrain(linear(x_BLD).reshape(heads), "batch", "length", "width", None)
             for linear in (self.query, self.key, self.value)
         )
-        options = {
+        if self.options is None:
+            return q_BLHK, k_BMGK, v_BMGK, {}
+        return self.options.before(x_BLD, q_BLHK, k_BMGK, v_BMGK, segment_ids_BL, windows)
+
+    def _attend_options(
+        self, x_BLD: Array, q_BLHK: Array, k_BMGK: Array, v_BMGK: Array, encoding: Encoding, context: Context
+    ) -> dict[str, Any]:
+        return {
             "encoding": encoding,
             "features": features_of(encoding, x_BLD, q_BLHK, k_BMGK, v_BMGK, None, context.segment_ids)[0],
             "embedded": True,
@@ -104,4 +135,3 @@ class SelfAttention(nnx.Module):
             "k_segment_ids": context.segment_ids,
             "causal": context.causal,
         }
-        return q_BLHK, k_BMGK, v_BMGK, options

@@ -242,6 +242,7 @@ class Decoder(Model):
             capacity=capacity,
             num_layers=self.config.num_layers,
             dtype=self.config.block.dtype,
+            windows=block.attention.windows(batch),
         )
         return self._extend(tokens_BL, context, cache, first=True)
 

@@ -1,0 +1,41 @@
+"""The table in docs/encodings.md of what runs every encoding, written from the code."""
+
+import pathlib
+
+import jax
+from flax import nnx
+
+from cope_jax import attention, encodings
+from cope_jax.attention import fused
+from cope_jax.attention.tiles import needs_one_block
+from cope_jax.encodings.native_score import native_score_of
+
+PAGE = pathlib.Path(__file__).parents[2] / "docs" / "encodings.md"
+TITLE = "| encoding | full | blockwise | ring | decoding | kernels for TPUs | kernels for CPUs and GPUs |"
+
+
+def reasons(name):
+    """For each column, why this cannot run the encoding with its default options; None if it can."""
+    encoding = encodings.create(name, num_heads=4, num_kv_heads=2, head_dim=16, max_length=32, rngs=nnx.Rngs(0))
+    keys = jax.random.split(jax.random.key(0), 4)
+    x = jax.random.normal(keys[0], (1, 32, 64))
+    q, k, v = (jax.random.normal(key, (1, 32, heads, 16)) for key, heads in zip(keys[1:], (4, 2, 2), strict=True))
+    features, _ = encodings.features_of(encoding, x, q, k, v)
+    inputs = attention.prepare(q, k, v, encoding=encoding, features=features, embedded=True)
+    couples = None if encoding.splits_queries else "it couples the queries"
+    around = "it needs all keys in one block" if needs_one_block(encoding, inputs) else None
+    on_tpus = couples or fused.why_not(encoding, inputs, None, interpret=True)
+    native = native_score_of(encoding, inputs.v, inputs.k_features) is not None
+    return [None, couples, couples or around, couples, on_tpus, None if native else "its score is not CoPE's or none"]
+
+
+def row(name):
+    found = reasons(name)
+    assert all(reason is None or "\n" not in reason for reason in found)
+    return f"| `{name}` | " + " | ".join("✓" if reason is None else "–" for reason in found) + " |"
+
+
+def test_the_table_is_what_the_code_runs():
+    rows = [row(name) for name in encodings.names()]
+    table = "\n".join([TITLE, "|" + "---|" * 7, *rows])
+    assert table in PAGE.read_text(), f"docs/encodings.md must have this table:\n{table}"

@@ -1,0 +1,149 @@
+"""What may stand around attention: each option against loops, packed documents, and token by token."""
+
+import dataclasses
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.layers.attention_options import AttentionOptions
+from cope_jax.layers.block_config import BlockConfig
+from cope_jax.models.decoder import Decoder, DecoderConfig
+from tests.encodings.cases import jit
+
+SIZES = {"model_dim": 8, "num_heads": 4, "num_kv_heads": 2, "head_dim": 3, "compute_dtype": "float64"}
+OPTIONS = {"qk_norm": True, "output_norm": True, "output_gate": True, "kv_shift": True, "convolution": 3}
+SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1], [3, 3, 3, 3, 3, 3, 5]], np.int32)
+BATCH, LENGTH = SEGMENTS.shape
+
+
+def sigmoid(x):
+    return 1 / (1 + math.exp(-x))
+
+
+def create(**options):
+    """The options, with random parameters."""
+    module = AttentionOptions(BlockConfig(**SIZES, **options), rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    graph, state = nnx.split(module)
+    return nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(rng.normal(size=leaf.shape)), state))
+
+
+def arrays():
+    rng = np.random.default_rng(1)
+    shapes = [(BATCH, LENGTH, 8), *((BATCH, LENGTH, heads, 3) for heads in (4, 2, 2, 4))]
+    return [rng.normal(size=shape) for shape in shapes]
+
+
+def earlier(b, t, lag):
+    """The token `lag` before, or None if it is of another document."""
+    return t - lag if t >= lag and (SEGMENTS[b, t - lag : t + 1] == SEGMENTS[b, t]).all() else None
+
+
+def over(x, step):
+    """One vector for each example, token and head."""
+    out = np.zeros_like(x)
+    for b in range(BATCH):
+        for t in range(LENGTH):
+            for head in range(x.shape[2]):
+                out[b, t, head] = step(b, t, head)
+    return out
+
+
+def shifted(x_BLD, x, kernel):
+    def step(b, t, head):
+        share, before = sigmoid(float(x_BLD[b, t] @ kernel[:, head])), earlier(b, t, 1)
+        return (1 - share) * x[b, t, head] + (0 if before is None else share * x[b, before, head])
+
+    return over(x, step)
+
+
+def convolved(x, kernel):
+    def step(b, t, head):
+        lags = [lag for lag in range(len(kernel)) if earlier(b, t, lag) is not None]
+        return sum(kernel[len(kernel) - 1 - lag, head] * x[b, t - lag, head] for lag in lags)
+
+    return over(x, step)
+
+
+def normed(x, scale):
+    return over(x, lambda b, t, head: x[b, t, head] / math.sqrt((x[b, t, head] ** 2).mean() + 1e-6) * scale[head])
+
+
+def test_before_attention(x64):
+    module = create(**OPTIONS)
+    x, q, k, v, _ = arrays()
+    parameters = {name: np.asarray(leaf) for (name, *_), leaf in nnx.to_flat_state(nnx.state(module))}
+    found = module.before(*map(jnp.asarray, (x, q, k, v)), SEGMENTS)[:3]
+    k, v = shifted(x, k, parameters["key_shift"]), shifted(x, v, parameters["value_shift"])
+    q, k, v = (convolved(one, parameters[f"{name}_convolution"]) for name, one in zip("qkv", (q, k, v), strict=True))
+    exact = normed(q, parameters["q_scale"]), normed(k, parameters["k_scale"]), v
+    for one, other in zip(found, exact, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-12)
+
+
+def test_after_attention(x64):
+    module = create(output_norm=True, output_gate=True)
+    x, *_, out = arrays()
+    kernel, bias = (np.asarray(leaf[...]) for leaf in (module.gate.kernel, module.gate.bias))
+    gates = over(out, lambda b, t, head: [sigmoid(g) for g in (x[b, t] @ kernel + bias).reshape(4, 3)[head]])
+    exact = normed(out, np.asarray(module.output_scale[...])) * gates
+    np.testing.assert_allclose(module.after(jnp.asarray(x), jnp.asarray(out)), exact, rtol=0, atol=1e-12)
+
+
+def decoder(encoding, **options):
+    block = BlockConfig(**SIZES, **options)
+    config = DecoderConfig(
+        vocab_size=11, max_length=16, encoding=EncodingConfig.parse(encoding), block=block, num_layers=2
+    )
+    model = Decoder(config, rngs=nnx.Rngs(0))
+    graph, state = nnx.split(model)
+    rng = np.random.default_rng(2)
+    return graph, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.3 * rng.normal(size=leaf.shape), state)
+
+
+@pytest.mark.parametrize("encoding", ["cope(npos_max=4)", pytest.param("path+fox", marks=pytest.mark.slow)])
+def test_decoding_gives_what_the_whole_gives(encoding, x64):
+    """Prompts of two lengths, padded in front, then one token at a time."""
+    graph, state = decoder(encoding, **OPTIONS)
+    tokens = np.random.default_rng(3).integers(0, 11, (2, 8)).astype(np.int32)
+    lengths = np.array([5, 2], np.int32)
+    padded = np.stack([np.concatenate([np.zeros(5 - n, np.int32), row[:n]]) for n, row in zip(lengths, tokens)])  # noqa: B905
+
+    @jit
+    def whole(state, tokens):
+        return nnx.merge(graph, state)(tokens)
+
+    logits, cache = jit(lambda state: nnx.merge(graph, state).prefill(padded, 9, lengths_B=lengths))(state)
+    step = jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
+    for more in range(3):
+        for row, length in enumerate(lengths):
+            exact = whole(state, tokens[row : row + 1])[0, length - 1 + more]
+            np.testing.assert_allclose(logits[row], exact, rtol=0, atol=1e-11)
+        logits, cache = step(state, np.stack([tokens[row, n + more] for row, n in enumerate(lengths)])[:, None], cache)
+
+
+def test_packed_documents_do_not_leak(x64):
+    graph, state = decoder("rope", **OPTIONS)
+    tokens = np.random.default_rng(3).integers(0, 11, (1, 8)).astype(np.int32)
+    segments = np.array([[0, 0, 0, 1, 1, 1, 1, 1]], np.int32)
+    places = np.array([[0, 1, 2, 0, 1, 2, 3, 4]], np.int32)
+    model = nnx.merge(graph, state)
+    packed = model(tokens, positions_BL=places, segment_ids_BL=segments)
+    for here in (slice(0, 3), slice(3, 8)):
+        np.testing.assert_allclose(packed[:, here], model(tokens[:, here]), rtol=0, atol=1e-11)
+
+
+def test_a_new_convolution_and_an_option_that_is_off_change_nothing(x64):
+    plain, options = BlockConfig(**SIZES), BlockConfig(**SIZES, convolution=4)
+    assert not plain.attention_options and options.attention_options == {"convolution": 4}
+    x, q, k, v, _ = map(jnp.asarray, arrays())
+    module = AttentionOptions(options, rngs=nnx.Rngs(0))
+    for one, other in zip(module.before(x, q, k, v, None)[:3], (q, k, v), strict=True):
+        np.testing.assert_array_equal(one, other)
+    gated = dataclasses.replace(plain, output_gate=True)
+    assert gated.matrix_parameters()[0] - plain.matrix_parameters()[0] == 8 * 12

@@ -1,0 +1,125 @@
+"""Recurrent mixers: the layer against loops, packed documents, token by token, and what they refuse."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError
+from cope_jax.layers.block_config import BlockConfig
+from cope_jax.layers.recurrent_mixer import KINDS, RecurrentMixer
+from cope_jax.models.decoder import Decoder, DecoderConfig
+from tests.encodings.cases import jit
+from tests.oracle.mixers import recurrence
+from tests.oracle.rules import log_sigmoid, sigmoid, softplus
+
+SIZES = {"model_dim": 8, "num_heads": 2, "head_dim": 3, "compute_dtype": "float64"}
+SEGMENTS = np.array([[0, 0, 0, 1, 1, 1, 1]], np.int32)
+
+
+def randomised(module, seed=2):
+    graph, state = nnx.split(module)
+    rng = np.random.default_rng(seed)
+    return graph, jax.tree.map(lambda leaf: np.asarray(leaf, np.float64) + 0.3 * rng.normal(size=leaf.shape), state)
+
+
+def by_loops(layer, x_LD):
+    """The output of the layer for one example."""
+    length, heads, kind = len(x_LD), 2, layer.kind
+
+    def projected(name):
+        linear, kernel = getattr(layer, name), np.asarray(getattr(layer, f"{name}_convolution")[...])
+        rows = x_LD @ np.asarray(linear.kernel[...]) + np.asarray(linear.bias[...])
+        out = np.zeros_like(rows)
+        for t in range(length):
+            for lag in range(min(4, t + 1)):
+                if (SEGMENTS[0, t - lag : t + 1] == SEGMENTS[0, t]).all():
+                    out[t] += kernel[3 - lag] * rows[t - lag]
+            out[t] = [y * sigmoid(y) for y in out[t]]
+        return out.reshape(length, heads, -1)
+
+    def unit(rows):
+        return np.array([[row / math.sqrt(row @ row + 1e-6) for row in token] for token in rows])
+
+    decay = beta = None
+    if kind.delta:
+        most = 2 if layer.config.negative_eigenvalues else 1
+        beta = np.array([[most * sigmoid(y) for y in row] for row in x_LD @ np.asarray(layer.beta[...])])
+    if kind.decay == "channel":
+        logits = x_LD @ np.asarray(layer.decay_in[...]) @ np.asarray(layer.decay_out[...]) + np.asarray(
+            layer.decay_bias[...]
+        )
+        decay = np.array([[log_sigmoid(y) / 16 for y in row] for row in logits]).reshape(length, heads, -1)
+    elif kind.decay == "head":
+        logits, rates = (
+            x_LD @ np.asarray(layer.decay[...]) + np.asarray(layer.decay_bias[...]),
+            np.exp(layer.log_rate[...]),
+        )
+        decay = -np.array([[rate * softplus(y) for rate, y in zip(rates, row, strict=True)] for row in logits])[
+            ..., None
+        ]
+    out = recurrence(unit(projected("query")), unit(projected("key")), projected("value"), decay, beta, SEGMENTS[0])
+    scale, gate = (
+        np.asarray(layer.scale[...]),
+        x_LD @ np.asarray(layer.gate.kernel[...]) + np.asarray(layer.gate.bias[...]),
+    )
+    normed = [[head / math.sqrt((head**2).mean() + 1e-6) * scale[h] for h, head in enumerate(token)] for token in out]
+    gated = np.array(normed).reshape(length, -1) * np.array([[y * sigmoid(y) for y in row] for row in gate])
+    return gated @ np.asarray(layer.out.kernel[...]) + np.asarray(layer.out.bias[...])
+
+
+@pytest.mark.parametrize("kind, more", [*((kind, {}) for kind in KINDS), ("delta", {"negative_eigenvalues": True})])
+def test_the_layer_equals_its_loops(kind, more, x64):
+    graph, state = randomised(RecurrentMixer(BlockConfig(**SIZES, mixer=kind, **more), 1.0, rngs=nnx.Rngs(0)))
+    layer, x = nnx.merge(graph, state), np.random.default_rng(0).normal(size=(1, 7, 8))
+    found, _ = layer._mix(jnp.asarray(x), SEGMENTS, None)
+    np.testing.assert_allclose(found[0], by_loops(layer, x[0]), rtol=0, atol=1e-12)
+
+
+def decoder(kind, encoding="learned"):
+    config = DecoderConfig(
+        vocab_size=11,
+        max_length=16,
+        encoding=EncodingConfig.parse(encoding),
+        block=BlockConfig(**SIZES, mixer=kind),
+        num_layers=2,
+    )
+    return randomised(Decoder(config, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize(
+    "kind", ["gated_delta", *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("gla", "linear"))]
+)
+def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
+    graph, state = decoder(kind)
+    tokens = np.random.default_rng(3).integers(0, 11, (1, 8)).astype(np.int32)
+    exact = jit(lambda state, tokens: nnx.merge(graph, state)(tokens))(state, tokens)
+    padded = np.concatenate([np.zeros((1, 2), np.int32), tokens[:, :5]], axis=1)
+    length = np.array([5], np.int32)
+    logits, cache = jit(lambda state: nnx.merge(graph, state).prefill(padded, 10, lengths_B=length))(state)
+    step = jit(lambda state, token, cache: nnx.merge(graph, state).decode(token, cache))
+    for now in range(5, 9):
+        np.testing.assert_allclose(logits, exact[:, now - 1], rtol=0, atol=1e-11)
+        if now < 8:
+            logits, cache = step(state, tokens[:, now : now + 1], cache)
+
+    model, segments = nnx.merge(graph, state), np.array([[0] * 3 + [1] * 5], np.int32)
+    places = np.array([[0, 1, 2, 0, 1, 2, 3, 4]], np.int32)
+    packed = model(tokens, positions_BL=places, segment_ids_BL=segments)
+    for here in (slice(0, 3), slice(3, 8)):
+        np.testing.assert_allclose(packed[:, here], model(tokens[:, here]), rtol=0, atol=1e-11)
+
+
+def test_what_has_no_effect_is_refused_in_one_line(x64):
+    tokens = np.zeros((1, 4), np.int32)
+    with pytest.raises(ConfigError, match=r"'fox' has no effect with block.mixer=gla: choose"):
+        nnx.merge(*decoder("gla", "learned+fox"))(tokens)
+    with pytest.raises(ConfigError, match=r"block\.mixer=gla has no attention weights"):
+        nnx.merge(*decoder("gla")).maps(tokens)
+    for options in ({"num_kv_heads": 1}, {"qk_norm": True}):
+        with pytest.raises(ConfigError, match=r"block.mixer=linear has no grouped heads and no options around"):
+            RecurrentMixer(BlockConfig(**SIZES, mixer="linear", **options), 1.0, rngs=nnx.Rngs(0))

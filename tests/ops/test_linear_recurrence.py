@@ -1,0 +1,134 @@
+"""Recurrences by chunks equal the recurrence token by token, and the code of others."""
+
+import importlib.util
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from cope_jax.ops import linear_recurrence as module
+from cope_jax.ops.linear_recurrence import linear_recurrence
+from tests.encodings.cases import jit
+from tests.oracle.differences import gradients as finite_differences
+from tests.oracle.mixers import recurrence
+
+BATCH, LENGTH, HEADS, WIDTH, VALUES = 2, 11, 2, 3, 4
+SEGMENTS = np.array([[0] * 11, [0, 0, 3, 3, 3, 3, 3, 3, 3, 5, 5]], np.int32)
+KINDS = {"linear": (0, False), "gla": (WIDTH, False), "delta": (0, True), "gated_delta": (1, True)}
+
+
+def arrays(kind, seed=0, length=LENGTH):
+    width, delta = KINDS[kind]
+    rng = np.random.default_rng(seed)
+    found = {
+        name: rng.normal(size=(BATCH, length, HEADS, size))
+        for name, size in zip("qkv", (WIDTH, WIDTH, VALUES), strict=True)
+    }
+    if width:
+        found["decay"] = -rng.uniform(0, 1.5, (BATCH, length, HEADS, width))
+    if delta:
+        found["beta"] = rng.uniform(0, 2, (BATCH, length, HEADS))
+    return found
+
+
+def ours(given, segments=None, state=None):
+    return linear_recurrence(
+        given["q"], given["k"], given["v"], log_decay=given.get("decay"), beta_BLH=given.get("beta"),
+        segment_ids_BL=segments, state=state,
+    )  # fmt: skip
+
+
+def exact(given, example, segments=SEGMENTS):
+    own = {name: array[example] for name, array in given.items()}
+    return recurrence(own["q"], own["k"], own["v"], own.get("decay"), own.get("beta"), segments[example])
+
+
+@pytest.mark.parametrize("size", [3, 4, 64])
+@pytest.mark.parametrize("kind", KINDS)
+def test_values_and_gradients_equal_the_oracle(kind, size, monkeypatch, x64):
+    """Chunks that divide the length, and that do not; segments that begin within chunks and between them."""
+    monkeypatch.setattr(module, "CHUNK", size)
+    monkeypatch.setattr(module, "VECTOR_CHUNK", size)
+    given, weights = arrays(kind), np.random.default_rng(9).normal(size=(BATCH, LENGTH, HEADS, VALUES))
+
+    def loss(given):
+        out, _ = ours(given, SEGMENTS)
+        return (out * weights).sum(), out
+
+    (_, out), gradients = jit(jax.value_and_grad(loss, has_aux=True))(given)
+    for example in range(BATCH):
+        np.testing.assert_allclose(out[example], exact(given, example), rtol=0, atol=1e-12)
+    if size != 4:
+        return
+    one = {name: array[1:] for name, array in given.items()}
+
+    def numeric(one):
+        both = {name: np.concatenate([given[name][:1], array]) for name, array in one.items()}
+        return float((exact(both, 1) * weights[1]).sum())
+
+    for name, gradient in finite_differences(numeric, one).items():
+        np.testing.assert_allclose(gradients[name][1:], gradient, rtol=1e-6, atol=1e-8, err_msg=name)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_calls_in_a_row_give_what_one_call_gives(kind, x64):
+    given, found, state, first = arrays(kind), [], None, 0
+    for size in (1, 4, 1, 5):
+        part = {name: jnp.asarray(array[:, first : first + size]) for name, array in given.items()}
+        out, state = ours(part, SEGMENTS[:, first : first + size], state)
+        found.append(out)
+        first += size
+    whole, after = ours({name: jnp.asarray(array) for name, array in given.items()}, SEGMENTS)
+    np.testing.assert_allclose(np.concatenate(found, axis=1), whole, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(state.matrix, after.matrix, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_closed_gates_over_long_sequences(kind):
+    """In float32: decays of −50 for each token, and 300 tokens, against the loop in float64."""
+    given = arrays(kind, length=300)
+    if "decay" in given:
+        given["decay"][:, ::3] = -50.0
+    if "beta" in given:
+        given["k"] /= np.linalg.norm(given["k"], axis=-1, keepdims=True)
+    out, _ = jax.jit(ours)({name: jnp.asarray(array, jnp.float32) for name, array in given.items()})
+    one = exact(given, 0, np.zeros((BATCH, 300), np.int32))
+    np.testing.assert_allclose(out[0], one, rtol=0, atol=2e-5 * np.abs(one).max())
+
+
+@pytest.mark.parametrize(
+    "kind, folder, function",
+    [
+        ("linear", "linear_attn", "naive_chunk_linear_attn"),
+        ("gla", "gla", "naive_recurrent_gla"),
+        ("delta", "delta_rule", "delta_rule_recurrence"),
+        ("gated_delta", "gated_delta_rule", "naive_recurrent_gated_delta_rule"),
+    ],
+)
+def test_the_code_of_flash_linear_attention_gives_the_same(kind, folder, function, x64):
+    torch = pytest.importorskip("torch", reason="PyTorch is an extra of the tests")
+    package = importlib.util.find_spec("fla")
+    if package is None:
+        pytest.skip("fla-core is not installed")
+    path = pathlib.Path(package.submodule_search_locations[0]) / "ops" / folder / "naive.py"
+    spec = importlib.util.spec_from_file_location(f"naive_{folder}", path)
+    theirs = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(theirs)
+    given = arrays(kind, length=64)
+    given["k"] /= np.linalg.norm(given["k"], axis=-1, keepdims=True)
+    out, _ = ours({name: jnp.asarray(array) for name, array in given.items()})
+    q, k, v = (torch.tensor(given[name]) for name in "qkv")
+    if kind == "linear":
+        found = getattr(theirs, function)(q, k, v)
+    elif kind == "gla":
+        found = getattr(theirs, function)(q, k, v, torch.tensor(given["decay"]))
+    elif kind == "delta":
+        head_major = (x.transpose(1, 2) for x in (q, k, v, torch.tensor(given["beta"])))
+        found = getattr(theirs, function)(*head_major)
+    else:
+        found = getattr(theirs, function)(q, k, v, torch.tensor(given["beta"]), torch.tensor(given["decay"][..., 0]))
+    found = found[0] if isinstance(found, tuple) else found
+    found = found.transpose(1, 2) if kind == "delta" else found
+    np.testing.assert_allclose(out, found.numpy(), rtol=0, atol=1e-4)
