@@ -5,7 +5,7 @@ itself costs nothing and does not start JAX.
 
 >>> import cope_jax as cj
 >>> cj.encodings.names()[:3]
-('alibi', 'cope', 'cope_two_sided')
+('alibi', 'cable', 'carope')
 """
 
 import importlib

@@ -91,9 +91,10 @@ def test_sums_of_angles_start_again_with_a_segment(cuts, rng, x64):
     turns = rng.normal(size=(2, 9, 3))
     starts = np.array([[0, 0, 1, 0, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 0]], bool)
     before, found, first = None, [], 0
+    run = jit(sum_of_turns)
     for size in cuts:
         here = slice(first, first + size)
-        found.append(sum_of_turns(jnp.asarray(turns[:, here]), jnp.asarray(starts[:, here]), before))
+        found.append(run(turns[:, here], starts[:, here], before))
         before, first = found[-1][:, -1], first + size
     exact = np.zeros_like(turns)
     for b in range(2):
@@ -102,5 +103,5 @@ def test_sums_of_angles_start_again_with_a_segment(cuts, rng, x64):
             exact[b, t] = last + turns[b, t]
     difference = np.concatenate(found, axis=1) - exact
     np.testing.assert_allclose(difference, np.round(difference), rtol=0, atol=1e-12)
-    gradient = jax.grad(lambda turns: sum_of_turns(turns, jnp.asarray(starts))[:, 8].sum())(jnp.asarray(turns))
+    gradient = jit(jax.grad(lambda turns: sum_of_turns(turns, jnp.asarray(starts))[:, 8].sum()))(turns)
     assert gradient[0, :, 0].tolist() == [0, 0, 0, 0, 0, 0, 0, 1, 1] and np.all(gradient[1] == 1)
