@@ -12,6 +12,7 @@ from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, 
 from cope_jax.encodings.common import project, sum_over_nearer
 from cope_jax.ops.convolution import causal_convolution
 from cope_jax.ops.grouped_matmul import group, ungroup
+from cope_jax.ops.triangular import inverse_of_unit_lower
 from cope_jax.registry import check_at_least
 
 BLOCK = 64  # keys whose transformations are joined by one triangular system
@@ -146,9 +147,7 @@ def _transformed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
     def step(c_BGRLK: Array, block: tuple[Array, ...]) -> tuple[Array, Array]:
         k_BGMK, w_BGMK, beta_BGM, mask_B1LM = block
         products = jnp.einsum("BGMK,BGNK->BGMN", w_BGMK, w_BGMK)
-        system = jnp.tril(beta_BGM[..., None] * products, -1) + jnp.eye(size, dtype=dtype)[None, None]
-        diagonal = beta_BGM[..., None] * jnp.eye(size, dtype=dtype)[None, None]
-        u_BGMN = jax.scipy.linalg.solve_triangular(system, diagonal, lower=True, unit_diagonal=True)
+        u_BGMN = inverse_of_unit_lower(jnp.tril(beta_BGM[..., None] * products, -1)) * beta_BGM[:, :, None]
         seen = jnp.where(mask_B1LM[:, None], jnp.einsum("BGRLK,BGMK->BGRLM", c_BGRLK, w_BGMK), jnp.zeros((), dtype))
         reflected = jnp.einsum("BGRLM,BGMN->BGRLN", seen, u_BGMN)
         between = jnp.tril(jnp.einsum("BGMK,BGNK->BGMN", w_BGMK, k_BGMK), -1)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array, accumulator_dtype
+from cope_jax.ops.triangular import inverse_of_unit_lower
 
 CHUNK = 64  # tokens whose pairs are computed at once
 VECTOR_CHUNK = 16  # with a decay for each channel, which needs an array of [chunk, chunk, K]
@@ -100,10 +101,9 @@ def _chunk(state: State, chunk: tuple[Any, ...]) -> tuple[State, Array]:
     if beta is not None:
         before = (same & lower & ~jnp.eye(size, dtype=bool)[None])[..., None]
         products = where(before, jnp.einsum("BTHK,BSHK->BTSH", k, k) * between[..., 0])
-        system = jnp.moveaxis(beta[:, :, None] * products, 3, 1) + jnp.eye(size, dtype=dtype)[None, None]
+        inverse = inverse_of_unit_lower(jnp.moveaxis(beta[:, :, None] * products, 3, 1))
         wanted = beta[..., None] * (v - jnp.einsum("BTHK,BHKV->BTHV", into_k, state.matrix))
-        solved = jax.scipy.linalg.solve_triangular(system, jnp.moveaxis(wanted, 2, 1), lower=True, unit_diagonal=True)
-        v = jnp.moveaxis(solved, 1, 2)
+        v = jnp.einsum("BHTS,BSHV->BTHV", inverse, wanted)
     out = jnp.einsum("BTSH,BSHV->BTHV", weights, v) + jnp.einsum("BTHK,BHKV->BTHV", into_q, state.matrix)
     left = where(to_state[..., None, None], k * between[:, -1])
     kept = where((from_state[:, -1] & to_state[:, -1])[:, None, None, None], grown[:, -1][..., None] * state.matrix)
