@@ -189,8 +189,11 @@ def _refusal(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | N
 
 
 def current_device() -> str:
-    """The kind of device that a program is for: that of the current mesh, or of the default backend."""
-    device = jax.sharding.get_abstract_mesh().abstract_device
+    """The kind of device that a program is for: that of the current mesh, or the default device."""
+    default = jax.config.jax_default_device  # type: ignore[attr-defined]  # JAX adds its options when it starts
+    device = jax.sharding.get_abstract_mesh().abstract_device or default
+    if isinstance(device, str):  # the name of a platform
+        device = jax.devices(device)[0]
     return jax.devices()[0].device_kind if device is None else device.device_kind
 
 

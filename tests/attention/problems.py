@@ -179,10 +179,14 @@ def assert_equals_full(
     *,
     sizes: Sizes,
     segments: str | None = None,
+    no_keys: bool = False,
     atol: float = 3e-5,
     **static: Any,
 ) -> None:
-    """An implementation in float32 against full attention in float64, relative to the largest entry of each array."""
+    """An implementation in float32 against full attention in float64, relative to the largest entry of each array.
+
+    With `no_keys` all keys are 0, so every gate is exactly ½, and every second position is whole.
+    """
     data = plain(length, keys)
     if segments is not None:
         ids = segment_ids(segments, keys)
@@ -190,6 +194,8 @@ def assert_equals_full(
     _, state = build(spec, sizes=sizes)
     arrays = arrays_of(length, keys, sizes=sizes)
     state, arrays = jax.tree.map(lambda x: np.asarray(x, np.float32), (state, arrays))
+    if no_keys:
+        arrays["k"] = 0 * arrays["k"]
     found = named(_compiled(attention, spec, sizes, **static)(state, arrays, data))
     with jax.enable_x64(True):
         wide = jax.tree.map(lambda x: np.asarray(x, np.float64), (state, arrays))

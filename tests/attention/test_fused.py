@@ -3,6 +3,7 @@
 import functools
 import logging
 import re
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -250,3 +251,17 @@ def test_devices_share_examples_and_heads(axes, x64):
     with jax.set_mesh(jax.make_mesh(tuple(axes.values()), tuple(axes), (AxisType.Auto,) * len(axes))):
         found = jit(lambda state, arrays: value_and_gradients(split, graphdef, state, arrays, data))(state, arrays)
     assert_equal(found, whole)
+
+
+def test_the_default_device_decides(monkeypatch):
+    """A TPU's host may also run a program on its CPU."""
+    monkeypatch.setattr(jax, "devices", lambda name=None: [Device("cpu" if name == "cpu" else "TPU v5 lite")])
+    assert fused.current_device() == "TPU v5 lite"
+    with jax.default_device("cpu"):
+        assert fused.current_device() == "cpu"
+
+
+class Device(NamedTuple):
+    """A device by its kind."""
+
+    device_kind: str

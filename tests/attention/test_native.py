@@ -59,6 +59,11 @@ SPECS = [
 
 
 @needs_library
+def test_at_whole_positions_the_derivative_is_zero():
+    compare("cope(npos_max=20)", 70, 70, no_keys=True)
+
+
+@needs_library
 @pytest.mark.parametrize("spec", SPECS)
 def test_it_equals_full_attention(spec):
     compare(spec, 150, 150)
@@ -287,6 +292,7 @@ def test_a_killed_compilation_leaves_nothing_that_hinders_the_next(compiler):
     ("change", "reason"),
     [
         (lambda script, monkeypatch: monkeypatch.setenv("CXX", "no-such-compiler"), "there is no C++ compiler"),
+        (lambda script, monkeypatch: monkeypatch.setenv("CXX", 'g++ "-O2'), "cannot be read"),
         (lambda script, monkeypatch: script.write_text("#!/bin/sh\nexit 3"), "c++ failed"),
         (
             lambda script, monkeypatch: script.write_text("#!/bin/sh\necho 'a.cc:1: error: too old' >&2; exit 1"),
@@ -296,7 +302,7 @@ def test_a_killed_compilation_leaves_nothing_that_hinders_the_next(compiler):
         (lambda script, monkeypatch: monkeypatch.setattr(library, "SECONDS", 0.2), "took longer than 0.2 seconds"),
         (lambda script, monkeypatch: None, "file too short"),
     ],
-    ids=["no compiler", "failing", "too old", "no cache", "slow", "not a library"],
+    ids=["no compiler", "a quote", "failing", "too old", "no cache", "slow", "not a library"],
 )
 def test_whatever_fails_is_one_line_and_attention_goes_on(change, reason, compiler, monkeypatch):
     library._load.cache_clear()

@@ -52,7 +52,7 @@ def forward(
     constant = tl.zeros((QUERIES,), tl.float32)
     first, end, full, full_end = spans(start, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
     if GATES:
-        slope = tl.load(slopes + h)
+        slope = tl.load(slopes + h) if N == 0 else 0.0
         if GATES == 2:
             x_block = read(x + row * K, H * K, count, K, QUERIES)
         sums = tl.where(rows < count, 0.0, N + 0.0)
@@ -150,7 +150,7 @@ def backward(
     constant, dconstant = tl.zeros((QUERIES,), tl.float32), tl.zeros((QUERIES,), tl.float32)
     first, end, full, full_end = spans(start, q_ids, k_ids, L, M, CAUSAL, WINDOW, SEGMENTS, QUERIES, KEYS)
     if GATES:
-        slope = tl.load(slopes + h)
+        slope = tl.load(slopes + h) if N == 0 else 0.0
         dslope = tl.zeros((QUERIES,), tl.float32)
         if GATES == 2:
             x_block = read(x + row * K, H * K, count, K, QUERIES)

@@ -34,7 +34,7 @@ CALLS = ("Forward", "Backward")
 # -ffp-contract: multiply and add in one instruction. Apple's compiler has no -march=native for ARM.
 NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
 FLAGS = [NATIVE, "-O3", "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
-VECTORS = (b"__AVX2__", b"__ARM_NEON")  # macros of the CPUs for which the library is fast
+VECTORS = (b"__AVX2__", b"__ARM_NEON")  # macros of the CPUs that the library supports
 
 
 class Unavailable(Exception):
@@ -70,7 +70,7 @@ def _load() -> str | None:
         library = ctypes.CDLL(str(_compiled()))
         for call in CALLS:
             jax.ffi.register_ffi_target(target(call), jax.ffi.pycapsule(getattr(library, call)), platform="cpu")
-    except (Unavailable, OSError) as error:
+    except (Unavailable, OSError, AttributeError, RuntimeError) as error:  # the last two: of loading and registering
         return f"the C++ library for attention is not available ({str(error).splitlines()[0]})"
     return None
 
@@ -161,7 +161,11 @@ def _is_whole(path: Path) -> bool:
 def _compilers() -> list[list[str]]:
     """The command of each compiler to try, in words."""
     own = os.environ.get("CXX")
-    return [shlex.split(own)] if own else [["g++"], ["clang++"], ["c++"]]
+    try:
+        words = shlex.split(own or "")
+    except ValueError:  # a quote that does not end
+        raise Unavailable(f"CXX={own!r} cannot be read") from None
+    return [words] if words else [["g++"], ["clang++"], ["c++"]]
 
 
 @functools.cache

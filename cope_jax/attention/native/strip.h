@@ -141,11 +141,13 @@ struct Strip {
     found.base = floor[W - 1];  // the nearest key of the chunk has the smallest position
     const I far = floor - found.base;
     found.cell = far < W ? far : all(W - 1);  // only rounding makes this W
-    found.weight = clipped(counts, 0, last) - to_float(found.cell + found.base);
+    const V position = clipped(counts, 0, last);
+    found.weight = position - to_float(found.cell + found.base);
     const float* window = z + row * of.z_row() + found.base;
     const V low = permute(load(window), found.cell);
     found.slope = permute(load(window + 1), found.cell) - low;
     found.value = low + found.weight * found.slope;
+    found.slope = position == to_float(floor) ? V{} : found.slope;  // at whole positions the derivative is 0
     return found;
   }
 
