@@ -45,8 +45,9 @@ from experiments.cli.flag_values import check_names
 
 SECTIONS = {"correctness": 0.2, "benchmark": 0.4, "prefill": 0.15, "train": 1.0}
 """The sections, and the share of the remaining time that each may take."""
-OPTIONS = ("cope(gate=separate_key)", "cope(gate=value,position=slope)")
-"""Encodings to check besides the defaults of all, because kernels have code of their own for them."""
+KERNELS = ("cope", "rope", "cope(gate=separate_key)", "cope(gate=value,position=slope)+rope")
+"""Encodings that have kernels on GPUs. They are checked first, with all masks; of the others only the defaults are."""
+MASKS = ("causal", "packed", "two_sided")
 GRACE = 20.0  # seconds between asking a command to stop and killing it
 TOLERANCE = {"float32": 2e-4, "bfloat16": 5e-2}  # of the largest entry, or of 1 if that is larger
 
@@ -105,21 +106,26 @@ def check_encodings(workdir: Path, sizes: Sizes, end: float) -> str:
     """Compares the implementations of every encoding with full attention. Returns a summary in one line."""
     records: list[Record] = []
     failed = []
-    cases = list(itertools.product([*encodings.names(), *OPTIONS], TOLERANCE))
-    for number, (spec, dtype) in enumerate(cases):
+    others = [name for name in encodings.names() if name not in KERNELS]
+    cases = [*itertools.product(KERNELS, TOLERANCE, MASKS), *itertools.product(others, TOLERANCE, MASKS[:1])]
+    for number, (spec, dtype, mask) in enumerate(cases):
         if time.monotonic() > end:
             failed.append(f"; stopped at its time: {len(cases) - number} of {len(cases)} cases were not checked")
             break
         try:
-            records += check_encoding(spec, dtype, sizes)
+            records += check_encoding(spec, dtype, mask, sizes)
         except Exception as error:  # the other encodings still count
-            failed.append(f"; {spec} in {dtype} failed ({first_line(error)})")
+            failed.append(f"; {spec} ({mask}) in {dtype} failed ({first_line(error)})")
         workdirs.write_json(workdir / "correctness.json", {"records": records, "environment": environment()})
     checked = [record for record in records if "error" in record]
     wrong = [record for record in checked if not record["error"] <= TOLERANCE[record["dtype"]]]
-    lines = [f"{r['encoding']:<32} {r['dtype']:<9} {r['implementation']:<10} {_outcome(r)}" for r in records]
+    columns = {"encoding": 40, "mask": 10, "dtype": 9, "implementation": 10}
+    lines = [" ".join(f"{r[key]:<{width}}" for key, width in columns.items()) + f" {_outcome(r)}" for r in records]
     write_atomically(workdir / "correctness.txt", "\n".join(lines) + "\n")
-    differ = [f"; {r['encoding']}/{r['implementation']} in {r['dtype']} differs by {r['error']:.1e}" for r in wrong]
+    differ = [
+        f"; {r['encoding']}/{r['implementation']} ({r['mask']}) in {r['dtype']} differs by {r['error']:.1e}"
+        for r in wrong
+    ]
     refused: dict[str, list[str]] = {}
     for record in records:
         if "reason" in record and record["encoding"] not in refused.setdefault(record["reason"], []):
@@ -132,7 +138,7 @@ def _outcome(record: Record) -> str:
     return f"{record['error']:.1e}" if "error" in record else f"not possible, because {record['reason']}"
 
 
-def check_encoding(spec: str, dtype: str, sizes: Sizes) -> list[Record]:
+def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Record]:
     """The largest difference of the output and all gradients from full attention, for each implementation.
 
     A difference is divided by the largest entry of the array, or by 1 if that is larger: some gradients are 0.
@@ -146,35 +152,38 @@ def check_encoding(spec: str, dtype: str, sizes: Sizes) -> list[Record]:
     params = jax.tree.map(lambda x: x + 0.1 * jnp.asarray(rng.normal(size=x.shape), x.dtype), initial)
     q, k, v, dout = (jnp.asarray(rng.normal(size=(2, length, n, width)), dtype) for n in (heads, groups, groups, heads))
     x = jnp.asarray(rng.normal(size=(2, length, encoding.shape.width)), dtype)
+    documents = jnp.asarray(np.arange(length) * 3 // length)[None].repeat(2, axis=0)
+    packed = {"q_segment_ids": documents, "k_segment_ids": documents, "window": length // 5}
+    masks: dict[str, dict[str, Any]] = {"causal": {}, "packed": packed, "two_sided": {"causal": False}}
+    masked: dict[str, Any] = {"embedded": True, **masks[mask]}
 
     @functools.partial(jax.jit, static_argnames="implementation")
     def run(implementation: str, params: Any, *arrays: jax.Array) -> Any:
         def out(params: Any, x: jax.Array, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
             encoding = nnx.merge(graph, params)
             features = encoding.features(x, q, k, v, None)[0]
-            options: dict[str, Any] = {"encoding": encoding, "features": features, "embedded": True}
-            return attend(q, k, v, **options, implementation=implementation)
+            return attend(q, k, v, encoding=encoding, features=features, implementation=implementation, **masked)
 
         value, pull = jax.vjp(out, params, *arrays)
         return value, pull(dout.astype(value.dtype))
 
     with jax.default_matmul_precision("highest"):
         exact = jax.tree.leaves(run("full", params, *(a.astype(jnp.float32) for a in (x, q, k, v))))
-        embedded: dict[str, Any] = {"encoding": encoding, "embedded": True}
-        embedded["features"] = encoding.features(x, q, k, v, None)[0]
         names = ["blockwise"] if encoding.splits_queries else []
+        case = {"encoding": spec, "mask": mask, "dtype": dtype}
         records: list[Record] = []
-        if (reason := fused.why_not(encoding, prepare(q, k, v, **embedded))) is None:
+        inputs = prepare(q, k, v, encoding=encoding, features=encoding.features(x, q, k, v, None)[0], **masked)
+        if (reason := fused.why_not(encoding, inputs)) is None:
             names.append("fused")
         else:
-            records.append({"encoding": spec, "dtype": dtype, "implementation": "fused", "reason": reason})
+            records.append({**case, "implementation": "fused", "reason": reason})
         for name in names:
             found = jax.tree.leaves(run(name, params, x, q, k, v))
             errors = [
                 float(jnp.abs(a.astype(jnp.float32) - e).max() / jnp.maximum(jnp.abs(e).max(), 1.0))
                 for a, e in zip(found, exact, strict=True)
             ]
-            records.append({"encoding": spec, "dtype": dtype, "implementation": name, "error": float(np.max(errors))})
+            records.append({**case, "implementation": name, "error": float(np.max(errors))})
         return records
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import PartitionSpec
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention import fused
+from cope_jax.attention import fused, placement
 from cope_jax.attention.blockwise import blockwise_attention
 from cope_jax.attention.full import full_attention
 from cope_jax.attention.fused import fused_attention
@@ -49,7 +49,7 @@ def choose(q_BLHK: Array, k_BMGK: Array, sequence_axis: str | None = None) -> st
     length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
     if length <= FEW_QUERIES or length * keys < FEW_PAIRS:
         return "full"
-    return "fused" if fused.current_device() in (fused.CPU, *fused.CHIPS) else "blockwise"
+    return "fused" if placement.current_device() in fused.FASTER else "blockwise"
 
 
 def attend(
@@ -165,7 +165,7 @@ def attend(
     if name == "fused" and implementation == "auto":
         reason = fused.why_not(encoding, inputs, sizes, batch_axes=batch_axes, head_axis=head_axis)
         name = "fused" if reason is None else "blockwise"
-        fused.log_choice(name, reason)
+        placement.log_choice(name, reason)
     options: dict[str, Any] = {} if sizes is None or name == "full" else {"blocks": sizes}
     if sequence_axis is not None:
         options["axis"] = sequence_axis

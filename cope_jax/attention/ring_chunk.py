@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-from cope_jax.attention import fused, streaming_gradient, streaming_softmax
+from cope_jax.attention import placement, streaming_gradient, streaming_softmax
 from cope_jax.attention.blockwise import SIZES
 from cope_jax.attention.inputs import Inputs
-from cope_jax.attention.kernels import tpu
+from cope_jax.attention.kernels import tpu, tpu_attention
 from cope_jax.attention.kernels.tpu_arguments import Execution
 from cope_jax.attention.ring_schedule import Ring
 from cope_jax.attention.streaming_gradient import Gradients, Residuals
@@ -57,17 +57,17 @@ def chunk_attention(
 ) -> tuple[ChunkAttention, BlockSizes]:
     """Chooses kernels where there are some for TPUs; also returns the sizes of blocks. See `ring_attention`."""
     share = -(-inputs.q.shape[2] // ring.chunks)
-    if interpret or fused.current_device() in fused.CHIPS:
+    if interpret or placement.current_device() in tpu_attention.CHIPS:
         axes: Any = {"head_axis": head_axis, "sequence_axis": ring.axis}
-        reason = fused.why_not(encoding, inputs, blocks, **axes, resident=resident, interpret=interpret)
+        reason = tpu_attention.why_not(encoding, inputs, blocks, **axes, resident=resident, interpret=interpret)
         if interpret and reason is not None:
             raise ConfigError(f"ring attention cannot interpret kernels, because {reason}")
-        fused.log_choice("ring, with kernels" if reason is None else "ring, without kernels", reason)
+        placement.log_choice("ring, with kernels" if reason is None else "ring, without kernels", reason)
         if reason is None:
             carry = jax.eval_shape(encoding.initial_carry, inputs.q, inputs.q_features)
-            sizes = fused.sizes_of(encoding, carry, inputs.q.shape[2], inputs.v.shape[2], blocks)
+            sizes = tpu_attention.sizes_of(encoding, carry, inputs.q.shape[2], inputs.v.shape[2], blocks)
             size, sizes, parts = chunk_sizes(share, sizes, inputs.rotated_k, inputs.v, resident)
-            execution = dataclasses.replace(fused.execution_of(size // parts, interpret), head_axis=head_axis)
+            execution = dataclasses.replace(tpu_attention.execution_of(size // parts, interpret), head_axis=head_axis)
             return ChunkAttention(1, size, execution), sizes
     elif resident is not None:
         raise ConfigError("resident is for kernels of TPUs, and this device has none: leave it out")
@@ -85,7 +85,7 @@ def chunk_sizes(
     Parts and blocks divide the chunk. A chunk is hardly longer than its share: what is missing lies in the last chunks,
     whose devices then have less to do.
     """
-    unit = math.gcd(sizes.near, fused.LANES)
-    parts, keys = fused.parts_of(share, sizes._replace(near=unit), k, v, resident)
+    unit = math.gcd(sizes.near, tpu_attention.LANES)
+    parts, keys = tpu_attention.parts_of(share, sizes._replace(near=unit), k, v, resident)
     size, near = parts * keys, math.gcd(keys, sizes.near)
     return size, BlockSizes(math.gcd(size, sizes.queries), near, max(near, sizes.far)), parts

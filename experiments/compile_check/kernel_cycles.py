@@ -17,7 +17,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from cope_jax.attention import attend, fused
+from cope_jax.attention import attend
+from cope_jax.attention.kernels import tpu_attention
 from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig
 from cope_jax.models.decoder import DecoderConfig
 from experiments.compile_check import bundles
@@ -109,8 +110,9 @@ def count(problem: Problem, device: Any, folder: Path) -> dict[str, Any]:
     carry = carry_of(encoding)
     with jax.set_mesh(mesh):
         jax.jit(step).lower(*arguments).compile()
-        sizes = fused.sizes_of(encoding, carry, problem.length, problem.length, problem.blocks)
-    turns = loop_turns(encoding, problem.length, sizes)
+        sizes = tpu_attention.sizes_of(encoding, carry, problem.length, problem.length, problem.blocks)
+    one_head = dataclasses.replace(problem, heads=1, kv_heads=1).build()  # each head's loops end by themselves
+    turns = loop_turns(one_head, problem.length, sizes)
     strips = -(-problem.length // sizes.queries)
     found: dict[str, Any] = {**dataclasses.asdict(problem), "blocks": tuple(sizes), "turns": turns}
     for name, text in KERNELS.items():

@@ -14,7 +14,8 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array
-from cope_jax.attention import BlockSizes, attend, choose, fused
+from cope_jax.attention import BlockSizes, attend, choose, placement
+from cope_jax.attention.fused import CPU
 from cope_jax.encodings import AttentionShape, Encoding
 from cope_jax.models.decoder import DecoderConfig
 from experiments.compile_check.hlo import Computation, Instruction, Module
@@ -81,7 +82,7 @@ def count_turns(model: DecoderConfig, length: int) -> dict[str, float]:
     encoding = model.encoding.build(shape, rngs=nnx.Rngs(0))
     q_BLHK, k_BMGK = _queries_and_keys(shape, length)
     name = choose(q_BLHK, k_BMGK, model.layout.length) if block.attention == "auto" else block.attention
-    if name == "fused" and fused.current_device() == fused.CPU:  # the program is compiled for another device
+    if name == "fused" and placement.current_device() == CPU:  # the program is compiled for another device
         name = "blockwise"
     return _count_turns(encoding, length, block.attention_blocks) if name == "blockwise" else {}
 

@@ -13,9 +13,9 @@ from flax import nnx
 from jax.sharding import AxisType
 
 from cope_jax import encodings
-from cope_jax.attention import BlockSizes, attend, fused, fused_attention, prepare
+from cope_jax.attention import BlockSizes, attend, fused, fused_attention, placement, prepare
 from cope_jax.attention.attend import shard_batch
-from cope_jax.attention.kernels import tpu_ops
+from cope_jax.attention.kernels import tpu_attention, tpu_ops
 from cope_jax.errors import ConfigError
 from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients, with_full
 from tests.attention.test_blockwise import random_data
@@ -159,7 +159,7 @@ def test_what_the_kernels_cannot_run_has_a_reason(given, reason):
 def test_fewer_keys_are_in_fast_memory_if_they_are_long():
     def parts(width, dtype, keys=16384):
         x = jax.ShapeDtypeStruct((1, 1, keys, width), dtype)
-        return fused.parts_of(keys, BlockSizes(128, 128, 512), x, x)
+        return tpu_attention.parts_of(keys, BlockSizes(128, 128, 512), x, x)
 
     assert parts(64, jnp.bfloat16) == parts(128, jnp.bfloat16) == (2, 8192)
     assert parts(128, jnp.float32) == parts(256, jnp.bfloat16) == (4, 4096)
@@ -167,7 +167,7 @@ def test_fewer_keys_are_in_fast_memory_if_they_are_long():
 
 
 def test_more_segments_than_scalar_memory_holds_are_refused(monkeypatch):
-    monkeypatch.setattr(fused, "SPAN_BYTES", 16 * 2)  # two examples of one block of queries
+    monkeypatch.setattr(tpu_attention, "SPAN_BYTES", 16 * 2)  # two examples of one block of queries
     ids = np.zeros((3, 32), np.int32)
 
     def reason(batch, **options):
@@ -192,13 +192,13 @@ def test_more_segments_than_scalar_memory_holds_are_refused(monkeypatch):
     ],
 )
 def test_what_a_tpu_cannot_run_has_a_reason(given, blocks, reason, monkeypatch):
-    monkeypatch.setattr(fused, "current_device", lambda: "TPU v5 lite")
+    monkeypatch.setattr(placement, "current_device", lambda: "TPU v5 lite")
     found = fused.why_not(*arguments(**given), blocks)
     assert found is None if reason is None else found.startswith(reason)
 
 
 def test_devices_that_cannot_share_have_a_reason(monkeypatch):
-    monkeypatch.setattr(fused, "current_device", lambda: "TPU v5 lite")
+    monkeypatch.setattr(placement, "current_device", lambda: "TPU v5 lite")
     encoding, inputs = arguments()
     auto, explicit = (jax.make_mesh((2,), ("tensor",), (kind,)) for kind in (AxisType.Auto, AxisType.Explicit))
     with jax.set_mesh(auto):
@@ -212,7 +212,7 @@ def test_devices_that_cannot_share_have_a_reason(monkeypatch):
 
 
 def test_chips_without_gathers_run_what_needs_none(monkeypatch):
-    monkeypatch.setattr(fused, "current_device", lambda: "TPU v4")
+    monkeypatch.setattr(placement, "current_device", lambda: "TPU v4")
     assert fused.why_not(*arguments("cope")) == "a kernel has no look_up on TPU v4"
     assert fused.why_not(*arguments("cope(position=slope)+rope")) is None
 
@@ -221,11 +221,11 @@ def test_auto_says_which_implementation_runs_and_why(monkeypatch, caplog):
     """Other devices have no kernel, and "auto" then takes blockwise attention; "fused" says so."""
     encoding, _ = arguments()
     q, k, v = jax.random.normal(jax.random.key(0), (3, 1, 128, 2, 8))
-    monkeypatch.setattr(fused, "current_device", lambda: "TPU v2")
+    monkeypatch.setattr(placement, "current_device", lambda: "TPU v2")
     with pytest.raises(ConfigError, match="there is no kernel for the device 'TPU v2': choose 'auto' or 'blockwise'"):
         attend(q, k, v, encoding=encoding, implementation="fused")
-    monkeypatch.setattr(fused, "current_device", lambda: "TPU v5 lite")
-    fused.log_choice.cache_clear()
+    monkeypatch.setattr(placement, "current_device", lambda: "TPU v5 lite")
+    placement.log_choice.cache_clear()
     mask = np.ones((1, 1, 128, 128), bool)
     with caplog.at_level(logging.INFO, "cope_jax"):
         for _ in range(2):
@@ -256,9 +256,9 @@ def test_devices_share_examples_and_heads(axes, x64):
 def test_the_default_device_decides(monkeypatch):
     """A TPU's host may also run a program on its CPU."""
     monkeypatch.setattr(jax, "devices", lambda name=None: [Device("cpu" if name == "cpu" else "TPU v5 lite")])
-    assert fused.current_device() == "TPU v5 lite"
+    assert placement.current_device() == "TPU v5 lite"
     with jax.default_device("cpu"):
-        assert fused.current_device() == "cpu"
+        assert placement.current_device() == "cpu"
 
 
 class Device(NamedTuple):

@@ -1,13 +1,10 @@
 """Attention in C++ says what full attention says, in value and every gradient; without a compiler, XLA works."""
 
 import functools
-import multiprocessing
 import os
 import shutil
 import subprocess
 import sys
-import textwrap
-import time
 
 import jax
 import jax.numpy as jnp
@@ -219,121 +216,13 @@ def test_an_encoding_that_changes_how_cope_scores_is_not_taken_for_cope():
     assert [score is None for score in scores] == [True, True, False]
 
 
-# ---- The library: compiled once, whatever happens -------------------------------------------------------------------
-
-
-@pytest.fixture
-def compiler(tmp_path, monkeypatch):
-    """A stand-in for the compiler, which takes half a second and writes a line to `log` for each compilation."""
-    script = tmp_path / "c++"
-    script.write_text(
-        textwrap.dedent(f"""\
-        #!/bin/sh
-        case "$*" in *-dM*) cat {tmp_path}/macros; exit 0;; esac
-        echo compiled >> {tmp_path}/log
-        sleep 0.5
-        for last; do :; done
-        echo library > "$last"
-        """)
-    )
-    script.chmod(0o755)
-    (tmp_path / "macros").write_text("#define __AVX2__ 1")
-    monkeypatch.setenv("CXX", str(script))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return script
-
-
-def times_compiled(compiler):
-    log = compiler.with_name("log")
-    return len(log.read_text().splitlines()) if log.exists() else 0
-
-
-def test_it_is_compiled_once_and_again_if_damaged_or_for_another_cpu(compiler):
-    path = library._compiled()
-    assert library._compiled() == path and path.read_text() == "library\n"
-    assert times_compiled(compiler) == 1
-    path.write_text("lib")
-    assert library._compiled() == path and path.read_text() == "library\n"
-    assert times_compiled(compiler) == 2
-    compiler.with_name("macros").write_text("#define __AVX2__ 1\n#define __AVX512F__ 1")
-    assert library._compiled() != path
-    assert times_compiled(compiler) == 3
-    compiler.with_name("macros").write_text("#define __ARM_NEON 1")
-    library._compiled()
-    assert times_compiled(compiler) == 4
-    compiler.with_name("macros").write_text("#define __SSE2__ 1")
-    with pytest.raises(library.Unavailable, match="the CPU has neither AVX2 nor NEON"):
-        library._compiled()
-
-
-def test_of_several_processes_one_compiles_and_the_others_wait(compiler):
-    context = multiprocessing.get_context("spawn")
-    others = [context.Process(target=library._compiled) for _ in range(2)]
-    for other in others:
-        other.start()
-    for other in others:
-        other.join()
-    assert [other.exitcode for other in others] == [0, 0]
-    assert times_compiled(compiler) == 1
-
-
-def test_a_killed_compilation_leaves_nothing_that_hinders_the_next(compiler):
-    command = [sys.executable, "-c", "from cope_jax.attention.native import library; library._compiled()"]
-    process = subprocess.Popen(command, start_new_session=True)
-    end = time.monotonic() + 60
-    while not times_compiled(compiler) and time.monotonic() < end:
-        time.sleep(0.01)
-    os.killpg(process.pid, 9)
-    process.wait()
-    assert library._compiled().read_text() == "library\n"
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (lambda script, monkeypatch: monkeypatch.setenv("CXX", "no-such-compiler"), "there is no C++ compiler"),
-        (lambda script, monkeypatch: monkeypatch.setenv("CXX", 'g++ "-O2'), "cannot be read"),
-        (lambda script, monkeypatch: script.write_text("#!/bin/sh\nexit 3"), "c++ failed"),
-        (
-            lambda script, monkeypatch: script.write_text("#!/bin/sh\necho 'a.cc:1: error: too old' >&2; exit 1"),
-            "a.cc:1: error: too old",
-        ),
-        (lambda script, monkeypatch: script.with_name("cache").write_text("a file"), "Not a directory"),
-        (lambda script, monkeypatch: monkeypatch.setattr(library, "SECONDS", 0.2), "took longer than 0.2 seconds"),
-        (lambda script, monkeypatch: None, "file too short"),
-    ],
-    ids=["no compiler", "a quote", "failing", "too old", "no cache", "slow", "not a library"],
-)
-def test_whatever_fails_is_one_line_and_attention_goes_on(change, reason, compiler, monkeypatch):
-    library._load.cache_clear()
-    monkeypatch.setenv(library.SETTING, "1")
-    change(compiler, monkeypatch)
-    try:
-        found = library.why_not()
-        assert "\n" not in found
-        assert reason in found
-        encoding = encodings.create("cope", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
-        x = jax.random.normal(jax.random.key(0), (1, 70, 2, 16))
-        assert np.isfinite(attend(x, x, x, encoding=encoding)).all()
-        monkeypatch.setenv(library.SETTING, "required")
-        with pytest.raises(ConfigError, match="COPE_JAX_NATIVE=required, but the C"):
-            library.why_not()
-    finally:
-        library._load.cache_clear()
-
-
-def test_the_setting(monkeypatch):
-    monkeypatch.setenv(library.SETTING, "0")
-    assert library.why_not() == "COPE_JAX_NATIVE is 0"
-    monkeypatch.setenv(library.SETTING, "yes")
-    with pytest.raises(ConfigError, match="COPE_JAX_NATIVE='yes' is unknown: choose from 0, 1, required"):
-        library.why_not()
-
-
 CASES = """
-from cope_jax.attention.native import cpu_attention, library
-library._compiled = lambda: {path!r}
+import functools
+from pathlib import Path
+from cope_jax.attention.native import library
+library._compiled = lambda: Path({path!r})
 from tests.attention import test_native as cases
+cases.compare = functools.partial(cases.compare, atol=6e-5)  # narrow vectors round more
 assert library.why_not() is None, library.why_not()
 for spec in cases.SPECS:
     cases.compare(spec, 150, 150)
@@ -353,7 +242,7 @@ print("all cases ran")
     [
         ("g++", ["-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]),
         ("g++", ["-march=x86-64-v3", "-O3"]),
-        ("g++", ["-march=x86-64-v2", "-O3"]),  # vectors of 128 bits, as NEON has
+        ("g++", ["-march=x86-64-v3", "-mno-avx2", "-O3"]),  # vectors of 128 bits, as NEON has
         ("clang++", ["-march=native", "-O3"]),
         ("clang++", ["-march=x86-64-v3", "-O3"]),
     ],

@@ -13,10 +13,15 @@ from cope_jax.attention import attend, fused
 from experiments import gpu_suite
 
 
-def test_it_compares_every_implementation_that_can_run(monkeypatch):
-    found = gpu_suite.check_encoding("cope", "float32", gpu_suite.TOY)
-    assert found[0]["implementation"] == "blockwise"
-    assert all(record["error"] < 1e-5 for record in found)
+@pytest.mark.parametrize("mask", gpu_suite.MASKS)
+def test_it_compares_every_implementation_that_can_run(mask):
+    found = gpu_suite.check_encoding("cope", "float32", mask, gpu_suite.TOY)
+    measured = {record["implementation"]: record["error"] for record in found if "error" in record}
+    assert "blockwise" in measured
+    assert all(error < 1e-5 for error in measured.values())
+
+
+def test_it_finds_what_differs_and_names_what_is_refused(monkeypatch):
 
     def wrong(q, k, v, *, implementation, **options):
         out = attend(q, k, v, implementation=implementation, **options)
@@ -24,29 +29,32 @@ def test_it_compares_every_implementation_that_can_run(monkeypatch):
 
     monkeypatch.setattr(gpu_suite, "attend", wrong)
     monkeypatch.setattr(fused, "why_not", lambda *arguments: "not here")
-    refused, record = gpu_suite.check_encoding("rope", "float32", gpu_suite.TOY)
+    refused, record = gpu_suite.check_encoding("rope", "float32", "causal", gpu_suite.TOY)
     assert refused["reason"] == "not here"
     assert record["error"] > gpu_suite.TOLERANCE["float32"]
 
 
 def test_what_is_not_a_number_does_not_agree_and_what_fails_or_is_left_is_named(monkeypatch, tmp_path):
-    def check(spec, dtype, sizes):
-        if spec == "rope":
+    def check(spec, dtype, mask, sizes):
+        case = {"encoding": spec, "mask": mask, "dtype": dtype}
+        if spec == "kerple":
             raise RuntimeError("out of memory\nand more")
         if spec == "alibi":
-            return [{"encoding": spec, "dtype": dtype, "implementation": "fused", "reason": "not here"}]
+            return [{**case, "implementation": "fused", "reason": "not here"}]
         error = float("nan") if spec == "fox" else 0.0
-        return [{"encoding": spec, "dtype": dtype, "implementation": "blockwise", "error": error}]
+        return [{**case, "implementation": "blockwise", "error": error}]
 
     monkeypatch.setattr(gpu_suite, "check_encoding", check)
     found = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() + 60)
-    assert "fox/blockwise in float32 differs by nan" in found
-    assert "rope in float32 failed (out of memory); rope in bfloat16 failed (out of memory)" in found
+    assert "fox/blockwise (causal) in float32 differs by nan" in found
+    assert (
+        "kerple (causal) in float32 failed (out of memory); kerple (causal) in bfloat16 failed (out of memory)" in found
+    )
     assert found.endswith("; no kernels for alibi, because not here")
-    cases = 2 * len(encodings.names())
-    assert f"{cases - 2} of {cases} comparisons agree" in found
+    cases = 2 * (3 * len(gpu_suite.KERNELS) + len(set(encodings.names()) - set(gpu_suite.KERNELS)))
+    assert f"{cases - 6} of {cases - 4} comparisons agree" in found
     late = gpu_suite.check_encodings(tmp_path, gpu_suite.TOY, time.monotonic() - 1)
-    assert late == f"0 of 0 comparisons agree; stopped at its time: {cases + 4} of {cases + 4} cases were not checked"
+    assert late == f"0 of 0 comparisons agree; stopped at its time: {cases} of {cases} cases were not checked"
 
 
 def test_prefill_that_fails_is_named_and_the_others_count(monkeypatch, tmp_path):

@@ -62,7 +62,7 @@ def visible(
 
 
 @triton.jit
-def _is_strange(first, low, high, k_ids, M: tl.constexpr, KEYS: tl.constexpr):
+def _is_outside(first, low, high, k_ids, M: tl.constexpr, KEYS: tl.constexpr):
     """Whether no key of a block is in a segment between `low` and `high`."""
     keys = first + tl.arange(0, KEYS)
     ids = tl.load(k_ids + keys, mask=keys < M, other=0)
@@ -93,7 +93,7 @@ def spans(
             tl.min(tl.where(rows < L, ids, 2147483647), 0),
             tl.max(tl.where(rows < L, ids, -2147483648), 0),
         )
-        while (first < end) & _is_strange(first, low_id, high_id, k_ids, M, KEYS):
+        while (first < end) & _is_outside(first, low_id, high_id, k_ids, M, KEYS):
             first += KEYS
     full_end = tl.maximum(tl.maximum(full_end, 0) // KEYS * KEYS, first)
     full = tl.maximum(tl.cdiv(full, KEYS) * KEYS, first)

@@ -16,6 +16,7 @@ import platform
 import shlex
 import shutil
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -31,9 +32,10 @@ MODES = ("0", "1", "required")
 SECONDS = 60  # the longest time to compile, or to wait for a process that compiles
 SOURCES = Path(__file__).parent
 CALLS = ("Forward", "Backward")
+WRONG = 3  # the status of `check` if the numbers differ
 # -ffp-contract: multiply and add in one instruction. Apple's compiler has no -march=native for ARM.
-NATIVE = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
-FLAGS = [NATIVE, "-O3", "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
+MARCH = "-mcpu=native" if platform.machine() in ("aarch64", "arm64") else "-march=native"
+FLAGS = [MARCH, "-O3", "-std=c++17", "-ffp-contract=fast", "-shared", "-fPIC"]
 VECTORS = (b"__AVX2__", b"__ARM_NEON")  # macros of the CPUs that the library supports
 
 
@@ -67,12 +69,19 @@ def target(call: str) -> str:
 def _load() -> str | None:
     """Compiles the library if necessary, and registers its custom calls. Returns why this is not possible, or None."""
     try:
-        library = ctypes.CDLL(str(_compiled()))
-        for call in CALLS:
-            jax.ffi.register_ffi_target(target(call), jax.ffi.pycapsule(getattr(library, call)), platform="cpu")
+        path = _compiled()
+        register(path)
+        _check(path)
     except (Unavailable, OSError, AttributeError, RuntimeError) as error:  # the last two: of loading and registering
         return f"the C++ library for attention is not available ({str(error).splitlines()[0]})"
     return None
+
+
+def register(path: Path) -> None:
+    """Registers the custom calls of a compiled library."""
+    library = ctypes.CDLL(str(path))
+    for call in CALLS:
+        jax.ffi.register_ffi_target(target(call), jax.ffi.pycapsule(getattr(library, call)), platform="cpu")
 
 
 def _compiled() -> Path:
@@ -116,10 +125,29 @@ def _compile(command: list[str], path: Path) -> None:
     try:
         include = ["-isystem", jax.ffi.include_dir()]
         _run([*command, *include, str(SOURCES / "attention.cc"), "-o", name])
+        path.with_suffix(".checked").unlink(missing_ok=True)
         path.with_suffix(".sha256").write_text(_digest(Path(name).read_bytes()))
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
+
+
+def _check(path: Path) -> None:
+    """Solves a small problem, once, in a process of its own, because what a faulty compiler makes may crash."""
+    checked = path.with_suffix(".checked")
+    if checked.exists():
+        return
+    command = [sys.executable, "-m", f"{__package__}.check", str(path)]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=SECONDS, env=environment)
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"what was compiled took longer than {SECONDS} seconds for a small problem") from None
+    if done.returncode == WRONG:
+        raise Unavailable("what was compiled gives wrong numbers: try another compiler in CXX")
+    if done.returncode != 0:
+        raise Unavailable(f"what was compiled fails at a small problem, with status {done.returncode}")
+    checked.touch()
 
 
 def _run(command: list[str]) -> bytes:

@@ -1,0 +1,41 @@
+"""Compares a compiled library with full attention on a small problem: `python -m cope_jax.attention.native.check PATH`.
+
+The exit status is 0 if value and gradients agree, and `library.WRONG` if they differ.
+"""
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from cope_jax import encodings
+from cope_jax.array_types import Array
+from cope_jax.attention.full import full_attention
+from cope_jax.attention.inputs import Inputs, prepare
+from cope_jax.attention.native import cpu_attention, library
+from cope_jax.encodings import Encoding
+
+LENGTH, TOLERANCE = 150, 1e-3  # more than two tiles
+
+
+def agrees(spec: str) -> bool:
+    """Whether the library equals full attention in value and all gradients of queries, keys and values."""
+    encoding = encodings.create(spec, num_heads=2, num_kv_heads=1, head_dim=32, rngs=nnx.Rngs(0))
+    rng = np.random.default_rng(0)
+    q, k, v, dout = (jnp.asarray(rng.normal(size=(1, LENGTH, n, 32)), jnp.float32) for n in (2, 1, 1, 2))
+
+    def results(attention: Callable[[Encoding, Inputs], Array]) -> tuple[Array, ...]:
+        out, pull = jax.vjp(lambda q, k, v: attention(encoding, prepare(q, k, v, encoding=encoding)), q, k, v)
+        return out, *pull(dout)
+
+    pairs = zip(results(lambda e, x: cpu_attention.attention(e, x, "cpu")), results(full_attention), strict=True)
+    return all(np.allclose(found, exact, rtol=0, atol=TOLERANCE) for found, exact in pairs)
+
+
+if __name__ == "__main__":
+    library.register(Path(sys.argv[1]))
+    sys.exit(0 if agrees("cope(npos_max=20)") and agrees("rope") else library.WRONG)
