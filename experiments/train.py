@@ -40,6 +40,7 @@ flags.adopt_module_key_flags(distributed)
 def main() -> None:
     """Trains and evaluates the model, then prints the errors and the paths of the results."""
     config = entry.read_config(_CONFIG.value)
+    entry.warn_of_unused("config", config)
     workdir = Path(_WORKDIR.value)
     profile = Profile.parse(_PROFILE.value, workdir / "profile")
     if profile.last and profile.first >= config.training.steps:

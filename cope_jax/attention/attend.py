@@ -130,18 +130,6 @@ def attend(
       ConfigError: shapes do not fit, the implementation is unknown or cannot run the encoding, or "ring" has no current
         mesh.
     """
-    name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
-    if name in ("blockwise", "fused") and implementation == "auto" and not encoding.splits_queries:
-        name = "full"
-    if name not in (*IMPLEMENTATIONS, RING):
-        raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
-    if (sequence_axis is None) == (name == RING):
-        raise ConfigError(
-            f"implementation={name!r} does not fit sequence_axis={sequence_axis!r}: give sequence_axis for 'ring' and "
-            "omit sequence_axis for the others"
-        )
-    if name != "full" and not encoding.splits_queries:
-        raise ConfigError(f"implementation={name!r} splits the queries, but this encoding couples them: choose 'full'")
     inputs = prepare(
         q_BLHK,
         k_BMGK,
@@ -159,6 +147,18 @@ def attend(
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
     )
+    name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
+    if name in ("blockwise", "fused") and implementation == "auto" and not encoding.splits_queries:
+        name = "full"
+    if name not in (*IMPLEMENTATIONS, RING):
+        raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
+    if (sequence_axis is None) == (name == RING):
+        raise ConfigError(
+            f"implementation={name!r} does not fit sequence_axis={sequence_axis!r}: give sequence_axis for 'ring' and "
+            "omit sequence_axis for the others"
+        )
+    if name != "full" and not encoding.splits_queries:
+        raise ConfigError(f"implementation={name!r} splits the queries, but this encoding couples them: choose 'full'")
     if blocks is not None and (len(blocks) != 3 or min(blocks) < 1):
         raise ConfigError(f"blocks must be three sizes of at least 1, got {tuple(blocks)}")
     sizes = None if blocks is None else BlockSizes(*blocks)

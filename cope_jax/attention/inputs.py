@@ -143,7 +143,10 @@ def _check_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array:
     if mask.dtype != bool:
         raise ConfigError(f"mask must be boolean, True where a query may see a key, got {mask.dtype}")
     if mask.ndim != 4 or any(size not in (1, whole) for size, whole in zip(mask.shape, shape, strict=True)):
-        raise ConfigError(f"mask must have shape {list(shape)}, the same for all heads, got {list(mask.shape)}")
+        raise ConfigError(
+            f"mask must have shape {list(shape)}, where any axis may have size 1, got {list(mask.shape)}: for one of "
+            "[L, M] give mask[None, None]"
+        )
     return jnp.broadcast_to(mask, (*mask.shape[:3], shape[3]))
 
 
@@ -167,7 +170,8 @@ def _check_encoding(encoding: Encoding, q_BLHK: Array, k_BMGK: Array) -> None:
     shape = encoding.shape
     built, given = (shape.num_heads, shape.kv_heads, shape.head_dim), (q_BLHK.shape[2], *k_BMGK.shape[2:])
     if built != given:
+        swapped = q_BLHK.shape[1] == shape.num_heads
         raise ConfigError(
             f"the encoding was built for num_heads, num_kv_heads, head_dim = {built}, but q and k have {given}: "
-            f"create it with the sizes of q and k"
+            + ("swap two axes, attend takes [B, L, H, K]" if swapped else "create it with the sizes of q and k")
         )

@@ -149,6 +149,8 @@ class Encoding(nnx.Module):
         segment into the next: running sums start again, and windows over tokens end.
       takes_masks: whether a given mask may hide keys between a query and a key that the query sees. If False, attention
         refuses masks.
+      causal_only: whether the encoding makes no sense for a query that sees later keys. If True, models that see both
+        sides refuse it.
       heavy_score: whether `score` computes so much for each pair that kernels should use small blocks.
       sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the query's own token.
     """
@@ -159,6 +161,7 @@ class Encoding(nnx.Module):
     splits_queries: bool = True
     sees_segments: bool = False
     takes_masks: bool = True
+    causal_only: bool = False
     heavy_score: bool = False
     sink_value: Literal["zero", "own"] = "zero"
 

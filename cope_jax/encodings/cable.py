@@ -39,6 +39,7 @@ class CABLE(Encoding):
     """
 
     Config = CABLEConfig
+    causal_only = True
 
     def __init__(self, config: CABLEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

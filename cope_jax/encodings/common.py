@@ -17,7 +17,15 @@ def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = 
       ConfigError: `Encoding.features` of the encoding `name` was called without x.
     """
     if x_BMD is None:
-        raise ConfigError(f"{name} needs features: pass features=encoding.features(x, q, k, v, None)[0] to attend")
+        raise ConfigError(
+            f"{name} needs the layer's input x: pass features=encoding.features(x, q, k, v, None)[0] to attend; with "
+            "layers of Flax, which do not pass x on, write a layer of your own"
+        )
+    if x_BMD.shape[-1] != kernel.shape[0]:
+        raise ConfigError(
+            f"{name} was built for model_dim={kernel.shape[0]}, but x has width {x_BMD.shape[-1]}: create it with "
+            f"model_dim={x_BMD.shape[-1]}"
+        )
     dtype = accumulator_dtype(x_BMD.dtype)
     y = jnp.tensordot(x_BMD.astype(dtype), kernel.astype(dtype), 1)
     return y if bias is None else y + bias.astype(dtype).reshape(1, 1, *bias.shape)

@@ -37,6 +37,7 @@ class Composed(Encoding):
             setattr(self, name, part)
         self.embeds_input = any(part.embeds_input for part in parts.values())
         self.splits_keys = all(part.splits_keys for part in parts.values())
+        self.causal_only = any(part.causal_only for part in parts.values())
         self.splits_queries = all(part.splits_queries for part in parts.values())
         self.sees_segments = any(part.sees_segments for part in parts.values())
         self.takes_masks = all(part.takes_masks for part in parts.values())

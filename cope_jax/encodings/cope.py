@@ -60,6 +60,7 @@ class CoPE(Encoding):
     """
 
     Config = CoPEConfig
+    causal_only = True
 
     def __init__(self, config: CoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

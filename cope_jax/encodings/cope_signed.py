@@ -41,6 +41,7 @@ class CoPESigned(Encoding):
     """
 
     Config = CoPESignedConfig
+    causal_only = True
 
     def __init__(self, config: CoPESignedConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

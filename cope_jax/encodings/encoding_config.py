@@ -53,7 +53,10 @@ npos_max, position, scale_position_logits, slope
         for part in split_outside_parentheses(text, "+"):
             match = _PART.fullmatch(part)
             if not match:
-                raise ConfigError(f"cannot read the encoding {text!r}: write name, name(option=value) or name+name")
+                raise ConfigError(
+                    f"cannot read the encoding {text!r}: write name, name(option=value) or name+name, "
+                    "with commas between several encodings"
+                )
             name = match[1]
             parts.append((name, {**(defaults or {}).get(name, {}), **_options(match[2] or "", text)}))
         return cls(tuple(parts))

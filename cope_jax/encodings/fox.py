@@ -55,6 +55,7 @@ class FoX(Encoding):
     """
 
     Config = FoXConfig
+    causal_only = True
 
     def __init__(self, config: FoXConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

@@ -56,6 +56,7 @@ class PaTH(Encoding):
     """
 
     Config = PaTHConfig
+    causal_only = True
     sees_segments = True
     takes_masks = False
 

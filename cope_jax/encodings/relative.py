@@ -54,6 +54,7 @@ class Relative(Encoding):
         rows = shape.max_length if config.max_distance is None else config.max_distance
         if rows is None:
             raise ConfigError("encoding 'relative' has a table of fixed length: give max_distance or max_length")
+        self.causal_only = not config.signed
         self.first, self.end = 1 - rows if config.signed else 0, rows
         self.table = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (rows - self.first, shape.head_dim)))
 

@@ -73,6 +73,7 @@ class RoPE(Encoding):
 
     def __init__(self, config: RoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
+        self.causal_only = config.decay is not None
         if not 0 < config.base < math.inf:
             raise ConfigError(f"rope.base must be positive and finite, got {config.base}")
         if not 0 < config.fraction <= 1:

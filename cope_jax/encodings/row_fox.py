@@ -46,6 +46,7 @@ class RowFoX(Encoding):
     """
 
     Config = RowFoXConfig
+    causal_only = True
 
     def __init__(self, config: RowFoXConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

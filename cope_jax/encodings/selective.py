@@ -25,6 +25,8 @@ class Selective(Encoding):
       ConfigError: `of_head` is called, because the first head decides for all.
     """
 
+    causal_only = True
+
     splits_keys = False
     splits_queries = False
 

@@ -44,6 +44,7 @@ class StickBreaking(Encoding):
     """
 
     Config = StickBreakingConfig
+    causal_only = True
 
     def __init__(self, config: StickBreakingConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

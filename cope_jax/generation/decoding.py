@@ -122,6 +122,8 @@ def _request(
     stop_token: int | None = None,
 ) -> _Request:
     """Checks the arguments of `generate` and collects them in a request. ConfigError: an argument is wrong."""
+    if not hasattr(model, "prefill"):
+        raise ConfigError(f"generate.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()")
     vocab_size = model.config.vocab_size
     tokens_BL, lengths_B = pad_left(prompts, vocab_size)
     for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k), ("stop_token", stop_token)):

@@ -50,6 +50,8 @@ class Experiment:
     """
 
     def __init__(self, config: ExperimentConfig, width: int = 1, task: Task | None = None):
+        if not isinstance(config, ExperimentConfig):
+            raise ConfigError(f"Experiment needs a config, got {config!r}: pass cj.config(name)")
         self.config = config
         self.task = tasks.create(config.task.name, **config.task.options) if task is None else task
         self.program = create_program(config, self.task, width)

@@ -18,6 +18,7 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from cope_jax import models, tasks
+from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
 from cope_jax.files import cache_folder
 from cope_jax.training import config_files
@@ -127,7 +128,7 @@ def run(main: Callable[[], None]) -> None:
             except flags.Error as error:
                 raise _wrapped(error) or ConfigError(_flag_error(str(error))) from None
             except (AttributeError, KeyError) as error:
-                raise ConfigError(_unknown_field(_one_line(error))) from error
+                raise ConfigError(_unknown_field(_one_line(error), argv)) from error
             except (TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
                 # other errors from reading a --config file and setting its fields
                 raise ConfigError(_one_line(error)) from error
@@ -202,6 +203,11 @@ def _flag_error(message: str) -> str:
     missing = re.findall(r"flag --(\w+)=None: ", message)
     if missing:
         return f"missing {' and '.join(f'--{name}' for name in sorted(missing))}; see --help"
+    unknown = re.match(r"Unknown command line flag '(\w+)'", message)
+    if unknown and "config" in flags.FLAGS:
+        fields = (name for name, _ in _leaves("--config", config_files.named("quick")))
+        if field := next((name for name in fields if name.endswith(f".{unknown[1]}")), None):
+            return f"unknown flag --{unknown[1]}: did you mean {field}? See --help"
     number = re.match(r"flag (--\S+?=.*): (invalid literal for int|could not convert string to float)", message)
     if number:
         kind = "a whole number" if number[2].endswith("int") else "a number"
@@ -223,17 +229,21 @@ def _check_names(flag: Any) -> None:
         )
 
 
-def _unknown_field(text: str) -> str:
+def _unknown_field(text: str, argv: Sequence[str]) -> str:
     """The message for a flag whose field the config does not have.
 
-    >>> _unknown_field('stepz Did you mean "steps" instead of "stepz"?')
-    "unknown field 'stepz' in a --config flag: did you mean 'steps'? See --help"
+    >>> _unknown_field('stepz Did you mean "steps" instead of "stepz"?', ["train.py", "--config.training.stepz=5"])
+    "unknown field 'stepz' in --config.training.stepz: did you mean 'steps'? Add --help to see all fields"
     """
     name, _, rest = text.partition(" ")
+    name = name.strip("'")
+    given = (word.partition("=")[0] for word in argv[1:])
+    flag = next((word for word in given if f".{name}" in word), None)
+    if flag is None:
+        return f"unknown field in a --config flag: {text}; see --help"
     close = re.search(r'Did you mean "(\w+)"', rest)
-    if close:
-        return "unknown field {!r} in a --config flag: did you mean {!r}? See --help".format(name.strip("'"), close[1])
-    return f"unknown field in a --config flag: {text}; see --help"
+    hint = f"did you mean {close[1]!r}? A" if close else "a"
+    return f"unknown field {name!r} in {flag}: {hint}dd --help to see all fields"
 
 
 def _one_line(error: BaseException) -> str:
@@ -293,6 +303,18 @@ class _OldName(flags.Flag):  # type: ignore[type-arg]  # at run time, absl's cla
 def renamed(old: str, new: str, values: flags.FlagValues = flags.FLAGS) -> None:
     """Makes --OLD an alias of --NEW that also warns on stderr. If --NEW is a list, each --OLD adds to the list."""
     flags.DEFINE_flag(_OldName(old, new, values), values, module_name=__name__)
+
+
+def warn_of_unused(name: str, config: ExperimentConfig) -> None:
+    """Warns of flags --NAME.encodings.ENCODING.… for encodings that the config does not use."""
+    used = {part for part, _ in EncodingConfig.parse(config.encoding).parts}
+    for field in config_flags.get_override_values(flags.FLAGS[name]):
+        group, _, rest = field.partition(".")
+        encoding = rest.partition(".")[0]
+        if group == "encodings" and encoding not in used:
+            print(
+                f"warning: --{name}.{field} has no effect, because the encoding is {config.encoding}", file=sys.stderr
+            )
 
 
 def read_config(value: Any) -> ExperimentConfig:

@@ -6,9 +6,9 @@ Command:
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 Expected: CoPE, PaTH and MapFormer copy on every split; RoPE only with as many blanks as in training.
 
-From the paper: task, 2 layers, 2 heads of width 64, 100,000 sequences (here 99,840), batch 64, AdamW with rate 2e-4 and linear decay,
-weight decay 0.05. Our choice: no temperature of the softmax (the paper has 0.9), 100 warm-up steps, gradient clipping
-at 1. The paper's figures are accuracies of tokens; here they are errors, in per cent.
+From the paper: task, 2 layers, 2 heads of width 64, 100,000 sequences (here 99,840), batch 64, AdamW with rate 2e-4 and
+linear decay, weight decay 0.05. Our choice: no temperature of the softmax (the paper has 0.9), 100 warm-up steps,
+gradient clipping at 1. The paper's figures are accuracies of tokens; here they are errors, in per cent.
 """
 
 from cope_jax.training import config_files as base

@@ -242,6 +242,11 @@ MISTAKES = {
     "name of an encoding": (dict(encoding="rope"), "encoding='rope' is not an encoding: create one with"),
     "implementation": (dict(implementation="ful"), "did you mean 'full'"),
     "heads of the encoding": (dict(q=ones(2, 6, 8, 4)), "was built for num_heads, num_kv_heads, head_dim = (4, 2, 4)"),
+    "heads before tokens": (
+        dict(q=ones(2, 4, 2, 4)),
+        "swap two axes, attend takes [B, L, H, K]",
+    ),
+    "no name": (dict(encoding="rope", implementation="blockwise"), "encoding='rope' is not an encoding: create"),
     "window": (dict(window=0), "at least 1"),
     "rate": (dict(dropout_rate=1.0, dropout_key=jax.random.key(0)), "dropout_rate"),
     "negative rate": (dict(dropout_rate=-0.1), "dropout_rate"),
@@ -252,7 +257,10 @@ MISTAKES = {
         dict(mask=ones(2, 1, 6, 6)),
         "mask must be boolean, True where a query may see a key, got float32",
     ),
-    "mask of heads": (dict(mask=ones(2, 4, 6, 6) > 0), "[2, 1, 6, 6], the same for all heads, got [2, 4, 6, 6]"),
+    "mask of heads": (
+        dict(mask=ones(2, 4, 6, 6) > 0),
+        "[2, 1, 6, 6], where any axis may have size 1, got",
+    ),
     "mask of other keys": (dict(mask=ones(2, 1, 6, 5) > 0), "mask must have shape [2, 1, 6, 6]"),
     "mask without heads": (dict(mask=ones(2, 6, 6) > 0), "mask must have shape"),
     "more queries than keys with features": (

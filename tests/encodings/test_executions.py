@@ -39,3 +39,13 @@ def test_the_table_is_what_the_code_runs():
     rows = [row(name) for name in encodings.names()]
     table = "\n".join([TITLE, "|" + "---|" * 7, *rows])
     assert table in PAGE.read_text(), f"docs/encodings.md must have this table:\n{table}"
+
+
+def test_the_page_says_which_are_for_causal_attention():
+    shape = encodings.AttentionShape(4, 16, max_length=32)
+    build = {name: encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)) for name in encodings.names()}
+    refused = [f"`{name}`" for name, encoding in build.items() if encoding.causal_only and name != "relative"]
+    assert f"| {', '.join(refused)} | refused: " in PAGE.read_text()
+    text = "relative+t5", "relative(signed=True)+t5", "rope(decay=512)", "rope"
+    found = [encodings.EncodingConfig.parse(name).build(shape, rngs=nnx.Rngs(0)).causal_only for name in text]
+    assert found == [True, False, True, False]

@@ -245,6 +245,13 @@ def test_initial_parameters():
     assert abs(found["nsp_loss"][0] / found["nsp_loss"][1] - np.log(2)) < 0.1
 
 
+@pytest.mark.parametrize("encoding", ["relative", "rope+fox"])
+def test_encodings_for_causal_attention_are_refused(encoding):
+    with pytest.raises(ConfigError, match="the encoding is for causal attention, and this model sees tokens on both"):
+        graphdef, state = build(config(encoding))
+        jax.eval_shape(lambda: nnx.merge(graphdef, state).metrics(batch()))
+
+
 def test_a_small_epsilon_is_safe():
     """Rows that hardly vary: the variance is no difference of squares, which would be off by far more than 1e-12."""
     norm = Norm(bert_block(64, 2), rngs=nnx.Rngs(0))
