@@ -19,7 +19,7 @@ from flax import nnx
 from cope_jax import encodings, tasks
 from cope_jax.array_types import PyTree
 from cope_jax.attention import Cache, attend, attend_cached, create_cache
-from cope_jax.encodings import EncodingConfig
+from cope_jax.encodings import EncodingConfig, features_of
 from cope_jax.registry import unknown
 from cope_jax.training import from_config
 from cope_jax.training.experiment_config import JobConfig, MeshConfig
@@ -106,7 +106,9 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
         merge, params = problem.encoding(spec)
 
         def attention(params: Any, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-            return attend(q, k, v, encoding=merge(params), **options)
+            encoding = merge(params)
+            features, _ = features_of(encoding, layer_input(q), q, k, v)
+            return attend(q, k, v, encoding=encoding, features=features, **options)
 
         return attention, params
 
@@ -115,6 +117,11 @@ def _ours(spec: str, implementation: str, problem: Problem) -> Mapping[str, Task
     if implementation == "full":
         problem.check_square(OF_FULL)
     return _tasks(split_heads(build, problem), problem)
+
+
+def layer_input(q_BLHK: jax.Array) -> jax.Array:
+    """The input of the layer, x_BLD, for encodings that read it: here the queries."""
+    return q_BLHK.reshape(*q_BLHK.shape[:2], -1)
 
 
 def _jax_nn(implementation: Literal["cudnn"] | None, problem: Problem) -> Mapping[str, Task]:
@@ -186,7 +193,7 @@ def decode(spec: str, problem: Problem) -> Mapping[str, Task]:
 
     def enter(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> Cache:
         positions_BL = cache.filled + jnp.arange(k.shape[1], dtype=jnp.int32)[None]
-        return cache.enter(positions_BL).append(q, k, v, encoding=merge(params))
+        return cache.enter(positions_BL).append(q, k, v, encoding=merge(params), x_BLD=layer_input(q))
 
     @functools.partial(jax.jit, donate_argnums=1)
     def run(params: Any, cache: Cache, q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, Cache]:

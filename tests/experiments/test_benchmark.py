@@ -147,7 +147,7 @@ def test_memory_is_measured_in_a_process_of_its_own():
 def test_who_is_left_out_of_memory_is_named(monkeypatch):
     monkeypatch.setattr(memory_use, "measure", memory_use.measure_here)
     results = timing.Results()
-    memory_use.run([Problem(length=8)], ["cope(gate=separate_key)/full"], results, lambda: False, lambda: None)
+    memory_use.run([Problem(length=8)], ["path/ring"], results, lambda: False, lambda: None)
     assert not results.records
     assert "needs features: pass features=" in results.left_out[0]["reason"]
 
