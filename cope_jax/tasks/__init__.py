@@ -8,6 +8,7 @@
 from typing import Any
 
 from cope_jax.registry import configure
+from cope_jax.tasks import addition as addition
 from cope_jax.tasks import bilm as bilm
 from cope_jax.tasks import counting as counting
 from cope_jax.tasks import flip_flop as flip_flop
