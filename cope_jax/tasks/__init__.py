@@ -13,6 +13,7 @@ from cope_jax.tasks import bilm as bilm
 from cope_jax.tasks import counting as counting
 from cope_jax.tasks import flip_flop as flip_flop
 from cope_jax.tasks import masked_lm as masked_lm
+from cope_jax.tasks import navigation as navigation
 from cope_jax.tasks import selective_copy as selective_copy
 from cope_jax.tasks import spam as spam
 from cope_jax.tasks import tagging as tagging
