@@ -101,6 +101,19 @@ def test_values_of_another_width():
 
 
 @needs_library
+def test_second_derivatives_are_refused_in_one_line():
+    encoding = encodings.create("none", num_heads=1, head_dim=16, rngs=nnx.Rngs(0))
+
+    def norm(q):
+        return (native_attention(encoding, prepare(q, q, q, encoding=encoding)) ** 2).sum()
+
+    with pytest.raises(ConfigError, match=r"in C\+\+ has first derivatives only: choose"):
+        jax.hessian(norm)(jnp.ones((1, 4, 1, 16)))
+    with pytest.raises(ConfigError, match="first derivatives only"):
+        jax.grad(lambda q: (jax.grad(norm)(q) ** 2).sum())(jnp.ones((1, 4, 1, 16)))
+
+
+@needs_library
 @pytest.mark.parametrize("sizes", [Sizes(2, 2, 80, 6, 200), Sizes(4, 1, 128, 6, 200), Sizes(1, 1, 32, 6, 200)], ids=str)
 def test_widths_and_groups_of_heads(sizes):
     compare("cope(npos_max=20)", 70, 70, sizes=sizes)

@@ -14,6 +14,7 @@ from cope_jax.attention.inputs import Inputs
 from cope_jax.attention.native import arguments, library
 from cope_jax.attention.native.arguments import GATES, Arrays
 from cope_jax.encodings import Encoding
+from cope_jax.errors import ConfigError
 
 WIDTH = 16  # widths of heads are multiples of this
 
@@ -92,4 +93,10 @@ def _call(name: str, options: _Options, shapes: Any, *arrays: Array) -> Any:
         "gate": np.int64(options.gate),
         "position": np.int64(options.position),
     }
-    return call(*arrays, **attributes)
+    once = jax.custom_jvp(functools.partial(call, **attributes))
+    once.defjvp(_refuse_to_differentiate)
+    return once(*arrays)
+
+
+def _refuse_to_differentiate(primals: Any, tangents: Any) -> Any:
+    raise ConfigError("attention in C++ has first derivatives only: choose implementation='full' for second ones")
