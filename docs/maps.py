@@ -27,7 +27,7 @@ INPUTS = {
 KNOWS = {
     "nothing": ["none", "learned_sink"],
     "place": ["learned", "sinusoidal", "relative", "rope", "pope", "alibi", "t5", "kerple", "fire"],
-    "token": ["fox", "cable", "carope", "grape", "mapformer", "selective_rope", "darope", "path"],
+    "token": ["fox", "cable", "carope", "grape", "mapformer", "selective_rope", "darope", "path", "wall"],
     "pair": ["cope", "cope_two_sided", "cope_signed", "row_fox", "stick_breaking", "selective", "dape"],
 }
 COLOURS = {"nothing": "gray", "place": "tab:blue", "token": "tab:green", "pair": "tab:red"}
@@ -53,7 +53,9 @@ def draw(workdir: Path, name: str) -> None:
             cell.set_axis_off()
         row[0].text(-0.15, 0.5, knows, transform=row[0].transAxes, rotation=90, va="center", color=COLOURS[knows])
     size = len(tokens)
-    figure.suptitle(f"√ of the attention of {size} tokens (rows) to {size} tokens (columns): {INPUTS[name]}", fontsize=11)
+    figure.suptitle(
+        f"√ of the attention of {size} tokens (rows) to {size} tokens (columns): {INPUTS[name]}", fontsize=11
+    )
     figure.savefig(Path(__file__).with_name(f"maps_{name}.png"), dpi=80)
 
 

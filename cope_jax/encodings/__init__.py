@@ -38,6 +38,7 @@ from cope_jax.encodings import selective_rope as selective_rope
 from cope_jax.encodings import sinusoidal as sinusoidal
 from cope_jax.encodings import stick_breaking as stick_breaking
 from cope_jax.encodings import t5 as t5
+from cope_jax.encodings import wall as wall
 from cope_jax.encodings.base import ENCODINGS as ENCODINGS
 from cope_jax.encodings.base import AttentionShape as AttentionShape
 from cope_jax.encodings.base import Carry as Carry

@@ -72,6 +72,8 @@ def random_data(seed, length, keys, batch=BATCH, ordered=True):
 @every(few=FEW)
 def test_every_encoding(spec, x64):
     """Strips and blocks that do not divide; several near and far blocks; masks of all kinds."""
+    if not splits_queries(spec):
+        return  # only full attention runs it
     run = compiled(spec, BlockSizes(3, 2, 3))
     _, state = build(spec)
     arrays = arrays_of(LENGTH, KEYS)
@@ -80,7 +82,7 @@ def test_every_encoding(spec, x64):
     unsorted = np.array([[1, 0, 1, 0, 1, 0, 1, 0, 1, 0, 1], [2, 2, 0, 0, 2, 2, 5, 5, 0, 0, 2]], np.int32)
     kinds = [data] + [data._replace(q_segments=ids[:, -LENGTH:], k_segments=ids) for ids in (two, unsorted)]
     kinds.append(kinds[1]._replace(q_segments=np.where(np.arange(LENGTH) == 2, 9, two[:, -LENGTH:]).astype(np.int32)))
-    broken = "path" not in dict(parts(spec))  # whether a query may see keys with hidden ones between them
+    broken = not {"path", "wall"} & set(dict(parts(spec)))  # whether a query may see keys with hidden ones between them
     for number, kind in enumerate(kinds):
         if number == 2 and not broken:
             continue
@@ -90,7 +92,8 @@ def test_every_encoding(spec, x64):
             for example in range(BATCH):
                 exact = oracle(spec, state, arrays, kind, example)
                 np.testing.assert_allclose(blockwise[0][example], exact, rtol=0, atol=1e-12)
-    assert np.all(np.asarray(blockwise[0])[:, 2] == 0), "a query without keys"
+    if encoding_of(spec).sink_value == "zero":
+        assert np.all(np.asarray(blockwise[0])[:, 2] == 0), "a query without keys"
     for seed in range(10 if broken else 0):
         full, blockwise = run(state, arrays_of(LENGTH, KEYS, seed), random_data(seed, LENGTH, KEYS))
         assert_equal(blockwise, full)
@@ -273,7 +276,9 @@ def has_features(spec):
 
 @st.composite
 def problems(draw):
-    spec = draw(st.sampled_from([spec for spec in CASES if splits_queries(spec) and "path" not in spec]))
+    spec = draw(
+        st.sampled_from([spec for spec in CASES if splits_queries(spec) and "path" not in spec and "wall" not in spec])
+    )
     heads, kv_heads = (4, 2) if "slopes=(" in spec else draw(st.sampled_from([(4, 2), (4, 1), (2, 2), (1, 1)]))
     sizes = Sizes(heads, kv_heads, draw(st.sampled_from([4, 6])), SIZES.model_dim, SIZES.max_length)
     length, keys = draw(st.integers(1, 12)), draw(st.integers(1, 12))

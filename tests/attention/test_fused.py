@@ -28,6 +28,7 @@ BLOCKS = BlockSizes(3, 2, 4)
 REFUSED = {
     "cope_two_sided": "all keys in one block",
     "path": "all keys in one block",
+    "wall": "all keys in one block",
     "selective": "all keys in one block",
     "dape": "(mixes all heads|all keys in one block)",
     "mlp": "more than two axes",

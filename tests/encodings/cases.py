@@ -62,6 +62,8 @@ CASES = [
     "selective_rope(silu=True,width=2,temperature=rfa,theta=0.6,largest=2.0)",
     "path",
     "path(rank=3,width=1,forget=True,bias=1.0)",
+    "wall",
+    "wall(bias=1.0,stddev=0.5)",
     "darope",
     "darope(base=100,length=24,alpha=1.0)",
     "stick_breaking",

@@ -1,5 +1,7 @@
 """The suite that every registered encoding passes."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,6 +22,7 @@ from tests.encodings.cases import (
     expected,
     forward,
     jit,
+    numpy_result,
     parameters,
     parts,
     problem,
@@ -150,6 +153,23 @@ def test_packed_documents_do_not_leak(spec, x64):
     arrays["dout"][:, :half], arrays["dembedded"][:, :half] = 0, 0
     second = run(spec, state, arrays, restart, segments).gradients
     assert all(np.all(second[name][:, :half] == 0) for name in ("x", "q", "k", "v")), "a leak"
+
+
+@pytest.mark.parametrize("spec", ["path(forget=True)", "wall(bias=1.0,stddev=0.5)"])
+def test_blocks_of_their_own_make_no_difference(spec, monkeypatch, x64):
+    """What the encoding calls a block does not matter, in value and gradient; here the last block is shorter."""
+    _, state = build(spec)
+    arrays = problem()
+    positions = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (BATCH, LENGTH))
+    segments = np.broadcast_to(np.arange(LENGTH, dtype=np.int32) // 5, (BATCH, LENGTH))
+    name = spec.partition("(")[0]
+    module = importlib.import_module(f"cope_jax.encodings.{name}")
+    whole = run(spec, state, arrays, positions, segments)
+    monkeypatch.setattr(module, "BLOCK", 4)
+    cut = numpy_result(compiled.__wrapped__(spec)[0](state, arrays, positions, segments))
+    np.testing.assert_allclose(cut.out, whole.out, rtol=0, atol=1e-13)
+    for key, gradient in whole.gradients.items():
+        np.testing.assert_allclose(cut.gradients[key], gradient, rtol=0, atol=1e-12, err_msg=key)
 
 
 @a_few

@@ -2,6 +2,8 @@
 
 import importlib.util
 import pathlib
+import sys
+import types
 
 import jax.numpy as jnp
 import numpy as np
@@ -17,7 +19,7 @@ LENGTH = 9
 
 def fla(name):
     """The plain reference of an operation; its package would import Triton beside it."""
-    found = importlib.util.find_spec("fla")
+    found = importlib.machinery.PathFinder.find_spec("fla")
     if found is None:
         pytest.skip("fla-core is not installed")
     path = pathlib.Path(found.submodule_search_locations[0]) / "ops" / name / "naive.py"
@@ -70,6 +72,22 @@ def test_path(spec, x64):
     arrays = (ours.q, ours.k, ours.v, ours.features["w"], ours.features["beta"], log_f)
     exact = fla("path_attn").naive_path_attn(*map(tensor, arrays), scale=SIZES.head_dim**-0.5, chunk_size=8)
     close(ours(), exact, 2e-6)
+
+
+def test_wall(x64, monkeypatch):
+    """The constant and the cumulative sum that theirs imports lie beside Triton kernels, so they are given here."""
+    to_log2 = 1 / np.log(2)
+
+    def cumulative(g, cu_seqlens, scale):
+        return torch.cumsum(g, 1) * scale
+
+    for name, field, value in (("constant", "RCP_LN2", to_log2), ("cumsum", "chunk_global_cumsum", cumulative)):
+        monkeypatch.setitem(sys.modules, f"fla.ops.utils.{name}", types.SimpleNamespace(**{field: value}))
+    for name in ("fla", "fla.ops", "fla.ops.utils"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    ours = Ours("wall(bias=1.0,stddev=0.5)", length=40)
+    arrays = map(tensor, (ours.q, ours.k, ours.v, ours.features))
+    close(ours(), fla("wall_attn").naive_wall_attn(*arrays, scale=SIZES.head_dim**-0.5), 1e-5)  # theirs is in float32
 
 
 @pytest.mark.parametrize("see_itself", [False, True])

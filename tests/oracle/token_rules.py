@@ -225,7 +225,25 @@ def path(params: Params, sizes: Sizes, rank: int = 32, width: int = 3, forget: b
     return Rule(added=added)
 
 
+def wall(params: Params, sizes: Sizes, bias: float = 8.0, stddev: float = 0.02) -> Rule:
+    """From the nearest key to the farthest: the logit is Σ_n q_n k_n e^{s_n}/√K, then s_n adds the token's log f_n."""
+    del bias, stddev
+
+    def added(head, q, token, keys):
+        fallen, found = [0.0] * sizes.head_dim, []
+        for key in reversed(keys):
+            product = sum(q[n] * key.k[n] * math.exp(fallen[n]) for n in range(sizes.head_dim))
+            found.append(float(product) / math.sqrt(sizes.head_dim) - key.logit)
+            for n in range(sizes.head_dim):
+                own = key.x[-1] @ params["kernel"][:, head, n] + params["bias"][head, n]
+                fallen[n] += log_sigmoid(float(own))
+        return found[::-1]
+
+    return Rule(added=added)
+
+
 TOKEN_RULES = {
+    "wall": wall,
     "selective_rope": selective_rope,
     "path": path,
     "fox": fox,

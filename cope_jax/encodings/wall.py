@@ -1,0 +1,117 @@
+"""Wall attention."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from cope_jax.array_types import Array, PyTree, accumulator_dtype
+from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
+from cope_jax.encodings.common import project
+from cope_jax.ops.grouped_matmul import group, ungroup
+
+BLOCK = 32  # keys that are visited at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class WallConfig:
+    """The options of Wall.
+
+    Attributes:
+      bias: initial b. With b = 8 a feature loses a 3,000th of its size with each token.
+      stddev: standard deviation of the initial W.
+    """
+
+    bias: float = 8.0
+    stddev: float = 0.02
+
+
+@ENCODINGS.register("wall")
+class Wall(Encoding):
+    """Each token has a forget gate for each feature of a head, which shrinks this feature in the products with all
+    earlier keys.
+
+        f_jn = σ(w_n·x_j + b_n),   a_ij = softmax_j(Σ_n q_in k_jn Π_{l=j+1..i} f_ln /√K).
+
+    Wall attention (blog.tilderesearch.com/blog/wall-attn); x is the input of the layer, and each query head has gates
+    of its own. With a scalar forget gate it is `wall+fox`. It is for causal attention, and replaces q·k, so do not
+    combine it with an encoding that rotates.
+
+    The keys are visited from the nearest to the farthest, in blocks. The state is c_i = q_i Π f over the nearer tokens;
+    the logits of a block are products of c_i with keys that shrink towards its end. All exponents are sums of log f, so
+    nothing overflows. A query's own block is computed feature by feature. The keys that a query sees must be unbroken
+    up to its own token, as with causality, windows and packed documents, so a given mask is refused.
+
+    Raises:
+      ConfigError: `features` is called without x.
+    """
+
+    Config = WallConfig
+    causal_only = True
+    takes_masks = False
+
+    def __init__(self, config: WallConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
+        super().__init__(config, shape, rngs=rngs)
+        size = (shape.num_heads, shape.head_dim)
+        self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, *size)))
+        self.bias = nnx.Param(jnp.full(size, config.bias))
+
+    def features(
+        self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
+    ) -> tuple[PyTree, PyTree]:
+        return jax.nn.log_sigmoid(project("wall", x_BMD, self.kernel[...], self.bias[...])), ()
+
+    def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
+        return Carry(state=q_BHLK.astype(accumulator_dtype(q_BHLK.dtype)))
+
+    def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
+        logits_BHLM, state = _decayed_logits(pairs, carry.state)
+        return logits_BHLM, carry._replace(state=state)
+
+    def of_head(self, head: int) -> "Wall":
+        here = slice(head, head + 1)
+        return self._one_head(kernel=nnx.Param(self.kernel[...][:, here]), bias=nnx.Param(self.bias[...][here]))
+
+
+def _decayed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
+    """Returns (logits_BHLM, the state after the block)."""
+    dtype, (_, groups, keys, width) = c_BHLK.dtype, pairs.k.shape
+    size = min(BLOCK, keys)
+    padding = -keys % size
+
+    def blocks(x: Array, axis: int) -> Array:
+        """Cuts the keys into blocks, the first ones first; what is added before the first key changes nothing."""
+        x = jnp.pad(x, [(padding if a == axis else 0, 0) for a in range(x.ndim)])
+        return x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+
+    mask_BLM = jnp.broadcast_to(pairs.mask[:, 0], (len(c_BHLK), c_BHLK.shape[2], keys))
+    k_BGSMK = blocks(pairs.k.astype(dtype), 2)
+    log_f_BGRSMK = blocks(group(pairs.k_features, groups), 3)
+    after_MM = jnp.triu(jnp.ones((size, size), dtype), 1)
+    exact = jax.lax.Precision.HIGHEST
+
+    def step(c_BGRLK: Array, block: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        k_BGMK, log_f_BGRMK, seen_BLM = block
+        to_end_BGRMK = jnp.einsum("MN,BGRNK->BGRMK", after_MM, log_f_BGRMK, precision=exact)
+        logits = jnp.einsum("BGRLK,BGRMK->BGRLM", c_BGRLK, k_BGMK[:, :, None] * jnp.exp(to_end_BGRMK))
+        passed_BGRLK = jnp.einsum("BLM,BGRMK->BGRLK", seen_BLM.astype(dtype), log_f_BGRMK, precision=exact)
+        return c_BGRLK * jnp.exp(passed_BGRLK), logits
+
+    parts = (jnp.moveaxis(k_BGSMK, 2, 0), jnp.moveaxis(log_f_BGRSMK, 3, 0), jnp.moveaxis(blocks(mask_BLM, 2), 2, 0))
+    q_BGRLK = group(c_BHLK, groups)
+    c_BGRLK, found_SBGRLM = jax.lax.scan(step, q_BGRLK, parts, reverse=True)
+
+    # A query's own token is the nearest key that it sees. In its block, only the tokens that it sees count.
+    own_BL = padding + jnp.max(jnp.where(mask_BLM, jnp.arange(keys)[None, None], 0), axis=-1)
+    block_BL = own_BL // size
+    seen_BLM = jnp.take_along_axis(blocks(mask_BLM, 2), block_BL[:, :, None, None], axis=2)[:, :, 0]
+    k_BGLMK = jnp.take_along_axis(k_BGSMK, block_BL[:, None, :, None, None], axis=2)
+    log_f_BGRLMK = jnp.take_along_axis(log_f_BGRSMK, block_BL[:, None, None, :, None, None], axis=3)
+    log_f_BGRLMK = jnp.where(seen_BLM[:, None, None, :, :, None], log_f_BGRLMK, jnp.zeros((), dtype))
+    decay_BGRLMK = jnp.exp(jnp.einsum("MN,BGRLNK->BGRLMK", after_MM, log_f_BGRLMK, precision=exact))
+    own_BGRLM = jnp.einsum("BGRLK,BGLMK,BGRLMK->BGRLM", q_BGRLK, k_BGLMK, decay_BGRLMK)
+    is_own_SBL = jnp.arange(len(found_SBGRLM))[:, None, None] == block_BL[None]
+    found_SBGRLM = jnp.where(is_own_SBL[:, :, None, None, :, None], own_BGRLM[None], found_SBGRLM)
+    logits_BGRLM = jnp.moveaxis(found_SBGRLM, 0, -2).reshape(*q_BGRLK.shape[:-1], -1)[..., padding:]
+    return ungroup(logits_BGRLM) * width**-0.5, ungroup(c_BGRLK)
