@@ -97,7 +97,8 @@ def attend(
       v_BMGK: values.
       encoding: the position encoding.
       features: the encoding's features of the M key tokens. The last L of these are also the query tokens. If None,
-        `attend` calls `encoding.features(None, q, k, v, None)`.
+        `attend` computes them without the layer's input x. With x, pass `encodings.features_of(encoding, x, q, k, v,
+        segment_ids_BM=k_segment_ids)[0]`.
       embedded: True if the model's input went through `encoding.embed`. If False, an encoding that acts on the input
         raises ConfigError, because otherwise this encoding would silently have no effect.
       q_positions: int32 `[B, L]` or `[1, L]`. If None, positions are M−L … M−1, so the last query is at the last key.

@@ -114,6 +114,10 @@ def prepare(
             f"this encoding needs at least as many keys as queries, got {length} queries and {keys} keys: give the "
             "keys of the queries' own tokens"
         )
+    if length != keys and not encoding.splits_queries:
+        raise ConfigError(
+            f"this encoding couples the queries, got {length} queries and {keys} keys: give the queries of all keys"
+        )
     q_features = jax.tree.map(lambda feature: feature[:, keys - length :], features)
     rotated_q, rotated_k = encoding.rotate(q_BLHK, k_BMGK, q_features, features, q_positions, k_positions)
     q, rotated_q, rotated_k, v = map(head_major, (q_BLHK, rotated_q, rotated_k, v_BMGK))

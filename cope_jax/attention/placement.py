@@ -26,7 +26,7 @@ def why_undivided(axes: Sequence[str | None], head_axis: str | None, groups: int
       groups: the number of key heads.
     """
     mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty and jax.default_backend() == "tpu" and jax.device_count() > 1:
+    if mesh.empty and current_device().startswith("TPU") and jax.default_backend() == "tpu" and jax.device_count() > 1:
         return "there are several devices and no mesh: call under jax.set_mesh(mesh)"
     for axis, size, kind in zip(mesh.axis_names, mesh.axis_sizes, mesh.axis_types, strict=True):
         if size > 1 and kind == AxisType.Explicit:

@@ -151,6 +151,8 @@ class Encoding(nnx.Module):
         refuses masks.
       causal_only: whether the encoding makes no sense for a query that sees later keys. If True, models that see both
         sides refuse it.
+      excludes: hooks, "rotate" or "score", that no other part of a composition may override, because the encoding
+        computes the logits of its own queries and keys, or weights that sum to 1.
       heavy_score: whether `score` computes so much for each pair that kernels should use small blocks.
       sink_value: the value vector of the sink. "zero" means 0, and "own" means the value of the query's own token.
     """
@@ -162,6 +164,7 @@ class Encoding(nnx.Module):
     sees_segments: bool = False
     takes_masks: bool = True
     causal_only: bool = False
+    excludes: tuple[str, ...] = ()
     heavy_score: bool = False
     sink_value: Literal["zero", "own"] = "zero"
 

@@ -2,6 +2,7 @@
 
 import math
 
+import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array, accumulator_dtype
@@ -13,13 +14,15 @@ from cope_jax.ops.sums import suffix_sum
 def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = None) -> Array:
     """Returns x W + b for each token, `[B, M, ...]`, in the accumulator type; W is `[D, ...]` and b is `[...]`.
 
+    The product has full precision, because sums over the tokens add up its errors.
+
     Raises:
       ConfigError: `Encoding.features` of the encoding `name` was called without x.
     """
     if x_BMD is None:
         raise ConfigError(
-            f"{name} needs the layer's input x: pass features=encoding.features(x, q, k, v, None)[0] to attend; with "
-            "layers of Flax, which do not pass x on, write a layer of your own"
+            f"{name} needs the layer's input x: pass features=encodings.features_of(encoding, x, q, k, v)[0] to "
+            "attend; with layers of Flax, which do not pass x on, write a layer of your own"
         )
     if x_BMD.shape[-1] != kernel.shape[0]:
         raise ConfigError(
@@ -27,7 +30,7 @@ def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = 
             f"model_dim={x_BMD.shape[-1]}"
         )
     dtype = accumulator_dtype(x_BMD.dtype)
-    y = jnp.tensordot(x_BMD.astype(dtype), kernel.astype(dtype), 1)
+    y = jnp.tensordot(x_BMD.astype(dtype), kernel.astype(dtype), 1, precision=jax.lax.Precision.HIGHEST)
     return y if bias is None else y + bias.astype(dtype).reshape(1, 1, *bias.shape)
 
 

@@ -24,7 +24,8 @@ class Composed(Encoding):
     the rotated queries and keys.
 
     Raises:
-      ConfigError: two parts have a sink, or the name of a part is an attribute of every encoding.
+      ConfigError: a part excludes another, two parts have a sink, or the name of a part is an attribute of every
+        encoding.
     """
 
     def __init__(self, parts: Mapping[str, Encoding], shape: AttentionShape):
@@ -32,6 +33,11 @@ class Composed(Encoding):
         for name in parts:
             if name in (*dir(self), "names"):
                 raise ConfigError(f"rename the encoding {name!r}: every encoding already has an attribute of that name")
+        for name, part in parts.items():
+            for other, theirs in parts.items():
+                if other != name and any(_overrides(theirs, hook) for hook in part.excludes):
+                    what = " or ".join({"rotate": "rotates", "score": "changes logits"}[hook] for hook in part.excludes)
+                    raise ConfigError(f"{name} and {other} cannot be combined: {name} excludes what {what}")
         self.names = tuple(parts)
         for name, part in parts.items():
             setattr(self, name, part)
@@ -161,3 +167,7 @@ def _sum_of_increments(logits_BHLM: Array, scored: Iterable[Array]) -> Array:
         if one is not logits_BHLM:  # a part that leaves the logits alone costs nothing
             total = one if total is logits_BHLM else total + (one - logits_BHLM)
     return total
+
+
+def _overrides(part: Encoding, hook: str) -> bool:
+    return getattr(type(part), hook) is not getattr(Encoding, hook)

@@ -35,8 +35,8 @@ class DAPE(Encoding):
 
     s and b have an entry for each head. f is a network 2H → hidden → H with LeakyReLU (slope 0.01), for each pair.
     Zheng et al. (arXiv 2405.14722). With keys = 3, the first layer also sees the pairs of the neighbouring keys (arXiv
-    2410.04798); keys that the query may not see count as 0. b is ALiBi here; the paper also takes Kerple and FIRE, of
-    which this encoding can be a part: `dape+kerple` adds Kerple after f.
+    2410.04798); keys that the query may not see count as 0. The bias inside f is always ALiBi; the paper also has
+    Kerple and FIRE there. `dape+kerple` adds Kerple after f, which is another method.
 
     f mixes all heads, so this encoding cannot run for one head alone, and kernels refuse it.
 

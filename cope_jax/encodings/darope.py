@@ -54,7 +54,7 @@ class DaRoPE(Encoding):
     def __init__(self, config: DaRoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         even_head_dim("darope", shape.head_dim)
-        length = config.length or shape.max_length
+        length = shape.max_length if config.length is None else config.length
         if length is None:
             raise ConfigError("darope needs the length of training: give length or max_length")
         check_at_least(1, "darope", length=length)

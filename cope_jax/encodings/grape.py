@@ -1,6 +1,7 @@
 """Group representational position encoding, multiplicative and contextual."""
 
 import dataclasses
+import math
 
 import jax
 import jax.numpy as jnp
@@ -36,9 +37,10 @@ class GRAPE(TurnedByTokens):
         angle of pair c at index t:  θ_c Σ_{l<t} ω_l,   ω_l = softplus(w·x_l + b) ≥ 0,   θ_c learned.
 
     Zhang et al. (arXiv 2512.07805), the contextual multiplicative form ("GRAPE-M-ctx"). x is the input of the layer,
-    and positions are not used. w starts at 0, so every token starts with the same step. The released code then
-    initialises w again, with a normal distribution. The paper's other contextual forms, which add gated slopes to the
-    logits, are not here, because their equations could not be checked.
+    and positions are not used. w starts at 0, so every token starts with the same step. Released code differs from this
+    and from each other: one version takes σ((w·x + b)/16) in place of softplus, another initialises w again with a
+    normal distribution; both normalise q and k after the rotation. The paper's other contextual forms, which add gated
+    slopes to the logits, are not here, because their equations could not be checked.
 
     Raises:
       ConfigError: `features` is called without x, the head width is odd, or `step` or `base` is not positive.
@@ -49,8 +51,10 @@ class GRAPE(TurnedByTokens):
 
     def __init__(self, config: GRAPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        if not (config.base > 0 and config.step > 0):
-            raise ConfigError(f"grape.base and grape.step must be positive, got {config.base} and {config.step}")
+        if not (0 < config.base < math.inf and 0 < config.step < math.inf):
+            raise ConfigError(
+                f"grape.base and grape.step must be positive and finite, got {config.base} and {config.step}"
+            )
         steps = shape.kv_heads if config.per_head else 1
         self.kernel = nnx.Param(jnp.zeros((shape.width, steps)))
         self.bias = nnx.Param(jnp.full((steps,), inverse_softplus(config.step)))

@@ -22,8 +22,8 @@ class MapFormerConfig:
 
     Attributes:
       rank: r, the number of coordinates of a step, such as the dimensions of the world.
-      world: the number of places along one dimension of the world. The slowest pair turns once in it if
-        fastest = 2π.
+      world: the number of places along one dimension of the world. The slowest pair turns about once in it if
+        fastest = 2π and there are many pairs.
       fastest: ω_max, the largest initial frequency, above 1 and at most 2π.
     """
 
@@ -65,5 +65,5 @@ class MapFormer(TurnedByTokens):
 
     def steps(self, x_BMD: Array | None, state: PyTree, segment_ids_BM: Array | None) -> tuple[Array, PyTree]:
         coordinates = project("mapformer", x_BMD, self.into[...])
-        steps_BMC = coordinates @ self.out[...].astype(coordinates.dtype)
+        steps_BMC = project("mapformer", coordinates, self.out[...])
         return (steps_BMC * self.frequencies[...].astype(steps_BMC.dtype)[None, None])[:, :, None], ()

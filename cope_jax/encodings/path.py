@@ -57,6 +57,7 @@ class PaTH(Encoding):
 
     Config = PaTHConfig
     causal_only = True
+    excludes = ("rotate",)
     sees_segments = True
     takes_masks = False
 
@@ -87,7 +88,7 @@ class PaTH(Encoding):
     ) -> tuple[PyTree, PyTree]:
         coordinates = project("path", x_BMD, self.into[...])
         dtype = coordinates.dtype
-        raw_BMGK = jnp.tensordot(coordinates, self.out[...].astype(dtype), 1)
+        raw_BMGK = project("path", coordinates, self.out[...])
         size, kernel = raw_BMGK.shape, self.convolution[...].astype(dtype)
         mixed, state = causal_convolution(
             raw_BMGK.reshape(*size[:2], -1), kernel.reshape(len(kernel), -1), segment_ids_BM, state
@@ -109,7 +110,8 @@ class PaTH(Encoding):
         return Carry(sums=sums, state=q_BHLK.astype(dtype))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
-        logits_BHLM, state = _transformed_logits(pairs, carry.state)
+        with jax.default_matmul_precision("highest"):  # errors of the state would grow along the keys
+            logits_BHLM, state = _transformed_logits(pairs, carry.state)
         if not self.config.forget:
             return logits_BHLM, carry._replace(state=state)
         sums_BHLM, after_BHL = sum_over_nearer(pairs.k_features["log_f"], pairs, carry.sums)

@@ -43,6 +43,7 @@ class PoPE(Encoding):
     """
 
     Config = PoPEConfig
+    excludes = ("rotate",)
 
     def __init__(self, config: PoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
@@ -62,7 +63,7 @@ class PoPE(Encoding):
         k_positions_BM: Array,
     ) -> tuple[Array, Array]:
         dtype = accumulator_dtype(q_BLHK.dtype)
-        phase_11GK = jnp.clip(self.phase[...].astype(dtype), -2 * math.pi, 0.0)[None, None]
+        phase_11GK = _clipped(self.phase[...].astype(dtype))[None, None]
         q = self._polar(q_BLHK, q_positions_BL, jnp.zeros((), dtype))
         k = self._polar(k_BMGK, k_positions_BM, phase_11GK)
         # Attention divides by the root of 2K features.
@@ -78,3 +79,8 @@ class PoPE(Encoding):
     def of_head(self, head: int) -> "PoPE":
         group = head * self.shape.kv_heads // self.shape.num_heads
         return self._one_head(phase=nnx.Param(self.phase[...][group : group + 1]))
+
+
+def _clipped(phase: Array) -> Array:
+    """The phase within [−2π, 0]; at the bounds, where it starts, it has its full gradient."""
+    return jnp.where(phase > 0, 0.0, jnp.where(phase < -2 * math.pi, -2 * math.pi, phase))

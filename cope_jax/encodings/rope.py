@@ -26,9 +26,9 @@ class RoPEConfig:
       fraction: share of the head width that is rotated, in (0, 1]. The number of rotated features is rounded down to an
         even number.
       bands: share of the bands that turn, the fastest first, in [0, 1] ("p-RoPE", arXiv 2410.06205).
-      longest: bands with a longer wavelength do not turn; with the length of training this is HoPE (ACL 2025). None
-        means that all bands turn.
-      decay: with a number such as 512, queries also grow and keys shrink by the factor z_c^(position/decay),
+      longest: bands with a longer wavelength do not turn; with the length of training this is HoPE (ACL 2025).
+        Wavelengths are those before s divides anything. None means that all bands turn.
+      decay: with a number such as 512, queries also shrink and keys grow by the factor z_c^(position/decay),
         z_c = (2c + 0.4R)/(1.4R), so that far keys count less ("xPos", arXiv 2212.10554). It is for causal attention. In
         float32, it overflows from position 70·decay. None means no decay.
       interpolation: s: positions are divided by s (arXiv 2306.15595).
@@ -149,6 +149,7 @@ def _frequencies(config: RoPEConfig, rotated: int) -> np.ndarray:
     """Returns θ of each band, 0 where the band does not turn."""
     base = config.base * config.ntk ** (rotated / (rotated - 2)) if config.ntk and rotated > 2 else config.base
     rates, bands = frequencies(base, rotated), rotated // 2
+    still = np.zeros(bands, bool) if config.longest is None else 2 * np.pi / rates > config.longest
     if config.interpolation is not None:
         rates = rates / config.interpolation
     if config.longrope is not None:
@@ -165,9 +166,7 @@ def _frequencies(config: RoPEConfig, rotated: int) -> np.ndarray:
             first, last = max(math.floor(first), 0), min(math.ceil(last), rotated - 1)
             kept = 1 - (np.arange(bands) - first) / max(last - first, 1e-3)
         rates = _between(rates, factor, kept)
-    if config.longest is not None:
-        rates = np.where(2 * np.pi / rates > config.longest, 0.0, rates)
-    return np.where(np.arange(bands) < config.bands * bands, rates, 0.0)
+    return np.where((np.arange(bands) < config.bands * bands) & ~still, rates, 0.0)
 
 
 def _between(rates: np.ndarray, factor: float, kept: np.ndarray) -> np.ndarray:

@@ -44,8 +44,9 @@ class TurnedByTokens(Encoding):
 
     Pair c of a query or key at index t is rotated by θ_tc = Σ_{l≤t} δ_lc, so that q_i·k_j depends on what lies between
     them, Σ_{l=j+1..i} δ_lc. A subclass defines `steps`. In packed documents the sums start again with each document.
-    The sums are float32 (float64 for float64 inputs) and precise at any length; see `sum_of_turns`. If heads differ in
-    their angles, there is one angle for each key/value head, because the query heads of a group share their key.
+    The sums are float32 (float64 for float64 inputs) and adding them loses no digits at any length; see `sum_of_turns`.
+    If heads differ in their angles, there is one angle for each key/value head, because the query heads of a group
+    share their key.
 
     Attributes:
       own_step_turns: whether a token's own step turns the token itself. If False, θ_t sums over l < t.

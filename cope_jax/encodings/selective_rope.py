@@ -64,7 +64,11 @@ class SelectiveRoPE(TurnedByTokens):
     def __init__(self, config: SelectiveRoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(1, "selective_rope", rank=config.rank)
-        check_at_least(0, "selective_rope", width=config.width, largest=config.largest)
+        check_at_least(0, "selective_rope", width=config.width)
+        if not config.largest > 0:
+            raise ConfigError(f"selective_rope.largest must be positive, got {config.largest}")
+        if config.temperature == "rfa" and shape.head_dim < 4:
+            raise ConfigError(f"selective_rope.temperature=rfa needs two pairs, got head_dim={shape.head_dim}")
         if not (config.theta >= 1 if config.temperature == "powers" else 0 < config.theta < 1):
             raise ConfigError(
                 f"selective_rope.theta={config.theta} must be at least 1 with temperature=powers, in (0, 1) with rfa"
@@ -94,7 +98,7 @@ class SelectiveRoPE(TurnedByTokens):
         x_BMD = None if x_BMD is None else _normalised(x_BMD, self.slices)
         coordinates = project("selective_rope", x_BMD, self.into[...])
         dtype = coordinates.dtype
-        phi_BMGC = jnp.tensordot(coordinates, self.out[...].astype(dtype), 1)
+        phi_BMGC = project("selective_rope", coordinates, self.out[...])
         size = phi_BMGC.shape
         kernel = self.convolution[...].astype(dtype) if self.config.width else _difference(size[2:], dtype)
         phi, state = causal_convolution(

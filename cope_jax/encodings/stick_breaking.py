@@ -45,6 +45,7 @@ class StickBreaking(Encoding):
 
     Config = StickBreakingConfig
     causal_only = True
+    excludes = ("score",)
 
     def __init__(self, config: StickBreakingConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)

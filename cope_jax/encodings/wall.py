@@ -35,8 +35,8 @@ class Wall(Encoding):
         f_jn = σ(w_n·x_j + b_n),   a_ij = softmax_j(Σ_n q_in k_jn Π_{l=j+1..i} f_ln /√K).
 
     Wall attention (blog.tilderesearch.com/blog/wall-attn); x is the input of the layer, and each query head has gates
-    of its own. With a scalar forget gate it is `wall+fox`. It is for causal attention, and replaces q·k, so do not
-    combine it with an encoding that rotates.
+    of its own. With a scalar forget gate it is `wall+fox`. It is for causal attention. It replaces q·k, so no
+    encoding that rotates can be combined with it.
 
     The keys are visited from the nearest to the farthest, in blocks. The state is c_i = q_i Π f over the nearer tokens;
     the logits of a block are products of c_i with keys that shrink towards its end. All exponents are sums of log f, so
@@ -49,6 +49,7 @@ class Wall(Encoding):
 
     Config = WallConfig
     causal_only = True
+    excludes = ("rotate",)
     takes_masks = False
 
     def __init__(self, config: WallConfig, shape: AttentionShape, *, rngs: nnx.Rngs):

@@ -85,6 +85,8 @@ class BlockConfig:
             raise ConfigError(f"dropout must lie in [0, 1), got {self.dropout}")
         if not self.norm_epsilon > 0:
             raise ConfigError(f"norm_epsilon must be positive, got {self.norm_epsilon}")
+        if self.negative_eigenvalues and "delta" not in self.mixer:
+            raise ConfigError(f"block.negative_eigenvalues has no effect with mixer={self.mixer}: use a delta rule")
         check_at_least(0, "block", initial_stddev=self.initial_stddev, convolution=self.convolution)
 
     def attention_shape(self, max_length: int | None) -> AttentionShape:

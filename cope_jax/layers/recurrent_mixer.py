@@ -19,9 +19,9 @@ from cope_jax.ops.convolution import causal_convolution
 from cope_jax.ops.linear_recurrence import linear_recurrence
 
 WIDTH = 4  # tokens in the convolutions on queries, keys and values
-RANK, ROOT = 16, 16.0  # of the decay of each channel: its rank, and g = log σ(…)/16
-HOOKS = ("features", "rotate", "score", "sink")  # of encodings that need attention
-_NORM = 1e-6
+RANK, DIVISOR = 16, 16.0  # of the decay of each channel: its rank, and g = log σ(…)/16
+OF_ATTENTION = ("features", "rotate", "score", "sink")  # hooks of encodings that need attention
+_EPSILON = 1e-6
 
 
 class Kind(NamedTuple):
@@ -53,11 +53,12 @@ class RecurrentMixer(nnx.Module):
     1. β = σ(w·x), or 2σ(w·x) with `negative_eigenvalues` (Grazzi et al., arXiv 2411.12537). The decay g is log σ(W_2
     W_1 x + b)/16 for each channel in GLA, and −A softplus(a·x + b) for each head in gated DeltaNet.
 
-    Encodings that act on the embeddings work with it. Others have no effect, and are refused.
+    Encodings that act on the embeddings work with it. Others have no effect, and are refused. There are no weights to
+    drop, so `dropout` acts only on what the layer adds to the residual stream.
 
     Raises:
-      ConfigError: grouped heads, dropout of attention or an option around attention is given, the encoding needs
-        attention, or maps are asked for.
+      ConfigError: grouped heads or an option around attention is given, the encoding needs attention, or maps are
+        asked for.
     """
 
     def __init__(self, config: BlockConfig, residual_scale: float, *, rngs: nnx.Rngs):
@@ -94,7 +95,7 @@ class RecurrentMixer(nnx.Module):
 
     def __call__(self, x_BLD: Array, encoding: Encoding, context: Context, dropout_key: Array | None = None) -> Array:
         self._check(encoding, context)
-        return self._mix(x_BLD, context.segment_ids, None)[0]
+        return self._mix(x_BLD, context.segment_ids, None, context)[0]
 
     def extend(
         self, x_BLD: Array, encoding: Encoding, context: Context, cache: Cache, layer: Any, *, first: bool
@@ -102,7 +103,7 @@ class RecurrentMixer(nnx.Module):
         """The same for tokens that follow those of a cache, which keeps the state: see `SelfAttention.extend`."""
         self._check(encoding, context)
         segment_ids_BL = cache.latest(x_BLD.shape[1])[1]
-        out_BLD, windows = self._mix(x_BLD, segment_ids_BL, cache.windows_of(layer))
+        out_BLD, windows = self._mix(x_BLD, segment_ids_BL, cache.windows_of(layer), context)
         return out_BLD, cache.with_windows(windows, layer)
 
     def maps(self, x_BLD: Array, encoding: Encoding, context: Context) -> dict[str, Array]:
@@ -113,20 +114,23 @@ class RecurrentMixer(nnx.Module):
         x_BLD = jax.ShapeDtypeStruct((batch, 1, self.config.model_dim), self.config.dtype)
         return jax.eval_shape(lambda x_BLD: self._mix(x_BLD, None, None)[1], x_BLD)
 
-    def _mix(self, x_BLD: Array, segment_ids_BL: Array | None, state: PyTree) -> tuple[Array, PyTree]:
+    def _mix(
+        self, x_BLD: Array, segment_ids_BL: Array | None, state: PyTree, context: Context | None = None
+    ) -> tuple[Array, PyTree]:
         kept = {}
 
         def heads(name: str) -> Array:
             x, kernel = getattr(self, name)(x_BLD), getattr(self, f"{name}_convolution")[...]
             before = None if state is None else state[name]
             x, kept[name] = causal_convolution(x, kernel.astype(x.dtype), segment_ids_BL, before)
-            return jax.nn.silu(x).reshape(*x.shape[:2], self.shape.num_heads, -1)
+            x = jax.nn.silu(x).reshape(*x.shape[:2], self.shape.num_heads, -1)
+            return x if context is None else context.layout.constrain(x, "batch", "length", "width", None)
 
         q, k, v = heads("query"), heads("key"), heads("value")
         beta = None
         if self.kind.delta:
-            most = 2.0 if self.config.negative_eigenvalues else 1.0
-            beta = most * jax.nn.sigmoid(project("the mixer", x_BLD, self.beta[...]))
+            largest = 2.0 if self.config.negative_eigenvalues else 1.0
+            beta = largest * jax.nn.sigmoid(project("the mixer", x_BLD, self.beta[...]))
         out_BLHK, kept["state"] = linear_recurrence(
             _unit(q),
             _unit(k),
@@ -146,7 +150,7 @@ class RecurrentMixer(nnx.Module):
         if not context.causal:
             raise ConfigError(f"block.mixer={self.config.mixer} reads from left to right: choose mixer=attention")
         for name, part in getattr(encoding, "parts", {}).items():
-            if any(getattr(type(part), hook) is not getattr(Encoding, hook) for hook in HOOKS):
+            if any(getattr(type(part), hook) is not getattr(Encoding, hook) for hook in OF_ATTENTION):
                 mixer = self.config.mixer
                 raise ConfigError(
                     f"the encoding {name!r} has no effect with block.mixer={mixer}: choose one that acts on the "
@@ -159,11 +163,11 @@ class RecurrentMixer(nnx.Module):
         if self.kind.decay == "channel":
             low = project("the mixer", x_BLD, self.decay_in[...])
             logits = low @ self.decay_out[...].astype(low.dtype) + self.decay_bias[...].astype(low.dtype)[None, None]
-            return (jax.nn.log_sigmoid(logits) / ROOT).reshape(*x_BLD.shape[:2], self.shape.num_heads, -1)
+            return (jax.nn.log_sigmoid(logits) / DIVISOR).reshape(*x_BLD.shape[:2], self.shape.num_heads, -1)
         steps = jax.nn.softplus(project("the mixer", x_BLD, self.decay[...], self.decay_bias[...]))
         return (-jnp.exp(self.log_rate[...].astype(steps.dtype))[None, None] * steps)[..., None]
 
 
 def _unit(x_BLHK: Array) -> Array:
     wide = x_BLHK.astype(accumulator_dtype(x_BLHK.dtype))
-    return wide * jax.lax.rsqrt(jnp.sum(wide**2, axis=-1, keepdims=True) + _NORM)
+    return wide * jax.lax.rsqrt(jnp.sum(wide**2, axis=-1, keepdims=True) + _EPSILON)

@@ -87,17 +87,17 @@ class DecoderConfig(DecoderOptions):
 
             6 (layers · (D·(H + 2G)·K + H·K·D + n·D·M) + D·V) + 12 · layers · H·K·L,
 
-        where D is the width of the model, H the number of query heads, G the number of key heads, K the width of a
-        head, V the size of the vocabulary (or `num_sampled`, if it is not 0), L the length, M the hidden width of the
-        feed-forward layer and n the number of its matrices, 2 or 3. For each token, a matrix costs 2 FLOPs per
-        parameter forward and 4 backward. The products of queries with keys, and of weights with values, are counted in
-        the same way. A causal mask hides half of the keys, but all L keys are counted, as in PaLM (Chowdhery et al.,
-        arXiv 2204.02311, appendix B). The output layer is counted, whether it is tied or not. The embedding lookup is
-        not counted.
+        where D is the width of the model, H the number of query heads, G the number of key heads, K the width of a head
+        (H·K·D more with an output gate), V the size of the vocabulary (or `num_sampled`, if it is not 0), L the length,
+        M the hidden width of the feed-forward layer and n the number of its matrices, 2 or 3. For each token, a matrix
+        costs 2 FLOPs per parameter forward and 4 backward. The products of queries with keys, and of weights with
+        values, are counted in the same way. A causal mask hides half of the keys, but all L keys are counted, as in
+        PaLM (Chowdhery et al., arXiv 2204.02311, appendix B). The output layer is counted, whether it is tied or not.
+        The embedding lookup is not counted.
 
         Norms, biases, activations, softmax, loss and the optimizer are not counted. The work of the encoding and
         everything that is computed a second time to save memory are not counted either, so the numbers of different
-        settings are comparable.
+        settings are comparable. Of a recurrent mixer only the products with q, k, v, gate and output are counted.
 
         >>> DecoderConfig(vocab_size=16, max_length=8, encoding=EncodingConfig.parse("cope")).flops_per_token(8)
         608256.0

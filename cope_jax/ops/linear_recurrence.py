@@ -37,7 +37,8 @@ def linear_recurrence(
     Linear attention (arXiv 2006.16236) has neither decay nor beta; gated linear attention (arXiv 2312.06635) has a
     decay for each channel; DeltaNet (arXiv 2406.06484) has beta; gated DeltaNet (arXiv 2412.06464) has beta and one
     decay for each head. Chunks of tokens are computed by matrix products, and a scan over the chunks carries S, so
-    memory is linear in the length. Everything is in float32 (float64 for float64 inputs).
+    memory is linear in the length; the backward pass computes each chunk again. Everything is in float32, products in
+    full precision (float64 for float64 inputs).
 
     Args:
       q_BLHK: queries.
@@ -67,7 +68,10 @@ def linear_recurrence(
 
     arrays = [chunks(x.astype(dtype)) for x in (q_BLHK * width**-0.5, k_BLHK, v_BLHV)]
     beta = None if beta_BLH is None else chunks(beta_BLH.astype(dtype))
-    (matrix, segment), out = jax.lax.scan(_chunk, state, (*arrays, chunks(decay), beta, chunks(ids_BL, edge=True)))
+    with jax.default_matmul_precision("highest"):  # accelerators would round products to bfloat16 or TF32
+        (matrix, segment), out = jax.lax.scan(
+            jax.checkpoint(_chunk), state, (*arrays, chunks(decay), beta, chunks(ids_BL, edge=True))
+        )
     out_BLHV = jnp.moveaxis(out, 0, 1).reshape(batch, length + padding, heads, -1)[:, :length]
     return out_BLHV.astype(v_BLHV.dtype), State(matrix, segment)
 
@@ -77,11 +81,11 @@ def _chunk(state: State, chunk: tuple[Any, ...]) -> tuple[State, Array]:
     size, dtype = q.shape[1], q.dtype
     passed = jnp.cumsum(decay, axis=1)  # Σ g from the first token of the chunk to each, itself included
     # Tokens and the state act only within their segment, which is an unbroken run of tokens.
-    first, last = ids[:, :1] == state.segment[:, None], ids == ids[:, -1:]
+    first = ids[:, :1] == state.segment[:, None]
     runs = jnp.cumsum(jnp.concatenate([jnp.zeros_like(first), ids[:, 1:] != ids[:, :-1]], axis=1), axis=1)
     same = runs[:, :, None] == runs[:, None]
     from_state = (runs == 0) & first
-    to_state = last & (runs == runs[:, -1:])
+    to_state = runs == runs[:, -1:]
     zero = jnp.zeros((), dtype)
 
     def where(mask: Array, x: Array) -> Array:
@@ -106,5 +110,5 @@ def _chunk(state: State, chunk: tuple[Any, ...]) -> tuple[State, Array]:
         v = jnp.einsum("BHTS,BSHV->BTHV", inverse, wanted)
     out = jnp.einsum("BTSH,BSHV->BTHV", weights, v) + jnp.einsum("BTHK,BHKV->BTHV", into_q, state.matrix)
     left = where(to_state[..., None, None], k * between[:, -1])
-    kept = where((from_state[:, -1] & to_state[:, -1])[:, None, None, None], grown[:, -1][..., None] * state.matrix)
+    kept = where(from_state[:, -1][:, None, None, None], grown[:, -1][..., None] * state.matrix)
     return State(kept + jnp.einsum("BTHK,BTHV->BHKV", left, v), ids[:, -1]), out

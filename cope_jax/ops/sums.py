@@ -41,7 +41,8 @@ def sum_of_turns(turns: Array, starts_BM: Array | None = None, before: Array | N
     """Returns the sums along axis 1 from the start to each index, less whole turns, each in [−½, ½].
 
     An angle of 2π is one turn. Whole turns change no sine or cosine, and to take them off is exact. So float32 keeps
-    its precision at any length, whereas the plain sum of 100,000 angles of 1 has only two decimals left.
+    its precision at any length, whereas a plain sum of 100,000 angles has only two decimals left. The rounding of each
+    angle remains.
 
     Args:
       turns: `[B, M, ...]`, what each token adds.

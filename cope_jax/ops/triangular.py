@@ -1,5 +1,6 @@
 """The inverse of a triangular matrix by matrix products."""
 
+import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array
@@ -25,6 +26,7 @@ def inverse_of_unit_lower(strict: Array) -> Array:
     half = size // 2
     parts = jnp.stack([strict[..., :half, :half], strict[..., half:, half:]])
     first, second = jnp.unstack(inverse_of_unit_lower(parts))
-    below = -second @ strict[..., half:, :half] @ first
+    with jax.default_matmul_precision("highest"):
+        below = -second @ strict[..., half:, :half] @ first
     above = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
     return jnp.concatenate([above, jnp.concatenate([below, second], axis=-1)], axis=-2)

@@ -59,6 +59,9 @@ def create_program(
     carry = jax.eval_shape(lambda: learner.initial_carry(training.batch_size))
     if mesh.shape[LENGTH] > 1 and jax.tree.leaves(carry):
         raise ConfigError(f"{config.model.name} reads word by word: leave job.mesh.sequence at 1")
+    mixer = getattr(getattr(config.model, "block", None), "mixer", "attention")
+    if mesh.shape[LENGTH] > 1 and mixer != "attention":
+        raise ConfigError(f"block.mixer={mixer} does not split the sequence: leave job.mesh.sequence at 1")
     return Program(learner, SeedBatch(width), mesh)
 
 

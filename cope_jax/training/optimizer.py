@@ -54,14 +54,17 @@ def create_optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTrans
 
 
 def _weights(params: Any) -> Any:
-    """Marks parameters with weight decay: False for biases, norm scales and parameters of `ScalarMix`, True for others.
+    """Marks parameters with weight decay: False for biases, norm scales, convolutions over a few tokens, rates of decay
+    and parameters of `ScalarMix`, True for others.
 
-    Decay of a `ScalarMix` would make the shares of its layers equal.
+    Decay of a `ScalarMix` would make the shares of its layers equal, and that of a rate would make all rates 1.
     """
 
     def decays(path: Any, _: Any) -> bool:
         names = [key.key for key in path if isinstance(key.key, str)]
-        return "mix" not in names and not any(part in names[-1] for part in ("bias", "scale"))
+        return "mix" not in names and not any(
+            part in names[-1] for part in ("bias", "scale", "convolution", "log_rate")
+        )
 
     return jax.tree_util.tree_map_with_path(decays, params)
 

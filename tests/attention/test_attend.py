@@ -246,7 +246,10 @@ MISTAKES = {
         dict(q=ones(2, 4, 2, 4)),
         "swap two axes, attend takes [B, L, H, K]",
     ),
-    "no name": (dict(encoding="rope", implementation="blockwise"), "encoding='rope' is not an encoding: create"),
+    "name, and blocks": (
+        dict(encoding="rope", implementation="blockwise"),
+        "encoding='rope' is not an encoding: create",
+    ),
     "window": (dict(window=0), "at least 1"),
     "rate": (dict(dropout_rate=1.0, dropout_key=jax.random.key(0)), "dropout_rate"),
     "negative rate": (dict(dropout_rate=-0.1), "dropout_rate"),
@@ -263,6 +266,11 @@ MISTAKES = {
     ),
     "mask of other keys": (dict(mask=ones(2, 1, 6, 5) > 0), "mask must have shape [2, 1, 6, 6]"),
     "mask without heads": (dict(mask=ones(2, 6, 6) > 0), "mask must have shape"),
+    "queries of some keys": (
+        dict(encoding=encodings.create("selective", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0)))
+        | dict(q=ones(2, 5, 4, 4), implementation="full"),
+        "couples the queries, got 5 queries and 6 keys: give the queries of all keys",
+    ),
     "more queries than keys with features": (
         dict(encoding=NamesFeatures(NoOptions(), SHAPE, rngs=nnx.Rngs(0)), k=ones(2, 5, 2, 4), v=ones(2, 5, 2, 4)),
         "got 6 queries and 5 keys: give the keys of the queries' own tokens",

@@ -88,7 +88,7 @@ UNSERVED = {
     "product with values": ({"attn_weights_value_einsum": jnp.einsum}, "does not support attn_weights_value_einsum"),
     "one dropout for all": ({"dropout_rate": 0.1, "dropout_rng": jax.random.key(0)}, "set broadcast_dropout=False"),
     "dropout without a key": ({"dropout_rate": 0.1, "broadcast_dropout": False}, "pass dropout_rng"),
-    "mask of heads": ({"mask": jnp.ones((BATCH, HEADS, LENGTH, LENGTH))}, "the same for all heads"),
+    "mask of heads": ({"mask": jnp.ones((BATCH, HEADS, LENGTH, LENGTH))}, "where any axis may have size 1"),
 }
 
 

@@ -1,4 +1,4 @@
-"""The C++ library is compiled once and checked; whatever fails is one line, and attention goes on in XLA."""
+"""The C++ library is compiled once and checked; whatever fails is one line, and attention runs in XLA."""
 
 import multiprocessing
 import os

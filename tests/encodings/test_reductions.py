@@ -192,6 +192,15 @@ def test_t5_buckets_are_exact(num_buckets, max_distance):
     assert score[:, 0, 0, 0].tolist() == [t5_bucket(int(d), num_buckets, max_distance) for d in distances[:, 0]]
 
 
+def test_bands_without_turns_are_chosen_before_others_are_stretched():
+    """16 pairs: the wavelength of band c is 2π·100^(c/16), and s = 4 makes it four times as long."""
+    encoding = encodings.create("rope(base=100,longest=40,interpolation=4)", num_heads=1, head_dim=32, rngs=nnx.Rngs(0))
+    q = jnp.ones((1, 1, 1, 32))
+    turned, _ = encoding.rotate(q, q, (), (), np.array([[1]], np.int32), np.array([[1]], np.int32))
+    still = 2 * np.pi * 100 ** (np.arange(16) / 16) > 40
+    np.testing.assert_array_equal(np.asarray(turned)[0, 0, 0, :16] == 1, still)
+
+
 def test_initial_parameters():
     """Where the papers say how an encoding starts."""
     fire, kerple = create("fire"), create("kerple")
@@ -204,6 +213,45 @@ def test_initial_parameters():
         assert table.shape == (1000, WIDTH) and float(jnp.std(table)) == pytest.approx(0.5, rel=0.1)
     (table,) = jax.tree.leaves(nnx.state(create("t5(num_buckets=1000,max_distance=2000,stddev=0.5)")))
     assert table.shape == (1000, HEADS) and float(jnp.std(table)) == pytest.approx(0.5, rel=0.1)
+
+
+def test_initial_parameters_of_encodings_that_know_the_token():
+    """At 8 heads of 64 and width 512; what is random, within five standard deviations."""
+
+    def params(spec):
+        encoding = encodings.create(spec, num_heads=8, head_dim=64, max_length=128, rngs=nnx.Rngs(0))
+        return {path[-1]: np.asarray(leaf[...], np.float64) for path, leaf in nnx.to_flat_state(nnx.state(encoding))}
+
+    def log_sigmoid(x):
+        return -np.log1p(np.exp(-x))
+
+    def has_stddev(x, stddev):
+        assert abs(x.std() / stddev - 1) < 5 / (2 * x.size) ** 0.5
+
+    bands = np.arange(32)
+    found = params("grape(base=100,step=0.5)")
+    np.testing.assert_allclose(np.log1p(np.exp(found["bias"])), 0.5, rtol=1e-6)
+    np.testing.assert_allclose(np.exp(found["log_frequencies"]), 100 ** (-bands / 32), rtol=1e-6)
+    assert not found["kernel"].any()
+    found = params("mapformer(world=16,fastest=3)")
+    np.testing.assert_allclose(found["frequencies"], 3 * (2 * np.pi / (16 * 3)) ** (bands / 32), rtol=1e-6)
+    found = params("fox(gate=head,longest=16)")
+    np.testing.assert_allclose(log_sigmoid(found["bias"]), -1 / np.geomspace(2, 16, 8), rtol=1e-5)
+    for spec, bias, stddev in (("fox(bias=5,stddev=0.1)", 5, 0.1), ("wall(bias=3,stddev=0.5)", 3, 0.5)):
+        found = params(spec)
+        assert (found["bias"] == bias).all()
+        has_stddev(found["kernel"], stddev)
+    found = params("darope(alpha=0.5,stddev=0.3)")
+    assert (found["alpha"] == 0.5).all()
+    has_stddev(found["kernel"], 0.3)
+    has_stddev(params("carope(stddev=0.4)")["kernel"], 0.4)
+    phase = params("pope(phase=uniform)")["phase"]
+    assert -2 * np.pi <= phase.min() < -6 and -0.3 < phase.max() <= 0
+    assert not params("pope")["phase"].any()
+    assert (params("path(forget=True,bias=2)")["forget_bias"] == 2).all()
+    for spec in ("path(width=4)", "selective_rope(width=4)"):
+        bound = np.abs(params(spec)["convolution"]).max()
+        assert 0.49 < bound <= 0.5
 
 
 @pytest.mark.parametrize("spec", CASES)

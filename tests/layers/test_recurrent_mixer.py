@@ -114,6 +114,32 @@ def test_decoding_and_packed_documents_give_what_the_whole_gives(kind, x64):
         np.testing.assert_allclose(packed[:, here], model(tokens[:, here]), rtol=0, atol=1e-11)
 
 
+@pytest.mark.parametrize(
+    "block",
+    [
+        {"mixer": "gated_delta"},
+        {"qk_norm": True, "output_norm": True, "output_gate": True, "kv_shift": True, "convolution": 3},
+    ],
+    ids=["gated_delta", "options around attention"],
+)
+def test_decoding_in_bfloat16_gives_what_the_whole_gives(block):
+    """Nearly: the logits have a standard deviation of about 1."""
+    config = DecoderConfig(
+        vocab_size=11,
+        max_length=16,
+        encoding=EncodingConfig.parse("none"),
+        block=BlockConfig(**SIZES | {"compute_dtype": "bfloat16"}, **block),
+    )
+    model = Decoder(config, rngs=nnx.Rngs(0))
+    tokens = np.random.default_rng(3).integers(0, 11, (2, 8)).astype(np.int32)
+    exact = np.asarray(model(tokens), np.float32)
+    logits, cache = model.prefill(tokens[:, :5], 10)
+    for now in range(5, 9):
+        np.testing.assert_allclose(np.asarray(logits, np.float32), exact[:, now - 1], rtol=0, atol=0.05)
+        if now < 8:
+            logits, cache = model.decode(tokens[:, now : now + 1], cache)
+
+
 def test_what_has_no_effect_is_refused_in_one_line(x64):
     tokens = np.zeros((1, 4), np.int32)
     with pytest.raises(ConfigError, match=r"'fox' has no effect with block.mixer=gla: choose"):
@@ -123,3 +149,5 @@ def test_what_has_no_effect_is_refused_in_one_line(x64):
     for options in ({"num_kv_heads": 1}, {"qk_norm": True}):
         with pytest.raises(ConfigError, match=r"block.mixer=linear has no grouped heads and no options around"):
             RecurrentMixer(BlockConfig(**SIZES, mixer="linear", **options), 1.0, rngs=nnx.Rngs(0))
+    with pytest.raises(ConfigError, match=r"block.negative_eigenvalues has no effect with mixer=gla: use a delta rule"):
+        BlockConfig(**SIZES, mixer="gla", negative_eigenvalues=True)

@@ -11,6 +11,7 @@ import pytest
 from cope_jax.ops import linear_recurrence as module
 from cope_jax.ops.linear_recurrence import linear_recurrence
 from tests.encodings.cases import jit
+from tests.ops.jaxprs import equations
 from tests.oracle.differences import gradients as finite_differences
 from tests.oracle.mixers import recurrence
 
@@ -132,3 +133,17 @@ def test_the_code_of_flash_linear_attention_gives_the_same(kind, folder, functio
     found = found[0] if isinstance(found, tuple) else found
     found = found.transpose(1, 2) if kind == "delta" else found
     np.testing.assert_allclose(out, found.numpy(), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("beta", [None, 0.5])
+def test_products_are_asked_for_in_full_precision(beta):
+    """What a CPU does anyway; an accelerator rounds the inputs of a product to fewer bits unless told."""
+    x = jnp.ones((1, 5, 2, 3))
+
+    def outputs(x):
+        rates = None if beta is None else jnp.full(x.shape[:3], beta)
+        return linear_recurrence(x, x, x, log_decay=-x[..., :1], beta_BLH=rates)[0].sum()
+
+    products = [e for e in equations(jax.grad(outputs), x) if e.primitive.name == "dot_general"]
+    assert len(products) >= 8
+    assert {e.params["precision"] for e in products} == {(jax.lax.Precision.HIGHEST,) * 2}

@@ -87,7 +87,7 @@ def test_angles_keep_their_precision_over_100000_tokens():
 
 @pytest.mark.parametrize("cuts", [(9,), (1, 8), (4, 1, 4)])
 def test_sums_of_angles_start_again_with_a_segment(cuts, rng, x64):
-    """And go on from call to call; the gradient of a sum is 1 for each step in it."""
+    """And continue from call to call; the gradient of a sum is 1 for each step in it."""
     turns = rng.normal(size=(2, 9, 3))
     starts = np.array([[0, 0, 1, 0, 0, 0, 1, 1, 0], [1, 0, 0, 0, 0, 0, 0, 0, 0]], bool)
     before, found, first = None, [], 0

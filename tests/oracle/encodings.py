@@ -132,7 +132,8 @@ def rope(
         base = base * ntk ** (rotated / (rotated - 2))
 
     def frequency(c):
-        if c >= bands * rotated / 2:
+        wavelength = 2 * math.pi * base ** (2 * c / rotated)
+        if c >= bands * rotated / 2 or (longest is not None and wavelength > longest):
             return 0.0
         theta = stretched(base ** (-2 * c / rotated), llama3)
         if yarn is not None:
@@ -140,7 +141,7 @@ def rope(
             theta = kept * theta + (1 - kept) * theta / yarn[0]
         if longrope is not None:
             theta = theta / longrope[c]
-        return 0.0 if longest is not None and 2 * math.pi / theta > longest else theta
+        return theta
 
     def rotate(vector, token):
         position = token.position if interpolation is None else token.position / interpolation

@@ -62,7 +62,7 @@ class Rule(NamedTuple):
 
     `added(head, q, token, keys)` gets the unrotated query and the keys that it sees, the nearest last.
     `hidden(rows)` gets the logits of the first head, by key, of all queries, and gives what all heads subtract.
-    `weights(head, logits, keys)` gives the weights of the keys; `own_value(head, logits, keys)` that of v_i.
+    `weights(head, logits, keys)` gives the weights of the keys; `rest_to_own_value`: the rest goes to v_i.
     """
 
     embed: Callable[[Vector, int], Vector] = same

@@ -125,6 +125,25 @@ def test_loss_and_gradients_of_a_rich_encoding_equal_those_of_one_device(axes):
     assert_same_gradient(gradient(program(mesh_config(axes), encoding=RICH)), exact)
 
 
+AROUND = {"qk_norm": True, "output_norm": True, "output_gate": True, "kv_shift": True, "convolution": 3}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {**AROUND, "num_kv_heads": 4},
+        {"mixer": "gated_delta"},
+        pytest.param({"mixer": "gla"}, marks=pytest.mark.slow),
+    ],
+    ids=["options around attention", "gated_delta", "gla"],
+)
+def test_other_blocks_on_a_mesh_equal_those_of_one_device(options):
+    block = BlockConfig(model_dim=16, num_heads=8, head_dim=4, mlp_dim=32, **options)
+    mesh = mesh_config({"data": 2, "fsdp": 2, "tensor": 2})
+    exact = gradient(program(ONE, block=block, encoding="learned"))
+    assert_same_gradient(gradient(program(mesh, block=block, encoding="learned")), exact)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", (MESHES | MORE_MESHES).values(), ids=MESHES | MORE_MESHES)
 def test_two_steps_equal_those_of_one_device(axes):

@@ -6,6 +6,7 @@ version, compiler and CPU has its own file. Without the library, attention runs 
 `COPE_JAX_NATIVE=required`.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -25,7 +26,7 @@ from typing import IO
 import jax
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import cache_folder
+from cope_jax.files import cache_folder, write_atomically
 
 SETTING = "COPE_JAX_NATIVE"
 MODES = ("0", "1", "required")
@@ -70,8 +71,9 @@ def _load() -> str | None:
     """Compiles the library if necessary, and registers its custom calls. Returns why this is not possible, or None."""
     try:
         path = _compiled()
-        register(path)
+        ctypes.CDLL(str(path))  # says more than `_check` about what is no library
         _check(path)
+        register(path)
     except (Unavailable, OSError, AttributeError, RuntimeError) as error:  # the last two: of loading and registering
         return f"the C++ library for attention is not available ({str(error).splitlines()[0]})"
     return None
@@ -134,20 +136,27 @@ def _compile(command: list[str], path: Path) -> None:
 
 def _check(path: Path) -> None:
     """Solves a small problem, once, in a process of its own, because what a faulty compiler makes may crash."""
-    checked = path.with_suffix(".checked")
-    if checked.exists():
-        return
+    verdict = path.with_suffix(".checked")
+    if verdict.exists():
+        reason = verdict.read_text()
+    else:
+        reason = _fault(path) or ""
+        with contextlib.suppress(OSError):  # a folder that cannot be written to
+            write_atomically(verdict, reason)
+    if reason:
+        raise Unavailable(reason)
+
+
+def _fault(path: Path) -> str | None:
     command = [sys.executable, "-m", f"{__package__}.check", str(path)]
     environment = {**os.environ, "JAX_PLATFORMS": "cpu", "PYTHONPATH": os.pathsep.join(sys.path)}
     try:
-        done = subprocess.run(command, capture_output=True, timeout=SECONDS, env=environment)
+        status = subprocess.run(command, capture_output=True, timeout=SECONDS, env=environment).returncode
     except subprocess.TimeoutExpired:
-        raise Unavailable(f"what was compiled took longer than {SECONDS} seconds for a small problem") from None
-    if done.returncode == WRONG:
-        raise Unavailable("what was compiled gives wrong numbers: try another compiler in CXX")
-    if done.returncode != 0:
-        raise Unavailable(f"what was compiled fails at a small problem, with status {done.returncode}")
-    checked.touch()
+        return f"the compiled library took longer than {SECONDS} seconds for a small problem"
+    if status == WRONG:
+        return "the compiled library gives wrong numbers: try another compiler in CXX"
+    return f"the compiled library fails at a small problem, with status {status}" if status else None
 
 
 def _run(command: list[str]) -> bytes:
