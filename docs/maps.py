@@ -37,7 +37,7 @@ def attention(folder: Path, text: str) -> tuple[list[str], np.ndarray]:
     """The words of the text, and the attention a_LM that its tokens pay to each other, mean over layers and heads."""
     run = cj.load(folder)
     tokens = run.codec.encode(text)
-    seen = cj.inspect(run.model(), run.vocabulary, tokens)
+    seen = cj.inspect(run.model(), [str(token) for token in range(run.config.vocab_size)], tokens)
     return seen.tokens, np.asarray(seen.maps["attention"]).mean((0, 1))
 
 
