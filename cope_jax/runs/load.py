@@ -1,6 +1,7 @@
 """Loads a run, or an exported or published model, from a folder: its config, task, tokenizer and parameters."""
 
 import dataclasses
+import difflib
 import functools
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -243,9 +244,11 @@ def find(folder: str | Path | None) -> Path:
     trained = {place.name: place for place in sorted(TRAINED.iterdir())}
     if str(folder) in trained:
         return trained[str(folder)]
+    near = difflib.get_close_matches(str(folder), trained, n=1)
+    hint = f"did you mean {near[0]}? Or " if near else ""
     raise ConfigError(
-        f"there is no folder {folder}: train a model there, give another folder, or choose a trained model of the "
-        f"package ({', '.join(trained)})"
+        f"there is no folder {folder}: {hint}train a model there, give another folder, or choose a trained model of "
+        f"the package ({', '.join(trained)})"
     )
 
 

@@ -149,7 +149,7 @@ def test_who_is_left_out_of_memory_is_named(monkeypatch):
     results = timing.Results()
     memory_use.run([Problem(length=8)], ["path/ring"], results, lambda: False, lambda: None)
     assert not results.records
-    assert "needs features: pass features=" in results.left_out[0]["reason"]
+    assert "ring attention needs several devices" in results.left_out[0]["reason"]
 
 
 RECORDS = [

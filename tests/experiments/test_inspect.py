@@ -57,10 +57,11 @@ def test_an_input_a_seed_and_a_folder_can_be_chosen(workdir, tmp_path):
     ("flags", "message"),
     [
         (["--model=nowhere"], "there is no folder nowhere"),
+        (["--model=couting"], "there is no folder couting: did you mean counting?"),
         (["--input=3 x"], "unknown token of selective_copy 'x'"),
         (["--seed=0"], "choose from 3, 4"),
     ],
-    ids=["workdir", "token", "seed"],
+    ids=["workdir", "nearly a name", "token", "seed"],
 )
 def test_wrong_input_is_one_line(workdir, flags, message):
     done = inspect(f"--model={workdir}", *flags)

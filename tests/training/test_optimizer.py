@@ -118,6 +118,7 @@ def test_decay_is_of_all_or_of_weights_alone(decayed):
     config = OptimizerConfig(weight_decay=0.1, decayed=decayed, warmup_steps=0, schedule="constant")
     optimizer, one = create_optimizer(config, 4), jnp.ones(2)
     layer = {"bias_table": {"kernel": one, "bias": one}, "mix": {"weights": one}, "norm": {"scale": one}}
+    layer["mixer"] = {"log_rate": one, "key_convolution": one}
     params = {"blocks": layer}
     with jax.numpy_dtype_promotion("standard"):  # optax raises a float to an integer
         updates, _ = optimizer.update(jax.tree.map(jnp.zeros_like, params), optimizer.init(params), params)
@@ -127,4 +128,5 @@ def test_decay_is_of_all_or_of_weights_alone(decayed):
         "bias_table": {"kernel": True, "bias": every},
         "mix": {"weights": every},
         "norm": {"scale": every},
+        "mixer": {"log_rate": every, "key_convolution": every},
     }

@@ -102,13 +102,13 @@ def gradient(program):
     return float(losses["loss"]), {name: np.asarray(g) for name, g in named(grads).items()}
 
 
-def assert_same_gradient(found, exact):
+def assert_same_gradient(found, exact, atol=1e-5):
     assert found[0] == pytest.approx(exact[0], rel=1e-6)
     largest = max(np.abs(expected).max() for expected in exact[1].values())
     for name, expected in exact[1].items():
         # Some are 0 but for rounding, as those of a key's bias, which softmax does not see.
         scale = max(np.abs(expected).max(), 1e-2 * largest)
-        np.testing.assert_allclose(found[1][name], expected, rtol=0, atol=1e-5 * scale, err_msg=name)
+        np.testing.assert_allclose(found[1][name], expected, rtol=0, atol=atol * scale, err_msg=name)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +141,7 @@ def test_other_blocks_on_a_mesh_equal_those_of_one_device(options):
     block = BlockConfig(model_dim=16, num_heads=8, head_dim=4, mlp_dim=32, **options)
     mesh = mesh_config({"data": 2, "fsdp": 2, "tensor": 2})
     exact = gradient(program(ONE, block=block, encoding="learned"))
-    assert_same_gradient(gradient(program(mesh, block=block, encoding="learned")), exact)
+    assert_same_gradient(gradient(program(mesh, block=block, encoding="learned")), exact, atol=5e-5)
 
 
 @pytest.mark.slow

@@ -57,7 +57,10 @@ def table(
             rows.append([_PAPER, *((paper or {})[encoding].get(split, MISSING) for split in splits), "", ""])
     title = f"{task.name}: {words(metric)}{unit.suffix(', ')} (lower is better)"
     headings = ["encoding", *map(words, splits), "params", "time"]
-    return Table(title, headings, rows, caption=_caption(records), bold=bold)
+    caption = _caption(records)
+    if unit.scale == 100 and all(held and held.minimum == 100 for held in summaries.values()):
+        caption += "; every error is 100 %, so look at the other metrics and the loss in results.csv"
+    return Table(title, headings, rows, caption=caption, bold=bold)
 
 
 def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], paper: Paper | None = None) -> str:

@@ -47,6 +47,13 @@ def test_of_one_seed_no_deviation_is_promised():
     assert "1,000 steps, 1 seed.\n" in text
 
 
+def test_errors_that_are_all_100_percent_say_where_to_look():
+    errors = {name: {split: [1.0] for split in TASK.evaluation_splits} for name in ("cope", "rope")}
+    assert "look at the other metrics" in table(TASK, records(errors), list(errors)).caption
+    errors["rope"]["dense"] = [0.99]
+    assert "look at" not in table(TASK, records(errors), list(errors)).caption
+
+
 def test_what_is_not_finite_is_said_and_never_the_best():
     errors = {"cope": {"dense": [0.01, float("nan")]}, "rope": {"dense": [0.5, 0.5]}, "none": {"dense": [1.0, 1.0]}}
     shown = table(TASK, records(errors), list(errors))
