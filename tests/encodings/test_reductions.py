@@ -245,6 +245,8 @@ def test_initial_parameters_of_encodings_that_know_the_token():
     assert (found["alpha"] == 0.5).all()
     has_stddev(found["kernel"], 0.3)
     has_stddev(params("carope(stddev=0.4)")["kernel"], 0.4)
+    for kernel in params("cable(stddev=0.4)").values():
+        has_stddev(kernel, 0.4)
     phase = params("pope(phase=uniform)")["phase"]
     assert -2 * np.pi <= phase.min() < -6 and -0.3 < phase.max() <= 0
     assert not params("pope")["phase"].any()
