@@ -15,24 +15,18 @@ from cope_jax.training import config_files as base
 
 
 def get_config() -> base.ConfigDict:
-    return base.experiment(
-        "flip_flop",
-        {"length": 512},
-        model={"num_layers": 1, "block": {"model_dim": 64, "num_heads": 2}},
-        encodings={"cope": {"npos_max": 64}},
-        optimizer={
-            "learning_rate": 3e-4,
-            "schedule": "linear",
-            "warmup_steps": 50,
-            "weight_decay": 0.1,
-            "clip_norm": None,
-        },
-        training={"steps": 10_000, "batch_size": 16, **base.every(1000)},
-        evaluation={"examples": 1000},
-        paper={
-            "rope": {"in_distribution": "6.9", "sparse": "40.3", "dense": "0.01"},
-            "stick_breaking": {"in_distribution": "9.6", "sparse": "38.9", "dense": "0"},
-            "fox": {"in_distribution": "8.3", "sparse": "36.3", "dense": "0"},
-            "path": {"in_distribution": "0", "sparse": "0.0001", "dense": "0"},
-        },
+    config = base.named("flip_flop")
+    config.update(
+        {
+            "model": {"num_layers": 1, "block": {"model_dim": 64, "num_heads": 2}},
+            "training": {"steps_per_dispatch": 10, **base.every(1000)},
+            "evaluation": {"examples": 1000},
+        }
     )
+    config.paper = {
+        "rope": {"in_distribution": "6.9", "sparse": "40.3", "dense": "0.01"},
+        "stick_breaking": {"in_distribution": "9.6", "sparse": "38.9", "dense": "0"},
+        "fox": {"in_distribution": "8.3", "sparse": "36.3", "dense": "0"},
+        "path": {"in_distribution": "0", "sparse": "0.0001", "dense": "0"},
+    }
+    return config

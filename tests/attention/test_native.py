@@ -230,12 +230,10 @@ def test_an_encoding_that_changes_how_cope_scores_is_not_taken_for_cope():
 
 
 CASES = """
-import functools
 from pathlib import Path
 from cope_jax.attention.native import library
 library._compiled = lambda: Path({path!r})
 from tests.attention import test_native as cases
-cases.compare = functools.partial(cases.compare, atol=6e-5)  # narrow vectors round more
 assert library.why_not() is None, library.why_not()
 for spec in cases.SPECS:
     cases.compare(spec, 150, 150)
@@ -255,7 +253,7 @@ print("all cases ran")
     [
         ("g++", ["-march=native", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover"]),
         ("g++", ["-march=x86-64-v3", "-O3"]),
-        ("g++", ["-march=x86-64-v3", "-mno-avx2", "-O3"]),  # vectors of 128 bits, as NEON has
+        ("g++", ["-march=x86-64-v2", "-O3"]),  # vectors of 128 bits, as NEON has
         ("clang++", ["-march=native", "-O3"]),
         ("clang++", ["-march=x86-64-v3", "-O3"]),
     ],
