@@ -109,8 +109,10 @@ class Cache:
         """
         check_layer(self, encoding, layer)
         length = jnp.shape(k_BLGK)[1]
-        shapes, _ = entry_shapes(encoding, len(self.positions_BC), length, self.entries.k.dtype)
-        check_fit("keys", k_BLGK, jax.eval_shape(head_major, shapes.v))
+        batch, dtype, shape = len(self.positions_BC), self.entries.k.dtype, encoding.shape
+        shapes, _ = entry_shapes(encoding, batch, length, dtype, self.entries.v)
+        before_rotation = jax.ShapeDtypeStruct((batch, length, shape.kv_heads, shape.head_dim), dtype)
+        check_fit("keys", k_BLGK, before_rotation)
         check_fit("values", v_BLGK, jax.eval_shape(head_major, shapes.v))
         positions_BL, segment_ids_BL = self.latest(length)
         before = self._of_layer(self.state, layer)
@@ -138,7 +140,7 @@ class Cache:
         last = jax.tree.map(lambda x: jax.lax.dynamic_slice_in_dim(x, self.filled - length, length, axis=1), rows)
 
         def shaped(rows: CacheEntry, tokens: int) -> CacheEntry:
-            shapes, _ = entry_shapes(encoding, batch, tokens, rows.k.dtype)
+            shapes, _ = entry_shapes(encoding, batch, tokens, rows.k.dtype, rows.v)
             return jax.tree.map(lambda x, like: x.reshape(like.shape), rows, shapes)
 
         return shaped(rows, self.capacity), shaped(last, length)
@@ -186,6 +188,7 @@ def create_cache(
     capacity: int,
     num_layers: int | None = None,
     dtype: Any = jnp.float32,
+    value: Any = None,
     windows: PyTree = None,
 ) -> Cache:
     """Creates an empty cache for keys and values of type `dtype`, and for the encoding's features.
@@ -196,6 +199,8 @@ def create_cache(
       capacity: C, the maximum number of tokens in a sequence.
       num_layers: N, the number of layers. If None, the cache is for one layer, and its arrays have no layer axis.
       dtype: the compute type.
+      value: the width and type of one head's value, as an array or `jax.ShapeDtypeStruct`; None if they are those of
+        a key.
       windows: the windows of one layer, as shapes and types. None means that there are none.
 
     Raises:
@@ -206,7 +211,7 @@ def create_cache(
     def empty(x: Any) -> Array:
         return jnp.zeros((*(() if num_layers is None else (num_layers,)), *x.shape), x.dtype)
 
-    shapes, state = entry_shapes(encoding, batch, capacity, dtype)
+    shapes, state = entry_shapes(encoding, batch, capacity, dtype, value)
     rows = jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes)
     entries, state, windows = jax.tree.map(empty, (rows, state, {} if windows is None else windows))
     # Two arrays, because one buffer in two places cannot be donated.
@@ -214,20 +219,27 @@ def create_cache(
     return Cache(entries, state, positions_BC, segment_ids_BC, jnp.zeros((), jnp.int32), windows)
 
 
-def entry_shapes(encoding: Encoding, batch: int, length: int, dtype: Any) -> tuple[CacheEntry, PyTree]:
-    """Returns (the head-major entries of L tokens, the encoding's state after these tokens), as shapes and types."""
+def entry_shapes(
+    encoding: Encoding, batch: int, length: int, dtype: Any, value: Any = None
+) -> tuple[CacheEntry, PyTree]:
+    """Returns (the head-major entries of L tokens, the encoding's state after these tokens), as shapes and types.
+
+    The last axis of `value` is the width of a value.
+    """
     shape = encoding.shape
     x_BLD = jax.ShapeDtypeStruct((batch, length, shape.width), dtype)
     q_BLHK = jax.ShapeDtypeStruct((batch, length, shape.num_heads, shape.head_dim), dtype)
     k_BLGK = jax.ShapeDtypeStruct((batch, length, shape.kv_heads, shape.head_dim), dtype)
 
-    def entries(x_BLD: Array, q_BLHK: Array, k_BLGK: Array) -> tuple[CacheEntry, PyTree]:
-        features, state = features_of(encoding, x_BLD, q_BLHK, k_BLGK, k_BLGK)
+    v_BLGK = k_BLGK if value is None else jax.ShapeDtypeStruct((*k_BLGK.shape[:3], value.shape[-1]), value.dtype)
+
+    def entries(x_BLD: Array, q_BLHK: Array, k_BLGK: Array, v_BLGK: Array) -> tuple[CacheEntry, PyTree]:
+        features, state = features_of(encoding, x_BLD, q_BLHK, k_BLGK, v_BLGK)
         positions_1L = jnp.zeros((1, length), jnp.int32)
         _, rotated_BLGK = encoding.rotate(q_BLHK, k_BLGK, features, features, positions_1L, positions_1L)
-        return jax.tree.map(head_major, CacheEntry(rotated_BLGK, k_BLGK, features)), state
+        return jax.tree.map(head_major, CacheEntry(rotated_BLGK, v_BLGK, features)), state
 
-    found: tuple[CacheEntry, PyTree] = jax.eval_shape(entries, x_BLD, q_BLHK, k_BLGK)
+    found: tuple[CacheEntry, PyTree] = jax.eval_shape(entries, x_BLD, q_BLHK, k_BLGK, v_BLGK)
     return found
 
 
@@ -247,7 +259,7 @@ def check_layer(cache: Cache, encoding: Encoding, layer: int | Array | None) -> 
         raise ConfigError(
             f"layer={layer} does not fit a cache of {num_layers} layers: give a layer from 0 to {num_layers - 1}"
         )
-    shapes, _ = entry_shapes(encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype)
+    shapes, _ = entry_shapes(encoding, len(cache.positions_BC), cache.capacity, cache.entries.k.dtype, cache.entries.v)
     slots = jax.tree.map(lambda slots: jax.ShapeDtypeStruct(slots.shape[-3:], slots.dtype), cache.entries)
     check_fit("entries of this encoding", jax.eval_shape(lambda shapes: jax.tree.map(rows_of, shapes), shapes), slots)
 

@@ -29,11 +29,16 @@ def rotate_pairs(x_BLHK: Array, angles: Array, scale: Array | float = 1.0) -> Ar
 
     The angles are `[B, L, heads, C]`. Their number of heads is 1 or divides H; then each angle serves a group of heads.
     """
-    heads, features = x_BLHK.shape[2], angles.shape[3]
+    heads = x_BLHK.shape[2]
     if angles.shape[2] not in (1, heads):
         angles = jnp.repeat(angles, heads // angles.shape[2], axis=2)
-    sin, cos = scale * jnp.sin(angles), scale * jnp.cos(angles)
-    x = x_BLHK[..., : 2 * features].astype(angles.dtype)
+    return turn_pairs(x_BLHK, scale * jnp.cos(angles), scale * jnp.sin(angles))
+
+
+def turn_pairs(x_BLHK: Array, cos: Array, sin: Array) -> Array:
+    """Multiplies the pair of features (c, c + C), as a complex number, by cos_c + i sin_c; `[B, L, heads, C]`."""
+    features = cos.shape[3]
+    x = x_BLHK[..., : 2 * features].astype(cos.dtype)
     first, second = x[..., :features], x[..., features:]
     turned = jnp.concatenate([first * cos - second * sin, second * cos + first * sin], axis=-1)
     return jnp.concatenate([turned.astype(x_BLHK.dtype), x_BLHK[..., 2 * features :]], axis=-1)

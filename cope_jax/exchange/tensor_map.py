@@ -207,6 +207,7 @@ def strange_choices(config: Any, encoding: str, **told: tuple[Any, ...]) -> list
     """
     names = [name for name, _ in config.encoding.parts]
     found = [] if names == [encoding] else [f"encoding {'+'.join(names) or 'none'}"]
+    found += [f"tape={config.tape}"] if getattr(config, "tape", 0) else []
     return (
         found
         + [

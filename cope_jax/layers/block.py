@@ -1,6 +1,6 @@
 """The transformer block: attention and feed-forward with residual connections."""
 
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 from flax import nnx
@@ -14,8 +14,6 @@ from cope_jax.layers.recurrent_mixer import KINDS, RecurrentMixer
 from cope_jax.layers.self_attention import Context, SelfAttention
 from cope_jax.layout import Layout
 from cope_jax.ops.dropout import dropout
-
-MIXERS: dict[str, Any] = {"attention": SelfAttention} | dict.fromkeys(KINDS, RecurrentMixer)
 
 
 class Block(nnx.Module):
@@ -32,6 +30,8 @@ class Block(nnx.Module):
         1/√(2·num_layers), unless `config.initial_stddev` is set.
     """
 
+    mixers: ClassVar[dict[str, Any]] = {"attention": SelfAttention} | dict.fromkeys(KINDS, RecurrentMixer)
+
     def __init__(
         self, config: BlockConfig, encoding: EncodingConfig, shape: AttentionShape, num_layers: int, *, rngs: nnx.Rngs
     ):
@@ -39,7 +39,7 @@ class Block(nnx.Module):
         self.config = config
         self.shape = shape
         self.encoding = encoding.build(shape, rngs=rngs)
-        self.attention = MIXERS[config.mixer](config, residual_scale, rngs=rngs)
+        self.attention = self.mixers[config.mixer](config, residual_scale, rngs=rngs)
         self.attention_norm = Norm(config, rngs=rngs)
         self.mlp = MLP(config, residual_scale, rngs=rngs)
         self.mlp_norm = Norm(config, rngs=rngs)
@@ -48,7 +48,7 @@ class Block(nnx.Module):
         """The residual stream x_BLD after the block. `shared` has the parts of the encoding that all layers share."""
         keys = (None,) * 3 if dropout_key is None else jax.random.split(dropout_key, 3)
         attended_BLD = self.attention(self._attention_input(x_BLD), self.compose(shared), context, keys[0])
-        return self._add(x_BLD, attended_BLD, context.layout, keys[1], keys[2])
+        return self._add(x_BLD, attended_BLD, context.layout, keys[1], keys[2])[0]
 
     def extend(
         self, x_BLD: Array, shared: Composed, context: Context, cache: Cache, layer: Any, *, first: bool
@@ -57,11 +57,15 @@ class Block(nnx.Module):
         attended_BLD, cache = self.attention.extend(
             self._attention_input(x_BLD), self.compose(shared), context, cache, layer, first=first
         )
-        return self._add(x_BLD, attended_BLD, context.layout), cache
+        return self._add(x_BLD, attended_BLD, context.layout)[0], cache
 
     def maps(self, x_BLD: Array, shared: Composed, context: Context) -> dict[str, Array]:
         """The attention maps of this block, by name: see `SelfAttention.maps`."""
         return self.attention.maps(self._attention_input(x_BLD), self.compose(shared), context)
+
+    def value(self) -> Any:
+        """Returns the width and type of a head's value in a cache; None if they are those of a key."""
+        return None
 
     def compose(self, shared: Composed) -> Composed:
         """The encoding of this layer's attention: the shared parts and its own."""
@@ -77,10 +81,15 @@ class Block(nnx.Module):
         layout: Layout,
         attention_key: Array | None = None,
         mlp_key: Array | None = None,
-    ) -> Array:
-        """Adds the output of attention to the residual stream, and then the output of the feed-forward layer."""
+    ) -> tuple[Array, Array]:
+        """Adds the output of attention to the residual stream x, and then f, the output of the feed-forward layer.
+
+        Returns:
+          (x_BLD, f_BLD).
+        """
         rate, pre = self.config.dropout, self.config.norm_position == "pre"
         x_BLD = layout.constrain(x_BLD + dropout(attended_BLD, rate, attention_key), "batch", "length", None)
         x_BLD = x_BLD if pre else self.attention_norm(x_BLD)
-        x_BLD = x_BLD + dropout(self.mlp(self.mlp_norm(x_BLD) if pre else x_BLD, layout), rate, mlp_key)
-        return layout.constrain(x_BLD if pre else self.mlp_norm(x_BLD), "batch", "length", None)
+        fed_BLD = dropout(self.mlp(self.mlp_norm(x_BLD) if pre else x_BLD, layout), rate, mlp_key)
+        x_BLD = x_BLD + fed_BLD
+        return layout.constrain(x_BLD if pre else self.mlp_norm(x_BLD), "batch", "length", None), fed_BLD

@@ -68,7 +68,8 @@ class SelfAttention(nnx.Module):
         """
         segment_ids_BL = cache.latest(x_BLD.shape[1])[1]
         q, k, v, windows = self._heads(x_BLD, context, segment_ids_BL, cache.windows_of(layer))
-        cache = cache.append(q, k, v, encoding=encoding, x_BLD=x_BLD, layer=layer).with_windows(windows, layer)
+        x = self._layer_input(x_BLD)
+        cache = cache.append(q, k, v, encoding=encoding, x_BLD=x, layer=layer).with_windows(windows, layer)
         if first:
             options = self._attend_options(x_BLD, q, k, v, encoding, context)
             out_BLHK = attend(q, k, v, **self._execution(context), **options)
@@ -94,6 +95,10 @@ class SelfAttention(nnx.Module):
         )
         return jax.eval_shape(lambda x_BLD, q, k: options.before(x_BLD, q, k, k, None)[3], x_BLD, q, k)
 
+    def _layer_input(self, x_BLD: Array) -> Array:
+        """Returns what encodings and options read."""
+        return x_BLD
+
     def _execution(self, context: Context) -> dict[str, Any]:
         # Ring attention needs a sequence that is split over devices. It is not split while a config is checked.
         alone = self.config.attention == "ring" and context.layout.length is None
@@ -107,7 +112,7 @@ class SelfAttention(nnx.Module):
 
     def _merge_heads(self, x_BLD: Array, out_BLHK: Array) -> Array:
         if self.options is not None:
-            out_BLHK = self.options.after(x_BLD, out_BLHK)
+            out_BLHK = self.options.after(self._layer_input(x_BLD), out_BLHK)
         return self.out(out_BLHK.reshape(*out_BLHK.shape[:2], -1))
 
     def _heads(
@@ -131,9 +136,10 @@ class SelfAttention(nnx.Module):
                 "the encoding is for causal attention, and this model sees tokens on both sides: choose another, such "
                 "as rope, t5(bidirectional=True), relative(signed=True) or cope_two_sided"
             )
+        x = self._layer_input(x_BLD)
         return {
             "encoding": encoding,
-            "features": features_of(encoding, x_BLD, q_BLHK, k_BMGK, v_BMGK, None, context.segment_ids)[0],
+            "features": features_of(encoding, x, q_BLHK, k_BMGK, v_BMGK, None, context.segment_ids)[0],
             "embedded": True,
             "q_positions": context.positions,
             "k_positions": context.positions,

@@ -18,6 +18,7 @@ from cope_jax.layers.block import Block
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
+from cope_jax.layers.tape import TapeBlock, with_positions
 from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.model import MODELS, Model, ModelOptions, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
@@ -43,6 +44,7 @@ class DecoderOptions(ModelOptions):
         "attention" keeps, and the products with matrices of parameters.
       num_sampled: number of words that a sampled softmax samples in training; 0 means the full softmax. The sampling
         assumes a vocabulary sorted by decreasing frequency.
+      tape: number of units of TAPE, in which layers change the positions of tokens; 0 means no TAPE. The paper has 48.
       block: the config of every block.
     """
 
@@ -53,6 +55,7 @@ class DecoderOptions(ModelOptions):
     logit_scale: float | None = None
     remat: Remat = "none"
     num_sampled: int = 0
+    tape: int = 0
     block: BlockConfig = BlockConfig()
 
 
@@ -76,7 +79,10 @@ class DecoderConfig(DecoderOptions):
         sizes = {"vocab_size": self.vocab_size, "max_length": self.max_length, "num_layers": self.num_layers}
         check_choices(self, "decoder")
         check_at_least(1, "decoder", **sizes)
-        check_at_least(0, "decoder", num_sampled=self.num_sampled, logit_scale=self.logit_scale)
+        check_at_least(0, "decoder", num_sampled=self.num_sampled, logit_scale=self.logit_scale, tape=self.tape)
+        shape = self.block.attention_shape(self.max_length)
+        if self.tape and (self.block.mixer != "attention" or shape.kv_heads != shape.num_heads or shape.head_dim % 2):
+            raise ConfigError("tape needs mixer=attention, as many key heads as query heads, and an even head_dim")
 
     @property
     def stochastic(self) -> bool:
@@ -146,9 +152,12 @@ class Decoder(Model):
             rngs=rngs,
         )
         self.encoding = shared.build(shape, rngs=rngs)
-        self.blocks = create_stack(
-            lambda rngs: Block(config.block, own, shape, config.num_layers, rngs=rngs), config.num_layers, rngs=rngs
-        )
+        sizes = (config.block, own, shape, config.num_layers)
+
+        def block(rngs: nnx.Rngs) -> Block:
+            return TapeBlock(*sizes, config.tape, rngs=rngs) if config.tape else Block(*sizes, rngs=rngs)
+
+        self.blocks = create_stack(block, config.num_layers, rngs=rngs)
         self.norm = Norm(config.block, rngs=rngs) if config.block.norm_position == "pre" else None
         self.out = (
             None
@@ -242,6 +251,7 @@ class Decoder(Model):
             capacity=capacity,
             num_layers=self.config.num_layers,
             dtype=self.config.block.dtype,
+            value=block.value(),
             windows=block.attention.windows(batch),
         )
         return self._extend(tokens_BL, context, cache, first=True)
@@ -293,10 +303,11 @@ class Decoder(Model):
         def layer(block: Block, x_BLD: Array, key: Array | None) -> tuple[Array, None]:
             return block(x_BLD, self.encoding, context, key), None
 
-        x_BLD = dropout(self._embed(tokens_BL, context), self.config.block.dropout, dropout_key)
-        return self._scan(layer, x_BLD, layer_keys)[0]
+        return self._scan(layer, self._embed(tokens_BL, context, dropout_key), layer_keys)[0]
 
     def _normed(self, x_BLD: Array) -> Array:
+        if self.config.tape:
+            x_BLD = x_BLD[..., : self.config.block.model_dim].astype(self.config.block.dtype)
         return x_BLD if self.norm is None else self.norm(x_BLD)
 
     def _out(self) -> Array:
@@ -321,13 +332,17 @@ class Decoder(Model):
             positions_BL = np.arange(tokens_BL.shape[1], dtype=np.int32)[None]
         return Context(positions_BL, segment_ids_BL, layout=self.config.layout)
 
-    def _embed(self, tokens_BL: Array, context: Context) -> Array:
+    def _embed(self, tokens_BL: Array, context: Context, dropout_key: Array | None = None) -> Array:
         # The table is gathered first. Otherwise its rows, sharded by width, pass through every device to be sharded by
         # example.
         table_VD = self.embedding.embedding[...].astype(self.config.block.dtype)
         x_BLD = lookup(context.layout.constrain(table_VD, "width", None), tokens_BL)
         x_BLD = context.layout.constrain(x_BLD, "batch", "length", None)
-        return self.encoding.embed(x_BLD, context.positions)
+        x_BLD = dropout(self.encoding.embed(x_BLD, context.positions), self.config.block.dropout, dropout_key)
+        if not self.config.tape:
+            return x_BLD
+        shape = self.config.block.attention_shape(self.config.max_length)
+        return with_positions(x_BLD, context.positions, shape)
 
     def _scan(self, layer: Callable[..., tuple[Any, Any]], carry: Any, inputs: Any) -> tuple[Any, Any]:
         return scan_stack(self.blocks, layer, carry, inputs, self.config.remat)

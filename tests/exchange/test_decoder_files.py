@@ -289,6 +289,7 @@ def test_whatever_stands_in_a_config_is_known_or_one_line(held, tmp_path):
     "architecture, choices, message",
     [
         ("gpt2", config("learned+cope"), r"gpt2 cannot represent encoding learned\+cope:"),
+        ("llama", config("rope", ROPE_BLOCK, tape=3), r"llama cannot represent tape=3:"),
         ("gpt2", config("learned", {"use_bias": False, "num_kv_heads": 1}), r"use_bias=False, block\.num_kv_heads=1"),
         ("gpt2", config("learned", {"head_dim": 3}), r"block\.head_dim=3"),
         ("gpt2", config("learned", {"norm_position": "post"}), r"block\.norm_position='post'"),

@@ -81,7 +81,13 @@ def expected(
         return rule_of(spec, {_plain(path): value for path, value in bare.items()}, sizes) if spec else Rule()
 
     choices = Choices(
-        shape.num_heads, shape.kv_heads, shape.head_dim, block.activation, block.norm, block.norm_position
+        shape.num_heads,
+        shape.kv_heads,
+        shape.head_dim,
+        block.activation,
+        block.norm,
+        block.norm_position,
+        bool(config.tape),
     )
     own_rules = [rule(own, layer) for layer in layers]
     return decoder(row, params, layers, choices, rule(shared, params), own_rules, positions, segments)

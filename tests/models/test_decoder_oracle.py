@@ -52,6 +52,8 @@ CASES = [
         {"num_heads": 6, "num_kv_heads": 2, "head_dim": 4, "activation": "swiglu"},
         {"num_layers": 3},
     ),
+    ("tape", "none", "", "none", {"head_dim": 6}, {"tape": 3, "num_layers": 3}),
+    ("tape, post-norm", "cope(npos_max=4)", "", "cope(npos_max=4)", {"norm_position": "post"}, {"tape": 3}),
     ("wide hidden layer", "none", "", "none", {"mlp_dim": None}, {"tie_embeddings": True, "num_layers": 1}),
 ]
 every_case = pytest.mark.parametrize("name", [case[0] for case in CASES])
@@ -144,7 +146,8 @@ def test_parameters_are_those_of_the_formula(name):
     linears += [(width, shape.kv_heads * heads)] * 2
     linears += [(width, hidden)] * (2 if block.activation == "swiglu" else 1) + [(hidden, width)]
     norm = width * (2 if block.norm == "layer" else 1)
-    count = cfg.num_layers * (sum(i * o + o * bias for i, o in linears) + 2 * norm)
+    tape = cfg.tape * (width + 2 * shape.num_heads) + shape.num_heads**2 if cfg.tape else 0
+    count = cfg.num_layers * (tape + sum(i * o + o * bias for i, o in linears) + 2 * norm)
     count += cfg.vocab_size * width * (1 if cfg.tie_embeddings else 2)
     count += norm * (block.norm_position == "pre")
     once = cfg.num_layers if cfg.encoding_sharing == "layer" else 1

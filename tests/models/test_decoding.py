@@ -22,6 +22,9 @@ CHOICES = {
         tie_embeddings=True,
         num_layers=3,
     ),
+    "tape": config(
+        "cope(npos_max=4,gate=separate_key)", {"qk_norm": True, "output_gate": True, "convolution": 2}, tape=3
+    ),
     "fire, recomputed": config("fire(hidden=4,threshold=3.0)", remat="full"),
 }
 PROMPT, LENGTHS = 5, np.array([3, 5], np.int32)

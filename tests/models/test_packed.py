@@ -34,9 +34,9 @@ def padded(batch, rows):
     }
 
 
-@pytest.mark.parametrize("encoding", ["learned+cope(npos_max=4)", "relative+rope"])
+@pytest.mark.parametrize("encoding", ["learned+cope(npos_max=4)", "relative+rope", "none"])
 def test_packed_documents_are_read_as_if_alone(documents, encoding):
-    graphdef, state = cases.build(cases.config(encoding, max_length=LENGTH))
+    graphdef, state = cases.build(cases.config(encoding, max_length=LENGTH, tape=3 if encoding == "none" else 0))
     metrics = cases.jit(lambda state, batch: nnx.merge(graphdef, state).metrics(batch)[0])
 
     def loss(batch):

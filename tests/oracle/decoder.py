@@ -22,6 +22,7 @@ class Choices(NamedTuple):
     activation: str = "gelu"
     norm: str = "layer"
     norm_position: str = "pre"
+    tape: bool = False  # each layer changes the positions e_HK of the tokens
 
 
 def decoder(
@@ -49,59 +50,105 @@ def decoder(
     positions = range(len(tokens)) if positions is None else positions
     table = params["embedding/embedding"]
     x = [shared.embed(table[token], int(place)) for token, place in zip(tokens, positions, strict=True)]
+    e = (
+        [np.stack([angles_of(place, choices.head_dim)] * choices.heads) for place in positions]
+        if choices.tape
+        else None
+    )
     for layer, rule in zip(layers, own, strict=True):
-        x = block(x, layer, choices, compose([shared, rule]), positions, segments)
+        x, e = block(x, e, layer, choices, compose([shared, rule]), positions, segments)
     if choices.norm_position == "pre":
         x = normalise(x, params, "norm", choices.norm)
     out = params.get("out/kernel", table.T / math.sqrt(table.shape[1]))
     return np.stack([row @ out for row in x])
 
 
+def angles_of(position: int, width: int) -> Array:
+    """The complex numbers that rotate RoPE's pairs at a position, their real parts first."""
+    turns = [
+        complex(math.cos(angle), math.sin(angle))
+        for angle in (position * 10_000 ** (-2 * pair / width) for pair in range(width // 2))
+    ]
+    return np.array([turn.real for turn in turns] + [turn.imag for turn in turns])
+
+
+def turned(x_LHK: Array, e: Sequence[Array]) -> Array:
+    """Each pair (c, c + K/2) times the complex number of the token's position."""
+    half = x_LHK.shape[2] // 2
+    out = np.zeros_like(x_LHK)
+    for i, (x_HK, e_HK) in enumerate(zip(x_LHK, e, strict=True)):
+        for head in range(len(x_HK)):
+            for c in range(half):
+                y = complex(x_HK[head, c], x_HK[head, c + half]) * complex(e_HK[head, c], e_HK[head, c + half])
+                out[i, head, c], out[i, head, c + half] = y.real, y.imag
+    return out
+
+
+def moved(e: Sequence[Array], attended: Sequence[Array], fed: Sequence[Array], params: Params) -> list[Array]:
+    """The positions after a block: e ← e + M (A e), then e ← e + W_down (silu(W_token f) ⊙ W_up e)."""
+    result = []
+    for e_HK, a_HK, f_D in zip(e, attended, fed, strict=True):
+        first = e_HK + params["mix_HH"] @ a_HK
+        gates = [g / (1 + math.exp(-g)) for g in f_D @ params["token_DS"]]
+        units = [gate * row for gate, row in zip(gates, params["up_HS"].T @ first, strict=True)]
+        result.append(first + params["down_SH"].T @ np.stack(units))
+    return result
+
+
 def block(
     x: Sequence[Array],
+    e: Sequence[Array] | None,
     params: Params,
     choices: Choices,
     rule: Rule,
     positions: Sequence[int],
     segments: Sequence[int] | None = None,
-) -> list[Array]:
-    """x + f(norm(x)) for attention, then for the feed-forward layer; or norm(x + f(x))."""
+) -> tuple[list[Array], list[Array] | None]:
+    """x + f(norm(x)) for attention, then for the feed-forward layer; or norm(x + f(x)). With TAPE, e changes too."""
     pre = choices.norm_position == "pre"
     normed = normalise(x, params, "attention_norm", choices.norm) if pre else x
-    attended = self_attention(normed, params, choices, rule, positions, segments)
+    attended, sums = self_attention(normed, e, params, choices, rule, positions, segments)
     x = [row + added for row, added in zip(x, attended, strict=True)]
     x = x if pre else normalise(x, params, "attention_norm", choices.norm)
     normed = normalise(x, params, "mlp_norm", choices.norm) if pre else x
-    x = [row + feed_forward(at, params, choices.activation) for row, at in zip(x, normed, strict=True)]
-    return x if pre else normalise(x, params, "mlp_norm", choices.norm)
+    fed = [feed_forward(at, params, choices.activation) for at in normed]
+    x = [row + added for row, added in zip(x, fed, strict=True)]
+    return x if pre else normalise(x, params, "mlp_norm", choices.norm), e and moved(e, sums, fed, params)
 
 
 def self_attention(
     x: Sequence[Array],
+    e: Sequence[Array] | None,
     params: Params,
     choices: Choices,
     rule: Rule,
     positions: Sequence[int],
     segments: Sequence[int] | None = None,
-) -> list[Array]:
-    """W_o attend(W_q x, W_k x, W_v x)."""
+) -> tuple[list[Array], list[Array]]:
+    """(W_o attend(W_q x, W_k x, W_v x), the same sums of positions)."""
     heads = {"query": choices.heads, "key": choices.kv_heads, "value": choices.kv_heads}
     q, k, v = (
         np.stack([linear(row, params, f"attention/{name}").reshape(count, choices.head_dim) for row in x])
         for name, count in heads.items()
     )
-    out_LHK = attention(
-        q,
-        k,
-        v,
-        rule,
-        x_MD=np.stack(x),
-        q_positions=positions,
-        k_positions=positions,
-        q_segments=segments,
-        k_segments=segments,
-    )
-    return [linear(out_HK.reshape(-1), params, "attention/out") for out_HK in out_LHK]
+    if e:
+        q, k = turned(q, e), turned(k, e)
+
+    def sums(values: Array) -> Array:
+        return attention(
+            q,
+            k,
+            values,
+            rule,
+            x_MD=np.stack(x),
+            q_positions=positions,
+            k_positions=positions,
+            q_segments=segments,
+            k_segments=segments,
+        )
+
+    out = [linear(out_HK.reshape(-1), params, "attention/out") for out_HK in sums(v)]
+    return out, list(sums(np.stack(e))) if e else []
 
 
 def feed_forward(x: Array, params: Params, activation: str) -> Array:

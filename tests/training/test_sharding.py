@@ -144,6 +144,20 @@ def test_other_blocks_on_a_mesh_equal_those_of_one_device(options):
     assert_same_gradient(gradient(program(mesh, block=block, encoding="learned")), exact, atol=5e-5)
 
 
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"data": 2, "tensor": 2, "sequence": 2},
+        pytest.param({"fsdp": 4, "tensor": 2}, marks=pytest.mark.slow),
+    ],
+    ids=["sequence", "fsdp"],
+)
+def test_tape_on_a_mesh_equals_one_device(axes):
+    changes = {"tape": 4, "encoding": "none", "block": dataclasses.replace(MODEL.block, num_kv_heads=8)}
+    exact = gradient(program(ONE, **changes))
+    assert_same_gradient(gradient(program(mesh_config(axes), **changes)), exact, atol=5e-4)  # 1e-13 in float64
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("axes", (MESHES | MORE_MESHES).values(), ids=MESHES | MORE_MESHES)
 def test_two_steps_equal_those_of_one_device(axes):
