@@ -27,8 +27,19 @@ INPUTS = {
 KNOWS = {
     "nothing": ["none", "learned_sink"],
     "place": ["learned", "sinusoidal", "relative", "rope", "pope", "alibi", "t5", "kerple", "fire"],
-    "token": ["fox", "cable", "carope", "grape", "mapformer", "selective_rope", "darope", "path", "wall"],
-    "pair": ["cope", "cope_two_sided", "cope_signed", "row_fox", "stick_breaking", "selective", "dape"],
+    "token": [
+        "fox",
+        "cable",
+        "carope",
+        "grape",
+        "grape_additive",
+        "mapformer",
+        "selective_rope",
+        "darope",
+        "path",
+        "wall",
+    ],
+    "pair": ["cope", "cope_two_sided", "cope_signed", "row_fox", "tra", "stick_breaking", "selective", "dape"],
 }
 COLOURS = {"nothing": "gray", "place": "tab:blue", "token": "tab:green", "pair": "tab:red"}
 
@@ -43,7 +54,7 @@ def attention(folder: Path, text: str) -> tuple[list[str], np.ndarray]:
 
 def draw(workdir: Path, name: str) -> None:
     """Writes maps_NAME.png: a small picture for each encoding."""
-    figure, axes = plt.subplots(4, 9, figsize=(18, 8.6), layout="constrained")
+    figure, axes = plt.subplots(4, 10, figsize=(20, 8.6), layout="constrained")
     for row, (knows, encodings) in zip(axes, KNOWS.items(), strict=True):
         for cell, encoding in zip(row, encodings, strict=False):
             tokens, map_LM = attention(workdir / name / "cells" / encoding / "seed_0", INPUTS[name])

@@ -23,6 +23,7 @@ from cope_jax.encodings import darope as darope
 from cope_jax.encodings import fire as fire
 from cope_jax.encodings import fox as fox
 from cope_jax.encodings import grape as grape
+from cope_jax.encodings import grape_additive as grape_additive
 from cope_jax.encodings import kerple as kerple
 from cope_jax.encodings import learned as learned
 from cope_jax.encodings import learned_sink as learned_sink
@@ -38,6 +39,7 @@ from cope_jax.encodings import selective_rope as selective_rope
 from cope_jax.encodings import sinusoidal as sinusoidal
 from cope_jax.encodings import stick_breaking as stick_breaking
 from cope_jax.encodings import t5 as t5
+from cope_jax.encodings import tra as tra
 from cope_jax.encodings import wall as wall
 from cope_jax.encodings.base import ENCODINGS as ENCODINGS
 from cope_jax.encodings.base import AttentionShape as AttentionShape

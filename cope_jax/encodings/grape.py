@@ -39,8 +39,7 @@ class GRAPE(TurnedByTokens):
     Zhang et al. (arXiv 2512.07805), the contextual multiplicative form ("GRAPE-M-ctx"). x is the input of the layer,
     and positions are not used. w starts at 0, so every token starts with the same step. Released code differs from this
     and from each other: one version takes σ((w·x + b)/16) in place of softplus, another initialises w again with a
-    normal distribution; both normalise q and k after the rotation. The paper's other contextual forms, which add gated
-    slopes to the logits, are not here, because their equations could not be checked.
+    normal distribution; both normalise q and k after the rotation. `grape_additive` has the gated additive form.
 
     Raises:
       ConfigError: `features` is called without x, the head width is odd, or `step` or `base` is not positive.

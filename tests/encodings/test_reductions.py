@@ -247,6 +247,9 @@ def test_initial_parameters_of_encodings_that_know_the_token():
     has_stddev(params("carope(stddev=0.4)")["kernel"], 0.4)
     for kernel in params("cable(stddev=0.4)").values():
         has_stddev(kernel, 0.4)
+    for leaf in params("tra").values():
+        assert 0.7 < np.abs(leaf).max() * 512**0.5 <= 1 and leaf.min() < 0 < leaf.max()
+    np.testing.assert_allclose(np.log1p(np.exp(params("grape_additive")["rate"])), 1, rtol=1e-6)
     phase = params("pope(phase=uniform)")["phase"]
     assert -2 * np.pi <= phase.min() < -6 and -0.3 < phase.max() <= 0
     assert not params("pope")["phase"].any()

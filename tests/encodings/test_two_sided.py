@@ -34,6 +34,7 @@ SPECS = [
     "t5(num_buckets=6,max_distance=9)",
     "t5(num_buckets=8,max_distance=5,bidirectional=True)",
     "kerple",
+    "grape_additive",
     "fire(hidden=4,threshold=12.0)",
     "cope(npos_max=3)",
     TWO_SIDED,

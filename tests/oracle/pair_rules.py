@@ -21,6 +21,23 @@ def stick_breaking(params: Params, sizes: Sizes, see_itself: bool = False, remai
     return Rule(weights=weights, rest_to_own_value=remainder == "own")
 
 
+def tra(params: Params, sizes: Sizes) -> Rule:
+    """A softmax over the keys with s > 0 of s + δ times the number of such keys up to the query; nothing if none."""
+    del sizes
+
+    def added(head, q, token, keys):
+        del q
+        price = log_sigmoid(float(token.x[-1] @ params["kernel"][:, head] + params["bias"][head]))
+        return [price * sum(other.logit > 0 for other in keys[j:]) for j in range(len(keys))]
+
+    def weights(head, logits, keys):
+        del head
+        shares = [math.exp(logit) if key.logit > 0 else 0.0 for logit, key in zip(logits, keys, strict=True)]
+        return [share / (sum(shares) or 1.0) for share in shares]
+
+    return Rule(added=added, weights=weights)
+
+
 def row_fox(params: Params, sizes: Sizes, gate: str = "separate", width: int = 8) -> Rule:
     """Σ_{l=j..i−1} log σ(q'_i·k'_l/√d)."""
     del sizes
@@ -118,6 +135,7 @@ def learned_sink(params: Params, sizes: Sizes) -> Rule:
 
 PAIR_RULES = {
     "stick_breaking": stick_breaking,
+    "tra": tra,
     "row_fox": row_fox,
     "cope_signed": cope_signed,
     "dape": dape,

@@ -54,6 +54,23 @@ def cable(params: Params, sizes: Sizes, stddev: float = 0.02) -> Rule:
     return Rule(added=added)
 
 
+def grape_additive(params: Params, sizes: Sizes, gate: str = "key") -> Rule:
+    """−2^(−8(h+1)/H) softplus(ω_h) |i−j| softplus(u_h·k_j/(|u_h| √K)), or of q_i."""
+
+    def added(head, q, token, keys):
+        u = params["direction"][head]
+        slope = 2 ** (-8 * (head + 1) / sizes.heads) * softplus(float(params["rate"][head]))  # for powers of two
+        length = math.sqrt(sum(float(one) ** 2 for one in u) * sizes.head_dim)
+        return [
+            -slope
+            * abs(token.position - key.position)
+            * softplus(float(u @ (q if gate == "query" else key.k)) / length)
+            for key in keys
+        ]
+
+    return Rule(added=added)
+
+
 def turning(step: Callable[[Vector, int], Sequence[float]], exclusive: bool = False) -> Rule:
     """Turns by the sum of `step(x_l, group)` over the tokens l up to the own one, or before it."""
 
@@ -243,6 +260,7 @@ def wall(params: Params, sizes: Sizes, bias: float = 8.0, stddev: float = 0.02) 
 
 
 TOKEN_RULES = {
+    "grape_additive": grape_additive,
     "wall": wall,
     "selective_rope": selective_rope,
     "path": path,
