@@ -34,6 +34,13 @@ def project(name: str, x_BMD: Array | None, kernel: Array, bias: Array | None = 
     return y if bias is None else y + bias.astype(dtype).reshape(1, 1, *bias.shape)
 
 
+def blocks_of(x: Array, axis: int, size: int) -> Array:
+    """Cuts the keys, axis `axis`, into blocks: `[..., blocks, size, ...]`, with zeros before the first key."""
+    padding = -x.shape[axis] % size
+    x = jnp.pad(x, [(padding if a == axis else 0, 0) for a in range(x.ndim)])
+    return x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
+
+
 def sum_over_nearer(steps: Array, pairs: Pairs, sums_BHL: Array) -> tuple[Array, Array]:
     """Sums what tokens say over the tokens between key and query: the key's own is out, the query's own is in.
 

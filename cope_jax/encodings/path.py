@@ -9,7 +9,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
-from cope_jax.encodings.common import project, sum_over_nearer
+from cope_jax.encodings.common import blocks_of, project, sum_over_nearer
 from cope_jax.ops.convolution import causal_convolution
 from cope_jax.ops.grouped_matmul import group, ungroup
 from cope_jax.ops.triangular import inverse_of_unit_lower
@@ -136,14 +136,6 @@ def _transformed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
     """Returns (logits_BHLM, the transformed queries after the block)."""
     dtype, (_, groups, keys, width) = c_BHLK.dtype, pairs.k.shape
     size = min(BLOCK, keys)
-    padding = -keys % size
-
-    def blocks(x: Array, axis: int) -> Array:
-        """Cuts the keys into blocks, the nearest first; what is added before the first key changes nothing."""
-        x = jnp.pad(x, [(padding if a == axis else 0, 0) for a in range(x.ndim)])
-        x = x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
-        return jnp.flip(jnp.moveaxis(x, axis, 0), 0)
-
     mask = jnp.broadcast_to(pairs.mask, (*pairs.mask.shape[:2], c_BHLK.shape[2], keys))
     k, w, beta = pairs.k.astype(dtype), pairs.k_features["w"], pairs.k_features["beta"]
 
@@ -157,7 +149,7 @@ def _transformed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
         logits = jnp.einsum("BGRLK,BGMK->BGRLM", c_BGRLK, k_BGMK) - jnp.einsum("BGRLM,BGMN->BGRLN", reflected, between)
         return c_BGRLK - jnp.einsum("BGRLM,BGMK->BGRLK", reflected, w_BGMK), logits
 
-    parts = blocks(k, 2), blocks(w, 2), blocks(beta, 2), blocks(mask, 3)
-    c_BGRLK, found = jax.lax.scan(step, group(c_BHLK, groups), parts)
-    logits_BGRLM = jnp.concatenate(jnp.unstack(jnp.flip(found, 0)), axis=-1)[..., padding:]
+    parts = (jnp.moveaxis(blocks_of(x, axis, size), axis, 0) for x, axis in ((k, 2), (w, 2), (beta, 2), (mask, 3)))
+    c_BGRLK, found = jax.lax.scan(step, group(c_BHLK, groups), tuple(parts), reverse=True)  # the nearest keys first
+    logits_BGRLM = jnp.concatenate(jnp.unstack(found), axis=-1)[..., -keys:]
     return ungroup(logits_BGRLM) * width**-0.5, ungroup(c_BGRLK)

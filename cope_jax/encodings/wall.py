@@ -8,7 +8,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
-from cope_jax.encodings.common import project
+from cope_jax.encodings.common import blocks_of, project
 from cope_jax.ops.grouped_matmul import group, ungroup
 
 BLOCK = 32  # keys that are visited at a time
@@ -80,15 +80,10 @@ def _decayed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
     dtype, (_, groups, keys, width) = c_BHLK.dtype, pairs.k.shape
     size = min(BLOCK, keys)
     padding = -keys % size
-
-    def blocks(x: Array, axis: int) -> Array:
-        """Cuts the keys into blocks, the first ones first; what is added before the first key changes nothing."""
-        x = jnp.pad(x, [(padding if a == axis else 0, 0) for a in range(x.ndim)])
-        return x.reshape(*x.shape[:axis], -1, size, *x.shape[axis + 1 :])
-
     mask_BLM = jnp.broadcast_to(pairs.mask[:, 0], (len(c_BHLK), c_BHLK.shape[2], keys))
-    k_BGSMK = blocks(pairs.k.astype(dtype), 2)
-    log_f_BGRSMK = blocks(group(pairs.k_features, groups), 3)
+    seen_BLSM = blocks_of(mask_BLM, 2, size)
+    k_BGSMK = blocks_of(pairs.k.astype(dtype), 2, size)
+    log_f_BGRSMK = blocks_of(group(pairs.k_features, groups), 3, size)
     after_MM = jnp.triu(jnp.ones((size, size), dtype), 1)
     exact = jax.lax.Precision.HIGHEST
 
@@ -99,14 +94,14 @@ def _decayed_logits(pairs: Pairs, c_BHLK: Array) -> tuple[Array, Array]:
         passed_BGRLK = jnp.einsum("BLM,BGRMK->BGRLK", seen_BLM.astype(dtype), log_f_BGRMK, precision=exact)
         return c_BGRLK * jnp.exp(passed_BGRLK), logits
 
-    parts = (jnp.moveaxis(k_BGSMK, 2, 0), jnp.moveaxis(log_f_BGRSMK, 3, 0), jnp.moveaxis(blocks(mask_BLM, 2), 2, 0))
+    parts = (jnp.moveaxis(k_BGSMK, 2, 0), jnp.moveaxis(log_f_BGRSMK, 3, 0), jnp.moveaxis(seen_BLSM, 2, 0))
     q_BGRLK = group(c_BHLK, groups)
     c_BGRLK, found_SBGRLM = jax.lax.scan(step, q_BGRLK, parts, reverse=True)
 
     # A query's own token is the nearest key that it sees. In its block, only the tokens that it sees count.
     own_BL = padding + jnp.max(jnp.where(mask_BLM, jnp.arange(keys)[None, None], 0), axis=-1)
     block_BL = own_BL // size
-    seen_BLM = jnp.take_along_axis(blocks(mask_BLM, 2), block_BL[:, :, None, None], axis=2)[:, :, 0]
+    seen_BLM = jnp.take_along_axis(seen_BLSM, block_BL[:, :, None, None], axis=2)[:, :, 0]
     k_BGLMK = jnp.take_along_axis(k_BGSMK, block_BL[:, None, :, None, None], axis=2)
     log_f_BGRLMK = jnp.take_along_axis(log_f_BGRSMK, block_BL[:, None, None, :, None, None], axis=3)
     log_f_BGRLMK = jnp.where(seen_BLM[:, None, None, :, :, None], log_f_BGRLMK, jnp.zeros((), dtype))
