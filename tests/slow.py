@@ -54,8 +54,9 @@ experiments/test_text_commands.py::test_a_reader_that_has_seen_enough_and_a_term
 experiments/test_text_commands.py::test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not
 experiments/test_wrong_input.py::test_a_damaged_result_is_one_line_that_says_how_to_go_on\[null
 generation/test_decoding.py::test_a_stream_gives_the_tokens_of_generate\[1
-models/test_decoder_oracle.py::test_gradients_equal_differences_of_the_oracle\[(plain|learned\]|rope|cope\]|post-norm|rms|wide)
-models/test_decoder_oracle.py::test_logits_equal_the_oracle\[(plain|learned\]|rope|cope\]|post-norm\]|rms)
+layers/test_recurrent_mixer.py::test_decoding_in_bfloat16_gives_what_the_whole_gives\[options
+models/test_decoder_oracle.py::test_gradients_equal_differences_of_the_oracle\[(plain|learned\]|rope|cope\]|post-norm|rms|wide|tape,)
+models/test_decoder_oracle.py::test_logits_equal_the_oracle\[(plain|learned\]|rope|cope\]|post-norm\]|rms|tape,)
 models/test_decoder.py::test_forward_mode_and_hessian_vector_products\[cope
 models/test_tagger.py::test_dropout_is_on_the_input_between_the_layers_and_on_the_top\[(input|top)
 ops/test_interpolate.py::test_a_tpu_
