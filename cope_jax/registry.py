@@ -23,8 +23,10 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     """
     choices = sorted(choices, key=_natural)
     near = difflib.get_close_matches(str(name), choices, n=1)
+    if not choices:
+        return ConfigError(f"unknown {kind} {name!r}: there is none, so leave it out")
     hint = f"did you mean {near[0]!r}? Choose from" if near else "choose from"
-    return ConfigError(f"unknown {kind} {name!r}: {hint} {', '.join(choices) or '(none)'}")
+    return ConfigError(f"unknown {kind} {name!r}: {hint} {', '.join(choices)}")
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:

@@ -96,6 +96,9 @@ def show(
     out = console()
     out.print(comparison.table(task, finished, labels, paper=paper).rich())
     out.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
+    shown = {run.workdir.parent.name for run in planned}
+    if others := {path.parts[-3] for path in workdir.glob("cells/*/*/result.json")} - shown:
+        print(f"finished in {workdir} but not shown: {', '.join(sorted(others))} (name them in --encodings too)")
     outputs.name_next(planned[0].workdir, config.model.name)
 
 

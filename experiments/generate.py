@@ -167,7 +167,7 @@ def _show(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int
     between = "\n" if start else ""
     for number, rows in enumerate(_rows(generator, batch, start, speed)):
         print(rows[0][1] if number else f"{between}{_bold(batch[0][0])}{rows[0][1]}", end="", flush=True)
-    print()
+    print(flush=True)  # before the speed, which goes to stderr
     for (prompt, _), (row, _) in list(zip(batch, rows, strict=True))[1:]:
         print(f"\n{_bold(prompt)}{row.text}", flush=True)
 

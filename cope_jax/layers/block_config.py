@@ -112,6 +112,11 @@ class BlockConfig:
         names = ("qk_norm", "output_norm", "output_gate", "kv_shift", "convolution")
         return {name: getattr(self, name) for name in names if getattr(self, name)}
 
+    def variant(self) -> dict[str, Any]:
+        """The mixer, unless it is attention, and the options around attention that are set, by name."""
+        mixer = {} if self.mixer == "attention" else {"mixer": self.mixer}
+        return mixer | ({"negative_eigenvalues": True} if self.negative_eigenvalues else {}) | self.attention_options
+
     @property
     def dtype(self) -> Any:
         if self.compute_dtype == "float64" and not jax.config.read("jax_enable_x64"):

@@ -58,6 +58,9 @@ class DecoderOptions(ModelOptions):
     tape: int = 0
     block: BlockConfig = BlockConfig()
 
+    def variant(self) -> dict[str, Any]:
+        return ({"tape": self.tape} if self.tape else {}) | super().variant()
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecoderConfig(DecoderOptions):

@@ -42,6 +42,11 @@ class ModelOptions:
         """Returns the options by name."""
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
+    def variant(self) -> dict[str, Any]:
+        """The options that make another model of the same sizes and encoding, if they are set, by name."""
+        block = getattr(self, "block", None)
+        return {} if block is None else dict(block.variant())
+
     def complete(self, task: Any, encoding: Any, max_length: int, layout: Layout, **decided: Any) -> Any:
         """Creates the Config of the model for a task.
 

@@ -87,9 +87,10 @@ class Experiment:
 
     @property
     def label(self) -> str:
-        """The name of the model and, if the model has attention, the name of the encoding."""
+        """The name of the model, the encoding if the model has attention, and what else is special about the model."""
         model = self.config.model
-        return f"{model.name}, {self.config.encoding}" if attends(model) else model.name
+        encoding = self.config.encoding if attends(model) else ""
+        return ", ".join(filter(None, (model.name, encoding, self.config.variant)))
 
     def train(
         self,
@@ -193,6 +194,7 @@ class Experiment:
         common = {
             "task": self.config.task.name,
             "encoding": self.config.encoding,
+            **({"variant": self.config.variant} if self.config.variant else {}),
             "step": step,
             "parameters": self.parameters(),
             "wall_seconds": seconds / len(seeds),

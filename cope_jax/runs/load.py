@@ -166,8 +166,9 @@ class LoadedRun(Loaded):
         return SeedBatch(len(self.seeds)).unstack(self.restored.params)[self._place(seed)]
 
     def title(self, seed: int | None = None) -> str:
-        number = self.seeds[self._place(seed)]
-        return f"{self.experiment.task.name}, {self.experiment.encoding}, seed {number}, step {self.restored.step:,}"
+        number, run = self.seeds[self._place(seed)], self.experiment
+        names = filter(None, (run.task.name, run.encoding, run.variant))
+        return f"{', '.join(names)}, seed {number}, step {self.restored.step:,}"
 
     def _place(self, seed: int | None) -> int:
         """The index of a seed in the run."""

@@ -61,14 +61,25 @@ def named(name: str) -> ConfigDict:
     """
     path, *argument = find(name).split(":", 1)
     try:
-        found: ConfigDict = runpy.run_path(path)["get_config"](*argument)
+        get_config = runpy.run_path(path).get("get_config")
+        found = get_config(*argument) if callable(get_config) else None
+    except ConfigError:
+        raise
     except OSError as error:
         raise ConfigError(
             f"cannot read the config {path} ({error.strerror}): give a file or the name of a config"
         ) from error
-    except KeyError as error:
-        raise ConfigError(f"{path} is not a config: give a file whose get_config() returns a ConfigDict") from error
+    except Exception as error:  # the file fails, or is not Python at all
+        raise _not_a_config(path, f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+    if not isinstance(found, ConfigDict):
+        raise _not_a_config(path, "it has no such function")
     return found
+
+
+def _not_a_config(path: str, reason: str) -> ConfigError:
+    if path.endswith(".json"):
+        reason = "it is the record of a run: give the config file and the flags that started the run"
+    return ConfigError(f"--config needs a Python file whose get_config() returns a ConfigDict, not {path} ({reason})")
 
 
 def find(name: str) -> str:

@@ -245,6 +245,15 @@ class ExperimentConfig:
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
+    @property
+    def variant(self) -> str:
+        """What the model has besides its sizes and encoding, as text; usually empty.
+
+        >>> ExperimentConfig.from_mapping({"model": {"tape": 48, "block": {"qk_norm": True}}}).variant
+        'tape=48, qk_norm'
+        """
+        return ", ".join(name if value is True else f"{name}={value}" for name, value in self.model.variant().items())
+
     def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
         """The settings that decide a run's results, as nested dicts.
 

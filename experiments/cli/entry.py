@@ -234,6 +234,8 @@ def _unknown_field(text: str, argv: Sequence[str]) -> str:
 
     >>> _unknown_field('stepz Did you mean "steps" instead of "stepz"?', ["train.py", "--config.training.stepz=5"])
     "unknown field 'stepz' in --config.training.stepz: did you mean 'steps'? Add --help to see all fields"
+    >>> _unknown_field("'block'", ["train.py", "--config.block.qk_norm=True"]).partition("A")[0]
+    "unknown field 'block' in --config.block.qk_norm: did you mean --config.model.block.qk_norm? "
     """
     name, _, rest = text.partition(" ")
     name = name.strip("'")
@@ -242,7 +244,11 @@ def _unknown_field(text: str, argv: Sequence[str]) -> str:
     if flag is None:
         return f"unknown field in a --config flag: {text}; see --help"
     close = re.search(r'Did you mean "(\w+)"', rest)
-    hint = f"did you mean {close[1]!r}? A" if close else "a"
+    prefix, _, field = flag.lstrip("-").partition(".")
+    known = (path for path, _ in _leaves(f"--{prefix}", config_files.named("quick")))
+    deeper = next((path for path in known if path.endswith(f".{field}")), None)
+    meant = deeper or (repr(close[1]) if close else None)
+    hint = f"did you mean {meant}? A" if meant else "a"
     return f"unknown field {name!r} in {flag}: {hint}dd --help to see all fields"
 
 
@@ -264,7 +270,7 @@ class _ConfigParser(flags.ArgumentParser[Any]):
         self._parser = parser
 
     def parse(self, text: str) -> Any:
-        return self._parser.parse(config_files.find(text))
+        return config_files.named(text).lock()
 
     def flag_type(self) -> str:
         return self._parser.flag_type()
@@ -318,10 +324,5 @@ def warn_of_unused(name: str, config: ExperimentConfig) -> None:
 
 
 def read_config(value: Any) -> ExperimentConfig:
-    """Reads the value of the --config flag. Raises ConfigError if the file is missing or the config is wrong."""
-    try:
-        mapping = value.to_dict()
-    except (OSError, AttributeError) as error:  # a file that cannot be read shows only now
-        reason = str(error).splitlines()[-1].strip()
-        raise ConfigError(f"--config must name a file whose get_config() returns a ConfigDict ({reason})") from error
-    return ExperimentConfig.from_mapping(mapping)
+    """Reads the value of the --config flag. Raises ConfigError if the config is wrong."""
+    return ExperimentConfig.from_mapping(value.to_dict())

@@ -8,6 +8,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.layout import Layout
 from cope_jax.models.decoder import DecoderOptions
 from cope_jax.tasks import create
+from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig, OptimizerConfig, TrainingConfig
 
 pytestmark = pytest.mark.newest
@@ -94,3 +95,15 @@ def test_an_error_within_a_model_is_not_taken_for_one_of_the_task(monkeypatch):
     monkeypatch.setattr(DecoderOptions, "complete", lambda *_: object().nothing)
     with pytest.raises(AttributeError, match="'object' object has no attribute 'nothing'"):
         ExperimentConfig().model_config(create("selective_copy"))
+
+
+def test_a_record_of_a_run_is_no_config(tmp_path):
+    (tmp_path / "config.json").write_text('{"training": null}')
+    with pytest.raises(ConfigError, match=r"config\.json \(it is the record of a run: give the config file"):
+        config_files.named(str(tmp_path / "config.json"))
+
+
+def test_a_variant_names_what_the_title_of_a_run_needs():
+    block = {"mixer": "delta", "negative_eigenvalues": True, "model_dim": 32}
+    assert ExperimentConfig.from_mapping({"model": {"block": block}}).variant == "mixer=delta, negative_eigenvalues"
+    assert ExperimentConfig().variant == ""

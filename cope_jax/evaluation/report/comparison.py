@@ -55,7 +55,8 @@ def table(
         rows.append([encoding, *cells, f"{runs[0]['parameters']:,}" if runs else MISSING, _time(runs)])
         if encoding in (paper or {}):
             rows.append([_PAPER, *((paper or {})[encoding].get(split, MISSING) for split in splits), "", ""])
-    title = f"{task.name}: {words(metric)}{unit.suffix(', ')} (lower is better)"
+    variant = "".join(f", {name}" for name in dict.fromkeys(record.get("variant") for record in records) if name)
+    title = f"{task.name}{variant}: {words(metric)}{unit.suffix(', ')} (lower is better)"
     headings = ["encoding", *map(words, splits), "params", "time"]
     caption = _caption(records)
     if unit.scale == 100 and all(held and held.minimum == 100 for held in summaries.values()):
@@ -121,7 +122,8 @@ def _markdown_table(
         label = f"*{label.strip()}*" if label == _PAPER else f"`{label}`"
         rows.append([label, *(first + line + rest.replace("\n", " ") for first, line, rest in firsts)])
     headings = [*shown.headings[:-2], "parameters", "time"]
-    title = f"**{task.name}**, {words(metric)}{unit_of(metric).suffix(' in ')}, lower is better. {shown.caption}."
+    name = shown.title.partition(":")[0]
+    title = f"**{name}**, {words(metric)}{unit_of(metric).suffix(' in ')}, lower is better. {shown.caption}."
     return f"{title}\n\n{dataclasses.replace(shown, title='', headings=headings, rows=rows).markdown()}"
 
 
