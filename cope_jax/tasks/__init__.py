@@ -7,7 +7,7 @@
 
 from typing import Any
 
-from cope_jax.registry import configure
+from cope_jax.registry import configure, unknown
 from cope_jax.tasks import addition as addition
 from cope_jax.tasks import bilm as bilm
 from cope_jax.tasks import counting as counting
@@ -20,14 +20,25 @@ from cope_jax.tasks import tagging as tagging
 from cope_jax.tasks import text as text
 from cope_jax.tasks import words as words
 from cope_jax.tasks import zipf as zipf
-from cope_jax.tasks.task import TASKS, Batch, Task
+from cope_jax.tasks.task import ABILITIES, TASKS, Batch, Task
 
-__all__ = ["TASKS", "Batch", "Task", "create", "names"]
+__all__ = ["ABILITIES", "TASKS", "Batch", "Task", "create", "names"]
 
 
-def names() -> tuple[str, ...]:
-    """The names of all tasks, sorted."""
-    return TASKS.names()
+def names(ability: str | None = None) -> tuple[str, ...]:
+    """The names of all tasks, or of those that measure an ability, sorted.
+
+    >>> names("steps")
+    ('navigation',)
+
+    Raises:
+      ConfigError: the ability is not one of `ABILITIES`.
+    """
+    if ability is None:
+        return TASKS.names()
+    if ability not in ABILITIES:
+        raise unknown("ability", ability, ABILITIES)
+    return tuple(name for name in TASKS if ability in TASKS.get(name).abilities)
 
 
 def create(name: str, **options: Any) -> Task:

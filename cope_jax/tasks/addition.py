@@ -65,6 +65,7 @@ class Addition(SyntheticTask):
             check_at_least(1, "addition", digits=self.digits, offsets=self.offsets)
 
     metric = "sequence_error"
+    abilities = ("arithmetic",)
     axis = "digits"
     sweep_label = "digits"
 

@@ -80,6 +80,7 @@ class Counting(SyntheticTask):
             for weight in (self.increment_weight, self.pass_weight, *self.ood_pass_weights):
                 check(weight >= 0, f"weights of counting must be at least 0, got {weight}")
 
+    abilities = ("count",)
     axis = "pass"
     sweep_label = "weight of pass"
 

@@ -58,6 +58,7 @@ class FlipFlop(SyntheticTask):
                 p = getattr(self, name)
                 check(0 <= p <= 1, f"flip_flop.{name} must be a probability between 0 and 1, got {p}")
 
+    abilities = ("ignore",)
     axis = "ignore"
     sweep_label = "ignored instructions (%)"
 

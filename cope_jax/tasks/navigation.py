@@ -67,6 +67,7 @@ class Navigation(SyntheticTask):
                 cells <= 2**20, f"navigation has {cells} cells in 'sparse', more than 2**20: lower side or dimensions"
             )
 
+    abilities = ("steps",)
     axis = "steps"
     sweep_label = "steps"
 

@@ -56,6 +56,7 @@ class SelectiveCopy(SyntheticTask):
             check_at_least(0, "selective_copy", **blanks)
 
     metric = "sequence_error"
+    abilities = ("ignore", "copy")
     axis = "blanks"
     sweep_label = "blanks"
 

@@ -24,6 +24,21 @@ every field numbers the sequences. A sequence whose fields are all zeros does no
 """
 
 
+ABILITIES: Mapping[str, str] = {
+    "ignore": "let only some tokens count, however many others there are",
+    "count": "count the tokens of one kind",
+    "recall": "recall what followed an earlier token",
+    "occurrence": "find the n-th last token of a kind",
+    "steps": "add up steps that can cancel each other",
+    "state": "follow a state whose changes do not commute",
+    "index": "find a place by its content, and go a number of tokens from there",
+    "stack": "match brackets, or follow a stack",
+    "copy": "repeat or reorder a sequence",
+    "arithmetic": "compute with numbers",
+}
+"""What a synthetic task can measure, by name: with this ability, a model can ..."""
+
+
 class Baseline(NamedTuple):
     """A result of a method that uses no context.
 
@@ -60,6 +75,7 @@ class Task(Persistent, abc.ABC):
       lengths: a dict from each split, "train" first, to L, the number of inputs of a padded sequence.
 
     Attributes:
+      abilities: what the task measures, names in `ABILITIES`; empty for tasks of real data.
       other_metrics: more metrics to show, each in a table below the table of the headline metric. A metric with the
         same values as the headline metric is left out.
       packable: whether several sequences may be packed into one longer sequence, in which `segments` separates them.
@@ -71,6 +87,7 @@ class Task(Persistent, abc.ABC):
     """
 
     Config: ClassVar[type]
+    abilities: ClassVar[tuple[str, ...]] = ()
     other_metrics: ClassVar[tuple[str, ...]] = ("sequence_error", "token_error")
     sweep_label: ClassVar[str] = ""
     packable: ClassVar[bool] = False

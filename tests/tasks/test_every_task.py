@@ -42,6 +42,16 @@ def test_name_is_the_registered_one():
     assert [tasks.create(name).name for name in tasks.names()] == list(tasks.names())
 
 
+def test_an_ability_is_known():
+    for name in tasks.names():
+        assert set(tasks.TASKS.get(name).abilities) <= set(tasks.ABILITIES)
+    for ability in tasks.ABILITIES:
+        assert all(ability in tasks.TASKS.get(name).abilities for name in tasks.names(ability))
+    assert tasks.names("count") == ("counting",)
+    with pytest.raises(ConfigError, match="unknown ability 'counting': did you mean 'count'"):
+        tasks.names("counting")
+
+
 def test_states_its_splits_and_metric(task):
     assert task.splits[:2] == ("train", "in_distribution")
     assert task.evaluation_splits == task.splits[1:]
