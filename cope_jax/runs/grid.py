@@ -93,7 +93,7 @@ def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[G
     """
     runs = []
     for label in labels:
-        folder = workdir / "cells" / re.sub(r"[^\w=.+-]+", "_", label).strip("_")
+        folder = workdir / "cells" / folder_name(label)
         groups = [group for group in (seeds_of(path) for path in folder.glob("seed*")) if group and group[-1] < seeds]
         held = {seed for group in groups for seed in group}
         new: list[tuple[int, ...]] = []
@@ -105,6 +105,15 @@ def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[G
             name = f"seed_{group[0]}" if len(group) == 1 else f"seeds_{group[0]}-{group[-1]}"
             runs.append(GridRun(label, group, folder / name))
     return runs
+
+
+def folder_name(label: str) -> str:
+    """The name of a folder for any text.
+
+    >>> folder_name("cope(gate=value)")
+    'cope_gate=value'
+    """
+    return re.sub(r"[^\w=.+-]+", "_", label).strip("_")
 
 
 def seeds_of(folder: Path) -> tuple[int, ...]:

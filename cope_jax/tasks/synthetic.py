@@ -29,9 +29,11 @@ class SyntheticTask(Task):
 
     Attributes:
       axis: name of the level in a split name.
+      continues: whether each target is the next input, so that a model can continue a text of the task.
     """
 
     axis: ClassVar[str]
+    continues: ClassVar[bool] = True
 
     def __init__(
         self, config: Any, *, vocabulary: Iterable[str], levels: Mapping[str, float], sweep: Iterable[tuple[int, float]]
@@ -75,7 +77,7 @@ class SyntheticTask(Task):
         return " ".join(self.vocabulary[token] for token in tokens)
 
     def codec(self) -> Codec:
-        return Codec(self.encode, self.decode)
+        return Codec(self.encode, self.decode) if self.continues else super().codec()
 
     def encode(self, text: str) -> np.ndarray:
         """The int32 tokens of a text in the format of `decode`. Raises ConfigError for an unknown word."""

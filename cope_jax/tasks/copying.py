@@ -1,0 +1,94 @@
+"""Copying: repeat a string, or what follows some of its letters.
+
+Jelassi et al., "Repeat After Me", arXiv:2402.01032.
+"""
+
+import dataclasses
+import string
+from typing import Literal
+
+import numpy as np
+
+from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tasks.question import QuestionTask
+from cope_jax.tasks.task import TASKS, check
+
+Form = Literal["copy", "prefix_ngram", "suffix_ngram", "repeated_ngrams"]
+
+
+@TASKS.register("copying")
+class Copying(QuestionTask):
+    """Strings of random letters, a token each, in one of four forms.
+
+    - "copy": `w`, and the answer `w`.
+    - "repeated_ngrams": the same, but w consists of n-grams from a set of a quarter of the size that w needs, so
+      that the letters before do not say what follows.
+    - "prefix_ngram": n letters, `|`, and a string w that has them once; the answer is the n letters after them.
+    - "suffix_ngram": the same with w first, so a model that reads once must keep all of w.
+
+    >>> task = Copying(Copying.Config(form="suffix_ngram", letters=8, ngram=2))
+    >>> batch = task.sample(np.random.default_rng(0), 1)
+    >>> task.decode(batch["inputs"][0])
+    'q n h i b b a e | b b = a'
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of copying.
+
+        Attributes:
+          form: the form of question and answer.
+          letters: the longest w in "train" and "in_distribution"; "longer" has up to twice as many.
+          ngram: n, the number of letters of a query, of its answer, and of what repeats.
+        """
+
+        form: Form = "copy"
+        letters: int = 64
+        ngram: int = 3
+
+        def __post_init__(self):
+            check_choices(self, "copying")
+            check_at_least(1, "copying", ngram=self.ngram)
+            check(
+                self.letters >= 2 * self.ngram,
+                f"copying.letters must be at least two n-grams, {2 * self.ngram}, got {self.letters}",
+            )
+
+    abilities = ("copy", "recall")
+    axis = "letters"
+    sweep_label = "letters, at most"
+    metric = "sequence_error"
+
+    def __init__(self, config: Config):
+        n = config.letters
+        super().__init__(
+            config,
+            symbols=(*string.ascii_lowercase, "|"),
+            sizes={"train": n, "in_distribution": n, "longer": 2 * n},
+            smallest=2 * config.ngram,
+        )
+
+    def _tokens(self, size: int) -> int:
+        return size + 1 + 2 * self.config.ngram if self.config.form.endswith("_ngram") else 2 * size
+
+    def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
+        form, n = self.config.form, self.config.ngram
+        if form == "repeated_ngrams":
+            known = [_letters(rng, n) for _ in range(max(1, size // n // 4))]
+            word = "".join(known[number] for number in rng.integers(len(known), size=size // n + 1))[:size]
+            return word, word
+        word = _letters(rng, size)
+        if form == "copy":
+            return word, word
+        while True:
+            place = int(rng.integers(size - 2 * n + 1))
+            query = word[place : place + n]
+            if word.find(query) == word.rfind(query):
+                break
+            word = _letters(rng, size)
+        answer = word[place + n : place + 2 * n]
+        return (f"{query}|{word}" if form == "prefix_ngram" else f"{word}|{query}"), answer
+
+
+def _letters(rng: np.random.Generator, n: int) -> str:
+    return "".join(string.ascii_lowercase[letter] for letter in rng.integers(26, size=n))

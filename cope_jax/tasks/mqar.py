@@ -1,0 +1,131 @@
+"""MQAR: recall the values of many keys, in their random order.
+
+Multi-query associative recall: Arora et al., "Zoology", arXiv:2312.04927.
+"""
+
+import dataclasses
+from typing import Literal
+
+import numpy as np
+
+from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import TASKS, Batch, check
+
+
+@TASKS.register("mqar")
+class Mqar(SyntheticTask):
+    """Pairs of a key and a value, then each key once more among random tokens; there the target is its value.
+
+    The first half of the vocabulary are keys, the second half values. Queries are near the pairs more often than far
+    from them: the gap x has the probability ∝ x^(power − 1). In the "forgetting" form, `updates` keys get another value
+    after all pairs, and that value counts; it always differs, while in the published generator it may be the same. In
+    the "compositional" form a key is two tokens, and the keys are pairs of √pairs first and √pairs second tokens, so no
+    token alone says the value. Targets are not the next inputs.
+
+    The level is the number of pairs. A sequence has 16 tokens for each pair, as in the smaller published sizes, and 24
+    in the compositional form.
+
+    >>> task = Mqar(Mqar.Config(vocabulary=32, pairs=2))
+    >>> batch = task.sample(np.random.default_rng(0), 1)
+    >>> task.decode(batch["inputs"][0][:12])
+    '5 18 7 29 9 1 2 0 5 26 20 29'
+    >>> [(place, task.vocabulary[batch["targets"][0, place]]) for place in np.flatnonzero(batch["weights"][0]).tolist()]
+    [(22, '18'), (25, '29')]
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of MQAR.
+
+        Attributes:
+          vocabulary: the number of tokens; 8192 as published.
+          pairs: the number of pairs in "train" and "in_distribution"; twice as many in "longer", four times in
+            "longest". Published: 4, 8, 16, 64.
+          power: of the distribution of gaps.
+          form: what the pairs are.
+          updates: the number of keys that get another value in the "forgetting" form.
+        """
+
+        vocabulary: int = 256
+        pairs: int = 4
+        power: float = 0.01
+        form: Literal["plain", "forgetting", "compositional"] = "plain"
+        updates: int = 2
+
+        def __post_init__(self):
+            check_choices(self, "mqar")
+            check_at_least(1, "mqar", pairs=self.pairs, updates=self.updates)
+            check_at_least(8, "mqar", vocabulary=self.vocabulary)
+            check(self.power > 0, f"mqar.power must be positive, got {self.power}")
+            check(self.vocabulary % 2 == 0, f"mqar.vocabulary must be even, got {self.vocabulary}")
+            check(
+                4 * self.pairs < self.vocabulary // 2,
+                f"mqar.vocabulary must be above {8 * self.pairs}, eight for each pair, got {self.vocabulary}",
+            )
+            check(
+                self.form != "forgetting" or self.updates <= self.pairs,
+                f"mqar.updates must be at most pairs={self.pairs}, got {self.updates}",
+            )
+
+    abilities = ("recall",)
+    continues = False
+    axis = "pairs"
+    sweep_label = "pairs of keys and values"
+
+    def __init__(self, config: Config):
+        n = config.pairs
+        super().__init__(
+            config,
+            vocabulary=map(str, range(config.vocabulary)),
+            levels={"train": n, "in_distribution": n, "longer": 2 * n, "longest": 4 * n},
+            sweep=[(point, point) for point in (n, 2 * n, 3 * n, 4 * n)],
+        )
+
+    @property
+    def _size(self) -> int:
+        """The number of tokens of a key."""
+        return 2 if self.config.form == "compositional" else 1
+
+    def _length(self, level: float) -> int:
+        return 8 * (self._size + 1) * int(level)
+
+    def _valid(self, level: float) -> bool:
+        return level >= 1 and level == int(level) and 2 * level < self.config.vocabulary
+
+    def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
+        length = self._length(level)
+        inputs = rng.integers(self.vocab_size, size=(n, length))
+        targets, weights = inputs.copy(), np.zeros(inputs.shape, np.float32)
+        for row in range(n):
+            keys, values = self._pairs(rng, int(level))
+            written = [token for key, value in zip(keys, values, strict=True) for token in (*key, value)]
+            if self.config.form == "forgetting":
+                for number in rng.permutation(len(keys))[: self.config.updates]:
+                    step = int(rng.integers(1, self.vocab_size // 2))
+                    half = self.vocab_size // 2
+                    values[number] = half + (values[number] - half + step) % half
+                    written += [*keys[number], values[number]]
+            begin, size = len(written), self._size
+            inputs[row, :begin] = written
+            gaps = np.arange(1, (length - begin) // size + 1)
+            share = gaps ** (self.config.power - 1)
+            chosen = rng.choice(len(gaps), size=len(keys), replace=False, p=share / share.sum())
+            for key, value, gap in zip(keys, values, chosen, strict=True):
+                place = begin + size * int(gap)
+                inputs[row, place : place + size] = key
+                targets[row, place + size - 1], weights[row, place + size - 1] = value, 1
+        return {"inputs": inputs.astype(np.int32), "targets": targets.astype(np.int32), "weights": weights}
+
+    def _pairs(self, rng: np.random.Generator, count: int) -> tuple[list[tuple[int, ...]], list[int]]:
+        """The keys, each a tuple of tokens, and their values."""
+        half = self.vocab_size // 2
+        if self.config.form != "compositional":
+            keys = rng.permutation(np.arange(1, half))[:count]
+            values = rng.permutation(half)[:count] + half
+            return [(int(key),) for key in keys], values.tolist()
+        side = int(np.ceil(np.sqrt(count)))
+        tokens = rng.permutation(np.arange(1, half))[: 2 * side].tolist()
+        grid = [(first, second) for first in tokens[:side] for second in tokens[side:]]
+        keys = [grid[place] for place in rng.permutation(len(grid))[:count]]
+        return keys, (rng.integers(half, size=count) + half).tolist()

@@ -1,0 +1,105 @@
+"""Five probes of what attention can look up: by place, by content, and by both.
+
+DaRoPE, arXiv:2609.34556, appendix E.
+"""
+
+import dataclasses
+import string
+from typing import Literal
+
+import numpy as np
+
+from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tasks.question import QuestionTask
+from cope_jax.tasks.task import TASKS
+
+Probe = Literal["fixed_offset", "assoc_recall", "dup_key_recall", "needle", "induction"]
+
+
+@TASKS.register("probes")
+class Probes(QuestionTask):
+    """A question about a string of n symbols, of one of five kinds; each character is a token.
+
+    - "fixed_offset": n digits and a number k; the answer is the digit at place k from the end.
+    - "assoc_recall": n pairs of a letter and a digit, and one of the letters; the answer is its digit. The letter is in
+      one pair only, others may repeat.
+    - "dup_key_recall": the same, but the letter is in two pairs with different digits; the answer is the later digit.
+    - "needle": n digits; the answer has a 1 for each digit that came before, and a 0 for each other digit.
+    - "induction": n digits; the answer has for each digit what followed the same digit the last time, or 0.
+
+    The examples in the paper have one output less than inputs for the last two, and do not say which; here each digit
+    has one. The chance level of the token error is 90 %, or for "needle" the share of the rarer answer.
+
+    >>> task = Probes(Probes.Config(probe="fixed_offset", symbols=7))
+    >>> batch = task.sample(np.random.default_rng(1), 1)
+    >>> task.decode(batch["inputs"][0])
+    'F O : 5 7 9 0 # 0 0 0 1 = 0 <pad> <pad>'
+    >>> task.decode(batch["targets"][0][batch["weights"][0] == 1])
+    '0'
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of the probes.
+
+        Attributes:
+          probe: the kind of question.
+          symbols: the largest n in "train" and "in_distribution". It is twice as large in "longer", and eight times in
+            "longest".
+        """
+
+        probe: Probe = "fixed_offset"
+        symbols: int = 64
+
+        def __post_init__(self):
+            check_choices(self, "probes")
+            check_at_least(4, "probes", symbols=self.symbols)
+
+    abilities = ("recall", "index")
+    axis = "symbols"
+    sweep_label = "symbols in the string, at most"
+    metric = "token_error"
+
+    def __init__(self, config: Config):
+        n = config.symbols
+        super().__init__(
+            config,
+            symbols=(*string.digits, *string.ascii_lowercase, *sorted({*"FOARDKNI:#?"})),
+            sizes={"train": n, "in_distribution": n, "longer": 2 * n, "longest": 8 * n},
+            smallest=2,
+        )
+
+    def _tokens(self, size: int) -> int:
+        kind = self.config.probe
+        return {"fixed_offset": size + 9, "needle": 2 * size + 2, "induction": 2 * size + 2}.get(kind, 2 * size + 6)
+
+    def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
+        kind = self.config.probe
+        digits = "".join(map(str, rng.integers(10, size=size)))
+        if kind == "fixed_offset":
+            place = int(rng.integers(1, size + 1))
+            return f"FO:{digits}#{place:04d}", digits[-place]
+        if kind == "needle":
+            return f"N:{digits}", "".join(str(int(digit in digits[:place])) for place, digit in enumerate(digits))
+        if kind == "induction":
+            return f"I:{digits}", "".join(_successor(digits[: place + 1]) for place in range(size))
+        queried, *others = (string.ascii_lowercase[letter] for letter in rng.permutation(26))
+        keys = [others[number] for number in rng.integers(len(others), size=size)]
+        values = list(digits)
+        places = sorted(rng.choice(size, size=1 if kind == "assoc_recall" else 2, replace=False).tolist())
+        for place in places:
+            keys[place] = queried
+        if len(places) == 2:  # the earlier digit is another one
+            values[places[0]] = str((int(values[places[1]]) + int(rng.integers(1, 10))) % 10)
+        pairs = "".join(key + value for key, value in zip(keys, values, strict=True))
+        return f"{'AR' if kind == 'assoc_recall' else 'DK'}:{pairs}?{queried}", values[places[-1]]
+
+
+def _successor(digits: str) -> str:
+    """What followed the last digit at its previous occurrence, or 0.
+
+    >>> "".join(_successor("55791289"[: n + 1]) for n in range(8))
+    '05000001'
+    """
+    before = digits.rfind(digits[-1], 0, len(digits) - 1)
+    return digits[before + 1] if before >= 0 else "0"

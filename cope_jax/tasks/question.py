@@ -1,0 +1,66 @@
+"""The base class of tasks that ask a question, of which only the answer counts."""
+
+import abc
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.task import Batch, next_token_batch
+
+EQUALS, PAD = "=", "<pad>"
+
+
+class QuestionTask(SyntheticTask):
+    """Base class of tasks whose sequences are a question, `=`, and its answer; padding fills the rest.
+
+    The level is the largest size of a question, such as its number of symbols. At the level of training, sizes are
+    uniform from `smallest` to the level. At any other level they are uniform from half of the level, exclusive, to the
+    level. So a split with twice the level has no size of training. Only the answer counts.
+
+    A subclass implements `_question` and `_tokens`, sets `axis` and `sweep_label`, and passes to `__init__`:
+
+      symbols: the text of each token, without `=` and padding.
+      sizes: a dict from split name to level, "train" first.
+      smallest: the smallest size of a question.
+    """
+
+    def __init__(
+        self, config: Any, *, symbols: Iterable[str], sizes: Mapping[str, int], smallest: int = 1, sweep: int = 5
+    ):
+        self._smallest, self._trained = smallest, sizes["train"]
+        longest = max(sizes.values())
+        points = np.unique(np.linspace(self._trained, longest, sweep).round().astype(int)).tolist()
+        super().__init__(
+            config,
+            vocabulary=(*symbols, EQUALS, PAD),
+            levels=sizes,
+            sweep=[(point, point) for point in sorted({*points, *sizes.values()})],
+        )
+
+    @abc.abstractmethod
+    def _question(self, rng: np.random.Generator, size: int) -> tuple[Iterable[str], Iterable[str]]:
+        """The symbols of a question of a size, and those of its answer."""
+
+    @abc.abstractmethod
+    def _tokens(self, size: int) -> int:
+        """The largest number of symbols of a question and its answer, up to a size."""
+
+    def _length(self, level: float) -> int:
+        return self._tokens(int(level))  # `=` is one token more, and the last token is no input
+
+    def _valid(self, level: float) -> bool:
+        return level >= self._smallest and level == int(level)
+
+    def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
+        largest = int(level)
+        least = self._smallest if largest == self._trained else max(self._smallest, largest // 2 + 1)
+        tokens = np.full((n, self._length(level) + 1), len(self.vocabulary) - 1, np.int32)
+        weights = np.zeros(tokens.shape, bool)
+        for row, size in enumerate(rng.integers(least, largest + 1, size=n).tolist()):
+            question, answer = ([self._numbers[symbol] for symbol in part] for part in self._question(rng, size))
+            begin, end = len(question) + 1, len(question) + 1 + len(answer)
+            tokens[row, :end] = [*question, self._numbers[EQUALS], *answer]
+            weights[row, begin:end] = True
+        return next_token_batch(tokens, weights[:, 1:])

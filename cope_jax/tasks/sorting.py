@@ -1,0 +1,73 @@
+"""Sorting: write items in increasing order.
+
+Kazemnejad et al., "The Impact of Positional Encoding on Length Generalization", arXiv:2305.19466.
+"""
+
+import dataclasses
+import string
+from typing import Literal
+
+import numpy as np
+
+from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tasks.question import QuestionTask
+from cope_jax.tasks.task import TASKS, check
+
+SINGLE = (string.ascii_lowercase + string.ascii_uppercase)[:50]
+
+
+@TASKS.register("sorting")
+class Sorting(QuestionTask):
+    """Different items in random order; the answer has the same items in increasing order.
+
+    An item is one of 50 symbols ("single"), a token each, or a number from 10 to 9999 ("multi_digit"), a token for each
+    digit and one after the number.
+
+    >>> task = Sorting(Sorting.Config(form="multi_digit", items=2))
+    >>> batch = task.sample(np.random.default_rng(0), 1)
+    >>> task.decode(batch["inputs"][0])
+    '5 1 1 6 , 6 3 7 2 , = 5 1 1 6 , 6 3 7 2'
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of sorting.
+
+        Attributes:
+          form: what an item is.
+          items: the largest number of items in "train" and "in_distribution"; "longer" has up to twice as many.
+        """
+
+        form: Literal["single", "multi_digit"] = "single"
+        items: int = 16
+
+        def __post_init__(self):
+            check_choices(self, "sorting")
+            check_at_least(2, "sorting", items=self.items)
+            check(
+                self.form == "multi_digit" or 2 * self.items <= len(SINGLE),
+                f"sorting.items must be at most 25, because there are 50 symbols, got {self.items}",
+            )
+
+    abilities = ("copy",)
+    axis = "items"
+    sweep_label = "items, at most"
+    metric = "sequence_error"
+
+    def __init__(self, config: Config):
+        n = config.items
+        symbols = SINGLE if config.form == "single" else f"{string.digits},"
+        super().__init__(config, symbols=symbols, sizes={"train": n, "in_distribution": n, "longer": 2 * n}, smallest=1)
+
+    def _valid(self, level: float) -> bool:
+        return super()._valid(level) and (self.config.form == "multi_digit" or level <= len(SINGLE))
+
+    def _tokens(self, size: int) -> int:
+        return 2 * size if self.config.form == "single" else 10 * size
+
+    def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
+        if self.config.form == "single":
+            chosen = rng.permutation(len(SINGLE))[:size]
+            return "".join(SINGLE[one] for one in chosen), "".join(SINGLE[one] for one in sorted(chosen))
+        numbers = rng.choice(np.arange(10, 10_000), size=size, replace=False).tolist()
+        return "".join(f"{number}," for number in numbers), "".join(f"{number}," for number in sorted(numbers))

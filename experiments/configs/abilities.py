@@ -1,0 +1,41 @@
+r"""One small setting for each ability: what an encoding can learn in a minute or two of one CPU core.
+
+Command (the text after the colon is an ability):
+    python -m experiments.compare --config=abilities:recall --encodings=cope,rope --workdir=runs/recall
+All of them: python -m experiments.sweep --grid=abilities --workdir=runs/abilities
+Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
+
+The sizes and the recipe are our choice, the same for all abilities, and small: an encoding that fails here may learn the
+task with more steps or layers.
+"""
+
+from cope_jax.registry import unknown
+from cope_jax.training import config_files as base
+
+SETTINGS = {
+    "ignore": ("flip_flop", {"length": 64}),
+    "count": ("counting", {"max_operations": 24, "min_operations": 8, "block_length": 64, "max_value": 5}),
+    "recall": ("mqar", {"vocabulary": 64, "pairs": 4}),
+    "occurrence": ("mqrar", {"back": 2, "keys": 4, "values": 8, "assignments": 32}),
+    "steps": ("navigation", {"steps": 32, "side": 8, "objects": 8}),
+    "state": ("group_words", {"group": "S3", "length": 16}),
+    "parity": ("chomsky", {"problem": "parity_check", "length": 16}),
+    "index": ("indirect_indexing", {"shortest": 6, "longest": 12, "shift": 4}),
+    "stack": ("dyck", {"length": 24, "depth": 3}),
+    "copy": ("copying", {"letters": 16}),
+    "arithmetic": ("addition", {"digits": 4}),
+}
+
+
+def get_config(ability: str = "recall") -> base.ConfigDict:
+    if ability not in SETTINGS:
+        raise unknown("ability", ability, SETTINGS)
+    task, options = SETTINGS[ability]
+    return base.experiment(
+        task,
+        options,
+        model={"num_layers": 2, "block": {"model_dim": 64, "num_heads": 2}},
+        optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05},
+        training={"steps": 1500, "batch_size": 32, **base.every(500)},
+        evaluation={"examples": 500, "curve_examples": 200, "sweep_examples": 0},
+    )

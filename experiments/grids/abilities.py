@@ -1,0 +1,29 @@
+"""All encodings on one small setting of each ability, with five seeds; flip-flop with 25 for those that learn it.
+
+Command: python -m experiments.sweep --grid=abilities --workdir=runs/abilities
+Hardware: any. Wall time: about a minute of one CPU core for each of the 1,695 cells; experiments/RESULTS.md has what was run.
+"""
+
+from collections.abc import Iterator
+
+from cope_jax import encodings
+from experiments.configs.abilities import SETTINGS
+from experiments.sweep.cells import Cell
+
+FIRST = ("rope", "cope", "path", "fox", "stick_breaking", "none", "pope", "mapformer", "cope_signed", "alibi")
+"""The encodings that train first, because papers compare with them; then the others."""
+
+MANY = ("cope", "rope", "fox", "path", "stick_breaking")
+"""The encodings with many seeds on flip-flop, where seeds differ most."""
+
+
+def get_cells() -> Iterator[Cell]:
+    others = [name for name in encodings.names() if name not in FIRST]
+    for names in (FIRST, others):
+        for seed in range(5):
+            for name in names:
+                for ability in SETTINGS:
+                    yield Cell(f"abilities:{ability}", name, seed, setting=ability)
+    for seed in range(5, 25):
+        for name in MANY:
+            yield Cell("abilities:ignore", name, seed, setting="ignore")

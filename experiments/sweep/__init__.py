@@ -1,0 +1,1 @@
+"""Trains the cells of a grid: `python -m experiments.sweep`."""

@@ -1,0 +1,167 @@
+r"""Trains all cells of a grid, on this machine or on many, and shows all results.
+
+python -m experiments.sweep --grid=abilities --workdir=runs/abilities --dry_run
+python -m experiments.sweep --grid=experiments/grids/abilities.py --workdir=runs/abilities
+
+A grid file yields cells: a config, an encoding and a seed each. A cell is a run of experiments.train in a process of
+its own, in the folder SETTING/cells/ENCODING/seed_N. What is finished is known from these folders, so you can interrupt
+the command at any time and rerun it, also with another engine. A cell that fails does not stop the others;
+--only_failed trains such cells again. More is in docs/grids.md.
+"""
+
+import sys
+from pathlib import Path
+
+from absl import flags
+from tqdm import tqdm
+
+from cope_jax.errors import ConfigError
+from cope_jax.runs import records as recording
+from cope_jax.runs import workdir as workdirs
+from cope_jax.training.preemption import Interrupted
+from experiments.cli import entry, outputs
+from experiments.sweep import cells as reading
+from experiments.sweep import engines
+from experiments.sweep.drive import drive, jobs_of
+
+_GRID = flags.DEFINE_string(
+    "grid", None, "Name of a grid in experiments/grids, or path of a grid file (required).", required=True
+)
+_WORKDIR = flags.DEFINE_string("workdir", None, "Folder for all cells and the results (required).", required=True)
+_ENGINE = flags.DEFINE_enum("engine", "local", ["local", "ray", "slurm"], "Where cells run.")
+_JOBS = flags.DEFINE_integer(
+    "jobs",
+    None,
+    "Number of cells at the same time; without this flag, as many as this machine has GPUs or cores for, and on a "
+    "cluster 1000.",
+    lower_bound=1,
+)
+_CORES = flags.DEFINE_integer(
+    "cores",
+    1,
+    "Number of CPU cores of a cell. It decides the rounding, so all cells of a grid must have the same number.",
+    lower_bound=1,
+)
+_GPUS = flags.DEFINE_integer("gpus", 0, "Number of GPUs of a cell.", lower_bound=0)
+_RESOURCES = flags.DEFINE_list(
+    "resources", [], "What else a cell needs of Ray, such as TPU=4, or options of Slurm, such as slurm_partition=gpu."
+)
+_ADDRESS = flags.DEFINE_string(
+    "address", None, "Address of a Ray cluster, such as auto; without this flag, Ray starts on this machine."
+)
+_TIME_LIMIT = flags.DEFINE_float(
+    "time_limit", None, "Seconds after which a cell is stopped and counts as failed.", lower_bound=1.0
+)
+_DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only count the cells, and estimate the time from finished ones.")
+_ONLY_FAILED = flags.DEFINE_bool("only_failed", False, "Train only cells that failed before.")
+
+
+def main() -> None:
+    """Trains the cells that are left, then writes all results."""
+    cells, workdir = reading.read(find(_GRID.value)), Path(_WORKDIR.value)
+    with workdirs.locked(workdir):
+        state = reading.state(cells, workdir)
+        todo = list(state.failed) if _ONLY_FAILED.value else [c for c in cells if c in state.failed or c in state.left]
+        slots = slots_of_engine(len(todo))
+        announce(cells, state, todo, slots, workdir)
+        if _DRY_RUN.value:
+            return
+        number = train(todo, state, slots, workdir) if todo else None
+        state = reading.state(cells, workdir)
+        show(state, workdir)
+    if number is not None:
+        raise Interrupted(
+            f"stopped; {len(state.finished)} of {len(cells)} cells are finished; rerun the same command to resume",
+            number,
+        )
+    if state.failed or state.left:
+        print(f"{len(state.failed)} cells failed, {len(state.left)} are missing", file=sys.stderr)
+        sys.exit(1)
+
+
+def find(name: str) -> str:
+    """The path of a grid that is given by name or path."""
+    known = Path(__file__).parents[1] / "grids" / f"{name}.py"
+    return str(known) if known.is_file() else name
+
+
+def slots_of_engine(todo: int) -> int:
+    """The number of cells at the same time."""
+    if _JOBS.value is not None:
+        return _JOBS.value
+    here = _ENGINE.value == "local"
+    return max(1, min(todo, engines.default_slots(_CORES.value, _GPUS.value) if here else 1000))
+
+
+def announce(
+    cells: list[reading.Cell], state: reading.State, todo: list[reading.Cell], slots: int, workdir: Path
+) -> None:
+    """Prints how many cells are finished, and how long the others will take."""
+    parts = [f"{len(cells)} cells", f"{len(state.finished)} finished", f"{len(state.failed)} failed"]
+    line = f"{', '.join(parts)}, {len(todo)} to train, {slots} at a time"
+    seconds = reading.seconds_left(todo, state.finished, workdir)
+    if todo:
+        time = "unknown until a cell is finished" if seconds is None else tqdm.format_interval(seconds / slots)
+        line += f"; estimated time of training: {time}"
+    print(line, file=sys.stderr)
+
+
+def train(todo: list[reading.Cell], state: reading.State, slots: int, workdir: Path) -> int | None:
+    """Trains cells; returns the signal that stopped them, or None."""
+    local = _ENGINE.value == "local"
+    needs = {"cores": _CORES.value, "devices": _GPUS.value if local else 0, "time_limit": _TIME_LIMIT.value}
+    expected = {
+        cell: seconds
+        for cell in todo
+        if state.finished and (seconds := reading.seconds_left([cell], state.finished, workdir)) is not None
+    }
+    return drive(list(jobs_of(todo, workdir, **needs)), engine(slots, workdir), expected)
+
+
+def engine(slots: int, workdir: Path) -> engines.Engine:
+    """The engine of the flags."""
+    if _ENGINE.value == "local":
+        if _RESOURCES.value or _ADDRESS.value:
+            raise ConfigError("--resources and --address are for --engine=ray and --engine=slurm: omit them")
+        return engines.Local(slots)
+    options = read_resources(_RESOURCES.value)
+    if _ENGINE.value == "ray":
+        wrong = [name for name, value in options.items() if isinstance(value, str)]
+        if wrong:
+            raise ConfigError(f"--resources={wrong[0]}=… must be a number for Ray")
+        gpus = {"GPU": float(_GPUS.value)} if _GPUS.value else {}
+        return engines.Ray(slots, _ADDRESS.value, _CORES.value, {**options, **gpus})
+    cluster = options.pop("cluster", "slurm")
+    return engines.Slurm(slots, workdir / "slurm", _CORES.value, _GPUS.value, options, str(cluster))
+
+
+def read_resources(texts: list[str]) -> dict[str, float | str]:
+    """Reads NAME=VALUE of --resources.
+
+    >>> read_resources(["TPU=4", "slurm_partition=gpu"])
+    {'TPU': 4.0, 'slurm_partition': 'gpu'}
+    """
+    found: dict[str, float | str] = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name or not value:
+            raise ConfigError(f"--resources takes NAME=VALUE, not {text!r}")
+        try:
+            found[name] = float(value)
+        except ValueError:
+            found[name] = value
+    return found
+
+
+def show(state: reading.State, workdir: Path) -> None:
+    """Writes the results of all finished cells, and names the others."""
+    for cell, line in state.failed.items():
+        print(f"failed: {cell.name}: {line}", file=sys.stderr)
+    if not state.finished:
+        return
+    paths = recording.write_results(workdir, reading.records(state.finished, workdir), recording.environment())
+    outputs.list_files(paths)
+
+
+if __name__ == "__main__":
+    entry.run(main)

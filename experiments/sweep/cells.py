@@ -1,0 +1,172 @@
+"""The cells of a grid: what each one trains, where it is on disk, and how far it is."""
+
+import dataclasses
+import functools
+import json
+import runpy
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from cope_jax.encodings import EncodingConfig
+from cope_jax.errors import ConfigError
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.grid import folder_name
+from cope_jax.runs.records import Record
+from cope_jax.training import config_files
+from cope_jax.training.experiment_config import ExperimentConfig
+
+
+@dataclasses.dataclass(frozen=True)
+class Cell:
+    """One run of a grid: a config with changes, an encoding and a seed.
+
+    >>> cell = Cell("quick", "rope", seed=1, changes={"training": {"steps": 200}})
+    >>> cell.flags()
+    ['--config=quick', '--config.training.steps=200', '--config.encoding=rope', '--seed=1']
+    >>> print(cell.folder(Path("runs")))
+    runs/quick_steps=200/cells/rope/seed_1
+
+    Attributes:
+      config: name or path of a config file; the text after a colon is the argument of its `get_config`.
+      encoding: the position encoding, as text.
+      seed: the random seed of the run.
+      changes: fields of the config that differ from the file, as nested dicts.
+      setting: what the cells of one table share, which names its folder. If empty, the config and its changes.
+    """
+
+    config: str
+    encoding: str
+    seed: int = 0
+    changes: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
+    setting: str = ""
+
+    @property
+    def table(self) -> str:
+        """The name of the setting."""
+        last = (f"{path.rpartition('.')[2]}={value}" for path, value in _leaves(self.changes))
+        return self.setting or folder_name(" ".join((self.config, *last)))
+
+    @property
+    def name(self) -> str:
+        return f"{self.table}, {self.encoding}, seed {self.seed}"
+
+    def folder(self, workdir: Path) -> Path:
+        """The workdir of the run. `experiments.compare` finds the cells of a setting there."""
+        return workdir / self.table / "cells" / folder_name(self.encoding) / f"seed_{self.seed}"
+
+    def flags(self) -> list[str]:
+        """The flags of `experiments.train` for this cell, without its workdir."""
+        changes = [f"--config.{path}={value}" for path, value in _leaves(self.changes)]
+        return [f"--config={self.config}", *changes, f"--config.encoding={self.encoding}", f"--seed={self.seed}"]
+
+    def experiment(self) -> ExperimentConfig:
+        """The config of the run. ConfigError: the config, a field or the encoding is wrong."""
+        return _experiment(self.config, self.encoding, json.dumps(self.changes))
+
+
+def read(path: str) -> list[Cell]:
+    """The cells that `get_cells()` of a grid file yields, each checked.
+
+    Raises:
+      ConfigError: the file is not a grid, a cell is wrong, or two cells have the same folder.
+    """
+    try:
+        get_cells = runpy.run_path(path).get("get_cells")
+    except ConfigError:
+        raise
+    except Exception as error:
+        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(
+            f"--grid needs a Python file whose get_cells() yields cells, not {path} ({reason})"
+        ) from error
+    if not callable(get_cells):
+        raise ConfigError(f"--grid needs a Python file whose get_cells() yields cells, not {path} (it has none)")
+    cells = list(get_cells())
+    seen: dict[Path, Cell] = {}
+    for cell in cells:
+        if not isinstance(cell, Cell):
+            raise ConfigError(f"{path}: get_cells() must yield cells of experiments.sweep.cells, not {cell!r}")
+        cell.experiment()
+        other = seen.setdefault(cell.folder(Path()), cell)
+        if other is not cell:
+            raise ConfigError(f"{path} has two cells for {cell.name}: give the changes of one another setting=...")
+    if not cells:
+        raise ConfigError(f"{path} has no cells: get_cells() must yield at least one")
+    return cells
+
+
+@dataclasses.dataclass
+class State:
+    """Which cells are finished, have failed, or are left; read from disk.
+
+    Attributes:
+      finished: cells with a result.
+      failed: the last line of each cell that failed.
+      left: cells that have neither.
+    """
+
+    finished: list[Cell]
+    failed: dict[Cell, str]
+    left: list[Cell]
+
+
+def state(cells: Sequence[Cell], workdir: Path) -> State:
+    """Reads the state of cells. ConfigError: the folder of a finished cell belongs to other settings."""
+    found = State([], {}, [])
+    for cell in cells:
+        folder = cell.folder(workdir)
+        if (folder / "result.json").exists():
+            workdirs.open_workdir(folder, cell.experiment(), [cell.seed])
+            found.finished.append(cell)
+        elif (folder / FAILED).exists():
+            found.failed[cell] = str(workdirs.read_json(folder / FAILED, "line")["line"])
+        else:
+            found.left.append(cell)
+    return found
+
+
+FAILED = "failed.json"
+"""The file in the folder of a cell that failed, with the last line that it printed and its exit status."""
+
+
+def records(cells: Iterable[Cell], workdir: Path) -> list[Record]:
+    """The records of finished cells, each with the field `setting`."""
+    return [
+        {"setting": cell.table, **record}
+        for cell in cells
+        for record in workdirs.read_records(cell.folder(workdir) / "result.json")
+    ]
+
+
+def seconds_left(waiting: Iterable[Cell], finished: Iterable[Cell], workdir: Path) -> float | None:
+    """The estimated training time of cells, one after the other, from the time of the finished ones.
+
+    A cell takes as long as finished cells of its setting and encoding, or else of its setting, or else as all finished
+    cells on average. None: no cell is finished.
+    """
+    times: dict[tuple[str, ...], list[float]] = {}
+    for cell in finished:
+        taken = next(iter(workdirs.read_records(cell.folder(workdir) / "result.json")))["wall_seconds"]
+        for key in ((), (cell.table,), (cell.table, cell.encoding)):
+            times.setdefault(key, []).append(taken)
+    if not times:
+        return None
+    means = {key: sum(values) / len(values) for key, values in times.items()}
+    return sum(means.get((c.table, c.encoding), means.get((c.table,), means[()])) for c in waiting)
+
+
+@functools.cache
+def _experiment(config: str, encoding: str, changes: str) -> ExperimentConfig:
+    found = config_files.config(config, **json.loads(changes), encoding=encoding)
+    EncodingConfig.parse(encoding, found.encodings)
+    return found
+
+
+def _leaves(changes: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    """(dotted path, value) of each leaf of nested dicts."""
+    found = []
+    for name, value in changes.items():
+        nested = isinstance(value, Mapping)
+        found += _leaves(value, f"{prefix}{name}.") if nested else [(f"{prefix}{name}", value)]
+    return found

@@ -1,0 +1,128 @@
+"""Runs the cells of a grid that are left on an engine, and shows how far they are."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+from tqdm import tqdm
+
+from cope_jax.training.preemption import GracefulStop
+from experiments.sweep.cells import Cell
+from experiments.sweep.engines import Engine, Waiting
+from experiments.sweep.run import LOG, Job, last_line
+
+SECONDS = 1.0
+"""The time between two looks at the cells that run."""
+
+
+def drive(jobs: Sequence[tuple[Cell, Job]], engine: Engine, expected: dict[Cell, float]) -> int | None:
+    """Runs cells, at most `engine.slots` at a time, and returns the signal that stopped them, or None.
+
+    A cell that fails does not stop the others. After Ctrl-C or SIGTERM no cell starts, and those that run save a
+    checkpoint. After a second Ctrl-C, KeyboardInterrupt.
+
+    Args:
+      jobs: the cells, in their order.
+      engine: where they run.
+      expected: the estimated seconds of each cell; {} if they are not known.
+    """
+    waiting = iter(jobs)
+    running: dict[Waiting, tuple[Cell, Job, float]] = {}
+    view = _View(len(jobs), expected, engine.slots)
+    asked = False
+    try:
+        with GracefulStop() as stop, view:
+            while True:
+                while len(running) < engine.slots and not asked and (following := next(waiting, None)):
+                    cell, job = following
+                    running[engine.start(job)] = (cell, job, time.monotonic())
+                if not running:
+                    return stop.number
+                engine.wait(running, SECONDS)
+                for ended in [one for one in running if one.done()]:
+                    cell, _, began = running.pop(ended)
+                    view.end(cell, _outcome(ended), time.monotonic() - began, asked)
+                view.show(running.values())
+                if stop.number is not None and not asked:
+                    asked = True
+                    engine.stop()
+    finally:
+        if running:  # after a second Ctrl-C
+            engine.stop()
+        engine.close()
+
+
+def _outcome(ended: Waiting) -> str | None:
+    """None if the cell is finished, else why not."""
+    try:
+        return ended.result()
+    except BaseException as error:  # the machine or the engine lost it; it is neither finished nor failed
+        return f"lost ({type(error).__name__}: {str(error).splitlines()[-1] if str(error) else ''})"
+
+
+class _View:
+    """A table of the cells that run, on a terminal; a line for each cell that has ended, anywhere else."""
+
+    def __init__(self, total: int, expected: dict[Cell, float], slots: int):
+        self._total, self._expected, self._slots = total, dict(expected), slots
+        self._done = self._failed = 0
+        self._began = time.monotonic()
+        self._console = Console(stderr=True)
+        self._live = Live(console=self._console, refresh_per_second=2) if sys.stderr.isatty() else None
+
+    def __enter__(self) -> "_View":
+        if self._live:
+            self._live.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        if self._live:
+            self._live.update("")
+            self._live.stop()
+
+    def end(self, cell: Cell, failure: str | None, seconds: float, asked: bool) -> None:
+        """Counts a cell that has ended, and says so."""
+        self._expected.pop(cell, None)
+        self._done += failure is None
+        self._failed += failure is not None
+        if failure is None or not asked:
+            line = f"{cell.name}: {'finished' if failure is None else failure}, {tqdm.format_interval(seconds)}"
+            self._console.print(f"[{self._done + self._failed}/{self._total}] {line}", markup=False, soft_wrap=True)
+
+    def show(self, running: Any) -> None:
+        """Refreshes the table."""
+        if self._live:
+            self._live.update(self._table(list(running)))
+
+    def _table(self, running: list[tuple[Cell, Job, float]]) -> Table:
+        title = f"{self._done} of {self._total} finished, {self._failed} failed{self._left(running)}"
+        table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+        for heading in ("cell", "time", "last line"):
+            table.add_column(heading, no_wrap=True, overflow="ellipsis")
+        for cell, job, began in running:
+            log = job.folder / LOG
+            last = last_line(log) if log.exists() else ""
+            table.add_row(cell.name, tqdm.format_interval(time.monotonic() - began), last)
+        return table
+
+    def _left(self, running: Sequence[tuple[Cell, Job, float]]) -> str:
+        """The remaining time, in words."""
+        ended, passed = self._done + self._failed, time.monotonic() - self._began
+        if self._expected:
+            seconds = sum(self._expected.values()) / self._slots
+        elif ended:
+            seconds = passed / ended * (self._total - ended) - sum(time.monotonic() - b for *_, b in running)
+        else:
+            return ""
+        return f", {tqdm.format_interval(max(0, seconds))} left"
+
+
+def jobs_of(cells: Sequence[Cell], workdir: Path, **needs: Any) -> Iterator[tuple[Cell, Job]]:
+    """Yields each cell with what an engine runs."""
+    for cell in cells:
+        yield cell, Job(cell.name, cell.folder(workdir.resolve()), tuple(cell.flags()), **needs)

@@ -1,0 +1,82 @@
+"""Runs one cell in a process of its own: `python -m experiments.sweep.one_cell CORES DEVICES FLAGS...`.
+
+The process first claims CORES cores of this machine and, if DEVICES is not 0, as many GPUs, and waits until they are
+free. FLAGS are those of `experiments.train`. The process stops, as after SIGTERM, when its standard input ends, so it
+never outlives the process that started it.
+"""
+
+import fcntl
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+POLL = 0.1
+"""Seconds between two tries to claim what is in use."""
+
+
+def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
+    """Claims `count` of some things of this machine, such as cores, until the process ends; waits until they are free.
+
+    The locks are files in a folder of this user, so all processes of all grids on a machine share the cores.
+    """
+    folder = Path(tempfile.gettempdir()) / f"cope_jax-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    while True:
+        held = []
+        for name in names:
+            file = os.open(folder / f"{kind}-{name}", os.O_RDWR | os.O_CREAT)
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                os.close(file)
+                continue
+            held.append((name, file))
+            if len(held) == count:
+                return [name for name, _ in held]
+        for _, file in held:  # too few: another process may need only these
+            os.close(file)
+        time.sleep(POLL)
+
+
+def gpus() -> list[str]:
+    """The GPUs that this process may use."""
+    given = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if given is not None:
+        return [name for name in given.split(",") if name]
+    try:
+        listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError):
+        return []
+    return [str(number) for number in range(len(listed.splitlines()))]
+
+
+def _stop_with_input() -> None:
+    while os.read(0, 1):  # not sys.stdin, whose lock would be held when Python ends
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    """Claims what the cell needs, then trains it."""
+    cores, devices, *flags = sys.argv[1:]
+    threading.Thread(target=_stop_with_input, daemon=True).start()
+    if int(cores) and hasattr(os, "sched_setaffinity"):
+        allowed = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, map(int, claim("core", [str(core) for core in allowed], min(int(cores), len(allowed)))))
+    if int(devices):
+        os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claim("gpu", gpus(), int(devices)))
+    sys.argv = ["train", *flags]
+    from experiments import train  # now, because JAX counts cores and devices when it starts
+    from experiments.cli import entry
+
+    entry.run(train.main)
+
+
+if __name__ == "__main__":
+    main()

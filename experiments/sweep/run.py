@@ -1,0 +1,96 @@
+"""Runs a cell from any process or machine, with a log, a time limit, and a record of its failure."""
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from cope_jax.runs import workdir as workdirs
+from experiments.sweep.cells import FAILED
+
+LOG = "log.txt"
+GRACE = 60.0
+"""Seconds that a cell has to save a checkpoint before it is killed."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A cell to run; a plain value, which can be sent to another machine.
+
+    Attributes:
+      name: the name of the cell.
+      folder: its workdir.
+      flags: flags of `experiments.train`, without the workdir.
+      cores: number of cores to claim; 0 leaves the choice to the system.
+      devices: number of GPUs to claim; 0 if something else gives the GPUs, or there are none.
+      time_limit: seconds after which the cell is stopped and counts as failed; None means no limit.
+    """
+
+    name: str
+    folder: Path
+    flags: tuple[str, ...]
+    cores: int = 0
+    devices: int = 0
+    time_limit: float | None = None
+
+
+def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
+    """Runs a cell to its end and returns None, or the last line of what it printed if it failed or was stopped.
+
+    A failure is also written to failed.json, but a stop is not, because the cell resumes. Its output is in log.txt.
+
+    Args:
+      job: the cell.
+      stopped: whether to stop now. The cell then saves a checkpoint. KeyboardInterrupt stops it in the same way.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    (job.folder / FAILED).unlink(missing_ok=True)
+    log = job.folder / LOG
+    command = [sys.executable, "-m", "experiments.sweep.one_cell", str(job.cores), str(job.devices), *job.flags]
+    command.append(f"--workdir={job.folder}")
+    began, asked, late = time.monotonic(), None, False
+    with (
+        log.open("ab") as output,
+        subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+        ) as process,
+    ):
+        while True:
+            try:
+                status = process.wait(timeout=0.1)
+                break
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                late = late or (job.time_limit is not None and now - began > job.time_limit)
+                if asked is None and (late or stopped()):
+                    asked = now
+                    process.terminate()
+                elif asked is not None and now - asked > GRACE:
+                    process.kill()
+            except KeyboardInterrupt:
+                asked = time.monotonic()
+                process.terminate()
+    if status == 0:
+        return None
+    line = last_line(log)
+    if late:
+        line = f"stopped after the time limit of {job.time_limit:g} s ({line})"
+    elif asked is not None or status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        return line or "stopped"
+    elif status < 0:
+        line = f"killed by signal {-status} ({line})"
+    workdirs.write_json(job.folder / FAILED, {"line": line, "status": status, "log": str(log)})
+    return line
+
+
+def last_line(log: Path) -> str:
+    """The last line of a log; of a progress bar, its last state."""
+    with log.open("rb") as file:
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - 4096))
+        lines = file.read().decode(errors="replace").replace("\r", "\n").split("\n")
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")

@@ -1,0 +1,65 @@
+import numpy as np
+import pytest
+
+from cope_jax import tasks
+from cope_jax.errors import ConfigError
+
+CHECKSUM = 4090100753  # of the data, see test_every_task.py
+
+pytestmark = pytest.mark.newest
+
+
+@pytest.mark.parametrize("split", ["train", "longest"])
+@pytest.mark.parametrize("form", ["plain", "forgetting", "compositional"])
+def test_targets_are_the_values_that_the_keys_have_last(form, split):
+    task = tasks.create("mqar", form=form, updates=3)
+    batch = task.sample(np.random.default_rng(0), 16, split)
+    pairs, size = int(task.level(split)), 2 if form == "compositional" else 1
+    lines = pairs + (3 if form == "forgetting" else 0)
+    for inputs, targets, weights in zip(*batch.values(), strict=True):
+        held, changed = {}, 0
+        for line in inputs[: lines * (size + 1)].reshape(lines, size + 1).tolist():
+            *key, value = line
+            assert max(key) < 128 <= value
+            assert held.get(tuple(key)) != value
+            changed += tuple(key) in held
+            held[tuple(key)] = value
+        assert (len(held), changed) == (pairs, lines - pairs)
+        asked = np.flatnonzero(weights)
+        assert len(asked) == pairs
+        assert asked.min() >= lines * (size + 1)
+        keys = [tuple(inputs[place - size + 1 : place + 1].tolist()) for place in asked]
+        assert set(keys) == set(held)
+        assert [held[key] for key in keys] == targets[asked].tolist()
+
+
+def test_compositional_keys_share_their_tokens():
+    batch = tasks.create("mqar", form="compositional", pairs=9).sample(np.random.default_rng(0), 8)
+    for row in batch["inputs"]:
+        keys = row[:27].reshape(9, 3)[:, :2]
+        assert [len(set(column)) for column in keys.T.tolist()] == [3, 3]
+
+
+def test_queries_are_near_the_pairs():
+    weights = tasks.create("mqar").sample(np.random.default_rng(0), 500)["weights"]
+    places = np.nonzero(weights)[1] - 8
+    assert places.min() == 0
+    assert places.max() > 50
+    assert np.median(places) < 15
+    one = tasks.create("mqar", pairs=1).sample(np.random.default_rng(0), 4000)["weights"]
+    first = np.mean(np.nonzero(one)[1] == 2)
+    assert abs(first - 1 / (np.arange(1, 15) ** -0.99).sum()) < 0.03
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocabulary": 32}, "above 32, eight for each pair"),
+        ({"vocabulary": 101}, "must be even"),
+        ({"power": 0.0}, "must be positive"),
+        ({"updates": 5, "form": "forgetting"}, "at most pairs=4"),
+    ],
+)
+def test_mistakes_are_loud(options, message):
+    with pytest.raises(ConfigError, match=message):
+        tasks.create("mqar", **options)

@@ -1,0 +1,58 @@
+import numpy as np
+import pytest
+
+from cope_jax import tasks
+from cope_jax.errors import ConfigError
+
+CHECKSUM = 3356829457  # of the data, see test_every_task.py
+
+pytestmark = pytest.mark.newest
+
+
+@pytest.mark.parametrize("split", ["train", "longer"])
+@pytest.mark.parametrize("back", [1, 2, 4])
+def test_targets_are_the_values_so_many_occurrences_ago(back, split):
+    task = tasks.create("mqrar", back=back, keys=4, assignments=32)
+    batch = task.sample(np.random.default_rng(0), 16, split)
+    for inputs, targets, weights in zip(*batch.values(), strict=True):
+        words, values = task.decode(inputs).split(), {}
+        for place in range(0, len(words), 2):
+            earlier = values.setdefault(words[place], [])
+            assert weights[place] == (len(earlier) >= back)
+            assert weights[place + 1] == 0
+            if weights[place]:
+                assert task.vocabulary[targets[place]] == earlier[-back]
+            earlier.append(words[place + 1])
+
+
+def test_the_published_example():
+    """A1 B2 C3 D4 A5 B6 A7 C8 A9 B0, two occurrences ago: 1 at the third A, 5 at the fourth, 2 at the third B."""
+    task = tasks.create("mqrar", back=2, keys=4, values=10, assignments=10)
+
+    class Given:
+        def __init__(self):
+            self.rows = iter([[0, 1, 2, 3, 0, 1, 0, 2, 0, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]])
+
+        def integers(self, high, size):
+            return np.array([next(self.rows)])
+
+    batch = task.sample(Given(), 1)
+    places = np.flatnonzero(batch["weights"][0]).tolist()
+    assert [(place // 2, task.vocabulary[batch["targets"][0, place]]) for place in places] == [
+        (6, "1"),
+        (8, "5"),
+        (9, "2"),
+    ]
+
+
+def test_keys_and_values_are_uniform():
+    inputs = tasks.create("mqrar").sample(np.random.default_rng(0), 100)["inputs"]
+    for tokens, count in ((inputs[:, ::2], 32), (inputs[:, 1::2] - 32, 64)):
+        shares = np.bincount(tokens.ravel(), minlength=count) / tokens.size
+        assert len(shares) == count
+        assert np.abs(shares * count - 1).max() < 0.2
+
+
+def test_mistakes_are_loud():
+    with pytest.raises(ConfigError, match="assignments must be at least 65, got 64"):
+        tasks.create("mqrar", back=2, assignments=64)
