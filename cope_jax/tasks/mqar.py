@@ -127,5 +127,5 @@ class Mqar(SyntheticTask):
         side = int(np.ceil(np.sqrt(count)))
         tokens = rng.permutation(np.arange(1, half))[: 2 * side].tolist()
         grid = [(first, second) for first in tokens[:side] for second in tokens[side:]]
-        keys = [grid[place] for place in rng.permutation(len(grid))[:count]]
-        return keys, (rng.integers(half, size=count) + half).tolist()
+        pairs = [grid[place] for place in rng.permutation(len(grid))[:count]]
+        return pairs, (rng.integers(half, size=count) + half).tolist()

@@ -5,14 +5,16 @@ Command (the text after the colon is an ability):
 All of them: python -m experiments.sweep --grid=abilities --workdir=runs/abilities
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 
-The sizes and the recipe are our choice, the same for all abilities, and small: an encoding that fails here may learn the
-task with more steps or layers.
+The sizes and the recipe are our choice, the same for all abilities, and small: an encoding that fails here may learn
+the task with more steps or layers.
 """
+
+from typing import Any
 
 from cope_jax.registry import unknown
 from cope_jax.training import config_files as base
 
-SETTINGS = {
+SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ignore": ("flip_flop", {"length": 64}),
     "count": ("counting", {"max_operations": 24, "min_operations": 8, "block_length": 64, "max_value": 5}),
     "recall": ("mqar", {"vocabulary": 64, "pairs": 4}),

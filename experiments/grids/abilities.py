@@ -1,7 +1,8 @@
 """All encodings on one small setting of each ability, with five seeds; flip-flop with 25 for those that learn it.
 
 Command: python -m experiments.sweep --grid=abilities --workdir=runs/abilities
-Hardware: any. Wall time: about a minute of one CPU core for each of the 1,695 cells; experiments/RESULTS.md has what was run.
+Hardware: any. Wall time: about a minute of one CPU core for each of the 1,695 cells. experiments/RESULTS.md says which
+were run.
 """
 
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ MANY = ("cope", "rope", "fox", "path", "stick_breaking")
 
 
 def get_cells() -> Iterator[Cell]:
+    """Yields the cells in the order in which they train."""
     others = [name for name in encodings.names() if name not in FIRST]
     for names in (FIRST, others):
         for seed in range(5):

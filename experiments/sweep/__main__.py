@@ -126,11 +126,10 @@ def engine(slots: int, workdir: Path) -> engines.Engine:
         return engines.Local(slots)
     options = read_resources(_RESOURCES.value)
     if _ENGINE.value == "ray":
-        wrong = [name for name, value in options.items() if isinstance(value, str)]
-        if wrong:
+        if wrong := [name for name, value in options.items() if isinstance(value, str)]:
             raise ConfigError(f"--resources={wrong[0]}=… must be a number for Ray")
-        gpus = {"GPU": float(_GPUS.value)} if _GPUS.value else {}
-        return engines.Ray(slots, _ADDRESS.value, _CORES.value, {**options, **gpus})
+        resources = {name: float(value) for name, value in options.items()}
+        return engines.Ray(slots, _ADDRESS.value, _CORES.value, _GPUS.value, resources)
     cluster = options.pop("cluster", "slurm")
     return engines.Slurm(slots, workdir / "slurm", _CORES.value, _GPUS.value, options, str(cluster))
 

@@ -71,15 +71,14 @@ class Local:
 class Ray:
     """Tasks of Ray: of the cluster at `address`, or of a Ray that starts on this machine and ends with the grid."""
 
-    def __init__(self, slots: int, address: str | None, cores: int, resources: dict[str, float]):
+    def __init__(self, slots: int, address: str | None, cores: int, devices: int, resources: dict[str, float]):
         self._ray = _library("ray", "sweep")
         try:
             self._ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"cannot connect to Ray at {address} ({str(error).splitlines()[0]})") from error
-        gpus_each = resources.pop("GPU", 0)
         self.slots = slots
-        self._task = self._ray.remote(num_cpus=cores, num_gpus=gpus_each, resources=resources, max_retries=0)(run)
+        self._task = self._ray.remote(num_cpus=cores, num_gpus=devices, resources=resources, max_retries=0)(run)
         self._references: list[Any] = []
 
     def start(self, job: Job) -> Waiting:

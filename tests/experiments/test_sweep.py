@@ -1,0 +1,268 @@
+import json
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from cope_jax.errors import ConfigError
+from experiments.sweep import cells as reading
+from experiments.sweep import engines, one_cell
+from experiments.sweep.cells import FAILED, Cell
+from experiments.sweep.drive import drive, jobs_of
+from experiments.sweep.run import Job, last_line, run
+
+PYTHON = sys.executable
+GRID = """
+from experiments.sweep.cells import Cell
+
+def get_cells():
+    {body}
+"""
+
+
+def grid(folder, body):
+    path = folder / "grid.py"
+    path.write_text(GRID.format(body=body))
+    return str(path)
+
+
+def finish(cell, workdir, seconds=1.0):
+    """Writes what a finished cell leaves behind."""
+    folder = cell.folder(workdir)
+    folder.mkdir(parents=True)
+    records = [{"value": 0.5, "metric": "token_error", "split": "in_distribution", "wall_seconds": seconds}]
+    (folder / "result.json").write_text(json.dumps({"records": records}))
+
+
+def test_a_cell_is_a_command():
+    cell = Cell("quick", "cope(gate=value)", 3, {"model": {"block": {"qk_norm": True}}, "training": {"steps": 20}})
+    assert cell.flags() == [
+        "--config=quick",
+        "--config.model.block.qk_norm=True",
+        "--config.training.steps=20",
+        "--config.encoding=cope(gate=value)",
+        "--seed=3",
+    ]
+    assert cell.folder(Path("runs")) == Path("runs/quick_qk_norm=True_steps=20/cells/cope_gate=value/seed_3")
+    assert cell.experiment().training.steps == 20
+    assert cell.experiment().encoding == "cope(gate=value)"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("x = ", "SyntaxError"),
+        ("return []", "has no cells"),
+        ("yield 3", "must yield cells of experiments.sweep.cells, not 3"),
+        ("yield Cell('quick', 'ropes')", "unknown encoding 'ropes': did you mean 'rope'"),
+        ("yield Cell('quikc', 'rope')", "unknown config 'quikc'"),
+        ("yield Cell('quick', 'rope', changes={'training': {'stepz': 1}})", "unknown option of config.training"),
+        ("yield Cell('quick', 'rope')\n    yield Cell('quick', 'rope', setting='quick')", "two cells for quick, rope"),
+    ],
+)
+def test_a_wrong_grid_is_one_line(body, message, tmp_path):
+    with pytest.raises(ConfigError, match=message):
+        reading.read(grid(tmp_path, body))
+
+
+def test_a_file_without_cells_is_one_line(tmp_path):
+    for text, message in ((None, "No such file"), ("x = 1\n", "it has none")):
+        path = tmp_path / "other.py"
+        if text is not None:
+            path.write_text(text)
+        with pytest.raises(ConfigError, match=rf"--grid needs a Python file .* \({message}"):
+            reading.read(str(path))
+
+
+def test_the_grids_of_the_project_are_sound():
+    folder = Path(reading.__file__).parents[1] / "grids"
+    for path in folder.glob("*.py"):
+        assert len(reading.read(str(path))) > 100
+
+
+def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
+    monkeypatch.setattr(reading.workdirs, "open_workdir", lambda *args: None)
+    cells = [Cell("quick", name, seed) for name in ("cope", "rope") for seed in range(2)]
+    finish(cells[0], tmp_path, 30.0)
+    finish(cells[2], tmp_path, 10.0)
+    (cells[0].folder(tmp_path) / FAILED).write_text('{"line": "an earlier failure"}')
+    cells[1].folder(tmp_path).mkdir(parents=True)
+    (cells[1].folder(tmp_path) / FAILED).write_text('{"line": "error: no"}')
+    state = reading.state(cells, tmp_path)
+    assert (state.finished, state.failed, state.left) == ([cells[0], cells[2]], {cells[1]: "error: no"}, [cells[3]])
+    assert reading.seconds_left([cells[1], cells[3]], state.finished, tmp_path) == 40.0
+    assert reading.seconds_left([Cell("quick", "fox")], state.finished, tmp_path) == 20.0
+    assert reading.seconds_left([Cell("counting", "fox")], state.finished, tmp_path) == 20.0
+    assert reading.seconds_left(cells, [], tmp_path) is None
+
+
+def test_a_finished_cell_of_other_settings_is_an_error(tmp_path):
+    cell = Cell("quick", "rope")
+    reading.workdirs.open_workdir(cell.folder(tmp_path), cell.experiment(), [0])
+    other = Cell("quick", "rope", changes={"training": {"steps": 100}}, setting="quick")
+    (cell.folder(tmp_path) / "result.json").write_text('{"records": []}')
+    assert reading.state([cell], tmp_path).finished == [cell]
+    with pytest.raises(ConfigError, match=r"other settings, .*training\.steps"):
+        reading.state([other], tmp_path)
+
+
+def test_cells_that_fail_or_are_lost_do_not_stop_the_others(tmp_path, capsys):
+    started, most, lock = [], [], threading.Lock()
+
+    def mocked(job, stopped):
+        with lock:
+            started.append(job.name)
+            most.append(1)
+        time.sleep(0.01)
+        with lock:
+            running = len(most)
+            most.pop()
+        assert running <= 3
+        if "cope" in job.name:
+            return "error: it fails"
+        if "fox" in job.name:
+            raise RuntimeError("the machine is gone")
+        return None
+
+    cells = [Cell("quick", name, seed) for seed in range(10) for name in ("rope", "cope", "fox", "none")]
+    assert drive(list(jobs_of(cells, tmp_path)), engines.Local(3, mocked), {}) is None
+    assert sorted(started) == sorted(cell.name for cell in cells)
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == 40
+    assert told[-1].startswith("[40/40] ")
+    assert sum(": error: it fails, 00:00" in line for line in told) == 10
+    assert sum(": lost (RuntimeError: the machine is gone), 00:00" in line for line in told) == 10
+    assert sum(": finished, 00:00" in line for line in told) == 20
+
+
+def test_a_signal_stops_cells_and_starts_no_more(tmp_path):
+    ended = []
+
+    def mocked(job, stopped):
+        while not stopped():
+            time.sleep(0.01)
+        ended.append(job.name)
+        return "stopped"
+
+    cells = [Cell("quick", "rope", seed) for seed in range(9)]
+    threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)).start()
+    assert drive(list(jobs_of(cells, tmp_path)), engines.Local(2, mocked), {}) == signal.SIGTERM
+    assert len(ended) == 2
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """Replaces the process of a cell by a Python program."""
+
+    def use(text):
+        path = tmp_path / "bin" / "python"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\nexec {PYTHON} -c '{text}'\n")
+        path.chmod(0o755)
+        monkeypatch.setattr("experiments.sweep.run.sys.executable", str(path))
+        return Job("a cell", tmp_path / "cell", ())
+
+    return use
+
+
+def test_the_last_line_of_a_failure_is_kept(program):
+    job = program('import sys; print("one"); print("error: too few"); sys.exit(2)')
+    assert run(job) == "error: too few"
+    assert json.loads((job.folder / FAILED).read_text())["status"] == 2
+    assert run(program("pass")) is None
+    assert not (job.folder / FAILED).exists()  # a new try begins without it
+
+
+def test_a_killed_cell_has_failed(program):
+    job = program('import os; print("step 5", flush=True); os.kill(os.getpid(), 9)')
+    assert run(job) == "killed by signal 9 (step 5)"
+
+
+def test_a_cell_that_hangs_is_stopped_at_the_time_limit(program, monkeypatch):
+    monkeypatch.setattr("experiments.sweep.run.GRACE", 0.3)
+    job = program('import signal, time; signal.signal(15, signal.SIG_IGN); print("busy", flush=True); time.sleep(60)')
+    began = time.monotonic()
+    limited = Job(job.name, job.folder, (), time_limit=0.5)
+    assert run(limited) == "stopped after the time limit of 0.5 s (busy)"
+    assert time.monotonic() - began < 20
+    assert (job.folder / FAILED).exists()
+
+
+def test_a_stopped_cell_has_not_failed(program):
+    job = program(
+        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); "
+        'print("step 5", flush=True); time.sleep(60)'
+    )
+    since = time.monotonic()
+    assert run(job, lambda: time.monotonic() > since + 1) == "step 5"
+    assert not (job.folder / FAILED).exists()
+
+
+def test_the_last_line_of_a_progress_bar(tmp_path):
+    (tmp_path / "log").write_text("first\n 10%|#  |\r 20%|## |\r\n\n")
+    assert last_line(tmp_path / "log") == "20%|## |"
+    (tmp_path / "log").write_text("")
+    assert last_line(tmp_path / "log") == ""
+
+
+def test_cores_are_claimed_by_one_process_at_a_time(tmp_path, monkeypatch):
+    monkeypatch.setattr(one_cell.tempfile, "gettempdir", lambda: str(tmp_path))
+    names = ["0", "1", "2"]
+    assert one_cell.claim("core", names, 2) == ["0", "1"]
+    assert one_cell.claim("core", names, 1) == ["2"]
+
+    class Waited(Exception):
+        pass
+
+    def waits(seconds):
+        raise Waited
+
+    monkeypatch.setattr(one_cell.time, "sleep", waits)
+    with pytest.raises(Waited):
+        one_cell.claim("core", names, 1)
+    assert one_cell.claim("gpu", names, 3) == names  # another kind
+
+
+def test_gpus_are_those_that_the_environment_names(monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
+    assert one_cell.gpus() == ["2", "5"]
+    assert engines.default_slots(1, 2) == 1
+    with pytest.raises(ConfigError, match="a cell needs 3 GPUs, but this machine shows 2"):
+        engines.default_slots(1, 3)
+
+
+def test_a_grid_ends_with_failures_and_goes_on(start, config, tmp_path, monkeypatch):
+    """A cell that trains, and one that cannot: its table is too short."""
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+    one = f"yield Cell({str(config)!r}, 'rope', setting='tiny')"
+    path = grid(tmp_path, f"{one}\n    yield Cell({str(config)!r}, 'learned(max_length=2)', setting='tiny')")
+    flags = (f"--grid={path}", f"--workdir={tmp_path / 'run'}")
+    done = start("sweep", *flags, "--dry_run").wait()
+    assert (done.status, "2 cells, 0 finished, 0 failed, 2 to train" in done.err) == (0, True), done.err
+    assert not (tmp_path / "run" / "tiny").exists()
+    cells = reading.read(path)
+    assert drive(list(jobs_of(cells, tmp_path / "run", cores=1)), engines.Local(2), {}) is None
+    state = reading.state(cells, tmp_path / "run")
+    assert (state.finished, list(state.failed), state.left) == ([cells[0]], [cells[1]], [])
+    assert state.failed[cells[1]].startswith("error: position 7 is outside of the learned table of 2 rows")
+    done = start("sweep", *flags, "--only_failed", "--dry_run").wait()
+    assert "2 cells, 1 finished, 1 failed, 1 to train" in done.err
+    grid(tmp_path, one)
+    done = start("sweep", *flags).wait()
+    assert done.status == 0, done.err
+    records = json.loads((tmp_path / "run" / "results.json").read_text())["records"]
+    assert {(record["encoding"], record["setting"]) for record in records} == {("rope", "tiny")}
+
+
+def test_wrong_flags_are_one_line(start, tmp_path):
+    path = grid(tmp_path, "yield Cell('quick', 'rope')")
+    for flags, message in (
+        ((f"--grid={path}", "--engine=cloud"), "engine"),
+        ((f"--grid={path}", "--resources=TPU=4"), "for --engine=ray and --engine=slurm"),
+        (("--grid=nothing",), "not nothing (No such file or directory)"),
+    ):
+        done = start("sweep", *flags, f"--workdir={tmp_path / 'run'}").wait()
+        assert (done.status, message in done.error) == (2, True), done.err
