@@ -7,15 +7,17 @@ Every finished run is kept, and the current run keeps its newest checkpoint. Aft
 resumes and gives the same numbers. You can add encodings and seeds later. The table and plots show only the encodings
 and seeds that the command names.
 
-Writes results.json, results.csv, table.md and plots into the workdir. The folder of a run is cells/ENCODING/seed_N, or
-seeds_M-N for seeds that are trained together. experiments.evaluate and experiments.inspect accept this folder in
---model.
+Writes report.html, a page with all results, results.json, results.csv, table.md and plots into the workdir. The folder
+of a run is cells/ENCODING/seed_N, or seeds_M-N for seeds that are trained together. experiments.evaluate and
+experiments.inspect accept this folder in --model.
 """
 
 import contextlib
 import dataclasses
 import functools
 import re
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,15 @@ from absl import flags
 from ml_collections import config_flags
 
 from cope_jax import encodings, tasks
-from cope_jax.evaluation.report import comparison, plots
+from cope_jax.evaluation.report import comparison, page, plots
+from cope_jax.evaluation.report.page import PageRun
 from cope_jax.evaluation.report.table import console
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.grid import GridRun
+from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -92,14 +96,40 @@ def show(
     finished, paths = grid.write_results(workdir, planned)
     paper = {} if is_changed() else config.paper
     paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
+    written = write_page(workdir, config, task, finished, planned)
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels, config.model.name)
     out = console()
     out.print(comparison.table(task, finished, labels, paper=paper).rich())
     out.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
+    out.print(f"all results as a page: {written}", soft_wrap=True, highlight=False)
     shown = {run.workdir.parent.name for run in planned}
     if others := {path.parts[-3] for path in workdir.glob("cells/*/*/result.json")} - shown:
         print(f"finished in {workdir} but not shown: {', '.join(sorted(others))} (name them in --encodings too)")
     outputs.name_next(planned[0].workdir, config.model.name)
+
+
+def write_page(
+    workdir: Path, config: ExperimentConfig, task: Task, finished: Sequence[Record], planned: Sequence[GridRun]
+) -> Path:
+    """Writes report.html."""
+    command = ["python", "-m", "experiments.train", *(word for word in sys.argv[1:] if word.startswith("--config"))]
+    runs = [
+        PageRun(
+            task.name,
+            run.label,
+            run.seeds[0],
+            shlex.join(
+                [*command, f"--config.encoding={run.label}", f"--seed={run.seeds[0]}", f"--workdir={run.workdir}"]
+            ),
+            run.workdir.relative_to(workdir).as_posix(),
+            "finished",
+        )
+        for run in planned
+    ]
+    rows = [{"setting": task.name, **record} for record in finished]
+    curves = [{"setting": task.name, **row} for row in read_curves(planned)]
+    title = ", ".join(filter(None, (task.name, config.variant)))
+    return page.write(workdir / "report.html", title, rows, curves, runs, {task.name: task.metric}, page.versions())
 
 
 def is_changed() -> bool:

@@ -15,17 +15,17 @@ from cope_jax.registry import unknown
 from cope_jax.training import config_files as base
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
-    "ignore": ("flip_flop", {"length": 64}),
-    "count": ("counting", {"max_operations": 24, "min_operations": 8, "block_length": 64, "max_value": 5}),
+    "ignore": ("flip_flop", {"length": 128}),
+    "count": ("counting", {"num_variables": 1, "max_operations": 96, "block_length": 96}),
     "recall": ("mqar", {"vocabulary": 64, "pairs": 4}),
     "occurrence": ("mqrar", {"back": 2, "keys": 4, "values": 8, "assignments": 32}),
     "steps": ("navigation", {"steps": 32, "side": 8, "objects": 8}),
-    "state": ("group_words", {"group": "S3", "length": 16}),
+    "state": ("group_words", {"group": "S3", "length": 8}),
     "parity": ("chomsky", {"problem": "parity_check", "length": 16}),
-    "index": ("indirect_indexing", {"shortest": 6, "longest": 12, "shift": 4}),
+    "index": ("indirect_indexing", {"shortest": 4, "longest": 8, "shift": 2}),
     "stack": ("dyck", {"length": 24, "depth": 3}),
     "copy": ("copying", {"letters": 16}),
-    "arithmetic": ("addition", {"digits": 4}),
+    "arithmetic": ("addition", {"digits": 2}),
 }
 
 

@@ -21,7 +21,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.training.preemption import Interrupted
 from experiments.cli import entry, outputs
 from experiments.sweep import cells as reading
-from experiments.sweep import engines
+from experiments.sweep import engines, report
 from experiments.sweep.drive import drive, jobs_of
 
 _GRID = flags.DEFINE_string(
@@ -158,8 +158,9 @@ def show(state: reading.State, workdir: Path) -> None:
         print(f"failed: {cell.name}: {line}", file=sys.stderr)
     if not state.finished:
         return
-    paths = recording.write_results(workdir, reading.records(state.finished, workdir), recording.environment())
-    outputs.list_files(paths)
+    records = reading.records(state.finished, workdir)
+    paths = recording.write_results(workdir, records, recording.environment())
+    outputs.list_files([*paths, report.write(state, records, workdir)])
 
 
 if __name__ == "__main__":

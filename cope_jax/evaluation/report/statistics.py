@@ -1,0 +1,144 @@
+"""What seeds and settings can show: shares that solve a task, differences between encodings, and ranks.
+
+The methods are those of SciPy. A seed is one observation: the same seed of two encodings has the same data, so their
+difference is one observation too. With few seeds, only large and consistent differences can be shown.
+"""
+
+import dataclasses
+import itertools
+import math
+import warnings
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from scipy import stats
+
+SOLVED = 0.01
+"""The error below which a seed has solved a task."""
+
+CONFIDENCE = 0.95
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """How many of `count` seeds solve a task, with the exact binomial interval (Clopper & Pearson) of the share."""
+
+    solved: int
+    count: int
+    low: float
+    high: float
+
+
+def solved(errors: Sequence[float], bound: float = SOLVED) -> Share:
+    """The share of seeds with an error below `bound`.
+
+    >>> share = solved([0.0, 0.0, 0.2, 0.0, 0.0])
+    >>> share.solved, share.count, round(share.low, 2), round(share.high, 2)
+    (4, 5, 0.28, 0.99)
+    """
+    below = sum(error < bound for error in errors)
+    interval = stats.binomtest(below, len(errors)).proportion_ci(CONFIDENCE, method="exact")
+    return Share(below, len(errors), float(interval.low), float(interval.high))
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """How much higher the errors of one encoding are than those of another, with the same seeds.
+
+    Attributes:
+      mean: the mean difference.
+      low: the lower end of the 95 % interval of the mean, by Student's t; with one seed, −∞.
+      high: its upper end.
+      p: the probability of so large a difference by chance, not yet corrected for other comparisons.
+      shown: whether the difference is shown, after that correction.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    shown: bool = False
+
+
+def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
+    """Compares the errors of two encodings, by seed, on the seeds that both have.
+
+    >>> found = difference({0: 0.5, 1: 0.6, 2: 0.55}, {0: 0.1, 1: 0.1, 2: 0.12, 3: 0.0})
+    >>> round(found.mean, 3), found.p < 0.01
+    (0.443, True)
+    """
+    both = np.array([first[seed] - second[seed] for seed in first.keys() & second.keys()], np.float64)
+    mean = float(both.mean()) if both.size else math.nan
+    if both.size < 2 or not np.isfinite(both).all():
+        return Difference(mean, -math.inf, math.inf, 1.0)
+    if np.ptp(both) == 0:  # Student's t is not defined
+        return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # differences that agree up to rounding
+        test = stats.ttest_1samp(both, 0.0)
+    interval = test.confidence_interval(CONFIDENCE)
+    return Difference(mean, float(interval.low), float(interval.high), float(test.pvalue))
+
+
+def differences(errors: Mapping[str, Mapping[int, float]]) -> dict[tuple[str, str], Difference]:
+    """Compares all pairs of encodings; `errors` maps an encoding and a seed to an error.
+
+    Differences are shown if their false discovery rate is at most 5 % (Benjamini & Yekutieli): of all differences that
+    are shown, at most one in twenty is expected to be due to chance.
+    """
+    pairs = list(itertools.combinations(errors, 2))
+    found = [difference(errors[first], errors[second]) for first, second in pairs]
+    if not found:
+        return {}
+    corrected = stats.false_discovery_control([one.p for one in found], method="by")
+    return {
+        pair: dataclasses.replace(one, shown=bool(p <= 1 - CONFIDENCE))
+        for pair, one, p in zip(pairs, found, corrected, strict=True)
+    }
+
+
+def indistinguishable(errors: Mapping[str, Mapping[int, float]]) -> set[str]:
+    """The encodings that no other one is shown to be better than.
+
+    >>> errors = {name: {seed: base + seed / 100 for seed in range(5)} for name, base in (("a", 0.1), ("b", 0.5))}
+    >>> indistinguishable(errors)
+    {'a'}
+    """
+    worse = set()
+    for (first, second), found in differences(errors).items():
+        if found.shown:
+            worse.add(first if found.mean > 0 else second)
+    return set(errors) - worse
+
+
+@dataclasses.dataclass(frozen=True)
+class Rank:
+    """The mean rank of an encoding over settings, 1 for the best, with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+def ranks(errors: Mapping[str, Mapping[str, float]], seed: int = 0) -> dict[str, Rank]:
+    """Ranks encodings by their mean error in each setting; `errors` maps a setting and an encoding to an error.
+
+    Only settings that have all encodings count. Equal errors share a rank. The interval is a bootstrap over settings,
+    with the given seed: it says how much the rank depends on the choice of the settings.
+    """
+    names = list(dict.fromkeys(name for row in errors.values() for name in row))
+    rows = [[row[name] for name in names] for row in errors.values() if row.keys() >= set(names)]
+    if not rows:
+        return {}
+    table = stats.rankdata(np.round(rows, 4), axis=1)
+    found = {}
+    for name, column in zip(names, table.T, strict=True):
+        mean = float(column.mean())
+        low = high = mean
+        if len(column) > 1 and np.ptp(column) > 0:
+            resampled = stats.bootstrap(
+                (column,), np.mean, confidence_level=CONFIDENCE, method="percentile", rng=np.random.default_rng(seed)
+            )
+            low, high = map(float, resampled.confidence_interval)
+        found[name] = Rank(mean, low, high)
+    return found

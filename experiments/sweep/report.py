@@ -1,0 +1,59 @@
+"""Writes the page of a grid."""
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+from tqdm import tqdm
+
+from cope_jax import tasks
+from cope_jax.evaluation.report import page
+from cope_jax.runs import workdir as workdirs
+from cope_jax.runs.records import Record
+from cope_jax.training.metrics import read_metrics
+from experiments.sweep.cells import Cell, State
+
+
+def write(state: State, records: Sequence[Record], workdir: Path) -> Path:
+    """Writes report.html in `workdir` with all cells, and returns its path; `records` are those of finished cells."""
+    cells = [*state.finished, *state.failed, *state.left]
+    metrics = {cell.table: _metric(cell) for cell in {cell.table: cell for cell in cells}.values()}
+    runs = [
+        *(_run(cell, workdir, _time(cell, workdir)) for cell in state.finished),
+        *(_run(cell, workdir, f"failed: {line}") for cell, line in state.failed.items()),
+        *(_run(cell, workdir, "not trained yet") for cell in state.left),
+    ]
+    return page.write(
+        workdir / "report.html",
+        workdir.resolve().name,
+        records,
+        _curves(state.finished, workdir),
+        runs,
+        metrics,
+        f"{len(state.finished)} of {len(cells)} cells finished, {len(state.failed)} failed; {page.versions()}",
+    )
+
+
+def _metric(cell: Cell) -> str:
+    config = cell.experiment()
+    return tasks.create(config.task.name, **config.task.options).metric
+
+
+def _curves(cells: Sequence[Cell], workdir: Path) -> list[Record]:
+    return [
+        {"setting": cell.table, "encoding": cell.encoding, **row}
+        for cell in cells
+        for row in read_metrics(cell.folder(workdir) / "metrics.jsonl")
+        if "split" in row
+    ]
+
+
+def _time(cell: Cell, workdir: Path) -> str:
+    records = workdirs.read_records(cell.folder(workdir) / "result.json")
+    return str(tqdm.format_interval(records[0]["wall_seconds"]))
+
+
+def _run(cell: Cell, workdir: Path, state: str) -> page.PageRun:
+    folder = cell.folder(workdir)
+    command = shlex.join(["python", "-m", "experiments.train", *cell.flags(), f"--workdir={folder}"])
+    return page.PageRun(cell.table, cell.encoding, cell.seed, command, folder.relative_to(workdir).as_posix(), state)

@@ -1,0 +1,205 @@
+"""The page of results, as text and in a real browser."""
+
+import json
+import math
+import re
+import shutil
+import subprocess
+
+import pytest
+
+from cope_jax.evaluation.report import page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+ERRORS = {  # task → encoding → the errors of three seeds in distribution, then those out of distribution
+    "recall": {"cope": ([0.0, 0.0, 0.0], [0.1, 0.12, 0.11]), "rope": ([0.5, 0.51, 0.49], [0.8, 0.9, 0.7])},
+    "stack <b>": {"cope": ([0.3, 0.1, 0.2], [0.5, 0.5, 0.5]), "rope": ([0.2, 0.3, 0.1], [0.4, 0.5, 0.6])},
+}
+
+
+def rows(kind="split"):
+    for setting, encodings in ERRORS.items():
+        for encoding, splits in encodings.items():
+            for split, seeds in zip(("in_distribution", "longer"), splits, strict=True):
+                for seed, value in enumerate(seeds):
+                    yield {
+                        "setting": setting,
+                        "encoding": encoding,
+                        "seed": seed,
+                        "split": split if kind == "split" else f"letters={seed + 5}",
+                        "kind": kind,
+                        "metric": "token_error",
+                        "value": value,
+                        "parameters": 1000,
+                        "wall_seconds": 20.0 + seed,
+                    }
+
+
+def write(folder, records=None, settings=tuple(ERRORS)):
+    records = [*rows(), *rows("sweep")] if records is None else records
+    records = [row for row in records if row["setting"] in settings]
+    curves = [{**row, "step": step, "token_error": row["value"]} for row in records for step in (100, 200)]
+    runs = [
+        page.PageRun(settings[0], "cope", seed, f"train --seed={seed}", f"cells/{seed}", "42 s") for seed in range(3)
+    ]
+    metrics = dict.fromkeys(settings, "token_error")
+    return page.write(folder / "report.html", "A <grid>", records, curves, runs, metrics, "three seeds")
+
+
+def content(path):
+    found = re.search(r'<script id="data" type="application/json">(.*?)</script>', path.read_text(), re.DOTALL)
+    return json.loads(found[1])
+
+
+def test_cells_say_what_is_shown(tmp_path):
+    data = content(write(tmp_path))
+    assert list(data["views"]) == ["in distribution", "out of distribution"]
+    view = data["views"]["in distribution"]
+    assert list(view) == ["recall", "stack <b>", "mean rank"]
+    assert view["recall"]["cope"]["text"] == "0.0"
+    assert view["recall"]["cope"]["best"]
+    assert not view["recall"]["rope"]["best"]
+    assert "solved by 3 of 3 seeds (29 to 100 %)" in view["recall"]["cope"]["tip"]
+    assert "worst 51 %, best 49 %\nsolved by 0 of 3" in view["recall"]["rope"]["tip"]
+    assert not any(cell["best"] for cell in view["stack <b>"].values())  # no difference is shown
+    assert view["mean rank"]["cope"]["text"] == "1.2"  # first, and a shared place
+    assert data["views"]["out of distribution"]["stack <b>"]["rope"]["mean"] == pytest.approx(0.5)
+
+
+def test_one_task_has_a_column_for_each_split(tmp_path):
+    data = content(write(tmp_path, settings=("recall",)))
+    assert {name: list(columns) for name, columns in data["views"].items()} == {
+        "all splits": ["in distribution", "longer", "mean rank"]
+    }
+
+
+def test_bands_are_over_seeds(tmp_path):
+    data = content(write(tmp_path))
+    point = next(p for p in data["curves"] if (p["setting"], p["encoding"], p["split"]) == ("recall", "rope", "longer"))
+    assert (point["low"], point["high"]) == (0.7, 0.9)
+    assert point["mean"] == pytest.approx(0.8)
+    levels = [p for p in data["sweep"] if (p["setting"], p["encoding"]) == ("recall", "cope")]
+    assert [p["level"] for p in levels] == [5.0, 6.0, 7.0]
+    assert data["cost"][0]["seconds"] == 21
+
+
+def test_a_loss_that_is_not_finite_is_said(tmp_path):
+    broken = [row | {"value": math.nan} if row["encoding"] == "rope" else row for row in rows()]
+    assert content(write(tmp_path, broken))["views"]["in distribution"]["recall"]["rope"]["text"] == "not finite"
+
+
+def test_the_page_is_one_file_without_addresses(tmp_path):
+    path = write(tmp_path)
+    text = path.read_text()
+    assert path.stat().st_size < 2_000_000
+    assert "<title>A &lt;grid&gt;</title>" in text
+    ours = text.replace(page.vl_convert.javascript_bundle(page.LIBRARY).replace("</script", "<\\/script"), "")
+    assert len(ours) < 50_000
+    assert not re.search(r"<(script|link|img)[^>]+(src|href)=|https?://", ours)
+
+
+PROBE = """
+<script>
+const all = selector => [...document.querySelectorAll(selector)];
+const probe = {errors: [], rows: () => all("#errors tbody tr").map(row => row.cells[0].textContent)};
+window.addEventListener("error", event => probe.errors.push(event.message));
+const console_error = console.error; console.error = (...parts) => probe.errors.push(parts.join(" "));
+const loading = performance.now();
+addEventListener("load", () => setTimeout(() => {
+  const found = {first: probe.rows(), charts: document.querySelectorAll(".chart svg").length};
+  const filter = document.getElementById("filter");
+  filter.value = "ROPE"; filter.dispatchEvent(new Event("input")); found.filtered = probe.rows();
+  filter.value = ""; filter.dispatchEvent(new Event("input"));
+  const header = name => all("#errors th button").find(button => button.textContent === name);
+  header("recall").click(); found.rising = probe.rows();
+  header("recall").click(); found.falling = probe.rows();
+  found.sort = header("recall").parentNode.getAttribute("aria-sort");
+  const cell = document.querySelector("#errors tbody td[tabindex]"); cell.dispatchEvent(new Event("mouseenter"));
+  found.tip = document.getElementById("tip").hidden ? "" : document.getElementById("tip").textContent;
+  document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape", bubbles: true}));
+  found.closed = document.getElementById("tip").hidden;
+  found.notes = all("#errors .note").map(note => note.parentNode.querySelector("button").textContent);
+  const view = document.getElementById("view");
+  view.value = "out of distribution"; view.dispatchEvent(new Event("change"));
+  found.other = document.querySelector("#errors tbody td[tabindex]").textContent;
+  document.getElementById("runs").open = true;
+  found.wide = document.documentElement.scrollWidth > innerWidth;
+  setTimeout(() => {
+    found.runs = document.querySelectorAll("#cells tbody tr").length;
+    found.errors = probe.errors; found.dark = matchMedia("(prefers-color-scheme: dark)").matches;
+    const node = document.createElement("pre"); node.id = "found"; node.textContent = JSON.stringify(found);
+    document.body.append(node);
+  }, 300);
+}, 700));
+</script>
+"""
+
+
+def browse(path, folder, *flags):
+    """What a script finds in the page that Chromium shows."""
+    copy = folder / "probed.html"
+    copy.write_text(path.read_text().replace("<body>", f"<body>{PROBE}", 1))  # the library has it too
+    options = "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-background-networking"
+    command = [CHROMIUM, *options.split(), "--disable-component-update", "--disable-sync", *flags]
+    command += [f"--user-data-dir={folder / 'user'}", "--virtual-time-budget=8000", "--dump-dom", copy.as_uri()]
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout
+    text = re.search(r'<pre id="found">(.*?)</pre>', shown, re.DOTALL)[1]
+    return json.loads(text.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&"))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_the_page_works_in_a_browser(tmp_path):
+    found = browse(write(tmp_path), tmp_path, "--window-size=1200,900")
+    assert found["errors"] == []
+    assert found["charts"] == 3
+    assert found["first"] == ["cope", "rope"]
+    assert found["filtered"] == ["rope"]
+    assert (found["rising"], found["falling"], found["sort"]) == (["cope", "rope"], ["rope", "cope"], "descending")
+    assert found["tip"].startswith("rope, recall\nmean 50 %, median 50 %")
+    assert found["closed"]
+    assert found["notes"] == ["stack <b>"]
+    assert found["other"] == "11.0"
+    assert found["runs"] == 3
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.slow
+def test_the_page_fits_a_phone_and_is_dark_where_wanted(tmp_path):
+    found = browse(
+        write(tmp_path),
+        tmp_path,
+        "--window-size=500,800",
+        "--force-dark-mode",
+        "--blink-settings=preferredColorScheme=0",
+    )
+    assert found["errors"] == []
+    assert not found["wide"]
+    assert found["dark"]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+@pytest.mark.slow
+def test_two_thousand_runs(tmp_path):
+    records = [
+        {**row, "setting": f"task {number}", "encoding": f"encoding {row['seed']}-{other}", "seed": seed}
+        for row in list(rows())[:4]
+        for number in range(10)
+        for other in range(10)
+        for seed in range(5)
+    ]
+    path = page.write(
+        tmp_path / "report.html",
+        "many",
+        records,
+        [{**row, "step": step, "token_error": row["value"]} for row in records for step in range(5)],
+        [page.PageRun("task", "cope", seed, "train", "folder", "42 s") for seed in range(2000)],
+        {f"task {number}": "token_error" for number in range(10)},
+        "",
+    )
+    assert path.stat().st_size < 10_000_000
+    command = [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'user'}"]
+    shown = subprocess.run(
+        [*command, "--dump-dom", path.as_uri()], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert "encoding 2-9" in shown.stdout
