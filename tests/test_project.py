@@ -39,6 +39,7 @@ for registry in (ENCODINGS, TASKS, MODELS):
 ORDINARY_WORDS = {"none", "spam", "text", "words"}
 """Names that mean other things too: they count only where the name of something is looked up or compared."""
 MAY_NAME = {
+    "experiments/grids/": "a grid chooses what it compares",
     "cope_jax/attention/native/check.py": "the library is checked with one encoding of each kind",
     "cope_jax/encodings/earlier.py": "files of earlier versions have the encodings there were, under other names",
     "cope_jax/exchange/": "a published format is that of one model and of its encoding",

@@ -28,7 +28,7 @@ def _parity_check(rng: np.random.Generator, n: int) -> tuple[str, str]:
 
 
 def _cycle_navigation(rng: np.random.Generator, n: int) -> tuple[str, str]:
-    """0 goes back, 1 stays, 2 goes on, in a circle of five places."""
+    """0 is a step back, 1 none, 2 a step forward, in a circle of five places."""
     steps = rng.integers(3, size=n)
     return "".join(map(str, steps)), str(int((steps - 1).sum()) % MODULUS)
 

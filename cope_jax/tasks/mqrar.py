@@ -75,7 +75,7 @@ class Mqrar(SyntheticTask):
         values = rng.integers(config.values, size=(n, count)) + config.keys
         inputs = np.stack([keys, values], axis=2).reshape(n, 2 * count).astype(np.int32)
         targets, weights = inputs.copy(), np.zeros(inputs.shape, np.float32)
-        # Occurrences of the same key stand side by side in this order, the earlier first.
+        # In this order, occurrences of the same key are next to each other, the earlier first.
         order = np.argsort(keys, axis=1, kind="stable")
         sorted_keys = np.take_along_axis(keys, order, axis=1)
         same = sorted_keys[:, config.back :] == sorted_keys[:, : -config.back]

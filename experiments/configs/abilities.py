@@ -16,7 +16,7 @@ from cope_jax.training import config_files as base
 
 SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "ignore": ("flip_flop", {"length": 128}),
-    "count": ("counting", {"num_variables": 1, "max_operations": 96, "block_length": 96}),
+    "count": ("counting", {"num_variables": 1, "max_operations": 48, "block_length": 48}),
     "recall": ("mqar", {"vocabulary": 64, "pairs": 4}),
     "occurrence": ("mqrar", {"back": 2, "keys": 4, "values": 8, "assignments": 32}),
     "steps": ("navigation", {"steps": 32, "side": 8, "objects": 8}),

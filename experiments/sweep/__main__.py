@@ -19,7 +19,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.runs import records as recording
 from cope_jax.runs import workdir as workdirs
 from cope_jax.training.preemption import Interrupted
-from experiments.cli import entry, outputs
+from experiments.cli import entry, jobs, outputs
 from experiments.sweep import cells as reading
 from experiments.sweep import engines, report
 from experiments.sweep.drive import drive, jobs_of
@@ -29,13 +29,6 @@ _GRID = flags.DEFINE_string(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for all cells and the results (required).", required=True)
 _ENGINE = flags.DEFINE_enum("engine", "local", ["local", "ray", "slurm"], "Where cells run.")
-_JOBS = flags.DEFINE_integer(
-    "jobs",
-    None,
-    "Number of cells at the same time; without this flag, as many as this machine has GPUs or cores for, and on a "
-    "cluster 1000.",
-    lower_bound=1,
-)
 _CORES = flags.DEFINE_integer(
     "cores",
     1,
@@ -54,6 +47,7 @@ _TIME_LIMIT = flags.DEFINE_float(
 )
 _DRY_RUN = flags.DEFINE_bool("dry_run", False, "Only count the cells, and estimate the time from finished ones.")
 _ONLY_FAILED = flags.DEFINE_bool("only_failed", False, "Train only cells that failed before.")
+flags.adopt_module_key_flags(jobs)
 
 
 def main() -> None:
@@ -87,8 +81,8 @@ def find(name: str) -> str:
 
 def slots_of_engine(todo: int) -> int:
     """The number of cells at the same time."""
-    if _JOBS.value is not None:
-        return _JOBS.value
+    if (given := jobs.given()) is not None:
+        return given
     here = _ENGINE.value == "local"
     return max(1, min(todo, engines.default_slots(_CORES.value, _GPUS.value) if here else 1000))
 

@@ -1,7 +1,7 @@
 """Where cells run: on this machine, on a Ray cluster, or as jobs of Slurm.
 
-An engine runs at most `slots` cells at a time. The state of a grid is on disk only, so a grid may go on with another
-engine, and a lost engine loses nothing but the work since the last checkpoints.
+An engine runs at most `slots` cells at a time. The state of a grid is on disk only, so a grid may continue with another
+engine, and a lost engine loses only the work since the last checkpoints.
 """
 
 import concurrent.futures

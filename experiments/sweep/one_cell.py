@@ -1,8 +1,8 @@
 """Runs one cell in a process of its own: `python -m experiments.sweep.one_cell CORES DEVICES FLAGS...`.
 
 The process first claims CORES cores of this machine and, if DEVICES is not 0, as many GPUs, and waits until they are
-free. FLAGS are those of `experiments.train`. The process stops, as after SIGTERM, when its standard input ends, so it
-never outlives the process that started it.
+free. FLAGS are those of `experiments.train`, the workdir last. The process stops, as after SIGTERM, when its standard
+input ends, so it never outlives the process that started it.
 """
 
 import fcntl
@@ -44,6 +44,18 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
         time.sleep(POLL)
 
 
+def wait_for(lock: Path, seconds: float = 120.0) -> None:
+    """Waits until no process has a lock, because what a killed command started may still save its checkpoint."""
+    end = time.monotonic() + seconds
+    while lock.exists() and time.monotonic() < end:
+        with lock.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return
+            except BlockingIOError:
+                time.sleep(POLL)
+
+
 def gpus() -> list[str]:
     """The GPUs that this process may use."""
     given = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -71,6 +83,7 @@ def main() -> None:
         os.sched_setaffinity(0, map(int, claim("core", [str(core) for core in allowed], min(int(cores), len(allowed)))))
     if int(devices):
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claim("gpu", gpus(), int(devices)))
+    wait_for(Path(flags[-1].removeprefix("--workdir=")) / ".lock")
     sys.argv = ["train", *flags]
     from experiments import train  # now, because JAX counts cores and devices when it starts
     from experiments.cli import entry

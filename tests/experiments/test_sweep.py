@@ -1,3 +1,4 @@
+import fcntl
 import json
 import signal
 import sys
@@ -162,7 +163,7 @@ def program(tmp_path, monkeypatch):
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"#!/bin/sh\nexec {PYTHON} -c '{text}'\n")
         path.chmod(0o755)
-        monkeypatch.setattr("experiments.sweep.run.sys.executable", str(path))
+        monkeypatch.setattr(sys, "executable", str(path))
         return Job("a cell", tmp_path / "cell", ())
 
     return use
@@ -182,7 +183,7 @@ def test_a_killed_cell_has_failed(program):
 
 
 def test_a_cell_that_hangs_is_stopped_at_the_time_limit(program, monkeypatch):
-    monkeypatch.setattr("experiments.sweep.run.GRACE", 0.3)
+    monkeypatch.setitem(run.__globals__, "GRACE", 0.3)
     job = program('import signal, time; signal.signal(15, signal.SIG_IGN); print("busy", flush=True); time.sleep(60)')
     began = time.monotonic()
     limited = Job(job.name, job.folder, (), time_limit=0.5)
@@ -224,6 +225,20 @@ def test_cores_are_claimed_by_one_process_at_a_time(tmp_path, monkeypatch):
     with pytest.raises(Waited):
         one_cell.claim("core", names, 1)
     assert one_cell.claim("gpu", names, 3) == names  # another kind
+
+
+def test_a_run_that_still_saves_is_waited_for(tmp_path, monkeypatch):
+    lock, waited = tmp_path / ".lock", []
+    one_cell.wait_for(lock)  # there is none
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr(one_cell.time, "sleep", lambda seconds: waited.append(fcntl.flock(held, fcntl.LOCK_UN)))
+        one_cell.wait_for(lock)
+        assert len(waited) == 1
+        fcntl.flock(held, fcntl.LOCK_EX)
+        monkeypatch.setattr(one_cell.time, "sleep", waited.append)
+        one_cell.wait_for(lock, seconds=0.01)  # not forever: then the run says who has the lock
+        assert len(waited) > 1
 
 
 def test_gpus_are_those_that_the_environment_names(monkeypatch):

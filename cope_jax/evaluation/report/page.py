@@ -12,7 +12,7 @@ from typing import Any
 
 import vl_convert
 
-from cope_jax.evaluation.report import statistics
+from cope_jax.evaluation.report import significance
 from cope_jax.evaluation.report.table import words
 from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record, environment, finite
@@ -141,7 +141,7 @@ def _errors(rows: Sequence[Record], splits: Sequence[str]) -> Errors:
 
 def _cells(errors: Errors, shares: bool) -> dict[str, Any]:
     """What a column shows of each encoding."""
-    best = statistics.indistinguishable(errors)
+    best = significance.indistinguishable(errors)
     if len(best) == len(errors):  # no difference is shown
         best = set()
     return {name: _cell(seeds, name in best, shares) for name, seeds in errors.items()}
@@ -166,7 +166,7 @@ def _ranks(columns: Mapping[str, Errors]) -> dict[str, Any]:
                 "tip": f"mean rank {rank.mean:.2f} of {len(common)} over {len(columns)} columns\n"
                 f"95 % interval over columns: {rank.low:.1f} to {rank.high:.1f}",
             }
-            for name, rank in statistics.ranks(means).items()
+            for name, rank in significance.ranks(means).items()
         }
     }
 
@@ -180,7 +180,7 @@ def _cell(seeds: Mapping[int, float], best: bool, shares: bool) -> dict[str, Any
     told = [f"mean {scale * mean:.3g}{unit}, median {scale * plain.median(values):.3g}{unit}"]
     told.append(f"worst {scale * max(values):.3g}{unit}, best {scale * min(values):.3g}{unit}")
     if shares:
-        share = statistics.solved(values)
+        share = significance.solved(values)
         told.append(
             f"solved by {share.solved} of {share.count} seeds ({100 * share.low:.0f} to {100 * share.high:.0f} %)"
         )

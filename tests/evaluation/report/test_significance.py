@@ -4,21 +4,21 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from cope_jax.evaluation.report import statistics
+from cope_jax.evaluation.report import significance
 
 
 def test_the_interval_of_a_share_is_the_exact_one():
     """Clopper & Pearson: the ends are quantiles of beta distributions."""
     for below, count in ((0, 5), (3, 5), (25, 25), (7, 25)):
-        share = statistics.solved([0.0] * below + [0.5] * (count - below))
+        share = significance.solved([0.0] * below + [0.5] * (count - below))
         assert (share.solved, share.count) == (below, count)
         assert share.low == pytest.approx(stats.beta.ppf(0.025, below, count - below + 1) if below else 0)
         assert share.high == pytest.approx(stats.beta.ppf(0.975, below + 1, count - below) if below < count else 1)
 
 
 def test_an_error_at_the_bound_does_not_solve():
-    assert statistics.solved([0.01, 0.0099]).solved == 1
-    assert statistics.solved([0.04, 0.06], bound=0.05).solved == 1
+    assert significance.solved([0.01, 0.0099]).solved == 1
+    assert significance.solved([0.04, 0.06], bound=0.05).solved == 1
 
 
 def test_intervals_of_differences_cover_the_truth():
@@ -27,7 +27,7 @@ def test_intervals_of_differences_cover_the_truth():
     first, second = rng.normal(0.3, 0.1, (2000, 5)), rng.normal(0.2, 0.2, (2000, 5))
     inside = 0
     for a, b in zip(first, second, strict=True):
-        found = statistics.difference(dict(enumerate(a)), dict(enumerate(b)))
+        found = significance.difference(dict(enumerate(a)), dict(enumerate(b)))
         inside += found.low < 0.1 < found.high
     assert 0.93 < inside / 2000 < 0.97
 
@@ -40,20 +40,20 @@ def test_differences_are_by_seed():
         "a": dict(enumerate(base)),
         "b": dict(enumerate(base + 0.02 + rng.normal(0, 0.001, 5))),
     }
-    assert statistics.differences(errors)["a", "b"].shown
+    assert significance.differences(errors)["a", "b"].shown
     shuffled = {"a": errors["a"], "b": dict(zip(range(5), np.roll(list(errors["b"].values()), 1), strict=True))}
-    assert not statistics.differences(shuffled)["a", "b"].shown
-    assert statistics.indistinguishable(errors) == {"a"}
-    assert statistics.indistinguishable(shuffled) == {"a", "b"}
+    assert not significance.differences(shuffled)["a", "b"].shown
+    assert significance.indistinguishable(errors) == {"a"}
+    assert significance.indistinguishable(shuffled) == {"a", "b"}
 
 
 def test_only_seeds_that_both_have_count():
-    found = statistics.difference({0: 0.5, 1: 0.5, 7: 0.9}, {0: 0.4, 1: 0.3, 2: 0.0})
+    found = significance.difference({0: 0.5, 1: 0.5, 7: 0.9}, {0: 0.4, 1: 0.3, 2: 0.0})
     assert found.mean == pytest.approx(0.15)
-    assert statistics.difference({0: 0.5}, {0: 0.1}).p == 1
-    assert np.isnan(statistics.difference({0: 0.5}, {1: 0.1}).mean)
-    assert statistics.difference({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}).p == 1
-    assert statistics.difference({0: 0.5, 1: 0.5}, {0: 0.0, 1: 0.0}).p == 0
+    assert significance.difference({0: 0.5}, {0: 0.1}).p == 1
+    assert np.isnan(significance.difference({0: 0.5}, {1: 0.1}).mean)
+    assert significance.difference({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}).p == 1
+    assert significance.difference({0: 0.5, 1: 0.5}, {0: 0.0, 1: 0.0}).p == 0
 
 
 def test_grids_without_differences_show_hardly_any():
@@ -62,7 +62,7 @@ def test_grids_without_differences_show_hardly_any():
     shown = 0
     for values in rng.normal(0.3, 0.1, (300, 5, 5)):
         errors = {name: dict(enumerate(row)) for name, row in zip("abcde", values, strict=True)}
-        shown += any(found.shown for found in statistics.differences(errors).values())
+        shown += any(found.shown for found in significance.differences(errors).values())
     assert shown / 300 < 0.05
 
 
@@ -70,10 +70,10 @@ def test_all_pairs_are_compared():
     errors = {
         name: {seed: base + seed / 50 for seed in range(5)} for name, base in zip("abc", (0, 0.3, 0.6), strict=True)
     }
-    found = statistics.differences(errors)
+    found = significance.differences(errors)
     assert found.keys() == set(itertools.combinations("abc", 2))
     assert all(one.shown and one.mean < 0 for one in found.values())
-    assert statistics.differences({"a": {0: 0.1}}) == {}
+    assert significance.differences({"a": {0: 0.1}}) == {}
 
 
 def test_ranks():
@@ -83,8 +83,8 @@ def test_ranks():
         "three": {"a": 0.1, "b": 0.1, "c": 0.3},
         "partial": {"a": 0.9, "b": 0.1},
     }
-    ranks = statistics.ranks(errors)
+    ranks = significance.ranks(errors)
     assert {name: rank.mean for name, rank in ranks.items()} == pytest.approx({"a": 1.5, "b": 1.5, "c": 3})
     assert (ranks["c"].low, ranks["c"].high) == (3, 3)
     assert 1 <= ranks["a"].low < 1.5 < ranks["a"].high <= 2
-    assert statistics.ranks({"one": {"a": 1.0}, "two": {"b": 1.0}}) == {}
+    assert significance.ranks({"one": {"a": 1.0}, "two": {"b": 1.0}}) == {}
