@@ -10,7 +10,7 @@ _JOBS = flags.DEFINE_integer(
     "jobs",
     None,
     "Number of runs to train at the same time on a CPU, each in a process of its own with its share of the cores. "
-    "Without this flag: in compare the number of cores, but not more than there are runs; in sweep, what the machine or "
+    "Without this flag: in compare the number of cores, but at most one per run; in sweep, what the machine or "
     "the cluster can run; in other commands, and on a GPU or TPU, 1. Except in sweep it sets the number of threads of "
     "each run, and so the rounding: resume with the same number.",
     lower_bound=1,
