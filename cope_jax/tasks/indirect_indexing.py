@@ -34,7 +34,8 @@ class IndirectIndexing(QuestionTask):
         """Options of indirect indexing.
 
         Attributes:
-          longest: the longest string in "train" and "in_distribution". Strings of "longer" have up to 52 letters.
+          longest: the longest string in "train" and "in_distribution". Strings of "longer" have up to twice as
+            many letters, but at most 52, the size of the alphabet, and none has a length of training.
           shortest: the shortest string.
           shift: the largest shift to either side.
         """

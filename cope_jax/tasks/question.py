@@ -17,7 +17,7 @@ class QuestionTask(SyntheticTask):
 
     The level is the largest size of a question, such as its number of symbols. At the level of training, sizes are
     uniform from `smallest` to the level. At any other level they are uniform from half of the level, exclusive, to the
-    level. So a split with twice the level has no size of training. Only the answer counts.
+    level, but a level above that of training has no size of training. Only the answer counts.
 
     A subclass implements `_question` and `_tokens`, sets `axis` and `sweep_label`, and passes to `__init__`:
 
@@ -56,6 +56,8 @@ class QuestionTask(SyntheticTask):
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
         largest = int(level)
         least = self._smallest if largest == self._trained else max(self._smallest, largest // 2 + 1)
+        if largest > self._trained:
+            least = max(least, self._trained + 1)
         tokens = np.full((n, self._length(level) + 1), len(self.vocabulary) - 1, np.int32)
         weights = np.zeros(tokens.shape, bool)
         for row, size in enumerate(rng.integers(least, largest + 1, size=n).tolist()):
