@@ -22,8 +22,8 @@ class GroupWords(SyntheticTask):
 
     An element is a permutation, written as the images of 0, 1, …; (a·b)(i) = b[a[i]], so the first factor acts first.
     S5 and A5 are not solvable: a model must follow the state step by step. S3 is the smallest group in which the order
-    matters. S2, which is parity, A3 and Z60 are
-    commutative, where the order does not matter. All places count. Targets are not the next inputs.
+    matters. S2 (parity), A3 and Z60 are commutative: they are the controls, in which the order does not matter. All
+    places count. Targets are not the next inputs.
 
     >>> task = GroupWords(GroupWords.Config(group="A3", length=4))
     >>> batch = task.sample(np.random.default_rng(0), 1)
