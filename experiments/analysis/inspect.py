@@ -7,11 +7,11 @@ python -m experiments.inspect --model=runs/wikitext2_small --split=test --window
 For a synthetic task, the command prints the tokens once for each layer and head, with the positions p_ij below. The
 colours are the gates of one query or, if there are no gates, the attention of this query. The command writes
 `query.png`, a large picture of the head whose gates select best for the query. It also writes one picture of all heads
-for each kind of map: gates, positions, attention.
+for each kind of map: gates, positions, attention. In `report.html` you point at any token to see what it counts.
 
 For text, the command ranks the heads by the features of the text that their gates follow, and describes the result in
-sentences. It prints a text, coloured by the gates of the top heads. It writes the ranking, and a picture of all heads
-and features. More is in docs/text.md.
+sentences. It prints a text, coloured by the gates of the top heads. It writes the ranking, a picture of all heads and
+features, and `report.html`. More is in docs/text.md.
 """
 
 if __name__ == "inspect":  # a command of this folder was run as a file, so Python takes this file for its own `inspect`
@@ -21,9 +21,11 @@ if __name__ == "inspect":  # a command of this folder was run as a file, so Pyth
         f"this file is not a script: run python -m experiments.{sys.argv[0].rpartition('/')[2].removesuffix('.py')}"
     )
 
+import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
@@ -32,11 +34,12 @@ from rich.console import Console
 
 from cope_jax import models, positions
 from cope_jax.errors import ConfigError
-from cope_jax.evaluation.gates import inspect_text, maps, views
+from cope_jax.evaluation.gates import inspect_text, maps, viewer, views
 from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.workdir import check_sources
 from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tokenizers.tokenizer import Codec
 from experiments.cli import entry, outputs
 
 _MODEL = flags.DEFINE_string(
@@ -142,7 +145,28 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     for one in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
         console.print(f"\nlayer {one.layer}, head {one.head}: mean gates", style="bold", markup=False)
         console.print(views.coloured(found.pieces, found.gates_LHBL[one.layer, one.head, 0]))
-    return functools.partial(views.write, heads=found.heads, title=title)
+    codec = run.task.codec()
+    tokens_L = np.asarray(tokens_BL[0])[: viewer.LONGEST // 2]
+    seen = maps.inspect(run.model(_SEED.value), _Pieces(codec), tokens_L, layer=_LAYER.value, head=_HEAD.value)
+    seen = dataclasses.replace(seen, tokens=tuple(found.pieces[: len(tokens_L)]))
+
+    def write(folder: Path) -> list[Path]:
+        return [*views.write(folder, found.heads, title), viewer.write(folder / "report.html", seen, title)]
+
+    return write
+
+
+class _Pieces(Sequence[str]):
+    """The text of each token of a tokenizer."""
+
+    def __init__(self, codec: Codec):
+        self._codec = codec
+
+    def __getitem__(self, token: Any) -> Any:
+        return self._codec.decode(np.array([token]))
+
+    def __len__(self) -> int:
+        raise TypeError("a tokenizer does not tell the number of its tokens")
 
 
 def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:

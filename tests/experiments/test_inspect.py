@@ -39,7 +39,7 @@ def test_an_example_of_a_split_is_shown_up_to_its_last_answer(workdir):
     assert "layer 1, head 0" in done.stdout and "layer 0" not in done.stdout
     written = sorted(path.name for path in (workdir / "maps").iterdir())
     kinds = ("attention", "gates", "positions", "query")
-    assert written == [f"{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")]
+    assert written == sorted([*(f"{kind}.{suffix}" for kind in kinds for suffix in ("png", "svg")), "report.html"])
     assert next(line for line in lines if line.endswith(".png")).endswith("query.png")
     assert lines[2].startswith("selects best: layer 1, head ")
     assert any(line.startswith("gates:  0  0.2 ") for line in lines)

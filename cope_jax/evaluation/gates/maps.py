@@ -21,6 +21,7 @@ from rich.style import Style
 from rich.text import Text
 
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.gates import viewer
 from cope_jax.evaluation.gates.head_scores import top_tokens
 from cope_jax.evaluation.report.plot_style import CHARACTER, COLOURS, COLUMN_WIDTH, STYLE, TEXT_WIDTH, add_caption, save
 from cope_jax.evaluation.report.table import FIRM, words
@@ -50,6 +51,10 @@ class Inspection:
     def shading(self) -> str:
         """The name of the map that colours the strips: "gates" if the encoding has gates, otherwise "attention"."""
         return "gates" if "gates" in self.maps else "attention"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: point at a token to see its gates, positions and attention."""
+        return viewer.frame(self)
 
 
 def inspect(
@@ -206,9 +211,13 @@ def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | N
 
 
 def write_heat_maps(folder: Path, seen: Inspection, title: str = "") -> list[Path]:
-    """Writes the `query_plot` as `query.png`, and the `heat_map` of each map as NAME.png; returns their paths."""
+    """Writes `query_plot` as query.png, `heat_map` of each map as NAME.png, and report.html; returns their paths."""
     heat_maps = [save(heat_map(seen, name, title), folder / f"{name}.png") for name in seen.maps]
-    return [save(query_plot(seen, title), folder / "query.png"), *heat_maps]
+    return [
+        save(query_plot(seen, title), folder / "query.png"),
+        *heat_maps,
+        viewer.write(folder / "report.html", seen, title),
+    ]
 
 
 @rc_context(STYLE)
