@@ -21,7 +21,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.training.preemption import Interrupted
 from experiments.cli import entry, jobs, outputs
 from experiments.sweep import cells as reading
-from experiments.sweep import engines, report
+from experiments.sweep import engines, report, search
 from experiments.sweep.drive import drive, jobs_of
 
 _GRID = flags.DEFINE_string(
@@ -52,8 +52,16 @@ flags.adopt_module_key_flags(jobs)
 
 def main() -> None:
     """Trains the cells that are left, then writes all results."""
-    cells, workdir = reading.read(find(_GRID.value)), Path(_WORKDIR.value)
+    grid, workdir = reading.read(find(_GRID.value)), Path(_WORKDIR.value)
     with workdirs.locked(workdir):
+        trials = reading.state(search.trials(grid), workdir)
+        if trials.left or trials.failed:
+            missing = [*trials.failed, *trials.left]
+            print(f"{search.budget(grid)}: {len(missing)} trials to train first", file=sys.stderr)
+            number = None if _DRY_RUN.value else train(missing, trials, slots_of_engine(len(missing)), workdir)
+            if number is not None:
+                raise Interrupted("stopped in the trials; rerun the same command to resume", number)
+        cells = [search.chosen(cell, workdir) for cell in grid]
         state = reading.state(cells, workdir)
         todo = list(state.failed) if _ONLY_FAILED.value else [c for c in cells if c in state.failed or c in state.left]
         slots = slots_of_engine(len(todo))
@@ -62,7 +70,7 @@ def main() -> None:
             return
         number = train(todo, state, slots, workdir) if todo else None
         state = reading.state(cells, workdir)
-        show(state, workdir)
+        show(state, workdir, search.budget(grid))
     if number is not None:
         raise Interrupted(
             f"stopped; {len(state.finished)} of {len(cells)} cells are finished; rerun the same command to resume",
@@ -146,15 +154,15 @@ def read_resources(texts: list[str]) -> dict[str, float | str]:
     return found
 
 
-def show(state: reading.State, workdir: Path) -> None:
-    """Writes the results of all finished cells, and names the others."""
+def show(state: reading.State, workdir: Path, budget: str) -> None:
+    """Writes the results of all finished cells, and names the others; `budget` says what was searched."""
     for cell, line in state.failed.items():
         print(f"failed: {cell.name}: {line}", file=sys.stderr)
     if not state.finished:
         return
     records = reading.records(state.finished, workdir)
     paths = recording.write_results(workdir, records, recording.environment())
-    outputs.list_files([*paths, report.write(state, records, workdir)])
+    outputs.list_files([*paths, report.write(state, records, workdir, budget)])
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ class Cell:
       seed: the random seed of the run.
       changes: fields of the config that differ from the file, as nested dicts.
       setting: what the cells of one table share, which names its folder. If empty, the config and its changes.
+      search: values to try for some fields, by their dotted paths, such as {"optimizer.learning_rate": (1e-3, 3e-3)}.
+        Before the cells of a setting and encoding train, one trial run for each combination decides: see
+        `experiments.sweep.search`.
     """
 
     config: str
@@ -40,6 +43,7 @@ class Cell:
     seed: int = 0
     changes: Mapping[str, Any] = dataclasses.field(default_factory=dict, hash=False)
     setting: str = ""
+    search: Mapping[str, Sequence[Any]] = dataclasses.field(default_factory=dict, hash=False)
 
     @property
     def table(self) -> str:
@@ -53,7 +57,7 @@ class Cell:
 
     def folder(self, workdir: Path) -> Path:
         """The workdir of the run. `experiments.compare` finds the cells of a setting there."""
-        return workdir / self.table / "cells" / folder_name(self.encoding) / f"seed_{self.seed}"
+        return workdir / folder_name(self.table) / "cells" / folder_name(self.encoding) / f"seed_{self.seed}"
 
     def flags(self) -> list[str]:
         """The flags of `experiments.train` for this cell, without its workdir."""

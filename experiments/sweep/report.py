@@ -14,8 +14,15 @@ from cope_jax.training.metrics import read_metrics
 from experiments.sweep.cells import Cell, State
 
 
-def write(state: State, records: Sequence[Record], workdir: Path) -> Path:
-    """Writes report.html in `workdir` with all cells, and returns its path; `records` are those of finished cells."""
+def write(state: State, records: Sequence[Record], workdir: Path, budget: str = "") -> Path:
+    """Writes report.html in `workdir` with all cells, and returns its path.
+
+    Args:
+      state: the state of all cells.
+      records: the records of finished cells.
+      workdir: the folder of the grid.
+      budget: what was searched, in words.
+    """
     cells = [*state.finished, *state.failed, *state.left]
     metrics = {cell.table: _metric(cell) for cell in {cell.table: cell for cell in cells}.values()}
     runs = [
@@ -30,7 +37,8 @@ def write(state: State, records: Sequence[Record], workdir: Path) -> Path:
         _curves(state.finished, workdir),
         runs,
         metrics,
-        f"{len(state.finished)} of {len(cells)} cells finished, {len(state.failed)} failed; {page.versions()}",
+        f"{len(state.finished)} of {len(cells)} cells finished, {len(state.failed)} failed; "
+        f"{budget + '; ' if budget else ''}{page.versions()}",
     )
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from experiments.sweep import cells as reading
-from experiments.sweep import engines, one_cell
+from experiments.sweep import engines, one_cell, search
 from experiments.sweep.cells import FAILED, Cell
 from experiments.sweep.drive import drive, jobs_of
 from experiments.sweep.run import Job, last_line, run
@@ -108,6 +108,34 @@ def test_a_finished_cell_of_other_settings_is_an_error(tmp_path):
     assert reading.state([cell], tmp_path).finished == [cell]
     with pytest.raises(ConfigError, match=r"other settings, .*training\.steps"):
         reading.state([other], tmp_path)
+
+
+def test_the_trial_with_the_lowest_loss_decides(tmp_path):
+    rates = {"optimizer.learning_rate": (1e-3, 3e-3, 1e-2)}
+    cells = [
+        Cell("quick", name, seed, {"training": {"steps": 200}}, search=rates) for name in "ab" for seed in range(2)
+    ]
+    trials = search.trials(cells[:2])
+    assert [trial.changes["optimizer"] for trial in trials] == [{"learning_rate": rate} for rate in (1e-3, 3e-3, 1e-2)]
+    assert all(trial.changes["training"] == {"steps": 200, "data_seed": 1} for trial in trials)
+    assert {trial.seed for trial in trials} == {search.SEED}
+    assert len(search.trials(cells)) == 6
+    assert search.chosen(cells[0], tmp_path) is cells[0]  # no trial has ended
+    for trial, loss in zip(trials, (0.5, 0.2, None), strict=True):  # a loss that is not finite is null
+        folder = trial.folder(tmp_path)
+        folder.mkdir(parents=True)
+        rows = [("loss", "split", loss), ("loss", "split", 0.0), ("loss", "sweep", 0.0), ("token_error", "split", 0.0)]
+        records = [{"metric": metric, "kind": kind, "value": value} for metric, kind, value in rows]
+        (folder / "result.json").write_text(json.dumps({"records": records}))
+    for cell in cells[:2]:
+        found = search.chosen(cell, tmp_path)
+        assert found.changes == {"training": {"steps": 200}, "optimizer": {"learning_rate": 3e-3}}
+        assert found.folder(tmp_path) == cell.folder(tmp_path)
+        assert "--config.optimizer.learning_rate=0.003" in found.flags()
+    assert search.chosen(cells[2], tmp_path) is cells[2]
+    assert search.budget(cells) == "learning_rate chosen for each encoding from 3 trials"
+    assert search.budget([Cell("quick", "rope")]) == ""
+    assert search.trials([Cell("quick", "rope")]) == []
 
 
 def test_cells_that_fail_or_are_lost_do_not_stop_the_others(tmp_path, capsys):

@@ -86,6 +86,19 @@ def test_another_engine_goes_on(grid, one_after_the_other, tmp_path):
     assert sweep(grid, tmp_path / "run", *flags) == one_after_the_other
 
 
+def test_trials_come_first(config, tmp_path):
+    """A rate that hardly learns is not chosen."""
+    path = tmp_path / "grid.py"
+    path.write_text(
+        "from experiments.sweep.cells import Cell\n\n\ndef get_cells():\n"
+        f"    yield Cell({str(config)!r}, 'rope', setting='tiny', search={{'optimizer.learning_rate': (1e-9, 1e-2)}})\n"
+    )
+    for _ in range(2):  # the second time, all is known from the disk
+        held = sweep(path, tmp_path / "run")
+        assert {record["learning_rate"] for record in held} == {1e-2}
+    assert "learning_rate chosen for each encoding from 2 trials" in (tmp_path / "run" / "report.html").read_text()
+
+
 def test_a_second_command_is_refused(grid, tmp_path):
     first = subprocess.Popen(command(grid, tmp_path / "run"), cwd=ROOT, stderr=subprocess.DEVNULL)
     while not (tmp_path / "run" / ".lock").exists() or not (tmp_path / "run" / ".lock").read_text():

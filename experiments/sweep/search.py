@@ -1,0 +1,81 @@
+"""Chooses a value, such as the learning rate, for each setting and encoding before its cells train."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from cope_jax.models.model import overlay
+from cope_jax.runs import workdir as workdirs
+from experiments.sweep.cells import Cell
+
+SEED = 1_000_000
+"""The seed of trial cells, which no other cell should have."""
+
+
+def trials(cells: Iterable[Cell]) -> list[Cell]:
+    """The trial cells of all cells that have a `search`: one for each combination of values, setting and encoding.
+
+    A trial has a seed and data of its own, so what is chosen has not seen the evaluation of the other cells.
+
+    >>> cell = Cell("quick", "rope", 3, search={"optimizer.learning_rate": (1e-3, 3e-3)})
+    >>> [trial.name for trial in trials([cell, dataclasses.replace(cell, seed=4)])]
+    ['quick search learning_rate=0.001, rope, seed 1000000', 'quick search learning_rate=0.003, rope, seed 1000000']
+    """
+    found = {}
+    for cell in cells:
+        for values in _combinations(cell):
+            named = " ".join(f"{field.rpartition('.')[2]}={value}" for field, value in values.items())
+            changes = overlay(_with(cell, values).changes, _nested("training.data_seed", _data_seed(cell) + 1))
+            trial = Cell(cell.config, cell.encoding, SEED, changes, f"{cell.table} search {named}")
+            found[trial.table, trial.encoding] = trial
+    return list(found.values())
+
+
+def chosen(cell: Cell, workdir: Path) -> Cell:
+    """The cell with the values whose trial has the lowest loss in distribution.
+
+    A cell without `search` or without any trial that ended stays as it is. A trial that failed is never chosen.
+    """
+    losses = {}
+    for trial, values in zip(trials([cell]), _combinations(cell), strict=True):
+        records = workdirs.read_records(trial.folder(workdir) / "result.json")
+        found = [row["value"] for row in records if row["metric"] == "loss" and row["kind"] == "split"][:1]
+        losses[tuple(values.items())] = found[0] if found and math.isfinite(found[0]) else math.inf
+    best = min(losses, key=lambda values: losses[values], default=())
+    return _with(cell, dict(best)) if losses.get(best, math.inf) < math.inf else cell
+
+
+def budget(cells: Sequence[Cell]) -> str:
+    """How much was searched, in words; "" if nothing."""
+    searched = [cell for cell in cells if cell.search]
+    if not searched:
+        return ""
+    counts = {len(_combinations(cell)) for cell in searched}
+    fields = sorted({field.rpartition(".")[2] for cell in searched for field in cell.search})
+    return f"{' and '.join(fields)} chosen for each encoding from {' to '.join(map(str, sorted(counts)))} trials"
+
+
+def _combinations(cell: Cell) -> list[dict[str, Any]]:
+    if not cell.search:
+        return []
+    return [dict(zip(cell.search, values, strict=True)) for values in itertools.product(*cell.search.values())]
+
+
+def _with(cell: Cell, values: dict[str, Any]) -> Cell:
+    changes = cell.changes
+    for field, value in values.items():
+        changes = overlay(changes, _nested(field, value))
+    return dataclasses.replace(cell, changes=changes, setting=cell.table, search={})
+
+
+def _nested(field: str, value: Any) -> dict[str, Any]:
+    for name in reversed(field.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def _data_seed(cell: Cell) -> int:
+    return cell.experiment().training.data_seed
