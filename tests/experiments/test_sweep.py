@@ -113,7 +113,9 @@ def test_a_finished_cell_of_other_settings_is_an_error(tmp_path):
 def test_the_trial_with_the_lowest_loss_decides(tmp_path):
     rates = {"optimizer.learning_rate": (1e-3, 3e-3, 1e-2)}
     cells = [
-        Cell("quick", name, seed, {"training": {"steps": 200}}, search=rates) for name in "ab" for seed in range(2)
+        Cell("quick", name, seed, {"training": {"steps": 200}}, search=rates)
+        for name in ("rope", "cope")
+        for seed in range(2)
     ]
     trials = search.trials(cells[:2])
     assert [trial.changes["optimizer"] for trial in trials] == [{"learning_rate": rate} for rate in (1e-3, 3e-3, 1e-2)]
