@@ -162,7 +162,7 @@ def show(state: reading.State, workdir: Path, budget: str) -> None:
         return
     records = reading.records(state.finished, workdir)
     paths = recording.write_results(workdir, records, recording.environment())
-    outputs.list_files([*paths, report.write(state, records, workdir, budget)])
+    outputs.list_files([*paths, *report.write(state, records, workdir, budget)])
 
 
 if __name__ == "__main__":

@@ -8,14 +8,15 @@ from tqdm import tqdm
 
 from cope_jax import tasks
 from cope_jax.evaluation.report import page
+from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
 from cope_jax.training.metrics import read_metrics
 from experiments.sweep.cells import Cell, State
 
 
-def write(state: State, records: Sequence[Record], workdir: Path, budget: str = "") -> Path:
-    """Writes report.html in `workdir` with all cells, and returns its path.
+def write(state: State, records: Sequence[Record], workdir: Path, budget: str = "") -> list[Path]:
+    """Writes report.html, with all cells, and table.md in `workdir`, and returns their paths.
 
     Args:
       state: the state of all cells.
@@ -30,7 +31,8 @@ def write(state: State, records: Sequence[Record], workdir: Path, budget: str = 
         *(_run(cell, workdir, f"failed: {line}") for cell, line in state.failed.items()),
         *(_run(cell, workdir, "not trained yet") for cell in state.left),
     ]
-    return page.write(
+    table = write_atomically(workdir / "table.md", page.markdown(records, metrics))
+    written = page.write(
         workdir / "report.html",
         workdir.resolve().name,
         records,
@@ -40,6 +42,7 @@ def write(state: State, records: Sequence[Record], workdir: Path, budget: str = 
         f"{len(state.finished)} of {len(cells)} cells finished, {len(state.failed)} failed; "
         f"{budget + '; ' if budget else ''}{page.versions()}",
     )
+    return [written, table]
 
 
 def _metric(cell: Cell) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 import vl_convert
 
-from cope_jax.evaluation.report import significance
+from cope_jax.evaluation.report import page_charts, significance
 from cope_jax.evaluation.report.table import words
 from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record, environment, finite
@@ -65,9 +65,9 @@ def write(
       metrics: the headline metric of each setting.
       facts: one line about the runs, such as versions and the commit.
     """
-    main = [row for row in records if row["metric"] == metrics[row["setting"]]]
+    main = _headlines(records, metrics)
     fixed = [row for row in main if row.get("kind", "split") == "split"]
-    shares = all(unit_of(metric).scale == 100 for metric in metrics.values())
+    shares = _are_shares(metrics)
     content = {
         "facts": facts,
         "legend": LEGEND,
@@ -77,13 +77,15 @@ def write(
             name: {column: _cells(errors, shares) for column, errors in columns.items()} | _ranks(columns)
             for name, columns in _views(fixed).items()
         },
-        "curves": _bands(_learning(curves, metrics), ("setting", "encoding", "split", "step")),
-        "sweep": _bands(_levels(main), ("setting", "encoding", "level")),
-        "cost": _costs(fixed),
+        "curves": page_charts.bands(
+            page_charts.learning_points(curves, metrics), ("setting", "encoding", "split", "step")
+        ),
+        "sweep": page_charts.bands(page_charts.level_points(main), ("setting", "encoding", "level")),
+        "cost": page_charts.cost_points(fixed),
         "charts": {
-            "curves": _lines("step", "step", shares, row="split"),
-            "sweep": _lines("level", "length or level", shares),
-            "cost": _scatter(shares),
+            "curves": page_charts.line_chart("step", "step", shares, row="split"),
+            "sweep": page_charts.line_chart("level", "length or level", shares),
+            "cost": page_charts.scatter_chart(shares),
         },
         "runs": [dataclasses.asdict(run) for run in runs],
     }
@@ -93,6 +95,44 @@ def write(
     for name, value in (("TITLE", html.escape(title)), ("DATA", data), ("LIBRARY", library)):
         text = text.replace(f"@@{name}@@", value)
     return write_atomically(path, text)
+
+
+def markdown(records: Sequence[Record], metrics: Mapping[str, str]) -> str:
+    """The tables of errors as GitHub Markdown.
+
+    A cell has the mean over seeds and, in brackets, the worst seed. Bold means that no other encoding is shown to be
+    better, in columns that show any difference.
+    """
+    main = _headlines(records, metrics)
+    shares = _are_shares(metrics)
+    names = list(dict.fromkeys(row["encoding"] for row in main))
+    parts = []
+    for view, columns in _views([row for row in main if row.get("kind", "split") == "split"]).items():
+        cells = {column: _cells(errors, shares) for column, errors in columns.items()} | _ranks(columns)
+        lines = [f"**{view}**", "", f"| encoding | {' | '.join(cells)} |", f"| --- {'| ---: ' * len(cells)}|"]
+        for name in names:
+            shown = (_plain(cells[column].get(name), columns.get(column, {}).get(name), shares) for column in cells)
+            lines.append(f"| `{name}` | {' | '.join(shown)} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def _plain(cell: Mapping[str, Any] | None, seeds: Mapping[int, float] | None, shares: bool) -> str:
+    if cell is None:
+        return "–"
+    text = f"**{cell['text']}**" if cell["best"] else str(cell["text"])
+    if not seeds or len(seeds) < 2 or cell["mean"] is None:
+        return text
+    worst = max(seeds.values())
+    return f"{text} ({100 * worst:.1f})" if shares else f"{text} ({worst:.3g})"
+
+
+def _headlines(records: Sequence[Record], metrics: Mapping[str, str]) -> list[Record]:
+    return [row for row in records if row["metric"] == metrics[row["setting"]]]
+
+
+def _are_shares(metrics: Mapping[str, str]) -> bool:
+    return all(unit_of(metric).scale == 100 for metric in metrics.values())
 
 
 LIBRARY = "window.vegaEmbed = vegaEmbed;"
@@ -191,109 +231,4 @@ def _cell(seeds: Mapping[int, float], best: bool, shares: bool) -> dict[str, Any
         "text": f"{scale * mean:.1f}" if shares else f"{mean:.3g}",
         "best": best,
         "tip": "\n".join(told),
-    }
-
-
-def _learning(curves: Iterable[Record], metrics: Mapping[str, str]) -> list[Record]:
-    return [
-        {**{name: row[name] for name in ("setting", "encoding", "split", "step")}, "value": row[metric]}
-        for row in curves
-        if (metric := metrics[row["setting"]]) in row
-    ]
-
-
-def _levels(rows: Iterable[Record]) -> list[Record]:
-    """The points of the sweeps, by the number in the names of their splits."""
-    return [
-        {
-            "setting": row["setting"],
-            "encoding": row["encoding"],
-            "level": float(row["split"].rpartition("=")[2]),
-            "value": row["value"],
-        }
-        for row in rows
-        if row.get("kind") == "sweep" and "=" in row["split"]
-    ]
-
-
-def _bands(rows: Iterable[Record], keys: Sequence[str]) -> list[Record]:
-    """The mean, the lowest and the highest value over seeds, in rows that are equal in `keys`."""
-    groups: dict[tuple[Any, ...], list[float]] = {}
-    for row in rows:
-        groups.setdefault(tuple(row[key] for key in keys), []).append(row["value"])
-    return [
-        {**dict(zip(keys, group, strict=True)), "mean": plain.fmean(values), "low": min(values), "high": max(values)}
-        for group, values in groups.items()
-    ]
-
-
-def _costs(rows: Iterable[Record]) -> list[Record]:
-    """For each setting and encoding: the mean error over splits, the training time and the number of parameters."""
-    groups: dict[tuple[str, str], list[Record]] = {}
-    for row in rows:
-        groups.setdefault((row["setting"], row["encoding"]), []).append(row)
-    return [
-        {
-            "setting": setting,
-            "encoding": encoding,
-            "error": plain.fmean(row["value"] for row in held),
-            "seconds": plain.fmean(row["wall_seconds"] for row in held),
-            "parameters": held[0]["parameters"],
-        }
-        for (setting, encoding), held in groups.items()
-    ]
-
-
-def _lines(field: str, title: str, shares: bool, row: str | None = None) -> dict[str, Any]:
-    """The Vega-Lite chart of errors with a band over seeds."""
-    x = {"field": field, "type": "quantitative", "title": title}
-    colour = {"field": "encoding", "type": "nominal", "sort": None}
-    picked = {"param": "picked", "empty": True}
-    layers = [
-        {
-            "mark": {"type": "area", "opacity": 0.15},
-            "encoding": {
-                "x": x,
-                "y": {"field": "low", "type": "quantitative"},
-                "y2": {"field": "high"},
-                "color": colour,
-                "opacity": {"condition": {**picked, "value": 0.2}, "value": 0.02},
-            },
-        },
-        {
-            "params": [{"name": "picked", "select": {"type": "point", "fields": ["encoding"]}, "bind": "legend"}],
-            "mark": {"type": "line", "point": True},
-            "encoding": {
-                "x": x,
-                "y": {"field": "mean", "type": "quantitative", "title": "error", **_axis(shares)},
-                "color": colour,
-                "opacity": {"condition": {**picked, "value": 1}, "value": 0.08},
-                "tooltip": [{"field": name} for name in ("encoding", field, "mean", "low", "high")],
-            },
-        },
-    ]
-    if row is None:
-        return {"layer": layers, "height": 300}
-    rows = {"field": row, "type": "nominal", "title": None, "sort": None}
-    # The width of facets cannot follow the page.
-    return {"facet": {"row": rows}, "spec": {"layer": layers, "width": 560, "height": 170}}
-
-
-def _axis(shares: bool) -> dict[str, Any]:
-    return {"axis": {"format": ".0%"}} if shares else {}
-
-
-def _scatter(shares: bool) -> dict[str, Any]:
-    """The Vega-Lite chart of errors against training time."""
-    number = {"type": "quantitative", "scale": {"zero": False}}
-    return {
-        "height": 300,
-        "mark": {"type": "point", "filled": True},
-        "encoding": {
-            "x": {"field": "seconds", "title": "training time of a seed in s", **number},
-            "y": {"field": "error", "type": "quantitative", "title": "mean error over splits", **_axis(shares)},
-            "size": {"field": "parameters", "type": "quantitative", "scale": {"zero": False, "range": [60, 300]}},
-            "color": {"field": "encoding", "type": "nominal", "sort": None},
-            "tooltip": [{"field": name} for name in ("encoding", "seconds", "error", "parameters")],
-        },
     }

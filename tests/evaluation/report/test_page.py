@@ -71,6 +71,16 @@ def test_one_task_has_a_column_for_each_split(tmp_path):
     }
 
 
+def test_the_tables_as_markdown():
+    lines = page.markdown(list(rows()), dict.fromkeys(ERRORS, "token_error")).splitlines()
+    assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack <b> | mean rank |"]
+    assert lines[4:6] == [
+        "| `cope` | **0.0** (0.0) | 20.0 (30.0) | 1.2 |",
+        "| `rope` | 50.0 (51.0) | 20.0 (30.0) | 1.8 |",
+    ]
+    assert lines[7] == "**out of distribution**"
+
+
 def test_bands_are_over_seeds(tmp_path):
     data = content(write(tmp_path))
     point = next(p for p in data["curves"] if (p["setting"], p["encoding"], p["split"]) == ("recall", "rope", "longer"))

@@ -1,0 +1,112 @@
+"""The charts of the page of results, in Vega-Lite, and their points."""
+
+import statistics as plain
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from cope_jax.runs.records import Record
+
+
+def learning_points(curves: Iterable[Record], metrics: Mapping[str, str]) -> list[Record]:
+    return [
+        {**{name: row[name] for name in ("setting", "encoding", "split", "step")}, "value": row[metric]}
+        for row in curves
+        if (metric := metrics[row["setting"]]) in row
+    ]
+
+
+def level_points(rows: Iterable[Record]) -> list[Record]:
+    """The points of the sweeps, by the number in the names of their splits."""
+    return [
+        {
+            "setting": row["setting"],
+            "encoding": row["encoding"],
+            "level": float(row["split"].rpartition("=")[2]),
+            "value": row["value"],
+        }
+        for row in rows
+        if row.get("kind") == "sweep" and "=" in row["split"]
+    ]
+
+
+def bands(rows: Iterable[Record], keys: Sequence[str]) -> list[Record]:
+    """The mean, the lowest and the highest value over seeds, in rows that are equal in `keys`."""
+    groups: dict[tuple[Any, ...], list[float]] = {}
+    for row in rows:
+        groups.setdefault(tuple(row[key] for key in keys), []).append(row["value"])
+    return [
+        {**dict(zip(keys, group, strict=True)), "mean": plain.fmean(values), "low": min(values), "high": max(values)}
+        for group, values in groups.items()
+    ]
+
+
+def cost_points(rows: Iterable[Record]) -> list[Record]:
+    """For each setting and encoding: the mean error over splits, the training time and the number of parameters."""
+    groups: dict[tuple[str, str], list[Record]] = {}
+    for row in rows:
+        groups.setdefault((row["setting"], row["encoding"]), []).append(row)
+    return [
+        {
+            "setting": setting,
+            "encoding": encoding,
+            "error": plain.fmean(row["value"] for row in held),
+            "seconds": plain.fmean(row["wall_seconds"] for row in held),
+            "parameters": held[0]["parameters"],
+        }
+        for (setting, encoding), held in groups.items()
+    ]
+
+
+def line_chart(field: str, title: str, shares: bool, row: str | None = None) -> dict[str, Any]:
+    """The Vega-Lite chart of errors with a band over seeds."""
+    x = {"field": field, "type": "quantitative", "title": title}
+    colour = {"field": "encoding", "type": "nominal", "sort": None}
+    picked = {"param": "picked", "empty": True}
+    layers = [
+        {
+            "mark": {"type": "area", "opacity": 0.15},
+            "encoding": {
+                "x": x,
+                "y": {"field": "low", "type": "quantitative"},
+                "y2": {"field": "high"},
+                "color": colour,
+                "opacity": {"condition": {**picked, "value": 0.2}, "value": 0.02},
+            },
+        },
+        {
+            "params": [{"name": "picked", "select": {"type": "point", "fields": ["encoding"]}, "bind": "legend"}],
+            "mark": {"type": "line", "point": True},
+            "encoding": {
+                "x": x,
+                "y": {"field": "mean", "type": "quantitative", "title": "error", **_axis(shares)},
+                "color": colour,
+                "opacity": {"condition": {**picked, "value": 1}, "value": 0.08},
+                "tooltip": [{"field": name} for name in ("encoding", field, "mean", "low", "high")],
+            },
+        },
+    ]
+    if row is None:
+        return {"layer": layers, "height": 300}
+    rows = {"field": row, "type": "nominal", "title": None, "sort": None}
+    # The width of facets cannot follow the page.
+    return {"facet": {"row": rows}, "spec": {"layer": layers, "width": 560, "height": 170}}
+
+
+def _axis(shares: bool) -> dict[str, Any]:
+    return {"axis": {"format": ".0%"}} if shares else {}
+
+
+def scatter_chart(shares: bool) -> dict[str, Any]:
+    """The Vega-Lite chart of errors against training time."""
+    number = {"type": "quantitative", "scale": {"zero": False}}
+    return {
+        "height": 300,
+        "mark": {"type": "point", "filled": True},
+        "encoding": {
+            "x": {"field": "seconds", "title": "training time of a seed in s", **number},
+            "y": {"field": "error", "type": "quantitative", "title": "mean error over splits", **_axis(shares)},
+            "size": {"field": "parameters", "type": "quantitative", "scale": {"zero": False, "range": [60, 300]}},
+            "color": {"field": "encoding", "type": "nominal", "sort": None},
+            "tooltip": [{"field": name} for name in ("encoding", "seconds", "error", "parameters")],
+        },
+    }
