@@ -8,6 +8,7 @@ from cope_jax.runs.records import Record
 
 
 def learning_points(curves: Iterable[Record], metrics: Mapping[str, str]) -> list[Record]:
+    """The points of learning curves, with the headline metric of their setting as `value`."""
     return [
         {**{name: row[name] for name in ("setting", "encoding", "split", "step")}, "value": row[metric]}
         for row in curves
