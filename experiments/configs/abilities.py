@@ -31,7 +31,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def get_config(ability: str = "recall") -> base.ConfigDict:
     if ability not in SETTINGS:
-        raise unknown("ability", ability, SETTINGS)
+        raise unknown("setting of abilities", ability, SETTINGS)
     task, options = SETTINGS[ability]
     return base.experiment(
         task,

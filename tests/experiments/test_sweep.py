@@ -96,7 +96,12 @@ def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
     assert (state.finished, state.failed, state.left) == ([cells[0], cells[2]], {cells[1]: "error: no"}, [cells[3]])
     assert reading.seconds_left([cells[1], cells[3]], state.finished, tmp_path) == 40.0
     assert reading.seconds_left([Cell("quick", "fox")], state.finished, tmp_path) == 20.0
-    assert reading.seconds_left([Cell("counting", "fox")], state.finished, tmp_path) == 20.0
+    other = Cell("counting_small", "rope")
+    finish(other, tmp_path, 80.0)
+    finished = [*state.finished, other]
+    assert reading.seconds_left([Cell("counting_small", "fox")], finished, tmp_path) == 80.0
+    assert reading.seconds_left([Cell("quick", "fox")], finished, tmp_path) == 20.0
+    assert reading.seconds_left([Cell("counting", "fox")], finished, tmp_path) == 40.0
     assert reading.seconds_left(cells, [], tmp_path) is None
 
 
@@ -126,7 +131,7 @@ def test_the_trial_with_the_lowest_loss_decides(tmp_path):
     for trial, loss in zip(trials, (0.5, 0.2, None), strict=True):  # a loss that is not finite is null
         folder = trial.folder(tmp_path)
         folder.mkdir(parents=True)
-        rows = [("loss", "split", loss), ("loss", "split", 0.0), ("loss", "sweep", 0.0), ("token_error", "split", 0.0)]
+        rows = [("token_error", "split", 0), ("loss", "sweep", 0), ("loss", "split", loss), ("loss", "split", 0)]
         records = [{"metric": metric, "kind": kind, "value": value} for metric, kind, value in rows]
         (folder / "result.json").write_text(json.dumps({"records": records}))
     for cell in cells[:2]:

@@ -24,6 +24,14 @@ def test_the_answer_follows_from_the_text(form, split):
         assert len(answer) == 3
 
 
+@pytest.mark.parametrize("form", ["prefix_ngram", "suffix_ngram"])
+def test_the_queried_letters_come_once(form):
+    for question, answer in questions(tasks.create("copying", form=form, letters=12, ngram=1), "train"):
+        word, query = sorted("".join(question).split("|"), key=len, reverse=True)
+        assert word.count(query) == 1
+        assert word[word.index(query) + 1] == answer[0]
+
+
 def test_repeated_ngrams_repeat():
     for question, _ in questions(tasks.create("copying", form="repeated_ngrams", letters=60), "train"):
         if len(question) >= 24:

@@ -56,6 +56,7 @@ def test_sizes():
     digits = lambda question: question.index("#") - 3  # noqa: E731
     assert sizes(task, "train", digits) == (2, 16)
     assert sizes(task, "longer", digits, 500) == (17, 32)
+    assert sizes(task, "longest", digits, 1500) == (65, 128)
     assert task.length("longest") == 128 + 9
 
 

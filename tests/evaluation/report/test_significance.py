@@ -66,6 +66,14 @@ def test_grids_without_differences_show_hardly_any():
     assert shown / 300 < 0.05
 
 
+@pytest.mark.parametrize(("p", "shown"), [(0.04, False), (0.02, True)])
+def test_the_correction_holds_for_dependent_differences(p, shown, monkeypatch):
+    """Three equal p: Benjamini & Yekutieli multiply by 1 + 1/2 + 1/3, Benjamini & Hochberg not at all."""
+    monkeypatch.setattr(significance, "difference", lambda *_: significance.Difference(0.1, 0.0, 0.2, p))
+    found = significance.differences({name: {0: 0.1, 1: 0.2} for name in "abc"})
+    assert [one.shown for one in found.values()] == [shown] * 3
+
+
 def test_all_pairs_are_compared():
     errors = {
         name: {seed: base + seed / 50 for seed in range(5)} for name, base in zip("abc", (0, 0.3, 0.6), strict=True)
