@@ -22,7 +22,6 @@ if __name__ == "inspect":  # a command of this folder was run as a file, so Pyth
     )
 
 import dataclasses
-import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -121,7 +120,11 @@ def show_maps(console: Console, run: LoadedRun, task: SyntheticTask) -> Callable
     title = run.title(_SEED.value)
     console.print(title, markup=False)
     console.print(maps.strips(seen, console.width), soft_wrap=True)
-    return functools.partial(maps.write_heat_maps, seen=seen, title=title)
+
+    def write(folder: Path) -> list[Path]:
+        return [*maps.write_heat_maps(folder, seen, title), viewer.write(folder / "report.html", seen, title)]
+
+    return write
 
 
 def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:

@@ -211,13 +211,9 @@ def strip(tokens: Sequence[str], shades_M: np.ndarray, numbers_M: np.ndarray | N
 
 
 def write_heat_maps(folder: Path, seen: Inspection, title: str = "") -> list[Path]:
-    """Writes `query_plot` as query.png, `heat_map` of each map as NAME.png, and report.html; returns their paths."""
+    """Writes the `query_plot` as `query.png`, and the `heat_map` of each map as NAME.png; returns their paths."""
     heat_maps = [save(heat_map(seen, name, title), folder / f"{name}.png") for name in seen.maps]
-    return [
-        save(query_plot(seen, title), folder / "query.png"),
-        *heat_maps,
-        viewer.write(folder / "report.html", seen, title),
-    ]
+    return [save(query_plot(seen, title), folder / "query.png"), *heat_maps]
 
 
 @rc_context(STYLE)
