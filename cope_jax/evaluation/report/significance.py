@@ -18,6 +18,9 @@ SOLVED = 0.01
 
 CONFIDENCE = 0.95
 
+LEAST = 3
+"""The smallest number of seeds that can show a difference."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Share:
@@ -47,7 +50,7 @@ class Difference:
 
     Attributes:
       mean: the mean difference.
-      low: the lower end of the 95 % interval of the mean, by Student's t; with one seed, −∞.
+      low: the lower end of the 95 % interval of the mean, by Student's t; −∞ with fewer than three seeds.
       high: its upper end.
       p: the probability of so large a difference by chance, not yet corrected for other comparisons.
       shown: whether the difference is shown, after that correction.
@@ -69,7 +72,7 @@ def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Diffe
     """
     both = np.array([first[seed] - second[seed] for seed in first.keys() & second.keys()], np.float64)
     mean = float(both.mean()) if both.size else math.nan
-    if both.size < 2 or not np.isfinite(both).all():
+    if both.size < LEAST or not np.isfinite(both).all():
         return Difference(mean, -math.inf, math.inf, 1.0)
     if np.ptp(both) == 0:  # Student's t is not defined
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
@@ -98,17 +101,17 @@ def differences(errors: Mapping[str, Mapping[int, float]]) -> dict[tuple[str, st
 
 
 def indistinguishable(errors: Mapping[str, Mapping[int, float]]) -> set[str]:
-    """The encodings that no other one is shown to be better than.
+    """The encodings with enough seeds that no other one is shown to be better than; empty if no difference is shown.
 
     >>> errors = {name: {seed: base + seed / 100 for seed in range(5)} for name, base in (("a", 0.1), ("b", 0.5))}
     >>> indistinguishable(errors)
     {'a'}
     """
-    worse = set()
+    worse: set[str] = set()
     for (first, second), found in differences(errors).items():
         if found.shown:
             worse.add(first if found.mean > 0 else second)
-    return set(errors) - worse
+    return {name for name, seeds in errors.items() if len(seeds) >= LEAST} - worse if worse else set()
 
 
 @dataclasses.dataclass(frozen=True)

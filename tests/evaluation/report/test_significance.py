@@ -44,16 +44,20 @@ def test_differences_are_by_seed():
     shuffled = {"a": errors["a"], "b": dict(zip(range(5), np.roll(list(errors["b"].values()), 1), strict=True))}
     assert not significance.differences(shuffled)["a", "b"].shown
     assert significance.indistinguishable(errors) == {"a"}
-    assert significance.indistinguishable(shuffled) == {"a", "b"}
+    assert significance.indistinguishable(shuffled) == set()
+    few = errors | {"c": {0: 0.0}}
+    assert significance.indistinguishable(few) == {"a"}  # one seed of c shows nothing
 
 
 def test_only_seeds_that_both_have_count():
-    found = significance.difference({0: 0.5, 1: 0.5, 7: 0.9}, {0: 0.4, 1: 0.3, 2: 0.0})
-    assert found.mean == pytest.approx(0.15)
+    found = significance.difference({0: 0.5, 1: 0.5, 2: 0.5, 7: 0.9}, {0: 0.4, 1: 0.3, 2: 0.2, 3: 0.0})
+    assert found.mean == pytest.approx(0.2)
+    assert significance.difference({0: 0.5, 1: 0.5}, {0: 0.1, 1: 0.1}).p == 1  # too few seeds
     assert significance.difference({0: 0.5}, {0: 0.1}).p == 1
     assert np.isnan(significance.difference({0: 0.5}, {1: 0.1}).mean)
-    assert significance.difference({0: 0.5, 1: 0.5}, {0: 0.5, 1: 0.5}).p == 1
-    assert significance.difference({0: 0.5, 1: 0.5}, {0: 0.0, 1: 0.0}).p == 0
+    same = dict.fromkeys(range(3), 0.5)
+    assert significance.difference(same, same).p == 1
+    assert significance.difference(same, dict.fromkeys(range(3), 0.0)).p == 0
 
 
 def test_grids_without_differences_show_hardly_any():
