@@ -30,7 +30,7 @@ from cope_jax.training.from_config import batch_shapes, create_iterator, create_
 from cope_jax.training.learner import TrainState
 from cope_jax.training.loop import Run
 from cope_jax.training.profiling import Profile
-from cope_jax.training.throughput import Throughput
+from cope_jax.training.throughput import Throughput, peak_memory
 
 
 class Experiment:
@@ -160,7 +160,8 @@ class Experiment:
             run = self._run(workdir, seeds, label or self.label, profile, start, progress)
             state, seconds = run.train()
             records = self.records(seeds, state.params, self.config.training.steps, seconds)
-            records = [{**(fields or {}), **record} for record in records]
+            extra = {**(fields or {}), "memory_gib": round(peak_memory(self.program.mesh.devices.flat), 3)}
+            records = [{**extra, **record} for record in records]
             if first:
                 workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment})
         return records

@@ -47,11 +47,17 @@ def train_missing(
         raise
 
 
+def check_finished(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun]) -> None:
+    """Raises ConfigError if a finished run has another config; its result must not pass for one of this config."""
+    for run in runs:
+        if run.result.exists():
+            workdirs.open_workdir(run.workdir, configs[run.label], run.seeds)
+
+
 def _train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridRun], workdir: Path, jobs: int) -> None:
     environment = records.environment()  # now, since the checkout may change while this runs
-    for run in runs:  # a result of another config must not pass for one of this config
-        if run.result.exists() and processes.is_first():
-            workdirs.open_workdir(run.workdir, configs[run.label], run.seeds)
+    if processes.is_first():
+        check_finished(configs, runs)
     works = []
     for number, run in enumerate(runs, start=1):
         seeds = f"seed {run.seeds[0]}" if len(run.seeds) == 1 else f"seeds {run.seeds[0]}–{run.seeds[-1]}"

@@ -1,5 +1,7 @@
 """Measures a run's speed, its model FLOPs utilisation and its memory; lists the peak FLOP/s of devices."""
 
+import resource
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -143,6 +145,13 @@ def mfu(tokens_per_second: float, flops_per_token: float, devices: int, peak: fl
     0.2
     """
     return tokens_per_second * flops_per_token / (devices * peak)
+
+
+def peak_memory(devices: Iterable[Any]) -> float:
+    """The highest memory use so far of a device, in GiB; on a CPU, which reports none, of this process."""
+    held = _memory(device for device in devices if device.process_index == jax.process_index())
+    kibibytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (1024 if sys.platform == "darwin" else 1)
+    return held.get("memory_peak_gib", kibibytes / 2**20)
 
 
 def _memory(devices: Iterable[Any]) -> dict[str, float]:

@@ -16,8 +16,10 @@ from absl import flags
 from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
+from cope_jax.registry import unknown
 from cope_jax.runs import records as recording
 from cope_jax.runs import workdir as workdirs
+from cope_jax.runs import workers
 from cope_jax.training.preemption import Interrupted
 from experiments.cli import entry, jobs, outputs
 from experiments.sweep import cells as reading
@@ -53,38 +55,48 @@ flags.adopt_module_key_flags(jobs)
 def main() -> None:
     """Trains the cells that are left, then writes all results."""
     grid, workdir = reading.read(find(_GRID.value)), Path(_WORKDIR.value)
+    reading.check(grid)
+    trial_cells = search.trials(grid)
+    reading.check(trial_cells)
+    options = check_engine()
     with workdirs.locked(workdir):
-        trials = reading.state(search.trials(grid), workdir)
-        if trials.left or trials.failed:
-            missing = [*trials.failed, *trials.left]
-            print(f"{search.budget(grid)}: {len(missing)} trials to train first", file=sys.stderr)
-            number = None if _DRY_RUN.value else train(missing, trials, slots_of_engine(len(missing)), workdir)
+        trials = reading.state(trial_cells, workdir)
+        missing = [*(trial for trial in trials.failed if not search.diverged(trial, workdir)), *trials.left]
+        if missing:
+            print(f"{search.budget(grid)}: {len(missing)} to train first", file=sys.stderr)
+            number = None if _DRY_RUN.value else train(missing, trials, options, workdir)
             if number is not None:
                 raise Interrupted("stopped in the trials; rerun the same command to resume", number)
-        cells = [search.chosen(cell, workdir) for cell in grid]
+            trials = reading.state(trial_cells, workdir)
+        blocked = {cell: line for cell in grid if (line := search.missing(cell, trials, workdir))}
+        cells = [search.chosen(cell, workdir) for cell in grid if cell not in blocked]
         state = reading.state(cells, workdir)
         todo = list(state.failed) if _ONLY_FAILED.value else [c for c in cells if c in state.failed or c in state.left]
         slots = slots_of_engine(len(todo))
-        announce(cells, state, todo, slots, workdir)
+        announce(grid, state, todo, slots, workdir)
         if _DRY_RUN.value:
             return
-        number = train(todo, state, slots, workdir) if todo else None
+        number = train(todo, state, options, workdir) if todo else None
         state = reading.state(cells, workdir)
+        state.failed |= blocked
         show(state, workdir, search.budget(grid))
     if number is not None:
         raise Interrupted(
-            f"stopped; {len(state.finished)} of {len(cells)} cells are finished; rerun the same command to resume",
+            f"stopped; {len(state.finished)} of {len(grid)} cells are finished; rerun the same command to resume",
             number,
         )
     if state.failed or state.left:
-        print(f"{len(state.failed)} cells failed, {len(state.left)} are missing", file=sys.stderr)
+        hint = "; without --only_failed the command trains these" if _ONLY_FAILED.value and state.left else ""
+        print(f"{len(state.failed)} cells failed, {len(state.left)} are missing{hint}", file=sys.stderr)
         sys.exit(1)
 
 
 def find(name: str) -> str:
     """The path of a grid that is given by name or path."""
-    known = Path(__file__).parents[1] / "grids" / f"{name}.py"
-    return str(known) if known.is_file() else name
+    known = {file.stem: str(file) for file in (Path(__file__).parents[1] / "grids").glob("*.py")}
+    if name not in known and not Path(name).is_file() and "/" not in name and not name.endswith(".py"):
+        raise unknown("grid", name, known)
+    return known.get(name, name)
 
 
 def slots_of_engine(todo: int) -> int:
@@ -108,7 +120,7 @@ def announce(
     print(line, file=sys.stderr)
 
 
-def train(todo: list[reading.Cell], state: reading.State, slots: int, workdir: Path) -> int | None:
+def train(todo: list[reading.Cell], state: reading.State, options: dict[str, float | str], workdir: Path) -> int | None:
     """Trains cells; returns the signal that stopped them, or None."""
     local = _ENGINE.value == "local"
     needs = {"cores": _CORES.value, "devices": _GPUS.value if local else 0, "time_limit": _TIME_LIMIT.value}
@@ -117,23 +129,31 @@ def train(todo: list[reading.Cell], state: reading.State, slots: int, workdir: P
         for cell in todo
         if state.finished and (seconds := reading.seconds_left([cell], state.finished, workdir)) is not None
     }
-    return drive(list(jobs_of(todo, workdir, **needs)), engine(slots, workdir), expected)
+    return drive(list(jobs_of(todo, workdir, **needs)), engine(slots_of_engine(len(todo)), options, workdir), expected)
 
 
-def engine(slots: int, workdir: Path) -> engines.Engine:
+def check_engine() -> dict[str, float | str]:
+    """Checks the flags of the engine, and returns --resources."""
+    options = read_resources(_RESOURCES.value)
+    if _ENGINE.value == "local" and (options or _ADDRESS.value):
+        raise ConfigError("--resources and --address are for --engine=ray and --engine=slurm: omit them")
+    if _ENGINE.value == "local" and _CORES.value > workers.cores():
+        raise ConfigError(f"a cell needs {_CORES.value} cores, but this machine shows {workers.cores()}: lower --cores")
+    if _ENGINE.value == "ray" and (wrong := [name for name, value in options.items() if isinstance(value, str)]):
+        raise ConfigError(f"--resources={wrong[0]}=… must be a number for Ray")
+    return options
+
+
+def engine(slots: int, options: dict[str, float | str], workdir: Path) -> engines.Engine:
     """The engine of the flags."""
     if _ENGINE.value == "local":
-        if _RESOURCES.value or _ADDRESS.value:
-            raise ConfigError("--resources and --address are for --engine=ray and --engine=slurm: omit them")
         return engines.Local(slots)
-    options = read_resources(_RESOURCES.value)
     if _ENGINE.value == "ray":
-        if wrong := [name for name, value in options.items() if isinstance(value, str)]:
-            raise ConfigError(f"--resources={wrong[0]}=… must be a number for Ray")
         resources = {name: float(value) for name, value in options.items()}
         return engines.Ray(slots, _ADDRESS.value, _CORES.value, _GPUS.value, resources)
-    cluster = options.pop("cluster", "slurm")
-    return engines.Slurm(slots, workdir / "slurm", _CORES.value, _GPUS.value, options, str(cluster))
+    own = {name: value for name, value in options.items() if name != "cluster"}
+    cluster = str(options.get("cluster", "slurm"))
+    return engines.Slurm(slots, workdir / "slurm", _CORES.value, _GPUS.value, own, cluster)
 
 
 def read_resources(texts: list[str]) -> dict[str, float | str]:

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import runpy
+import traceback
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -70,34 +71,52 @@ class Cell:
 
 
 def read(path: str) -> list[Cell]:
-    """The cells that `get_cells()` of a grid file yields, each checked.
-
-    Raises:
-      ConfigError: the file is not a grid, a cell is wrong, or two cells have the same folder.
-    """
+    """The cells that `get_cells()` of a grid file yields, unchecked. ConfigError: the file is not a grid."""
     try:
         get_cells = runpy.run_path(path).get("get_cells")
+        cells = list(get_cells()) if callable(get_cells) else None
     except ConfigError:
         raise
     except Exception as error:
-        reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {' '.join(str(error).split())}"
         raise ConfigError(
-            f"--grid needs a Python file whose get_cells() yields cells, not {path} ({reason})"
+            f"--grid needs a Python file whose get_cells() yields cells, not {path} ({_reason(error)})"
         ) from error
-    if not callable(get_cells):
+    if cells is None:
         raise ConfigError(f"--grid needs a Python file whose get_cells() yields cells, not {path} (it has none)")
-    cells = list(get_cells())
-    seen: dict[Path, Cell] = {}
+    if not cells:
+        raise ConfigError(f"{path} has no cells: get_cells() must yield at least one")
     for cell in cells:
         if not isinstance(cell, Cell):
             raise ConfigError(f"{path}: get_cells() must yield cells of experiments.sweep.cells, not {cell!r}")
-        cell.experiment()
-        other = seen.setdefault(cell.folder(Path()), cell)
-        if other is not cell:
-            raise ConfigError(f"{path} has two cells for {cell.name}: give the changes of one another setting=...")
-    if not cells:
-        raise ConfigError(f"{path} has no cells: get_cells() must yield at least one")
     return cells
+
+
+def check(cells: Iterable[Cell]) -> None:
+    """Checks every cell. ConfigError: a cell is wrong, two have the same folder, or one table has several tasks."""
+    seen: dict[Path, Cell] = {}
+    tasks: dict[str, Any] = {}
+    for cell in cells:
+        try:
+            task = cell.experiment().task
+            if not isinstance(cell.seed, int) or cell.seed < 0:
+                raise ConfigError(f"seed must be an integer of at least 0, not {cell.seed!r}")
+            if folder_name(cell.table) in ("", ".", ".."):
+                raise ConfigError("setting needs letters or digits")
+        except ConfigError as error:
+            raise ConfigError(f"cell {cell.name}: {error}") from error
+        except (TypeError, ValueError, AttributeError) as error:
+            raise ConfigError(f"cell {cell.config!r}, {cell.encoding!r}, seed {cell.seed!r}: {error}") from error
+        if seen.setdefault(cell.folder(Path()), cell) is not cell:
+            raise ConfigError(f"two cells are {cell.name}: give the changes of one another setting=...")
+        if tasks.setdefault(cell.table, task) != task:
+            raise ConfigError(f"the cells of {cell.table!r} have different tasks: give each task its own setting=...")
+
+
+def _reason(error: Exception) -> str:
+    """What went wrong, in one line, and where in the grid file."""
+    found = getattr(error, "strerror", None) or f"{type(error).__name__}: {' '.join(str(error).split())}"
+    lines = [str(frame.lineno) for frame in traceback.extract_tb(error.__traceback__) if frame.name == "get_cells"]
+    return f"line {lines[-1]}: {found}" if lines else str(found)
 
 
 @dataclasses.dataclass

@@ -104,9 +104,12 @@ class Slurm:
     def __init__(self, slots: int, folder: Path, cores: int, devices: int, options: dict[str, Any], cluster: str):
         submitit = _library("submitit", "sweep")
         self.slots = slots
-        self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
         gpu = {"gpus_per_node": devices} if devices else {}
-        self._executor.update_parameters(cpus_per_task=max(1, cores), **gpu, **options)
+        try:
+            self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
+            self._executor.update_parameters(cpus_per_task=max(1, cores), **gpu, **options)
+        except (RuntimeError, ValueError, NameError, TypeError) as error:
+            raise ConfigError(f"--engine=slurm does not work here ({str(error).splitlines()[0]})") from error
         self._jobs: list[Any] = []
 
     def start(self, job: Job) -> Waiting:

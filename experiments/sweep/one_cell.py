@@ -20,6 +20,10 @@ POLL = 0.1
 """Seconds between two tries to claim what is in use."""
 
 
+WAITS = "waits for cores or GPUs that other cells use"
+"""The last line of a cell's log while it waits; this time does not count for its time limit."""
+
+
 def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
     """Claims `count` of some things of this machine, such as cores, until the process ends; waits until they are free.
 
@@ -27,6 +31,7 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
     """
     folder = Path(tempfile.gettempdir()) / f"cope_jax-{os.getuid()}"
     folder.mkdir(exist_ok=True)
+    said = False
     while True:
         held = []
         for name in names:
@@ -38,9 +43,14 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
                 continue
             held.append((name, file))
             if len(held) == count:
+                if said:
+                    print(f"has its {kind}s", flush=True)
                 return [name for name, _ in held]
         for _, file in held:  # too few: another process may need only these
             os.close(file)
+        if not said:
+            print(WAITS, flush=True)
+            said = True
         time.sleep(POLL)
 
 

@@ -29,7 +29,7 @@ def write(state: State, records: Sequence[Record], workdir: Path, budget: str = 
     runs = [
         *(_run(cell, workdir, _time(cell, workdir)) for cell in state.finished),
         *(_run(cell, workdir, f"failed: {line}") for cell, line in state.failed.items()),
-        *(_run(cell, workdir, "not trained yet") for cell in state.left),
+        *(_run(cell, workdir, _stage(cell, workdir)) for cell in state.left),
     ]
     table = write_atomically(workdir / "table.md", page.markdown(records, metrics))
     written = page.write(
@@ -62,6 +62,10 @@ def _curves(cells: Sequence[Cell], workdir: Path) -> list[Record]:
 def _time(cell: Cell, workdir: Path) -> str:
     records = workdirs.read_records(cell.folder(workdir) / "result.json")
     return str(tqdm.format_interval(records[0]["wall_seconds"]))
+
+
+def _stage(cell: Cell, workdir: Path) -> str:
+    return "not finished yet" if (cell.folder(workdir) / "checkpoints").exists() else "not trained yet"
 
 
 def _run(cell: Cell, workdir: Path, state: str) -> page.PageRun:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from cope_jax.runs import workdir as workdirs
 from experiments.sweep.cells import FAILED
+from experiments.sweep.one_cell import WAITS
 
 LOG = "log.txt"
 GRACE = 60.0
@@ -65,6 +66,8 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
                 break
             except subprocess.TimeoutExpired:
                 now = time.monotonic()
+                if job.time_limit is not None and asked is None and last_line(log) == WAITS:
+                    began = now
                 late = late or (job.time_limit is not None and now - began > job.time_limit)
                 if asked is None and (late or stopped()):
                     asked = now
@@ -78,7 +81,7 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
         return None
     line = last_line(log)
     if late:
-        line = f"stopped after the time limit of {job.time_limit:g} s ({line})"
+        line = f"stopped after the time limit of {job.time_limit:g} s ({line or 'no output'})"
     elif asked is not None or status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
         return line or "stopped"
     elif status < 0:

@@ -7,9 +7,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from cope_jax.errors import ConfigError
 from cope_jax.models.model import overlay
 from cope_jax.runs import workdir as workdirs
-from experiments.sweep.cells import Cell
+from experiments.sweep.cells import FAILED, Cell, State
+
+NOT_FINITE = 3
+"""The exit status of a run whose loss is not finite."""
 
 SEED = 1_000_000
 """The seed of trial cells, which no other cell should have."""
@@ -37,7 +41,7 @@ def trials(cells: Iterable[Cell]) -> list[Cell]:
 def chosen(cell: Cell, workdir: Path) -> Cell:
     """The cell with the values whose trial has the lowest loss in distribution.
 
-    A cell without `search` or without any trial that ended stays as it is. A trial that failed is never chosen.
+    A cell without `search`, or whose trials have all diverged, stays as it is. A trial that failed is never chosen.
     """
     losses = {}
     for trial, values in zip(trials([cell]), _combinations(cell), strict=True):
@@ -46,6 +50,20 @@ def chosen(cell: Cell, workdir: Path) -> Cell:
         losses[tuple(values.items())] = found[0] if found and math.isfinite(found[0]) else math.inf
     best = min(losses, key=lambda values: losses[values], default=())
     return _with(cell, dict(best)) if losses.get(best, math.inf) < math.inf else cell
+
+
+def diverged(trial: Cell, workdir: Path) -> bool:
+    """Whether a trial ended because its loss was not finite, which is a result and not a failure."""
+    file = trial.folder(workdir) / FAILED
+    return file.exists() and workdirs.read_json(file, "status")["status"] == NOT_FINITE
+
+
+def missing(cell: Cell, state: State, workdir: Path) -> str | None:
+    """Why a value cannot be chosen: the first trial that has failed or not ended; None if all have ended."""
+    for trial in trials([cell]):
+        if trial in state.left or (trial in state.failed and not diverged(trial, workdir)):
+            return f"trial {trial.name}: {state.failed.get(trial, 'not trained yet')}"
+    return None
 
 
 def budget(cells: Sequence[Cell]) -> str:
@@ -61,6 +79,9 @@ def budget(cells: Sequence[Cell]) -> str:
 def _combinations(cell: Cell) -> list[dict[str, Any]]:
     if not cell.search:
         return []
+    for field, values in cell.search.items():
+        if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+            raise ConfigError(f"search of {cell.name}: {field} needs a tuple of values, not {values!r}")
     return [dict(zip(cell.search, values, strict=True)) for values in itertools.product(*cell.search.values())]
 
 

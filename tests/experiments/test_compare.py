@@ -10,7 +10,7 @@ import pytest
 
 pytestmark = pytest.mark.xdist_group("compare")  # what its fixtures train is shared
 
-RECORD = {"task", "encoding", "seed", "split", "metric", "value", "step", "parameters", "wall_seconds"}
+RECORD = {"task", "encoding", "seed", "split", "metric", "value", "step", "parameters", "wall_seconds", "memory_gib"}
 ENVIRONMENT = {"python", "jax", "jaxlib", "flax", "optax", "numpy", "cope_jax", "commit", "backend", "device_kind"}
 SPLITS = ["in_distribution", "dense", "sparse"]
 SWEEP = ["blanks=1", "blanks=2", "blanks=3", "blanks=4"]
@@ -48,7 +48,10 @@ def read_records(workdir):
 
 def measured(workdir):
     """The records without what differs from run to run."""
-    return [{name: record[name] for name in record.keys() - {"wall_seconds"}} for record in read_records(workdir)]
+    return [
+        {name: record[name] for name in record.keys() - {"wall_seconds", "memory_gib"}}
+        for record in read_records(workdir)
+    ]
 
 
 def snapshot(folder):
@@ -164,7 +167,7 @@ def test_interrupted_at_random_moments_it_ends_with_the_same_numbers(command, co
         if command == "compare":
             return measured(workdir)
         records = json.loads((workdir / "result.json").read_text())["records"]
-        return [{name: record[name] for name in record.keys() - {"wall_seconds"}} for record in records]
+        return [{name: record[name] for name in record.keys() - {"wall_seconds", "memory_gib"}} for record in records]
 
     assert begin(tmp_path / "warm").wait().status == 0  # the compiled programs are kept for the others
     began = time.monotonic()

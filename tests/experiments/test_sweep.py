@@ -1,5 +1,6 @@
 import fcntl
 import json
+import re
 import signal
 import sys
 import threading
@@ -61,12 +62,53 @@ def test_a_cell_is_a_command():
         ("yield Cell('quick', 'ropes')", "unknown encoding 'ropes': did you mean 'rope'"),
         ("yield Cell('quikc', 'rope')", "unknown config 'quikc'"),
         ("yield Cell('quick', 'rope', changes={'training': {'stepz': 1}})", "unknown option of config.training"),
-        ("yield Cell('quick', 'rope')\n    yield Cell('quick', 'rope', setting='quick')", "two cells for quick, rope"),
+        ("yield Cell('quick', 'rope')\n    yield Cell('quick', 'rope', setting='quick')", "two cells are quick, rope"),
     ],
 )
 def test_a_wrong_grid_is_one_line(body, message, tmp_path):
     with pytest.raises(ConfigError, match=message):
-        reading.read(grid(tmp_path, body))
+        reading.check(reading.read(grid(tmp_path, body)))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("yield Cell('quick', 'rope', seed=-1)", "cell quick, rope, seed -1: seed must be"),
+        ("yield Cell('quick', 'rope', setting='..')", "setting needs letters"),
+        ("yield Cell('quick', 'rope', changes=['a'])", "cell 'quick', 'rope', seed 0"),
+        (
+            "yield Cell('quick', 'rope', setting='a'); yield Cell('flip_flop_small', 'rope', 1, setting='a')",
+            "the cells of 'a' have different tasks",
+        ),
+    ],
+)
+def test_a_wrong_cell_is_one_line(body, message, tmp_path):
+    with pytest.raises(ConfigError, match=re.escape(message)) as error:
+        reading.check(reading.read(grid(tmp_path, body)))
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("values", [(), 0.1, "ab"])
+def test_values_to_search_are_a_tuple(values):
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate needs a tuple of values"):
+        search.trials([Cell("quick", "rope", search={"optimizer.learning_rate": values})])
+
+
+def test_a_failed_trial_holds_its_cells_back_and_a_diverged_one_does_not(tmp_path):
+    cell = Cell("quick", "rope", search={"optimizer.learning_rate": (1e-3, 3e-3)})
+    first, second = search.trials([cell])
+    finish(first, tmp_path)
+    folder = second.folder(tmp_path)
+    folder.mkdir(parents=True)
+
+    def missing():
+        return search.missing(cell, reading.State([first], {second: "error: no"}, []), tmp_path)
+
+    (folder / FAILED).write_text(json.dumps({"line": "error: no", "status": 2}))
+    assert missing() == f"trial {second.name}: error: no"
+    (folder / FAILED).write_text(json.dumps({"line": "error: no", "status": search.NOT_FINITE}))
+    assert missing() is None
+    assert search.missing(cell, reading.State([first], {}, [second]), tmp_path).endswith("not trained yet")
 
 
 def test_a_file_without_cells_is_one_line(tmp_path):
@@ -81,7 +123,9 @@ def test_a_file_without_cells_is_one_line(tmp_path):
 def test_the_grids_of_the_project_are_sound():
     folder = Path(reading.__file__).parents[1] / "grids"
     for path in folder.glob("*.py"):
-        assert len(reading.read(str(path))) > 100
+        cells = reading.read(str(path))
+        reading.check(cells)
+        assert len(cells) > 100
 
 
 def test_the_state_is_read_from_disk(tmp_path, monkeypatch):
@@ -227,6 +271,11 @@ def test_a_cell_that_hangs_is_stopped_at_the_time_limit(program, monkeypatch):
     assert (job.folder / FAILED).exists()
 
 
+def test_the_wait_for_cores_does_not_count_for_the_time_limit(program):
+    job = program(f'import time; print("{one_cell.WAITS}", flush=True); time.sleep(3); print("busy", flush=True)')
+    assert run(Job(job.name, job.folder, (), time_limit=1.5)) is None
+
+
 def test_a_stopped_cell_has_not_failed(program):
     job = program(
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); "
@@ -312,7 +361,7 @@ def test_wrong_flags_are_one_line(start, tmp_path):
     for flags, message in (
         ((f"--grid={path}", "--engine=cloud"), "engine"),
         ((f"--grid={path}", "--resources=TPU=4"), "for --engine=ray and --engine=slurm"),
-        (("--grid=nothing",), "not nothing (No such file or directory)"),
+        (("--grid=nothing",), "unknown grid 'nothing'"),
     ):
         done = start("sweep", *flags, f"--workdir={tmp_path / 'run'}").wait()
         assert (done.status, message in done.error) == (2, True), done.err

@@ -37,7 +37,7 @@ def test_results_are_those_of_one_run_after_the_other(tmp_path, capfd):
         configs, runs = grid_of(tmp_path / str(jobs))
         grid.train_missing(configs, runs, tmp_path / str(jobs), jobs)
         records, _ = grid.write_results(tmp_path / str(jobs), runs)
-        values.append([{**record, "wall_seconds": 0} for record in records])
+        values.append([{**record, "wall_seconds": 0, "memory_gib": 0} for record in records])
         lines = capfd.readouterr().err.splitlines()
     assert values[0] == values[1]
     assert len(values[0]) > 2

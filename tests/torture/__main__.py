@@ -162,7 +162,7 @@ def _end(workdir: Path) -> dict:
     assert restored is not None, f"{workdir} has no checkpoint"
     step, state, progress = restored
     records = json.loads((workdir / "result.json").read_text())["records"]
-    plain = [{name: record[name] for name in record.keys() - {"wall_seconds"}} for record in records]
+    plain = [{name: record[name] for name in record.keys() - {"wall_seconds", "memory_gib"}} for record in records]
     found = {"last checkpoint": step, "place in the data": progress["data"], "result.json": plain}
     for path, leaf in jax.tree_util.tree_leaves_with_path(state):
         leaf = jax.random.key_data(leaf) if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key) else leaf

@@ -42,7 +42,7 @@ def bands(rows: Iterable[Record], keys: Sequence[str]) -> list[Record]:
 
 
 def cost_points(rows: Iterable[Record]) -> list[Record]:
-    """For each setting and encoding: the mean error over splits, the training time and the number of parameters."""
+    """For each setting and encoding: the mean error over splits, training time, number of parameters, memory."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for row in rows:
         groups.setdefault((row["setting"], row["encoding"]), []).append(row)
@@ -53,6 +53,7 @@ def cost_points(rows: Iterable[Record]) -> list[Record]:
             "error": plain.fmean(row["value"] for row in held),
             "seconds": plain.fmean(row["wall_seconds"] for row in held),
             "parameters": held[0]["parameters"],
+            "GiB": max((row["memory_gib"] for row in held if "memory_gib" in row), default=None),
         }
         for (setting, encoding), held in groups.items()
     ]
@@ -108,6 +109,6 @@ def scatter_chart(shares: bool) -> dict[str, Any]:
             "y": {"field": "error", "type": "quantitative", "title": "mean error over splits", **_axis(shares)},
             "size": {"field": "parameters", "type": "quantitative", "scale": {"zero": False, "range": [60, 300]}},
             "color": {"field": "encoding", "type": "nominal", "sort": None},
-            "tooltip": [{"field": name} for name in ("encoding", "seconds", "error", "parameters")],
+            "tooltip": [{"field": name} for name in ("encoding", "seconds", "error", "parameters", "GiB")],
         },
     }

@@ -30,6 +30,7 @@ def rows(kind="split"):
                         "value": value,
                         "parameters": 1000,
                         "wall_seconds": 20.0 + seed,
+                        "memory_gib": 0.5 + seed,
                     }
 
 
@@ -88,7 +89,7 @@ def test_bands_are_over_seeds(tmp_path):
     assert point["mean"] == pytest.approx(0.8)
     levels = [p for p in data["sweep"] if (p["setting"], p["encoding"]) == ("recall", "cope")]
     assert [p["level"] for p in levels] == [5.0, 6.0, 7.0]
-    assert data["cost"][0]["seconds"] == 21
+    assert (data["cost"][0]["seconds"], data["cost"][0]["GiB"]) == (21, 2.5)
 
 
 def test_a_loss_that_is_not_finite_is_said(tmp_path):
