@@ -20,12 +20,18 @@ def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
     return jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL1[..., 0]
 
 
-def token_measures(logits_BLV: Array, targets_BL: Array, weights_BL: Array) -> dict[str, tuple[Array, Array]]:
+def token_measures(
+    logits_BLV: Array, targets_BL: Array, weights_BL: Array, valid_BLV: Array | None = None
+) -> dict[str, tuple[Array, Array]]:
     """Returns `loss`, `token_error` and `sequence_error` of a batch, each as (sum, weight); the mean is sum / weight.
 
     The loss, in nats, and the token error are weighted means over tokens. The token error is the share of targets that
     are not the most probable token. The sequence error is the share of sequences with a wrong token, among the
     sequences that have a token of weight above 0.
+
+    With `valid_BLV`, 1 for each token that may follow and 0 for others, there are two more: `invalid_error` is the
+    probability of all tokens that may not follow, and `valid_error` is the share of the tokens that may follow but are
+    not more probable than all invalid tokens together.
 
     >>> metrics = token_measures(jnp.zeros((1, 2, 4)), jnp.array([[0, 3]]), jnp.ones((1, 2)))
     >>> {name: float(total / weight) for name, (total, weight) in metrics.items()}
@@ -34,13 +40,24 @@ def token_measures(logits_BLV: Array, targets_BL: Array, weights_BL: Array) -> d
     best_BL = jax.lax.argmax(logits_BLV, 2, targets_BL.dtype)
     wrong_BL = weights_BL * (best_BL != targets_BL).astype(weights_BL.dtype)
     tokens = jnp.sum(weights_BL)
-    return {
+    measures = {
         "loss": (jnp.sum(weights_BL * cross_entropy(logits_BLV, targets_BL)), tokens),
         "token_error": (jnp.sum(wrong_BL), tokens),
         "sequence_error": (
             jnp.sum(jnp.any(wrong_BL > 0, axis=1).astype(jnp.float32)),
             jnp.sum(jnp.any(weights_BL > 0, axis=1).astype(jnp.float32)),
         ),
+    }
+    if valid_BLV is None:
+        return measures
+    probabilities_BLV = jax.nn.softmax(logits_BLV, axis=-1)
+    invalid_BL = jnp.sum((1 - valid_BLV) * probabilities_BLV, axis=-1)
+    counted_BLV = weights_BL[..., None] * valid_BLV
+    below_BLV = (probabilities_BLV <= invalid_BL[..., None]).astype(counted_BLV.dtype)
+    return {
+        **measures,
+        "invalid_error": (jnp.sum(weights_BL * invalid_BL), tokens),
+        "valid_error": (jnp.sum(counted_BLV * below_BLV), jnp.sum(counted_BLV)),
     }
 
 

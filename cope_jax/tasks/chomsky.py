@@ -10,7 +10,7 @@ import numpy as np
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.tasks.chomsky_problems import PROBLEMS
 from cope_jax.tasks.question import QuestionTask
-from cope_jax.tasks.task import TASKS
+from cope_jax.tasks.task import TASKS, check
 
 
 @TASKS.register("chomsky")
@@ -24,7 +24,8 @@ class Chomsky(QuestionTask):
     and an even n in modular_arithmetic counts as the odd number below.
 
     The original trains on n up to 40 and tests n from 41 to 500, which are splits such as "length=500". Its inputs have
-    a fixed place for each output; here the model writes the output, as decoders do.
+    a fixed place for each output; here the model writes the output, as decoders do. Outputs that end with 2 end there,
+    because the zeros after it do not count in the original's accuracy.
 
     >>> task = Chomsky(Chomsky.Config(problem="odds_first", length=8))
     >>> batch = task.sample(np.random.default_rng(0), 1, "length=5")
@@ -49,6 +50,10 @@ class Chomsky(QuestionTask):
             if self.problem not in PROBLEMS:
                 raise unknown("problem of chomsky", self.problem, PROBLEMS)
             check_at_least(PROBLEMS[self.problem][1], "chomsky", length=self.length)
+            check(
+                self.problem != "modular_arithmetic" or self.length % 2 == 0,
+                f"chomsky.length must be even in modular_arithmetic, got {self.length}",
+            )
 
     abilities = ("count", "state", "steps", "stack", "copy", "arithmetic")
     axis = "length"

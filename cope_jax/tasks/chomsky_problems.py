@@ -84,7 +84,7 @@ def _stack_manipulation(rng: np.random.Generator, n: int) -> tuple[str, str]:
             stack.append(str(action - 3))
         elif stack:
             stack.pop()
-    return text, ("".join(reversed(stack)) + "2").ljust(n + 1, "0")
+    return text, "".join(reversed(stack)) + "2"
 
 
 def _reverse_string(rng: np.random.Generator, n: int) -> tuple[str, str]:
@@ -131,12 +131,12 @@ def _little(number: int, size: int = 0) -> str:
 
 def _binary_addition(rng: np.random.Generator, n: int) -> tuple[str, str]:
     a, b, text = _operands(rng, n)
-    return text, (_little(a + b) + "2").ljust(len(text) + 1, "0")
+    return text, _little(a + b) + "2"
 
 
 def _binary_multiplication(rng: np.random.Generator, n: int) -> tuple[str, str]:
     a, b, text = _operands(rng, n)
-    return text, (_little(a * b) + "2").ljust(len(text) + 1, "0")
+    return text, _little(a * b) + "2"
 
 
 def _compute_sqrt(rng: np.random.Generator, n: int) -> tuple[str, str]:
@@ -172,4 +172,4 @@ PROBLEMS: dict[str, tuple[Problem, int, Callable[[int], int]]] = {
     "compute_sqrt": (_compute_sqrt, 1, lambda n: (n + 1) // 2),
     "bucket_sort": (_bucket_sort, 1, lambda n: n),
 }
-"""Each problem with its smallest n, and the length of its output."""
+"""Each problem with its smallest n, and the largest length of its output."""

@@ -4,6 +4,7 @@ Jelassi et al., "Repeat After Me", arXiv:2402.01032.
 """
 
 import dataclasses
+import math
 import string
 from typing import Literal
 
@@ -21,8 +22,8 @@ class Copying(QuestionTask):
     """Strings of random letters, a token each, in one of four forms.
 
     - "copy": `w`, and the answer `w`.
-    - "repeated_ngrams": the same, but w consists of n-grams from a set of a quarter of the size that w needs, so
-      that the letters before do not say what follows.
+    - "repeated_ngrams": the same, but w repeats a few n-grams, one for each 4n letters and at least two, so that the
+      letters before do not say what follows.
     - "prefix_ngram": n letters, `|`, and a string w that has them once; the answer is the n letters after them.
     - "suffix_ngram": the same with w first, so a model that reads once must keep all of w.
 
@@ -50,9 +51,25 @@ class Copying(QuestionTask):
             check_choices(self, "copying")
             check_at_least(1, "copying", ngram=self.ngram)
             check(
-                self.letters >= 2 * self.ngram,
-                f"copying.letters must be at least two n-grams, {2 * self.ngram}, got {self.letters}",
+                self.letters >= self.smallest,
+                f"copying.letters must be at least {self.smallest} with {self.form} and ngram={self.ngram}, "
+                f"got {self.letters}",
             )
+            check(
+                2 * self.letters <= self.largest,
+                f"copying.letters must be at most {self.largest // 2} with ngram={self.ngram}, because a query comes "
+                f"once in its string, got {self.letters}",
+            )
+
+        @property
+        def smallest(self) -> int:
+            """The smallest number of letters."""
+            return 2 if self.form == "copy" else 2 * self.ngram
+
+        @property
+        def largest(self) -> float:
+            """The largest number of letters; in longer strings, queries that come once are too rare to be found."""
+            return 3 * 26**self.ngram if self.form.endswith("_ngram") else math.inf
 
     abilities = ("copy", "recall")
     axis = "letters"
@@ -65,8 +82,11 @@ class Copying(QuestionTask):
             config,
             symbols=(*string.ascii_lowercase, "|"),
             sizes={"train": n, "in_distribution": n, "longer": 2 * n},
-            smallest=2 * config.ngram,
+            smallest=config.smallest,
         )
+
+    def _valid(self, level: float) -> bool:
+        return super()._valid(level) and level <= self.config.largest
 
     def _tokens(self, size: int) -> int:
         return size + 1 + 2 * self.config.ngram if self.config.form.endswith("_ngram") else 2 * size
@@ -74,7 +94,7 @@ class Copying(QuestionTask):
     def _question(self, rng: np.random.Generator, size: int) -> tuple[str, str]:
         form, n = self.config.form, self.config.ngram
         if form == "repeated_ngrams":
-            known = [_letters(rng, n) for _ in range(max(1, size // n // 4))]
+            known = [_letters(rng, n) for _ in range(max(2, size // n // 4))]
             word = "".join(known[number] for number in rng.integers(len(known), size=size // n + 1))[:size]
             return word, word
         word = _letters(rng, size)

@@ -44,7 +44,7 @@ class Lego(QuestionTask):
             check_at_least(2, "lego", variables=self.variables)
             check(self.variables < 26, f"lego.variables must be below 26, got {self.variables}")
 
-    abilities = ("recall", "state")
+    abilities = ("recall",)
     axis = "variables"
     sweep_label = "variables, at most"
     metric = "token_error"

@@ -23,15 +23,18 @@ class Mqar(SyntheticTask):
     the "compositional" form a key is two tokens, and the keys are pairs of √pairs first and √pairs second tokens, so no
     token alone says the value. Targets are not the next inputs.
 
+    The random tokens are uniform, but never keys of their own sequence: in the published generator they may be, and
+    with a small vocabulary a key and a token after it then often look like a pair.
+
     The level is the number of pairs. A sequence has 16 tokens for each pair, as in the smaller published sizes, and 24
     in the compositional form.
 
     >>> task = Mqar(Mqar.Config(vocabulary=32, pairs=2))
     >>> batch = task.sample(np.random.default_rng(0), 1)
     >>> task.decode(batch["inputs"][0][:12])
-    '5 18 7 29 9 1 2 0 5 26 20 29'
+    '3 18 12 27 24 3 15 31 12 31 13 22'
     >>> [(place, task.vocabulary[batch["targets"][0, place]]) for place in np.flatnonzero(batch["weights"][0]).tolist()]
-    [(22, '18'), (25, '29')]
+    [(5, '18'), (8, '27')]
     """
 
     @dataclasses.dataclass(frozen=True)
@@ -95,10 +98,11 @@ class Mqar(SyntheticTask):
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
         length = self._length(level)
-        inputs = rng.integers(self.vocab_size, size=(n, length))
+        inputs = np.zeros((n, length), np.int64)
         targets, weights = inputs.copy(), np.zeros(inputs.shape, np.float32)
         for row in range(n):
             keys, values = self._pairs(rng, int(level))
+            inputs[row] = targets[row] = rng.choice(np.setdiff1d(np.arange(self.vocab_size), keys), size=length)
             written = [token for key, value in zip(keys, values, strict=True) for token in (*key, value)]
             if self.config.form == "forgetting":
                 for number in rng.permutation(len(keys))[: self.config.updates]:

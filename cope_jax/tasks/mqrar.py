@@ -35,7 +35,7 @@ class Mqrar(SyntheticTask):
           back: N, how many occurrences ago.
           keys: the number of keys.
           values: the number of values, which the paper does not say.
-          assignments: the number of keys and values in "train" and "in_distribution"; twice as many in "longer".
+          assignments: the number of pairs of a key and a value in "train" and "in_distribution"; twice as many in "longer".
         """
 
         back: int = 1
@@ -67,7 +67,7 @@ class Mqrar(SyntheticTask):
         return 2 * int(level)
 
     def _valid(self, level: float) -> bool:
-        return level >= 1 and level == int(level)
+        return level > self.config.back * self.config.keys and level == int(level)
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
         config, count = self.config, int(level)

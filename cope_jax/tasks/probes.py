@@ -5,13 +5,14 @@ DaRoPE, arXiv:2609.34556, appendix E.
 
 import dataclasses
 import string
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
 
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.question import QuestionTask
-from cope_jax.tasks.task import TASKS
+from cope_jax.tasks.task import TASKS, check
 
 Probe = Literal["fixed_offset", "assoc_recall", "dup_key_recall", "needle", "induction"]
 
@@ -28,7 +29,9 @@ class Probes(QuestionTask):
     - "induction": n digits; the answer has for each digit what followed the same digit the last time, or 0.
 
     The examples in the paper have one output less than inputs for the last two, and do not say which; here each digit
-    has one. The chance level of the token error is 90 %, or for "needle" the share of the rarer answer.
+    has one. The headline metric is `normalised_error`, the token error divided by the error of always answering the
+    same: 100 % is chance, as in the paper. For a digit that is 90 %. For "needle" it is the expected share of digits
+    that are new (0), and for "induction" of those that follow another digit than 0.
 
     >>> task = Probes(Probes.Config(probe="fixed_offset", symbols=7))
     >>> batch = task.sample(np.random.default_rng(1), 1)
@@ -54,11 +57,15 @@ class Probes(QuestionTask):
         def __post_init__(self):
             check_choices(self, "probes")
             check_at_least(4, "probes", symbols=self.symbols)
+            check(
+                self.symbols < 1250, f"probes.symbols must be below 1250, got {self.symbols}: places have four digits"
+            )
 
     abilities = ("recall", "index")
     axis = "symbols"
     sweep_label = "symbols in the string, at most"
-    metric = "token_error"
+    metric = "normalised_error"
+    other_metrics = ("token_error", "sequence_error")
 
     def __init__(self, config: Config):
         n = config.symbols
@@ -68,6 +75,26 @@ class Probes(QuestionTask):
             sizes={"train": n, "in_distribution": n, "longer": 2 * n, "longest": 8 * n},
             smallest=2,
         )
+
+    def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        error = metrics["token_error"] / self.chance_error(split)
+        return {**metrics, "normalised_error": error}
+
+    def chance_error(self, split: str) -> float:
+        """The expected token error of the best answer that is always the same.
+
+        >>> task = Probes(Probes.Config(probe="needle"))
+        >>> [round(task.chance_error(split), 3) for split in task.splits]
+        [0.264, 0.264, 0.104, 0.026]
+        """
+        kind, sizes = self.config.probe, self._sizes(self.level(split))
+        if kind not in ("needle", "induction"):
+            return 0.9
+        new = sum(10 * (1 - 0.9**size) for size in sizes) / sum(sizes)  # the expected share of digits that are new
+        return min(new, 1 - new) if kind == "needle" else 0.9 * (1 - new)
+
+    def _valid(self, level: float) -> bool:
+        return super()._valid(level) and level < 10_000
 
     def _tokens(self, size: int) -> int:
         kind = self.config.probe

@@ -56,8 +56,9 @@ def commands() -> tuple[tuple[str, str], ...]:
 class Scan(SyntheticTask):
     """Commands of SCAN, uniform among all of the grammar with a suitable number of actions, and their actions.
 
-    Turning is written LEFT and RIGHT. The level is the largest number of actions. Training has commands with up to
-    `actions`, as the published split by length. The other splits have those with more, up to the level.
+    Turning is written LEFT and RIGHT. The level is the largest number of actions. "train" and "in_distribution" have all
+    commands with up to `actions`, so both have the same ones; "longer" has those with more, as the published split by
+    length. A level above `actions` has commands with more than `actions`.
 
     >>> task = Scan(Scan.Config())
     >>> batch = task.sample(np.random.default_rng(1), 1)
@@ -90,7 +91,8 @@ class Scan(SyntheticTask):
         n = config.actions
         self._pairs = commands()
         self._sizes = np.array([len(actions.split()) for _, actions in self._pairs])
-        points = {n, *np.linspace(n, LONGEST, 5).round().astype(int).tolist()}
+        above = np.unique(self._sizes[self._sizes > n])
+        points = {n, *above[np.linspace(0, len(above) - 1, 4).round().astype(int)].tolist()}
         super().__init__(
             config,
             vocabulary=(*WORDS, *ACTIONS, "=", "<pad>"),
@@ -102,14 +104,19 @@ class Scan(SyntheticTask):
         return 9 + int(level)  # the longest command has nine words
 
     def _valid(self, level: float) -> bool:
-        return 1 <= level <= LONGEST and level == int(level)
+        low, high = self._range(level)
+        return low < high and level <= LONGEST and level == int(level)
+
+    def _range(self, level: float) -> tuple[int, int]:
+        """The first command of a level, and the first after it."""
+        trained = self.config.actions
+        low, high = np.searchsorted(self._sizes, [0 if level <= trained else trained + 1, level + 1])
+        return int(low), int(high)
 
     def _generate(self, rng: np.random.Generator, n: int, level: float) -> Batch:
-        most, trained = int(level), self.config.actions
-        low, high = np.searchsorted(self._sizes, [0 if most <= trained else trained + 1, most + 1])
         tokens = np.full((n, self._length(level) + 1), self.vocab_size - 1, np.int32)
         weights = np.zeros(tokens.shape, bool)
-        for row, number in enumerate(rng.integers(low, high, size=n)):
+        for row, number in enumerate(rng.integers(*self._range(level), size=n)):
             words, actions = self._pairs[number]
             question, answer = self.encode(f"{words} ="), self.encode(actions)
             end = len(question) + len(answer)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from cope_jax.ops.losses import cross_entropy
+from cope_jax.ops.losses import cross_entropy, token_measures
 
 
 def problem(rng):
@@ -38,3 +38,23 @@ def test_large_logits_stay_finite():
 
 def test_a_target_beyond_the_vocabulary_is_loud():
     assert np.isnan(cross_entropy(jnp.zeros((1, 2, 5)), np.array([[5, -1]], np.int32))).all()
+
+
+def test_the_probability_and_the_share_of_valid_tokens(rng):
+    """Token by token: what invalid tokens have of the probability, and which valid ones have no more than they."""
+    logits, targets = problem(rng)
+    valid = (rng.random(logits.shape) < 0.5).astype(np.float32)
+    weights = np.array([[1, 0, 2], [1, 1, 0]], np.float32)
+    found = token_measures(jnp.asarray(logits, jnp.float32), targets, weights, valid)
+    mass = below = count = 0.0
+    for at in np.ndindex(targets.shape):
+        powers = [math.exp(logit) for logit in logits[at]]
+        invalid = sum(power for power, ok in zip(powers, valid[at], strict=True) if not ok)
+        mass += weights[at] * invalid / sum(powers)
+        for power, ok in zip(powers, valid[at], strict=True):
+            count += weights[at] * ok
+            below += weights[at] * ok * (power <= invalid)
+    np.testing.assert_allclose(found["invalid_error"], (mass, 5), rtol=1e-6)
+    np.testing.assert_allclose(found["valid_error"], (below, count), rtol=1e-6)
+    assert 0 < below < count
+    assert "valid_error" not in token_measures(jnp.asarray(logits, jnp.float32), targets, weights)

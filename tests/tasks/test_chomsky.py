@@ -14,8 +14,8 @@ def number(bits):
     return int("".join(reversed(bits)), 2)
 
 
-def little(value, size):
-    return f"{value:b}"[::-1] + "2" + "0" * (size - len(f"{value:b}") - 1)
+def little(value):
+    return f"{value:b}"[::-1] + "2"
 
 
 def stack(text):
@@ -25,7 +25,7 @@ def stack(text):
             held.append({"3": "0", "4": "1"}[symbol])
         elif held:
             del held[-1]
-    return ("".join(held[::-1]) + "2" + "0" * len(text))[: len(text) + 1]
+    return "".join(held[::-1]) + "2"
 
 
 def hidden(text):
@@ -39,7 +39,7 @@ def binary(operation):
         a, b = (number(part) for part in text.split("2"))
         assert a > 0
         assert b > 0
-        return little(operation(a, b), len(text) + 1)
+        return little(operation(a, b))
 
     return solve
 
@@ -90,8 +90,8 @@ def test_the_answer_follows_from_the_text(problem):
 
 
 def test_a_stack_that_is_empty_stays_empty():
-    assert stack("1222") == "20000"
-    assert stack("10234") == "101200"
+    assert stack("1222") == "2"
+    assert stack("10234") == "1012"
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,7 @@ def test_a_stack_that_is_empty_stays_empty():
     [
         ({"problem": "parity"}, "did you mean 'parity_check'"),
         ({"problem": "solve_equation", "length": 2}, "at least 3"),
+        ({"problem": "modular_arithmetic", "length": 39}, "must be even"),
     ],
 )
 def test_mistakes_are_loud(options, message):

@@ -4,7 +4,7 @@ from cope_jax import tasks
 from cope_jax.errors import ConfigError
 from tests.tasks.reading import questions, sizes
 
-CHECKSUM = 2164943135  # of the data, see test_every_task.py
+CHECKSUM = 2557391419  # of the data, see test_every_task.py
 
 pytestmark = pytest.mark.newest
 
@@ -33,22 +33,29 @@ def test_the_queried_letters_come_once(form):
 
 
 def test_repeated_ngrams_repeat():
+    more_than_one = False
     for question, _ in questions(tasks.create("copying", form="repeated_ngrams", letters=60), "train"):
-        if len(question) >= 24:
-            ngrams = ["".join(question[n : n + 3]) for n in range(0, len(question) - 2, 3)]
-            assert len(set(ngrams)) <= len(question) // 12
+        ngrams = ["".join(question[n : n + 3]) for n in range(0, len(question) - 2, 3)]
+        assert len(set(ngrams)) <= max(2, len(question) // 12)
+        more_than_one |= len(question) < 24 and len(set(ngrams)) == 2
+    assert more_than_one
 
 
 def test_sizes_and_letters():
     task = tasks.create("copying")
-    assert sizes(task, "train", len, 2000) == (6, 64)
+    assert sizes(task, "train", len, 2000) == (2, 64)
+    assert sizes(tasks.create("copying", form="repeated_ngrams"), "train", len, 2000) == (6, 64)
     assert sizes(task, "longer", len, 2000) == (65, 128)
     letters = "".join("".join(question) for question, _ in questions(task, "longer"))
     assert abs(letters.count("q") / len(letters) - 1 / 26) < 0.01
 
 
 def test_mistakes_are_loud():
-    with pytest.raises(ConfigError, match="at least two n-grams, 6, got 5"):
-        tasks.create("copying", letters=5)
+    with pytest.raises(ConfigError, match="at least 6 with prefix_ngram and ngram=3, got 5"):
+        tasks.create("copying", form="prefix_ngram", letters=5)
     with pytest.raises(ConfigError, match="no valid level"):
-        tasks.create("copying").level("letters=5")
+        tasks.create("copying", form="prefix_ngram").level("letters=5")
+    with pytest.raises(ConfigError, match="at most 39 with ngram=1, because a query comes once"):
+        tasks.create("copying", form="suffix_ngram", ngram=1)
+    with pytest.raises(ConfigError, match="no valid level"):
+        tasks.create("copying", form="suffix_ngram", ngram=1, letters=39).level("letters=79")

@@ -1,41 +1,74 @@
+import collections
+import itertools
+
 import numpy as np
 import pytest
 
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
-from tests.tasks.reading import questions, sizes
 
-CHECKSUM = 1416569643  # of the data, see test_every_task.py
+CHECKSUM = 738681917  # of the data, see test_every_task.py
 
 pytestmark = pytest.mark.newest
 
 
-@pytest.mark.parametrize(("split", "depth"), [("in_distribution", 4), ("longer", 8), ("longest", 16)])
-def test_the_answer_closes_everything(split, depth):
-    task = tasks.create("dyck")
-    deepest = 0
-    for question, answer in questions(task, split, 200):
-        text = "".join(question + answer)
+def texts(task, split, n=200):
+    """The sequences of a split, each as text, and which tokens are valid after each of its beginnings."""
+    batch = task.sample(np.random.default_rng(0), n, split)
+    assert batch["weights"].all()
+    for inputs, targets, valid_LV in zip(batch["inputs"], batch["targets"], batch["valid"], strict=True):
+        yield (
+            task.decode([inputs[0], *targets]).replace(" ", ""),
+            ["".join(task.vocabulary[token] for token in np.flatnonzero(row)) for row in valid_LV],
+        )
+
+
+@pytest.mark.parametrize(("split", "length", "depth"), [("train", 32, 4), ("longer", 64, 8), ("longest", 128, 16)])
+def test_all_brackets_are_closed_and_the_depth_is_reached(split, length, depth):
+    for text, _ in texts(tasks.create("dyck"), split):
+        assert len(text) == length
+        assert max(itertools.accumulate(1 if bracket in "([" else -1 for bracket in text)) == depth
         while "()" in text or "[]" in text:
             text = text.replace("()", "").replace("[]", "")
         assert text == ""
-        assert set(answer) <= {")", "]"}
-        heights = np.cumsum([1 if symbol in "([" else -1 for symbol in question])
-        assert heights[-1] == len(answer) > 0
-        deepest = max(deepest, heights.max())
-    assert deepest == depth
 
 
-def test_kinds_are_uniform():
-    symbols = [symbol for question, _ in questions(tasks.create("dyck"), "train", 400) for symbol in question]
-    assert abs(symbols.count("(") / (symbols.count("(") + symbols.count("[")) - 0.5) < 0.03
+def test_valid_brackets_are_those_that_open_and_the_one_that_closes_the_last():
+    for text, valid in texts(tasks.create("dyck"), "longer"):
+        for end, found in enumerate(valid, start=1):
+            rest = text[:end]
+            while "()" in rest or "[]" in rest:
+                rest = rest.replace("()", "").replace("[]", "")
+            assert found == "([" + {"(": ")", "[": "]", "": ""}[rest[-1:]]
 
 
-def test_sizes():
-    assert sizes(tasks.create("dyck"), "train", len) == (1, 32)
-    assert sizes(tasks.create("dyck"), "longer", len, 1000) == (33, 64)
+def test_shapes_and_kinds_are_uniform():
+    """All paths of eight brackets that reach depth 3 are as frequent, and so are both kinds."""
+    task, n = tasks.create("dyck", length=8, depth=3), 8000
+    found = [text for text, _ in texts(task, "train", n)]
+    shapes = collections.Counter(text.replace("[", "(").replace("]", ")") for text in found)
+    possible = [
+        "".join(path)
+        for path in itertools.product("()", repeat=8)
+        if (heights := list(itertools.accumulate(1 if bracket == "(" else -1 for bracket in path)))[-1] == 0
+        and min(heights) == 0
+        and max(heights) == 3
+    ]
+    assert sorted(shapes) == sorted(possible)
+    expected = n / len(possible)
+    assert max(abs(count - expected) for count in shapes.values()) < 4 * expected**0.5
+    assert abs("".join(found).count("[") / (4 * n) - 0.5) < 0.02
 
 
-def test_mistakes_are_loud():
-    with pytest.raises(ConfigError, match="at least 8, twice the depth, got 6"):
-        tasks.create("dyck", length=6)
+def test_f1():
+    """0.8 of the probability is valid, and half of the valid brackets are probable enough: 2·0.8·0.5/1.3."""
+    reported = tasks.create("dyck").reported_metrics("longer", {"invalid_error": 0.2, "valid_error": 0.5, "loss": 1.0})
+    assert reported == {"invalid_error": 0.2, "valid_error": 0.5, "loss": 1.0, "f1_error": pytest.approx(1 - 0.8 / 1.3)}
+    nothing = tasks.create("dyck").reported_metrics("longer", {"invalid_error": 1.0, "valid_error": 1.0})
+    assert nothing["f1_error"] == 1.0
+
+
+@pytest.mark.parametrize("options", [{"length": 6}, {"length": 33}])
+def test_mistakes_are_loud(options):
+    with pytest.raises(ConfigError, match=f"even and at least 8, twice the depth, got {options['length']}"):
+        tasks.create("dyck", **options)

@@ -4,7 +4,7 @@ import pytest
 from cope_jax import tasks
 from cope_jax.errors import ConfigError
 
-CHECKSUM = 4090100753  # of the data, see test_every_task.py
+CHECKSUM = 4291941683  # of the data, see test_every_task.py
 
 pytestmark = pytest.mark.newest
 
@@ -31,6 +31,9 @@ def test_targets_are_the_values_that_the_keys_have_last(form, split):
         keys = [tuple(inputs[place - size + 1 : place + 1].tolist()) for place in asked]
         assert set(keys) == set(held)
         assert [held[key] for key in keys] == targets[asked].tolist()
+        places = {place - offset for place in asked.tolist() for offset in range(size)}
+        others = set(range(lines * (size + 1), len(inputs))) - places
+        assert not {token for key in held for token in key} & {int(inputs[place]) for place in others}
 
 
 def test_compositional_keys_share_their_tokens():

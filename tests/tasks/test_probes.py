@@ -51,6 +51,17 @@ def test_how_often_the_queried_letter_comes(probe, count):
         assert len(values) == len(set(values)) == count
 
 
+@pytest.mark.parametrize("split", ["in_distribution", "longer", "longest"])
+@pytest.mark.parametrize("probe", ["fixed_offset", "needle", "induction"])
+def test_chance_is_the_error_of_the_best_constant_answer(probe, split):
+    task = tasks.create("probes", probe=probe, symbols=16)
+    answers = "".join("".join(answer) for _, answer in questions(task, split, 3000))
+    best = max(answers.count(symbol) for symbol in set(answers)) / len(answers)
+    assert abs(task.chance_error(split) - (1 - best)) < 0.03
+    reported = task.reported_metrics(split, {"token_error": 0.1})
+    assert reported == {"token_error": 0.1, "normalised_error": 0.1 / task.chance_error(split)}
+
+
 def test_sizes():
     task = tasks.create("probes", symbols=16)
     digits = lambda question: question.index("#") - 3  # noqa: E731
@@ -63,3 +74,5 @@ def test_sizes():
 def test_mistakes_are_loud():
     with pytest.raises(ConfigError, match="probe"):
         tasks.create("probes", probe="recall")
+    with pytest.raises(ConfigError, match="below 1250"):
+        tasks.create("probes", symbols=1250)

@@ -48,7 +48,16 @@ def test_what_a_split_has(split, least, most):
     assert len(found) > 8
 
 
+@pytest.mark.parametrize("actions", [1, 22, 36, 41, 46, 47])
+def test_every_point_of_the_sweep_has_commands(actions):
+    task = tasks.create("scan", actions=actions)
+    for _, split in task.sweep:
+        assert sizes(task, split, len)[0] > 0
+
+
 def test_mistakes_are_loud():
+    with pytest.raises(ConfigError, match="no valid level"):
+        tasks.create("scan").level("actions=23")  # no command has 23
     with pytest.raises(ConfigError, match="below 48"):
         tasks.create("scan", actions=48)
     assert sizes(tasks.create("scan", actions=1), "train", len)[0] == 1
