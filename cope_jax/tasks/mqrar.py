@@ -35,7 +35,8 @@ class Mqrar(SyntheticTask):
           back: N, how many occurrences ago.
           keys: the number of keys.
           values: the number of values, which the paper does not say.
-          assignments: the number of pairs of a key and a value in "train" and "in_distribution"; twice as many in "longer".
+          assignments: the number of pairs of a key and a value in "train" and "in_distribution"; "longer" has twice as
+            many.
         """
 
         back: int = 1

@@ -24,7 +24,7 @@ addEventListener("load", () => { found.milliseconds = performance.now() - began;
     %s
   } catch (error) { found.errors.push(String(error)); }
   found.wide = document.documentElement.scrollWidth > innerWidth;
-  found.dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  found.paper = getComputedStyle(document.body).backgroundColor;
   found.loaded = performance.getEntriesByType("resource").length;
   const node = document.createElement("pre");
   node.id = "found"; node.textContent = JSON.stringify(found); document.body.append(node);

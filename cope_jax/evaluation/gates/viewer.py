@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from cope_jax.files import write_atomically
+from cope_jax.runs.records import finite
 
 if TYPE_CHECKING:
     from cope_jax.evaluation.gates.maps import Inspection  # whose notebook view is made here
@@ -46,7 +47,7 @@ def page(seen: "Inspection", title: str) -> str:
             for name in sorted(seen.maps, key=lambda name: (name not in FIRST, name in FIRST and FIRST.index(name)))
         },
     }
-    data = json.dumps(content, separators=(",", ":")).replace("<", "\\u003c")
+    data = json.dumps(finite(content), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
     text = (importlib.resources.files(__package__) / "viewer.html").read_text(encoding="utf-8")
     return text.replace("@@TITLE@@", html.escape(title)).replace("@@DATA@@", data)
 

@@ -5,10 +5,11 @@ import html
 import importlib.resources
 import json
 import math
-import statistics as plain
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from statistics import fmean, median
+from typing import Any, NamedTuple
 
 import vl_convert
 
@@ -19,7 +20,15 @@ from cope_jax.runs.records import Record, environment, finite
 from cope_jax.training.metrics import unit_of
 
 Errors = dict[str, dict[int, float]]
-"""The errors of one column, by encoding and seed."""
+"""Errors by encoding and seed."""
+
+
+class Column(NamedTuple):
+    """A column of a table: its errors, and the number of test examples of a seed; None if they are not shares."""
+
+    errors: Errors
+    examples: int | None
+
 
 IN, OUT = "in distribution", "out of distribution"
 
@@ -71,12 +80,8 @@ def write(
     content = {
         "facts": facts,
         "legend": LEGEND,
-        "percent": shares,
         "encodings": list(dict.fromkeys(row["encoding"] for row in main)),
-        "views": {
-            name: {column: _cells(errors, shares) for column, errors in columns.items()} | _ranks(columns)
-            for name, columns in _views(fixed).items()
-        },
+        "views": {name: _cells(columns, shares) for name, columns in _views(fixed, shares).items()},
         "curves": page_charts.bands(
             page_charts.learning_points(curves, metrics), ("setting", "encoding", "split", "step")
         ),
@@ -107,11 +112,13 @@ def markdown(records: Sequence[Record], metrics: Mapping[str, str]) -> str:
     shares = _are_shares(metrics)
     names = list(dict.fromkeys(row["encoding"] for row in main))
     parts = []
-    for view, columns in _views([row for row in main if row.get("kind", "split") == "split"]).items():
-        cells = {column: _cells(errors, shares) for column, errors in columns.items()} | _ranks(columns)
-        lines = [f"**{view}**", "", f"| encoding | {' | '.join(cells)} |", f"| --- {'| ---: ' * len(cells)}|"]
+    for view, columns in _views([row for row in main if row.get("kind", "split") == "split"], shares).items():
+        cells = _cells(columns, shares)
+        headings = [re.sub(r"([|<\\\\])", r"\\\1", column) for column in cells]
+        lines = [f"**{view}**", "", f"| encoding | {' | '.join(headings)} |", f"| --- {'| ---: ' * len(cells)}|"]
         for name in names:
-            shown = (_plain(cells[column].get(name), columns.get(column, {}).get(name), shares) for column in cells)
+            seeds = {column: held.errors.get(name) for column, held in columns.items()}
+            shown = (_plain(cells[column].get(name), seeds.get(column), shares) for column in cells)
             lines.append(f"| `{name}` | {' | '.join(shown)} |")
         parts.append("\n".join(lines))
     return "\n\n".join(parts) + "\n"
@@ -140,8 +147,9 @@ LIBRARY = "window.vegaEmbed = vegaEmbed;"
 
 LEGEND = (
     "Errors are means over seeds; lower is better. Underlined: no other encoding is shown to be better, by Student's t "
-    "of the differences between equal seeds, corrected for all pairs of a column (false discovery rate 5 %). Fewer "
-    "than three seeds show no difference. Solved: error below 1 %, with the exact binomial interval. The mean rank "
+    "of the differences between equal seeds, which vary at least as much as the choice of test examples makes them "
+    "vary, corrected for all pairs of a column (false discovery rate 5 %). Fewer than three seeds show no difference. "
+    "Solved: error below 1 %, with the exact binomial interval. The mean rank "
     "is over all columns, of the encodings that every column has, with a bootstrap interval. Hover over a cell, or "
     "reach it with the Tab key, for its seeds."
 )
@@ -153,7 +161,7 @@ def versions() -> str:
     return f"commit {(facts['commit'] or 'unknown')[:12]}, jax {facts['jax']}, {facts['device_kind']}"
 
 
-def _views(rows: Sequence[Record]) -> dict[str, dict[str, Errors]]:
+def _views(rows: Sequence[Record], shares: bool) -> dict[str, dict[str, Column]]:
     """The tables: views, each with columns of errors."""
     splits: dict[str, list[str]] = {}
     for row in rows:
@@ -161,35 +169,41 @@ def _views(rows: Sequence[Record]) -> dict[str, dict[str, Errors]]:
         known += [] if row["split"] in known else [row["split"]]
     if len(splits) == 1:
         (names,) = splits.values()
-        return {"all splits": {words(name): _errors(rows, [name]) for name in names}}
-    views: dict[str, dict[str, Errors]] = {IN: {}, OUT: {}}
+        return {"all splits": {words(name): _column(rows, [name], shares) for name in names}}
+    views: dict[str, dict[str, Column]] = {IN: {}, OUT: {}}
     for setting, names in splits.items():
         own = [row for row in rows if row["setting"] == setting]
-        views[IN][setting] = _errors(own, names[:1])
-        views[OUT][setting] = _errors(own, names[1:] or names)
+        views[IN][setting] = _column(own, names[:1], shares)
+        views[OUT][setting] = _column(own, names[1:] or names, shares)
     return views
 
 
-def _errors(rows: Sequence[Record], splits: Sequence[str]) -> Errors:
+def _column(rows: Sequence[Record], splits: Sequence[str], shares: bool) -> Column:
     """The mean error over splits, of each encoding and seed."""
     found: dict[str, dict[int, list[float]]] = {}
+    examples: dict[str, int] = {}
     for row in rows:
         if row["split"] in splits:
             found.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(row["value"])
-    return {name: {seed: plain.fmean(values) for seed, values in seeds.items()} for name, seeds in found.items()}
+            examples[row["split"]] = row["examples"]
+    errors = {name: {seed: fmean(values) for seed, values in seeds.items()} for name, seeds in found.items()}
+    return Column(errors, sum(examples.values()) if shares else None)
 
 
-def _cells(errors: Errors, shares: bool) -> dict[str, Any]:
-    """What a column shows of each encoding."""
-    best = significance.indistinguishable(errors)
-    return {name: _cell(seeds, name in best, shares) for name, seeds in errors.items()}
+def _cells(columns: Mapping[str, Column], shares: bool) -> dict[str, Any]:
+    """What each column shows of each encoding, and the column of mean ranks."""
+    cells = {}
+    for column, (errors, examples) in columns.items():
+        best = significance.indistinguishable(errors, examples)
+        cells[column] = {name: _cell(seeds, name in best, shares) for name, seeds in errors.items()}
+    return cells | _ranks({column: held.errors for column, held in columns.items()})
 
 
 def _ranks(columns: Mapping[str, Errors]) -> dict[str, Any]:
     """The column of mean ranks, of the encodings that all columns have; {} for a single column."""
     common = set.intersection(*(set(errors) for errors in columns.values()))
     means = {
-        column: {name: plain.fmean(errors[name].values()) for name in errors if name in common}
+        column: {name: fmean(errors[name].values()) for name in errors if name in common}
         for column, errors in columns.items()
     }
     if len(columns) < 2 or len(common) < 2:
@@ -212,10 +226,10 @@ def _ranks(columns: Mapping[str, Errors]) -> dict[str, Any]:
 def _cell(seeds: Mapping[int, float], best: bool, shares: bool) -> dict[str, Any]:
     scale, unit = (100.0, " %") if shares else (1.0, "")
     values = [seeds[seed] for seed in sorted(seeds)]
-    mean = plain.fmean(values)
+    mean = fmean(values)
     if math.isnan(mean):
         return {"mean": None, "share": None, "text": "not finite", "best": False, "tip": "A loss was not finite."}
-    told = [f"mean {scale * mean:.3g}{unit}, median {scale * plain.median(values):.3g}{unit}"]
+    told = [f"mean {scale * mean:.3g}{unit}, median {scale * median(values):.3g}{unit}"]
     told.append(f"worst {scale * max(values):.3g}{unit}, best {scale * min(values):.3g}{unit}")
     if shares:
         share = significance.solved(values)

@@ -1,7 +1,7 @@
 """The charts of the page of results, in Vega-Lite, and their points."""
 
-import statistics as plain
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from cope_jax.runs.records import Record
@@ -36,7 +36,7 @@ def bands(rows: Iterable[Record], keys: Sequence[str]) -> list[Record]:
     for row in rows:
         groups.setdefault(tuple(row[key] for key in keys), []).append(row["value"])
     return [
-        {**dict(zip(keys, group, strict=True)), "mean": plain.fmean(values), "low": min(values), "high": max(values)}
+        {**dict(zip(keys, group, strict=True)), "mean": fmean(values), "low": min(values), "high": max(values)}
         for group, values in groups.items()
     ]
 
@@ -50,8 +50,8 @@ def cost_points(rows: Iterable[Record]) -> list[Record]:
         {
             "setting": setting,
             "encoding": encoding,
-            "error": plain.fmean(row["value"] for row in held),
-            "seconds": plain.fmean(row["wall_seconds"] for row in held),
+            "error": fmean(row["value"] for row in held),
+            "seconds": fmean(row["wall_seconds"] for row in held),
             "parameters": held[0]["parameters"],
             "GiB": max((row["memory_gib"] for row in held if "memory_gib" in row), default=None),
         }

@@ -1,17 +1,18 @@
 """What seeds and settings can show: shares that solve a task, differences between encodings, and ranks.
 
 The methods are those of SciPy. A seed is one observation: the same seed of two encodings has the same data, so their
-difference is one observation too. With few seeds, only large and consistent differences can be shown.
+difference is one observation too. With few seeds, only large and consistent differences can be shown. Errors near 0 or
+1 often differ by the same few examples in every seed, so a difference is taken to vary between seeds at least as much
+as the choice of the test examples makes it vary.
 """
 
 import dataclasses
 import itertools
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 SOLVED = 0.01
 """The error below which a seed has solved a task."""
@@ -63,34 +64,49 @@ class Difference:
     shown: bool = False
 
 
-def difference(first: Mapping[int, float], second: Mapping[int, float]) -> Difference:
-    """Compares the errors of two encodings, by seed, on the seeds that both have.
+def difference(first: Mapping[int, float], second: Mapping[int, float], examples: int | None = None) -> Difference:
+    """Compares the errors of two encodings, by seed, on the seeds that both have, with Student's t.
 
-    >>> found = difference({0: 0.5, 1: 0.6, 2: 0.55}, {0: 0.1, 1: 0.1, 2: 0.12, 3: 0.0})
+    The standard deviation over seeds is s, or √((p(1 − p) + q(1 − q))/examples) if that is larger, where p and q are
+    the mean errors, each with one more wrong and one more right example. It is what two independent samples of
+    `examples` test examples would have.
+
+    >>> found = difference({0: 0.5, 1: 0.6, 2: 0.55}, {0: 0.1, 1: 0.1, 2: 0.12, 3: 0.0}, examples=500)
     >>> round(found.mean, 3), found.p < 0.01
     (0.443, True)
+
+    Args:
+      first: the error of each seed, a share in [0, 1] if `examples` is given.
+      second: the same of the other encoding.
+      examples: the number of test examples of a seed; None for measures that are not shares.
     """
-    both = np.array([first[seed] - second[seed] for seed in first.keys() & second.keys()], np.float64)
-    mean = float(both.mean()) if both.size else math.nan
-    if both.size < LEAST or not np.isfinite(both).all():
+    seeds = sorted(first.keys() & second.keys())
+    values = np.array([[first[seed], second[seed]] for seed in seeds], np.float64).reshape(-1, 2)
+    both, n = values[:, 0] - values[:, 1], len(values)
+    mean = float(both.mean()) if n else math.nan
+    if n < LEAST or not np.isfinite(both).all():
         return Difference(mean, -math.inf, math.inf, 1.0)
-    if np.ptp(both) == 0:  # Student's t is not defined
+    deviation = float(both.std(ddof=1))
+    if examples is not None:
+        means = (values.mean(axis=0) * n * examples + 1) / (n * examples + 2)
+        deviation = max(deviation, math.sqrt(float((means * (1 - means)).sum()) / examples))
+    if deviation == 0:
         return Difference(mean, mean, mean, 1.0 if mean == 0 else 0.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # differences that agree up to rounding
-        test = stats.ttest_1samp(both, 0.0)
-    interval = test.confidence_interval(CONFIDENCE)
-    return Difference(mean, float(interval.low), float(interval.high), float(test.pvalue))
+    error = deviation / math.sqrt(n)
+    half = error * float(special.stdtrit(n - 1, (1 + CONFIDENCE) / 2))
+    return Difference(mean, mean - half, mean + half, 2 * float(special.stdtr(n - 1, -abs(mean) / error)))
 
 
-def differences(errors: Mapping[str, Mapping[int, float]]) -> dict[tuple[str, str], Difference]:
-    """Compares all pairs of encodings; `errors` maps an encoding and a seed to an error.
+def differences(
+    errors: Mapping[str, Mapping[int, float]], examples: int | None = None
+) -> dict[tuple[str, str], Difference]:
+    """Compares all pairs of encodings; `errors` maps an encoding and a seed to an error, as in `difference`.
 
     Differences are shown if their false discovery rate is at most 5 % (Benjamini & Yekutieli): of all differences that
     are shown, at most one in twenty is expected to be due to chance.
     """
     pairs = list(itertools.combinations(errors, 2))
-    found = [difference(errors[first], errors[second]) for first, second in pairs]
+    found = [difference(errors[first], errors[second], examples) for first, second in pairs]
     if not found:
         return {}
     corrected = stats.false_discovery_control([one.p for one in found], method="by")
@@ -100,18 +116,22 @@ def differences(errors: Mapping[str, Mapping[int, float]]) -> dict[tuple[str, st
     }
 
 
-def indistinguishable(errors: Mapping[str, Mapping[int, float]]) -> set[str]:
-    """The encodings with enough seeds that no other one is shown to be better than; empty if no difference is shown.
+def indistinguishable(errors: Mapping[str, Mapping[int, float]], examples: int | None = None) -> set[str]:
+    """The encodings that no other one is shown to be better than; empty if no difference is shown.
+
+    An encoding counts if it has enough finite errors, and can be compared with at least one other encoding.
 
     >>> errors = {name: {seed: base + seed / 100 for seed in range(5)} for name, base in (("a", 0.1), ("b", 0.5))}
     >>> indistinguishable(errors)
     {'a'}
     """
     worse: set[str] = set()
-    for (first, second), found in differences(errors).items():
+    compared: set[str] = set()
+    for pair, found in differences(errors, examples).items():
+        compared |= set(pair) if math.isfinite(found.low) else set()
         if found.shown:
-            worse.add(first if found.mean > 0 else second)
-    return {name for name, seeds in errors.items() if len(seeds) >= LEAST} - worse if worse else set()
+            worse.add(pair[found.mean < 0])
+    return compared - worse if worse else set()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +153,7 @@ def ranks(errors: Mapping[str, Mapping[str, float]], seed: int = 0) -> dict[str,
     rows = [[row[name] for name in names] for row in errors.values() if row.keys() >= set(names)]
     if not rows:
         return {}
-    table = stats.rankdata(np.round(rows, 4), axis=1)
+    table = stats.rankdata(np.nan_to_num(np.round(rows, 4), nan=np.inf), axis=1)  # an error that is not finite is last
     found = {}
     for name, column in zip(names, table.T, strict=True):
         mean = float(column.mean())

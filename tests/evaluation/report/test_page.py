@@ -31,6 +31,7 @@ def rows(kind="split"):
                         "parameters": 1000,
                         "wall_seconds": 20.0 + seed,
                         "memory_gib": 0.5 + seed,
+                        "examples": 500,
                     }
 
 
@@ -74,7 +75,7 @@ def test_one_task_has_a_column_for_each_split(tmp_path):
 
 def test_the_tables_as_markdown():
     lines = page.markdown(list(rows()), dict.fromkeys(ERRORS, "token_error")).splitlines()
-    assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack <b> | mean rank |"]
+    assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack \\<b> | mean rank |"]
     assert lines[4:6] == [
         "| `cope` | **0.0** (0.0) | 20.0 (30.0) | 1.2 |",
         "| `rope` | 50.0 (51.0) | 20.0 (30.0) | 1.8 |",
@@ -95,6 +96,14 @@ def test_bands_are_over_seeds(tmp_path):
 def test_a_loss_that_is_not_finite_is_said(tmp_path):
     broken = [row | {"value": math.nan} if row["encoding"] == "rope" else row for row in rows()]
     assert content(write(tmp_path, broken))["views"]["in distribution"]["recall"]["rope"]["text"] == "not finite"
+
+
+def test_one_test_example_is_no_difference(tmp_path):
+    """One wrong example of 500 in each of three seeds is no difference."""
+    one_example = [row | {"value": 0.002 * (row["encoding"] == "rope")} for row in rows() if row["setting"] == "recall"]
+    assert not any(
+        cell["best"] for cell in content(write(tmp_path, one_example))["views"]["all splits"]["longer"].values()
+    )
 
 
 def test_the_page_is_one_file_without_addresses(tmp_path):
@@ -154,7 +163,8 @@ def test_the_page_fits_a_phone_and_is_dark_where_wanted(tmp_path):
     found = browse(write(tmp_path), tmp_path, PROBE, *flags)
     assert found["errors"] == []
     assert not found["wide"]
-    assert found["dark"]
+    light = browse(tmp_path / "report.html", tmp_path, "")["paper"]
+    assert found["paper"] != light
 
 
 @needs_browser

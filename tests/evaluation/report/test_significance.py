@@ -57,7 +57,37 @@ def test_only_seeds_that_both_have_count():
     assert np.isnan(significance.difference({0: 0.5}, {1: 0.1}).mean)
     same = dict.fromkeys(range(3), 0.5)
     assert significance.difference(same, same).p == 1
-    assert significance.difference(same, dict.fromkeys(range(3), 0.0)).p == 0
+
+
+def test_student_by_scipy():
+    first, second = np.random.default_rng(0).normal(5.0, 1.0, (2, 6))
+    found = significance.difference(dict(enumerate(first)), dict(enumerate(second)))
+    test = stats.ttest_rel(first, second)
+    assert found.p == pytest.approx(test.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval(0.95)))
+
+
+def test_a_difference_varies_at_least_as_much_as_the_choice_of_examples():
+    """Seeds that all differ by the same: the standard deviation is that of two samples of 100 examples."""
+    first, second = dict.fromkeys(range(4), 0.5), dict.fromkeys(range(4), 0.2)
+    found = significance.difference(first, second, examples=100)
+    share = (np.array([0.5, 0.2]) * 400 + 1) / 402
+    error = np.sqrt((share * (1 - share)).sum() / 100 / 4)
+    assert found.p == pytest.approx(2 * stats.t.sf(0.3 / error, 3))
+    assert found.high - 0.3 == pytest.approx(error * stats.t.ppf(0.975, 3))
+    assert significance.difference(first, second).p == 0  # for a measure that is no share
+
+
+def test_errors_that_are_not_finite_show_nothing():
+    errors = {
+        "a": {0: 0.1, 1: 0.11, 2: 0.1, 3: 0.1},
+        "b": {0: 0.5, 1: 0.52, 2: 0.5, 3: 0.51},
+        "broken": {0: 0.9, 1: float("nan"), 2: 0.9, 3: 0.9},
+        "apart": {7: 0.9, 8: 0.9, 9: 0.9},
+    }
+    assert significance.indistinguishable(errors, 500) == {"a"}
+    ranks = significance.ranks({"one": {"a": 0.1, "b": float("nan")}, "two": {"a": 0.1, "b": 0.3}})
+    assert {name: rank.mean for name, rank in ranks.items()} == {"a": 1, "b": 2}
 
 
 def test_grids_without_differences_show_hardly_any():
@@ -68,6 +98,17 @@ def test_grids_without_differences_show_hardly_any():
         errors = {name: dict(enumerate(row)) for name, row in zip("abcde", values, strict=True)}
         shown += any(found.shown for found in significance.differences(errors).values())
     assert shown / 300 < 0.05
+
+
+@pytest.mark.parametrize("error", [0.002, 0.01, 0.2, 0.98])
+@pytest.mark.parametrize("seeds", [3, 5])
+def test_equal_encodings_with_few_wrong_examples_show_hardly_any(seeds, error):
+    """29 encodings with the same expected error of 500 examples: small errors often differ by the same in all seeds."""
+    rng, shown = np.random.default_rng(0), 0
+    for values in rng.binomial(500, error, (40, 29, seeds)) / 500:
+        errors = {str(name): dict(enumerate(row)) for name, row in enumerate(values)}
+        shown += any(found.shown for found in significance.differences(errors, examples=500).values())
+    assert shown <= 2
 
 
 @pytest.mark.parametrize(("p", "shown"), [(0.04, False), (0.02, True)])
