@@ -113,24 +113,30 @@ def write_page(
     workdir: Path, config: ExperimentConfig, task: Task, finished: Sequence[Record], planned: Sequence[GridRun]
 ) -> Path:
     """Writes report.html."""
-    command = ["python", "-m", "experiments.train", *(word for word in sys.argv[1:] if word.startswith("--config"))]
     runs = [
-        PageRun(
-            task.name,
-            run.label,
-            run.seeds[0],
-            shlex.join(
-                [*command, f"--config.encoding={run.label}", f"--seed={run.seeds[0]}", f"--workdir={run.workdir}"]
-            ),
-            run.workdir.relative_to(workdir).as_posix(),
-            "finished",
-        )
+        PageRun(task.name, run.label, seed, command(run), run.workdir.relative_to(workdir).as_posix(), "finished")
         for run in planned
+        for seed in run.seeds
     ]
     rows = [{"setting": task.name, **record} for record in finished]
     curves = [{"setting": task.name, **row} for row in read_curves(planned)]
     title = ", ".join(filter(None, (task.name, config.variant)))
     return page.write(workdir / "report.html", title, rows, curves, runs, {task.name: task.metric}, page.versions())
+
+
+def command(run: GridRun) -> str:
+    """The command that trains a run. Seeds that trained side by side need this command."""
+    if len(run.seeds) > 1:
+        return shlex.join(["python", "-m", "experiments.compare", *sys.argv[1:]])
+    changed = config_flags.get_override_values(flags.FLAGS["config"])
+    fields = [f"--config.{name}={value}" for name, value in changed.items()]
+    given = [
+        f"--config={config_flags.get_config_filename(flags.FLAGS['config'])}",
+        *fields,
+        f"--config.encoding={run.label}",
+        f"--seed={run.seeds[0]}",
+    ]
+    return shlex.join(["python", "-m", "experiments.train", *given, f"--workdir={run.workdir}"])
 
 
 def is_changed() -> bool:

@@ -160,7 +160,7 @@ class Experiment:
             run = self._run(workdir, seeds, label or self.label, profile, start, progress)
             state, seconds = run.train()
             records = self.records(seeds, state.params, self.config.training.steps, seconds)
-            extra = {**(fields or {}), "memory_gib": round(peak_memory(self.program.mesh.devices.flat), 3)}
+            extra = {"memory_gib": round(peak_memory(self.program.mesh.devices.flat), 3), **(fields or {})}
             records = [{**extra, **record} for record in records]
             if first:
                 workdirs.write_json(workdir / "result.json", {"records": records, "environment": environment})

@@ -80,15 +80,15 @@ def _train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridR
 def _train_here(works: Sequence[workers.Work], finished: Callable[[], None]) -> None:
     compiled: dict[tuple[str, int], Experiment] = {}
     made: dict[str, Task] = {}  # only the last, kept because reading and cutting up a long text takes minutes
-    for work in works:
+    for number, work in enumerate(works):
         config, key = work.config, (repr(work.config), len(work.seeds))
         if key not in compiled:
             if repr(config.task) not in made:
                 made = {repr(config.task): tasks.create(config.task.name, **config.task.options)}
             compiled = {key: Experiment(config, len(work.seeds), made[repr(config.task)])}
-        compiled[key].train(
-            work.workdir, work.seeds, label=work.label, fields=work.fields, environment=work.environment
-        )
+        # The peak of memory includes that of all earlier runs of this process, so only the first run has one.
+        fields = {**work.fields, "memory_gib": None} if number else work.fields
+        compiled[key].train(work.workdir, work.seeds, label=work.label, fields=fields, environment=work.environment)
         finished()
 
 

@@ -61,14 +61,16 @@ def main() -> None:
     options = check_engine()
     with workdirs.locked(workdir):
         trials = reading.state(trial_cells, workdir)
-        missing = [*(trial for trial in trials.failed if not search.diverged(trial, workdir)), *trials.left]
+        missing = [trial for trial in trials.failed if not search.diverged(trial, workdir)]
+        missing += [] if _ONLY_FAILED.value else trials.left
+        number = None
         if missing:
             print(f"{search.budget(grid)}: {len(missing)} to train first", file=sys.stderr)
-            number = None if _DRY_RUN.value else train(missing, trials, options, workdir)
-            if number is not None:
-                raise Interrupted("stopped in the trials; rerun the same command to resume", number)
-            trials = reading.state(trial_cells, workdir)
-        blocked = {cell: line for cell in grid if (line := search.missing(cell, trials, workdir))}
+            if not _DRY_RUN.value:
+                number = train(missing, trials, options, workdir)
+                trials = reading.state(trial_cells, workdir)
+        held = {} if _DRY_RUN.value else {cell: search.missing(cell, trials, workdir) for cell in grid}
+        blocked = {cell: line for cell, line in held.items() if line}
         cells = [search.chosen(cell, workdir) for cell in grid if cell not in blocked]
         state = reading.state(cells, workdir)
         todo = list(state.failed) if _ONLY_FAILED.value else [c for c in cells if c in state.failed or c in state.left]
@@ -76,9 +78,13 @@ def main() -> None:
         announce(grid, state, todo, slots, workdir)
         if _DRY_RUN.value:
             return
-        number = train(todo, state, options, workdir) if todo else None
+        if todo and number is None:
+            number = train(todo, state, options, workdir)
         state = reading.state(cells, workdir)
-        state.failed |= blocked
+        if number is None:
+            state.failed |= blocked
+        else:
+            state.left += blocked
         show(state, workdir, search.budget(grid))
     if number is not None:
         raise Interrupted(
@@ -139,6 +145,8 @@ def check_engine() -> dict[str, float | str]:
         raise ConfigError("--resources and --address are for --engine=ray and --engine=slurm: omit them")
     if _ENGINE.value == "local" and _CORES.value > workers.cores():
         raise ConfigError(f"a cell needs {_CORES.value} cores, but this machine shows {workers.cores()}: lower --cores")
+    if _ENGINE.value == "local":
+        engines.default_slots(_CORES.value, _GPUS.value)  # the machine may have too few GPUs
     if _ENGINE.value == "ray" and (wrong := [name for name, value in options.items() if isinstance(value, str)]):
         raise ConfigError(f"--resources={wrong[0]}=… must be a number for Ray")
     return options

@@ -57,7 +57,7 @@ class Cell:
         return f"{self.table}, {self.encoding}, seed {self.seed}"
 
     def folder(self, workdir: Path) -> Path:
-        """The workdir of the run. `experiments.compare` finds the cells of a setting there."""
+        """The workdir of the run."""
         return workdir / folder_name(self.table) / "cells" / folder_name(self.encoding) / f"seed_{self.seed}"
 
     def flags(self) -> list[str]:
@@ -100,6 +100,8 @@ def check(cells: Iterable[Cell]) -> None:
             task = cell.experiment().task
             if not isinstance(cell.seed, int) or cell.seed < 0:
                 raise ConfigError(f"seed must be an integer of at least 0, not {cell.seed!r}")
+            if nothing := [path for path, value in _leaves(cell.changes) if value is None]:
+                raise ConfigError(f"changes cannot set {nothing[0]} to None: write a config file that does")
             if folder_name(cell.table) in ("", ".", ".."):
                 raise ConfigError("setting needs letters or digits")
         except ConfigError as error:

@@ -23,6 +23,8 @@ SECONDS = 1.0
 def drive(jobs: Sequence[tuple[Cell, Job]], engine: Engine, expected: dict[Cell, float]) -> int | None:
     """Runs cells, at most `engine.slots` at a time, and returns the signal that stopped them, or None.
 
+    If the engine refuses a cell while others run, no more than these run at a time from then on.
+
     A cell that fails does not stop the others. After Ctrl-C or SIGTERM no cell starts, and those that run save a
     checkpoint. After a second Ctrl-C, KeyboardInterrupt.
 
@@ -34,13 +36,24 @@ def drive(jobs: Sequence[tuple[Cell, Job]], engine: Engine, expected: dict[Cell,
     waiting = iter(jobs)
     running: dict[Waiting, tuple[Cell, Job, float]] = {}
     view = _View(len(jobs), expected, engine.slots)
-    asked = False
+    asked, slots = False, engine.slots
+    pushed: list[tuple[Cell, Job]] = []
     try:
         with GracefulStop() as stop, view:
             while True:
-                while len(running) < engine.slots and not asked and (following := next(waiting, None)):
+                while len(running) < slots and not asked:
+                    following = pushed.pop() if pushed else next(waiting, None)
+                    if following is None:
+                        break
                     cell, job = following
-                    running[engine.start(job)] = (cell, job, time.monotonic())
+                    try:
+                        running[engine.start(job)] = (cell, job, time.monotonic())
+                    except Exception as error:  # such as a limit on the number of submitted jobs
+                        if running:
+                            pushed.append(following)
+                            slots = len(running)
+                        else:
+                            view.end(cell, _lost(error), 0.0, asked)
                 if not running:
                     return stop.number
                 engine.wait(running, SECONDS)
@@ -62,7 +75,11 @@ def _outcome(ended: Waiting) -> str | None:
     try:
         return ended.result()
     except BaseException as error:  # the machine or the engine lost it; it is neither finished nor failed
-        return f"lost ({type(error).__name__}: {str(error).splitlines()[-1] if str(error) else ''})"
+        return _lost(error)
+
+
+def _lost(error: BaseException) -> str:
+    return f"lost ({type(error).__name__}: {str(error).splitlines()[-1] if str(error) else ''})"
 
 
 class _View:
@@ -125,4 +142,4 @@ class _View:
 def jobs_of(cells: Sequence[Cell], workdir: Path, **needs: Any) -> Iterator[tuple[Cell, Job]]:
     """Yields each cell with what an engine runs."""
     for cell in cells:
-        yield cell, Job(cell.name, cell.folder(workdir.resolve()), tuple(cell.flags()), **needs)
+        yield cell, Job(cell.folder(workdir.resolve()), tuple(cell.flags()), Path.cwd(), **needs)

@@ -74,7 +74,13 @@ class Ray:
     def __init__(self, slots: int, address: str | None, cores: int, devices: int, resources: dict[str, float]):
         self._ray = _library("ray", "sweep")
         try:
-            self._ray.init(address=address, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+            self._ray.init(
+                address=address or "local",
+                include_dashboard=False,
+                log_to_driver=False,
+                logging_level="ERROR",
+                runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd())}},
+            )
         except (ConnectionError, ValueError, RuntimeError) as error:
             raise ConfigError(f"cannot connect to Ray at {address} ({str(error).splitlines()[0]})") from error
         self.slots = slots
@@ -107,7 +113,7 @@ class Slurm:
         gpu = {"gpus_per_node": devices} if devices else {}
         try:
             self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
-            self._executor.update_parameters(cpus_per_task=max(1, cores), **gpu, **options)
+            self._executor.update_parameters(cpus_per_task=cores, **gpu, **options)
         except (RuntimeError, ValueError, NameError, TypeError) as error:
             raise ConfigError(f"--engine=slurm does not work here ({str(error).splitlines()[0]})") from error
         self._jobs: list[Any] = []
@@ -137,7 +143,7 @@ def default_slots(cores: int, devices: int) -> int:
       ConfigError: the machine has fewer GPUs than one cell needs.
     """
     if not devices:
-        return max(1, workers.cores() // max(1, cores))
+        return max(1, workers.cores() // cores)
     found = len(gpus())
     if found < devices:
         raise ConfigError(f"a cell needs {devices} GPUs, but this machine shows {found}: lower --gpus")

@@ -20,6 +20,9 @@ POLL = 0.1
 """Seconds between two tries to claim what is in use."""
 
 
+IN_USE = 75
+"""The exit status if another process trains the cell."""
+
 WAITS = "waits for cores or GPUs that other cells use"
 """The last line of a cell's log while it waits; this time does not count for its time limit."""
 
@@ -29,6 +32,8 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
 
     The locks are files in a folder of this user, so all processes of all grids on a machine share the cores.
     """
+    if len(names) < count:
+        sys.exit(f"error: the cell needs {count} {kind}s, but this machine shows {len(names)}")
     folder = Path(tempfile.gettempdir()) / f"cope_jax-{os.getuid()}"
     folder.mkdir(exist_ok=True)
     said = False
@@ -54,16 +59,20 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
         time.sleep(POLL)
 
 
-def wait_for(lock: Path, seconds: float = 120.0) -> None:
-    """Waits until no process has a lock, because what a killed command started may still save its checkpoint."""
+def wait_for(lock: Path, seconds: float = 120.0) -> bool:
+    """Waits until no process has a lock, because what a killed command started may still save its checkpoint.
+
+    Returns whether the lock is free.
+    """
     end = time.monotonic() + seconds
     while lock.exists() and time.monotonic() < end:
         with lock.open() as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return
+                return True
             except BlockingIOError:
                 time.sleep(POLL)
+    return not lock.exists()
 
 
 def gpus() -> list[str]:
@@ -93,7 +102,10 @@ def main() -> None:
         os.sched_setaffinity(0, map(int, claim("core", [str(core) for core in allowed], min(int(cores), len(allowed)))))
     if int(devices):
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(claim("gpu", gpus(), int(devices)))
-    wait_for(Path(flags[-1].removeprefix("--workdir=")) / ".lock")
+    folder = Path(flags[-1].removeprefix("--workdir="))
+    if not wait_for(folder / ".lock"):
+        print(f"another process trains in {folder}, such as a job of an earlier command: rerun when it has ended")
+        sys.exit(IN_USE)
     sys.argv = ["train", *flags]
     from experiments import train  # now, because JAX counts cores and devices when it starts
     from experiments.cli import entry

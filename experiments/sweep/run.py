@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cope_jax.runs import workdir as workdirs
 from experiments.sweep.cells import FAILED
-from experiments.sweep.one_cell import WAITS
+from experiments.sweep.one_cell import IN_USE, WAITS
 
 LOG = "log.txt"
 GRACE = 60.0
@@ -23,17 +23,17 @@ class Job:
     """A cell to run; a plain value, which can be sent to another machine.
 
     Attributes:
-      name: the name of the cell.
-      folder: its workdir.
+      folder: the workdir of the cell.
       flags: flags of `experiments.train`, without the workdir.
+      cwd: the folder to run in, which has the package `experiments`.
       cores: number of cores to claim; 0 leaves the choice to the system.
       devices: number of GPUs to claim; 0 if something else gives the GPUs, or there are none.
       time_limit: seconds after which the cell is stopped and counts as failed; None means no limit.
     """
 
-    name: str
     folder: Path
     flags: tuple[str, ...]
+    cwd: Path
     cores: int = 0
     devices: int = 0
     time_limit: float | None = None
@@ -42,7 +42,8 @@ class Job:
 def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
     """Runs a cell to its end and returns None, or the last line of what it printed if it failed or was stopped.
 
-    A failure is also written to failed.json, but a stop is not, because the cell resumes. Its output is in log.txt.
+    A failure is also written to failed.json. A stop is not, because the cell resumes, and neither is a folder that
+    another process uses, which may finish the cell. The output is in log.txt.
 
     Args:
       job: the cell.
@@ -57,7 +58,7 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
     with (
         log.open("ab") as output,
         subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True
+            command, stdin=subprocess.PIPE, stdout=output, stderr=output, start_new_session=True, cwd=job.cwd
         ) as process,
     ):
         while True:
@@ -68,12 +69,12 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
                 now = time.monotonic()
                 if job.time_limit is not None and asked is None and last_line(log) == WAITS:
                     began = now
-                late = late or (job.time_limit is not None and now - began > job.time_limit)
+                late = late or (asked is None and job.time_limit is not None and now - began > job.time_limit)
                 if asked is None and (late or stopped()):
                     asked = now
                     process.terminate()
                 elif asked is not None and now - asked > GRACE:
-                    process.kill()
+                    os.killpg(process.pid, signal.SIGKILL)
             except KeyboardInterrupt:
                 asked = time.monotonic()
                 process.terminate()
@@ -82,7 +83,7 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
     line = last_line(log)
     if late:
         line = f"stopped after the time limit of {job.time_limit:g} s ({line or 'no output'})"
-    elif asked is not None or status in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+    elif asked is not None or status in (IN_USE, 128 + signal.SIGINT, 128 + signal.SIGTERM):
         return line or "stopped"
     elif status < 0:
         line = f"killed by signal {-status} ({line})"

@@ -16,7 +16,7 @@ NOT_FINITE = 3
 """The exit status of a run whose loss is not finite."""
 
 SEED = 1_000_000
-"""The seed of trial cells, which no other cell should have."""
+"""The seed of trial cells and of their data, which no other cell should have."""
 
 
 def trials(cells: Iterable[Cell]) -> list[Cell]:
@@ -28,13 +28,13 @@ def trials(cells: Iterable[Cell]) -> list[Cell]:
     >>> [trial.name for trial in trials([cell, dataclasses.replace(cell, seed=4)])]
     ['quick search learning_rate=0.001, rope, seed 1000000', 'quick search learning_rate=0.003, rope, seed 1000000']
     """
-    found = {}
+    found: dict[str, Cell] = {}
     for cell in cells:
         for values in _combinations(cell):
             named = " ".join(f"{field.rpartition('.')[2]}={value}" for field, value in values.items())
-            changes = overlay(_with(cell, values).changes, _nested("training.data_seed", _data_seed(cell) + 1))
+            changes = overlay(_with(cell, values).changes, _nested("training.data_seed", SEED))
             trial = Cell(cell.config, cell.encoding, SEED, changes, f"{cell.table} search {named}")
-            found[trial.table, trial.encoding] = trial
+            found.setdefault(trial.name, trial)
     return list(found.values())
 
 
@@ -60,9 +60,11 @@ def diverged(trial: Cell, workdir: Path) -> bool:
 
 def missing(cell: Cell, state: State, workdir: Path) -> str | None:
     """Why a value cannot be chosen: the first trial that has failed or not ended; None if all have ended."""
+    failed = {trial.name: line for trial, line in state.failed.items()}
+    left = {trial.name for trial in state.left}
     for trial in trials([cell]):
-        if trial in state.left or (trial in state.failed and not diverged(trial, workdir)):
-            return f"trial {trial.name}: {state.failed.get(trial, 'not trained yet')}"
+        if trial.name in left or (trial.name in failed and not diverged(trial, workdir)):
+            return f"trial {trial.name}: {failed.get(trial.name, 'not trained yet')}"
     return None
 
 
@@ -82,6 +84,8 @@ def _combinations(cell: Cell) -> list[dict[str, Any]]:
     for field, values in cell.search.items():
         if isinstance(values, str) or not isinstance(values, Sequence) or not values:
             raise ConfigError(f"search of {cell.name}: {field} needs a tuple of values, not {values!r}")
+        if any(value in values[:place] for place, value in enumerate(values)):
+            raise ConfigError(f"search of {cell.name}: {field} has a value twice, {values!r}")
     return [dict(zip(cell.search, values, strict=True)) for values in itertools.product(*cell.search.values())]
 
 
@@ -96,7 +100,3 @@ def _nested(field: str, value: Any) -> dict[str, Any]:
     for name in reversed(field.split(".")):
         value = {name: value}
     return dict(value)
-
-
-def _data_seed(cell: Cell) -> int:
-    return cell.experiment().training.data_seed

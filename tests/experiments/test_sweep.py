@@ -1,3 +1,4 @@
+import dataclasses
 import fcntl
 import json
 import re
@@ -80,6 +81,10 @@ def test_a_wrong_grid_is_one_line(body, message, tmp_path):
             "yield Cell('quick', 'rope', setting='a'); yield Cell('flip_flop_small', 'rope', 1, setting='a')",
             "the cells of 'a' have different tasks",
         ),
+        (
+            "yield Cell('quick', 'rope', changes={'optimizer': {'clip_norm': None}})",
+            "changes cannot set optimizer.clip_norm to None: write a config file",
+        ),
     ],
 )
 def test_a_wrong_cell_is_one_line(body, message, tmp_path):
@@ -88,10 +93,33 @@ def test_a_wrong_cell_is_one_line(body, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("values", [(), 0.1, "ab"])
-def test_values_to_search_are_a_tuple(values):
-    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate needs a tuple of values"):
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [((), "needs a tuple of values"), (0.1, "needs a tuple"), ("ab", "needs a tuple"), ((1, 2, 1.0), "a value twice")],
+)
+def test_values_to_search_are_a_tuple(values, message):
+    with pytest.raises(
+        ConfigError, match=rf"optimizer\.learning_rate {'has' if 'twice' in message else ''} ?{message}"
+    ):
         search.trials([Cell("quick", "rope", search={"optimizer.learning_rate": values})])
+
+
+def test_seeds_with_data_of_their_own_share_their_trials(tmp_path):
+    """The trials of a setting and encoding are the same for every seed, and have data that no seed has."""
+    search_rates = {"optimizer.learning_rate": (1e-3, 3e-3)}
+    cells = [Cell("quick", "rope", s, {"training": {"data_seed": s}}, "q", search_rates) for s in range(3)]
+    trials = search.trials(cells)
+    assert len(trials) == 2
+    assert {trial.changes["training"]["data_seed"] for trial in trials} == {search.SEED}
+    first, second = trials
+    for cell in cells:
+        assert search.missing(cell, reading.State([], {first: "error: no"}, [second]), tmp_path)
+    for trial, loss in ((first, 0.1), (second, 0.2)):
+        trial.folder(tmp_path).mkdir(parents=True)
+        record = {"metric": "loss", "kind": "split", "value": loss}
+        (trial.folder(tmp_path) / "result.json").write_text(json.dumps({"records": [record]}))
+    for cell in cells:
+        assert search.chosen(cell, tmp_path).changes["optimizer"] == {"learning_rate": 1e-3}
 
 
 def test_a_failed_trial_holds_its_cells_back_and_a_diverged_one_does_not(tmp_path):
@@ -168,7 +196,7 @@ def test_the_trial_with_the_lowest_loss_decides(tmp_path):
     ]
     trials = search.trials(cells[:2])
     assert [trial.changes["optimizer"] for trial in trials] == [{"learning_rate": rate} for rate in (1e-3, 3e-3, 1e-2)]
-    assert all(trial.changes["training"] == {"steps": 200, "data_seed": 1} for trial in trials)
+    assert all(trial.changes["training"] == {"steps": 200, "data_seed": search.SEED} for trial in trials)
     assert {trial.seed for trial in trials} == {search.SEED}
     assert len(search.trials(cells)) == 6
     assert search.chosen(cells[0], tmp_path) is cells[0]  # no trial has ended
@@ -194,22 +222,22 @@ def test_cells_that_fail_or_are_lost_do_not_stop_the_others(tmp_path, capsys):
 
     def mocked(job, stopped):
         with lock:
-            started.append(job.name)
+            started.append(job.folder)
             most.append(1)
         time.sleep(0.01)
         with lock:
             running = len(most)
             most.pop()
         assert running <= 3
-        if "cope" in job.name:
+        if "cope" in job.folder.parts:
             return "error: it fails"
-        if "fox" in job.name:
+        if "fox" in job.folder.parts:
             raise RuntimeError("the machine is gone")
         return None
 
     cells = [Cell("quick", name, seed) for seed in range(10) for name in ("rope", "cope", "fox", "none")]
     assert drive(list(jobs_of(cells, tmp_path)), engines.Local(3, mocked), {}) is None
-    assert sorted(started) == sorted(cell.name for cell in cells)
+    assert sorted(started) == sorted(cell.folder(tmp_path) for cell in cells)
     told = capsys.readouterr().err.splitlines()
     assert len(told) == 40
     assert told[-1].startswith("[40/40] ")
@@ -218,13 +246,36 @@ def test_cells_that_fail_or_are_lost_do_not_stop_the_others(tmp_path, capsys):
     assert sum(": finished, 00:00" in line for line in told) == 20
 
 
+def test_an_engine_that_refuses_cells_gets_fewer_at_a_time(tmp_path, capsys):
+    """Such as Slurm, which limits the number of submitted jobs. With none running, the cell is lost."""
+
+    class Limited(engines.Local):
+        refused = 0
+
+        def start(self, job):
+            if "cope" in job.folder.parts or sum(not one.done() for one in self.held) >= 2:
+                self.refused += 1
+                raise RuntimeError("submit limit")
+            self.held.append(super().start(job))
+            return self.held[-1]
+
+    engine = Limited(5, lambda job, stopped: time.sleep(0.1))
+    engine.held = []
+    cells = [Cell("quick", "rope", seed) for seed in range(6)] + [Cell("quick", "cope")]
+    assert drive(list(jobs_of(cells, tmp_path)), engine, {}) is None
+    told = capsys.readouterr().err
+    assert told.count(": finished") == 6
+    assert told.count("quick, cope, seed 0: lost (RuntimeError: submit limit)") == 1
+    assert engine.refused < 8
+
+
 def test_a_signal_stops_cells_and_starts_no_more(tmp_path):
     ended = []
 
     def mocked(job, stopped):
         while not stopped():
             time.sleep(0.01)
-        ended.append(job.name)
+        ended.append(job.folder)
         return "stopped"
 
     cells = [Cell("quick", "rope", seed) for seed in range(9)]
@@ -243,7 +294,7 @@ def program(tmp_path, monkeypatch):
         path.write_text(f"#!/bin/sh\nexec {PYTHON} -c '{text}'\n")
         path.chmod(0o755)
         monkeypatch.setattr(sys, "executable", str(path))
-        return Job("a cell", tmp_path / "cell", ())
+        return Job(tmp_path / "cell", (), tmp_path)
 
     return use
 
@@ -265,15 +316,32 @@ def test_a_cell_that_hangs_is_stopped_at_the_time_limit(program, monkeypatch):
     monkeypatch.setitem(run.__globals__, "GRACE", 0.3)
     job = program('import signal, time; signal.signal(15, signal.SIG_IGN); print("busy", flush=True); time.sleep(60)')
     began = time.monotonic()
-    limited = Job(job.name, job.folder, (), time_limit=0.5)
+    limited = dataclasses.replace(job, time_limit=0.5)
     assert run(limited) == "stopped after the time limit of 0.5 s (busy)"
     assert time.monotonic() - began < 20
     assert (job.folder / FAILED).exists()
 
 
+def test_a_late_stop_is_not_a_failure(program):
+    """The time limit passes while a stopped cell saves its checkpoint."""
+    job = program(
+        "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(2), sys.exit(143))); "
+        'print("step 5", flush=True); time.sleep(60)'
+    )
+    since = time.monotonic()
+    assert run(dataclasses.replace(job, time_limit=2.0), lambda: time.monotonic() > since + 1) == "step 5"
+    assert not (job.folder / FAILED).exists()
+
+
+def test_a_cell_that_another_process_trains_has_not_failed(program):
+    job = program(f'import sys; print("another process trains"); sys.exit({one_cell.IN_USE})')
+    assert run(job) == "another process trains"
+    assert not (job.folder / FAILED).exists()
+
+
 def test_the_wait_for_cores_does_not_count_for_the_time_limit(program):
     job = program(f'import time; print("{one_cell.WAITS}", flush=True); time.sleep(3); print("busy", flush=True)')
-    assert run(Job(job.name, job.folder, (), time_limit=1.5)) is None
+    assert run(dataclasses.replace(job, time_limit=1.5)) is None
 
 
 def test_a_stopped_cell_has_not_failed(program):
@@ -309,19 +377,21 @@ def test_cores_are_claimed_by_one_process_at_a_time(tmp_path, monkeypatch):
     with pytest.raises(Waited):
         one_cell.claim("core", names, 1)
     assert one_cell.claim("gpu", names, 3) == names  # another kind
+    with pytest.raises(SystemExit, match="error: the cell needs 4 gpus, but this machine shows 3"):
+        one_cell.claim("gpu", names, 4)
 
 
 def test_a_run_that_still_saves_is_waited_for(tmp_path, monkeypatch):
     lock, waited = tmp_path / ".lock", []
-    one_cell.wait_for(lock)  # there is none
+    assert one_cell.wait_for(lock)  # there is none
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         monkeypatch.setattr(one_cell.time, "sleep", lambda seconds: waited.append(fcntl.flock(held, fcntl.LOCK_UN)))
-        one_cell.wait_for(lock)
+        assert one_cell.wait_for(lock)
         assert len(waited) == 1
         fcntl.flock(held, fcntl.LOCK_EX)
         monkeypatch.setattr(one_cell.time, "sleep", waited.append)
-        one_cell.wait_for(lock, seconds=0.01)  # not forever: then the run says who has the lock
+        assert not one_cell.wait_for(lock, seconds=0.01)  # not forever
         assert len(waited) > 1
 
 
@@ -333,7 +403,7 @@ def test_gpus_are_those_that_the_environment_names(monkeypatch):
         engines.default_slots(1, 3)
 
 
-def test_a_grid_ends_with_failures_and_goes_on(start, config, tmp_path, monkeypatch):
+def test_a_grid_ends_with_failures_and_resumes(start, config, tmp_path, monkeypatch):
     """A cell that trains, and one that cannot: its table is too short."""
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     one = f"yield Cell({str(config)!r}, 'rope', setting='tiny')"
@@ -362,6 +432,7 @@ def test_wrong_flags_are_one_line(start, tmp_path):
         ((f"--grid={path}", "--engine=cloud"), "engine"),
         ((f"--grid={path}", "--resources=TPU=4"), "for --engine=ray and --engine=slurm"),
         (("--grid=nothing",), "unknown grid 'nothing'"),
+        ((f"--grid={path}", "--gpus=1", "--jobs=1"), "a cell needs 1 GPUs, but this machine shows 0"),
     ):
         done = start("sweep", *flags, f"--workdir={tmp_path / 'run'}").wait()
         assert (done.status, message in done.error) == (2, True), done.err

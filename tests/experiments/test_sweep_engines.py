@@ -80,7 +80,7 @@ def test_killed_at_random_moments(grid, one_after_the_other, tmp_path):
     assert sweep(grid, tmp_path / "run") == one_after_the_other
 
 
-def test_another_engine_goes_on(grid, one_after_the_other, tmp_path):
+def test_another_engine_resumes(grid, one_after_the_other, tmp_path):
     cells = reading.read(str(grid))
     assert drive(list(jobs_of(cells[:2], tmp_path / "run", cores=1)), engines.Local(2), {}) is None
     pytest.importorskip("submitit", reason="submitit is an extra")

@@ -53,7 +53,7 @@ def cost_points(rows: Iterable[Record]) -> list[Record]:
             "error": fmean(row["value"] for row in held),
             "seconds": fmean(row["wall_seconds"] for row in held),
             "parameters": held[0]["parameters"],
-            "GiB": max((row["memory_gib"] for row in held if "memory_gib" in row), default=None),
+            "GiB": max((row["memory_gib"] for row in held if row.get("memory_gib") is not None), default=None),
         }
         for (setting, encoding), held in groups.items()
     ]
