@@ -121,7 +121,8 @@ def write_page(
     rows = [{"setting": task.name, **record} for record in finished]
     curves = [{"setting": task.name, **row} for row in read_curves(planned)]
     title = ", ".join(filter(None, (task.name, config.variant)))
-    return page.write(workdir / "report.html", title, rows, curves, runs, {task.name: task.metric}, page.versions())
+    facts = grid.environment([run.result for run in planned])
+    return page.write(workdir / "report.html", title, rows, curves, runs, {task.name: task}, page.versions(facts))
 
 
 def command(run: GridRun) -> str:

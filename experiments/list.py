@@ -1,4 +1,4 @@
-"""Lists commands, configs, encodings, tasks, models and trained models of the package, with one line for each.
+"""Lists commands, configs, grids, encodings, tasks, models and trained models of the package, with one line for each.
 
 python -m experiments.list
 python -m experiments.list --only=configs
@@ -22,7 +22,7 @@ from cope_jax.training import config_files
 from experiments.cli import entry
 from experiments.cli.flag_values import check_names
 
-KINDS = ("commands", "configs", "encodings", "tasks", "models", "trained")
+KINDS = ("commands", "configs", "grids", "encodings", "tasks", "models", "trained")
 
 _ONLY = flags.DEFINE_list("only", list(KINDS), f"What to list: any of {', '.join(KINDS)}.")
 
@@ -37,6 +37,8 @@ def main() -> None:
             found = {name: inspect.getdoc(registries[kind].get(name)) or "" for name in registries[kind]}
         elif kind == "trained":
             found = {path.name: load_run(path).title() for path in sorted(TRAINED.iterdir())}
+        elif kind == "grids":
+            found = _documents({path.stem: path for path in (Path(experiments.__file__).parent / "grids").glob("*.py")})
         elif kind == "configs":
             found = _documents({name: Path(config_files.find(name)) for name in config_files.names()})
         else:

@@ -134,9 +134,12 @@ def seeds_of(folder: Path) -> tuple[int, ...]:
 
 def write_results(workdir: Path, runs: Sequence[GridRun]) -> tuple[list[records.Record], list[Path]]:
     """Writes results.json and results.csv of finished runs. Returns the records and the paths."""
-    environments = [workdirs.read_json(run.result, "environment")["environment"] for run in runs]
     finished = [record for run in runs for record in workdirs.read_records(run.result)]
-    different = [other for n, other in enumerate(environments) if other not in environments[:n]]
-    # Environments of runs that were trained elsewhere, or at another commit, are recorded too.
-    others = {"others": different[1:]} if different[1:] else {}
-    return finished, records.write_results(workdir, finished, {**different[0], **others})
+    return finished, records.write_results(workdir, finished, environment([run.result for run in runs]))
+
+
+def environment(results: Sequence[Path]) -> records.Record:
+    """The environment of the first result; `others` has those of runs trained elsewhere or at another commit."""
+    found = [workdirs.read_json(result, "environment")["environment"] for result in results]
+    different = [other for n, other in enumerate(found) if other not in found[:n]]
+    return {**different[0], **({"others": different[1:]} if different[1:] else {})}

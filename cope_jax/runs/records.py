@@ -101,7 +101,9 @@ def write_results(workdir: Path, records: Sequence[Record], environment: Record)
     NaN: a value that is not finite is null.
     """
     plain = finite(list(records))
+    first = ("setting", "task", "encoding", "seed", "split", "metric", "value")
     names = list(dict.fromkeys(name for record in records for name in record))
+    names.sort(key=lambda name: first.index(name) if name in first else len(first))
     table = io.StringIO()
     writer = csv.DictWriter(table, names, lineterminator="\n")
     writer.writeheader()

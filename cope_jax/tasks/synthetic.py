@@ -76,6 +76,18 @@ class SyntheticTask(Task):
         """Tokens as text, separated by spaces."""
         return " ".join(self.vocabulary[token] for token in tokens)
 
+    def show(self, batch: Batch, row: int = 0) -> str:
+        """One sequence of a batch as text: the inputs and, after each input whose target counts, `→` and this target.
+
+        >>> from cope_jax import tasks
+        >>> task = tasks.create("mqrar", back=1, keys=2, values=3, assignments=4)
+        >>> task.show(task.dataset("train", 1))
+        'k0 2 k0→2 0 k0→0 1 k0→1 0'
+        """
+        columns = zip(*(batch[name][row].tolist() for name in ("inputs", "targets", "weights")), strict=True)
+        texts = self.vocabulary
+        return " ".join(texts[token] + f"→{texts[target]}" * (weight > 0) for token, target, weight in columns)
+
     def codec(self) -> Codec:
         return Codec(self.encode, self.decode) if self.continues else super().codec()
 

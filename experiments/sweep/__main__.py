@@ -9,6 +9,7 @@ the command at any time and rerun it, also with another engine. A cell that fail
 --only_failed trains such cells again. More is in docs/grids.md.
 """
 
+import contextlib
 import sys
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from tqdm import tqdm
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
+from cope_jax.runs import grid as grids
 from cope_jax.runs import records as recording
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs import workers
@@ -59,19 +61,23 @@ def main() -> None:
     trial_cells = search.trials(grid)
     reading.check(trial_cells)
     options = check_engine()
-    with workdirs.locked(workdir):
+    with contextlib.nullcontext() if _DRY_RUN.value else workdirs.locked(workdir):
         trials = reading.state(trial_cells, workdir)
         missing = [trial for trial in trials.failed if not search.diverged(trial, workdir)]
         missing += [] if _ONLY_FAILED.value else trials.left
         number = None
         if missing:
-            print(f"{search.budget(grid)}: {len(missing)} to train first", file=sys.stderr)
+            trained = f"{len(trials.finished)} finished, {len(missing)} to train before the other cells"
+            print(f"{len(trial_cells)} trials ({search.budget(grid)}): {trained}", file=sys.stderr)
             if not _DRY_RUN.value:
                 number = train(missing, trials, options, workdir)
                 trials = reading.state(trial_cells, workdir)
         held = {} if _DRY_RUN.value else {cell: search.missing(cell, trials, workdir) for cell in grid}
         blocked = {cell: line for cell, line in held.items() if line}
         cells = [search.chosen(cell, workdir) for cell in grid if cell not in blocked]
+        if not missing:
+            for line in search.choices(cells, grid):
+                print(line, file=sys.stderr)
         state = reading.state(cells, workdir)
         todo = list(state.failed) if _ONLY_FAILED.value else [c for c in cells if c in state.failed or c in state.left]
         slots = slots_of_engine(len(todo))
@@ -92,8 +98,14 @@ def main() -> None:
             number,
         )
     if state.failed or state.left:
-        hint = "; without --only_failed the command trains these" if _ONLY_FAILED.value and state.left else ""
-        print(f"{len(state.failed)} cells failed, {len(state.left)} are missing{hint}", file=sys.stderr)
+        again = "rerun without --only_failed" if _ONLY_FAILED.value and state.left else "rerun the same command"
+        hint = f": {again} to train them; log.txt in the folder of a cell has its output"
+        told = [
+            f"{len(held)} cell{'s' * (len(held) > 1)} {what}"
+            for held, what in ((state.failed, "failed"), (state.left, "not trained yet"))
+            if held
+        ]
+        print(f"{', '.join(told)}{hint}", file=sys.stderr)
         sys.exit(1)
 
 
@@ -187,10 +199,14 @@ def show(state: reading.State, workdir: Path, budget: str) -> None:
     for cell, line in state.failed.items():
         print(f"failed: {cell.name}: {line}", file=sys.stderr)
     if not state.finished:
+        print("no cell is finished, so there are no results", file=sys.stderr)
         return
     records = reading.records(state.finished, workdir)
-    paths = recording.write_results(workdir, records, recording.environment())
-    outputs.list_files([*paths, *report.write(state, records, workdir, budget)])
+    environment = grids.environment([cell.folder(workdir) / "result.json" for cell in state.finished])
+    paths = recording.write_results(workdir, records, environment)
+    page, table = report.write(state, records, workdir, budget)
+    outputs.list_files([*paths, table])
+    print(f"all results as a page: {page}")
 
 
 if __name__ == "__main__":

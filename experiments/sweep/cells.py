@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cope_jax import tasks
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.runs import workdir as workdirs
@@ -16,6 +17,7 @@ from cope_jax.runs.grid import folder_name
 from cope_jax.runs.records import Record
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
+from cope_jax.training.from_config import create_learner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Cell:
     @property
     def table(self) -> str:
         """The name of the setting."""
-        last = (f"{path.rpartition('.')[2]}={value}" for path, value in _leaves(self.changes))
+        last = (f"{path.rpartition('.')[2]}={value}" for path, value in leaves_of(self.changes))
         return self.setting or folder_name(" ".join((self.config, *last)))
 
     @property
@@ -62,7 +64,7 @@ class Cell:
 
     def flags(self) -> list[str]:
         """The flags of `experiments.train` for this cell, without its workdir."""
-        changes = [f"--config.{path}={value}" for path, value in _leaves(self.changes)]
+        changes = [f"--config.{path}={value}" for path, value in leaves_of(self.changes)]
         return [f"--config={self.config}", *changes, f"--config.encoding={self.encoding}", f"--seed={self.seed}"]
 
     def experiment(self) -> ExperimentConfig:
@@ -74,7 +76,10 @@ def read(path: str) -> list[Cell]:
     """The cells that `get_cells()` of a grid file yields, unchecked. ConfigError: the file is not a grid."""
     try:
         get_cells = runpy.run_path(path).get("get_cells")
-        cells = list(get_cells()) if callable(get_cells) else None
+        found = get_cells() if callable(get_cells) else None
+        if callable(get_cells) and not isinstance(found, Iterable):
+            raise ConfigError(f"{path} has no cells: get_cells() must yield or return them, not return {found!r}")
+        cells = None if found is None else list(found)
     except ConfigError:
         raise
     except Exception as error:
@@ -94,13 +99,14 @@ def read(path: str) -> list[Cell]:
 def check(cells: Iterable[Cell]) -> None:
     """Checks every cell. ConfigError: a cell is wrong, two have the same folder, or one table has several tasks."""
     seen: dict[Path, Cell] = {}
-    tasks: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
+    recipes: dict[tuple[str, str], Any] = {}
     for cell in cells:
         try:
-            task = cell.experiment().task
+            task, recipe = cell.experiment().task, _checked(cell.config, cell.encoding, _without_seed(cell.changes))
             if not isinstance(cell.seed, int) or cell.seed < 0:
                 raise ConfigError(f"seed must be an integer of at least 0, not {cell.seed!r}")
-            if nothing := [path for path, value in _leaves(cell.changes) if value is None]:
+            if nothing := [path for path, value in leaves_of(cell.changes) if value is None]:
                 raise ConfigError(f"changes cannot set {nothing[0]} to None: write a config file that does")
             if folder_name(cell.table) in ("", ".", ".."):
                 raise ConfigError("setting needs letters or digits")
@@ -109,9 +115,17 @@ def check(cells: Iterable[Cell]) -> None:
         except (TypeError, ValueError, AttributeError) as error:
             raise ConfigError(f"cell {cell.config!r}, {cell.encoding!r}, seed {cell.seed!r}: {error}") from error
         if seen.setdefault(cell.folder(Path()), cell) is not cell:
-            raise ConfigError(f"two cells are {cell.name}: give the changes of one another setting=...")
-        if tasks.setdefault(cell.table, task) != task:
+            raise ConfigError(
+                f"two cells have the same setting, encoding and seed ({cell.name}): give one of them another setting="
+            )
+        if settings.setdefault(cell.table, task) != task:
             raise ConfigError(f"the cells of {cell.table!r} have different tasks: give each task its own setting=...")
+        other = recipes.setdefault((cell.table, cell.encoding), recipe)
+        if other is not recipe and (found := workdirs.difference(other, recipe)):
+            raise ConfigError(
+                f"the cells of {cell.table!r} with {cell.encoding} differ in more than the seed, {found}: "
+                f"give one of them another setting=..."
+            )
 
 
 def _reason(error: Exception) -> str:
@@ -181,6 +195,25 @@ def seconds_left(waiting: Iterable[Cell], finished: Iterable[Cell], workdir: Pat
     return sum(means.get((c.table, c.encoding), means.get((c.table,), means[()])) for c in waiting)
 
 
+def _without_seed(changes: Mapping[str, Any]) -> str:
+    """The changes without the seed of the data, which may follow the seed of the cell."""
+    training = {name: value for name, value in changes.get("training", {}).items() if name != "data_seed"}
+    return json.dumps({**changes, "training": training})
+
+
+@functools.cache
+def _checked(config: str, encoding: str, changes: str) -> dict[str, Any]:
+    """The recipe of cells, after their task and model are checked. ConfigError: they do not fit."""
+    experiment = _experiment(config, encoding, changes)
+    create_learner(experiment, _task(experiment.task.name, json.dumps(experiment.task.options)))
+    return experiment.recipe()
+
+
+@functools.cache
+def _task(name: str, options: str) -> tasks.Task:
+    return tasks.create(name, **json.loads(options))
+
+
 @functools.cache
 def _experiment(config: str, encoding: str, changes: str) -> ExperimentConfig:
     found = config_files.config(config, **json.loads(changes), encoding=encoding)
@@ -188,10 +221,10 @@ def _experiment(config: str, encoding: str, changes: str) -> ExperimentConfig:
     return found
 
 
-def _leaves(changes: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+def leaves_of(changes: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     """(dotted path, value) of each leaf of nested dicts."""
     found = []
     for name, value in changes.items():
         nested = isinstance(value, Mapping)
-        found += _leaves(value, f"{prefix}{name}.") if nested else [(f"{prefix}{name}", value)]
+        found += leaves_of(value, f"{prefix}{name}.") if nested else [(f"{prefix}{name}", value)]
     return found

@@ -9,8 +9,10 @@ from tqdm import tqdm
 from cope_jax import tasks
 from cope_jax.evaluation.report import page
 from cope_jax.files import write_atomically
+from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
+from cope_jax.tasks import Task
 from cope_jax.training.metrics import read_metrics
 from experiments.sweep.cells import Cell, State
 
@@ -25,29 +27,30 @@ def write(state: State, records: Sequence[Record], workdir: Path, budget: str = 
       budget: what was searched, in words.
     """
     cells = [*state.finished, *state.failed, *state.left]
-    metrics = {cell.table: _metric(cell) for cell in {cell.table: cell for cell in cells}.values()}
+    known = {cell.table: _task(cell) for cell in {cell.table: cell for cell in state.finished}.values()}
     runs = [
         *(_run(cell, workdir, _time(cell, workdir)) for cell in state.finished),
         *(_run(cell, workdir, f"failed: {line}") for cell, line in state.failed.items()),
         *(_run(cell, workdir, _stage(cell, workdir)) for cell in state.left),
     ]
-    table = write_atomically(workdir / "table.md", page.markdown(records, metrics))
+    table = write_atomically(workdir / "table.md", page.markdown(records, known))
     written = page.write(
         workdir / "report.html",
         workdir.resolve().name,
         records,
         _curves(state.finished, workdir),
         runs,
-        metrics,
+        known,
         f"{len(state.finished)} of {len(cells)} cells finished, {len(state.failed)} failed; "
-        f"{budget + '; ' if budget else ''}{page.versions()}",
+        f"{budget + '; ' if budget else ''}"
+        f"{page.versions(grid.environment([cell.folder(workdir) / 'result.json' for cell in state.finished]))}",
     )
     return [written, table]
 
 
-def _metric(cell: Cell) -> str:
+def _task(cell: Cell) -> Task:
     config = cell.experiment()
-    return tasks.create(config.task.name, **config.task.options).metric
+    return tasks.create(config.task.name, **config.task.options)
 
 
 def _curves(cells: Sequence[Cell], workdir: Path) -> list[Record]:

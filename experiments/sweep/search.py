@@ -10,7 +10,7 @@ from typing import Any
 from cope_jax.errors import ConfigError
 from cope_jax.models.model import overlay
 from cope_jax.runs import workdir as workdirs
-from experiments.sweep.cells import FAILED, Cell, State
+from experiments.sweep.cells import FAILED, Cell, State, leaves_of
 
 NOT_FINITE = 3
 """The exit status of a run whose loss is not finite."""
@@ -75,7 +75,24 @@ def budget(cells: Sequence[Cell]) -> str:
         return ""
     counts = {len(_combinations(cell)) for cell in searched}
     fields = sorted({field.rpartition(".")[2] for cell in searched for field in cell.search})
-    return f"{' and '.join(fields)} chosen for each encoding from {' to '.join(map(str, sorted(counts)))} trials"
+    whole = len(searched) == len(cells)
+    where = "" if whole else f" of {', '.join(dict.fromkeys(cell.table for cell in searched))}"
+    number = " to ".join(map(str, sorted(counts)))
+    return f"{' and '.join(fields)}{where} chosen for each encoding from {number} trials"
+
+
+def choices(cells: Iterable[Cell], grid: Iterable[Cell]) -> list[str]:
+    """A line for each setting and encoding whose cells had trials: the values that won, or that none did."""
+    searched = {(cell.table, cell.encoding): list(cell.search) for cell in grid if cell.search}
+    found = {}
+    for cell in cells:
+        if fields := searched.get((cell.table, cell.encoding)):
+            leaves = dict(leaves_of(cell.changes))
+            told = [f"{field.rpartition('.')[2]}={leaves[field]}" for field in fields if field in leaves]
+            found[cell.table, cell.encoding] = (
+                f"{cell.table}, {cell.encoding}: {' '.join(told) or 'all trials diverged'}"
+            )
+    return list(found.values())
 
 
 def _combinations(cell: Cell) -> list[dict[str, Any]]:

@@ -59,11 +59,15 @@ def test_a_cell_is_a_command():
     [
         ("x = ", "SyntaxError"),
         ("return []", "has no cells"),
+        ("pass", "must yield or return them, not return None"),
         ("yield 3", "must yield cells of experiments.sweep.cells, not 3"),
         ("yield Cell('quick', 'ropes')", "unknown encoding 'ropes': did you mean 'rope'"),
         ("yield Cell('quikc', 'rope')", "unknown config 'quikc'"),
         ("yield Cell('quick', 'rope', changes={'training': {'stepz': 1}})", "unknown option of config.training"),
-        ("yield Cell('quick', 'rope')\n    yield Cell('quick', 'rope', setting='quick')", "two cells are quick, rope"),
+        (
+            "yield Cell('quick', 'rope')\n    yield Cell('quick', 'rope', setting='quick')",
+            "two cells have the same setting, encoding and seed .quick, rope, seed 0.",
+        ),
     ],
 )
 def test_a_wrong_grid_is_one_line(body, message, tmp_path):
@@ -81,6 +85,19 @@ def test_a_wrong_grid_is_one_line(body, message, tmp_path):
             "yield Cell('quick', 'rope', setting='a'); yield Cell('flip_flop_small', 'rope', 1, setting='a')",
             "the cells of 'a' have different tasks",
         ),
+        (
+            "yield Cell('quick', 'rope', 0, {}, 'a')\n"
+            "    yield Cell('quick', 'rope', 1, {'training': {'steps': 900}}, 'a')",
+            "the cells of 'a' with rope differ in more than the seed, training.steps (600, not 900)",
+        ),
+        ("yield Cell('quick', 'rope', changes={'task': {'options': {'num_blank': 3}}})", "did you mean 'num_blanks'"),
+        (
+            "yield Cell('quick', 'rope', changes={'task': {'options': {'num_blanks': -3}}})",
+            "must be at least 0, got -3",
+        ),
+        ("yield Cell('quick', 'rope', changes={'model': {'num_layers': 0}})", "num_layers must be at least 1"),
+        ("yield Cell('quick', 'rope', changes={'training': {'steps': 20}})", "must be less than training.steps=20"),
+        ("yield Cell('elmo_small', 'rope')", "elmo has no attention"),
         (
             "yield Cell('quick', 'rope', changes={'optimizer': {'clip_norm': None}})",
             "changes cannot set optimizer.clip_norm to None: write a config file",
@@ -214,6 +231,9 @@ def test_the_trial_with_the_lowest_loss_decides(tmp_path):
     assert search.chosen(cells[2], tmp_path) is cells[2]
     assert search.budget(cells) == "learning_rate chosen for each encoding from 3 trials"
     assert search.budget([Cell("quick", "rope")]) == ""
+    assert search.budget([*cells, Cell("counting", "rope")]).startswith("learning_rate of quick_steps=200 chosen for")
+    won = [search.chosen(cell, tmp_path) for cell in cells[:2]]
+    assert search.choices(won, cells) == ["quick_steps=200, rope: learning_rate=0.003"]
     assert search.trials([Cell("quick", "rope")]) == []
 
 

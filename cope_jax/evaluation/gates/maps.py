@@ -52,6 +52,11 @@ class Inspection:
         """The name of the map that colours the strips: "gates" if the encoding has gates, otherwise "attention"."""
         return "gates" if "gates" in self.maps else "attention"
 
+    @property
+    def best(self) -> "Selection":
+        """The head that selects tokens most clearly."""
+        return best_selection(self)
+
     def _repr_html_(self) -> str:
         """What a notebook shows: point at a token to see its gates, positions and attention."""
         return viewer.frame(self)

@@ -32,10 +32,13 @@ def page(seen: "Inspection", title: str) -> str:
     """
     end = max(seen.query + 1, min(len(seen.tokens), LONGEST))
     shown = slice(max(0, end - LONGEST), end)
+    best = seen.best
     lower = np.tril_indices(end - shown.start)
     content = {
         "tokens": seen.tokens[shown],
         "query": seen.query - shown.start,
+        "predicts": f"predicts {seen.predicted} with probability {seen.probability:.2f}",
+        "best": [seen.layers.index(best.layer), seen.heads.index(best.head)],
         "layers": list(seen.layers),
         "heads": list(seen.heads),
         "shading": seen.shading,

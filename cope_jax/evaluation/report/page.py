@@ -16,7 +16,8 @@ import vl_convert
 from cope_jax.evaluation.report import page_charts, significance
 from cope_jax.evaluation.report.table import words
 from cope_jax.files import write_atomically
-from cope_jax.runs.records import Record, environment, finite
+from cope_jax.runs.records import Record, finite
+from cope_jax.tasks import Task
 from cope_jax.training.metrics import unit_of
 
 Errors = dict[str, dict[int, float]]
@@ -60,7 +61,7 @@ def write(
     records: Sequence[Record],
     curves: Iterable[Record],
     runs: Sequence[PageRun],
-    metrics: Mapping[str, str],
+    tasks: Mapping[str, Task],
     facts: str,
 ) -> Path:
     """Writes the page and returns its path.
@@ -71,25 +72,31 @@ def write(
       records: records of finished runs, each with `setting`: see `cope_jax.runs.records`.
       curves: points of learning curves: rows with `setting`, `encoding`, `seed`, `step`, `split` and metrics.
       runs: all runs, also those that failed.
-      metrics: the headline metric of each setting.
+      tasks: the task of each setting that has records.
       facts: one line about the runs, such as versions and the commit.
     """
-    main = _headlines(records, metrics)
+    main = _headlines(records, tasks)
     fixed = [row for row in main if row.get("kind", "split") == "split"]
-    shares = _are_shares(metrics)
+    shares = _are_shares(tasks)
+    views = _views(fixed, shares)
     content = {
         "facts": facts,
         "legend": LEGEND,
         "encodings": list(dict.fromkeys(row["encoding"] for row in main)),
-        "views": {name: _cells(columns, shares) for name, columns in _views(fixed, shares).items()},
+        "views": {name: _cells(columns, shares) for name, columns in views.items()},
+        "notes": {
+            name: {column: _note(column, held, fixed, tasks) for column, held in columns.items()}
+            for name, columns in views.items()
+        },
+        "levels": {setting: task.sweep_label for setting, task in tasks.items()},
         "curves": page_charts.bands(
-            page_charts.learning_points(curves, metrics), ("setting", "encoding", "split", "step")
+            page_charts.learning_points(curves, _metrics(tasks)), ("setting", "encoding", "split", "step")
         ),
         "sweep": page_charts.bands(page_charts.level_points(main), ("setting", "encoding", "level")),
         "cost": page_charts.cost_points(fixed),
         "charts": {
             "curves": page_charts.line_chart("step", "step", shares, row="split"),
-            "sweep": page_charts.line_chart("level", "length or level", shares),
+            "sweep": page_charts.line_chart("level", "level", shares),
             "cost": page_charts.scatter_chart(shares),
         },
         "runs": [dataclasses.asdict(run) for run in runs],
@@ -102,14 +109,10 @@ def write(
     return write_atomically(path, text)
 
 
-def markdown(records: Sequence[Record], metrics: Mapping[str, str]) -> str:
-    """The tables of errors as GitHub Markdown.
-
-    A cell has the mean over seeds and, in brackets, the worst seed. Bold means that no other encoding is shown to be
-    better, in columns that show any difference.
-    """
-    main = _headlines(records, metrics)
-    shares = _are_shares(metrics)
+def markdown(records: Sequence[Record], tasks: Mapping[str, Task]) -> str:
+    """The tables of errors as GitHub Markdown, with a legend."""
+    main = _headlines(records, tasks)
+    shares = _are_shares(tasks)
     names = list(dict.fromkeys(row["encoding"] for row in main))
     parts = []
     for view, columns in _views([row for row in main if row.get("kind", "split") == "split"], shares).items():
@@ -121,7 +124,34 @@ def markdown(records: Sequence[Record], metrics: Mapping[str, str]) -> str:
             shown = (_plain(cells[column].get(name), seeds.get(column), shares) for column in cells)
             lines.append(f"| `{name}` | {' | '.join(shown)} |")
         parts.append("\n".join(lines))
+    named = "; ".join(f"{words(metric)}: {', '.join(names)}" for metric, names in _settings(tasks).items())
+    unit = ", in %" if shares else ""
+    parts.append(
+        f"Mean over seeds and, in brackets, the worst seed{unit}. Out of distribution is the mean over all splits but "
+        f"the first. Bold: no other encoding is shown to be better, in a column that shows any difference. The errors "
+        f"are {named}."
+    )
     return "\n\n".join(parts) + "\n"
+
+
+def _settings(tasks: Mapping[str, Task]) -> dict[str, list[str]]:
+    """The settings of each metric."""
+    found: dict[str, list[str]] = {}
+    for setting, task in tasks.items():
+        found.setdefault(task.metric, []).append(setting)
+    return found
+
+
+def _note(column: str, held: Column, rows: Sequence[Record], tasks: Mapping[str, Task]) -> str:
+    """What a column shows: the metric, and the number of steps and of seeds, if all encodings have the same."""
+    setting = column if column in tasks else next(iter(tasks))
+    metric = tasks[setting].metric
+    steps = {row["step"] for row in rows if row["setting"] == setting}
+    seeds = sorted({len(values) for values in held.errors.values()})
+    told = [words(metric) + unit_of(metric).suffix(" in ")]
+    told += [f"{step:,} steps" for step in steps] if len(steps) == 1 else []
+    told.append(f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seed{'s' * (seeds[-1] > 1)}")
+    return ", ".join(told)
 
 
 def _plain(cell: Mapping[str, Any] | None, seeds: Mapping[int, float] | None, shares: bool) -> str:
@@ -134,31 +164,41 @@ def _plain(cell: Mapping[str, Any] | None, seeds: Mapping[int, float] | None, sh
     return f"{text} ({100 * worst:.1f})" if shares else f"{text} ({worst:.3g})"
 
 
-def _headlines(records: Sequence[Record], metrics: Mapping[str, str]) -> list[Record]:
-    return [row for row in records if row["metric"] == metrics[row["setting"]]]
+def _metrics(tasks: Mapping[str, Task]) -> dict[str, str]:
+    return {setting: task.metric for setting, task in tasks.items()}
 
 
-def _are_shares(metrics: Mapping[str, str]) -> bool:
-    return all(unit_of(metric).scale == 100 for metric in metrics.values())
+def _headlines(records: Sequence[Record], tasks: Mapping[str, Task]) -> list[Record]:
+    return [row for row in records if row["metric"] == tasks[row["setting"]].metric]
+
+
+def _are_shares(tasks: Mapping[str, Task]) -> bool:
+    return all(unit_of(task.metric).scale == 100 for task in tasks.values())
 
 
 LIBRARY = "window.vegaEmbed = vegaEmbed;"
 """What the page needs of the library of charts."""
 
 LEGEND = (
-    "Errors are means over seeds; lower is better. Underlined: no other encoding is shown to be better, by Student's t "
+    "Errors are means over seeds; lower is better. Out of distribution is the mean over all splits but the first. "
+    "Underlined: no other encoding is shown to be better, by Student's t "
     "of the differences between equal seeds, which vary at least as much as the choice of test examples makes them "
-    "vary, corrected for all pairs of a column (false discovery rate 5 %). Fewer than three seeds show no difference. "
+    "vary, corrected for all pairs of a column (false discovery rate 5 %). Fewer than three seeds cannot show any. "
     "Solved: error below 1 %, with the exact binomial interval. The mean rank "
-    "is over all columns, of the encodings that every column has, with a bootstrap interval. Hover over a cell, or "
+    "is over all columns; it has the encodings that every column has. Hover over a cell, or "
     "reach it with the Tab key, for its seeds."
 )
 
 
-def versions() -> str:
-    """The commit, the version of JAX and the device, in one line."""
-    facts = environment()
-    return f"commit {(facts['commit'] or 'unknown')[:12]}, jax {facts['jax']}, {facts['device_kind']}"
+def versions(environment: Record) -> str:
+    """The commit, the version of JAX and the device of runs, in one line."""
+    found = [environment, *environment.get("others", [])]
+    parts = [
+        ("commit", {(one["commit"] or "unknown")[:12] for one in found}),
+        ("jax", {one["jax"] for one in found}),
+        ("on", {one["device_kind"] for one in found}),
+    ]
+    return ", ".join(f"{name} {' and '.join(sorted(values))}" for name, values in parts)
 
 
 def _views(rows: Sequence[Record], shares: bool) -> dict[str, dict[str, Column]]:
@@ -228,13 +268,21 @@ def _cell(seeds: Mapping[int, float], best: bool, shares: bool) -> dict[str, Any
     values = [seeds[seed] for seed in sorted(seeds)]
     mean = fmean(values)
     if math.isnan(mean):
-        return {"mean": None, "share": None, "text": "not finite", "best": False, "tip": "A loss was not finite."}
+        return {
+            "mean": None,
+            "share": None,
+            "text": "not finite",
+            "best": False,
+            "few": True,
+            "tip": "A loss was not finite.",
+        }
     told = [f"mean {scale * mean:.3g}{unit}, median {scale * median(values):.3g}{unit}"]
     told.append(f"worst {scale * max(values):.3g}{unit}, best {scale * min(values):.3g}{unit}")
     if shares:
         share = significance.solved(values)
         told.append(
-            f"solved by {share.solved} of {share.count} seeds ({100 * share.low:.0f} to {100 * share.high:.0f} %)"
+            f"solved by {share.solved} of {share.count} seeds "
+            f"(95 % interval: {100 * share.low:.0f} to {100 * share.high:.0f} %)"
         )
     told.append("seeds: " + ", ".join(f"{scale * value:.3g}" for value in values[:25]))
     return {
@@ -242,5 +290,6 @@ def _cell(seeds: Mapping[int, float], best: bool, shares: bool) -> dict[str, Any
         "share": mean if shares else None,
         "text": f"{scale * mean:.1f}" if shares else f"{mean:.3g}",
         "best": best,
+        "few": len(seeds) < significance.LEAST,
         "tip": "\n".join(told),
     }

@@ -4,13 +4,18 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+from cope_jax.evaluation.report.table import words
 from cope_jax.runs.records import Record
 
 
 def learning_points(curves: Iterable[Record], metrics: Mapping[str, str]) -> list[Record]:
     """The points of learning curves, with the headline metric of their setting as `value`."""
     return [
-        {**{name: row[name] for name in ("setting", "encoding", "split", "step")}, "value": row[metric]}
+        {
+            **{name: row[name] for name in ("setting", "encoding", "step")},
+            "split": words(row["split"]),
+            "value": row[metric],
+        }
         for row in curves
         if (metric := metrics[row["setting"]]) in row
     ]
@@ -62,7 +67,7 @@ def cost_points(rows: Iterable[Record]) -> list[Record]:
 def line_chart(field: str, title: str, shares: bool, row: str | None = None) -> dict[str, Any]:
     """The Vega-Lite chart of errors with a band over seeds."""
     x = {"field": field, "type": "quantitative", "title": title}
-    colour = {"field": "encoding", "type": "nominal", "sort": None}
+    colour = {"field": "encoding", "type": "nominal", "sort": None, "legend": {"symbolOpacity": 1}}
     picked = {"param": "picked", "empty": True}
     layers = [
         {
@@ -100,12 +105,11 @@ def _axis(shares: bool) -> dict[str, Any]:
 
 def scatter_chart(shares: bool) -> dict[str, Any]:
     """The Vega-Lite chart of errors against training time."""
-    number = {"type": "quantitative", "scale": {"zero": False}}
     return {
         "height": 300,
         "mark": {"type": "point", "filled": True},
         "encoding": {
-            "x": {"field": "seconds", "title": "training time of a seed in s", **number},
+            "x": {"field": "seconds", "title": "training time of a seed in s", "type": "quantitative"},
             "y": {"field": "error", "type": "quantitative", "title": "mean error over splits", **_axis(shares)},
             "size": {"field": "parameters", "type": "quantitative", "scale": {"zero": False, "range": [60, 300]}},
             "color": {"field": "encoding", "type": "nominal", "sort": None},

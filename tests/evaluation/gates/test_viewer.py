@@ -57,7 +57,8 @@ const texts = selector => all(selector).map(node => node.firstChild.textContent)
 const numbers = () => all(".token small").map(node => node.textContent);
 found.tokens = texts(".token"); found.first = numbers();
 const colours = () => all(".token").map(node => Number((node.style.background.match(/[0-9.]+(?=\\))/) ?? [0])[0]));
-found.colours = colours();
+found.colours = colours(); found.begins = document.getElementById("says").textContent;
+found.heads = texts(".head");
 all(".token")[1].dispatchEvent(new Event("mouseenter")); found.moved = numbers();
 found.says = document.getElementById("says").textContent;
 all(".token")[1].focus();
@@ -78,7 +79,9 @@ def test_the_page_works_in_a_browser(seen, tmp_path):
     assert found["tokens"] == ["a", "␣", "<b>", "++;", "print"]
     assert found["first"] == ["1.8", "1.5", "1.0", "0.0", ""]
     assert found["colours"] == pytest.approx([0.2, 0.4, 0.8, 0, 0])
+    assert found["begins"].startswith("query 3 (++;) predicts a with probability 0.50; layer 1, head 0: highest")
+    assert found["heads"] == ["layer 1, head 0 (selects best)", "layer 1, head 2"]
     assert found["moved"][2:] == ["", "", ""]
-    assert found["says"].startswith("query 1 (␣), layer 1, head 0: highest gates: ")
+    assert found["says"].startswith("query 1 (␣); layer 1, head 0: highest gates: ")
     assert (found["focused"], found["head"], found["pressed"]) == (2, "2", ["false", "true"])
     assert found["map"]

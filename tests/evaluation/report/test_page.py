@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from cope_jax import tasks
 from cope_jax.evaluation.report import page
 from tests.evaluation.browser import browse, needs_browser
 
@@ -32,6 +33,7 @@ def rows(kind="split"):
                         "wall_seconds": 20.0 + seed,
                         "memory_gib": 0.5 + seed,
                         "examples": 500,
+                        "step": 200,
                     }
 
 
@@ -42,8 +44,11 @@ def write(folder, records=None, settings=tuple(ERRORS)):
     runs = [
         page.PageRun(settings[0], "cope", seed, f"train --seed={seed}", f"cells/{seed}", "42 s") for seed in range(3)
     ]
-    metrics = dict.fromkeys(settings, "token_error")
-    return page.write(folder / "report.html", "A <grid>", records, curves, runs, metrics, "three seeds")
+    return page.write(folder / "report.html", "A <grid>", records, curves, runs, known(settings), "three seeds")
+
+
+def known(settings):
+    return dict.fromkeys(settings, tasks.create("mqar"))
 
 
 def content(path):
@@ -57,9 +62,11 @@ def test_cells_say_what_is_shown(tmp_path):
     view = data["views"]["in distribution"]
     assert list(view) == ["recall", "stack <b>", "mean rank"]
     assert view["recall"]["cope"]["text"] == "0.0"
+    assert data["notes"]["in distribution"]["recall"] == "token error in %, 200 steps, 3 seeds"
+    assert data["levels"]["recall"] == "pairs of keys and values"
     assert view["recall"]["cope"]["best"]
     assert not view["recall"]["rope"]["best"]
-    assert "solved by 3 of 3 seeds (29 to 100 %)" in view["recall"]["cope"]["tip"]
+    assert "solved by 3 of 3 seeds (95 % interval: 29 to 100 %)" in view["recall"]["cope"]["tip"]
     assert "worst 51 %, best 49 %\nsolved by 0 of 3" in view["recall"]["rope"]["tip"]
     assert not any(cell["best"] for cell in view["stack <b>"].values())  # no difference is shown
     assert view["mean rank"]["cope"]["text"] == "1.2"  # first, and a shared place
@@ -74,13 +81,15 @@ def test_one_task_has_a_column_for_each_split(tmp_path):
 
 
 def test_the_tables_as_markdown():
-    lines = page.markdown(list(rows()), dict.fromkeys(ERRORS, "token_error")).splitlines()
+    lines = page.markdown(list(rows()), known(ERRORS)).splitlines()
     assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack \\<b> | mean rank |"]
     assert lines[4:6] == [
         "| `cope` | **0.0** (0.0) | 20.0 (30.0) | 1.2 |",
         "| `rope` | 50.0 (51.0) | 20.0 (30.0) | 1.8 |",
     ]
     assert lines[7] == "**out of distribution**"
+    assert lines[-1].startswith("Mean over seeds and, in brackets, the worst seed, in %.")
+    assert lines[-1].endswith("The errors are token error: recall, stack <b>.")
 
 
 def test_bands_are_over_seeds(tmp_path):
@@ -130,7 +139,7 @@ Object.assign(found, {first: rows(), charts: all(".chart svg").length});
   found.tip = document.getElementById("tip").hidden ? "" : document.getElementById("tip").textContent;
   document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape", bubbles: true}));
   found.closed = document.getElementById("tip").hidden;
-  found.notes = all("#errors .note").map(note => note.parentNode.querySelector("button").textContent);
+  found.notes = all("#errors .shown").map(note => note.parentNode.querySelector("button").textContent);
   const view = document.getElementById("view");
   view.value = "out of distribution"; view.dispatchEvent(new Event("change"));
   found.other = document.querySelector("#errors tbody td[tabindex]").textContent;
@@ -183,7 +192,7 @@ def test_two_thousand_runs(tmp_path):
         records,
         [{**row, "step": step, "token_error": row["value"]} for row in records for step in range(5)],
         [page.PageRun("task", "cope", seed, "train", "folder", "42 s") for seed in range(2000)],
-        {f"task {number}": "token_error" for number in range(10)},
+        known([f"task {number}" for number in range(10)]),
         "",
     )
     assert path.stat().st_size < 10_000_000
