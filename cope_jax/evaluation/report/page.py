@@ -84,10 +84,8 @@ def write(
         "legend": LEGEND,
         "encodings": list(dict.fromkeys(row["encoding"] for row in main)),
         "views": {name: _cells(columns, shares) for name, columns in views.items()},
-        "notes": {
-            name: {column: _note(column, held, fixed, tasks) for column, held in columns.items()}
-            for name, columns in views.items()
-        },
+        "metrics": {setting: words(task.metric) for setting, task in tasks.items()},
+        "conditions": {name: _conditions(columns, fixed, shares) for name, columns in views.items()},
         "levels": {setting: task.sweep_label for setting, task in tasks.items()},
         "curves": page_charts.bands(
             page_charts.learning_points(curves, _metrics(tasks)), ("setting", "encoding", "split", "step")
@@ -142,16 +140,16 @@ def _settings(tasks: Mapping[str, Task]) -> dict[str, list[str]]:
     return found
 
 
-def _note(column: str, held: Column, rows: Sequence[Record], tasks: Mapping[str, Task]) -> str:
-    """What a column shows: the metric, and the number of steps and of seeds, if all encodings have the same."""
-    setting = column if column in tasks else next(iter(tasks))
-    metric = tasks[setting].metric
-    steps = {row["step"] for row in rows if row["setting"] == setting}
-    seeds = sorted({len(values) for values in held.errors.values()})
-    told = [words(metric) + unit_of(metric).suffix(" in ")]
-    told += [f"{step:,} steps" for step in steps] if len(steps) == 1 else []
-    told.append(f"{' to '.join(map(str, dict.fromkeys((seeds[0], seeds[-1]))))} seed{'s' * (seeds[-1] > 1)}")
-    return ", ".join(told)
+def _conditions(columns: Mapping[str, Column], rows: Sequence[Record], shares: bool) -> str:
+    """The unit of a table, and how many steps and seeds its cells have, in words."""
+    steps = {row["step"] for row in rows}
+    seeds = {len(values) for held in columns.values() for values in held.errors.values()}
+    ranges = [(steps, "step"), (seeds, "seed")]
+    told = [
+        f"{' to '.join(f'{end:,}' for end in sorted({min(found), max(found)}))} {name}{'s' * (max(found) > 1)}"
+        for found, name in ranges
+    ]
+    return ", ".join([*(["in %"] if shares else []), *told])
 
 
 def _plain(cell: Mapping[str, Any] | None, seeds: Mapping[int, float] | None, shares: bool) -> str:

@@ -62,7 +62,8 @@ def test_cells_say_what_is_shown(tmp_path):
     view = data["views"]["in distribution"]
     assert list(view) == ["recall", "stack <b>", "mean rank"]
     assert view["recall"]["cope"]["text"] == "0.0"
-    assert data["notes"]["in distribution"]["recall"] == "token error in %, 200 steps, 3 seeds"
+    assert data["conditions"]["in distribution"] == "in %, 200 steps, 3 seeds"
+    assert data["metrics"]["recall"] == "token error"
     assert data["levels"]["recall"] == "pairs of keys and values"
     assert view["recall"]["cope"]["best"]
     assert not view["recall"]["rope"]["best"]
@@ -139,6 +140,7 @@ Object.assign(found, {first: rows(), charts: all(".chart svg").length});
   found.tip = document.getElementById("tip").hidden ? "" : document.getElementById("tip").textContent;
   document.body.dispatchEvent(new KeyboardEvent("keydown", {key: "Escape", bubbles: true}));
   found.closed = document.getElementById("tip").hidden;
+  found.conditions = document.getElementById("conditions").textContent;
   found.notes = all("#errors .shown").map(note => note.parentNode.querySelector("button").textContent);
   const view = document.getElementById("view");
   view.value = "out of distribution"; view.dispatchEvent(new Event("change"));
@@ -161,6 +163,7 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert found["tip"].startswith("rope, recall\nmean 50 %, median 50 %")
     assert found["closed"]
     assert found["notes"] == ["stack <b>"]
+    assert found["conditions"] == "token error in %, 200 steps, 3 seeds"
     assert found["other"] == "11.0"
     assert found["runs"] == 3
 
