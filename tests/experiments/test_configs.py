@@ -8,10 +8,15 @@ import pytest
 from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.runs.experiment import Experiment
+from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig
-from cope_jax.training.from_config import create_program
+from cope_jax.training.from_config import create_learner, create_program
 from cope_jax.training.metrics import read_metrics
+from experiments.configs import abilities, published
 from tests.experiments.shrink import CONFIGS, SYNTHETIC, load, shrink
+
+ARGUMENTS = (abilities, published)
+"""The configs with an argument."""
 
 PAPER = {path.stem: path for path in CONFIGS if path.stem in ("selective_copy", "flip_flop", "counting")}
 
@@ -28,6 +33,18 @@ def test_every_config_is_sound_with_every_encoding_of_the_comparison(path):
     config = load(path)
     for encoding in ("cope", "rope", "relative", "learned"):
         Experiment.check(dataclasses.replace(config, encoding=encoding))
+
+
+@pytest.mark.parametrize("name", [f"{file.__name__.split('.')[-1]}:{x}" for file in ARGUMENTS for x in file.SETTINGS])
+def test_every_setting_of_a_config_is_sound(name):
+    config = config_files.config(name, encoding="cope")
+    create_learner(config, tasks.create(config.task.name, **config.task.options))
+
+
+def test_an_unknown_setting_lists_the_choices():
+    for file in ARGUMENTS:
+        with pytest.raises(ConfigError, match="did you mean '"):
+            file.get_config(next(iter(file.SETTINGS)) + "x")
 
 
 @pytest.mark.parametrize("path", SYNTHETIC, ids=lambda path: path.stem)

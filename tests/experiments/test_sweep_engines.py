@@ -1,9 +1,14 @@
-"""The same records from every engine, and after any kill."""
+"""The same records from every engine, and after any kill.
 
+COPE_JAX_CELLS=40 runs grids of 40 cells in place of 4.
+"""
+
+import contextlib
 import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,6 +23,7 @@ from experiments.sweep.drive import drive, jobs_of
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("sweep")]
 
 ROOT = Path(__file__).parents[2]
+CELLS = int(os.environ.get("COPE_JAX_CELLS", "4"))
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +31,7 @@ def grid(tmp_path_factory, config):
     path = tmp_path_factory.mktemp("grid") / "grid.py"
     path.write_text(
         "from experiments.sweep.cells import Cell\n\n\ndef get_cells():\n"
-        "    for name in ('rope', 'cope'):\n        for seed in range(2):\n"
+        f"    for name in ('rope', 'cope'):\n        for seed in range({CELLS // 2}):\n"
         f"            yield Cell({str(config)!r}, name, seed, setting='tiny')\n"
     )
     return path
@@ -44,7 +50,7 @@ def command(grid, workdir, *flags):
 
 
 def sweep(grid, workdir, *flags):
-    done = subprocess.run(command(grid, workdir, *flags), cwd=ROOT, capture_output=True, text=True, timeout=400)
+    done = subprocess.run(command(grid, workdir, *flags), cwd=ROOT, capture_output=True, text=True, timeout=100 * CELLS)
     assert done.returncode == 0, done.stderr
     return records(workdir)
 
@@ -61,6 +67,83 @@ def test_side_by_side(grid, one_after_the_other, tmp_path):
 def test_ray(grid, one_after_the_other, tmp_path):
     pytest.importorskip("ray", reason="Ray is an extra")
     assert sweep(grid, tmp_path / "run", "--engine=ray", "--jobs=2") == one_after_the_other
+
+
+@pytest.fixture
+def cluster():
+    """A Ray cluster of two processes on this machine, each with one core: its address, and the process of its head."""
+    pytest.importorskip("ray", reason="Ray is an extra")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    ray, common = str(Path(sys.executable).with_name("ray")), ("--num-cpus=1", "--disable-usage-stats", "--block")
+    port = address.partition(":")[2]
+    alone = {"start_new_session": True, "cwd": "/", "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    head = ("--head", "--node-ip-address=127.0.0.1", f"--port={port}", "--include-dashboard=false")
+    processes = [subprocess.Popen([ray, "start", *head, *common], **alone)]
+    time.sleep(15)
+    worker = (f"--address={address}", "--node-ip-address=127.0.0.1")
+    processes.append(subprocess.Popen([ray, "start", *worker, *common], **alone))
+    time.sleep(10)
+    yield address, processes[0]
+    for process in processes:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def test_a_cluster_of_two_processes(grid, one_after_the_other, cluster, tmp_path):
+    address, _ = cluster
+    assert sweep(grid, tmp_path / "run", "--engine=ray", f"--address={address}") == one_after_the_other
+
+
+def test_the_head_of_the_cluster_is_killed(grid, one_after_the_other, cluster, tmp_path):
+    """The command ends, and resumes on this machine with the same records."""
+    address, head = cluster
+    flags = ("--engine=ray", f"--address={address}")
+    driver = subprocess.Popen(command(grid, tmp_path / "run", *flags), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    while not list((tmp_path / "run").glob("*/cells/*/*/metrics.jsonl")):
+        assert driver.poll() is None
+        time.sleep(0.2)
+    os.killpg(head.pid, signal.SIGKILL)
+    assert driver.wait(300) != 0
+    assert sweep(grid, tmp_path / "run") == one_after_the_other
+
+
+def test_a_worker_is_killed(grid, one_after_the_other, tmp_path):
+    """Its cell is lost, which is neither finished nor failed, and the command ends; the next one trains it."""
+    pytest.importorskip("ray", reason="Ray is an extra")
+    driver = subprocess.Popen(
+        command(grid, tmp_path / "run", "--engine=ray", "--jobs=2"), cwd=ROOT, stderr=subprocess.PIPE, text=True
+    )
+    while not list((tmp_path / "run").glob("*/cells/*/*/metrics.jsonl")):
+        assert driver.poll() is None
+        time.sleep(0.2)
+    found = subprocess.run(["pgrep", "-f", "ray::run"], capture_output=True, text=True, check=True).stdout.split()
+    os.kill(int(found[0]), signal.SIGKILL)
+    told = driver.communicate(timeout=100 * CELLS)[1]
+    assert (driver.returncode, ": lost (" in told, "failed" in told.splitlines()[-1]) == (1, True, False), told
+    assert sweep(grid, tmp_path / "run") == one_after_the_other
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not Path("/proc/mounts").exists(), reason="only root may mount a small disk")
+def test_a_full_disk(grid, one_after_the_other, tmp_path):
+    """Cells fail, or are refused, with one line; with more space the same command ends with the same records."""
+    (disk := tmp_path / "disk").mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=500k", "tmpfs", disk], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this machine cannot mount a small disk")
+    try:
+        full = subprocess.run(command(grid, disk / "run"), cwd=ROOT, capture_output=True, text=True)
+        assert full.returncode in (1, 2)
+        assert "Traceback" not in full.stderr
+        assert "No space left on device" in full.stderr
+        subprocess.run(["mount", "-o", "remount,size=500m", disk], check=True)
+        assert sweep(grid, disk / "run") == one_after_the_other
+    finally:
+        subprocess.run(["umount", disk], check=True)
 
 
 def test_slurm_without_slurm(grid, one_after_the_other, tmp_path):
