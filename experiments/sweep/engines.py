@@ -82,7 +82,10 @@ class Ray:
                 runtime_env={"env_vars": {"PYTHONPATH": str(Path.cwd())}},
             )
         except (ConnectionError, ValueError, RuntimeError) as error:
-            raise ConfigError(f"cannot connect to Ray at {address} ({str(error).splitlines()[0]})") from error
+            raise ConfigError(
+                f"cannot connect to Ray at {address} ({str(error).splitlines()[0]}): check --address, and set "
+                f"RAY_AUTH_MODE=token if the cluster has a token"
+            ) from error
         self.slots = slots
         self._task = self._ray.remote(num_cpus=cores, num_gpus=devices, resources=resources, max_retries=0)(run)
         self._references: list[Any] = []

@@ -7,7 +7,8 @@ from pathlib import Path
 from tqdm import tqdm
 
 from cope_jax import tasks
-from cope_jax.evaluation.report import page
+from cope_jax.evaluation.report import grid_table, page
+from cope_jax.evaluation.report.plot_style import save
 from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
@@ -18,7 +19,7 @@ from experiments.sweep.cells import Cell, State
 
 
 def write(state: State, records: Sequence[Record], workdir: Path, budget: str = "") -> list[Path]:
-    """Writes report.html, with all cells, and table.md in `workdir`, and returns their paths.
+    """Writes report.html, with all cells, table.md and table.png in `workdir`, and returns their paths.
 
     Args:
       state: the state of all cells.
@@ -33,7 +34,7 @@ def write(state: State, records: Sequence[Record], workdir: Path, budget: str = 
         *(_run(cell, workdir, f"failed: {line}") for cell, line in state.failed.items()),
         *(_run(cell, workdir, _stage(cell, workdir)) for cell in state.left),
     ]
-    table = write_atomically(workdir / "table.md", page.markdown(records, known))
+    table = write_atomically(workdir / "table.md", grid_table.markdown(records, known))
     written = page.write(
         workdir / "report.html",
         workdir.resolve().name,
@@ -45,7 +46,8 @@ def write(state: State, records: Sequence[Record], workdir: Path, budget: str = 
         f"{budget + '; ' if budget else ''}"
         f"{page.versions(grid.environment([cell.folder(workdir) / 'result.json' for cell in state.finished]))}",
     )
-    return [written, table]
+    drawn = save(grid_table.picture(records, known, workdir.resolve().name), workdir / "table.png")
+    return [written, table, drawn]
 
 
 def _task(cell: Cell) -> Task:

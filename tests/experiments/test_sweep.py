@@ -1,5 +1,3 @@
-import dataclasses
-import fcntl
 import json
 import re
 import signal
@@ -12,10 +10,9 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from experiments.sweep import cells as reading
-from experiments.sweep import engines, one_cell, search
+from experiments.sweep import engines, search
 from experiments.sweep.cells import FAILED, Cell
 from experiments.sweep.drive import drive, jobs_of
-from experiments.sweep.run import Job, last_line, run
 
 PYTHON = sys.executable
 GRID = """
@@ -302,125 +299,6 @@ def test_a_signal_stops_cells_and_starts_no_more(tmp_path):
     threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)).start()
     assert drive(list(jobs_of(cells, tmp_path)), engines.Local(2, mocked), {}) == signal.SIGTERM
     assert len(ended) == 2
-
-
-@pytest.fixture
-def program(tmp_path, monkeypatch):
-    """Replaces the process of a cell by a Python program."""
-
-    def use(text):
-        path = tmp_path / "bin" / "python"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(f"#!/bin/sh\nexec {PYTHON} -c '{text}'\n")
-        path.chmod(0o755)
-        monkeypatch.setattr(sys, "executable", str(path))
-        return Job(tmp_path / "cell", (), tmp_path)
-
-    return use
-
-
-def test_the_last_line_of_a_failure_is_kept(program):
-    job = program('import sys; print("one"); print("error: too few"); sys.exit(2)')
-    assert run(job) == "error: too few"
-    assert json.loads((job.folder / FAILED).read_text())["status"] == 2
-    assert run(program("pass")) is None
-    assert not (job.folder / FAILED).exists()  # a new try begins without it
-
-
-def test_a_killed_cell_has_failed(program):
-    job = program('import os; print("step 5", flush=True); os.kill(os.getpid(), 9)')
-    assert run(job) == "killed by signal 9 (step 5)"
-
-
-def test_a_cell_that_hangs_is_stopped_at_the_time_limit(program, monkeypatch):
-    monkeypatch.setitem(run.__globals__, "GRACE", 0.3)
-    job = program('import signal, time; signal.signal(15, signal.SIG_IGN); print("busy", flush=True); time.sleep(60)')
-    began = time.monotonic()
-    limited = dataclasses.replace(job, time_limit=0.5)
-    assert run(limited) == "stopped after the time limit of 0.5 s (busy)"
-    assert time.monotonic() - began < 20
-    assert (job.folder / FAILED).exists()
-
-
-def test_a_late_stop_is_not_a_failure(program):
-    """The time limit passes while a stopped cell saves its checkpoint."""
-    job = program(
-        "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(2), sys.exit(143))); "
-        'print("step 5", flush=True); time.sleep(60)'
-    )
-    since = time.monotonic()
-    assert run(dataclasses.replace(job, time_limit=2.0), lambda: time.monotonic() > since + 1) == "step 5"
-    assert not (job.folder / FAILED).exists()
-
-
-def test_a_cell_that_another_process_trains_has_not_failed(program):
-    job = program(f'import sys; print("another process trains"); sys.exit({one_cell.IN_USE})')
-    assert run(job) == "another process trains"
-    assert not (job.folder / FAILED).exists()
-
-
-def test_the_wait_for_cores_does_not_count_for_the_time_limit(program):
-    job = program(f'import time; print("{one_cell.WAITS}", flush=True); time.sleep(3); print("busy", flush=True)')
-    assert run(dataclasses.replace(job, time_limit=1.5)) is None
-
-
-def test_a_stopped_cell_has_not_failed(program):
-    job = program(
-        "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143)); "
-        'print("step 5", flush=True); time.sleep(60)'
-    )
-    since = time.monotonic()
-    assert run(job, lambda: time.monotonic() > since + 1) == "step 5"
-    assert not (job.folder / FAILED).exists()
-
-
-def test_the_last_line_of_a_progress_bar(tmp_path):
-    (tmp_path / "log").write_text("first\n 10%|#  |\r 20%|## |\r\n\n")
-    assert last_line(tmp_path / "log") == "20%|## |"
-    (tmp_path / "log").write_text("")
-    assert last_line(tmp_path / "log") == ""
-
-
-def test_cores_are_claimed_by_one_process_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr(one_cell.tempfile, "gettempdir", lambda: str(tmp_path))
-    names = ["0", "1", "2"]
-    assert one_cell.claim("core", names, 2) == ["0", "1"]
-    assert one_cell.claim("core", names, 1) == ["2"]
-
-    class Waited(Exception):
-        pass
-
-    def waits(seconds):
-        raise Waited
-
-    monkeypatch.setattr(one_cell.time, "sleep", waits)
-    with pytest.raises(Waited):
-        one_cell.claim("core", names, 1)
-    assert one_cell.claim("gpu", names, 3) == names  # another kind
-    with pytest.raises(SystemExit, match="error: the cell needs 4 gpus, but this machine shows 3"):
-        one_cell.claim("gpu", names, 4)
-
-
-def test_a_run_that_still_saves_is_waited_for(tmp_path, monkeypatch):
-    lock, waited = tmp_path / ".lock", []
-    assert one_cell.wait_for(lock)  # there is none
-    with lock.open("w") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        monkeypatch.setattr(one_cell.time, "sleep", lambda seconds: waited.append(fcntl.flock(held, fcntl.LOCK_UN)))
-        assert one_cell.wait_for(lock)
-        assert len(waited) == 1
-        fcntl.flock(held, fcntl.LOCK_EX)
-        monkeypatch.setattr(one_cell.time, "sleep", waited.append)
-        assert not one_cell.wait_for(lock, seconds=0.01)  # not forever
-        assert len(waited) > 1
-
-
-def test_gpus_are_those_that_the_environment_names(monkeypatch):
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,5")
-    assert one_cell.gpus() == ["2", "5"]
-    assert engines.default_slots(1, 2) == 1
-    with pytest.raises(ConfigError, match="a cell needs 3 GPUs, but this machine shows 2"):
-        engines.default_slots(1, 3)
 
 
 def test_a_grid_ends_with_failures_and_resumes(start, config, tmp_path, monkeypatch):

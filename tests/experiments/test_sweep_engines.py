@@ -70,9 +70,10 @@ def test_ray(grid, one_after_the_other, tmp_path):
 
 
 @pytest.fixture
-def cluster():
+def cluster(monkeypatch):
     """A Ray cluster of two processes on this machine, each with one core: its address, and the process of its head."""
     pytest.importorskip("ray", reason="Ray is an extra")
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{free.getsockname()[1]}"

@@ -4,12 +4,14 @@ import json
 import math
 import re
 
+import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.evaluation.report import page
+from cope_jax.evaluation.report import grid_table, page
 from tests.evaluation.browser import browse, needs_browser
 
+VIEWS = ("in distribution", "out of distribution")
 ERRORS = {  # task → encoding → the errors of three seeds in distribution, then those out of distribution
     "recall": {"cope": ([0.0, 0.0, 0.0], [0.1, 0.12, 0.11]), "rope": ([0.5, 0.51, 0.49], [0.8, 0.9, 0.7])},
     "stack <b>": {"cope": ([0.3, 0.1, 0.2], [0.5, 0.5, 0.5]), "rope": ([0.2, 0.3, 0.1], [0.4, 0.5, 0.6])},
@@ -82,7 +84,7 @@ def test_one_task_has_a_column_for_each_split(tmp_path):
 
 
 def test_the_tables_as_markdown():
-    lines = page.markdown(list(rows()), known(ERRORS)).splitlines()
+    lines = grid_table.markdown(list(rows()), known(ERRORS)).splitlines()
     assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack \\<b> | mean rank |"]
     assert lines[4:6] == [
         "| `cope` | **0.0** (0.0) | 20.0 (30.0) | 1.2 |",
@@ -91,6 +93,19 @@ def test_the_tables_as_markdown():
     assert lines[7] == "**out of distribution**"
     assert lines[-1].startswith("Mean over seeds and, in brackets, the worst seed, in %.")
     assert lines[-1].endswith("The errors are token error: recall, stack <b>.")
+
+
+def test_the_tables_as_a_picture():
+    left, right = grid_table.picture(list(rows()), known(ERRORS), "A grid").axes
+    assert [axes.get_title() for axes in (left, right)] == list(VIEWS)
+    texts = {text.get_position(): (text.get_text(), text.get_fontweight()) for text in left.texts}
+    assert texts == {
+        (0, 0): ("0.0", "bold"),
+        (1, 0): ("20.0", "normal"),
+        (0, 1): ("50.0", "normal"),
+        (1, 1): ("20.0", "normal"),
+    }
+    np.testing.assert_allclose(left.images[0].get_array(), [[0, 0.2], [0.5, 0.2]])
 
 
 def test_bands_are_over_seeds(tmp_path):

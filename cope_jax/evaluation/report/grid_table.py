@@ -1,0 +1,231 @@
+"""The tables of a grid: encodings by settings, with what their seeds can show; as cells, Markdown and a picture."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median
+from typing import Any, NamedTuple
+
+import numpy as np
+from matplotlib import rc_context
+from matplotlib.colors import LinearSegmentedColormap
+from matplotlib.figure import Figure
+
+from cope_jax.evaluation.report import significance
+from cope_jax.evaluation.report.plot_style import STYLE, add_caption
+from cope_jax.evaluation.report.table import words
+from cope_jax.runs.records import Record
+from cope_jax.tasks import Task
+from cope_jax.training.metrics import unit_of
+
+Errors = dict[str, dict[int, float]]
+"""Errors by encoding and seed."""
+
+
+class Column(NamedTuple):
+    """A column of a table: its errors, and the number of test examples of a seed; None if they are not shares."""
+
+    errors: Errors
+    examples: int | None
+
+
+IN, OUT = "in distribution", "out of distribution"
+
+
+def markdown(records: Sequence[Record], tasks: Mapping[str, Task]) -> str:
+    """The tables of errors as GitHub Markdown, with a legend."""
+    main = headlines(records, tasks)
+    shares = are_shares(tasks)
+    names = list(dict.fromkeys(row["encoding"] for row in main))
+    parts = []
+    for view, columns in views_of([row for row in main if row.get("kind", "split") == "split"], shares).items():
+        cells = cells_of(columns, shares)
+        headings = [re.sub(r"([|<\\\\])", r"\\\1", column) for column in cells]
+        lines = [f"**{view}**", "", f"| encoding | {' | '.join(headings)} |", f"| --- {'| ---: ' * len(cells)}|"]
+        for name in names:
+            seeds = {column: held.errors.get(name) for column, held in columns.items()}
+            shown = (_plain(cells[column].get(name), seeds.get(column), shares) for column in cells)
+            lines.append(f"| `{name}` | {' | '.join(shown)} |")
+        parts.append("\n".join(lines))
+    named = "; ".join(f"{words(metric)}: {', '.join(names)}" for metric, names in _settings(tasks).items())
+    unit = ", in %" if shares else ""
+    parts.append(
+        f"Mean over seeds and, in brackets, the worst seed{unit}. Out of distribution is the mean over all splits but "
+        f"the first. Bold: no other encoding is shown to be better, in a column that shows any difference. The errors "
+        f"are {named}."
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+@rc_context(STYLE)
+def picture(records: Sequence[Record], tasks: Mapping[str, Task], title: str) -> Figure:
+    """The tables as a picture, one next to the other; the colour of a cell is its error."""
+    main, shares = headlines(records, tasks), are_shares(tasks)
+    names = list(dict.fromkeys(row["encoding"] for row in main))
+    views = views_of([row for row in main if row.get("kind", "split") == "split"], shares)
+    widest = max(len(columns) for columns in views.values())
+    figure = Figure(figsize=(1.2 + 0.42 * widest * len(views), 1.0 + 0.19 * len(names)), layout="constrained")
+    figure.suptitle(title, fontsize=9)
+    for axes, (view, columns) in zip(
+        figure.subplots(1, len(views), sharey=True, squeeze=False)[0], views.items(), strict=True
+    ):
+        cells = cells_of(columns, shares)
+        shown = [[cells[column].get(name) for column in columns] for name in names]
+        values = np.array(
+            [[math.nan if one is None or one["mean"] is None else one["mean"] for one in row] for row in shown]
+        )
+        axes.imshow(values, COLOURS, vmin=0, vmax=1 if shares else None, aspect="auto")
+        axes.set_title(view)
+        axes.set_xticks(range(len(columns)), columns, rotation=90)
+        axes.set_yticks(range(len(names)), names)
+        axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
+        axes.spines[:].set_visible(False)
+        for row, held in enumerate(shown):
+            for place, one in enumerate(held):
+                weight = "bold" if one and one["best"] else "normal"
+                axes.text(place, row, one["text"] if one else "–", ha="center", va="center", fontsize=6, weight=weight)
+    unit = "Errors in %" if shares else "Errors"
+    add_caption(
+        figure,
+        f"{unit}, mean over seeds; out of distribution is the mean over all splits but the first. Bold: no other "
+        f"encoding is shown to be better, in a column that shows any difference.",
+    )
+    return figure
+
+
+COLOURS = LinearSegmentedColormap.from_list("errors", ["#66b0f2", "#f7fafc", "#f2a468"])
+"""From blue to orange, which most colour-blind people tell apart."""
+
+
+def _settings(tasks: Mapping[str, Task]) -> dict[str, list[str]]:
+    """The settings of each metric."""
+    found: dict[str, list[str]] = {}
+    for setting, task in tasks.items():
+        found.setdefault(task.metric, []).append(setting)
+    return found
+
+
+def conditions(columns: Mapping[str, Column], rows: Sequence[Record], shares: bool) -> str:
+    """The unit of a table, and how many steps and seeds its cells have, in words."""
+    steps = {row["step"] for row in rows}
+    seeds = {len(values) for held in columns.values() for values in held.errors.values()}
+    ranges = [(steps, "step"), (seeds, "seed")]
+    told = [
+        f"{' to '.join(f'{end:,}' for end in sorted({min(found), max(found)}))} {name}{'s' * (max(found) > 1)}"
+        for found, name in ranges
+    ]
+    return ", ".join([*(["in %"] if shares else []), *told])
+
+
+def _plain(cell: Mapping[str, Any] | None, seeds: Mapping[int, float] | None, shares: bool) -> str:
+    if cell is None:
+        return "–"
+    text = f"**{cell['text']}**" if cell["best"] else str(cell["text"])
+    if not seeds or len(seeds) < 2 or cell["mean"] is None:
+        return text
+    worst = max(seeds.values())
+    return f"{text} ({100 * worst:.1f})" if shares else f"{text} ({worst:.3g})"
+
+
+def headlines(records: Sequence[Record], tasks: Mapping[str, Task]) -> list[Record]:
+    """The records of the headline metric of each setting."""
+    return [row for row in records if row["metric"] == tasks[row["setting"]].metric]
+
+
+def are_shares(tasks: Mapping[str, Task]) -> bool:
+    """Whether all headline metrics are shares in [0, 1]."""
+    return all(unit_of(task.metric).scale == 100 for task in tasks.values())
+
+
+def views_of(rows: Sequence[Record], shares: bool) -> dict[str, dict[str, Column]]:
+    """The tables, by name, each with its columns; with one setting, one table with a column for each split."""
+    splits: dict[str, list[str]] = {}
+    for row in rows:
+        known = splits.setdefault(row["setting"], [])
+        known += [] if row["split"] in known else [row["split"]]
+    if len(splits) == 1:
+        (names,) = splits.values()
+        return {"all splits": {words(name): _column(rows, [name], shares) for name in names}}
+    views: dict[str, dict[str, Column]] = {IN: {}, OUT: {}}
+    for setting, names in splits.items():
+        own = [row for row in rows if row["setting"] == setting]
+        views[IN][setting] = _column(own, names[:1], shares)
+        views[OUT][setting] = _column(own, names[1:] or names, shares)
+    return views
+
+
+def _column(rows: Sequence[Record], splits: Sequence[str], shares: bool) -> Column:
+    """The mean error over splits, of each encoding and seed."""
+    found: dict[str, dict[int, list[float]]] = {}
+    examples: dict[str, int] = {}
+    for row in rows:
+        if row["split"] in splits:
+            found.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(row["value"])
+            examples[row["split"]] = row["examples"]
+    errors = {name: {seed: fmean(values) for seed, values in seeds.items()} for name, seeds in found.items()}
+    return Column(errors, sum(examples.values()) if shares else None)
+
+
+def cells_of(columns: Mapping[str, Column], shares: bool) -> dict[str, Any]:
+    """What each column shows of each encoding, and the column of mean ranks."""
+    cells = {}
+    for column, (errors, examples) in columns.items():
+        best = significance.indistinguishable(errors, examples)
+        cells[column] = {name: _cell(seeds, name in best, shares) for name, seeds in errors.items()}
+    return cells | _ranks({column: held.errors for column, held in columns.items()})
+
+
+def _ranks(columns: Mapping[str, Errors]) -> dict[str, Any]:
+    """The column of mean ranks, of the encodings that all columns have; {} for a single column."""
+    common = set.intersection(*(set(errors) for errors in columns.values()))
+    means = {
+        column: {name: fmean(errors[name].values()) for name in errors if name in common}
+        for column, errors in columns.items()
+    }
+    if len(columns) < 2 or len(common) < 2:
+        return {}
+    return {
+        "mean rank": {
+            name: {
+                "mean": rank.mean,
+                "share": None,
+                "text": f"{rank.mean:.1f}",
+                "best": False,
+                "tip": f"mean rank {rank.mean:.2f} of {len(common)} over {len(columns)} columns\n"
+                f"95 % interval over columns: {rank.low:.1f} to {rank.high:.1f}",
+            }
+            for name, rank in significance.ranks(means).items()
+        }
+    }
+
+
+def _cell(seeds: Mapping[int, float], best: bool, shares: bool) -> dict[str, Any]:
+    scale, unit = (100.0, " %") if shares else (1.0, "")
+    values = [seeds[seed] for seed in sorted(seeds)]
+    mean = fmean(values)
+    if math.isnan(mean):
+        return {
+            "mean": None,
+            "share": None,
+            "text": "not finite",
+            "best": False,
+            "few": True,
+            "tip": "A loss was not finite.",
+        }
+    told = [f"mean {scale * mean:.3g}{unit}, median {scale * median(values):.3g}{unit}"]
+    told.append(f"worst {scale * max(values):.3g}{unit}, best {scale * min(values):.3g}{unit}")
+    if shares:
+        share = significance.solved(values)
+        told.append(
+            f"solved by {share.solved} of {share.count} seeds "
+            f"(95 % interval: {100 * share.low:.0f} to {100 * share.high:.0f} %)"
+        )
+    told.append("seeds: " + ", ".join(f"{scale * value:.3g}" for value in values[:25]))
+    return {
+        "mean": mean,
+        "share": mean if shares else None,
+        "text": f"{scale * mean:.1f}" if shares else f"{mean:.3g}",
+        "best": best,
+        "few": len(seeds) < significance.LEAST,
+        "tip": "\n".join(told),
+    }
