@@ -174,7 +174,10 @@ def strips(seen: Inspection, width: int) -> Text:
     lines = [
         Text(f"query {seen.query} ({tokens[-1]}) predicts {seen.predicted} with probability {seen.probability:.2f}"),
         Text(textwrap.fill(f"selects best: {best_selection(seen).says}", width)),
-        legend("gates" if gates else "attention, relative to the strongest"),
+        Text.assemble(
+            legend("gates" if gates else "attention, relative to the strongest"),
+            "; below the tokens: positions" * ("positions" in seen.maps),
+        ),
     ]
     for layer in seen.layers:
         for head in seen.heads:

@@ -89,6 +89,7 @@ def test_strips_show_gates_with_positions_below(seen):
     for layer in range(2):
         for head in range(2):
             assert f"layer {layer}, head {head}  mean gates: " in text
+    assert "; below the tokens: positions" in text
     positions_M = seen.maps["positions"][1, 1, 5]
     assert text.splitlines()[-1].split() == [f"{position:.1f}" for position in positions_M]
     assert text.splitlines()[-2].split() == list(seen.tokens)
@@ -99,6 +100,7 @@ def test_an_encoding_without_gates_shows_its_attention(encoding, tmp_path):
     seen = maps.inspect(model(encoding), VOCABULARY, TOKENS, layer=0, head=1)
     text = plain(maps.strips(seen, 100))
     assert text.count("mean attention: ") == 1 and "layer 0, head 1" in text
+    assert "positions" not in text
     assert "attention, relative to the strongest:" in text and "to the attention, all others" in text
     assert text.splitlines()[-1].split() == list(seen.tokens)
     assert [path.name for path in maps.write_heat_maps(tmp_path, seen)] == ["query.png", "attention.png"]

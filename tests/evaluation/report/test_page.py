@@ -164,6 +164,7 @@ Object.assign(found, {first: rows(), charts: all(".chart svg").length});
   found.wide = document.documentElement.scrollWidth > innerWidth;
 await new Promise(done => setTimeout(done, 300));
 found.runs = all("#cells tbody tr").length;
+found.folders = all("#cells a").map(node => node.getAttribute("href"));
 """
 
 
@@ -181,6 +182,7 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert found["conditions"] == "token error in %, 200 steps, 3 seeds"
     assert found["other"] == "11.0"
     assert found["runs"] == 3
+    assert found["folders"] == ["cells/0", "cells/1", "cells/2"]
 
 
 @needs_browser
