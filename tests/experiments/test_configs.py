@@ -237,3 +237,9 @@ def test_mistakes_show_before_anything_is_compiled(changes, message):
     with pytest.raises(ConfigError, match=message) as caught:
         Experiment.check(ExperimentConfig.from_mapping(mapping))
     assert "\n" not in str(caught.value)
+
+
+def test_decoders_measure_which_tokens_may_come_next():
+    experiment = Experiment(shrink(config_files.config("abilities:stack", encoding="rope")))
+    records = experiment.records([0], experiment.program.init([0]).params, 0, 0.0)
+    assert {"f1_error", "invalid_error", "valid_error"} <= {record["metric"] for record in records}
