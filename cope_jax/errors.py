@@ -62,19 +62,21 @@ def clear_storage_errors(path: object) -> Iterator[None]:
 def storage_reason(error: BaseException | None) -> str | None:
     """Returns the file system's error message if a full or read-only disk caused the exception, else None.
 
-    C++ libraries raise their own exceptions, whose text contains the error number.
+    Libraries in C++ and Rust raise their own exceptions, whose text contains the error number.
 
     >>> storage_reason(OSError(errno.ENOSPC, "cannot write"))
     'No space left on device'
     >>> storage_reason(ValueError("UNKNOWN: cannot write x/0 [os_error_code='30']"))
     'Read-only file system'
+    >>> storage_reason(ValueError("I/O error: No space left on device (os error 28)"))
+    'No space left on device'
     >>> storage_reason(ValueError("no space between words")) is None
     True
     """
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
-        if number is None and (named := re.search(r"os_error_code='(\d+)'", str(error))):
-            number = int(named[1])
+        if number is None and (named := re.search(r"os_error_code='(\d+)'|\(os error (\d+)\)", str(error))):
+            number = int(named[1] or named[2])
         if number in STORAGE_ERRNOS:
             return os.strerror(number)
         error = error.__cause__ or error.__context__

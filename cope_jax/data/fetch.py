@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 import time
@@ -15,6 +16,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.progress import Progress
 
 _SECONDS = 30  # how long to wait for a server to answer, or to send more
+_PATIENCE, _SLOWEST = 60, 1000  # a download takes at most these seconds, and one for each of these bytes
 _WORK = ".download-"  # prefix of the folders of downloads in progress
 _DAY = 24 * 60 * 60
 
@@ -114,7 +116,8 @@ def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
 
 def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
     """Downloads the URL to `path` and checks the size and the digest."""
-    digest = hashlib.sha256()
+    digest, received, began = hashlib.sha256(), 0, time.monotonic()
+    shown = re.sub(r"//[^/@]*@", "//", source.url)  # without a password
     try:
         with requests.get(source.url, stream=True, timeout=_SECONDS) as answer, path.open("wb") as file:
             answer.raise_for_status()
@@ -123,11 +126,16 @@ def _fetch(source: Source, path: pathlib.Path, by_hand: str) -> None:
                     file.write(chunk)
                     digest.update(chunk)
                     progress.advance(len(chunk))
-    except requests.RequestException as error:
-        raise ConfigError(f"cannot download {source.url} ({_reason(error)}): try again, or {by_hand}") from error
-    if (path.stat().st_size, digest.hexdigest()) != (source.size, source.sha256):
+                    received += len(chunk)
+                    if received > source.size:
+                        break
+                    if time.monotonic() - began > _PATIENCE + received / _SLOWEST:
+                        raise requests.Timeout(f"fewer than {_SLOWEST:,} bytes a second")
+    except (requests.RequestException, ValueError) as error:  # ValueError: the address is not valid
+        raise ConfigError(f"cannot download {shown} ({_reason(error)}): try again, or {by_hand}") from error
+    if (received, digest.hexdigest()) != (source.size, source.sha256):
         raise ConfigError(
-            f"{source.url} did not send the expected {source.size:,} bytes with the SHA-256 {source.sha256}: "
+            f"{shown} did not send the expected {source.size:,} bytes with the SHA-256 {source.sha256}: "
             f"try again, or {by_hand}"
         )
 

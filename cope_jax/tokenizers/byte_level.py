@@ -69,6 +69,8 @@ class BPE(_NothingUnknown):
         """Wraps a `tokenizers.Tokenizer`. ConfigError: the tokenizer has no end-of-text token."""
         # A special token that is spelled out in a text is ordinary text.
         tokenizer.encode_special_tokens = True
+        if getattr(tokenizer.model, "dropout", None):  # of merges, which would give a text other tokens each time
+            tokenizer.model.dropout = None
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self._tokenizer = tokenizer

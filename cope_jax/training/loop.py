@@ -80,10 +80,20 @@ class Run:
           NonFiniteError: a loss, gradient or update is not finite. If `job.on_non_finite` is "skip", this error is
             raised only after too many skipped steps in a row.
         """
+        # Outside of all else, because closing the checkpoints waits for the disk, and a signal may come then too.
+        with GracefulStop() as stop:
+            trained = self._until_saved(stop)
+            if stop.requested():
+                raise Interrupted(
+                    "stopped after the last step; rerun the same command to measure the model", stop.number or 0
+                )
+            return trained
+
+    def _until_saved(self, stop: GracefulStop) -> tuple[TrainState, float]:
+        """Trains to the last step, and waits until the last checkpoint is on disk."""
         with contextlib.ExitStack() as stack:
             checkpoints = Checkpoints(self.workdir / "checkpoints", self.job.keep, self.job.keep_best)
             stack.enter_context(checkpoints)
-            stop = stack.enter_context(GracefulStop())
             state, step, seconds = self._start(checkpoints)
             first = jax.process_index() == 0
             metrics = stack.enter_context(MetricsWriter(self.workdir, step, self.seeds, self.recipe, active=first))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cope_jax.errors import clear_storage_errors
+from cope_jax.errors import StorageError, clear_storage_errors
 from cope_jax.files import replacing
 
 
@@ -137,10 +137,16 @@ class MetricsWriter:
                         self._boards[row["seed"]].add("/".join([*labels, name]), value, row["step"])
 
     def sync(self) -> None:
-        """Waits until all rows are on disk. Call this before saving a checkpoint that needs them."""
+        """Waits until all rows are on disk. Call this before saving a checkpoint that needs them.
+
+        Raises:
+          StorageError: the file is no longer in its folder, because someone has moved or removed the folder.
+        """
         if self._active:
             with clear_storage_errors(self.path):
                 os.fsync(self._file.fileno())
+            if not self.path.exists():
+                raise StorageError(f"{self.path.parent} was moved or removed during training: start again")
 
     def board(self, step: int, numbers: Mapping[str, float]) -> None:
         """Writes numbers that differ from run to run, such as speeds, to TensorBoard only."""

@@ -14,6 +14,7 @@ from cope_jax import tasks
 from cope_jax.corpora.corpus_files import SAMPLES
 from cope_jax.corpora.raw_text import documents
 from cope_jax.corpora.sentences_by_corpus import SPLITS
+from cope_jax.data import fetch
 from cope_jax.data.fetch import SOURCES, Source, download
 from cope_jax.errors import ConfigError
 from tests.corpora.data import write
@@ -128,7 +129,11 @@ def test_what_a_killed_process_left_is_removed_on_a_later_day(wikitext, tmp_path
     assert held(tmp_path) == {*FILES, ".download-new"}
 
 
-@pytest.mark.parametrize("damage", [lambda body: body[:-1] + b"x", lambda body: body[:-1]], ids=["byte", "size"])
+@pytest.mark.parametrize(
+    "damage",
+    [lambda body: body[:-1] + b"x", lambda body: body[:-1], lambda body: body + bytes(2**22)],
+    ids=["byte", "size", "more"],
+)
 def test_what_is_not_the_published_file_is_not_kept(server, wikitext, tmp_path, damage):
     server.files["wikitext-2-v1.zip"] = damage(server.files["wikitext-2-v1.zip"])
     message = rf"^{wikitext.url} did not send the expected .* the SHA-256 {wikitext.sha256}: try again, or put wiki"
@@ -145,6 +150,46 @@ def test_no_file_is_in_its_place_before_all_are_whole(server, tmp_path):
     with pytest.raises(zipfile.BadZipFile, match=f"Bad CRC-32 for file '{FILES[2]}'"):
         download(source(f"{server.url}/wikitext-2-v1.zip", damaged), tmp_path)
     assert not held(tmp_path)
+
+
+def test_a_server_that_does_not_end_or_is_too_slow_is_left(server, wikitext, tmp_path, monkeypatch):
+    written = []
+
+    class Endless:
+        def __init__(self, *args, **kwargs):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *exception):
+            pass
+
+        def raise_for_status(self):
+            pass
+
+        def iter_content(self, size):
+            while True:
+                written.append(size)
+                yield bytes(size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(fetch.requests, "get", Endless)
+        with pytest.raises(ConfigError, match="did not send the expected"):
+            download(wikitext, tmp_path)
+    assert sum(written[:-1]) <= wikitext.size
+    monkeypatch.setattr(fetch, "_PATIENCE", -1e9)
+    with pytest.raises(ConfigError, match=r"^cannot download .* \(fewer than 1,000 bytes a second\): try again"):
+        download(wikitext, tmp_path)
+    assert not held(tmp_path)
+
+
+def test_a_password_is_not_shown_and_a_wrong_address_is_one_line(archive, tmp_path):
+    for url in (f"http://user:secret@{nowhere().removeprefix('http://')}/x.zip", f"http://{'a' * 70}.com/x.zip"):
+        with pytest.raises(ConfigError, match=r"^cannot download http") as error:
+            download(source(url, archive), tmp_path)
+        assert "secret" not in str(error.value)
+        assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("absent", ["server", "file"])

@@ -136,6 +136,16 @@ def test_a_tokenizer_with_bytes_for_what_it_has_not_and_a_space_before_every_tex
         assert loaded.decode(loaded.encode(["Aé\n 日"])[0]).lstrip() == "Aé\n 日"
 
 
+def test_a_text_has_the_same_tokens_each_time_although_the_file_has_dropout(tmp_path):
+    tokenizer = BPE.train(["low lower lowest slow\n"] * 9, 270)
+    content = json.loads(tokenizer.text)
+    content["model"]["dropout"] = 0.5
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    loaded, text = loading.load("bpe", tmp_path), "lowest lower slow " * 20
+    for _ in range(3):
+        np.testing.assert_array_equal(loaded.encode([text])[0], tokenizer.encode([text])[0])
+
+
 def test_a_vocabulary_needs_room_for_bytes():
     with pytest.raises(ConfigError, match=r"vocabulary of 256 has no room for 256 bytes"):
         BPE.train(["a"], 256)

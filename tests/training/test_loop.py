@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import os
 import re
+import shutil
 import signal
 import time
 import types
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.errors import NonFiniteError
+from cope_jax.errors import NonFiniteError, StorageError
 from cope_jax.training import loop
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import JobConfig
@@ -111,6 +112,29 @@ def test_a_run_stopped_after_every_dispatch_ends_with_the_same_bits(straight, tm
         with pytest.raises(Interrupted):
             run.train()
     assert outcome(tiny.create_run(tmp_path, *KINDS["endless"])) == straight["endless"]
+
+
+def test_a_signal_after_the_last_step_stops_the_run_too(straight, tmp_path, monkeypatch):
+    """It comes while the last checkpoint is written; the caller would go on to other runs."""
+    leave = Checkpoints.__exit__
+
+    def interrupted(self, *exception):
+        ctrl_c()
+        return leave(self, *exception)
+
+    monkeypatch.setattr(Checkpoints, "__exit__", interrupted)
+    with pytest.raises(Interrupted, match="stopped after the last step"):
+        tiny.create_run(tmp_path, *KINDS["endless"]).train()
+    monkeypatch.undo()
+    assert outcome(tiny.create_run(tmp_path, *KINDS["endless"])) == straight["endless"]
+
+
+@pytest.mark.parametrize("change", [shutil.rmtree, lambda folder: folder.rename(folder.with_name("elsewhere"))])
+def test_a_workdir_that_is_moved_or_removed_ends_the_run(change, tmp_path):
+    run = tiny.create_run(tmp_path / "run", *KINDS["endless"])
+    run.program = Disturbed(run.program, 1, lambda: change(tmp_path / "run"))
+    with pytest.raises(StorageError, match="was moved or removed during training"):
+        run.train()
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
