@@ -2,10 +2,12 @@
 
 import contextlib
 import gzip
+import json
 import os
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from etils import epath
 
@@ -54,6 +56,20 @@ def read_text(path: epath.PathLike) -> str:
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(f"{path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
+
+
+def parse_json(text: str | bytes) -> Any:
+    """The value of a JSON text. ValueError: the text is not JSON, or is nested too deeply.
+
+    >>> parse_json("[" * 100_000)
+    Traceback (most recent call last):
+    ...
+    ValueError: it is nested too deeply
+    """
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 @contextlib.contextmanager

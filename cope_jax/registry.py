@@ -74,6 +74,8 @@ class Registry(Generic[T]):
         Raises:
           ConfigError: no entry has this name; the message lists all names.
         """
+        if not isinstance(name, str):
+            raise ConfigError(f"the name of a {self.kind} must be text, got {name!r}")
         if name not in self._entries:
             raise unknown(self.kind, name, self._entries)
         return self._entries[name]
@@ -166,7 +168,11 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
         if plain is tuple and isinstance(value, (tuple, list)):
             return tuple(_checked(entry, get_args(choice)[0], where) for entry in value)
         if plain is float and type(value) is int:
-            return float(value)
+            value = float(value) if abs(value) < 2**1023 else math.inf
+        if plain is float and isinstance(value, float) and not math.isfinite(value):
+            raise ConfigError(f"{where} must be finite, got {value}")
+        if plain is int and isinstance(value, int) and abs(value) >= 2**63:
+            raise ConfigError(f"{where} must have at most 63 bits, got {value:.3g}")
         if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
             return value
     names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices)

@@ -49,6 +49,8 @@ def test_an_unknown_name_lists_the_choices(names, name, message):
 def test_a_name_that_is_no_text_is_unknown():
     assert str(unknown("shape", None, ["b", "a"])) == "unknown shape None: choose from a, b"
     assert str(unknown("size", 3, ["16", "8", "all"])) == "unknown size 3: choose from 8, 16, all"
+    with pytest.raises(ConfigError, match=r"^the name of a shape must be text, got \[1\]$"):
+        Registry("shape").get([1])
 
 
 def test_a_second_class_under_one_name_is_an_error():
@@ -190,6 +192,10 @@ def test_values_that_fit(name, value, expected):
         ("maybe_text", 3, "outer.maybe_text must be str or NoneType, got 3 of type int"),
         ("maybe_numbers", ["a"], "outer.maybe_numbers must be float, got 'a' of type str"),
         ("maybe_numbers", 1.0, "outer.maybe_numbers must be tuple or NoneType, got 1.0 of type float"),
+        ("real", float("inf"), "outer.real must be finite, got inf"),
+        ("real", 10**400, "outer.real must be finite, got inf"),
+        ("maybe_real", float("nan"), "outer.maybe_real must be finite, got nan"),
+        ("whole", -(2**63), "outer.whole must have at most 63 bits, got -9.22e+18"),
         ("whole_or_text", 1.5, "outer.whole_or_text must be int or str, got 1.5 of type float"),
         ("wole", 1, "unknown option of outer 'wole': did you mean 'whole'?"),
     ],

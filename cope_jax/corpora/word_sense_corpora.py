@@ -1,12 +1,12 @@
 """Reads corpora of word senses: CoarseWSD-20 and SemCor."""
 
 import dataclasses
-import json
 import zlib
 from typing import Literal, cast, get_args
 
 from cope_jax.corpora.corpus_files import find, read_lines
 from cope_jax.errors import ConfigError
+from cope_jax.files import parse_json
 
 Split = Literal["train", "test"]
 _HEADER = "word\tsplit\tsense\tindex\tsentence"
@@ -89,12 +89,14 @@ def read_semcor(data_dir: str | None) -> list[Occurrence]:
         if not line.strip():
             continue
         try:
-            entry = json.loads(line)
+            entry = parse_json(line)
             words = tuple(entry["t"].split())
             test = zlib.crc32(entry["d"].encode()) % 5 == 0
             for index, lemma, part, sense in entry["a"]:
-                if not 0 <= index < len(words):
+                if type(index) is not int or not 0 <= index < len(words):
                     raise ValueError("the index is outside of the sentence")
+                if type(sense) not in (str, int, float):
+                    raise ValueError(f"the sense {sense!r} is neither text nor a number")
                 found.append(Occurrence(words, index, f"{lemma}.{part}", str(sense), "test" if test else "train"))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{path}, line {number} is not an annotated sentence ({error}): fix the line") from error

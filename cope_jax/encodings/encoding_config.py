@@ -115,6 +115,6 @@ def _options(text: str, whole: str) -> dict[str, Any]:
             raise ConfigError(f"cannot read {item!r} in the encoding {whole!r}: write option=value, each option once")
         try:
             options[name.strip()] = ast.literal_eval(value.strip())
-        except (ValueError, SyntaxError):
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three: see ast
             options[name.strip()] = value.strip()
     return options

@@ -41,6 +41,7 @@ class Learned(Encoding):
     def __init__(self, config: LearnedConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(1, "learned", max_length=config.max_length)
+        check_at_least(0, "learned", stddev=config.stddev)
         rows = shape.max_length if config.max_length is None else config.max_length
         if rows is None:
             raise ConfigError("encoding 'learned' has a table of fixed length: give max_length")

@@ -51,6 +51,7 @@ class Relative(Encoding):
     def __init__(self, config: RelativeConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(1, "relative", max_distance=config.max_distance)
+        check_at_least(0, "relative", stddev=config.stddev)
         rows = shape.max_length if config.max_distance is None else config.max_distance
         if rows is None:
             raise ConfigError("encoding 'relative' has a table of fixed length: give max_distance or max_length")

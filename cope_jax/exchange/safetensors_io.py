@@ -13,7 +13,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import replacing, write_atomically
+from cope_jax.files import parse_json, replacing, write_atomically
 from cope_jax.models.model import overlay
 from cope_jax.registry import configure
 
@@ -39,7 +39,7 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises ConfigError if the file cannot be read or contains anything else.
     """
     try:
-        values = json.loads(path.read_text(encoding="utf-8"))
+        values = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read {path} ({first_line(error)}): fetch the file again") from error
     if not isinstance(values, dict):

@@ -53,7 +53,7 @@ def token_measures(
     probabilities_BLV = jax.nn.softmax(logits_BLV, axis=-1)
     invalid_BL = jnp.sum((1 - valid_BLV) * probabilities_BLV, axis=-1)
     counted_BLV = weights_BL[..., None] * valid_BLV
-    below_BLV = (probabilities_BLV <= invalid_BL[..., None]).astype(counted_BLV.dtype)
+    below_BLV = (~(probabilities_BLV > invalid_BL[..., None])).astype(counted_BLV.dtype)  # NaN is an error too
     return {
         **measures,
         "invalid_error": (jnp.sum(weights_BL * invalid_BL), tokens),

@@ -143,7 +143,7 @@ class Experiment:
         workdir = Path(workdir)
         workdirs.check_alike(self.task)
         start = functools.cache(self._start)
-        if not (workdir / "checkpoints").exists():  # before anything is written, because that model may not fit
+        if not workdirs.has_checkpoints(workdir):  # before anything is written, because that model may not fit
             start()
         with contextlib.ExitStack() as stack:
             with processes.first_goes_ahead() as first:

@@ -20,7 +20,7 @@ from jax.experimental import multihost_utils
 
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
-from cope_jax.files import write_atomically
+from cope_jax.files import parse_json, write_atomically
 from cope_jax.runs.records import Record, finite, select
 from cope_jax.tasks import Task
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -103,6 +103,15 @@ def open_workdir(
         write_json(workdir / "environment.json", environment)
 
 
+def has_checkpoints(workdir: Path) -> bool:
+    """Whether a workdir has checkpoints. ConfigError: its path is not valid, or `checkpoints` is not a folder."""
+    with _clear_write_errors(workdir):
+        folder = workdir / "checkpoints"
+        if folder.exists() and not folder.is_dir():
+            raise NotADirectoryError(errno.ENOTDIR, "checkpoints is a file, not a folder")
+        return folder.exists()
+
+
 @contextlib.contextmanager
 def _clear_write_errors(workdir: Path) -> Iterator[None]:
     try:
@@ -130,18 +139,22 @@ def read_settings(workdir: Path) -> dict[str, Any]:
     settings = read_json(path, "config")
     if not isinstance(settings["config"], dict):
         raise ConfigError(f"{path} is damaged (the file holds no config): delete it, and the command recreates it")
+    seeds = settings.get("seeds", [0])
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ConfigError(f"{path} is damaged (seeds are {json.dumps(seeds)}): write the seeds of the run, such as [0]")
     return settings
 
 
 def read_json(path: Path, *names: str) -> Any:
     """The content of a JSON file. ConfigError: the file is damaged, or lacks one of the keys `names`."""
     try:
-        content = json.loads(path.read_text())
+        content = parse_json(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict) or not content.keys() >= set(names):
             raise ValueError(f"the file must contain {' and '.join(names)}")
         return content
-    except ValueError as error:
-        raise ConfigError(f"{path} is damaged ({error}): delete it, and the command recreates it") from error
+    except (ValueError, OSError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"{path} is damaged ({reason}): delete it, and the command recreates it") from error
 
 
 def write_json(path: Path, content: Any) -> None:

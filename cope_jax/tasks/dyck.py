@@ -24,7 +24,8 @@ class Dyck(SyntheticTask):
 
     Any valid bracket may follow, so the headline metric is not the token error but `f1_error` = 1 − F1. F1 is the
     harmonic mean of 1 − `invalid_error` and 1 − `valid_error`: the probability of all valid brackets, and the share of
-    valid brackets that are more probable than all invalid ones together; we take the mean of each over all places.
+    valid brackets that are more probable than all invalid ones together; the first is a mean over all places, the
+    second over all valid brackets of all places.
     Both brackets that open are always valid, even at depth D, and so is the one that closes the last open bracket.
 
     A batch has one more field, `valid`, float32 `[n, L, V]`: 1 for each token that may come next.

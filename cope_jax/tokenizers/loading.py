@@ -7,7 +7,7 @@ from typing import Any, Literal
 from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import read_text
+from cope_jax.files import parse_json, read_text
 from cope_jax.tokenizers.byte_level import BPE, Bytes
 from cope_jax.tokenizers.tokenizer import Tokenizer
 from cope_jax.tokenizers.word_level import Words
@@ -128,8 +128,10 @@ def _tokenizer_json(path: epath.Path) -> BPE:
 
 def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
     try:
-        numbers = json.loads(read_text(vocabulary))
-    except json.JSONDecodeError as error:
+        numbers = parse_json(read_text(vocabulary))
+    except ConfigError:
+        raise
+    except ValueError as error:
         raise ConfigError(f"{vocabulary} is not JSON ({error}): fetch it again") from error
     if not isinstance(numbers, dict) or not all(type(number) is int for number in numbers.values()):
         raise ConfigError(f"{vocabulary} is not a JSON object from tokens to their numbers: fetch it again")

@@ -62,6 +62,11 @@ class OptimizerConfig:
         check_at_least(0, "optimizer", **numbers)
         if max(self.beta1, self.beta2) >= 1:
             raise ConfigError(f"optimizer.beta1={self.beta1} and beta2={self.beta2} must be less than 1")
+        if self.final_fraction > 1:
+            raise ConfigError(f"optimizer.final_fraction must be at most 1, got {self.final_fraction}")
+        if self.learning_rate == 0 or self.clip_norm == 0:
+            name = "clip_norm" if self.clip_norm == 0 else "learning_rate"
+            raise ConfigError(f"optimizer.{name}=0 trains nothing: give a number above 0")
 
 
 @dataclasses.dataclass(frozen=True)

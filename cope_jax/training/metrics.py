@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.errors import StorageError, clear_storage_errors
-from cope_jax.files import replacing
+from cope_jax.files import parse_json, read_bytes, replacing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,6 +42,7 @@ class Unit:
 
 
 SHARE = Unit(100.0, "%", 100.0, 1)
+RATIO = Unit(100.0, "%", None, 1)  # of another error, so it may be above 100 %
 PLAIN = Unit(1.0, "", None, 2)
 
 
@@ -51,6 +52,8 @@ def unit_of(metric: str) -> Unit:
     >>> unit_of("token_error").symbol, unit_of("perplexity").symbol
     ('%', '')
     """
+    if metric.startswith("normalised"):
+        return RATIO
     return SHARE if metric.endswith("error") else PLAIN
 
 
@@ -204,12 +207,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_bytes().split(b"\n"):
+    for line in read_bytes(path).split(b"\n"):
         try:
-            row = json.loads(line)  # from bytes, because a kill may have cut a character in two
+            row = parse_json(line)  # from bytes, because a kill may have cut a character in two
         except ValueError:
             break
-        if not isinstance(row, dict):  # what is left of a line whose pages never reached the disk
+        if not isinstance(row, dict) or type(row.get("step")) is not int:  # its pages never reached the disk
             break
         rows.append(row)
     return rows

@@ -19,7 +19,7 @@ from ml_collections import config_flags
 
 from cope_jax import models, tasks
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError, first_line, storage_reason
 from cope_jax.files import cache_folder
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -61,6 +61,8 @@ def clear_errors() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, StorageError):
             _leave(4, f"error: {error}")
+        if isinstance(error, MemoryError):  # NumPy says how much was asked for
+            _leave(2, f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes")
         if reason := storage_reason(error):
             _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
         if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
@@ -124,6 +126,7 @@ def run(main: Callable[[], None]) -> None:
                 rest = flags.FLAGS(argv)
                 for name in flags.FLAGS:
                     _check_names(flags.FLAGS[name])
+                _check_folders()
                 return rest
             except flags.Error as error:
                 raise _wrapped(error) or ConfigError(_flag_error(str(error))) from None
@@ -138,6 +141,20 @@ def run(main: Callable[[], None]) -> None:
     # Orbax raises its errors and also logs them, with a traceback, from its own threads.
     logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     app.run(guarded, flags_parser=parse)
+
+
+FOLDERS = ("workdir", "model", "out")
+"""The flags that name a folder."""
+
+
+def _check_folders() -> None:
+    """Refuses folders that are the sign of a mistake in the shell."""
+    for name in FOLDERS:
+        value = flags.FLAGS[name].value if name in flags.FLAGS else None
+        if value == "":
+            raise ConfigError(f"--{name} is empty, as with an unset variable: give a folder, or . for the current one")
+        if isinstance(value, str) and value.startswith("~"):
+            raise ConfigError(f"the shell does not replace ~ in --{name}={value}: write $HOME, or ./~ for that name")
 
 
 def keep_programs() -> None:

@@ -6,7 +6,7 @@ All of them: python -m experiments.sweep --grid=abilities --workdir=runs/abiliti
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 
 The sizes and the recipe are our choice, and small: an encoding that fails here may learn the task with more steps or
-layers. All models have two layers, but one for flip-flop, as in PaTH's paper, because with two all encodings learn it.
+layers. Models have two layers; those of flip-flop have one, as in PaTH's paper: with two, all encodings learn it.
 """
 
 from typing import Any

@@ -20,8 +20,8 @@ def _transformer(layers: int, heads: int, width: int, **block: Any) -> dict[str,
     return {"num_layers": layers, "block": {"model_dim": width, "num_heads": heads, **block}}
 
 
-def _optimizer(rate: float, decay: float, steps: int, **options: Any) -> dict[str, Any]:
-    return {"learning_rate": rate, "weight_decay": decay, "warmup_steps": steps // 100, **options}
+def _optimizer(rate: float, decay: float, warmup: int, **options: Any) -> dict[str, Any]:
+    return {"learning_rate": rate, "weight_decay": decay, "warmup_steps": warmup, **options}
 
 
 def _training(steps: int, batch_size: int, examples: int | None = None) -> dict[str, Any]:
@@ -33,7 +33,7 @@ def _navigation(**options: Any) -> dict[str, Any]:
     return {
         "task": ("navigation", options),
         "model": _transformer(1, 1, 64),
-        "optimizer": _optimizer(3e-4, 0.05, 5500, schedule="linear"),
+        "optimizer": _optimizer(3e-4, 0.05, 55, schedule="linear"),
         "training": _training(5500, 128),
     }
 
@@ -47,63 +47,63 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "dyck": {
         "task": ("dyck", {"length": 32, "depth": 4}),
         "model": _transformer(1, 1, 64),
-        "optimizer": _optimizer(1e-4, 0.01, 4400),
+        "optimizer": _optimizer(1e-4, 0.01, 44),
         "training": _training(4400, 128),
     },
-    # PoPE, arXiv 2509.10534, B.1: a million examples, minimum rate 2e-5.
+    # PoPE, arXiv 2509.10534, B.1: a million examples, 4,000 warm-up steps, minimum rate 2e-5.
     "indirect_indexing": {
         "task": ("indirect_indexing", {}),
         "model": _transformer(8, 8, 512, norm="rms"),
-        "optimizer": _optimizer(2e-4, 0.01, 400_000, beta2=0.99, final_fraction=0.1),
+        "optimizer": _optimizer(2e-4, 0.01, 4000, beta2=0.99, final_fraction=0.1),
         "training": _training(100_000, 64, 1_000_000),
     },
     # Our smaller version, of four layers.
     "indirect_indexing_small": {
         "task": ("indirect_indexing", {"shortest": 10, "longest": 20, "shift": 7}),
         "model": _transformer(4, 8, 128, norm="rms"),
-        "optimizer": _optimizer(1e-3, 0.01, 10_000, beta2=0.99, final_fraction=0.1),
+        "optimizer": _optimizer(1e-3, 0.01, 100, beta2=0.99, final_fraction=0.1),
         "training": _training(10_000, 64),
     },
     # PaTH, arXiv 2505.16381, 4.1: N is task.options.back, from 1 to 4. Our choice: the number of values, the training.
     "mqrar": {
         "task": ("mqrar", {"back": 2}),
         "model": _transformer(2, 2, 256),
-        "optimizer": _optimizer(1e-3, 0.1, 10_000),
+        "optimizer": _optimizer(1e-3, 0.1, 100),
         "training": _training(10_000, 64),
     },
     # DeltaProduct: 128 elements, tested with 512. Our choice: 2 layers of width 128, 20,000 steps.
     "group_words": {
         "task": ("group_words", {"group": "S5", "length": 128}),
         "model": _transformer(2, 2, 128),
-        "optimizer": _optimizer(1e-3, 1e-6, 20_000),
+        "optimizer": _optimizer(1e-3, 1e-6, 200),
         "training": _training(20_000, 1024),
     },
-    # DaRoPE, arXiv 2609.34556, E: 4 layers of width 256, and a context of 256, which is 118 pairs. Our choice: the
+    # DaRoPE, arXiv 2609.34556, E: 4 layers of width 256, and a context of 256, which is 125 pairs. Our choice: the
     # training, heads of 64.
     "probes": {
-        "task": ("probes", {"probe": "dup_key_recall", "symbols": 118}),
+        "task": ("probes", {"probe": "dup_key_recall", "symbols": 125}),
         "model": _transformer(4, 4, 256),
-        "optimizer": _optimizer(1e-3, 0.1, 10_000),
+        "optimizer": _optimizer(1e-3, 0.1, 100),
         "training": _training(10_000, 64),
     },
     "chomsky": {
         "task": ("chomsky", {"problem": "stack_manipulation", "length": 40}),
         "model": _transformer(4, 4, 256),
-        "optimizer": _optimizer(1e-3, 0.1, 10_000),
+        "optimizer": _optimizer(1e-3, 0.1, 100),
         "training": _training(10_000, 64),
     },
     # Zoology, arXiv 2312.04927: 8192 tokens; 4, 8 or 16 pairs. Our choice: the training.
     "mqar": {
         "task": ("mqar", {"vocabulary": 8192, "pairs": 16}),
         "model": _transformer(2, 1, 128),
-        "optimizer": _optimizer(1e-3, 0.1, 20_000),
+        "optimizer": _optimizer(1e-3, 0.1, 200),
         "training": _training(20_000, 256),
     },
-    # Strings of up to 64 letters as in selective RoPE: 4 layers, 16 heads, linear decay.
+    # Strings of up to 64 letters as in selective RoPE: 4 layers, 16 heads, 10 % warm-up, linear decay.
     "copying": {
         "task": ("copying", {"letters": 64}),
         "model": _transformer(4, 16, 512),
-        "optimizer": _optimizer(2e-3, 0.1, 50_000, schedule="linear"),
+        "optimizer": _optimizer(2e-3, 0.1, 500, schedule="linear"),
         "training": _training(5000, 256),
     },
 }

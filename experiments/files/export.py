@@ -47,7 +47,7 @@ def parse_assignments(text: str, what: str) -> dict[str, Any]:
         if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):
             raise ValueError
         return {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, TypeError, MemoryError, RecursionError):
         raise ConfigError(f"--{what} must look like name=value,name=value, got {text!r}") from None
 
 

@@ -1,4 +1,4 @@
-"""All encodings on one small setting of each ability, with five seeds; flip-flop with 25 for those that learn it.
+"""All encodings on a small setting of each ability, with five seeds, and 25 seeds of flip-flop for five encodings.
 
 Command: python -m experiments.sweep --grid=abilities --workdir=runs/abilities
 Hardware: any. Wall time: about a minute of one CPU core for each of the 1,695 cells. experiments/RESULTS.md says which

@@ -10,6 +10,7 @@ the command at any time and rerun it, also with another engine. A cell that fail
 """
 
 import contextlib
+import math
 import sys
 from pathlib import Path
 
@@ -180,18 +181,22 @@ def read_resources(texts: list[str]) -> dict[str, float | str]:
     """Reads NAME=VALUE of --resources.
 
     >>> read_resources(["TPU=4", "slurm_partition=gpu"])
-    {'TPU': 4.0, 'slurm_partition': 'gpu'}
+    {'TPU': 4, 'slurm_partition': 'gpu'}
     """
     found: dict[str, float | str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
             raise ConfigError(f"--resources takes NAME=VALUE, not {text!r}")
-        try:
-            found[name] = float(value)
-        except ValueError:
-            found[name] = value
+        found[name] = int(value) if value.isdecimal() else float(value) if _is_number(value) else value
     return found
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return math.isfinite(float(text))
+    except ValueError:
+        return False
 
 
 def show(state: reading.State, workdir: Path, budget: str) -> None:

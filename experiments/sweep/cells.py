@@ -120,6 +120,7 @@ def check(cells: Iterable[Cell]) -> None:
             )
         if settings.setdefault(cell.table, task) != task:
             raise ConfigError(f"the cells of {cell.table!r} have different tasks: give each task its own setting=...")
+        recipe = {**recipe, "search": {field: repr(values) for field, values in cell.search.items()}}
         other = recipes.setdefault((cell.table, cell.encoding), recipe)
         if other is not recipe and (found := workdirs.difference(other, recipe)):
             raise ConfigError(

@@ -117,7 +117,7 @@ class Slurm:
         try:
             self._executor = submitit.AutoExecutor(folder=folder, cluster=cluster)
             self._executor.update_parameters(cpus_per_task=cores, **gpu, **options)
-        except (RuntimeError, ValueError, NameError, TypeError) as error:
+        except (RuntimeError, ValueError, NameError, TypeError, AssertionError) as error:
             raise ConfigError(f"--engine=slurm does not work here ({str(error).splitlines()[0]})") from error
         self._jobs: list[Any] = []
 

@@ -88,7 +88,7 @@ def choices(cells: Iterable[Cell], grid: Iterable[Cell]) -> list[str]:
     for cell in cells:
         if fields := searched.get((cell.table, cell.encoding)):
             leaves = dict(leaves_of(cell.changes))
-            told = [f"{field.rpartition('.')[2]}={leaves[field]}" for field in fields if field in leaves]
+            told = [f"{field.rpartition('.')[2]}={leaves[field]}" for field in fields if not cell.search]
             found[cell.table, cell.encoding] = (
                 f"{cell.table}, {cell.encoding}: {' '.join(told) or 'all trials diverged'}"
             )

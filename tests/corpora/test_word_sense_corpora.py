@@ -48,7 +48,11 @@ def test_semcor_lines(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    ["{", "[]", "7", '{"t": "a", "a": []}', '{"d": "x", "t": "a", "a": [[1, "a", "N", "1"]]}', '{"d": 1, "t": "a"}'],
+    [
+        *("{", "[]", "7", "[" * 100_000, '{"t": "a", "a": []}', '{"d": 1, "t": "a"}'),
+        *(f'{{"d": "x", "t": "a b", "a": [[{index}, "a", "N", "1"]]}}' for index in ("2", "0.5", "true")),
+        *(f'{{"d": "x", "t": "a b", "a": [[0, "a", "N", {sense}]]}}' for sense in ("null", "[1]", "true")),
+    ],
 )
 def test_a_malformed_line_of_semcor_is_named(tmp_path, line):
     with pytest.raises(ConfigError, match=r"semcor_noad.jsonl, line 2 is not ") as error:

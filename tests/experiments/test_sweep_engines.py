@@ -114,6 +114,17 @@ def test_the_head_of_the_cluster_is_killed(grid, one_after_the_other, cluster, t
     assert sweep(grid, tmp_path / "run") == one_after_the_other
 
 
+def named(pid):
+    return Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def descendants(pid):
+    children = subprocess.run(["pgrep", "-P", str(pid)], capture_output=True, text=True).stdout.split()
+    for child in map(int, children):
+        yield child
+        yield from descendants(child)
+
+
 def test_a_worker_is_killed(grid, one_after_the_other, tmp_path):
     """Its cell is lost, which is neither finished nor failed, and the command ends; the next one trains it."""
     pytest.importorskip("ray", reason="Ray is an extra")
@@ -123,8 +134,7 @@ def test_a_worker_is_killed(grid, one_after_the_other, tmp_path):
     while not list((tmp_path / "run").glob("*/cells/*/*/metrics.jsonl")):
         assert driver.poll() is None
         time.sleep(0.2)
-    found = subprocess.run(["pgrep", "-f", "ray::run"], capture_output=True, text=True, check=True).stdout.split()
-    os.kill(int(found[0]), signal.SIGKILL)
+    os.kill(next(pid for pid in descendants(driver.pid) if b"ray::run" in named(pid)), signal.SIGKILL)
     told = driver.communicate(timeout=100 * CELLS)[1]
     assert (driver.returncode, ": lost (" in told, "failed" in told.splitlines()[-1]) == (1, True, False), told
     assert sweep(grid, tmp_path / "run") == one_after_the_other

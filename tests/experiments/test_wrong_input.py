@@ -181,7 +181,10 @@ def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(start, confi
     before = contents(workdir)
     done = start("compare", *compare(config, workdir, "--config.optimizer.learning_rate=0.5")).wait()
     assert done.status == 2, done.err
-    assert f"{workdir} holds a run with other settings, config.optimizer.learning_rate (0.001, not 0.5)" in done.error
+    assert (
+        f"{workdir}/cells/rope/seed_0 holds a run with other settings, config.optimizer.learning_rate (0.001, not 0.5)"
+        in done.error
+    )
     cell = workdir / "cells/rope/seed_0"
     same = f"--config={config}", "--config.training.steps=8", "--config.encoding=rope", f"--workdir={cell}"
     done = start("train", *same, "--seed=1").wait()
@@ -196,7 +199,7 @@ def test_a_workdir_of_another_config_is_one_line_and_stays_as_it_is(start, confi
     assert contents(workdir) == before
 
 
-@pytest.mark.parametrize("text", ["", "\0\1\2", "null", '{"config": 3}'])
+@pytest.mark.parametrize("text", ["", "\0\1\2", "null", '{"config": 3}', "[" * 100_000])
 def test_a_damaged_config_json_is_one_line(text, start, config, workdir):
     cell = workdir / "cells/rope/seed_0"
     for folder in (workdir, cell):

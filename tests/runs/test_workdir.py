@@ -10,10 +10,20 @@ import sys
 from pathlib import Path
 
 import pytest
+from absl import flags
 
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.runs import grid
-from cope_jax.runs.workdir import locked, open_workdir, read_records, replace_records, write_files, write_json
+from cope_jax.runs.workdir import (
+    has_checkpoints,
+    locked,
+    open_workdir,
+    read_records,
+    read_settings,
+    replace_records,
+    write_files,
+    write_json,
+)
 from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry
 
@@ -106,6 +116,38 @@ def test_a_workdir_that_is_a_file_is_refused(tmp_path):
         pass
 
 
+def test_checkpoints_are_a_folder_in_a_possible_path(tmp_path):
+    assert not has_checkpoints(tmp_path)
+    (tmp_path / "checkpoints").touch()
+    with pytest.raises(ConfigError, match="checkpoints is a file, not a folder"):
+        has_checkpoints(tmp_path)
+    with pytest.raises(ConfigError, match="File name too long"):
+        has_checkpoints(tmp_path / ("x" * 300))
+
+
+@pytest.mark.parametrize("seeds", ["[]", "5", "null", "[[0]]", "[-1]", "[0.5]", '["0"]', "[true]"])
+def test_seeds_are_a_list_of_whole_numbers(seeds, tmp_path):
+    (tmp_path / "config.json").write_text(f'{{"config": {{}}, "seeds": {seeds}}}')
+    with pytest.raises(ConfigError, match=r"config.json is damaged \(seeds are .*\): write the seeds of the run"):
+        read_settings(tmp_path)
+
+
+def test_a_json_file_that_cannot_be_read_is_one_line(tmp_path):
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(ConfigError, match=r"config.json is damaged \(Is a directory\)"):
+        read_settings(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "message"), [("", "is empty, as with an unset"), ("~/runs", "does not replace ~ in")])
+def test_folders_that_a_shell_has_not_filled_in_are_refused(name, message, monkeypatch):
+    values = flags.FlagValues()
+    flags.DEFINE_string("out", name, "A folder.", flag_values=values)
+    values(["x"])
+    monkeypatch.setattr(entry.flags, "FLAGS", values)
+    with pytest.raises(ConfigError, match=rf"--out.* {message}|shell {message}"):
+        entry._check_folders()
+
+
 def test_the_environment_is_that_of_the_last_start(tmp_path):
     config = ExperimentConfig.from_mapping(
         {"encoding": "rope", "task": {"name": "flip_flop", "options": {"length": 8}}}
@@ -123,6 +165,11 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
         (ConfigError("wrong"), 2, "error: wrong"),
         (NonFiniteError("step 3"), 3, "error: step 3"),
         (StorageError("full"), 4, "error: full"),
+        (
+            MemoryError("Unable to allocate 8.00 TiB"),
+            2,
+            "error: the command needs more memory than there is (Unable to allocate 8.00 TiB): lower its sizes",
+        ),
         (
             OSError(errno.EROFS, "Read-only file system", "x/y"),
             4,

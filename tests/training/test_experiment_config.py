@@ -48,6 +48,19 @@ def test_choices_are_checked_in_python_too():
         OptimizerConfig(name="sgd")
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"learning_rate": 0.0}, "optimizer.learning_rate=0 trains nothing"),
+        ({"clip_norm": 0.0}, "optimizer.clip_norm=0 trains nothing"),
+        ({"final_fraction": 1.5}, "optimizer.final_fraction must be at most 1, got 1.5"),
+    ],
+)
+def test_an_optimizer_that_cannot_train_is_refused(options, message):
+    with pytest.raises(ConfigError, match=message):
+        OptimizerConfig(**options)
+
+
 def test_one_axis_may_have_what_remains():
     assert MeshConfig() == MeshConfig(data=-1, fsdp=1, tensor=1, sequence=1)
     MeshConfig(data=2, fsdp=-1)

@@ -2,6 +2,7 @@ import json
 
 import pytest
 
+from cope_jax.errors import ConfigError
 from cope_jax.training import metrics
 from cope_jax.training.metrics import MetricsWriter, headline, read_metrics
 
@@ -93,6 +94,18 @@ def test_a_kill_may_cut_a_character_in_two(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(whole[: whole.index("ö".encode()) + 1])
     assert read_metrics(path) == rows(1)
+
+
+@pytest.mark.parametrize("line", ['{"loss": 1}', '{"step": "x"}', "[" * 100_000])
+def test_a_line_of_another_shape_is_left_out(line, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text(f'{{"step": 1}}\n{line}\n')
+    assert read_metrics(tmp_path / "metrics.jsonl") == [{"step": 1}]
+
+
+def test_metrics_that_are_a_folder_are_one_line(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    with pytest.raises(ConfigError, match=r"cannot read .*metrics.jsonl \(Is a directory\)"):
+        read_metrics(tmp_path / "metrics.jsonl")
 
 
 def test_a_line_that_never_reached_the_disk_is_left_out(tmp_path):

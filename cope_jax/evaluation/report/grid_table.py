@@ -38,16 +38,18 @@ def markdown(records: Sequence[Record], tasks: Mapping[str, Task]) -> str:
     shares = are_shares(tasks)
     names = list(dict.fromkeys(row["encoding"] for row in main))
     parts = []
-    for view, columns in views_of([row for row in main if row.get("kind", "split") == "split"], shares).items():
+    for view, columns in views_of([row for row in main if row.get("kind", "split") == "split"]).items():
         cells = cells_of(columns, shares)
-        headings = [re.sub(r"([|<\\\\])", r"\\\1", column) for column in cells]
+        headings = map(_escaped, cells)
         lines = [f"**{view}**", "", f"| encoding | {' | '.join(headings)} |", f"| --- {'| ---: ' * len(cells)}|"]
         for name in names:
             seeds = {column: held.errors.get(name) for column, held in columns.items()}
             shown = (_plain(cells[column].get(name), seeds.get(column), shares) for column in cells)
             lines.append(f"| `{name}` | {' | '.join(shown)} |")
         parts.append("\n".join(lines))
-    named = "; ".join(f"{words(metric)}: {', '.join(names)}" for metric, names in _settings(tasks).items())
+    named = "; ".join(
+        f"{words(metric)}: {', '.join(map(_escaped, names))}" for metric, names in _settings(tasks).items()
+    )
     unit = ", in %" if shares else ""
     parts.append(
         f"Mean over seeds and, in brackets, the worst seed{unit}. Out of distribution is the mean over all splits but "
@@ -62,7 +64,7 @@ def picture(records: Sequence[Record], tasks: Mapping[str, Task], title: str) ->
     """The tables as a picture, one next to the other; the colour of a cell is its error."""
     main, shares = headlines(records, tasks), are_shares(tasks)
     names = list(dict.fromkeys(row["encoding"] for row in main))
-    views = views_of([row for row in main if row.get("kind", "split") == "split"], shares)
+    views = views_of([row for row in main if row.get("kind", "split") == "split"])
     widest = max(len(columns) for columns in views.values())
     figure = Figure(figsize=(1.2 + 0.42 * widest * len(views), 1.0 + 0.19 * len(names)), layout="constrained")
     figure.suptitle(title, fontsize=9)
@@ -97,6 +99,10 @@ COLOURS = LinearSegmentedColormap.from_list("errors", ["#66b0f2", "#f7fafc", "#f
 """From blue to orange, which most colour-blind people tell apart."""
 
 
+def _escaped(text: str) -> str:
+    return re.sub(r"([|<\\])", r"\\\1", text)
+
+
 def _settings(tasks: Mapping[str, Task]) -> dict[str, list[str]]:
     """The settings of each metric."""
     found: dict[str, list[str]] = {}
@@ -114,7 +120,7 @@ def conditions(columns: Mapping[str, Column], rows: Sequence[Record], shares: bo
         f"{' to '.join(f'{end:,}' for end in sorted({min(found), max(found)}))} {name}{'s' * (max(found) > 1)}"
         for found, name in ranges
     ]
-    return ", ".join([*(["in %"] if shares else []), *told])
+    return " in %, " * shares + ", " * (not shares) + ", ".join(told)
 
 
 def _plain(cell: Mapping[str, Any] | None, seeds: Mapping[int, float] | None, shares: bool) -> str:
@@ -137,7 +143,7 @@ def are_shares(tasks: Mapping[str, Task]) -> bool:
     return all(unit_of(task.metric).scale == 100 for task in tasks.values())
 
 
-def views_of(rows: Sequence[Record], shares: bool) -> dict[str, dict[str, Column]]:
+def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
     """The tables, by name, each with its columns; with one setting, one table with a column for each split."""
     splits: dict[str, list[str]] = {}
     for row in rows:
@@ -145,16 +151,16 @@ def views_of(rows: Sequence[Record], shares: bool) -> dict[str, dict[str, Column
         known += [] if row["split"] in known else [row["split"]]
     if len(splits) == 1:
         (names,) = splits.values()
-        return {"all splits": {words(name): _column(rows, [name], shares) for name in names}}
+        return {"all splits": {words(name): _column(rows, [name]) for name in names}}
     views: dict[str, dict[str, Column]] = {IN: {}, OUT: {}}
     for setting, names in splits.items():
         own = [row for row in rows if row["setting"] == setting]
-        views[IN][setting] = _column(own, names[:1], shares)
-        views[OUT][setting] = _column(own, names[1:] or names, shares)
+        views[IN][setting] = _column(own, names[:1])
+        views[OUT][setting] = _column(own, names[1:] or names)
     return views
 
 
-def _column(rows: Sequence[Record], splits: Sequence[str], shares: bool) -> Column:
+def _column(rows: Sequence[Record], splits: Sequence[str]) -> Column:
     """The mean error over splits, of each encoding and seed."""
     found: dict[str, dict[int, list[float]]] = {}
     examples: dict[str, int] = {}
@@ -163,6 +169,7 @@ def _column(rows: Sequence[Record], splits: Sequence[str], shares: bool) -> Colu
             found.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(row["value"])
             examples[row["split"]] = row["examples"]
     errors = {name: {seed: fmean(values) for seed, values in seeds.items()} for name, seeds in found.items()}
+    shares = all(unit_of(row["metric"]).highest is not None for row in rows)
     return Column(errors, sum(examples.values()) if shares else None)
 
 

@@ -60,7 +60,7 @@ def write(
     main = grid_table.headlines(records, tasks)
     fixed = [row for row in main if row.get("kind", "split") == "split"]
     shares = grid_table.are_shares(tasks)
-    views = grid_table.views_of(fixed, shares)
+    views = grid_table.views_of(fixed)
     content = {
         "facts": facts,
         "legend": LEGEND,

@@ -64,7 +64,7 @@ def test_cells_say_what_is_shown(tmp_path):
     view = data["views"]["in distribution"]
     assert list(view) == ["recall", "stack <b>", "mean rank"]
     assert view["recall"]["cope"]["text"] == "0.0"
-    assert data["conditions"]["in distribution"] == "in %, 200 steps, 3 seeds"
+    assert data["conditions"]["in distribution"] == " in %, 200 steps, 3 seeds"
     assert data["metrics"]["recall"] == "token error"
     assert data["levels"]["recall"] == "pairs of keys and values"
     assert view["recall"]["cope"]["best"]
@@ -92,7 +92,7 @@ def test_the_tables_as_markdown():
     ]
     assert lines[7] == "**out of distribution**"
     assert lines[-1].startswith("Mean over seeds and, in brackets, the worst seed, in %.")
-    assert lines[-1].endswith("The errors are token error: recall, stack <b>.")
+    assert lines[-1].endswith("The errors are token error: recall, stack \\<b>.")
 
 
 def test_the_tables_as_a_picture():
@@ -121,6 +121,18 @@ def test_bands_are_over_seeds(tmp_path):
 def test_a_loss_that_is_not_finite_is_said(tmp_path):
     broken = [row | {"value": math.nan} if row["encoding"] == "rope" else row for row in rows()]
     assert content(write(tmp_path, broken))["views"]["in distribution"]["recall"]["rope"]["text"] == "not finite"
+
+
+def test_errors_above_100_percent_are_possible(tmp_path):
+    """Those of probes are divided by the error of chance."""
+    above = [
+        row | {"metric": "normalised_error", "value": 1.1 + row["value"]}
+        for row in rows()
+        if row["setting"] == "recall"
+    ]
+    runs = [page.PageRun("recall", "cope", 0, "train", "cells/0", "42 s")]
+    path = page.write(tmp_path / "p.html", "probes", above, [], runs, {"recall": tasks.create("probes")}, "")
+    assert content(path)["views"]["all splits"]["longer"]["rope"]["text"] == "190.0"
 
 
 def test_one_test_example_is_no_difference(tmp_path):
