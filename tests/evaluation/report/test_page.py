@@ -67,6 +67,10 @@ def test_cells_say_what_is_shown(tmp_path):
     assert data["conditions"]["in distribution"] == " in %, 200 steps, 3 seeds"
     assert data["metrics"]["recall"] == "token error"
     assert data["levels"]["recall"] == "pairs of keys and values"
+    assert not any(cell["few"] for cell in view["recall"].values())  # three seeds
+    first = [row for row in rows() if row["seed"] < 2]
+    cells = content(write(tmp_path, first))["views"]["in distribution"]["recall"]
+    assert all(cell["few"] for cell in cells.values())
     assert view["recall"]["cope"]["best"]
     assert not view["recall"]["rope"]["best"]
     assert "solved by 3 of 3 seeds (95 % interval: 29 to 100 %)" in view["recall"]["cope"]["tip"]
