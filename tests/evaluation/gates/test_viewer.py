@@ -72,6 +72,14 @@ found.map = document.getElementById("says").textContent.includes("highest attent
 
 
 @needs_browser
+def test_the_page_opens_on_the_head_that_selects_best(seen, tmp_path):
+    seen.maps["gates"][1, 2, 3, :4] = [0.0, 0.0, 1.0, 0.0]
+    seen.maps["gates"][1, 0, 3, :4] = 0.5
+    script = 'found.head = document.getElementById("head").selectedOptions[0].textContent;'
+    assert browse(viewer.write(tmp_path / "report.html", seen, "x"), tmp_path, script)["head"] == "2"
+
+
+@needs_browser
 def test_the_page_works_in_a_browser(seen, tmp_path):
     found = browse(viewer.write(tmp_path / "report.html", seen, "a <title>"), tmp_path, SCRIPT, "--window-size=500,800")
     assert found["errors"] == []

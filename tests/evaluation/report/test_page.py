@@ -202,6 +202,28 @@ def test_the_page_works_in_a_browser(tmp_path):
 
 
 @needs_browser
+def test_rows_without_a_number_are_last_and_charts_are_labelled(tmp_path):
+    changed = [
+        row
+        | {"split": row["split"].replace("longer", "dense")}
+        | ({"value": math.nan} if row["encoding"] == "cope" else {})
+        for row in (*rows(), *rows("sweep"))
+        if row["setting"] == "recall"
+    ]
+    script = """
+      const names = () => all("#errors tbody tr").map(row => row.cells[0].textContent);
+      const header = () => all("#errors th button")[1];
+      header().click(); found.rising = names(); header().click(); found.falling = names();
+      found.level = document.querySelector("#sweep svg").textContent;
+      found.curves = document.querySelector("#curves svg").textContent;
+    """
+    found = browse(write(tmp_path, changed, ("recall",)), tmp_path, script)
+    assert (found["errors"], found["rising"], found["falling"]) == ([], ["rope", "cope"], ["rope", "cope"])
+    assert "pairs of keys and values" in found["level"]
+    assert 0 <= found["curves"].index("in distribution") < found["curves"].index("dense")
+
+
+@needs_browser
 @pytest.mark.slow
 def test_the_page_fits_a_phone_and_is_dark_where_wanted(tmp_path):
     flags = ("--window-size=500,800", "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
