@@ -110,7 +110,8 @@ class Dyck(SyntheticTask):
     def _opens(self, rng: np.random.Generator, n: int, length: int) -> np.ndarray:
         """Which brackets open, of n sequences, uniform among all sequences that reach the largest depth."""
         deepest = self._depth(length)
-        # paths_RDL[reached, depth, left]: the share of paths with `left` steps left that end as they must.
+        # paths_RDL[reached, depth, left]: how many paths with `left` steps left end as they must, in a unit for each
+        # `left`, a power of two, because the numbers themselves overflow.
         paths_RDL = np.zeros((2, deepest + 2, length + 1))  # the last depth is forbidden
         paths_RDL[1, 0, 0] = 1
         for left in range(1, length + 1):
@@ -118,14 +119,15 @@ class Dyck(SyntheticTask):
                 for depth in range(deepest + 1):
                     up = paths_RDL[reached or int(depth + 1 == deepest), depth + 1, left - 1]
                     down = paths_RDL[reached, depth - 1, left - 1] if depth else 0.0
-                    paths_RDL[reached, depth, left] = (up + down) / 2
+                    paths_RDL[reached, depth, left] = up + down
+            paths_RDL[..., left] /= np.exp2(np.frexp(paths_RDL[..., left].max())[1])
         opens_NL = np.zeros((n, length), bool)
         depth_N, reached_N = np.zeros((2, n), np.int32)
         for place in range(length):
-            left = length - place
-            now_N = paths_RDL[reached_N, depth_N, left]
-            up_N = paths_RDL[reached_N | (depth_N + 1 == deepest), depth_N + 1, left - 1] / 2
-            opens_NL[:, place] = rng.random(n) * now_N < up_N
+            left = length - place - 1
+            up_N = paths_RDL[reached_N | (depth_N + 1 == deepest), depth_N + 1, left]
+            down_N = np.where(depth_N > 0, paths_RDL[reached_N, depth_N - 1, left], 0)
+            opens_NL[:, place] = rng.random(n) * (up_N + down_N) < up_N
             depth_N += np.where(opens_NL[:, place], 1, -1)
             reached_N |= depth_N == deepest
         return opens_NL

@@ -26,8 +26,8 @@ class Mqar(SyntheticTask):
     The random tokens are uniform, but never keys of their own sequence: in the published generator they may be, and
     with a small vocabulary a key and a token after it then often look like a pair.
 
-    The level is the number of pairs. A sequence has 16 tokens for each pair, as in the smaller published sizes, and 24
-    in the compositional form.
+    The level is the number of pairs. A sequence has `space` times as many tokens as the pairs, which are two tokens
+    each, or three in the compositional form.
 
     >>> task = Mqar(Mqar.Config(vocabulary=32, pairs=2))
     >>> batch = task.sample(np.random.default_rng(0), 1)
@@ -48,6 +48,7 @@ class Mqar(SyntheticTask):
           power: of the distribution of gaps.
           form: what the pairs are.
           updates: the number of keys that get another value in the "forgetting" form.
+          space: the length of a sequence as a multiple of that of its pairs. Published: 8, and 4 with 64 pairs.
         """
 
         vocabulary: int = 256
@@ -55,10 +56,12 @@ class Mqar(SyntheticTask):
         power: float = 0.01
         form: Literal["plain", "forgetting", "compositional"] = "plain"
         updates: int = 2
+        space: int = 8
 
         def __post_init__(self):
             check_choices(self, "mqar")
             check_at_least(1, "mqar", pairs=self.pairs, updates=self.updates)
+            check_at_least(3, "mqar", space=self.space)
             check_at_least(8, "mqar", vocabulary=self.vocabulary)
             check(self.power > 0, f"mqar.power must be positive, got {self.power}")
             check(self.vocabulary % 2 == 0, f"mqar.vocabulary must be even, got {self.vocabulary}")
@@ -91,7 +94,7 @@ class Mqar(SyntheticTask):
         return 2 if self.config.form == "compositional" else 1
 
     def _length(self, level: float) -> int:
-        return 8 * (self._size + 1) * int(level)
+        return self.config.space * (self._size + 1) * int(level)
 
     def _valid(self, level: float) -> bool:
         return level >= 1 and level == int(level) and 2 * level < self.config.vocabulary

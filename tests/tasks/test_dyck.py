@@ -33,6 +33,13 @@ def test_all_brackets_are_closed_and_the_depth_is_reached(split, length, depth):
         assert text == ""
 
 
+def test_long_sequences_are_well_formed():
+    """The number of paths of 4,000 brackets is beyond float64."""
+    inputs = tasks.create("dyck", length=4000, depth=40).sample(np.random.default_rng(0), 2)["inputs"]
+    depths = np.cumsum(np.where(inputs < 2, 1, -1), axis=1)
+    assert (depths.min(), depths.max(1).tolist(), depths[:, -1].tolist()) == (0, [40, 40], [1, 1])
+
+
 def test_valid_brackets_are_those_that_open_and_the_one_that_closes_the_last():
     for text, valid in texts(tasks.create("dyck"), "longer"):
         for end, found in enumerate(valid, start=1):

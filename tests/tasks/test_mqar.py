@@ -10,12 +10,13 @@ pytestmark = pytest.mark.newest
 
 
 @pytest.mark.parametrize("split", ["train", "longest"])
+@pytest.mark.parametrize("space", [3, 8])
 @pytest.mark.parametrize("form", ["plain", "forgetting", "compositional"])
-def test_targets_are_the_values_that_the_keys_have_last(form, split):
-    task = tasks.create("mqar", form=form, updates=3, vocabulary=40)
+def test_targets_are_the_values_that_the_keys_have_last(form, space, split):
+    task = tasks.create("mqar", form=form, updates=4, vocabulary=40, space=space)
     batch = task.sample(np.random.default_rng(0), 64, split)
     pairs, size = int(task.level(split)), 2 if form == "compositional" else 1
-    lines = pairs + (3 if form == "forgetting" else 0)
+    lines = pairs + (4 if form == "forgetting" else 0)
     for inputs, targets, weights in zip(*batch.values(), strict=True):
         held, changed = {}, 0
         for line in inputs[: lines * (size + 1)].reshape(lines, size + 1).tolist():
@@ -26,7 +27,7 @@ def test_targets_are_the_values_that_the_keys_have_last(form, split):
             held[tuple(key)] = value
         assert (len(held), changed) == (pairs, lines - pairs)
         asked = np.flatnonzero(weights)
-        assert len(asked) == pairs
+        assert (len(asked), len(inputs)) == (pairs, space * (size + 1) * pairs)
         assert asked.min() >= lines * (size + 1)
         keys = [tuple(inputs[place - size + 1 : place + 1].tolist()) for place in asked]
         assert set(keys) == set(held)
@@ -59,6 +60,7 @@ def test_queries_are_near_the_pairs():
     [
         ({"vocabulary": 32}, "above 32, eight for each pair"),
         ({"vocabulary": 101}, "must be even"),
+        ({"space": 2}, "space must be at least 3"),
         ({"power": 0.0}, "must be positive"),
         ({"updates": 5, "form": "forgetting"}, "at most pairs=4"),
     ],
