@@ -38,6 +38,39 @@ def _navigation(**options: Any) -> dict[str, Any]:
     }
 
 
+def _mqar(**options: Any) -> dict[str, Any]:
+    """Zoology, arXiv 2312.04927: 8192 tokens; 4, 8 or 16 pairs, or 64 in 512 tokens. Our choice: the training."""
+    return {
+        "task": ("mqar", {"vocabulary": 8192, **options}),
+        "model": _transformer(2, 1, 128),
+        "optimizer": _optimizer(1e-3, 0.1, 200),
+        "training": _training(20_000, 256),
+    }
+
+
+def _length_generalisation(task: str, **options: Any) -> dict[str, Any]:
+    """Kazemnejad et al., arXiv 2305.19466: a decoder of T5-base's size, 100,000 examples, warm-up of 6 %, linear decay.
+
+    Our choice: the rate, decay, batch and steps, and the training lengths other than 20 items and 8 variables.
+    """
+    return {
+        "task": (task, options),
+        "model": _transformer(12, 12, 768),
+        "optimizer": _optimizer(3e-5, 0.05, 2400, schedule="linear"),
+        "training": _training(40_000, 64, 100_000),
+    }
+
+
+def _ruler(task: str, **options: Any) -> dict[str, Any]:
+    """RULER, arXiv 2404.06654, at 4,096 tokens. It only tests trained models: the model and training are our choice."""
+    return {
+        "task": (task, {"tokens": 4096, **options}),
+        "model": _transformer(4, 4, 256),
+        "optimizer": _optimizer(1e-3, 0.1, 100),
+        "training": _training(10_000, 16),
+    }
+
+
 SETTINGS: dict[str, dict[str, Any]] = {
     "navigation_1d": _navigation(),
     "navigation_2d": _navigation(dimensions=2),
@@ -92,13 +125,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": _optimizer(1e-3, 0.1, 100),
         "training": _training(10_000, 64),
     },
-    # Zoology, arXiv 2312.04927: 8192 tokens; 4, 8 or 16 pairs. Our choice: the training.
-    "mqar": {
-        "task": ("mqar", {"vocabulary": 8192, "pairs": 16}),
-        "model": _transformer(2, 1, 128),
-        "optimizer": _optimizer(1e-3, 0.1, 200),
-        "training": _training(20_000, 256),
-    },
+    "mqar": _mqar(pairs=16),
+    "mqar_64": _mqar(pairs=64, space=4),
     # Strings of up to 64 letters as in selective RoPE: 4 layers, 16 heads, 10 % warm-up, linear decay.
     "copying": {
         "task": ("copying", {"letters": 64}),
@@ -106,6 +134,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
         "optimizer": _optimizer(2e-3, 0.1, 500, schedule="linear"),
         "training": _training(5000, 256),
     },
+    "addition": _length_generalisation("addition", digits=10),
+    "sorting": _length_generalisation("sorting", items=20),
+    "lego": _length_generalisation("lego", variables=8),
+    "scan": _length_generalisation("scan"),
+    "variable_tracking": _ruler("variable_tracking", hops=4, chains=1),
+    "needle_keys": _ruler("needle_keys", keys=4, digits=7),
 }
 
 
