@@ -11,7 +11,7 @@ from cope_jax.models import MODELS
 from cope_jax.models.decoder import DecoderOptions
 from cope_jax.models.model import attends
 from cope_jax.registry import check_at_least, check_choices, configure
-from cope_jax.tasks import Task
+from cope_jax.tasks import TASKS, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -262,13 +262,17 @@ class ExperimentConfig:
     def recipe(self, with_encoding: bool = True) -> dict[str, Any]:
         """The settings that decide a run's results, as nested dicts.
 
-        `job`, `training.readers`, `paper` and the options of unused encodings are left out.
+        `job`, `training.readers`, `paper` and the options of unused encodings are left out. Options of the task and of
+        encodings that are not set have their defaults, so an option that is new in the package changes no old run.
 
         Args:
           with_encoding: if False, the encoding is left out too. The runs of one comparison share all other settings.
         """
         recipe = self.to_dict()
         del recipe["job"], recipe["paper"], recipe["training"]["readers"]
+        if self.task.name in TASKS:
+            task_config = configure(TASKS.get(self.task.name).Config, self.task.options, self.task.name)
+            recipe["task"]["options"] = dataclasses.asdict(task_config)
         used = [name for name, _ in EncodingConfig.parse(self.encoding).parts] if with_encoding else []
         recipe["encodings"] = {
             name: dataclasses.asdict(configure(ENCODINGS.get(name).Config, options, name))

@@ -9,7 +9,14 @@ from cope_jax.layout import Layout
 from cope_jax.models.decoder import DecoderOptions
 from cope_jax.tasks import create
 from cope_jax.training import config_files
-from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig, OptimizerConfig, TrainingConfig
+from cope_jax.training.experiment_config import (
+    ExperimentConfig,
+    JobConfig,
+    MeshConfig,
+    OptimizerConfig,
+    TaskConfig,
+    TrainingConfig,
+)
 
 pytestmark = pytest.mark.newest
 
@@ -74,6 +81,12 @@ def test_an_option_of_an_encoding_that_was_not_there_yet_has_its_default():
     assert before.recipe() == now.recipe()
     other = dataclasses.replace(before, encodings={"rope": {"base": 500.0, "fraction": 0.5}})
     assert before.recipe() != other.recipe()
+
+
+def test_an_option_of_a_task_that_was_not_there_yet_has_its_default():
+    before = ExperimentConfig(TaskConfig("mqar", {"pairs": 4}))
+    assert before.recipe() == ExperimentConfig(TaskConfig("mqar", {"pairs": 4, "space": 8})).recipe()
+    assert before.recipe() != ExperimentConfig(TaskConfig("mqar", {"pairs": 4, "space": 4})).recipe()
 
 
 def test_the_job_and_the_papers_figures_are_no_part_of_the_recipe():
