@@ -18,12 +18,15 @@ from experiments.sweep.run import LOG, Job, last_line
 
 SECONDS = 1.0
 """The time between two looks at the cells that run."""
+PAUSES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+"""Seconds to the next try, after each refusal in a row."""
 
 
 def drive(jobs: Sequence[tuple[Cell, Job]], engine: Engine, expected: dict[Cell, float]) -> int | None:
     """Runs cells, at most `engine.slots` at a time, and returns the signal that stopped them, or None.
 
-    If the engine refuses a cell while others run, no more than these run at a time from then on.
+    A cell that the engine refuses is tried again later, because a limit on submitted jobs may lift. If the engine
+    refuses again and again while none runs, the cells that are left are not trained.
 
     A cell that fails does not stop the others. After Ctrl-C or SIGTERM no cell starts, and those that run save a
     checkpoint. After a second Ctrl-C, KeyboardInterrupt.
@@ -33,30 +36,32 @@ def drive(jobs: Sequence[tuple[Cell, Job]], engine: Engine, expected: dict[Cell,
       engine: where they run.
       expected: the estimated seconds of each cell; {} if they are not known.
     """
-    waiting = iter(jobs)
+    waiting = list(reversed(jobs))
     running: dict[Waiting, tuple[Cell, Job, float]] = {}
     view = _View(len(jobs), expected, engine.slots)
-    asked, slots = False, engine.slots
-    pushed: list[tuple[Cell, Job]] = []
+    asked, refusals, next_try = False, 0, 0.0
     try:
         with GracefulStop() as stop, view:
             while True:
-                while len(running) < slots and not asked:
-                    following = pushed.pop() if pushed else next(waiting, None)
-                    if following is None:
-                        break
-                    cell, job = following
+                while waiting and len(running) < engine.slots and not asked and time.monotonic() >= next_try:
+                    cell, job = waiting[-1]
                     try:
                         running[engine.start(job)] = (cell, job, time.monotonic())
                     except Exception as error:  # such as a limit on the number of submitted jobs
-                        if running:
-                            pushed.append(following)
-                            slots = len(running)
-                        else:
-                            view.end(cell, _lost(error), 0.0, asked)
-                if not running:
+                        refusals += 1
+                        if refusals > len(PAUSES) and not running:
+                            view.give_up(_in_one_line(error), len(waiting))
+                            return None
+                        next_try = time.monotonic() + PAUSES[min(refusals, len(PAUSES)) - 1]
+                    else:
+                        waiting.pop()
+                        refusals = 0
+                if not running and (asked or not waiting):
                     return stop.number
-                engine.wait(running, SECONDS)
+                if running:
+                    engine.wait(running, SECONDS)
+                else:
+                    time.sleep(min(SECONDS, max(0.0, next_try - time.monotonic())))
                 for ended in [one for one in running if one.done()]:
                     cell, _, began = running.pop(ended)
                     view.end(cell, _outcome(ended), time.monotonic() - began, asked)
@@ -75,11 +80,11 @@ def _outcome(ended: Waiting) -> str | None:
     try:
         return ended.result()
     except BaseException as error:  # the machine or the engine lost it; it is neither finished nor failed
-        return _lost(error)
+        return f"lost ({_in_one_line(error)})"
 
 
-def _lost(error: BaseException) -> str:
-    return f"lost ({type(error).__name__}: {str(error).splitlines()[-1] if str(error) else ''})"
+def _in_one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {str(error).splitlines()[-1] if str(error) else ''}"
 
 
 class _View:
@@ -111,6 +116,11 @@ class _View:
             line = f"{cell.name}: {'finished' if failure is None else failure}, {tqdm.format_interval(seconds)}"
             self._console.print(f"[{self._done + self._failed}/{self._total}] {line}", markup=False, soft_wrap=True)
 
+    def give_up(self, why: str, cells: int) -> None:
+        """Says that the engine takes no more cells."""
+        line = f"the engine refuses the other {cells} cells: {why}"
+        self._console.print(line, markup=False, soft_wrap=True)
+
     def show(self, running: Any) -> None:
         """Refreshes the table."""
         if self._live:
@@ -133,7 +143,9 @@ class _View:
         if self._expected:
             seconds = sum(self._expected.values()) / self._slots
         elif ended:
-            seconds = passed / ended * (self._total - ended) - sum(time.monotonic() - b for *_, b in running)
+            under_way = sum(time.monotonic() - began for *_, began in running)
+            each = (passed * self._slots - under_way) / ended
+            seconds = (each * (self._total - ended) - under_way) / self._slots
         else:
             return ""
         return f", {tqdm.format_interval(max(0, seconds))} left"

@@ -10,6 +10,7 @@ import pytest
 
 from cope_jax.errors import ConfigError
 from experiments.sweep import cells as reading
+from experiments.sweep import drive as driving
 from experiments.sweep import engines, search
 from experiments.sweep.cells import FAILED, Cell
 from experiments.sweep.drive import drive, jobs_of
@@ -263,27 +264,46 @@ def test_cells_that_fail_or_are_lost_do_not_stop_the_others(tmp_path, capsys):
     assert sum(": finished, 00:00" in line for line in told) == 20
 
 
-def test_an_engine_that_refuses_cells_gets_fewer_at_a_time(tmp_path, capsys):
-    """Such as Slurm, which limits the number of submitted jobs. With none running, the cell is lost."""
+class Limited(engines.Local):
+    """Such as Slurm, which limits the number of submitted jobs: here two, and none at first."""
 
-    class Limited(engines.Local):
-        refused = 0
+    def __init__(self, first_refusals):
+        super().__init__(5, lambda job, stopped: time.sleep(0.1))
+        self.held, self.tries, self._first = [], 0, first_refusals
 
-        def start(self, job):
-            if "cope" in job.folder.parts or sum(not one.done() for one in self.held) >= 2:
-                self.refused += 1
-                raise RuntimeError("submit limit")
-            self.held.append(super().start(job))
-            return self.held[-1]
+    def start(self, job):
+        self.tries += 1
+        if self.tries <= self._first or sum(not one.done() for one in self.held) >= 2:
+            raise RuntimeError("submit limit")
+        self.held.append(super().start(job))
+        return self.held[-1]
 
-    engine = Limited(5, lambda job, stopped: time.sleep(0.1))
-    engine.held = []
-    cells = [Cell("quick", "rope", seed) for seed in range(6)] + [Cell("quick", "cope")]
-    assert drive(list(jobs_of(cells, tmp_path)), engine, {}) is None
-    told = capsys.readouterr().err
-    assert told.count(": finished") == 6
-    assert told.count("quick, cope, seed 0: lost (RuntimeError: submit limit)") == 1
-    assert engine.refused < 8
+
+@pytest.mark.parametrize("first_refusals", [0, 5])
+def test_cells_that_an_engine_refuses_are_tried_again(first_refusals, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(driving, "PAUSES", (0.01, 0.02, 0.04, 0.08, 0.09))
+    engine = Limited(first_refusals)
+    assert drive(list(jobs_of([Cell("quick", "rope", seed) for seed in range(6)], tmp_path)), engine, {}) is None
+    assert capsys.readouterr().err.count(": finished") == 6
+    assert first_refusals + 6 < engine.tries < first_refusals + 30
+
+
+def test_an_engine_that_refuses_everything_ends_the_command(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(driving, "PAUSES", (0.01, 0.02))
+    engine = Limited(1_000_000)
+    began = time.monotonic()
+    assert drive(list(jobs_of([Cell("quick", "rope", seed) for seed in range(6)], tmp_path)), engine, {}) is None
+    assert time.monotonic() - began < 5
+    assert "the engine refuses the other 6 cells: RuntimeError: submit limit" in capsys.readouterr().err
+    assert engine.tries == 3
+
+
+def test_the_time_that_is_left_counts_all_slots(monkeypatch):
+    """Two of ten cells, ten seconds each, have ended after ten seconds, and two more have run for five."""
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    view = driving._View(10, {}, 2)
+    view._began, view._done = 85.0, 2
+    assert view._left([(None, None, 95.0), (None, None, 95.0)]) == ", 00:35 left"
 
 
 def test_a_signal_stops_cells_and_starts_no_more(tmp_path):

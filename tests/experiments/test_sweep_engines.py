@@ -149,7 +149,7 @@ def test_a_full_disk(grid, one_after_the_other, tmp_path):
         pytest.skip("this machine cannot mount a small disk")
     try:
         full = subprocess.run(command(grid, disk / "run"), cwd=ROOT, capture_output=True, text=True)
-        assert full.returncode in (1, 2)
+        assert full.returncode in (1, 4)  # the last write, of the results, may fit or not
         assert "Traceback" not in full.stderr
         assert "No space left on device" in full.stderr
         subprocess.run(["mount", "-o", "remount,size=500m", disk], check=True)
@@ -179,7 +179,7 @@ def test_another_engine_resumes(grid, one_after_the_other, tmp_path):
     cells = reading.read(str(grid))
     assert drive(list(jobs_of(cells[:2], tmp_path / "run", cores=1)), engines.Local(2), {}) is None
     pytest.importorskip("submitit", reason="submitit is an extra")
-    flags = ("--engine=slurm", "--resources=cluster=local")
+    flags = ("--engine=slurm", "--resources=cluster=local", "--jobs=3")
     assert sweep(grid, tmp_path / "run", *flags) == one_after_the_other
 
 
