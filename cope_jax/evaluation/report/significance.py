@@ -103,17 +103,16 @@ def differences(
     """Compares all pairs of encodings; `errors` maps an encoding and a seed to an error, as in `difference`.
 
     Differences are shown if their false discovery rate is at most 5 % (Benjamini & Yekutieli): of all differences that
-    are shown, at most one in twenty is expected to be due to chance.
+    are shown, at most one in twenty is expected to be due to chance. Pairs with too few seeds are not among them.
     """
     pairs = list(itertools.combinations(errors, 2))
     found = [difference(errors[first], errors[second], examples) for first, second in pairs]
-    if not found:
-        return {}
-    corrected = stats.false_discovery_control([one.p for one in found], method="by")
-    return {
-        pair: dataclasses.replace(one, shown=bool(p <= 1 - CONFIDENCE))
-        for pair, one, p in zip(pairs, found, corrected, strict=True)
-    }
+    tested = [i for i, one in enumerate(found) if math.isfinite(one.low)]
+    if tested:  # pairs that cannot be compared would only make the correction stricter
+        corrected = stats.false_discovery_control([found[i].p for i in tested], method="by")
+        for i, p in zip(tested, corrected, strict=True):
+            found[i] = dataclasses.replace(found[i], shown=bool(p <= 1 - CONFIDENCE))
+    return dict(zip(pairs, found, strict=True))
 
 
 def indistinguishable(errors: Mapping[str, Mapping[int, float]], examples: int | None = None) -> set[str]:

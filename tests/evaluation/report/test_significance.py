@@ -119,6 +119,14 @@ def test_the_correction_holds_for_dependent_differences(p, shown, monkeypatch):
     assert [one.shown for one in found.values()] == [shown] * 3
 
 
+def test_encodings_with_few_seeds_hide_no_difference():
+    errors = {"a": dict(enumerate([0.1, 0.12, 0.11])), "b": dict(enumerate([0.2, 0.23, 0.25]))}
+    p = significance.differences(errors)["a", "b"].p
+    assert p * 4 < 0.05 < p * 100
+    errors |= {f"few {i}": {0: 0.1, 1: 0.2} for i in range(20)}
+    assert significance.differences(errors)["a", "b"].shown
+
+
 def test_all_pairs_are_compared():
     errors = {
         name: {seed: base + seed / 50 for seed in range(5)} for name, base in zip("abc", (0, 0.3, 0.6), strict=True)
