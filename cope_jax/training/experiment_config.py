@@ -271,7 +271,7 @@ class ExperimentConfig:
         recipe = self.to_dict()
         del recipe["job"], recipe["paper"], recipe["training"]["readers"]
         if self.task.name in TASKS:
-            task_config = configure(TASKS.get(self.task.name).Config, self.task.options, self.task.name)
+            task_config: Any = configure(TASKS.get(self.task.name).Config, self.task.options, self.task.name)
             recipe["task"]["options"] = dataclasses.asdict(task_config)
         used = [name for name, _ in EncodingConfig.parse(self.encoding).parts] if with_encoding else []
         recipe["encodings"] = {
