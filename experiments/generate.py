@@ -10,6 +10,8 @@ docs/text.md.
 import dataclasses
 import io
 import json
+import math
+import re
 import sys
 import time
 from collections.abc import Iterator
@@ -81,6 +83,13 @@ def main() -> None:
     named = list(_prompts())
     if "" in _STOP.value:
         raise ConfigError("--stop is empty: give a text, or omit the flag")
+    if not math.isfinite(_TEMPERATURE.value):
+        raise ConfigError(f"--temperature must be a finite number, got {_TEMPERATURE.value}")
+    if _TOP_P.value is not None and not _TOP_P.value > 0:
+        raise ConfigError(f"--top_p must be above 0, got {_TOP_P.value}; to always take the best token, set --top_k=1")
+    if _OUT.value is not None:
+        with outputs.writing(Path(_OUT.value)):
+            Path(_OUT.value).open("a").close()  # so that an error comes before the model is loaded
     generator = text_model.load(Path(_MODEL.value), _MODEL_SEED.value)
     prompts = [(prompt, generator.codec.read(prompt, name).tolist()) for name, prompt in named]
     longest = max(len(tokens) for _, tokens in prompts) + len(generator.codec.begin) + _MAX_NEW_TOKENS.value - 1
@@ -166,21 +175,27 @@ def _show(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int
     rows: list[tuple[Continuation, str]] = []
     between = "\n" if start else ""
     for number, rows in enumerate(_rows(generator, batch, start, speed)):
-        print(rows[0][1] if number else f"{between}{_bold(batch[0][0])}{rows[0][1]}", end="", flush=True)
+        new = _visible(rows[0][1])
+        print(new if number else f"{between}{_bold(batch[0][0])}{new}", end="", flush=True)
     print(flush=True)  # before the speed, which goes to stderr
     for (prompt, _), (row, _) in list(zip(batch, rows, strict=True))[1:]:
-        print(f"\n{_bold(prompt)}{row.text}", flush=True)
+        print(f"\n{_bold(prompt)}{_visible(row.text)}", flush=True)
 
 
 def _bold(prompt: str) -> str:
     """The prompt, in bold if the output is a terminal."""
-    return f"\033[1m{prompt}\033[0m" if sys.stdout.isatty() else prompt
+    return f"\033[1m{_visible(prompt)}\033[0m" if sys.stdout.isatty() else prompt
+
+
+def _visible(text: str) -> str:
+    """The text, with control characters as escapes if the output is a terminal, which would obey them."""
+    if not sys.stdout.isatty():
+        return text
+    return re.sub(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]", lambda found: f"\\x{ord(found[0]):02x}", text)
 
 
 def _write(generator: text_model.TextGenerator, prompts: list[tuple[str, list[int]]], out: Path, speed: Speed) -> None:
     """Writes one JSON line for each prompt, batch by batch."""
-    with outputs.writing(out):
-        out.open("a").close()  # so that an error comes before sampling
     for start in range(0, len(prompts), _BATCH_SIZE.value):
         batch = prompts[start : start + _BATCH_SIZE.value]
         *_, rows = _rows(generator, batch, start, speed)

@@ -80,27 +80,42 @@ def load_elmo(options_path: str | Path, weights_path: str | Path) -> Elmo:
     graphdef, shapes = nnx.split(nnx.eval_shape(lambda: Elmo(config, rngs=nnx.Rngs(0))))
     model = nnx.merge(graphdef, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes))
     with _open(weights_path, "r") as file:
-        unread = _datasets(file)
-        for entry in _entries(model):
-            if entry.name not in file or not hasattr(file[entry.name], "shape"):
-                raise ConfigError(
-                    f"{weights_path} has no dataset {entry.name!r}, which {options_path} needs: use the two files of "
-                    "one model"
-                )
-            found, expected = file[entry.name].shape, entry.read().shape
-            if found != expected:
-                raise ConfigError(
-                    f"{weights_path}: {entry.name} has shape {list(found)}, but {options_path} needs {list(expected)}; "
-                    "use the two files of one model"
-                )
-            entry.write(np.asarray(file[entry.name], np.float32))
-            unread.discard(entry.name)
+        try:
+            _read_weights(model, file, weights_path, options_path)
+        except ConfigError:
+            raise
+        except (OSError, RuntimeError, KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"{weights_path} is damaged ({reason}): download it again") from error
+    return model
+
+
+def _read_weights(model: Elmo, file: Any, weights_path: str | Path, options_path: str | Path) -> None:
+    unread = _datasets(file)
+    for entry in _entries(model):
+        if entry.name not in unread:
+            raise ConfigError(
+                f"{weights_path} has no dataset {entry.name!r}, which {options_path} needs: use the two files of one "
+                "model"
+            )
+        dataset = file[entry.name]
+        if dataset.external or dataset.is_virtual:  # the bytes of any file could become weights
+            raise ConfigError(
+                f"{weights_path} has the data of {entry.name!r} in another file: use weights that are in one file"
+            )
+        found, expected = dataset.shape, entry.read().shape
+        if found != expected:
+            raise ConfigError(
+                f"{weights_path}: {entry.name} has shape {list(found or ())}, but {options_path} needs "
+                f"{list(expected)}; use the two files of one model"
+            )
+        entry.write(np.asarray(dataset, np.float32))
+        unread.discard(entry.name)
     if unread:
         raise ConfigError(
             f"{weights_path} has the dataset {min(unread)!r}, which is not in the model of {options_path} "
             f"({len(unread)} such datasets): use the two files of one model"
         )
-    return model
 
 
 def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -> None:

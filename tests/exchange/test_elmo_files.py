@@ -151,3 +151,74 @@ def test_files_that_are_none(files, tmp_path):
         save_elmo(model, tmp_path / "none" / "options.json", tmp_path / "weights.hdf5")
     with pytest.raises(ConfigError, match="cannot write the weights"):
         save_elmo(model, tmp_path / "options.json", tmp_path / "none" / "weights.hdf5")
+
+
+def replaced(weights, target, write):
+    """A copy of the weights in which `write` makes `char_embed` anew; it gets the file and the former values."""
+    target.write_bytes(weights.read_bytes())
+    with h5py.File(target, "r+") as file:
+        values = file["char_embed"][...]
+        del file["char_embed"]
+        write(file, values)
+    return target
+
+
+def external(file, values):
+    secret = Path(file.filename).with_name("secret")
+    secret.write_bytes(values.tobytes())
+    file.create_dataset("char_embed", values.shape, values.dtype, external=[(str(secret), 0, values.nbytes)])
+
+
+def virtual(file, values):
+    layout = h5py.VirtualLayout(values.shape, values.dtype)
+    layout[...] = h5py.VirtualSource(str(file.filename) + ".other", "x", values.shape)
+    file.create_virtual_dataset("char_embed", layout)
+
+
+def linked(kind):
+    def write(file, values):
+        file["x"] = values
+        path = str(file.filename) + ".other"
+        with h5py.File(path, "w") as other:
+            other["x"] = values
+        file["char_embed"] = h5py.SoftLink("/x") if kind == "soft" else h5py.ExternalLink(path, "x")
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("write", "message"),
+    [
+        (external, "has the data of 'char_embed' in another file"),
+        (virtual, "has the data of 'char_embed' in another file"),
+        (linked("soft"), "has no dataset 'char_embed'"),
+        (linked("external"), "has no dataset 'char_embed'"),
+        (lambda file, values: file.create_dataset("char_embed", values.shape, complex), "is damaged"),
+        (lambda file, values: file.create_dataset("char_embed", values.shape, h5py.string_dtype()), "is damaged"),
+        (lambda file, values: file.create_dataset("char_embed", dtype=h5py.Empty("f").dtype, shape=None), "has shape"),
+    ],
+    ids=["external", "virtual", "soft link", "external link", "complex", "text", "empty"],
+)
+def test_weights_that_are_elsewhere_or_no_numbers(files, tmp_path, write, message):
+    _, options, weights = files
+    with pytest.raises(ConfigError, match=message) as error:
+        load_elmo(options, replaced(weights, tmp_path / "weights.hdf5", write))
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_weights_are_one_line(files, tmp_path):
+    """Bytes that are flipped in the structure of the file, which begins it."""
+    _, options, weights = files
+    content, rng = weights.read_bytes(), np.random.default_rng(0)
+    damaged = 0
+    for _ in range(12):
+        changed_bytes = bytearray(content)
+        for place in rng.integers(len(content), size=40):
+            changed_bytes[place] ^= int(rng.integers(1, 256))
+        (tmp_path / "weights.hdf5").write_bytes(changed_bytes)
+        try:
+            load_elmo(options, tmp_path / "weights.hdf5")
+        except ConfigError as error:
+            damaged += 1
+            assert "\n" not in str(error)
+    assert damaged > 6

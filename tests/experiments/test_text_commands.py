@@ -123,6 +123,32 @@ def test_mistakes_are_one_line(start, runs, flags, message):
     assert (done.status, message in done.error) == (2, True), done.err
 
 
+@pytest.mark.parametrize(
+    "flag, message",
+    [
+        ("--temperature=nan", "--temperature must be a finite number, got nan"),
+        ("--top_p=0", "--top_p must be above 0, got 0.0"),
+        ("--out=nowhere/out", "cannot write to nowhere/out"),
+    ],
+)
+def test_flags_are_checked_before_the_model_is_read(start, flag, message):
+    done = start("generate", "--model=no_such_model", "--prompt=The", flag).wait()
+    assert (done.status, message in done.error) == (2, True), done.err
+
+
+def test_control_characters_do_not_reach_a_terminal(runs):
+    """Others get the text as it is."""
+    command = [sys.executable, "-m", "experiments.generate", f"--model={runs / 'bytes'}", "--max_new_tokens=1"]
+    screen, terminal = os.openpty()
+    command.append("--prompt=A\x1b]0;title\x07B")
+    done = subprocess.run(command, stdout=terminal, stderr=subprocess.PIPE, cwd=ROOT, text=True)
+    assert done.returncode == 0, done.stderr
+    assert b"A\\x1b]0;title\\x07B" in os.read(screen, 1000)
+    os.close(terminal)
+    os.close(screen)
+    assert "A\x1b]0;title\x07B" in subprocess.run(command, capture_output=True, cwd=ROOT, text=True).stdout
+
+
 def test_a_reader_that_has_seen_enough_and_a_terminal_without_letters_are_no_defects(runs):
     command = [sys.executable, "-m", "experiments.generate", f"--model={runs / 'bytes'}", "--prompt=Zwölf"]
     environment = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONPATH": str(ROOT)}
