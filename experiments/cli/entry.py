@@ -78,7 +78,8 @@ def _leave(status: int, line: str) -> NoReturn:
     several = jax.distributed.is_initialized()
     if several and jax.process_index() > 0:
         line = f"process {jax.process_index()}: {line}"
-    print(line, file=sys.stderr, flush=True)
+    with contextlib.suppress(OSError):  # the disk of the log may be full; the status still says what happened
+        print(line, file=sys.stderr, flush=True)
     if several and jax.process_index() == 0 and status == 2:
         time.sleep(_OTHERS)  # the others find the same mistake; JAX would abort them as soon as this process ends
     if several and status == 4:
@@ -98,7 +99,8 @@ def no_late_words() -> Iterator[None]:
     try:
         yield
     except SystemExit as left:
-        sys.stderr.flush()
+        with contextlib.suppress(OSError):
+            sys.stderr.flush()
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         if isinstance(left.__context__, KeyboardInterrupt) and not jax.distributed.is_initialized():
             with contextlib.suppress(OSError):  # the reader may be gone
@@ -136,6 +138,9 @@ def run(main: Callable[[], None]) -> None:
                 # other errors from reading a --config file and setting its fields
                 raise ConfigError(_one_line(error)) from error
 
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by who started the command
+            setattr(sys, name, open(os.devnull, "w"))
     keep_programs()
     logging.set_verbosity(logging.WARNING)
     # Orbax raises its errors and also logs them, with a traceback, from its own threads.

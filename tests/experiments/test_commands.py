@@ -164,6 +164,20 @@ def test_a_reader_that_has_seen_enough_is_no_defect():
         assert (process.stderr.read(), process.wait()) == (b"", 141)
 
 
+@pytest.mark.parametrize(
+    "command, status",
+    [
+        ("experiments.list >&- 2>&-", 0),
+        ("experiments.train --config=no_such --workdir=x 2>&-", 2),
+        ("experiments.train --config=no_such --workdir=x 2>/dev/full", 2),
+    ],
+)
+def test_closed_and_full_streams_change_no_status(command, status):
+    if "full" in command and not Path("/dev/full").exists():
+        pytest.skip("there is no /dev/full")
+    assert subprocess.run(f"{sys.executable} -m {command}", shell=True, cwd=ROOT).returncode == status
+
+
 def test_a_command_runs_as_a_module(tmp_path, config):
     command = [sys.executable, "-m", "experiments.train", f"--config={config}", f"--workdir={tmp_path}", "--seed=-1"]
     done = subprocess.run(command, capture_output=True, text=True)
