@@ -53,6 +53,7 @@ experiments/test_text_commands.py::test_a_file_of_prompts_becomes_one_of_continu
 experiments/test_text_commands.py::test_a_reader_that_has_seen_enough_and_a_terminal_without_letters_are_no_defects
 experiments/test_text_commands.py::test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not
 experiments/test_wrong_input.py::test_a_damaged_result_is_one_line_that_says_how_to_go_on\[null
+experiments/test_text_commands.py::test_control_characters_do_not_reach_a_terminal
 generation/test_decoding.py::test_a_stream_gives_the_tokens_of_generate\[1
 layers/test_recurrent_mixer.py::test_decoding_in_bfloat16_gives_what_the_whole_gives\[options
 models/test_decoder_oracle.py::test_gradients_equal_differences_of_the_oracle\[(plain|learned\]|rope|cope\]|post-norm|rms|wide|tape,)
@@ -60,6 +61,7 @@ models/test_decoder_oracle.py::test_logits_equal_the_oracle\[(plain|learned\]|ro
 models/test_decoder.py::test_forward_mode_and_hessian_vector_products\[cope
 models/test_tagger.py::test_dropout_is_on_the_input_between_the_layers_and_on_the_top\[(input|top)
 ops/test_interpolate.py::test_a_tpu_
+runs/test_warm_start.py::test_what_acts_at_once_is_measured\[(?!none|cope|rope|alibi|learned\]|fox)
 test_pages.py::test_python_runs_and_shows_what_the_comments_say\[docs/(own_code|attention)
 training/test_carry.py::test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give
 training/test_checkpoints.py::test_(a_single_bit|the_step_of_a_damaged|where_no_checkpoint)

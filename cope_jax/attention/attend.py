@@ -151,6 +151,8 @@ def attend(
     name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
     if name in ("blockwise", "fused") and implementation == "auto" and not encoding.splits_queries:
         name = "full"
+    if name == "full" and not k_BMGK.shape[1] and encoding.splits_queries:
+        name = "blockwise"  # it visits no block; the hooks of encodings may need a key
     if name not in (*IMPLEMENTATIONS, RING):
         raise unknown("attention implementation", implementation, [*IMPLEMENTATIONS, RING, "auto"])
     if (sequence_axis is None) == (name == RING):

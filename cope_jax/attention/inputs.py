@@ -92,6 +92,10 @@ def prepare(
     k_positions = k_indices[None] if k_positions is None else k_positions
     if (q_segment_ids is None) != (k_segment_ids is None):
         raise ConfigError("q_segment_ids and k_segment_ids belong together: give both, or neither")
+    q_positions, k_positions, q_segment_ids, k_segment_ids = (
+        np.asarray(ids) if isinstance(ids, list | tuple) else ids
+        for ids in (q_positions, k_positions, q_segment_ids, k_segment_ids)
+    )
     for name, array, size in [
         ("q_positions", q_positions, length),
         ("k_positions", k_positions, keys),
@@ -100,13 +104,15 @@ def prepare(
     ]:
         if array is not None and (array.ndim != 2 or array.shape[0] not in (1, len(q_BLHK)) or array.shape[1] != size):
             raise ConfigError(f"{name} must have shape [{len(q_BLHK)}, {size}], got {list(array.shape)}")
+        if array is not None and not jnp.issubdtype(array.dtype, jnp.integer):
+            raise ConfigError(f"{name} must be integers, got {array.dtype}")
     given = None if mask is None else _check_mask(mask, (len(q_BLHK), 1, length, keys))
     if given is not None and not encoding.takes_masks:
         raise ConfigError("this encoding needs an unbroken run of keys: leave mask out, or choose another encoding")
-    if not 0 <= dropout_rate < 1:
-        raise ConfigError(f"dropout_rate must lie in [0, 1), got {dropout_rate}")
-    if window is not None and window < 1:
-        raise ConfigError(f"window must be at least 1, got {window}")
+    if not 0 <= dropout_rate < 1 - 2**-32:  # a weight is dropped by 32 random bits
+        raise ConfigError(f"dropout_rate must be at least 0 and less than 1 - 2**-32, got {dropout_rate}")
+    if window is not None and (isinstance(window, bool) or not isinstance(window, int | np.integer) or window < 1):
+        raise ConfigError(f"window must be an integer of at least 1, got {window}")
     if features is None:
         features = features_of(encoding, None, q_BLHK, k_BMGK, v_BMGK, None, k_segment_ids)[0]
     if length > keys and (jax.tree.leaves(features) or encoding.sink_value == "own"):
@@ -158,6 +164,9 @@ def _check_shapes(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
     shapes = f"got q {list(q_BLHK.shape)}, k {list(k_BMGK.shape)}, v {list(v_BMGK.shape)}"
     if not q_BLHK.ndim == k_BMGK.ndim == v_BMGK.ndim == 4:
         raise ConfigError(f"attend needs 4 axes each, q [B, L, H, K] and k, v [B, M, G, K], but {shapes}")
+    for name, array in (("q", q_BLHK), ("k", k_BMGK), ("v", v_BMGK)):
+        if not jnp.issubdtype(array.dtype, jnp.floating):
+            raise ConfigError(f"attend needs floating-point numbers, but {name} has {array.dtype}: convert {name}")
     same_keys = k_BMGK.shape[:3] == v_BMGK.shape[:3]
     if q_BLHK.shape[0] != k_BMGK.shape[0] or q_BLHK.shape[3] != k_BMGK.shape[3] or not same_keys:
         raise ConfigError(

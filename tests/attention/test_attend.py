@@ -228,6 +228,25 @@ def test_features_are_of_these_queries_keys_and_values():
     np.testing.assert_allclose(out, np.einsum("bhlm,bmhk->blhk", weights, np.repeat(v, 2, 2)), rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["cope", "cope_signed"])
+@pytest.mark.parametrize("implementation", ["full", "blockwise", "auto"])
+def test_without_keys_the_output_is_zero(name, implementation):
+    q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
+    encoding = encodings.create(name, num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    out = attend(q, k[:, :0], v[:, :0], encoding=encoding, causal=False, implementation=implementation)
+    assert out.shape == (2, 6, 4, 4) and not out.any()
+
+
+def test_positions_and_segments_may_be_lists():
+    q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
+    encoding = encodings.create("rope", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    lists = dict(q_positions=[[0, 1, 2, 0, 1, 2]], k_positions=[[0, 1, 2, 0, 1, 2]])
+    lists |= dict(q_segment_ids=[[0, 0, 0, 1, 1, 1]], k_segment_ids=[[0, 0, 0, 1, 1, 1]])
+    arrays = {name: np.array(ids, np.int32) for name, ids in lists.items()}
+    both = [attend(q, k, v, encoding=encoding, **given) for given in (lists, arrays)]
+    np.testing.assert_array_equal(*both)
+
+
 def ones(*shape):
     return jnp.ones(shape)
 
@@ -251,6 +270,11 @@ MISTAKES = {
         "encoding='rope' is not an encoding: create",
     ),
     "window": (dict(window=0), "at least 1"),
+    "half a window": (dict(window=2.5), "window must be an integer of at least 1, got 2.5"),
+    "a switch as window": (dict(window=True), "window must be an integer of at least 1, got True"),
+    "whole numbers": (dict(v=jnp.ones((2, 6, 2, 4), jnp.int32)), "but v has int32: convert v"),
+    "fractions as positions": (dict(q_positions=np.arange(6.0)[None]), "q_positions must be integers, got float64"),
+    "rate that rounds to 1": (dict(dropout_rate=1 - 1e-10, dropout_key=jax.random.key(0)), "dropout_rate"),
     "rate": (dict(dropout_rate=1.0, dropout_key=jax.random.key(0)), "dropout_rate"),
     "negative rate": (dict(dropout_rate=-0.1), "dropout_rate"),
     "one segment ids": (dict(q_segment_ids=np.zeros((2, 6), np.int32)), "both"),
