@@ -92,9 +92,8 @@ def prepare(
     k_positions = k_indices[None] if k_positions is None else k_positions
     if (q_segment_ids is None) != (k_segment_ids is None):
         raise ConfigError("q_segment_ids and k_segment_ids belong together: give both, or neither")
-    q_positions, k_positions, q_segment_ids, k_segment_ids = (
-        np.asarray(ids) if isinstance(ids, list | tuple) else ids
-        for ids in (q_positions, k_positions, q_segment_ids, k_segment_ids)
+    q_positions, k_positions, q_segment_ids, k_segment_ids = map(
+        _as_array, (q_positions, k_positions, q_segment_ids, k_segment_ids)
     )
     for name, array, size in [
         ("q_positions", q_positions, length),
@@ -132,6 +131,10 @@ def prepare(
     drop = Dropout.create(dropout_key, dropout_rate, q_BLHK.shape[0], q_BLHK.shape[2])
     q_features, k_features = jax.tree.map(head_major, (q_features, features))
     return Inputs(q, rotated_q, rotated_k, v, q_v, q_features, k_features, q_positions, k_positions, visible, drop)
+
+
+def _as_array(ids: Any) -> Any:
+    return np.asarray(ids) if isinstance(ids, list | tuple) else ids
 
 
 def head_major(x: Array) -> Array:
