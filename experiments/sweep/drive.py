@@ -64,6 +64,7 @@ def drive(jobs: Sequence[tuple[Cell, Job]], engine: Engine, expected: dict[Cell,
                     time.sleep(min(SECONDS, max(0.0, next_try - time.monotonic())))
                 for ended in [one for one in running if one.done()]:
                     cell, _, began = running.pop(ended)
+                    refusals, next_try = 0, 0.0  # what it held is free
                     view.end(cell, _outcome(ended), time.monotonic() - began, asked)
                 view.show(running.values())
                 if stop.number is not None and not asked:

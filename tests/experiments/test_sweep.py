@@ -288,6 +288,27 @@ def test_cells_that_an_engine_refuses_are_tried_again(first_refusals, tmp_path, 
     assert first_refusals + 6 < engine.tries < first_refusals + 30
 
 
+def test_refusals_while_cells_run_and_refusals_of_other_cells_do_not_add_up(tmp_path, capsys, monkeypatch):
+    """One cell runs at a time, and each is refused twice first; a third refusal in a row would be the last."""
+    monkeypatch.setattr(driving, "PAUSES", (0.01, 0.02))
+    monkeypatch.setattr(driving, "SECONDS", 0.01)
+
+    class Reluctant(Limited):
+        def start(self, job):
+            self.tries += 1
+            if any(not one.done() for one in self.held) or self.refused.setdefault(job.folder, 0) < 2:
+                self.refused[job.folder] = self.refused.get(job.folder, 0) + all(one.done() for one in self.held)
+                raise RuntimeError("submit limit")
+            self.held.append(engines.Local.start(self, job))
+            return self.held[-1]
+
+    engine = Reluctant(0)
+    engine.refused = {}
+    assert drive(list(jobs_of([Cell("quick", "rope", seed) for seed in range(3)], tmp_path)), engine, {}) is None
+    assert capsys.readouterr().err.count(": finished") == 3
+    assert engine.tries > 9, "some refusals are while a cell runs"
+
+
 def test_an_engine_that_refuses_everything_ends_the_command(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(driving, "PAUSES", (0.01, 0.02))
     engine = Limited(1_000_000)
