@@ -25,6 +25,11 @@ def cache_folder() -> Path | None:
         return None
 
 
+def in_bucket(path: epath.PathLike) -> bool:
+    """Whether a path names an object in a bucket, such as `gs://bucket/folder`, and not a file of this machine."""
+    return "://" in os.fspath(path)
+
+
 def read_bytes(path: epath.PathLike) -> bytes:
     """The content of a file, decompressed if its name ends in `.gz`.
 

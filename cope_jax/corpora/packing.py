@@ -108,6 +108,23 @@ def lay_out(tokens: np.ndarray, pieces: Pieces, rows: Sequence[Sequence[int]], w
     return fields
 
 
+def arrange(entries: TokenStream, length: int, packing: Packing) -> tuple[Pieces, np.ndarray]:
+    """Decides which pieces of a stream form its examples: see `Packed`.
+
+    Returns:
+      The pieces in the order of the examples, and `[examples + 1]`, the first piece of each example and their number.
+
+    Raises:
+      ConfigError: `length` is less than 1.
+    """
+    check_at_least(1, "packing", length=length)
+    bounds = entries.bounds if packing == "documents" else np.array([0, len(entries)])
+    pieces = cut(bounds, length, length)
+    rows = fit(pieces.sizes.tolist(), length) if packing == "documents" else [[n] for n in range(len(pieces.sizes))]
+    order = np.array([piece for row in rows for piece in row], np.int64)
+    return Pieces(*(field[order] for field in pieces)), np.cumsum([0, *map(len, rows)])
+
+
 class Packed:
     """Cuts a `TokenStream` into examples of length L.
 
@@ -126,14 +143,8 @@ class Packed:
     """
 
     def __init__(self, entries: TokenStream, length: int, packing: Packing, *, every: bool):
-        check_at_least(1, "packing", length=length)
         self._entries, self._length, self._packing, self._every = entries, length, packing, every
-        bounds = entries.bounds if packing == "documents" else np.array([0, len(entries)])
-        pieces = cut(bounds, length, length)
-        rows = fit(pieces.sizes.tolist(), length) if packing == "documents" else [[n] for n in range(len(pieces.sizes))]
-        order = np.array([piece for row in rows for piece in row], np.int64)
-        self._pieces = Pieces(*(field[order] for field in pieces))
-        self._rows = np.cumsum([0, *map(len, rows)])
+        self._pieces, self._rows = arrange(entries, length, packing)
 
     def __len__(self) -> int:
         return len(self._rows) - 1

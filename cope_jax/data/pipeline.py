@@ -3,6 +3,7 @@
 Batches depend on seeds only, not on timing: Grain's prefetching threads keep the order.
 """
 
+import functools
 import sys
 import zlib
 from collections.abc import Sequence
@@ -12,7 +13,7 @@ import numpy as np
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.stored import StoredTask
+from cope_jax.tasks.stored import Blocks, StoredTask
 from cope_jax.tasks.task import Batch, Task
 
 _AHEAD = 4  # batches that each reader may be ahead
@@ -84,7 +85,8 @@ def train_iterator(
         source, mixture = _examples(task, "train", examples, data_seed, data_dir)
         if mixture and examples is not None:
             raise ConfigError(f"{task.name} samples a mixture by its weights: do not set training.examples")
-        shuffled = _shuffled(source, mixture, shuffle_seed)
+        stored = task.blocks("train") if isinstance(task, StoredTask) and data_dir is None else None
+        shuffled = _shuffled(source, mixture, stored, shuffle_seed)
 
         def gathered(i: int) -> Batch:
             found = [shuffled[i * batch_size + row] for row in rows]
@@ -127,20 +129,64 @@ def evaluation_batches(
     ]
 
 
-def _shuffled(whole: grain.MapDataset, mixture: Sequence[tuple[float, range]], seed: int) -> grain.MapDataset:
+def _shuffled(
+    whole: grain.MapDataset, mixture: Sequence[tuple[float, range]], stored: Blocks | None, seed: int
+) -> grain.MapDataset:
     """Returns endless examples, in an order that changes with each epoch.
 
     The parts of a mixture alternate in proportion to their weights.
     """
     # Grain shuffles epoch e by seed + e. Without hashing, seed 1 would see the epochs of seed 0, one epoch early.
     seeds = np.random.SeedSequence(seed).generate_state(max(1, len(mixture))).tolist()
-    if not mixture:
-        return whole.shuffle(seeds[0]).repeat()
-    parts = [
-        whole.slice(slice(indices.start, indices.stop)).shuffle(seed).repeat()
-        for seed, (_, indices) in zip(seeds, mixture, strict=True)
-    ]
-    return grain.MapDataset.mix(parts, [weight for weight, _ in mixture])
+    ranges = [indices for _, indices in mixture] or [range(len(whole))]
+    if stored is None:
+        parts = [
+            whole.slice(slice(indices.start, indices.stop)).shuffle(seed).repeat()
+            for indices, seed in zip(ranges, seeds, strict=True)
+        ]
+    else:
+        orders = [
+            WindowOrder([block for block in stored.ranges if block.start in indices], stored.window, seed)
+            for indices, seed in zip(ranges, seeds, strict=True)
+        ]
+        parts = [grain.MapDataset.range(_ENDLESS).map(order.__getitem__).map(whole.__getitem__) for order in orders]
+    return grain.MapDataset.mix(parts, [weight for weight, _ in mixture]) if mixture else parts[0]
+
+
+class WindowOrder:
+    """An endless order of examples that are stored in blocks. Neighbours in the order are in few blocks.
+
+    In each epoch, the blocks have a random order. Then each run of `window` examples is shuffled; a window may span
+    several blocks. Every example comes once in an epoch. Item i depends only on the arguments and i.
+
+    >>> order = WindowOrder([range(0, 3), range(3, 6)], window=3, seed=0)
+    >>> [order[i] for i in range(6)], [order[i] for i in range(6, 12)]
+    ([2, 0, 1, 4, 5, 3], [2, 0, 1, 3, 4, 5])
+    """
+
+    def __init__(self, blocks: Sequence[range], window: int, seed: int):
+        self._blocks, self._window, self._seed = blocks, window, seed
+        self._size = sum(map(len, blocks))
+        # Grain's threads read a few windows at a time, and the last of an epoch together with the first of the next.
+        self._epoch = functools.lru_cache(maxsize=2)(self._blocks_of)
+        self._places = functools.lru_cache(maxsize=4)(self._shuffled_window)
+
+    def __getitem__(self, index: int) -> int:
+        epoch, place = divmod(index, self._size)
+        number, within = divmod(place, self._window)
+        order, ends = self._epoch(epoch)
+        place = number * self._window + int(self._places(epoch, number)[within])
+        block = int(np.searchsorted(ends, place, side="right"))
+        chosen = self._blocks[order[block]]
+        return chosen[place - int(ends[block])]  # negative: counted from the end of the block
+
+    def _blocks_of(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
+        order = np.random.default_rng([self._seed, epoch]).permutation(len(self._blocks))
+        return order, np.cumsum([len(self._blocks[block]) for block in order])
+
+    def _shuffled_window(self, epoch: int, number: int) -> np.ndarray:
+        size = min(self._window, self._size - number * self._window)
+        return np.random.default_rng([self._seed, epoch, number]).permutation(size)
 
 
 def _examples(

@@ -1,18 +1,34 @@
 """Base classes of tasks whose examples are stored in files, so each split has a fixed number of examples."""
 
 import abc
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from cope_jax.corpora.baselines import unigram_cross_entropy, unigram_probabilities
 from cope_jax.corpora.packing import TokenStream
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.streams import Stream, drawn, first, windows
 from cope_jax.corpora.text_units import Counts
+from cope_jax.errors import ConfigError
 from cope_jax.tasks.task import Baseline, Batch, Task
+from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.tokenizer import Codec, Tokenizer
 from cope_jax.tokenizers.word_level import Vocabulary
+
+
+class Blocks(NamedTuple):
+    """How the examples of a split are stored.
+
+    Attributes:
+      ranges: the indices of the examples in each file.
+      window: the number of examples that training shuffles at a time.
+    """
+
+    ranges: Sequence[range]
+    window: int
 
 
 class StoredTask(Task):
@@ -26,8 +42,23 @@ class StoredTask(Task):
     def take(self, split: str, indices: np.ndarray) -> Batch:
         """The examples of a split at `indices`; indices count examples in the order of the file."""
 
+    def blocks(self, split: str) -> Blocks | None:
+        """How the examples are stored, if reading them in random order is slow. Training then shuffles within windows.
+
+        None means that any order is fast.
+        """
+        del split
+        return None
+
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        return self.take(split, drawn(rng, n, self.size(split)))
+        mixture = self.mixture(split)
+        if not mixture:
+            return self.take(split, drawn(rng, n, self.size(split)))
+        weights = np.array([weight for weight, _ in mixture])
+        if n < 0:
+            raise ConfigError(f"the number of examples must be at least 0, got {n}")
+        parts = [mixture[part][1] for part in rng.choice(len(mixture), n, p=weights / weights.sum())]
+        return self.take(split, np.array([rng.integers(part.start, part.stop) for part in parts], np.int64))
 
     def dataset(self, split: str, n: int, seed: int = 0) -> Batch:
         return self.take(split, first(n, self.size(split), f"the split {split!r} of {self.name}"))
@@ -37,10 +68,13 @@ class TextTask(StoredTask):
     """Base class of tasks on running text: the entire text of a split can be read in any windows.
 
     Attributes:
+      tokenizer: learned from the training text, or loaded.
       window_length: L, the number of tokens in a training window.
       crosses_documents: whether a window may go from one document into the next.
     """
 
+    other_metrics = ("token_perplexity", "bits_per_byte")
+    tokenizer: Tokenizer
     window_length: int
     crosses_documents: bool
 
@@ -50,7 +84,44 @@ class TextTask(StoredTask):
 
     @abc.abstractmethod
     def counts(self, split: str) -> Counts:
-        """The number of tokens, words and bytes in the text of a split."""
+        """The number of tokens, words and bytes of a split's text, without the ends that only training predicts."""
+
+    def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Adds perplexities and bits per byte; drops `sequence_error`, because a window is not a sequence."""
+        counts = self.counts(split)
+        own = {name: value for name, value in metrics.items() if name != "sequence_error"}
+        return own | counts.per_unit(metrics["loss"] * counts.tokens)
+
+    def codec(self) -> Codec:
+        return Codec.of(self.tokenizer)
+
+    def encode(self, text: str) -> np.ndarray:
+        """The int32 tokens of a text, with no token before or after it."""
+        return self.tokenizer.encode([text])[0]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Tokens as text. Raises ConfigError if a token is not in the vocabulary."""
+        numbers = np.array(list(tokens), np.int32)
+        for number in numbers[(numbers < 0) | (numbers >= self.vocab_size)]:
+            raise ConfigError(
+                f"token {number} is not in the vocabulary of {self.vocab_size} tokens: give the vocabulary of the text"
+            )
+        return self.tokenizer.decode(numbers)
+
+    def saved_files(self) -> dict[str, str]:
+        return {self.tokenizer.file: self.tokenizer.text}
+
+    def same_saved_files(self, folder: epath.PathLike) -> bool | None:
+        found = loading.find(folder)
+        return None if found is None else loading.same(found, self.tokenizer)
+
+    @classmethod
+    def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
+        kind = options.get("tokenizer", getattr(cls.Config, "tokenizer", "bpe"))
+        file = epath.Path(folder) / loading.FILES.get(kind, "")
+        if kind not in loading.FILES or not file.exists():
+            return dict(options)
+        return {**options, "vocab": str(file)}
 
 
 class WordTask(StoredTask):

@@ -22,7 +22,7 @@ from cope_jax.registry import check_at_least, check_choices, unknown
 from cope_jax.tasks.stored import TextTask
 from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.tokenizer import Codec, Tokenizer
+from cope_jax.tokenizers.tokenizer import Tokenizer
 
 _SOURCES = "corpus.json"
 
@@ -98,7 +98,6 @@ class Text(TextTask):
             )
 
     sweep_label = "length of the context"
-    other_metrics = ("token_perplexity", "bits_per_byte")
     packable = True
 
     def __init__(self, config: Config):
@@ -137,23 +136,8 @@ class Text(TextTask):
             return ()
         return tuple(zip(self._corpora.weights, self._examples(split).ranges, strict=True))
 
-    def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        mixture = self.mixture(split)
-        if not mixture:
-            return super().sample(rng, n, split)
-        weights = np.array([weight for weight, _ in mixture])
-        check(n >= 0, f"the number of examples must be at least 0, got {n}")
-        parts = [mixture[part][1] for part in rng.choice(len(mixture), n, p=weights / weights.sum())]
-        return self.take(split, np.array([rng.integers(part.start, part.stop) for part in parts], np.int64))
-
     def take(self, split: str, indices: np.ndarray) -> Batch:
         return self._examples(split).take(indices)
-
-    def reported_metrics(self, split: str, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Adds perplexities and bits per byte; drops `sequence_error`, because a window is not a sequence."""
-        counts = self.counts(split)
-        own = {name: value for name, value in metrics.items() if name != "sequence_error"}
-        return own | counts.per_unit(metrics["loss"] * counts.tokens)
 
     def counts(self, split: str) -> Counts:
         """The `Counts` of a split's text without the added `end`s of documents, which only training predicts."""
@@ -162,33 +146,10 @@ class Text(TextTask):
     def token_streams(self, split: str) -> list[TokenStream]:
         return self._text(self._parse(split)[0])[0]
 
-    def codec(self) -> Codec:
-        return Codec.of(self.tokenizer)
-
-    def encode(self, text: str) -> np.ndarray:
-        """The int32 tokens of a text, with no token before or after it."""
-        return self.tokenizer.encode([text])[0]
-
-    def decode(self, tokens: Iterable[int]) -> str:
-        """Tokens as text. Raises ConfigError if a token is not in the vocabulary."""
-        numbers = np.array(list(tokens), np.int32)
-        for number in numbers[(numbers < 0) | (numbers >= self.vocab_size)]:
-            raise ConfigError(
-                f"token {number} is not in the vocabulary of {self.vocab_size} tokens: give the vocabulary of the text"
-            )
-        return self.tokenizer.decode(numbers)
-
     def origin(self) -> str:
         found = self._corpora.fingerprint("train")
         size = f"{found['documents']:,} documents of {found['bytes']:,} bytes to train on"
         return f"{self.config.corpus} from {self._corpora.place}: {size}"
-
-    def saved_files(self) -> dict[str, str]:
-        return {self.tokenizer.file: self.tokenizer.text}
-
-    def same_saved_files(self, folder: epath.PathLike) -> bool | None:
-        found = loading.find(folder)
-        return None if found is None else loading.same(found, self.tokenizer)
 
     def data_digest(self) -> dict[str, str]:
         found = {split: self._corpora.fingerprint(split) for split in SPLITS}
@@ -211,11 +172,8 @@ class Text(TextTask):
 
     @classmethod
     def with_saved_files(cls, options: Mapping[str, Any], folder: epath.PathLike) -> dict[str, Any]:
-        kind = options.get("tokenizer", cls.Config.tokenizer)
-        file = epath.Path(folder) / loading.FILES.get(kind, "")
-        if kind not in loading.FILES or not file.exists():
-            return dict(options)
-        return {**options, "vocab": str(file), "vocab_size": None}
+        loaded = super().with_saved_files(options, folder)
+        return loaded if loaded == options else {**loaded, "vocab_size": None}
 
     def _parse(self, split: str) -> tuple[str, int]:
         """The split of the text and the length of the windows that the name `split` means."""

@@ -1,10 +1,12 @@
-r"""Writes the examples of a task as a TFDS dataset, for `--config.training.data_dir` and for other programs.
+r"""Writes text as shards of tokens for the task `shards`, or the examples of a task as a TFDS dataset.
 
+python -m experiments.export --input='gs://BUCKET/web/*.parquet' --vocab=GPT2 --length=1024 --out=gs://BUCKET/shards
+python -m experiments.export --corpus=wikitext-103-raw --corpus_dir=DATA --vocab=GPT2 --length=1024 --out=DIR
 python -m experiments.export --task=counting --options=num_variables=3 \
     --sizes=train=10000,in_distribution=1000 --out=DIR
-python -m experiments.export --task=text --options="data_dir='DATA',corpus='wikitext-2',vocab_size=4096" --out=DIR
 
-Text is written as tokens, together with its tokenizer.
+The first two write shards. They can be killed and run again, and `--shard=I/N` divides the work over N hosts. The last
+one writes a dataset for `--config.training.data_dir` and for other programs.
 """
 
 import ast
@@ -12,26 +14,52 @@ import contextlib
 import io
 from typing import Any
 
-import tensorflow_datasets as tfds
 from absl import flags
 
 from cope_jax import tasks
-from cope_jax.data import tfds_builder
+from cope_jax.corpora import document_files
+from cope_jax.corpora.export_sources import Corpus, Files
+from cope_jax.corpora.shards import Manifest
+from cope_jax.data.shard_export import Vocabulary, export
+from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError
+from cope_jax.runs.workers import cores
 from experiments.cli import entry, outputs
 
-_TASK = flags.DEFINE_string("task", None, "Name of the task whose examples to write (required).", required=True)
-_OPTIONS = flags.DEFINE_string(
-    "options", "", "Options of the task, as name=value,name=value; without this flag, each option has its default."
-)
-_SIZES = flags.DEFINE_string(
-    "sizes",
-    "",
-    "Number of examples per split, as split=number,split=number. Without this flag, all examples of a task with a "
-    "fixed size, such as text, are written; other tasks need this flag.",
-)
-_DATA_SEED = flags.DEFINE_integer("data_seed", 0, "Random seed of the examples.")
-_OUT = flags.DEFINE_string("out", None, "Folder to write to (required).", required=True)
+_OUT = flags.DEFINE_string("out", None, "Folder to write to (required); shards may go to a bucket.", required=True)
+_INPUT = flags.DEFINE_list("input", [], "Files of text to export as shards: paths or globs of .txt, .jsonl, .parquet.")
+_CORPUS = flags.DEFINE_string("corpus", None, "Corpus or mixture to export as shards, as in the task text.")
+_TASK = flags.DEFINE_string("task", None, "Name of the task whose examples to write.")
+
+_SHARDS: dict[str, Any] = {
+    "corpus_dir": flags.DEFINE_string("corpus_dir", None, "Folder of --corpus; None means the built-in sample."),
+    "globs": flags.DEFINE_list("globs", [], "Patterns that choose the files of --corpus=files or --corpus=code."),
+    "text_field": flags.DEFINE_string("text_field", "text", "Field of a record of .jsonl or .parquet with its text."),
+    "held_out": flags.DEFINE_float("held_out", 0.001, "Share of the documents of --input in validation, and in test."),
+    "tokenizer": flags.DEFINE_enum("tokenizer", "bpe", ["bpe", "words", "bytes"], "Kind of the tokenizer."),
+    "vocab": flags.DEFINE_string("vocab", None, "Path of a tokenizer to load; without it, one is learned."),
+    "vocab_size": flags.DEFINE_integer("vocab_size", None, "Size of a learned vocabulary.", lower_bound=1),
+    "sample": flags.DEFINE_integer("sample", 100_000_000, "Characters to learn a vocabulary from.", lower_bound=1),
+    "length": flags.DEFINE_integer("length", 1024, "Number of tokens of an example.", lower_bound=1),
+    "packing": flags.DEFINE_enum("packing", "stream", ["stream", "documents"], "How documents fill examples."),
+    "shard_tokens": flags.DEFINE_integer(
+        "shard_tokens", 1 << 24, "Tokens after which a shard ends; a process holds one shard in memory.", lower_bound=1
+    ),
+    "shard": flags.DEFINE_string("shard", "0/1", "I/N: write the part I of N, counted from 0, on each of N hosts."),
+    "workers": flags.DEFINE_integer("workers", None, "Number of processes; None means all cores.", lower_bound=1),
+}
+_DATASET: dict[str, Any] = {
+    "options": flags.DEFINE_string(
+        "options", "", "Options of the task, as name=value,name=value; without this flag, each option has its default."
+    ),
+    "sizes": flags.DEFINE_string(
+        "sizes",
+        "",
+        "Number of examples per split, as split=number,split=number. Without this flag, all examples of a task with a "
+        "fixed size, such as text, are written; other tasks need this flag.",
+    ),
+    "data_seed": flags.DEFINE_integer("data_seed", 0, "Random seed of the examples."),
+}
 entry.renamed("data_dir", "out")
 entry.renamed("seed", "data_seed")
 
@@ -51,14 +79,74 @@ def parse_assignments(text: str, what: str) -> dict[str, Any]:
         raise ConfigError(f"--{what} must look like name=value,name=value, got {text!r}") from None
 
 
-def main() -> None:
-    """Writes the dataset and prints its folder."""
-    task = tasks.create(_TASK.value, **parse_assignments(_OPTIONS.value, "options"))
-    sizes = parse_assignments(_SIZES.value, "sizes")
+def parse_part(text: str) -> tuple[int, int]:
+    """Reads `I/N`.
+
+    >>> parse_part("3/8")
+    (3, 8)
+    """
+    index, slash, parts = text.partition("/")
+    if not (slash and index.isdecimal() and parts.isdecimal() and int(index) < int(parts)):
+        raise ConfigError(f"--shard must look like 0/8, with the first number less than the second, got {text!r}")
+    return int(index), int(parts)
+
+
+def _write_shards() -> None:
+    flag = {name: holder.value for name, holder in _SHARDS.items()}
+    source: Files | Corpus
+    if _INPUT.value:
+        source = Files(tuple(document_files.find(_INPUT.value)), flag["text_field"], flag["held_out"])
+    else:
+        source = Corpus(_CORPUS.value or "", flag["corpus_dir"], tuple(flag["globs"]))
+    vocabulary = Vocabulary(flag["tokenizer"], flag["vocab"], flag["vocab_size"], flag["sample"])
+    options = Options(flag["length"], flag["packing"], flag["shard_tokens"])
+    with outputs.writing(_OUT.value):
+        manifest = export(
+            source,
+            _OUT.value,
+            vocabulary,
+            options,
+            part=parse_part(flag["shard"]),
+            workers=flag["workers"] or cores(),
+        )
+    if manifest is None:
+        print(f"{_OUT.value}: this part has ended; the manifest is written when all parts have")
+    else:
+        print(_summary(manifest))
+
+
+def _summary(manifest: Manifest) -> str:
+    lines = [
+        f"{split}: {counts.tokens:,} tokens of {manifest.documents[split]:,} documents, {counts.bytes:,} bytes"
+        for split, counts in manifest.counts.items()
+    ]
+    options = f"folders=('{_OUT.value}',),length={manifest.length},tokenizer='{manifest.tokenizer}'"
+    return "\n".join([*lines, f"{_OUT.value}: {len(manifest.shards)} shards for the task shards, {options}"])
+
+
+def _write_dataset() -> None:
+    import tensorflow_datasets as tfds
+
+    from cope_jax.data import tfds_builder
+
+    task = tasks.create(_TASK.value, **parse_assignments(_DATASET["options"].value, "options"))
+    sizes = parse_assignments(_DATASET["sizes"].value, "sizes")
     tfds.disable_progress_bar()  # TFDS nests its bars and does not know the sizes
     with outputs.writing(_OUT.value), contextlib.redirect_stdout(io.StringIO()):  # TFDS prints a line about downloads
-        folder = tfds_builder.write(task, _OUT.value, sizes, _DATA_SEED.value)
+        folder = tfds_builder.write(task, _OUT.value, sizes, _DATASET["data_seed"].value)
     print(folder)
+
+
+def main() -> None:
+    """Writes shards or a dataset, and prints where they are."""
+    if sum((bool(_INPUT.value), _CORPUS.value is not None, _TASK.value is not None)) != 1:
+        raise ConfigError("say what to export: give one of --input, --corpus and --task")
+    of_task = _TASK.value is not None
+    for name, holder in (_SHARDS if of_task else _DATASET).items():
+        if holder.present:
+            belongs = "--input and --corpus" if of_task else "--task"
+            raise ConfigError(f"--{name} belongs to {belongs}: leave it out")
+    (_write_dataset if of_task else _write_shards)()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,209 @@
+"""Reads documents from files of any size, in a folder or a bucket, a piece at a time: text, JSON lines and Parquet."""
+
+import codecs
+import contextlib
+import dataclasses
+import gzip
+import hashlib
+import io
+import os
+import pathlib
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, BinaryIO, NamedTuple
+
+from etils import epath
+
+from cope_jax.errors import ConfigError, first_line
+from cope_jax.files import in_bucket, parse_json
+
+PIECE = 1 << 20
+"""The number of characters after which a document of plain text is cut into pieces, at the next suitable line."""
+
+_LONGEST = 1 << 26
+"""The most characters of one line. A longer line could fill the memory: it is cut in plain text, and no record."""
+
+_CUT = re.compile(r"\n(?=\S)")
+
+
+class Piece(NamedTuple):
+    """A part of a document, or all of it.
+
+    Attributes:
+      text: never empty.
+      key: what decides the split of the document: its text, or its path if the document is a file. "" in all pieces of
+        a document except the first.
+    """
+
+    text: str
+    key: str
+
+
+@dataclasses.dataclass(frozen=True)
+class InputFile:
+    """A file of documents: its full path, its path for messages and keys, and its size in bytes."""
+
+    path: str
+    name: str
+    size: int
+
+
+def find(patterns: Sequence[str]) -> list[InputFile]:
+    """Finds the files that match any of the patterns, each once, sorted by path.
+
+    A pattern is a path or a glob, such as `gs://bucket/web/*.parquet` or `data/**/*.jsonl.gz`.
+
+    Raises:
+      ConfigError: a pattern matches no file, a pattern is not a glob, or the format of a file is unknown.
+    """
+    found: dict[str, InputFile] = {}
+    for pattern in patterns:
+        root, below = _rooted(pattern)
+        try:
+            paths = [path for path in root.glob(below or "*") if not path.is_dir()]
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(f"{pattern!r} is not a glob ({error}): write one like 'data/**/*.jsonl.gz'") from error
+        except OSError as error:
+            raise ConfigError(
+                f"cannot list {root} ({first_line(error)}): check the path and the credentials"
+            ) from error
+        if not paths:
+            raise ConfigError(f"no file matches {pattern!r}: correct the pattern")
+        for path in paths:
+            _format(path.name)
+            full = os.fspath(path)
+            name = full.removeprefix(f"{os.fspath(root).rstrip('/')}/")
+            found[full] = InputFile(full, name, epath.Path(full).stat().length)
+    return [found[path] for path in sorted(found)]
+
+
+def pieces(file: InputFile, field: str = "text") -> Iterator[tuple[Piece, float]]:
+    """The documents of a file, in pieces, each with the share of the file that is read. No document is empty.
+
+    A file of plain text is one document. A line of a `.jsonl` file, or a row of a `.parquet` file, is one document; its
+    text is in `field`. The names may end in `.gz` or `.zst`. Pieces end where the text may be divided without a change
+    of its tokens: after a line end that a character other than white space follows.
+
+    Raises:
+      ConfigError: the file is missing or damaged, a line is not UTF-8 or not a record, or a package is not installed.
+    """
+    reader = _format(file.name)
+    try:
+        with contextlib.ExitStack() as stack:
+            raw: Any = stack.enter_context(epath.Path(file.path).open("rb"))
+            for piece in reader(_unpacked(raw, file, stack), file, field):
+                yield piece, min(1.0, raw.tell() / max(1, file.size))
+    except (OSError, EOFError, zlib.error) as error:
+        raise ConfigError(f"cannot read {file.path} ({first_line(error)}): fetch it again") from error
+
+
+def _format(name: str) -> "Callable[[BinaryIO, InputFile, str], Iterator[Piece]]":
+    plain = name.removesuffix(".gz").removesuffix(".zst")
+    for ends, reader in ((".jsonl", _records), (".json", _records), (".parquet", _rows), ("", _prose)):
+        if plain.endswith(ends) and (ends or plain.rpartition(".")[2] in ("txt", "py", "md")):
+            return reader
+    raise ConfigError(f"{name} has no known format: give files of .txt, .md, .py, .jsonl or .parquet")
+
+
+def _unpacked(raw: Any, file: InputFile, stack: contextlib.ExitStack) -> BinaryIO:
+    if file.name.endswith(".gz"):
+        return io.BufferedReader(stack.enter_context(gzip.open(raw)))
+    if file.name.endswith(".zst"):
+        zstandard = _package("zstandard", file)
+        return stack.enter_context(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+    return raw
+
+
+def _prose(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
+    del field
+    decoder, key, kept, lines, last = codecs.getincrementaldecoder("utf-8-sig")(), file.name, "", 0, False
+    while not last:
+        raw = stream.read(PIECE)
+        last = not raw
+        try:
+            kept += decoder.decode(raw, final=last)
+        except UnicodeDecodeError as error:
+            line = lines + kept.count("\n") + error.object[: error.start].count(b"\n") + 1
+            raise ConfigError(f"{file.path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
+        cuts = [cut.end() for cut in _CUT.finditer(kept, max(0, len(kept) - 2 * PIECE))] if not last else []
+        end = len(kept) if last or len(kept) > _LONGEST else cuts[-1] if cuts else 0
+        if end:
+            lines += kept.count("\n", 0, end)
+            yield Piece(kept[:end].replace("\r\n", "\n"), key)
+            kept, key = kept[end:], ""
+
+
+def _records(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
+    buffered, line = io.BufferedReader(stream), 0  # type: ignore[type-var]  # zstandard has no readline
+    while raw := buffered.readline(_LONGEST):
+        line += 1
+        if not raw.strip():
+            continue
+        where = f"{file.path}, line {line}"
+        try:
+            record = parse_json(_decoded(raw, file, line))
+        except ValueError as error:
+            raise ConfigError(f"{where} is not a JSON record ({first_line(error)}): repair the file") from error
+        yield from _document(record.get(field) if isinstance(record, dict) else None, where, field)
+
+
+def _rows(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
+    _package("pyarrow", file)
+    import pyarrow
+    from pyarrow import parquet
+
+    try:
+        table = parquet.ParquetFile(stream)
+        if field not in table.schema_arrow.names:
+            names = ", ".join(table.schema_arrow.names)
+            raise ConfigError(f"{file.path} has no column {field!r}: set --text_field to one of {names}")
+        row = 0
+        for batch in table.iter_batches(batch_size=256, columns=[field], use_threads=False):
+            for value in batch.column(0):
+                row += 1
+                yield from _document(value.as_py(), f"{file.path}, row {row}", field)
+    except pyarrow.ArrowException as error:
+        raise ConfigError(
+            f"{file.path} is not a complete Parquet file ({first_line(error)}): fetch it again"
+        ) from error
+
+
+def _document(text: Any, where: str, field: str) -> Iterator[Piece]:
+    if not isinstance(text, str):
+        raise ConfigError(f"{where} has no text in {field!r}: set --text_field to the name of the text's field")
+    if text:
+        yield Piece(text, text)
+
+
+def _rooted(pattern: str) -> tuple[Any, str]:
+    """The folder where a glob starts, and the rest of the glob."""
+    fixed = pattern[: min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=len(pattern))]
+    root = fixed.rpartition("/")[0]
+    kind = epath.Path if in_bucket(pattern) else pathlib.Path  # epath has no glob of several levels
+    return kind(root or ("/" if fixed.startswith("/") else ".")), pattern[len(root) :].lstrip("/")
+
+
+def _decoded(raw: bytes, file: InputFile, line: int) -> str:
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file.path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
+    return text.removeprefix("\ufeff") if line == 1 else text
+
+
+def _package(name: str, file: InputFile) -> Any:
+    try:
+        return __import__(name)
+    except ImportError as error:
+        raise ConfigError(f"reading {file.path} needs {name}: pip install 'cope-jax[export]'") from error
+
+
+def share_of(key: str) -> float:
+    """A number of at least 0 and less than 1 that depends on `key` alone, and is uniform over keys.
+
+    >>> round(share_of("a document"), 4)
+    0.4873
+    """
+    digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+    return int.from_bytes(digest, "big") / 2**64

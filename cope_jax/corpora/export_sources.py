@@ -1,0 +1,120 @@
+"""Texts to export as shards, divided into units that processes and hosts read independently."""
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from cope_jax.corpora import document_files, raw_text
+from cope_jax.corpora.document_files import Piece
+from cope_jax.corpora.sentences_by_corpus import SPLITS
+from cope_jax.errors import ConfigError
+
+_UNIT = 1 << 24  # bytes of the files of a unit, unless one file is larger
+
+
+class Source(Protocol):
+    """Documents to export, divided into units that are read independently.
+
+    Attributes:
+      weights: the amount of work of each unit, for the progress bar.
+      words: whether the text has an agreed division into words.
+    """
+
+    weights: Sequence[float]
+    words: bool
+
+    def describe(self) -> dict[str, Any]:
+        """What identifies the text, as JSON."""
+
+    def read(self, unit: int) -> Iterator[tuple[str | None, Piece, float]]:
+        """The pieces of a unit, each with its split and the share of the unit that is read.
+
+        The split is None for all pieces of a document except the first.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class Files:
+    """Files of text, JSON lines or Parquet: see `document_files`.
+
+    Attributes:
+      files: from `document_files.find`.
+      field: name of the text's field in a record.
+      held_out: the share of documents in "validation", and the share in "test". The text of a record, or the path of a
+        text file, decides the split, so that equal documents are in the same split.
+    """
+
+    files: tuple[document_files.InputFile, ...]
+    field: str = "text"
+    held_out: float = 0.001
+    words = False
+
+    def __post_init__(self):
+        if not 0 < self.held_out < 0.5:
+            raise ConfigError(f"held_out must be more than 0 and less than 0.5, got {self.held_out}")
+
+    @functools.cached_property
+    def units(self) -> list[list[document_files.InputFile]]:
+        """Runs of files of about `_UNIT` bytes."""
+        found: list[list[document_files.InputFile]] = []
+        room = 0
+        for file in self.files:
+            if file.size > room or not found:
+                found.append([])
+                room = _UNIT
+            found[-1].append(file)
+            room -= file.size
+        return found
+
+    @property
+    def weights(self) -> Sequence[float]:
+        return [sum(file.size for file in unit) for unit in self.units]
+
+    def describe(self) -> dict[str, Any]:
+        listed = "".join(f"{file.name}\t{file.size}\n" for file in self.files)
+        return {
+            "files": len(self.files),
+            "bytes": sum(file.size for file in self.files),
+            "listing": hashlib.sha256(listed.encode("utf-8", "surrogatepass")).hexdigest(),
+            "field": self.field,
+            "held_out": self.held_out,
+        }
+
+    def read(self, unit: int) -> Iterator[tuple[str | None, Piece, float]]:
+        total, before = max(1, self.weights[unit]), 0
+        for file in self.units[unit]:
+            for piece, share in document_files.pieces(file, self.field):
+                yield self._split(piece.key) if piece.key else None, piece, (before + share * file.size) / total
+            before += file.size
+
+    def _split(self, key: str) -> str:
+        share = document_files.share_of(key)
+        return "validation" if share < self.held_out else "test" if share < 2 * self.held_out else "train"
+
+
+@dataclasses.dataclass(frozen=True)
+class Corpus:
+    """A corpus with a name and its own splits, or a mixture: see `raw_text.Mixture`. A split is read whole."""
+
+    name: str
+    data_dir: str | None = None
+    globs: tuple[str, ...] = ()
+    weights = (1.0, 1.0, 1.0)
+
+    @functools.cached_property
+    def _texts(self) -> raw_text.Mixture:
+        return raw_text.Mixture(self.name, self.data_dir, self.globs)
+
+    @property
+    def words(self) -> bool:
+        return self._texts.has_words
+
+    def describe(self) -> dict[str, Any]:
+        return {"corpus": self.name, **{split: self._texts.fingerprint(split) for split in SPLITS}}
+
+    def read(self, unit: int) -> Iterator[tuple[str | None, Piece, float]]:
+        documents = [text for text in self._texts.documents(SPLITS[unit]) if text]
+        for number, text in enumerate(documents, start=1):
+            yield SPLITS[unit], Piece(text, text), number / len(documents)

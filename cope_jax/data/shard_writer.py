@@ -1,0 +1,125 @@
+"""Tokenises a run of documents and writes it as shards, one for each split."""
+
+import dataclasses
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from cope_jax.corpora.packing import Packing, join
+from cope_jax.corpora.sentences_by_corpus import SPLITS
+from cope_jax.corpora.shards import Shard, file_digest, records
+from cope_jax.errors import ConfigError
+from cope_jax.files import in_bucket
+from cope_jax.registry import check_at_least
+from cope_jax.tokenizers.tokenizer import Tokenizer
+
+PARTIAL = ".partial-"
+"""How the name of a folder of unfinished files begins."""
+
+_BATCH = 1 << 20  # characters that are tokenised at a time
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """What decides the shards, besides the text and the tokenizer.
+
+    Attributes:
+      length: L, the number of tokens of an example.
+      packing: "stream" or "documents": see `cope_jax.corpora.packing`.
+      shard_tokens: the number of tokens after which a chunk ends. It bounds the memory of a process.
+    """
+
+    length: int = 1024
+    packing: Packing = "stream"
+    shard_tokens: int = 1 << 24
+
+    def __post_init__(self):
+        check_at_least(1, "export", length=self.length, shard_tokens=self.shard_tokens)
+        if self.packing not in ("stream", "documents"):
+            raise ConfigError(f"unknown packing {self.packing!r}: choose stream or documents")
+        if self.shard_tokens > 1 << 28:
+            raise ConfigError(f"shard_tokens must be at most {1 << 28}, because a shard is held in memory")
+
+
+class Chunk:
+    """A run of documents: their tokens, by split."""
+
+    def __init__(self, tokenizer: Tokenizer):
+        self.tokens = self.pieces = 0
+        self._tokenizer = tokenizer
+        self._waiting: list[tuple[str, str, bool]] = []
+        self._room = _BATCH
+        self._documents: dict[str, list[list[np.ndarray]]] = {split: [] for split in SPLITS}
+        self._sums = {split: dict.fromkeys(("documents", "words", "bytes", "unknown"), 0) for split in SPLITS}
+
+    def add(self, split: str, text: str, begins: bool) -> int:
+        """Adds a piece. Returns the number of tokens that were encoded, which is 0 for most pieces."""
+        self._waiting.append((split, text, begins))
+        self._room -= len(text)
+        self.pieces += 1
+        return self._encode() if self._room <= 0 else 0
+
+    def _encode(self) -> int:
+        before = self.tokens
+        encoded = self._tokenizer.encode([text for _, text, _ in self._waiting])
+        for (split, text, begins), tokens in zip(self._waiting, encoded, strict=True):
+            documents, sums = self._documents[split], self._sums[split]
+            if begins or not documents:  # a document that is longer than a chunk goes on as another document
+                documents.append([])
+            documents[-1].append(tokens)
+            self.tokens += len(tokens)
+            sums["documents"] += begins
+            sums["words"] += len(text.split()) + text.count("\n")
+            sums["bytes"] += len(text.encode("utf-8", "ignore"))
+            sums["unknown"] += self._tokenizer.unknown(text)
+        self._waiting, self._room = [], _BATCH
+        return self.tokens - before
+
+    def write(self, out: epath.Path, name: str, options: Options) -> dict[str, Any]:
+        """Writes a shard for each split with documents. Returns the report of the chunk, as JSON."""
+        self._encode()
+        shards, sums = [], {}
+        for split, documents in self._documents.items():
+            entries = join((np.concatenate(parts) for parts in documents), self._tokenizer.end)
+            documents.clear()
+            sums[split] = {"tokens": int(entries.counted.sum()), **self._sums[split]}
+            if len(entries):
+                made = records(entries, options.length, options.packing, len(self._tokenizer), every=split == "train")
+                shards.append(dataclasses.asdict(_write_shard(out, f"{split}-{name}", split, made, len(entries))))
+        return {"shards": shards, "sums": sums}
+
+
+def _write_shard(out: epath.Path, name: str, split: str, made: Iterable[bytes], entries: int) -> Shard:
+    from array_record.python.array_record_module import ArrayRecordWriter
+
+    file, examples = f"{name}.array_record", 0
+    local = not in_bucket(out)
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=out if local else None) as folder:
+        partial = Path(folder) / file
+        writer = ArrayRecordWriter(str(partial), "group_size:8")
+        for record in made:
+            writer.write(record)
+            examples += 1
+        writer.close()
+        shard = Shard(file, split, examples, entries, partial.stat().st_size, file_digest(partial))
+        if local:
+            partial.replace(os.fspath(out / file))
+        else:
+            epath.Path(partial).copy(out / file, overwrite=True)
+    return shard
+
+
+def write_file(path: epath.Path, text: str) -> None:
+    """Writes a small file whole: a bucket does so itself."""
+    if in_bucket(path):
+        path.write_text(text)
+        return
+    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=path.parent) as folder:
+        partial = Path(folder) / path.name
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(os.fspath(path))

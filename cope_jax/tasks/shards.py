@@ -1,0 +1,200 @@
+"""Language modelling of tokenised corpora of any size, in files that `python -m experiments.export` wrote."""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from cope_jax.corpora.packing import Packing, TokenStream
+from cope_jax.corpora.sentences_by_corpus import SPLITS
+from cope_jax.corpora.shards import Shards
+from cope_jax.corpora.text_units import Counts
+from cope_jax.errors import ConfigError, first_line
+from cope_jax.files import parse_json, read_text
+from cope_jax.registry import check_at_least, check_choices
+from cope_jax.tasks.stored import Blocks, TextTask
+from cope_jax.tasks.task import TASKS, Batch, check
+from cope_jax.tokenizers import loading
+
+_SOURCES = "corpus.json"
+_NO_FOLDER = "shards.folders is empty: name the folders that `python -m experiments.export` wrote"
+
+
+@TASKS.register("shards")
+class ShardedText(TextTask):
+    r"""Predicts every token of text that is stored as packed examples: see `cope_jax.corpora.shards`.
+
+    The fields are those of the task `text`: `inputs`, `targets` and `weights` `[B, L]`, and with the packing
+    "documents" also `segments` and `positions`. No split is held in memory. Training reads the shards in a random order
+    and shuffles within windows of examples; each process reads only its rows of a batch. The order depends only on the
+    seed, and resuming needs only the number of the batch.
+
+    With several folders, each training example comes from one of them, by weight. The other splits contain the examples
+    of all folders, one folder after the other.
+
+    The headline metric is the perplexity per word if every folder was made from a corpus with an agreed division into
+    words, and else the perplexity per token.
+
+    >>> import tempfile
+    >>> from cope_jax.corpora.export_sources import Corpus
+    >>> from cope_jax.data.shard_export import Options, Vocabulary, export
+    >>> folder = tempfile.mkdtemp()
+    >>> manifest = export(Corpus("wikitext-2"), folder, Vocabulary("bytes"), Options(length=40))
+    >>> task = ShardedText(ShardedText.Config(folders=(folder,), length=40))
+    >>> task.decode(task.dataset("train", 1)["inputs"][0])
+    '<|endoftext|>Carrow Point =\n\nThe lighthouse at Carrow'
+    """
+
+    @dataclasses.dataclass(frozen=True)
+    class Config:
+        """Options of shards.
+
+        Attributes:
+          folders: the folders of shards, on disk or in a bucket, such as `gs://bucket/corpus`.
+          weights: the share of training examples from each folder; () means the same share.
+          length: L, the number of tokens of an example, which the export decided.
+          tokenizer: the kind of the tokenizer, which the export decided: "bpe", "words" or "bytes".
+          vocab: path of the tokenizer. None means the tokenizer in the first folder.
+          window: number of examples that training shuffles at a time. A larger window mixes more, and needs more shards
+            open at a time.
+        """
+
+        folders: tuple[str, ...] = ()
+        weights: tuple[float, ...] = ()
+        length: int = 128
+        tokenizer: loading.Kind = "bytes"
+        vocab: str | None = None
+        window: int = 16_384
+
+        def __post_init__(self):
+            check_choices(self, "shards")
+            check_at_least(1, "shards", length=self.length, window=self.window)
+            check(
+                not self.weights or len(self.weights) == len(self.folders),
+                f"shards.weights has {len(self.weights)} numbers for {len(self.folders)} folders: give one for each",
+            )
+            check(
+                all(0 < weight < float("inf") for weight in self.weights),
+                f"shards.weights={self.weights} must be positive numbers",
+            )
+            check(len(set(self.folders)) == len(self.folders), "shards.folders names a folder twice: name each once")
+
+    packable = True
+
+    def __init__(self, config: Config):
+        vocab = config.vocab or next(iter(config.folders), None)
+        if vocab is None and config.tokenizer != "bytes":
+            raise ConfigError(_NO_FOLDER)
+        self.tokenizer = loading.load(config.tokenizer, vocab or "")
+        self.window_length = config.length
+        super().__init__(config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length))
+
+    @functools.cached_property
+    def _parts(self) -> list[Shards]:
+        """The folders, read on first use, because a run works without them."""
+        if not self.config.folders:
+            raise ConfigError(_NO_FOLDER)
+        found = [Shards(folder) for folder in self.config.folders]
+        digest = hashlib.sha256(self.tokenizer.text.encode()).hexdigest()
+        for folder, held in ((part.folder, part.manifest) for part in found):
+            if (held.length, held.tokenizer) != (self.config.length, self.config.tokenizer):
+                raise ConfigError(
+                    f"{folder} has examples of length={held.length} with tokenizer={held.tokenizer!r}: set these options"
+                )
+            if held.tokenizer_sha256 != digest:
+                given = self.config.vocab or self.config.folders[0]
+                raise ConfigError(
+                    f"{folder} was made with another tokenizer than {given}: use the tokenizer in {folder}"
+                )
+            if held.packing != found[0].manifest.packing:
+                raise ConfigError(
+                    f"{folder} has the packing {held.packing!r}, unlike {found[0].folder}: export it again"
+                )
+        return found
+
+    @property
+    def packing(self) -> Packing:
+        """The packing of the examples: "stream" or "documents"."""
+        return self._parts[0].manifest.packing
+
+    @property
+    def crosses_documents(self) -> bool:  # type: ignore[override]  # an attribute of other tasks
+        return self.packing == "stream"
+
+    @functools.cached_property
+    def metric(self) -> str:
+        known = all(part.manifest.words for part in self._parts)
+        unknown = any(self.counts(split).unknown for split in self.evaluation_splits)
+        return "perplexity" if known and not unknown else "token_perplexity"
+
+    def size(self, split: str) -> int:
+        self.length(split)
+        return sum(part.size(split) for part in self._parts)
+
+    def mixture(self, split: str) -> tuple[tuple[float, range], ...]:
+        self.length(split)
+        if len(self.config.folders) == 1 or split != "train":
+            return ()
+        weights = self.config.weights or (1.0,) * len(self.config.folders)
+        ends = [0, *itertools.accumulate(part.size(split) for part in self._parts)]
+        return tuple((weight, range(*end)) for weight, end in zip(weights, itertools.pairwise(ends), strict=True))
+
+    def blocks(self, split: str) -> Blocks:
+        found, start = [], 0
+        for part in self._parts:
+            found += [range(start + block.start, start + block.stop) for block in part.ranges(split)]
+            start += part.size(split)
+        return Blocks(found, self.config.window)
+
+    def take(self, split: str, indices: np.ndarray) -> Batch:
+        size = self.size(split)
+        rows = []
+        for index in np.asarray(indices).tolist():
+            if not 0 <= index < size:
+                raise ConfigError(f"there is no example {index}: give an index of at least 0 and less than {size}")
+            for part in self._parts:
+                if index < part.size(split):
+                    rows.append(part.take(split, index))
+                    break
+                index -= part.size(split)
+        names = ("inputs", "targets", "weights") + (() if self.crosses_documents else ("segments", "positions"))
+        blank = self._parts[0].take(split, 0)
+        return {name: np.stack([row[name] for row in rows]) if rows else blank[name][None][:0] for name in names}
+
+    def counts(self, split: str) -> Counts:
+        self.length(split)
+        found = [dataclasses.astuple(part.manifest.counts[split]) for part in self._parts]
+        return Counts(*map(sum, zip(*found, strict=True)))
+
+    def token_streams(self, split: str) -> list[TokenStream]:
+        """The text of each shard of a split, which is read into memory."""
+        return [part.stream(shard) for part in self._parts for shard in part.of(split)]
+
+    def origin(self) -> str:
+        return f"{self.counts('train').tokens:,} tokens to train on, from {' and '.join(self.config.folders)}"
+
+    def data_digest(self) -> dict[str, str]:
+        return {_SOURCES: json.dumps(self._digests(), indent=1) + "\n"}
+
+    def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
+        del splits  # one digest is of all splits
+        file = epath.Path(folder) / _SOURCES
+        if not file.exists():
+            return None
+        try:
+            return parse_json(read_text(file)) == self._digests()
+        except ValueError as error:
+            raise ConfigError(f"{file} is damaged ({first_line(error)}): delete it to skip this check") from error
+
+    def example_options(self) -> dict[str, Any]:
+        options: Mapping[str, Any] = super().example_options()
+        return {name: value for name, value in options.items() if name not in ("folders", "vocab", "window")}
+
+    def _digests(self) -> dict[str, Any]:
+        return {"manifests": [part.manifest.digest for part in self._parts]}
