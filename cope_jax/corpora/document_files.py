@@ -19,12 +19,13 @@ from cope_jax.errors import ConfigError, first_line
 from cope_jax.files import in_bucket, parse_json
 
 PIECE = 1 << 20
-"""The number of characters after which a document of plain text is cut into pieces, at the next suitable line."""
+"""The number of characters after which a document of plain text is cut into pieces, between words."""
 
 _LONGEST = 1 << 26
 """The most characters of one line. A longer line could fill the memory: it is cut in plain text, and no record."""
 
-_CUT = re.compile(r"\n(?=\S)")
+_CUT = re.compile(r"(?<=\S)(?:\r?\n(?=\S)|(?= \S))")
+"""A single line end or space between two words. Tokenizers join runs of white space, and a space to the next word."""
 
 
 class Piece(NamedTuple):
@@ -82,8 +83,8 @@ def pieces(file: InputFile, field: str = "text") -> Iterator[tuple[Piece, float]
     """The documents of a file, in pieces, each with the share of the file that is read. No document is empty.
 
     A file of plain text is one document. A line of a `.jsonl` file, or a row of a `.parquet` file, is one document; its
-    text is in `field`. The names may end in `.gz` or `.zst`. Pieces end where the text may be divided without a change
-    of its tokens: after a line end that a character other than white space follows.
+    text is in `field`. The names may end in `.gz` or `.zst`. A piece ends after a single line end, or before a single
+    space, so that the tokens of the pieces are the tokens of the document.
 
     Raises:
       ConfigError: the file is missing or damaged, a line is not UTF-8 or not a record, or a package is not installed.
@@ -111,8 +112,25 @@ def _unpacked(raw: Any, file: InputFile, stack: contextlib.ExitStack) -> BinaryI
         return io.BufferedReader(stack.enter_context(gzip.open(raw)))
     if file.name.endswith(".zst"):
         zstandard = _package("zstandard", file)
-        return stack.enter_context(zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True))
+        unpacked = zstandard.ZstdDecompressor().stream_reader(raw, read_across_frames=True)
+        return io.BufferedReader(_Unpacked(unpacked, zstandard.ZstdError))
     return raw
+
+
+class _Unpacked(io.RawIOBase):
+    """A reader whose errors are OSErrors, like those of other files."""
+
+    def __init__(self, stream: Any, error: type[Exception]):
+        self._stream, self._error = stream, error
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        try:
+            return self._stream.readinto(buffer)
+        except self._error as error:
+            raise OSError(str(error)) from error
 
 
 def _prose(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
@@ -135,8 +153,8 @@ def _prose(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
 
 
 def _records(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
-    buffered, line = io.BufferedReader(stream), 0  # type: ignore[type-var]  # zstandard has no readline
-    while raw := buffered.readline(_LONGEST):
+    line = 0
+    while raw := stream.readline(_LONGEST):
         line += 1
         if not raw.strip():
             continue

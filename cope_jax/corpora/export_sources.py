@@ -15,15 +15,15 @@ _UNIT = 1 << 24  # bytes of the files of a unit, unless one file is larger
 
 
 class Source(Protocol):
-    """Documents to export, divided into units that are read independently.
+    """Documents to export, divided into units that are read independently."""
 
-    Attributes:
-      weights: the amount of work of each unit, for the progress bar.
-      words: whether the text has an agreed division into words.
-    """
+    @property
+    def weights(self) -> Sequence[float]:
+        """The amount of work of each unit, for the progress bar."""
 
-    weights: Sequence[float]
-    words: bool
+    @property
+    def words(self) -> bool:
+        """Whether the text has an agreed division into words."""
 
     def describe(self) -> dict[str, Any]:
         """What identifies the text, as JSON."""

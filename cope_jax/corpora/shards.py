@@ -144,7 +144,7 @@ def token_type(vocab_size: int) -> np.dtype[Any]:
 def records(entries: TokenStream, length: int, packing: Packing, vocab_size: int, *, every: bool) -> Iterator[bytes]:
     """Cuts a stream into examples as `Packed` does, and writes each as a record."""
     pieces, rows = arrange(entries, length, packing)
-    dtype, first = token_type(vocab_size), set(entries.bounds.tolist())
+    dtype, first = token_type(vocab_size), set(entries.bounds.tolist() if packing == "documents" else [0])
     for begin, end in itertools.pairwise(rows.tolist()):
         starts, sizes = pieces.starts[begin:end], pieces.sizes[begin:end]
         spans = [range(start, start + size) for start, size in zip(starts.tolist(), sizes.tolist(), strict=True)]
@@ -262,8 +262,9 @@ class Shards:
         return self._of[split]
 
     def _read(self, shard: Shard, indices: Sequence[int]) -> list[Example]:
+        reader = self._reader(shard)
         try:
-            return [Example.decode(record, self._dtype) for record in self._reader(shard).read([*indices])]
+            return [Example.decode(record, self._dtype) for record in reader.read([*indices])]
         except (RuntimeError, ValueError, IndexError) as error:  # what array_record raises
             raise ConfigError(
                 f"{self.folder / shard.file} is damaged ({first_line(error)}): export it again"

@@ -104,18 +104,14 @@ class ShardedText(TextTask):
         digest = hashlib.sha256(self.tokenizer.text.encode()).hexdigest()
         for folder, held in ((part.folder, part.manifest) for part in found):
             if (held.length, held.tokenizer) != (self.config.length, self.config.tokenizer):
-                raise ConfigError(
-                    f"{folder} has examples of length={held.length} with tokenizer={held.tokenizer!r}: set these options"
-                )
+                made = f"length={held.length} with tokenizer={held.tokenizer!r}"
+                raise ConfigError(f"{folder} has examples of {made}: set these options")
             if held.tokenizer_sha256 != digest:
                 given = self.config.vocab or self.config.folders[0]
-                raise ConfigError(
-                    f"{folder} was made with another tokenizer than {given}: use the tokenizer in {folder}"
-                )
+                raise ConfigError(f"{folder} was made with another tokenizer than {given}: use folders of one")
             if held.packing != found[0].manifest.packing:
-                raise ConfigError(
-                    f"{folder} has the packing {held.packing!r}, unlike {found[0].folder}: export it again"
-                )
+                other = f"{held.packing!r}, unlike {found[0].folder}"
+                raise ConfigError(f"{folder} has the packing {other}: leave one of them out")
         return found
 
     @property

@@ -1,7 +1,7 @@
 r"""Writes text as shards of tokens for the task `shards`, or the examples of a task as a TFDS dataset.
 
 python -m experiments.export --input='gs://BUCKET/web/*.parquet' --vocab=GPT2 --length=1024 --out=gs://BUCKET/shards
-python -m experiments.export --corpus=wikitext-103-raw --corpus_dir=DATA --vocab=GPT2 --length=1024 --out=DIR
+python -m experiments.export --corpus=wikitext-103-raw --corpora_dir=DATA --vocab=GPT2 --length=1024 --out=DIR
 python -m experiments.export --task=counting --options=num_variables=3 \
     --sizes=train=10000,in_distribution=1000 --out=DIR
 
@@ -32,7 +32,7 @@ _CORPUS = flags.DEFINE_string("corpus", None, "Corpus or mixture to export as sh
 _TASK = flags.DEFINE_string("task", None, "Name of the task whose examples to write.")
 
 _SHARDS: dict[str, Any] = {
-    "corpus_dir": flags.DEFINE_string("corpus_dir", None, "Folder of --corpus; None means the built-in sample."),
+    "corpora_dir": flags.DEFINE_string("corpora_dir", None, "Folder of --corpus; None means the built-in sample."),
     "globs": flags.DEFINE_list("globs", [], "Patterns that choose the files of --corpus=files or --corpus=code."),
     "text_field": flags.DEFINE_string("text_field", "text", "Field of a record of .jsonl or .parquet with its text."),
     "held_out": flags.DEFINE_float("held_out", 0.001, "Share of the documents of --input in validation, and in test."),
@@ -97,7 +97,7 @@ def _write_shards() -> None:
     if _INPUT.value:
         source = Files(tuple(document_files.find(_INPUT.value)), flag["text_field"], flag["held_out"])
     else:
-        source = Corpus(_CORPUS.value or "", flag["corpus_dir"], tuple(flag["globs"]))
+        source = Corpus(_CORPUS.value or "", flag["corpora_dir"], tuple(flag["globs"]))
     vocabulary = Vocabulary(flag["tokenizer"], flag["vocab"], flag["vocab_size"], flag["sample"])
     options = Options(flag["length"], flag["packing"], flag["shard_tokens"])
     with outputs.writing(_OUT.value):
@@ -129,7 +129,7 @@ def _write_dataset() -> None:
 
     from cope_jax.data import tfds_builder
 
-    task = tasks.create(_TASK.value, **parse_assignments(_DATASET["options"].value, "options"))
+    task = tasks.create(str(_TASK.value), **parse_assignments(_DATASET["options"].value, "options"))
     sizes = parse_assignments(_DATASET["sizes"].value, "sizes")
     tfds.disable_progress_bar()  # TFDS nests its bars and does not know the sizes
     with outputs.writing(_OUT.value), contextlib.redirect_stdout(io.StringIO()):  # TFDS prints a line about downloads

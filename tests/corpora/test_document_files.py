@@ -1,0 +1,132 @@
+import gzip
+import json
+import random
+
+import pytest
+
+from cope_jax.corpora import document_files
+from cope_jax.errors import ConfigError
+from cope_jax.tokenizers import loading
+
+
+def texts(path, field="text"):
+    """The documents of a file, whole."""
+    found = []
+    (file,) = document_files.find([str(path)])
+    for piece, share in document_files.pieces(file, field):
+        assert 0 < share <= 1
+        found = [*found, piece.text] if piece.key else [*found[:-1], found[-1] + piece.text]
+    return found
+
+
+DOCUMENTS = ["One line.\n", "Zwei Zeilen:\n é 日本\n", " ", "x" * 5000]
+
+
+def compressed(path, content):
+    if path.suffix == ".gz":
+        path.write_bytes(gzip.compress(content))
+    elif path.suffix == ".zst":
+        zstandard = pytest.importorskip("zstandard")
+        half = len(content) // 2  # two frames, as pigz and zstd -T write them
+        path.write_bytes(b"".join(zstandard.compress(part) for part in (content[:half], content[half:])))
+    else:
+        path.write_bytes(content)
+
+
+@pytest.mark.parametrize("end", ["", ".gz", ".zst"])
+def test_json_lines(tmp_path, end):
+    lines = [json.dumps({"id": n, "text": text}) for n, text in enumerate([*DOCUMENTS, ""])]
+    path = tmp_path / f"web.jsonl{end}"
+    compressed(path, "\n\n".join(lines).encode())
+    assert texts(path) == DOCUMENTS
+
+
+@pytest.mark.parametrize("end", ["", ".gz", ".zst"])
+def test_a_file_of_text_is_one_document(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(document_files, "PIECE", 64)
+    text = "\ufeffFirst line é\r\n\n  indented\nlast 日本" * 50
+    path = tmp_path / f"book.txt{end}"
+    compressed(path, text.encode())
+    assert texts(path) == [text.removeprefix("\ufeff").replace("\r\n", "\n")]
+
+
+def test_parquet_in_row_groups(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    path = tmp_path / "000.parquet"
+    parquet.write_table(pyarrow.table({"id": [1, 2, 3, 4], "text": DOCUMENTS}), path, row_group_size=3)
+    assert texts(path) == DOCUMENTS
+    with pytest.raises(ConfigError, match=r"000.parquet has no column 'body': set --text_field to one of id, text$"):
+        texts(path, "body")
+    path.write_bytes(path.read_bytes()[:-20])
+    with pytest.raises(ConfigError, match=r"000.parquet is not a complete Parquet file .*: fetch it again$"):
+        texts(path)
+
+
+@pytest.mark.parametrize("kind", ["bpe", "words"])
+def test_the_pieces_of_a_text_have_its_tokens(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(document_files, "PIECE", 97)
+    rng = random.Random(0)
+    text = "".join(
+        rng.choice(["a", "word", " ", "  ", "\n", "\n\n", "\t", "\r\n", "12", "é", "'s"]) for _ in range(3000)
+    )
+    (tmp_path / "noise.txt").write_bytes(text.encode())
+    (file,) = document_files.find([str(tmp_path / "*.txt")])
+    pieces = [piece.text for piece, _ in document_files.pieces(file)]
+    assert len(pieces) > 20
+    whole = text.replace("\r\n", "\n")
+    tokenizer = loading.train(kind, [whole], 300)
+    parts = [token for part in tokenizer.encode(pieces) for token in part.tolist()]
+    assert parts == tokenizer.encode([whole])[0].tolist()
+
+
+def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(document_files, "PIECE", 64)
+    monkeypatch.setattr(document_files, "_LONGEST", 256)
+    (tmp_path / "a.txt").write_text("é" * 2000)
+    (file,) = document_files.find([str(tmp_path / "a.txt")])
+    assert max(len(piece.text) for piece, _ in document_files.pieces(file)) < 400
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": "x" * 2000}))
+    with pytest.raises(ConfigError, match=r"a.jsonl, line 1 is not a JSON record"):
+        texts(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a.jsonl, line 2 is not a JSON record \(.*\): repair the file$"),
+        ("a.jsonl", b'["text"]', r"a.jsonl, line 1 has no text in 'text': set --text_field"),
+        ("a.jsonl", b'{"text": 3}', r"a.jsonl, line 1 has no text in 'text': set --text_field"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}', r"a.jsonl, line 2 is not UTF-8 text: convert the file"),
+        ("a.txt", b"fine\nnot \xff", r"a.txt, line 2 is not UTF-8 text: convert the file to UTF-8$"),
+        ("a.txt", b"cut \xc3", r"a.txt, line 1 is not UTF-8 text: convert the file to UTF-8$"),
+        ("a.txt.gz", b"not gzip", r"cannot read .*a.txt.gz \(.*\): fetch it again$"),
+        ("a.txt.gz", gzip.compress(b"x" * 1000)[:-9], r"cannot read .*a.txt.gz \(.*\): fetch it again$"),
+        ("a.jsonl.zst", b"not zstd", r"cannot read .*a.jsonl.zst \(.*\): fetch it again$"),
+    ],
+)
+def test_a_wrong_file_is_one_line(tmp_path, name, content, message):
+    if name.endswith(".zst"):
+        pytest.importorskip("zstandard")
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        texts(tmp_path / name)
+
+
+def test_files_are_found_once_and_sorted(tmp_path):
+    for name in ("b/2.jsonl", "a/1.jsonl", "a/3.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
+    found = document_files.find([f"{tmp_path}/**/*.jsonl", f"{tmp_path}/a/*", f"{tmp_path}/a/1.jsonl"])
+    assert [file.path.removeprefix(f"{tmp_path}/") for file in found] == ["a/1.jsonl", "a/3.txt", "b/2.jsonl"]
+    with pytest.raises(ConfigError, match=r"no file matches '.*none': correct the pattern"):
+        document_files.find([f"{tmp_path}/none"])
+    (tmp_path / "a/4.bin").write_text("x")
+    with pytest.raises(ConfigError, match=r"4.bin has no known format: give files of \.txt"):
+        document_files.find([f"{tmp_path}/a/*"])
+
+
+def test_shares_are_uniform():
+    shares = sorted(document_files.share_of(str(n)) for n in range(4000))
+    assert max(abs(share - n / 4000) for n, share in enumerate(shares)) < 0.025  # Kolmogorov-Smirnov, p = 0.01
