@@ -48,7 +48,7 @@ class ShardedText(TextTask):
     >>> manifest = export(Corpus("wikitext-2"), folder, Vocabulary("bytes"), Options(length=40))
     >>> task = ShardedText(ShardedText.Config(folders=(folder,), length=40))
     >>> task.decode(task.dataset("train", 1)["inputs"][0])
-    '<|endoftext|>Carrow Point =\n\nThe lighthouse at Carrow'
+    '<|endoftext|> \n = The Lighthouse at Carrow Point = \n'
     """
 
     @dataclasses.dataclass(frozen=True)

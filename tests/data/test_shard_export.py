@@ -193,7 +193,14 @@ def test_parts_and_an_interrupted_export_write_the_same_files(tmp_path, small, m
 @pytest.mark.slow
 def test_processes_that_are_killed_write_the_same_files(tmp_path):
     pattern = write_web(tmp_path / "in", TEXTS * 4000, files=24)
-    flags = [f"--input={pattern}", "--tokenizer=bpe", "--vocab_size=400", "--length=64", "--shard_tokens=200000"]
+    flags = [
+        f"--input={pattern}",
+        "--tokenizer=bpe",
+        "--vocab_size=400",
+        "--length=64",
+        "--shard_tokens=200000",
+        "--held_out=0.1",
+    ]
     command = [sys.executable, "-m", "experiments.export", *flags]
     subprocess.run([*command, f"--out={tmp_path}/whole", "--workers=1"], check=True)
     rng = np.random.default_rng(0)
