@@ -61,6 +61,8 @@ class ShardedText(TextTask):
           length: L, the number of tokens of an example, which the export decided.
           tokenizer: the kind of the tokenizer, which the export decided: "bpe", "words" or "bytes".
           vocab: path of the tokenizer. None means the tokenizer in the first folder.
+          vocab_multiple: V is rounded up to a multiple of this number, so that several devices can share tables of V
+            rows. The additional tokens never occur.
           window: number of examples that training shuffles at a time. A larger window mixes more, and needs more shards
             open at a time.
         """
@@ -70,11 +72,12 @@ class ShardedText(TextTask):
         length: int = 128
         tokenizer: loading.Kind = "bytes"
         vocab: str | None = None
+        vocab_multiple: int = 1
         window: int = 16_384
 
         def __post_init__(self):
             check_choices(self, "shards")
-            check_at_least(1, "shards", length=self.length, window=self.window)
+            check_at_least(1, "shards", length=self.length, window=self.window, vocab_multiple=self.vocab_multiple)
             check(
                 not self.weights or len(self.weights) == len(self.folders),
                 f"shards.weights has {len(self.weights)} numbers for {len(self.folders)} folders: give one for each",
@@ -93,7 +96,8 @@ class ShardedText(TextTask):
             raise ConfigError(_NO_FOLDER)
         self.tokenizer = loading.load(config.tokenizer, vocab or "")
         self.window_length = config.length
-        super().__init__(config, vocab_size=len(self.tokenizer), lengths=dict.fromkeys(SPLITS, config.length))
+        size = -(-len(self.tokenizer) // config.vocab_multiple) * config.vocab_multiple
+        super().__init__(config, vocab_size=size, lengths=dict.fromkeys(SPLITS, config.length))
 
     @functools.cached_property
     def _parts(self) -> list[Shards]:

@@ -102,9 +102,10 @@ class TextTask(StoredTask):
     def decode(self, tokens: Iterable[int]) -> str:
         """Tokens as text. Raises ConfigError if a token is not in the vocabulary."""
         numbers = np.array(list(tokens), np.int32)
-        for number in numbers[(numbers < 0) | (numbers >= self.vocab_size)]:
+        size = len(self.tokenizer)
+        for number in numbers[(numbers < 0) | (numbers >= size)]:
             raise ConfigError(
-                f"token {number} is not in the vocabulary of {self.vocab_size} tokens: give the vocabulary of the text"
+                f"token {number} is not in the vocabulary of {size} tokens: give the vocabulary of the text"
             )
         return self.tokenizer.decode(numbers)
 

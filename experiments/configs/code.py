@@ -5,6 +5,11 @@ Command:
         --workdir=runs/code
     DATA/code is a tree of Python; `--config.task.options.globs` names other files. Without either, the config uses the
     standard library of the running Python, which is far too small.
+    `code.py:shards` reads text that is tokenised once, for all runs, instead of the files:
+    python -m experiments.export --corpus=code --corpora_dir=DATA --vocab_size=32000 --length=4096 \
+        --packing=documents --out=SHARDS
+    python -m experiments.train --config=experiments/configs/code.py:shards \
+        --config.task.options.folders="('SHARDS',)" --workdir=runs/code
 Hardware: GPUs or a slice of TPUs. Wall time: not measured yet.
 Expected: the table of `compare` shows the paper's perplexities per token next to ours. The paper has another mix of
 code, and Llama 2's tokens, so only the order of the encodings is comparable.
@@ -17,13 +22,22 @@ CoPE, the paper's model has 1.0 M more parameters, as many as tables of 4096 pos
 files, and the AdamW of Llama 2 (arXiv 2307.09288).
 """
 
+from cope_jax.registry import unknown
 from cope_jax.training import config_files as base
 
+TEXTS = {
+    "text": {"corpus": "code", "vocab_size": 32_000, "length": 4096, "packing": "documents"},
+    "shards": {"tokenizer": "bpe", "length": 4096},
+}
+"""The options of each task."""
 
-def get_config() -> base.ConfigDict:
+
+def get_config(task: str = "text") -> base.ConfigDict:
+    if task not in TEXTS:
+        raise unknown("task of code", task, tuple(TEXTS))
     return base.experiment(
-        "text",
-        {"corpus": "code", "vocab_size": 32_000, "length": 4096, "packing": "documents"},
+        task,
+        TEXTS[task],
         model={
             "num_layers": 4,
             "block": {

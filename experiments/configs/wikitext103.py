@@ -4,6 +4,10 @@ Command:
     python -m experiments.train --config=experiments/configs/wikitext103.py --config.task.options.data_dir=DATA \
         --config.task.options.vocab=GPT2 --workdir=runs/wikitext103
     GPT2 is a folder with the vocabulary of GPT-2; without it, a vocabulary of the same size is learned.
+    `wikitext103.py:shards` reads text that is tokenised once, for all runs, instead of the corpus:
+    python -m experiments.export --corpus=wikitext-103-raw --corpora_dir=DATA --vocab=GPT2 --length=1024 --out=SHARDS
+    python -m experiments.train --config=experiments/configs/wikitext103.py:shards \
+        --config.task.options.folders="('SHARDS',)" --workdir=runs/wikitext103
 Hardware: GPUs or a slice of TPUs, as for `lm_125m.py`. Wall time: not measured yet.
 Expected: the table of `compare` shows the paper's perplexities next to ours. The paper does not say whether its
 perplexities are per token or per word, nor which text precedes the predicted text. Our perplexities are per word, as
@@ -20,13 +24,22 @@ Variants in the paper: `--encodings=` with "cope(gate=value)", "cope(gate=separa
 in the paper are 22.56 (validation) and 23.58 (test).
 """
 
+from cope_jax.registry import unknown
 from cope_jax.training import config_files as base
 
+TEXTS = {
+    "text": {"corpus": "wikitext-103-raw", "vocab_size": 50_257, "length": 1024},
+    "shards": {"tokenizer": "bpe", "length": 1024},
+}
+"""The options of each task."""
 
-def get_config() -> base.ConfigDict:
+
+def get_config(task: str = "text") -> base.ConfigDict:
+    if task not in TEXTS:
+        raise unknown("task of wikitext103", task, tuple(TEXTS))
     return base.experiment(
-        "text",
-        {"corpus": "wikitext-103-raw", "vocab_size": 50_257, "length": 1024},
+        task,
+        TEXTS[task],
         model={
             "num_layers": 12,
             "encoding_sharing": "model",

@@ -43,7 +43,7 @@ _SHARDS: dict[str, Any] = {
     "length": flags.DEFINE_integer("length", 1024, "Number of tokens of an example.", lower_bound=1),
     "packing": flags.DEFINE_enum("packing", "stream", ["stream", "documents"], "How documents fill examples."),
     "shard_tokens": flags.DEFINE_integer(
-        "shard_tokens", 1 << 24, "Tokens after which a shard ends; a process holds one shard in memory.", lower_bound=1
+        "shard_tokens", 1 << 23, "Tokens after which a shard ends; a process holds one shard in memory.", lower_bound=1
     ),
     "shard": flags.DEFINE_string("shard", "0/1", "I/N: write the part I of N, counted from 0, on each of N hosts."),
     "workers": flags.DEFINE_integer("workers", None, "Number of processes; None means all cores.", lower_bound=1),

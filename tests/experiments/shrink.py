@@ -37,9 +37,14 @@ SMALL_MODEL: dict[str, Any] = {
 LARGE_CORPORA = ("code", "wikitext-103")
 
 
+NEEDING_SHARDS = ("lm_125m", "lm_1b", "lm_8b")
+"""Configs of text in folders that the user names. They are tested on noise."""
+
+
 def load(path: Path) -> ExperimentConfig:
     """The config of a file of experiments/configs."""
-    return ExperimentConfig.from_mapping(runpy.run_path(str(path))["get_config"]().to_dict())
+    argument = ["noise"] if path.stem in NEEDING_SHARDS else []
+    return ExperimentConfig.from_mapping(runpy.run_path(str(path))["get_config"](*argument).to_dict())
 
 
 CONFIGS = sorted((Path(__file__).parents[2] / "experiments" / "configs").glob("[!_]*.py"))
