@@ -18,6 +18,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from cope_jax import tasks
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
 from cope_jax.files import parse_json, write_atomically
@@ -190,6 +191,15 @@ def write_files(folder: Path, contents: Mapping[str, str]) -> None:
             raise ConfigError(
                 f"{file} does not match the current data: restore the original data, or choose another --workdir"
             )
+
+
+def create_task(config: ExperimentConfig, workdir: Path) -> Task:
+    """The task of a config. A run that resumes loads the vocabulary that it keeps, instead of learning it again."""
+    options, kind = config.task.options, tasks.TASKS.get(config.task.name)
+    if has_checkpoints(workdir):
+        kept = kind.with_saved_files(options, workdir)
+        options = {**options, **{name: value for name, value in kept.items() if options.get(name) is None}}
+    return tasks.create(config.task.name, **options)
 
 
 def check_sources(task: Task, workdir: Path, splits: Iterable[str]) -> None:

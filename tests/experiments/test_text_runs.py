@@ -1,5 +1,6 @@
 """A run on text, from its files to its folder and back."""
 
+import dataclasses
 import json
 import shutil
 
@@ -16,8 +17,8 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.gates import inspect_text
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import load_run
-from cope_jax.runs.workdir import check_alike, keep_files
-from cope_jax.training.experiment_config import ExperimentConfig
+from cope_jax.runs.workdir import check_alike, create_task, keep_files
+from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 from tests.experiments.pretrained import TEXT_CONFIG
 
 pytestmark = pytest.mark.xdist_group("text")
@@ -47,6 +48,21 @@ def trained(start, tmp_path_factory):
     assert (folder / "run" / "corpus.json").read_text() == task.data_digest()["corpus.json"]
     shutil.rmtree(data)
     return folder / "run", tokens
+
+
+def test_a_run_that_resumes_does_not_learn_its_vocabulary_again(tmp_path, monkeypatch):
+    options = {"corpus": "files", "vocab_size": 300, "length": 16}
+    config = ExperimentConfig.from_mapping({"task": {"name": "text", "options": options}})
+    learned = create_task(config, tmp_path)
+    keep_files(learned, tmp_path)
+    (tmp_path / "checkpoints/1").mkdir(parents=True)
+    monkeypatch.setattr("cope_jax.tokenizers.loading.train", None)
+    resumed = create_task(config, tmp_path)
+    assert resumed.saved_files() == learned.saved_files()
+    keep_files(resumed, tmp_path)
+    given = dataclasses.replace(config, task=TaskConfig("text", {**options, "vocab": str(tmp_path / "another.json")}))
+    with pytest.raises(ConfigError, match=r"there is no tokenizer at .*another.json"):
+        create_task(given, tmp_path)
 
 
 def test_a_run_is_read_back_without_its_corpora(trained):
