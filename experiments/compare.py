@@ -27,6 +27,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from cope_jax import encodings, tasks
+from cope_jax.buckets import shown
 from cope_jax.evaluation.report import comparison, page, plots
 from cope_jax.evaluation.report.page import PageRun
 from cope_jax.evaluation.report.table import console
@@ -101,10 +102,10 @@ def show(
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels, config.model.name)
     out = console()
     out.print(comparison.table(task, finished, labels, paper=paper).rich())
-    out.print(*paths, *drawn, *skipped, sep="\n", soft_wrap=True, highlight=False)
-    out.print(f"all results as a page: {written}", soft_wrap=True, highlight=False)
-    shown = {run.workdir.parent.name for run in planned}
-    if others := {path.parts[-3] for path in workdir.glob("cells/*/*/result.json")} - shown:
+    out.print(*map(shown, paths), *map(shown, drawn), *skipped, sep="\n", soft_wrap=True, highlight=False)
+    out.print(f"all results as a page: {shown(written)}", soft_wrap=True, highlight=False)
+    displayed = {run.workdir.parent.name for run in planned}
+    if others := {path.parts[-3] for path in workdir.glob("cells/*/*/result.json")} - displayed:
         print(f"finished in {workdir} but not shown: {', '.join(sorted(others))} (name them in --encodings too)")
     outputs.name_next(planned[0].workdir, config.model.name)
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from cope_jax import tasks
 from cope_jax.array_types import PyTree
+from cope_jax.buckets import shown
 from cope_jax.errors import ConfigError
 from cope_jax.files import write_atomically
 from cope_jax.models.model import attends
@@ -254,7 +255,7 @@ class Experiment:
             facts = {"parameters": f"{self.parameters():,}", **self._facts()}
             for name in ("parameters", "devices", "batch", "model FLOPs"):
                 print(f"{name:<11}  {facts[name]}", file=sys.stderr)
-            print(f"all parameters: {path}", file=sys.stderr)
+            print(f"all parameters: {shown(path)}", file=sys.stderr)
         unused = jax.device_count() - self.program.mesh.size
         if unused:
             print(f"warning: job.mesh leaves {unused} of {jax.device_count()} devices unused", file=sys.stderr)

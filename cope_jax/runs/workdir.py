@@ -19,6 +19,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from cope_jax import tasks
+from cope_jax.buckets import Mirror
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
 from cope_jax.files import parse_json, write_atomically
@@ -42,6 +43,9 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
     """
     if re.match(r"[a-z][a-z0-9]+:/", str(workdir)):
         raise ConfigError(f"{workdir} is not a folder: give a path on a file system that all processes share")
+    mirror = Mirror.of(workdir)
+    if mirror is not None and jax.process_count() > 1:
+        raise ConfigError(f"{mirror.bucket.url} is not for several processes: give a folder that all processes share")
     with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         if not os.access(workdir, os.W_OK):  # an existing .lock could be writable even if its folder is not
@@ -64,7 +68,8 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
-        yield
+        with contextlib.nullcontext() if mirror is None else mirror.locked(name):
+            yield
 
 
 def open_workdir(

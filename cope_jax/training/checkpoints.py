@@ -1,5 +1,7 @@
 """Saves and restores checkpoints with everything that a run needs to resume exactly."""
 
+import concurrent.futures
+import dataclasses
 import itertools
 import math
 import shutil
@@ -12,6 +14,7 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from cope_jax.array_types import PyTree
+from cope_jax.buckets import Mirror
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.training import checkpoint_io
 
@@ -43,6 +46,7 @@ class Checkpoints:
         self._read_only = read_only
         self._keep, self._keep_best = keep, keep_best
         self._writing: Any = None
+        self._copier = concurrent.futures.ThreadPoolExecutor(1)  # copies checkpoints to a bucket
         self._written = 0
         self._context = ocp.Context()
         # If a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
@@ -89,6 +93,8 @@ class Checkpoints:
             self._writing = ocp.save_checkpointables_async(
                 folder.resolve(), {"state": state, "progress": progress}, custom_metadata=label
             )
+        if mirror := Mirror.of(folder):
+            self._writing = self._copier.submit(_copy_when_written, self._writing, mirror)
         self._written = step
 
     def wait(self) -> None:
@@ -133,6 +139,8 @@ class Checkpoints:
         like = jax.tree.map(_placed, like)
         unreadable: dict[int, str] = {}
         for step in checkpoint_io.of_first_process(self.steps()[::-1]):
+            if mirror := Mirror.of(self.directory / str(step)):
+                mirror.fetch_checkpoint()
             try:
                 state, progress = checkpoint_io.read(self.directory / str(step), like, model, partial=partial)
             except checkpoint_io.DamagedError as error:
@@ -163,6 +171,8 @@ class Checkpoints:
         if jax.process_index() == 0:
             for step in steps:  # renamed first, so that no checkpoint is ever incomplete
                 folder = self.directory / str(step)
+                if mirror := Mirror.of(folder):
+                    mirror.remove_checkpoint()
                 shutil.rmtree(folder.rename(folder.with_name(f"{step}{_UNFINISHED}-removed")))
 
     def _move(self, unreadable: dict[int, str], used: int) -> None:
@@ -173,9 +183,17 @@ class Checkpoints:
                 with clear_storage_errors(target):
                     target.parent.mkdir(exist_ok=True)
                     folder.rename(target)
+                    if mirror := Mirror.of(folder):
+                        mirror.remove_checkpoint()
                 fate = f"moved to {target}"
             warning = f"warning: checkpoint {folder} cannot be read ({reason}): {fate}; using that of step {used}"
             print(warning, file=sys.stderr)
+
+
+def _copy_when_written(writing: Any, mirror: Mirror) -> None:
+    writing.result()
+    dataclasses.replace(mirror, folder=mirror.folder.parents[1], bucket=mirror.bucket.above(2)).push()  # its metrics
+    mirror.push_checkpoint()
 
 
 def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: int) -> set[int]:

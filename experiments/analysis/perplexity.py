@@ -17,6 +17,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
+from cope_jax.buckets import shown
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import console as wide_console
@@ -107,7 +108,7 @@ def show(run: LoadedRun, task: TextTask, records: Sequence[Record], first: int) 
     if len(perplexity_report.lengths(records)) > 1:
         figure = perplexity_report.by_length(records, task.metric, task.window_length, model)
         paths.append(save(figure, workdir / f"{task.metric}_by_length.png"))
-    console.print(*paths, sep="\n", soft_wrap=True)
+    console.print(*map(shown, paths), sep="\n", soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -18,15 +18,18 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from cope_jax import models, tasks
+from cope_jax.buckets import mirrored
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError, first_line, storage_reason
-from cope_jax.files import cache_folder
+from cope_jax.files import cache_folder, in_bucket
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
 
 flags.disclaim_key_flags()  # flags that this module defines belong to the module that calls it, whose --help shows them
 
+FOLDERS = ("workdir", "model", "out")
+"""The flags that name a folder."""
 HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 _OTHERS = 3.0  # how many seconds the other processes of a run may be behind the first
 TEXT = ("gensim", "h5py", "sklearn", "tokenizers")
@@ -109,14 +112,18 @@ def no_late_words() -> Iterator[None]:
         raise
 
 
-def run(main: Callable[[], None]) -> None:
-    """Parses the flags and calls `main`."""
+def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
+    """Parses the flags and calls `main`.
+
+    `mirrors` names the flags whose folder may be in a bucket: the command then works in a local folder.
+    """
 
     def guarded(argv: Sequence[str]) -> None:
         with no_late_words(), clear_errors():
             if argv[1:]:
                 raise ConfigError(f"unexpected argument {argv[1]!r}: give all options as flags, see --help")
-            main()
+            with _mirrored_folders(mirrors):
+                main()
             jax.distributed.shutdown()  # each process waits for the others here, because they need the first one
 
     def parse(argv: Sequence[str]) -> list[str]:
@@ -148,10 +155,6 @@ def run(main: Callable[[], None]) -> None:
     app.run(guarded, flags_parser=parse)
 
 
-FOLDERS = ("workdir", "model", "out")
-"""The flags that name a folder."""
-
-
 def _check_folders() -> None:
     """Refuses folders that are the sign of a mistake in the shell."""
     for name in FOLDERS:
@@ -160,6 +163,24 @@ def _check_folders() -> None:
             raise ConfigError(f"--{name} is empty, as with an unset variable: give a folder, or . for the current one")
         if isinstance(value, str) and value.startswith("~"):
             raise ConfigError(f"the shell does not replace ~ in --{name}={value}: write $HOME, or ./~ for that name")
+
+
+@contextlib.contextmanager
+def _mirrored_folders(names: Sequence[str]) -> Iterator[None]:
+    """Lets the command work in local folders for those in buckets: see `cope_jax.buckets`."""
+    with contextlib.ExitStack() as stack:
+        urls = {}
+        for name in names:
+            flag = flags.FLAGS[name] if name in flags.FLAGS else None
+            if flag is not None and isinstance(flag.value, str) and in_bucket(flag.value):
+                url, flag.value = flag.value, stack.enter_context(mirrored(flag.value))
+                urls[flag.value] = url
+        try:
+            yield
+        except (ConfigError, StorageError, NonFiniteError, Interrupted) as error:
+            for folder, url in urls.items():
+                error.args = tuple(str(text).replace(folder, url) for text in error.args)
+            raise
 
 
 def keep_programs() -> None:

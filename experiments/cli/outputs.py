@@ -9,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from cope_jax import models
+from cope_jax.buckets import shown
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
@@ -36,16 +37,16 @@ def writing(path: object, flag: str = "out") -> Iterator[None]:
 
 def list_files(paths: Iterable[Path]) -> None:
     """Prints each path on one line, even if it is longer than the terminal is wide."""
-    Console().print(*paths, sep="\n", soft_wrap=True, highlight=False)
+    Console().print(*map(shown, paths), sep="\n", soft_wrap=True, highlight=False)
 
 
 def list_run(folder: Path, contents: Iterable[str], run: str | Path, model: str) -> None:
     """Prints which files a command wrote into a run's folder, and how to inspect the run if its model supports that."""
-    print(f"{folder}: {', '.join(contents)}")
+    print(f"{shown(folder)}: {', '.join(contents)}")
     name_next(run, model)
 
 
 def name_next(run: str | Path, model: str) -> None:
     """Prints the command that inspects the run, if its model supports that."""
     if model in models.able("map"):
-        print(f"next: python -m experiments.inspect --model={shlex.quote(str(run))}")
+        print(f"next: python -m experiments.inspect --model={shlex.quote(shown(run))}")

@@ -21,6 +21,7 @@ import jax
 from absl import flags
 
 from cope_jax import models, tasks
+from cope_jax.buckets import shown
 from cope_jax.encodings import ENCODINGS, EncodingConfig
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual import pretrained
@@ -99,7 +100,7 @@ def main() -> None:
             with clear_storage_errors(target / name):
                 shutil.copyfile(source / name, target / name)
     size = sum(leaf.size for leaf in jax.tree.leaves(params))
-    print(f"{target}: {config.name}, {size:,} parameters, in the format {_FORMAT.value}")
+    print(f"{shown(target)}: {config.name}, {size:,} parameters, in the format {_FORMAT.value}")
     try:
         values = training_config(found, target)
     except ConfigError as error:
@@ -109,7 +110,8 @@ def main() -> None:
     options = values["task"]["options"]
     unknown = found.experiment is None and options.get("data_dir", "") is None
     data_dir = "--config.task.options.data_dir=DATA " if unknown else ""
-    print(f"to train it further: python -m experiments.train --config={target / TRAIN} {data_dir}--workdir=runs/NAME")
+    config_file = shown(target / TRAIN)
+    print(f"to train it further: python -m experiments.train --config={config_file} {data_dir}--workdir=runs/NAME")
 
 
 def about(run: LoadedRun, seed: int | None) -> dict[str, Any]:

@@ -150,4 +150,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    entry.run(main)
+    entry.run(main, mirrors=())  # which would not fit a disk
