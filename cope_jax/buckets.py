@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from cope_jax.errors import ConfigError, StorageError, first_line
+from cope_jax.errors import ConfigError, StorageError, first_line, without_stderr
 from cope_jax.files import in_bucket, parse_json
 
 BEAT = 10.0
@@ -55,20 +55,18 @@ class Bucket:
         if scheme not in _DRIVERS or not path.strip("/"):
             raise ConfigError(f"{self.url} is no path in a bucket: write one like gs://BUCKET/runs/NAME or s3://…")
 
-    @functools.cached_property
-    def _objects(self) -> Any:
-        import tensorstore
+    @property
+    def _path(self) -> str:
+        """The path of the folder in its bucket, with a slash at the end."""
+        path = self.url.partition("://")[2].strip("/").partition("/")[2]
+        return f"{path}/" if path else ""
 
+    @property
+    def _objects(self) -> Any:
+        """All objects of the bucket."""
         scheme, _, path = self.url.partition("://")
-        bucket, _, prefix = path.strip("/").partition("/")
-        spec = {"driver": _DRIVERS[scheme], "bucket": bucket, "path": f"{prefix}/" if prefix else ""}
-        endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
-        if scheme == "s3" and endpoint:
-            region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
-            spec |= {"endpoint": endpoint.rstrip("/"), "aws_region": region}
-        context = tensorstore.Context({"gcs_request_retries": _RETRIES, "s3_request_retries": _RETRIES})
         with self._clear_errors():
-            return tensorstore.KvStore.open(spec, context=context).result()
+            return _opened(_DRIVERS[scheme], path.strip("/").partition("/")[0])
 
     def above(self, levels: int) -> "Bucket":
         """The objects of a folder above this one."""
@@ -77,7 +75,7 @@ class Bucket:
     def read(self, name: str) -> tuple[bytes | None, bytes]:
         """The content of an object, None if there is no such object; and its generation, for `write`."""
         with self._clear_errors():
-            found = self._objects.read(name).result()
+            found = self._objects.read(self._path + name).result()
         return (found.value if found.state == "value" else None), found.stamp.generation
 
     def write(self, name: str, data: bytes | None, expected: bytes | None = None) -> bytes | None:
@@ -88,22 +86,24 @@ class Bucket:
         """
         options = {} if expected is None else {"if_equal": expected}
         with self._clear_errors():
-            return self._objects.write(name, data, **options).result().generation or None
+            return self._objects.write(self._path + name, data, **options).result().generation or None
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of all objects that begin with `prefix`, sorted."""
         import tensorstore
 
         with self._clear_errors():
-            span = tensorstore.KvStore.KeyRange(prefix, _after(prefix))
-            return sorted(name.decode() for name in self._objects.list(span).result())
+            first = self._path + prefix
+            span = tensorstore.KvStore.KeyRange(first, _after(first))
+            return sorted(name.decode().removeprefix(self._path) for name in self._objects.list(span).result())
 
     def remove(self, prefix: str) -> None:
         """Removes all objects that begin with `prefix`."""
         import tensorstore
 
         with self._clear_errors():
-            self._objects.delete_range(tensorstore.KvStore.KeyRange(prefix, _after(prefix))).result()
+            first = self._path + prefix
+            self._objects.delete_range(tensorstore.KvStore.KeyRange(first, _after(first))).result()
 
     @contextlib.contextmanager
     def _clear_errors(self) -> Iterator[None]:
@@ -117,6 +117,22 @@ class Bucket:
                 f"{self.url} cannot be used now ({reason}): what is stored is intact; check the network and the "
                 "credentials, and rerun the command"
             ) from error
+
+
+@functools.lru_cache
+def _opened(driver: str, bucket: str) -> Any:
+    import tensorstore
+
+    spec = {"driver": driver, "bucket": bucket}
+    endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
+    if driver == "s3" and endpoint:
+        region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+        spec |= {"endpoint": endpoint.rstrip("/"), "aws_region": region}
+    context = tensorstore.Context({"gcs_request_retries": _RETRIES, "s3_request_retries": _RETRIES})
+    with without_stderr():  # the library for S3 prints which files with credentials do not exist
+        opened = tensorstore.KvStore.open(spec, context=context).result()
+        opened.read("?").result()
+    return opened
 
 
 def _after(prefix: str) -> str:
@@ -185,6 +201,7 @@ class Mirror:
                 if content is not None:  # else it was removed meanwhile
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content)
+                    os.utime(path, ns=(0, 0))  # so that `push` knows that it has not changed
         _mark(self.folder).touch()
 
     def push(self) -> None:

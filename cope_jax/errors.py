@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import re
+import sys
 from collections.abc import Iterator
 
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
@@ -81,3 +82,18 @@ def storage_reason(error: BaseException | None) -> str | None:
             return os.strerror(number)
         error = error.__cause__ or error.__context__
     return None
+
+
+@contextlib.contextmanager
+def without_stderr() -> Iterator[None]:
+    """Discards what is written to stderr, where libraries print errors that they also raise, and other messages."""
+    sys.stderr.flush()
+    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, 2)
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nowhere)

@@ -42,6 +42,8 @@ class Server(http.server.ThreadingHTTPServer):
 
 class Handler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = -1  # headers and body in one packet
     server: Server
 
     def log_message(self, *arguments: object) -> None:

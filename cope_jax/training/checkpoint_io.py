@@ -3,11 +3,9 @@
 import contextlib
 import errno
 import gc
-import os
 import re
-import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,7 @@ from orbax.checkpoint import v1 as ocp
 
 from cope_jax.array_types import PyTree
 from cope_jax.encodings.earlier import earlier_tree, from_earlier
-from cope_jax.errors import ConfigError, StorageError
+from cope_jax.errors import ConfigError, StorageError, without_stderr
 from cope_jax.training import checksum
 
 
@@ -187,18 +185,3 @@ def _first_cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
-
-
-@contextlib.contextmanager
-def without_stderr() -> Iterator[None]:
-    """Discards what is written to stderr, because Orbax also prints an error from each of its threads."""
-    sys.stderr.flush()
-    kept, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        yield
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)
-        os.close(kept)
-        os.close(nowhere)

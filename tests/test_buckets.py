@@ -1,0 +1,257 @@
+"""Runs in buckets, against a server on this machine."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from cope_jax import buckets
+from cope_jax.buckets import Bucket, Mirror, mirrored
+from cope_jax.errors import ConfigError, StorageError
+from cope_jax.runs.workdir import locked
+from cope_jax.training.checkpoints import Checkpoints
+from tests.bucket_server import serving
+
+pytestmark = [pytest.mark.xdist_group("buckets")]
+URL = "gs://bucket/runs/cope"
+
+
+@pytest.fixture
+def server(monkeypatch):
+    monkeypatch.setattr(buckets, "_RETRIES", {"max_retries": 2, "initial_delay": "0.01s", "max_delay": "0.02s"})
+    buckets._opened.cache_clear()
+    with serving() as found:
+        yield found
+    buckets._opened.cache_clear()
+
+
+@pytest.fixture
+def mirror(server):
+    found = Mirror.create(URL)
+    yield found
+    found.close()
+
+
+def test_objects_are_written_under_a_condition(server):
+    bucket = Bucket(URL)
+    nothing, missing = bucket.read("a")
+    assert nothing is None
+    first = bucket.write("a", b"1", missing)
+    assert first and bucket.write("a", b"2", missing) is None
+    assert bucket.read("a") == (b"1", first)
+    assert bucket.write("a", b"2", first) and bucket.write("a", b"3", first) is None
+    Bucket("gs://bucket/runs/cope2").write("a", b"other")
+    Bucket("gs://bucket/runs").write("cope", b"other")
+    assert bucket.names() == ["a"] and Bucket("gs://bucket").names("runs/cope") == [
+        "runs/cope",
+        "runs/cope/a",
+        "runs/cope2/a",
+    ]
+    bucket.remove("")
+    assert server.names() == ["runs/cope", "runs/cope2/a"]
+
+
+@pytest.mark.parametrize("url", ["gs://", "s3:///", "http://bucket/x", "gs:/bucket/x"])
+def test_a_wrong_url_is_one_line(url):
+    with pytest.raises(ConfigError, match=r"is no path in a bucket: write one like gs://BUCKET/runs/NAME"):
+        Bucket(url)
+
+
+def test_a_missing_bucket_is_one_line(server):
+    with pytest.raises(ConfigError, match=r"^gs://nowhere/x: there is no such bucket \(.*\): create it$"):
+        with mirrored("gs://nowhere/x") as folder, locked(Path(folder)):
+            pass
+
+
+@pytest.mark.parametrize("fault", ["503", "429", "500", "403", "401", "torn"])
+def test_a_failing_server_is_one_line_and_loses_nothing(mirror, server, fault):
+    (mirror.folder / "a").write_text("new")
+    server.fault = fault
+    with pytest.raises(StorageError, match=rf"^{URL} cannot be used now \([^\n]*\): what is stored is intact; [^\n]*$"):
+        mirror.push()
+    server.fault = ""
+    mirror.push()  # what was not copied is copied now
+    assert Bucket(URL).read("a")[0] == b"new"
+
+
+@pytest.mark.parametrize("fault", ["503", "torn"])
+def test_a_fault_that_passes_is_not_noticed(server, fault):
+    server.fault, server.every = fault, 2
+    bucket = Bucket(URL)
+    for number in range(10):
+        bucket.write(f"a{number}", b"x")
+    assert len(bucket.names()) == 10
+
+
+def test_a_folder_comes_back_as_it_was(server, tmp_path):
+    with mirrored(URL) as folder:
+        assert list(Path(folder).iterdir()) == []  # for commands that need an empty folder
+        path = Path(folder, "cells/cope/result.json")
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+        for name in (".lock", "table.md.partial"):
+            Path(folder, name).write_text("x")
+        assert buckets.shown(path) == f"{URL}/cells/cope/result.json"
+        assert buckets.shown(tmp_path) == str(tmp_path)
+    assert not Path(folder).exists()
+    assert server.names() == ["runs/cope/cells/cope/result.json"]
+    writes = len([line for line in server.log if line.startswith("POST")])
+    with mirrored(f"{URL}/") as folder:
+        assert Path(folder, "cells/cope/result.json").read_text() == "{}"
+    assert len([line for line in server.log if line.startswith("POST")]) == writes  # nothing has changed
+    with mirrored(str(tmp_path)) as folder:
+        assert folder == str(tmp_path)
+
+
+def test_a_folder_inside_is_copied_once(server):
+    with mirrored(URL) as folder:
+        cell = Path(folder, "cells/cope")
+        cell.mkdir(parents=True)
+        (cell / "a").write_text("1")
+        time.sleep(0.1)
+        Mirror.of(cell).push()
+        (Path(folder) / "b").write_text("2")
+        time.sleep(0.1)
+        server.log.clear()
+    assert [line.split("name=")[1] for line in server.log if line.startswith("POST")] == ["runs%2Fcope%2Fb"]
+
+
+def state(number):
+    return {"params": {"kernel": jnp.full((4, 3), number, jnp.float32)}, "key": jax.random.key(number)}
+
+
+def save(folder, steps, **options):
+    with Checkpoints(folder / "checkpoints", **options) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state(step), {"data": [step], "seconds": 1.0})
+
+
+def restore(**options):
+    with mirrored(URL) as folder, Checkpoints(Path(folder, "checkpoints"), **options) as checkpoints:
+        found = checkpoints.restore(jax.eval_shape(lambda: state(0)))
+    return found and (found[0], float(found[1]["params"]["kernel"][0, 0]), found[2]["data"])
+
+
+def complete(server):
+    return [int(name.split("/")[3]) for name in server.names() if name.endswith("/.complete")]
+
+
+def test_checkpoints_are_copied_whole_and_old_ones_removed(server):
+    with mirrored(URL) as folder, locked(Path(folder)):
+        (Path(folder) / "metrics.jsonl").write_text('{"step": 1}\n')
+        save(Path(folder), [1, 2, 3], keep=2)
+        order = [line.split("name=")[1] for line in server.log if line.startswith("POST")]
+        assert order.index("runs%2Fcope%2Fmetrics.jsonl") < order.index("runs%2Fcope%2Fcheckpoints%2F1%2F.complete")
+    assert complete(server) == [2, 3]
+    assert not [name for name in server.names() if "checkpoints/1/" in name]
+    assert restore() == (3, 3.0, [3])
+    for name in server.names():  # as if killed before the marker
+        if name.endswith("checkpoints/3/.complete"):
+            del server.objects["bucket", name]
+    assert restore() == (2, 2.0, [2])
+
+
+def test_a_damaged_checkpoint_is_left_out(server, capsys):
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1, 2], keep=2)
+    for name in server.names():
+        if "checkpoints/2/state/" in name:
+            content, generation = server.objects["bucket", name]
+            server.objects["bucket", name] = content[: len(content) // 2], generation
+    assert restore(read_only=True) == (1, 1.0, [1])
+    assert complete(server) == [1, 2]
+    assert restore() == (1, 1.0, [1])
+    assert complete(server) == [1]
+    assert "cannot be read" in capsys.readouterr().err
+
+
+def test_a_checkpoint_that_vanishes_meanwhile_gives_way_to_a_newer_one(server):
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1], keep=1)
+        with mirrored(URL) as other, Checkpoints(Path(other, "checkpoints"), read_only=True) as checkpoints:
+            save(Path(folder), [2], keep=1)
+            step, *_ = checkpoints.restore(jax.eval_shape(lambda: state(0)))
+    assert step == 2
+
+
+@pytest.fixture
+def quick(monkeypatch):
+    monkeypatch.setattr(buckets, "BEAT", 0.1)
+    monkeypatch.setattr(buckets, "LOST", 0.6)
+
+
+def test_a_second_run_is_refused_while_the_first_gives_signs_of_life(mirror, quick):
+    with mirror.locked(".lock"), mirrored(URL) as folder:
+        with pytest.raises(ConfigError, match=rf"^{URL} is in use by process {os.getpid()} on .*: wait until"):
+            with locked(Path(folder)):
+                pass
+    with mirror.locked(".lock"):
+        pass
+    assert Bucket(URL).read(".lock")[0] is None
+
+
+def test_a_lock_without_signs_of_life_ends(mirror, quick, capsys):
+    sign = {"holder": "process 1 on tpu-7", "process": 1, "place": "elsewhere", "token": "x", "number": 4}
+    Bucket(URL).write(".lock", json.dumps(sign).encode())
+    began = time.monotonic()
+    with mirror.locked(".lock"):
+        assert time.monotonic() - began > 0.6
+        assert (
+            f"{URL} was in use by process 1 on tpu-7: waiting up to 1 s for a sign of life" in capsys.readouterr().err
+        )
+    Bucket(URL).write(".lock", b"damaged")
+    with mirror.locked(".lock"):
+        pass
+
+
+def test_a_killed_process_of_this_machine_holds_no_lock(mirror):
+    code = (
+        "import os, sys; from cope_jax.buckets import Mirror; Mirror.create(sys.argv[1])._acquire('.lock'); os.abort()"
+    )
+    subprocess.run([sys.executable, "-c", code, URL], check=False)
+    assert b"holder" in Bucket(URL).read(".lock")[0]
+    began = time.monotonic()
+    with mirror.locked(".lock"):
+        assert time.monotonic() - began < 5
+
+
+def test_one_of_many_takes_a_lost_lock(server, quick):
+    Bucket(URL).write(".lock", b"damaged")
+    mirrors = [Mirror(Path("x"), Bucket(URL), str(number)) for number in range(4)]
+    taken = []
+
+    def take(mirror):
+        try:
+            mirror._acquire(".lock")
+            taken.append(mirror.token)
+        except ConfigError:
+            pass
+
+    threads = [threading.Thread(target=take, args=(mirror,), daemon=True) for mirror in mirrors]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(1.5)
+    assert len(taken) == 1 and f'"token": "{taken[0]}"'.encode() in Bucket(URL).read(".lock")[0]
+
+
+def test_a_run_that_has_lost_its_lock_writes_no_checkpoint(server):
+    with mirrored(URL) as folder, locked(Path(folder)):
+        Bucket(URL).write(".lock", b'{"token": "of another"}')
+        with pytest.raises(StorageError, match="is in use by another run, because this one gave no sign of life"):
+            save(Path(folder), [1])
+    assert complete(server) == []
+
+
+def test_several_processes_are_refused(mirror, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match=rf"^{URL} is not for several processes: give a folder that all"):
+        with locked(mirror.folder):
+            pass
