@@ -109,7 +109,7 @@ def read_manifest(folder: epath.PathLike) -> Manifest:
     path = epath.Path(folder) / MANIFEST
     export = "write it with `python -m experiments.export`"
     if not path.exists():
-        begun = " yet: run its export again, which goes on" if (epath.Path(folder) / "export.json").exists() else ""
+        begun = " yet: run its export again, which continues" if (epath.Path(folder) / "export.json").exists() else ""
         raise ConfigError(f"{folder} has no {MANIFEST}{begun or ': ' + export}")
     try:
         content = dict(parse_json(read_text(path)))

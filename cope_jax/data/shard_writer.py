@@ -69,7 +69,7 @@ class Chunk:
         encoded = self._tokenizer.encode([text for _, text, _ in self._waiting])
         for (split, text, begins), tokens in zip(self._waiting, encoded, strict=True):
             documents, sums = self._documents[split], self._sums[split]
-            if begins or not documents:  # a document that is longer than a chunk goes on as another document
+            if begins or not documents:  # a document that is longer than a chunk continues as another document
                 documents.append([])
             documents[-1].append(tokens)
             self.tokens += len(tokens)

@@ -26,7 +26,7 @@ from cope_jax.tasks import needle_keys as needle_keys
 from cope_jax.tasks import probes as probes
 from cope_jax.tasks import scan as scan
 from cope_jax.tasks import selective_copy as selective_copy
-from cope_jax.tasks import shards as shards
+from cope_jax.tasks import sharded_text as sharded_text
 from cope_jax.tasks import sorting as sorting
 from cope_jax.tasks import spam as spam
 from cope_jax.tasks import tagging as tagging

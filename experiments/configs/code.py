@@ -29,15 +29,15 @@ TEXTS = {
     "text": {"corpus": "code", "vocab_size": 32_000, "length": 4096, "packing": "documents"},
     "shards": {"tokenizer": "bpe", "length": 4096},
 }
-"""The options of each task."""
+"""The options of the text, tokenised at each start or stored as shards."""
 
 
-def get_config(task: str = "text") -> base.ConfigDict:
-    if task not in TEXTS:
-        raise unknown("task of code", task, tuple(TEXTS))
+def get_config(text: str = "text") -> base.ConfigDict:
+    if text not in TEXTS:
+        raise unknown("text of code", text, tuple(TEXTS))
     return base.experiment(
-        task,
-        TEXTS[task],
+        "text" if text == "text" else "sharded_text",
+        TEXTS[text],
         model={
             "num_layers": 4,
             "block": {

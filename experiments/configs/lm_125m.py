@@ -31,6 +31,6 @@ def get_config(text: str = "shards") -> base.ConfigDict:
     if text == "noise":
         config = base.experiment("zipf", {"vocab_size": 50_257, "length": 1024}, **same)
     else:
-        config = base.experiment("shards", {"tokenizer": "bpe", "length": 1024}, **same)
+        config = base.experiment("sharded_text", {"tokenizer": "bpe", "length": 1024}, **same)
     config.evaluation.examples = 256
     return config

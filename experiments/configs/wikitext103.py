@@ -31,15 +31,15 @@ TEXTS = {
     "text": {"corpus": "wikitext-103-raw", "vocab_size": 50_257, "length": 1024},
     "shards": {"tokenizer": "bpe", "length": 1024},
 }
-"""The options of each task."""
+"""The options of the text, tokenised at each start or stored as shards."""
 
 
-def get_config(task: str = "text") -> base.ConfigDict:
-    if task not in TEXTS:
-        raise unknown("task of wikitext103", task, tuple(TEXTS))
+def get_config(text: str = "text") -> base.ConfigDict:
+    if text not in TEXTS:
+        raise unknown("text of wikitext103", text, tuple(TEXTS))
     return base.experiment(
-        task,
-        TEXTS[task],
+        "text" if text == "text" else "sharded_text",
+        TEXTS[text],
         model={
             "num_layers": 12,
             "encoding_sharing": "model",

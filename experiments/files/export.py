@@ -1,4 +1,4 @@
-r"""Writes text as shards of tokens for the task `shards`, or the examples of a task as a TFDS dataset.
+r"""Writes text as shards of tokens for the task `sharded_text`, or the examples of a task as a TFDS dataset.
 
 python -m experiments.export --input='gs://BUCKET/web/*.parquet' --vocab=GPT2 --length=1024 --out=gs://BUCKET/shards
 python -m experiments.export --corpus=wikitext-103-raw --corpora_dir=DATA --vocab=GPT2 --length=1024 --out=DIR
@@ -121,7 +121,7 @@ def _summary(manifest: Manifest) -> str:
         for split, counts in manifest.counts.items()
     ]
     options = f"folders=('{_OUT.value}',),length={manifest.length},tokenizer='{manifest.tokenizer}'"
-    return "\n".join([*lines, f"{_OUT.value}: {len(manifest.shards)} shards for the task shards, {options}"])
+    return "\n".join([*lines, f"{_OUT.value}: {len(manifest.shards)} shards for the task sharded_text, {options}"])
 
 
 def _write_dataset() -> None:

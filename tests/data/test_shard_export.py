@@ -79,7 +79,7 @@ def contents(folder):
 @pytest.mark.parametrize("kind", ["bpe", "words"])
 def test_a_corpus_has_the_examples_of_the_task_text(tmp_path, kind, packing):
     export(Corpus("wikitext-2"), tmp_path, Vocabulary(kind, size=300 if kind == "bpe" else None), Options(16, packing))
-    task = tasks.create("shards", folders=(str(tmp_path),), length=16, tokenizer=kind)
+    task = tasks.create("sharded_text", folders=(str(tmp_path),), length=16, tokenizer=kind)
     vocab = str(tmp_path / loading.FILES[kind])
     text = tasks.create("text", length=16, tokenizer=kind, packing=packing, vocab=vocab)
     assert task.metric == text.metric == ("token_" if kind == "words" else "") + "perplexity"
@@ -135,7 +135,7 @@ def test_no_document_is_lost_or_repeated(tmp_path_factory, texts, packing, shard
         patch.setattr(Files, "_split", lambda self, key: key.split(":")[0])
         patch.setattr(shard_writer, "_BATCH", 50)
         export(source, folder / "out", BYTES, Options(length, packing, shard_tokens))
-    task = tasks.create("shards", folders=(str(folder / "out"),), length=length)
+    task = tasks.create("sharded_text", folders=(str(folder / "out"),), length=length)
     for split in SPLITS:
         found = []
         for entries in task.token_streams(split):
@@ -257,7 +257,7 @@ def written(tmp_path, small):
 
 
 def create(*folders, **options):
-    return tasks.create("shards", folders=tuple(map(str, folders)), length=8, **options)
+    return tasks.create("sharded_text", folders=tuple(map(str, folders)), length=8, **options)
 
 
 def test_damage_is_one_line_with_the_file(written):
@@ -307,13 +307,13 @@ def test_a_wrong_manifest_is_one_line(written, change, message):
 
 def test_folders_that_do_not_fit_are_one_line(written, tmp_path, small):
     with pytest.raises(ConfigError, match=r"out has examples of length=8 with tokenizer='bytes': set these options"):
-        tasks.create("shards", folders=(str(written),), length=9).size("train")
-    with pytest.raises(ConfigError, match=r"shards.folders is empty: name the folders that"):
-        tasks.create("shards").size("train")
-    with pytest.raises(ConfigError, match=r"shards.folders is empty: name the folders that"):
-        tasks.create("shards", tokenizer="bpe")
+        tasks.create("sharded_text", folders=(str(written),), length=9).size("train")
+    with pytest.raises(ConfigError, match=r"sharded_text.folders is empty: name the folders that"):
+        tasks.create("sharded_text").size("train")
+    with pytest.raises(ConfigError, match=r"sharded_text.folders is empty: name the folders that"):
+        tasks.create("sharded_text", tokenizer="bpe")
     (written / "manifest.json").unlink()
-    with pytest.raises(ConfigError, match=r"out has no manifest.json yet: run its export again, which goes on$"):
+    with pytest.raises(ConfigError, match=r"out has no manifest.json yet: run its export again, which continues$"):
         create(written).size("train")
     with pytest.raises(ConfigError, match=r"none has no manifest.json: write it with `python -m experiments.export`$"):
         create(tmp_path / "none").size("train")
@@ -321,9 +321,9 @@ def test_folders_that_do_not_fit_are_one_line(written, tmp_path, small):
         export(web(tmp_path / "in", TEXTS), tmp_path / name, Vocabulary("bpe", size=size), small)
     with pytest.raises(ConfigError, match=r"two was made with another tokenizer than .*one: use folders of one"):
         create(tmp_path / "one", tmp_path / "two", tokenizer="bpe").size("train")
-    with pytest.raises(ConfigError, match=r"shards.weights has 1 numbers for 2 folders: give one for each"):
+    with pytest.raises(ConfigError, match=r"sharded_text.weights has 1 numbers for 2 folders: give one for each"):
         create("a", "b", weights=(1.0,))
-    with pytest.raises(ConfigError, match=r"shards.folders names a folder twice"):
+    with pytest.raises(ConfigError, match=r"sharded_text.folders names a folder twice"):
         create("a", "a")
 
 

@@ -52,9 +52,9 @@ def test_shards_change_nothing_but_the_text(name):
     options = found.pop("task")["options"]
     assert options["length"] == other.pop("task")["options"]["length"]
     assert found == other
-    with pytest.raises(ConfigError, match=r"shards.folders is empty: name the folders that"):
-        tasks.create("shards", **options)
-    with pytest.raises(ConfigError, match=r"unknown (text|task) of \w+ 'shard': did you mean 'shards'"):
+    with pytest.raises(ConfigError, match=r"sharded_text.folders is empty: name the folders that"):
+        tasks.create("sharded_text", **options)
+    with pytest.raises(ConfigError, match=r"unknown text of \w+ 'shard': did you mean 'shards'"):
         config_files.named(f"{name}:shard")
 
 
@@ -65,7 +65,7 @@ def test_a_run_on_shards_resumes_and_is_read_back_without_them(tmp_path, packing
     experiment = Experiment(config)
     whole = experiment.train(tmp_path / "whole")
     assert {record["metric"] for record in whole} >= {"perplexity", "bits_per_byte", "loss"}
-    assert tasks.create("shards", **config.task.options).vocab_size == 384  # 300, rounded up
+    assert tasks.create("sharded_text", **config.task.options).vocab_size == 384  # 300, rounded up
     shutil.rmtree(tmp_path / "whole/checkpoints/2")
     (tmp_path / "whole/result.json").unlink()
     again = experiment.train(tmp_path / "whole")
@@ -73,7 +73,7 @@ def test_a_run_on_shards_resumes_and_is_read_back_without_them(tmp_path, packing
     found = read_manifest(tmp_path / "shards")
     (tmp_path / "shards/manifest.json").write_text(dataclasses.replace(found, length=24, words=False).text)
     with pytest.raises(ConfigError, match=r"corpus.json does not match the current data: restore the original data"):
-        Experiment(config, task=tasks.create("shards", **config.task.options)).train(tmp_path / "whole")
+        Experiment(config, task=tasks.create("sharded_text", **config.task.options)).train(tmp_path / "whole")
     shutil.rmtree(tmp_path / "shards")
     run = load_run(tmp_path / "whole")
     assert run.task.decode(run.task.encode("The lamp")) == "The lamp"

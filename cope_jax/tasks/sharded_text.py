@@ -23,10 +23,10 @@ from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading
 
 _SOURCES = "corpus.json"
-_NO_FOLDER = "shards.folders is empty: name the folders that `python -m experiments.export` wrote"
+_NO_FOLDER = "sharded_text.folders is empty: name the folders that `python -m experiments.export` wrote"
 
 
-@TASKS.register("shards")
+@TASKS.register("sharded_text")
 class ShardedText(TextTask):
     r"""Predicts every token of text that is stored as packed examples: see `cope_jax.corpora.shards`.
 
@@ -53,7 +53,7 @@ class ShardedText(TextTask):
 
     @dataclasses.dataclass(frozen=True)
     class Config:
-        """Options of shards.
+        """Options of sharded_text.
 
         Attributes:
           folders: the folders of shards, on disk or in a bucket, such as `gs://bucket/corpus`.
@@ -76,17 +76,21 @@ class ShardedText(TextTask):
         window: int = 16_384
 
         def __post_init__(self):
-            check_choices(self, "shards")
-            check_at_least(1, "shards", length=self.length, window=self.window, vocab_multiple=self.vocab_multiple)
+            check_choices(self, "sharded_text")
+            check_at_least(
+                1, "sharded_text", length=self.length, window=self.window, vocab_multiple=self.vocab_multiple
+            )
             check(
-                not self.weights or len(self.weights) == len(self.folders),
-                f"shards.weights has {len(self.weights)} numbers for {len(self.folders)} folders: give one for each",
+                not weights or weights == folders,
+                f"sharded_text.weights has {weights} numbers for {folders} folders: give one for each",
             )
             check(
                 all(0 < weight < float("inf") for weight in self.weights),
-                f"shards.weights={self.weights} must be positive numbers",
+                f"sharded_text.weights={self.weights} must be positive numbers",
             )
-            check(len(set(self.folders)) == len(self.folders), "shards.folders names a folder twice: name each once")
+            check(
+                len(set(self.folders)) == len(self.folders), "sharded_text.folders names a folder twice: name each once"
+            )
 
     packable = True
 
