@@ -43,8 +43,7 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
         raise ConfigError(f"{workdir} is not a folder: give a path on a file system that all processes share")
     with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
-        if not os.access(workdir, os.W_OK):  # an existing .lock could be writable even if its folder is not
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _check_writable(workdir)  # an existing .lock could be writable even if its folder is not
         file = (workdir / name).open("a+")
     with file:
         try:
@@ -87,8 +86,8 @@ def open_workdir(
         workdir.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             write_json(path, settings)
-        elif not os.access(workdir, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        else:
+            _check_writable(workdir)
         held = read_settings(workdir)
     if "seeds" in held and seeds is None:
         raise ConfigError(f"{workdir} is a run of experiments.train, not a comparison: choose another --workdir")
@@ -123,6 +122,12 @@ def _clear_write_errors(workdir: Path) -> Iterator[None]:
         raise
     except OSError as error:
         raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
+
+
+def _check_writable(workdir: Path) -> None:
+    if not os.access(workdir, os.W_OK):
+        number = errno.EROFS if os.statvfs(workdir).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(number, os.strerror(number))
 
 
 def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str, Any]:

@@ -92,6 +92,19 @@ def test_a_folder_that_is_read_only_is_refused_though_its_lock_is_not(tmp_path, 
         pass
 
 
+def test_a_disk_that_is_read_only_is_a_storage_error(tmp_path, monkeypatch):
+    with locked(tmp_path):
+        open_workdir(tmp_path, ExperimentConfig(), seeds=(0,))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    read_only = os.statvfs_result([*os.statvfs(tmp_path)][:8] + [os.ST_RDONLY, 255])
+    monkeypatch.setattr(os, "statvfs", lambda path: read_only)
+    message = rf"^cannot write to {tmp_path} \(Read-only file system\)"
+    with pytest.raises(StorageError, match=message), locked(tmp_path):
+        pass
+    with pytest.raises(StorageError, match=message):
+        open_workdir(tmp_path, ExperimentConfig(), seeds=(0,))
+
+
 def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_path):
     path = tmp_path / "found.json"
     assert read_records(path) == []
