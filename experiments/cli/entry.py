@@ -24,6 +24,7 @@ from cope_jax.files import cache_folder
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
+from experiments.cli import interrupts
 
 flags.disclaim_key_flags()  # flags that this module defines belong to the module that calls it, whose --help shows them
 
@@ -53,7 +54,7 @@ def clear_errors() -> Iterator[None]:
     except Interrupted as stop:
         _leave(stop.exit_code, str(stop))
     except KeyboardInterrupt:
-        _leave(130, "interrupted; rerun the same command to resume")
+        _leave(130, interrupts.LINE)
     except ModuleNotFoundError as error:
         if error.name not in TEXT:
             raise

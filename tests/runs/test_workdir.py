@@ -25,7 +25,7 @@ from cope_jax.runs.workdir import (
     write_json,
 )
 from cope_jax.training.experiment_config import ExperimentConfig
-from experiments.cli import entry
+from experiments.cli import entry, interrupts
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
@@ -228,7 +228,7 @@ def test_an_unknown_backend_is_one_clear_line(platform):
 
 def test_ctrl_c_before_a_command_begins_is_one_line():
     done = run("import sys; sys.argv = ['-m']; import experiments, signal; signal.raise_signal(signal.SIGINT)")
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert (done.returncode, done.stderr) == (130, f"{interrupts.LINE}\n")
 
 
 def test_importing_the_commands_changes_no_hook():
@@ -276,4 +276,31 @@ gc.collect()
 print("went on")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{interrupts.LINE}\n")
+
+
+@pytest.mark.parametrize(("module", "status"), [("jax._src.compiler", 130), ("importlib._bootstrap", 130), ("jaxy", 0)])
+def test_ctrl_c_inside_jax_never_becomes_an_exception(module, status):
+    code = f"""
+import signal
+from experiments.cli import interrupts
+interrupts.install()
+scope = {{"__name__": {module!r}}}
+exec("def call(function):\\n try: function()\\n except KeyboardInterrupt: print('raised')", scope)
+scope["call"](lambda: signal.raise_signal(signal.SIGINT))
+"""
+    done = run(code)
+    expected = (130, "", f"{interrupts.LINE}\n") if status else (0, "raised\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == expected
+
+
+def test_a_shell_that_ignores_ctrl_c_for_a_job_is_obeyed():
+    code = """
+import signal
+from experiments.cli import interrupts
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+interrupts.install()
+signal.raise_signal(signal.SIGINT)
+print("went on")
+"""
+    assert run(code).stdout == "went on\n"
