@@ -123,8 +123,10 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
     return cls(**values)
 
 
-def check_at_least(least: float, what: str, **values: float | None) -> None:
-    """Raises ConfigError for a value that is NaN, infinite or below `least`; None is allowed.
+def check_at_least(least: float, what: str, most: int = 2**31 - 1, /, **values: float | None) -> None:
+    """Raises ConfigError for a value that is NaN, infinite or below `least`, or an int above `most`; None is allowed.
+
+    The default of `most` is for sizes and counts, which are int32 on devices; seeds may be larger.
 
     >>> check_at_least(1, "decoder", num_layers=0)
     Traceback (most recent call last):
@@ -135,6 +137,8 @@ def check_at_least(least: float, what: str, **values: float | None) -> None:
         if value is not None and not least <= value < math.inf:  # `not` makes NaN an error too
             finite = " and finite" if value == math.inf else ""
             raise ConfigError(f"{what}.{name} must be at least {least}{finite}, got {value}")
+        if isinstance(value, int) and value > most:
+            raise ConfigError(f"{what}.{name} must be at most {most:,}, got {value:,}")
 
 
 def check_choices(config: Any, what: str) -> None:

@@ -17,6 +17,8 @@ from cope_jax.registry import Registry
 
 SumAndWeight = tuple[Array, Array]
 """(sum, weight), float32 scalars. The mean over several batches is the total sum divided by the total weight."""
+MOST_LAYERS = 4096
+"""The highest number of layers; a damaged config may ask for any number, and then creating the model never ends."""
 
 
 Ability = Literal["generate", "score", "map"]

@@ -62,7 +62,7 @@ def clear_errors() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, StorageError):
             _leave(4, f"error: {error}")
-        if isinstance(error, MemoryError):  # NumPy says how much was asked for
+        if _out_of_memory(error):  # NumPy and XLA say how much was asked for
             _leave(2, f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes")
         if reason := storage_reason(error):
             _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
@@ -72,6 +72,11 @@ def clear_errors() -> Iterator[None]:
             reason = f"JAX_PLATFORMS is {platforms} ({reason}): set it to an installed platform, such as cpu"
             _leave(2, f"error: JAX cannot start its backend, {reason}")
         raise
+
+
+def _out_of_memory(error: Exception) -> bool:
+    from_device = isinstance(error, jax.errors.JaxRuntimeError)
+    return isinstance(error, MemoryError) or (from_device and bool(re.search("(?i)out of memory", str(error))))
 
 
 def _leave(status: int, line: str) -> NoReturn:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from absl import flags
 
@@ -96,7 +97,7 @@ def test_a_disk_that_is_read_only_is_a_storage_error(tmp_path, monkeypatch):
     with locked(tmp_path):
         open_workdir(tmp_path, ExperimentConfig(), seeds=(0,))
     monkeypatch.setattr(os, "access", lambda path, mode: False)
-    read_only = os.statvfs_result([*os.statvfs(tmp_path)][:8] + [os.ST_RDONLY, 255])
+    read_only = os.statvfs_result([*[*os.statvfs(tmp_path)][:8], os.ST_RDONLY, 255])
     monkeypatch.setattr(os, "statvfs", lambda path: read_only)
     message = rf"^cannot write to {tmp_path} \(Read-only file system\)"
     with pytest.raises(StorageError, match=message), locked(tmp_path):
@@ -182,6 +183,12 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
             MemoryError("Unable to allocate 8.00 TiB"),
             2,
             "error: the command needs more memory than there is (Unable to allocate 8.00 TiB): lower its sizes",
+        ),
+        (
+            jax.errors.JaxRuntimeError("INTERNAL: Out of memory allocating 655360000000 bytes."),
+            2,
+            "error: the command needs more memory than there is (INTERNAL: Out of memory allocating 655360000000 "
+            "bytes.): lower its sizes",
         ),
         (
             OSError(errno.EROFS, "Read-only file system", "x/y"),

@@ -56,7 +56,9 @@ def test_rows_that_someone_removed_are_missed_once(held, lost, tmp_path, capsys)
         writer.write(rows(*held))
     with MetricsWriter(tmp_path, 4) as writer:
         writer.write(rows(5))
-    line = f"warning: {writer.path} was cut or removed: the rows of steps {lost} are lost; training resumes after them\n"
+    line = (
+        f"warning: {writer.path} was cut or removed: the rows of steps {lost} are lost; training resumes after them\n"
+    )
     assert capsys.readouterr().err == (line if lost else "")
 
 
