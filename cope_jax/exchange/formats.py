@@ -59,10 +59,15 @@ def load(folder: str | Path) -> tuple[Any, Params]:
     """Reads the config, as `read_config` does, and the parameters, as nested dicts, from a folder of any known format.
 
     Raises:
-      ConfigError: a file is missing or damaged, belongs to an unknown model, or does not fit the config.
+      ConfigError: a file is missing or damaged, belongs to an unknown model, does not fit the config, or has numbers
+        that are not finite.
     """
     folder, kind = Path(folder), _kind(folder)
-    return elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
+    config, params = elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
+    for path, array in flatten_dict(params).items():
+        if not np.isfinite(np.asarray(array)).all():
+            raise ConfigError(f"{folder}: the parameter {_name(path)} is NaN or infinite in places: use intact weights")
+    return config, params
 
 
 def _kind(folder: str | Path) -> str:

@@ -66,7 +66,7 @@ class BPE(_NothingUnknown):
     """
 
     def __init__(self, tokenizer: Any):
-        """Wraps a `tokenizers.Tokenizer`. ConfigError: the tokenizer has no end-of-text token."""
+        """Wraps a `tokenizers.Tokenizer`. ConfigError: there is no end-of-text token, or numbers are too high."""
         # A special token that is spelled out in a text is ordinary text.
         tokenizer.encode_special_tokens = True
         if getattr(tokenizer.model, "dropout", None):  # of merges, which would give a text other tokens each time
@@ -80,6 +80,10 @@ class BPE(_NothingUnknown):
             raise ConfigError(f"the tokenizer has no end-of-text token ({', '.join(ENDS)}): give another tokenizer")
         self.end: int = vocabulary[name]
         self._size = max(vocabulary.values()) + 1
+        if self._size > 2 * len(vocabulary) + 2**16:  # a model would have a row for each number
+            raise ConfigError(
+                f"the tokenizer numbers its {len(vocabulary):,} tokens up to {self._size - 1:,}: use lower numbers"
+            )
 
     @classmethod
     def create(cls, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]]) -> "BPE":

@@ -3,6 +3,7 @@ import gzip
 import pytest
 from etils import epath
 
+from cope_jax import files
 from cope_jax.corpora import sms
 from cope_jax.corpora.corpus_files import SAMPLES, find, matching, read_lines
 from cope_jax.errors import ConfigError
@@ -46,6 +47,16 @@ def test_what_is_not_utf8_is_named_by_its_line(tmp_path):
     path.write_bytes(b"one\ntwo\nthr\xffee\n")
     with pytest.raises(ConfigError, match="x, line 3 is not UTF-8"):
         read_lines(epath.Path(path))
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_ALWAYS", 1000)
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(bytes(1000)))
+    assert files.read_bytes(path) == bytes(1000)
+    path.write_bytes(gzip.compress(bytes(10_000)))
+    with pytest.raises(ConfigError, match=r"x.gz unpacks to over 100 times its size: if it is right, unpack it"):
+        files.read_bytes(path)
 
 
 def test_half_a_gzip_file_is_one_clear_line(tmp_path):

@@ -141,6 +141,14 @@ MISTAKES = {
     ),
     "a missing tensor": (rewrite(lambda t: {n: v for n, v in t.items() if n != "out.kernel"}), "out.kernel is missing"),
     "a surplus tensor": (rewrite(lambda t: t | {"more": np.zeros(1)}), "'more' is not a parameter of the decoder"),
+    "no number": (
+        rewrite(lambda t: t | {"out.kernel": t["out.kernel"] * np.float32("nan")}),
+        "the parameter out.kernel is NaN or infinite in places: use intact weights",
+    ),
+    "an infinite number": (
+        rewrite(lambda t: t | {"out.kernel": t["out.kernel"] + np.float32("inf")}),
+        "the parameter out.kernel is NaN or infinite in places: use intact weights",
+    ),
     "another type": (rewrite(cast), r"norm\.norm\.scale in \S+ is float16\[8\], but the config needs float32\[8\]"),
 }
 

@@ -146,6 +146,18 @@ def test_a_text_has_the_same_tokens_each_time_although_the_file_has_dropout(tmp_
         np.testing.assert_array_equal(loaded.encode([text])[0], tokenizer.encode([text])[0])
 
 
+def test_a_number_far_above_the_count_of_tokens_is_refused(tmp_path):
+    content = json.loads(BPE_600.text)
+    file = tmp_path / "tokenizer.json"
+    content["model"]["vocab"]["far"] = 60_000
+    file.write_text(json.dumps(content))
+    assert len(loading.load("bpe", file)) == 60_001
+    content["model"]["vocab"]["far"] = 2**31 - 2
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"numbers its \d+ tokens up to 2,147,483,646: use lower numbers"):
+        loading.load("bpe", file)
+
+
 def test_a_vocabulary_needs_room_for_bytes():
     with pytest.raises(ConfigError, match=r"vocabulary of 256 has no room for 256 bytes"):
         BPE.train(["a"], 256)
