@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, first_line
 
 END = "<|endoftext|>"
 """The token between texts, in GPT-2 and in vocabularies that are learned here."""
@@ -143,7 +143,12 @@ class BPE(_NothingUnknown):
         found: list[np.ndarray] = []
         for start in range(0, len(texts), _CHUNK):
             chunk = [_bytes(text).decode() for text in texts[start : start + _CHUNK]]
-            encoded = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
+            try:
+                encoded = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":  # of Rust; it is no Exception, and cannot be imported
+                    raise
+                raise ConfigError(f"the tokenizer fails on the text ({first_line(error)}): give another one") from error
             found += [np.array(one.ids, np.int32) for one in encoded]
         return found
 

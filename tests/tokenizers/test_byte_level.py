@@ -158,6 +158,15 @@ def test_a_number_far_above_the_count_of_tokens_is_refused(tmp_path):
         loading.load("bpe", file)
 
 
+def test_a_pattern_that_never_ends_is_one_line(tmp_path):
+    content = json.loads(BPE_600.text)
+    content["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = loading.load("bpe", tmp_path)
+    with pytest.raises(ConfigError, match=r"the tokenizer fails on the text \(Onig: .*: give another one$"):
+        tokenizer.encode(["a" * 60 + "b"])
+
+
 def test_a_vocabulary_needs_room_for_bytes():
     with pytest.raises(ConfigError, match=r"vocabulary of 256 has no room for 256 bytes"):
         BPE.train(["a"], 256)
