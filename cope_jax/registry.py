@@ -173,8 +173,8 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
             return tuple(_checked(entry, get_args(choice)[0], where) for entry in value)
         if plain is float and type(value) is int:
             value = float(value) if abs(value) < 2**1023 else math.inf
-        if plain is float and isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{where} must be finite, got {value}")
+        if plain is float and isinstance(value, float) and not abs(value) < 2.0**127:  # the range of float32
+            raise ConfigError(f"{where} must be finite{' in float32' * math.isfinite(value)}, got {value}")
         if plain is int and isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError(f"{where} must have at most 63 bits, got {value:.3g}")
         if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):

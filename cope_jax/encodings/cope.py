@@ -65,10 +65,10 @@ class CoPE(Encoding):
     def __init__(self, config: CoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(2, "cope", npos_max=config.npos_max)
+        check_at_least(1, "cope", hidden=config.hidden)
         if config.position == "table":
             self.table = nnx.Param(jnp.zeros((config.npos_max, shape.head_dim)))
         elif config.position == "mlp":
-            check_at_least(1, "cope", hidden=config.hidden)
             self.hidden_kernel = nnx.Param(jax.random.normal(rngs.params(), (config.hidden,)))
             self.hidden_bias = nnx.Param(jax.random.uniform(rngs.params(), (config.hidden,), minval=-1.0, maxval=1.0))
             self.table = nnx.Param(jnp.zeros((config.hidden, shape.head_dim)))
