@@ -149,6 +149,11 @@ class CoPE(Encoding):
             gate_logits_BHLM = pairs.logits
         else:
             gate_keys_BGMK = pairs.v if self.config.gate == "value" else pairs.k_features
+            if gate_keys_BGMK.shape[-1] != self.shape.head_dim:
+                raise ConfigError(
+                    f"cope(gate=value) multiplies queries with values, so values need the width of the queries, "
+                    f"{self.shape.head_dim}, but have {gate_keys_BGMK.shape[-1]}: choose another gate"
+                )
             gate_logits_BHLM = content_logits(pairs.q, gate_keys_BGMK)
         return jnp.where(pairs.mask, jax.nn.sigmoid(gate_logits_BHLM), jnp.zeros((), gate_logits_BHLM.dtype))
 

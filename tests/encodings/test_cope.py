@@ -178,3 +178,11 @@ def added_logits(encoding, q_LK, k_MK):
     pairs = inputs.pairs()
     score, _ = encoding.score(pairs, encoding.initial_carry(inputs.q, inputs.q_features))
     return np.where(np.asarray(pairs.mask)[0, 0], np.asarray(score - pairs.logits)[0, 0], 0)
+
+
+@pytest.mark.parametrize("implementation", ["full", "blockwise"])
+def test_gates_of_values_of_another_width_are_one_line(implementation):
+    q, v = jnp.ones((1, 5, 1, 4)), jnp.ones((1, 5, 1, 6))
+    encoding = encodings.create("cope(gate=value)", num_heads=1, head_dim=4, rngs=nnx.Rngs(0))
+    with pytest.raises(ConfigError, match="values need the width of the queries, 4, but have 6: choose another gate"):
+        attend(q, q, v, encoding=encoding, implementation=implementation)
