@@ -15,7 +15,7 @@ from etils import epath
 from cope_jax.errors import ConfigError, clear_storage_errors
 
 _RATIO, _ALWAYS = 100, 2**26
-"""A gzip file may unpack to so many times its size, and always to so many bytes: text gives 3 to 20 times its size."""
+"""A gzip file may unpack to _RATIO times its size, and always to _ALWAYS bytes. Text is 3 to 20 times its size."""
 
 
 def cache_folder() -> Path | None:
