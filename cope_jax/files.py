@@ -81,6 +81,33 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def read_object(path: epath.PathLike, mend: str = "fetch it again", /, **kinds: type) -> dict[str, Any]:
+    """The object of a JSON file, plain or compressed (see `read_bytes`).
+
+    Args:
+      path: the file.
+      mend: what to do if the file is damaged; the end of the message.
+      **kinds: the types of values that the object must have, by key.
+
+    Raises:
+      ConfigError: there is no such file, or it contains anything else.
+    """
+    data = read_bytes(path)
+    try:
+        content = parse_json(data)
+        if not isinstance(content, dict):
+            raise ValueError(f"it must contain a JSON object, not a {type(content).__name__}")
+        if missing := [name for name in kinds if name not in content]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        for name, kind in kinds.items():
+            accepted = (int, float) if kind is float else (kind,)
+            if type(content[name]) not in accepted:
+                raise ValueError(f"{name} must be {kind.__name__}, not {type(content[name]).__name__}")
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): {mend}") from error
+    return content
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path to write to. At the end of the `with` block, the file written there replaces `path`.

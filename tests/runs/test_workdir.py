@@ -115,6 +115,14 @@ def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_pat
     assert read_records(path) == [{"a": 2, "b": 2}, {"a": 1, "b": 3}]
 
 
+@pytest.mark.parametrize("content", ['{"records": 5}', '{"records": [1]}', "[]"])
+def test_records_of_another_shape_are_one_line(content, tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"result.json is damaged \(.*\): delete it, and the command recreates it$"):
+        read_records(path)
+
+
 def test_a_value_that_was_not_finite_is_nan_again(tmp_path):
     path = tmp_path / "result.json"
     write_json(path, {"records": [{"value": math.inf}, {"value": 0.5}], "environment": {}})
@@ -148,7 +156,7 @@ def test_seeds_are_a_list_of_whole_numbers(seeds, tmp_path):
 
 def test_a_json_file_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(ConfigError, match=r"config.json is damaged \(Is a directory\)"):
+    with pytest.raises(ConfigError, match=r"cannot read .*config.json \(Is a directory\)"):
         read_settings(tmp_path)
 
 

@@ -201,9 +201,9 @@ BYTES = {name: number for name, number in json.loads(Bytes().text)["model"]["voc
             {"encoder.json": "{}"},
             "has no tokenizer: put tokenizer.json, encoder.json with vocab.bpe, or vocab.json with merges",
         ),
-        ({"encoder.json": "{", "vocab.bpe": ""}, r"encoder.json is not JSON \(.*: fetch it again$"),
-        ({"encoder.json": "[1]", "vocab.bpe": ""}, "encoder.json is not a JSON object from tokens"),
-        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json is not a JSON object from tokens"),
+        ({"encoder.json": "{", "vocab.bpe": ""}, r"encoder.json is damaged \(.*: fetch it again$"),
+        ({"encoder.json": "[1]", "vocab.bpe": ""}, r"encoder.json is damaged \(it must contain a JSON object"),
+        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json does not map tokens to their numbers"),
         (
             {"encoder.json": '{"a": 1}', "vocab.bpe": ""},
             "has wrong numbers: give its tokens the numbers 0 to 0, each once",
