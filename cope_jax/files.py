@@ -2,6 +2,7 @@
 
 import contextlib
 import gzip
+import io
 import json
 import os
 import zlib
@@ -12,6 +13,9 @@ from typing import Any
 from etils import epath
 
 from cope_jax.errors import ConfigError, clear_storage_errors
+
+_RATIO, _ALWAYS = 100, 2**26
+"""A gzip file may unpack to _RATIO times its size, and always to _ALWAYS bytes. Text is 3 to 20 times its size."""
 
 
 def cache_folder() -> Path | None:
@@ -34,7 +38,7 @@ def read_bytes(path: epath.PathLike) -> bytes:
     """The content of a file, decompressed if its name ends in `.gz`.
 
     Raises:
-      ConfigError: there is no such file, or it is damaged.
+      ConfigError: there is no such file, it is damaged, or it unpacks to much more than text would.
     """
     file = epath.Path(path)
     try:
@@ -43,10 +47,15 @@ def read_bytes(path: epath.PathLike) -> bytes:
         raise ConfigError(f"cannot read {path} ({error.strerror or error}): give the path of a file") from error
     if file.suffix != ".gz":
         return data
+    most = max(_ALWAYS, _RATIO * len(data))
     try:
-        return gzip.decompress(data)
+        with gzip.GzipFile(fileobj=io.BytesIO(data)) as packed:
+            unpacked = packed.read(most + 1)
+            if len(unpacked) <= most:
+                return unpacked
     except (OSError, EOFError, zlib.error) as error:
         raise ConfigError(f"{path} is not a complete gzip file ({error}): fetch it again") from error
+    raise ConfigError(f"{path} unpacks to over {_RATIO} times its size: if it is right, unpack it")
 
 
 def read_text(path: epath.PathLike) -> str:
@@ -75,6 +84,33 @@ def parse_json(text: str | bytes) -> Any:
         return json.loads(text)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def read_object(path: epath.PathLike, mend: str = "fetch it again", /, **kinds: type) -> dict[str, Any]:
+    """The object of a JSON file, plain or compressed (see `read_bytes`).
+
+    Args:
+      path: the file.
+      mend: what to do if the file is damaged; the end of the message.
+      **kinds: the types of values that the object must have, by key.
+
+    Raises:
+      ConfigError: there is no such file, or it contains anything else.
+    """
+    data = read_bytes(path)
+    try:
+        content = parse_json(data)
+        if not isinstance(content, dict):
+            raise ValueError(f"it must contain a JSON object, not a {type(content).__name__}")
+        if missing := [name for name in kinds if name not in content]:
+            raise ValueError(f"it lacks {', '.join(missing)}")
+        for name, kind in kinds.items():
+            accepted = (int, float) if kind is float else (kind,)
+            if type(content[name]) not in accepted:
+                raise ValueError(f"{name} must be {kind.__name__}, not {type(content[name]).__name__}")
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged ({error}): {mend}") from error
+    return content
 
 
 @contextlib.contextmanager

@@ -123,8 +123,10 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
     return cls(**values)
 
 
-def check_at_least(least: float, what: str, **values: float | None) -> None:
-    """Raises ConfigError for a value that is NaN, infinite or below `least`; None is allowed.
+def check_at_least(least: float, what: str, most: int = 2**31 - 1, /, **values: float | None) -> None:
+    """Raises ConfigError for a value that is NaN, infinite or below `least`, or an int above `most`; None is allowed.
+
+    The default of `most` is for sizes and counts, which are int32 on devices; seeds may be larger.
 
     >>> check_at_least(1, "decoder", num_layers=0)
     Traceback (most recent call last):
@@ -135,6 +137,8 @@ def check_at_least(least: float, what: str, **values: float | None) -> None:
         if value is not None and not least <= value < math.inf:  # `not` makes NaN an error too
             finite = " and finite" if value == math.inf else ""
             raise ConfigError(f"{what}.{name} must be at least {least}{finite}, got {value}")
+        if isinstance(value, int) and value > most:
+            raise ConfigError(f"{what}.{name} must be at most {most:,}, got {value:,}")
 
 
 def check_choices(config: Any, what: str) -> None:
@@ -169,8 +173,8 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
             return tuple(_checked(entry, get_args(choice)[0], where) for entry in value)
         if plain is float and type(value) is int:
             value = float(value) if abs(value) < 2**1023 else math.inf
-        if plain is float and isinstance(value, float) and not math.isfinite(value):
-            raise ConfigError(f"{where} must be finite, got {value}")
+        if plain is float and isinstance(value, float) and not abs(value) < 2.0**127:  # the range of float32
+            raise ConfigError(f"{where} must be finite{' in float32' * math.isfinite(value)}, got {value}")
         if plain is int and isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError(f"{where} must have at most 63 bits, got {value:.3g}")
         if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):

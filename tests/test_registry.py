@@ -214,6 +214,13 @@ def test_the_bound_itself_and_no_value_are_allowed():
     check_at_least(1, "block", heads=1, width=2, length=None)
 
 
+def test_a_size_has_31_bits_unless_another_bound_is_given():
+    check_at_least(1, "block", width=2**31 - 1, share=1e12)
+    check_at_least(0, "data", 2**63 - 1, seed=2**40)
+    with pytest.raises(ConfigError, match=r"^block\.width must be at most 2,147,483,647, got 2,147,483,648$"):
+        check_at_least(0, "block", width=2**31)
+
+
 def test_infinity_is_an_error():
     with pytest.raises(ConfigError, match=r"^block\.width must be at least 0 and finite, got inf$"):
         check_at_least(0, "block", width=float("inf"))

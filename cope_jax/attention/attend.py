@@ -106,8 +106,8 @@ def attend(
       q_segment_ids: `[B, L]` or `[1, L]`. A query sees only keys of its own segment. If None, there is one segment.
       k_segment_ids: `[B, M]` or `[1, M]`. Give both segment ids or neither.
       mask: bool, `[B, 1, L, M]`; any axis may have size 1. True where a query may see a key, unless causality, window
-        or segments hide this key. A mask takes L·M bytes for each example. For padding and documents, segment ids need
-        only L + M numbers.
+        or segments hide this key. Hidden values must be finite, because their weight is 0 and 0·NaN is NaN. A mask
+        takes L·M bytes for each example. For padding and documents, segment ids need only L + M numbers.
       causal: hide the keys after each query. "After" refers to the index in the sequence, not to the position. The last
         query is at the last key.
       window: hide the keys that are `window` or more indices away from the query. If None, there is no window.

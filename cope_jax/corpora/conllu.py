@@ -92,11 +92,15 @@ def _sentence(block: list[tuple[int, str]], path: epath.Path) -> TaggedSentence:
         elif re.fullmatch(r"[0-9]+[-.][0-9]+", columns[0]):
             continue
         elif columns[0] != str(len(words) + 1):
-            reason = f"word {columns[0]} where word {len(words) + 1} is expected"
+            reason = f"word {columns[0][:20]} where word {len(words) + 1} is expected"
         elif columns[3] not in TAGS:
             reason = f"{columns[3]!r} is not a universal part of speech"
+        elif not columns[1].strip():
+            reason = "the word is empty"
         if reason:
             raise ConfigError(f"{path}, line {number}: {reason}; fix the line or fetch the file again")
         words.append(columns[1])
         tags.append(columns[3])
+    if not words:
+        raise ConfigError(f"{path}, line {block[0][0]}: the sentence has no words; fetch the file again")
     return TaggedSentence(tuple(words), tuple(tags), any(line.startswith("# newdoc") for _, line in block))

@@ -59,7 +59,7 @@ def read_coarsewsd(data_dir: str | None) -> list[Occurrence]:
         if (
             len(columns) != 5
             or columns[1] not in get_args(Split)
-            or not (columns[3].isdecimal() and int(columns[3]) < len(words))
+            or not (columns[3].isdecimal() and len(columns[3]) < 10 and int(columns[3]) < len(words))
         ):
             raise ConfigError(f"{path}, line {number} must have a word, split, sense, index and sentence: fix the line")
         found.append(Occurrence(words, int(columns[3]), columns[0], columns[2], cast(Split, columns[1])))

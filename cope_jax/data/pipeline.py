@@ -64,7 +64,7 @@ def train_iterator(
     True
     """
     check_at_least(1, "pipeline", batch_size=batch_size, readers=readers)
-    check_at_least(0, "pipeline", data_seed=data_seed, shuffle_seed=shuffle_seed)
+    check_at_least(0, "pipeline", 2**63 - 1, data_seed=data_seed, shuffle_seed=shuffle_seed)
     rows = range(batch_size) if rows is None else rows
     batches = grain.MapDataset.range(_ENDLESS)
     stream = task.stream("train", batch_size)
@@ -115,7 +115,7 @@ def evaluation_batches(
     [[1.0, 1.0, 1.0, 1.0], [1.0, 1.0, 0.0, 0.0]]
     """
     check_at_least(1, "pipeline", batch_size=batch_size)
-    check_at_least(0, "pipeline", seed=seed)
+    check_at_least(0, "pipeline", 2**63 - 1, seed=seed)
     stream = task.stream(split, batch_size)
     if stream is not None:
         return [stream[i] for i in range(min(len(stream), -(-examples // batch_size)))]

@@ -9,6 +9,7 @@ from flax import nnx
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.encodings.common import project, sum_over_nearer
+from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ class CABLE(Encoding):
 
     def __init__(self, config: CABLEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
+        check_at_least(0, "cable", stddev=config.stddev)
         size = (shape.width, shape.num_heads)
         self.step_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))
         self.slope_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))

@@ -10,6 +10,7 @@ from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings.base import ENCODINGS, AttentionShape
 from cope_jax.encodings.common import project
 from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim
+from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,6 +44,7 @@ class CARoPE(TurnedByTokens):
 
     def __init__(self, config: CARoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
+        check_at_least(0, "carope", stddev=config.stddev)
         even_head_dim("carope", shape.head_dim)
         self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads)))
 

@@ -65,10 +65,10 @@ class CoPE(Encoding):
     def __init__(self, config: CoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         check_at_least(2, "cope", npos_max=config.npos_max)
+        check_at_least(1, "cope", hidden=config.hidden)
         if config.position == "table":
             self.table = nnx.Param(jnp.zeros((config.npos_max, shape.head_dim)))
         elif config.position == "mlp":
-            check_at_least(1, "cope", hidden=config.hidden)
             self.hidden_kernel = nnx.Param(jax.random.normal(rngs.params(), (config.hidden,)))
             self.hidden_bias = nnx.Param(jax.random.uniform(rngs.params(), (config.hidden,), minval=-1.0, maxval=1.0))
             self.table = nnx.Param(jnp.zeros((config.hidden, shape.head_dim)))
@@ -149,6 +149,11 @@ class CoPE(Encoding):
             gate_logits_BHLM = pairs.logits
         else:
             gate_keys_BGMK = pairs.v if self.config.gate == "value" else pairs.k_features
+            if gate_keys_BGMK.shape[-1] != self.shape.head_dim:
+                raise ConfigError(
+                    f"cope(gate=value) multiplies queries with values, so values need the width of the queries, "
+                    f"{self.shape.head_dim}, but have {gate_keys_BGMK.shape[-1]}: choose another gate"
+                )
             gate_logits_BHLM = content_logits(pairs.q, gate_keys_BGMK)
         return jnp.where(pairs.mask, jax.nn.sigmoid(gate_logits_BHLM), jnp.zeros((), gate_logits_BHLM.dtype))
 

@@ -58,8 +58,8 @@ class DaRoPE(Encoding):
         if length is None:
             raise ConfigError("darope needs the length of training: give length or max_length")
         check_at_least(1, "darope", length=length)
-        if not 0 < config.base < math.inf:
-            raise ConfigError(f"darope.base must be positive and finite, got {config.base}")
+        check_at_least(2, "darope", base=config.base)
+        check_at_least(0, "darope", stddev=config.stddev)
         self.length = length
         self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, shape.kv_heads)))
         self.alpha = nnx.Param(jnp.full((shape.kv_heads,), config.alpha))

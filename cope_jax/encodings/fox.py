@@ -61,6 +61,7 @@ class FoX(Encoding):
         super().__init__(config, shape, rngs=rngs)
         heads = shape.num_heads
         check_at_least(2, "fox", longest=config.longest)
+        check_at_least(0, "fox", stddev=config.stddev)
         if config.prune is not None and not config.prune > 0:
             raise ConfigError(f"fox.prune must be positive, got {config.prune}")
         if config.gate == "token":

@@ -1,7 +1,6 @@
 """Group representational position encoding, multiplicative and contextual."""
 
 import dataclasses
-import math
 
 import jax
 import jax.numpy as jnp
@@ -13,6 +12,7 @@ from cope_jax.encodings.base import ENCODINGS, AttentionShape
 from cope_jax.encodings.common import inverse_softplus, project
 from cope_jax.encodings.rotations import TurnedByTokens, even_head_dim, frequencies
 from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +42,7 @@ class GRAPE(TurnedByTokens):
     normal distribution; both normalise q and k after the rotation. `grape_additive` has the gated additive form.
 
     Raises:
-      ConfigError: `features` is called without x, the head width is odd, or `step` or `base` is not positive.
+      ConfigError: `features` is called without x, the head width is odd, or `step` or `base` is out of range.
     """
 
     Config = GRAPEConfig
@@ -50,10 +50,9 @@ class GRAPE(TurnedByTokens):
 
     def __init__(self, config: GRAPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        if not (0 < config.base < math.inf and 0 < config.step < math.inf):
-            raise ConfigError(
-                f"grape.base and grape.step must be positive and finite, got {config.base} and {config.step}"
-            )
+        check_at_least(2, "grape", base=config.base)
+        if not 0 < config.step <= 100:
+            raise ConfigError(f"grape.step must lie in (0, 100], got {config.step}")
         steps = shape.kv_heads if config.per_head else 1
         self.kernel = nnx.Param(jnp.zeros((shape.width, steps)))
         self.bias = nnx.Param(jnp.full((steps,), inverse_softplus(config.step)))

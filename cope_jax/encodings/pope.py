@@ -11,7 +11,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
-from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class PoPE(Encoding):
     2K features, so attention and caches of keys need more memory.
 
     Raises:
-      ConfigError: the base is not positive and finite.
+      ConfigError: the base is below 2.
     """
 
     Config = PoPEConfig
@@ -47,8 +47,7 @@ class PoPE(Encoding):
 
     def __init__(self, config: PoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        if not 0 < config.base < math.inf:
-            raise ConfigError(f"pope.base must be positive and finite, got {config.base}")
+        check_at_least(2, "pope", base=config.base)
         size = (shape.kv_heads, shape.head_dim)
         uniform = jax.random.uniform(rngs.params(), size, minval=-2 * math.pi, maxval=0.0)
         self.phase = nnx.Param(uniform if config.phase == "uniform" else jnp.zeros(size))

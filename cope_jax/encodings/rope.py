@@ -12,6 +12,7 @@ from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.encodings.rotations import frequencies, rotate_pairs
 from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +23,7 @@ class RoPEConfig:
     longer than those of its training, and None means that the option is off.
 
     Attributes:
-      base: the base of the frequencies θ = base^(−2c/R). The longest wavelength is below 2π·base.
+      base: the base of the frequencies θ = base^(−2c/R), at least 2. The longest wavelength is below 2π·base.
       fraction: share of the head width that is rotated, in (0, 1]. The number of rotated features is rounded down to an
         even number.
       bands: share of the bands that turn, the fastest first, in [0, 1] ("p-RoPE", arXiv 2410.06205).
@@ -74,8 +75,8 @@ class RoPE(Encoding):
     def __init__(self, config: RoPEConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
         self.causal_only = config.decay is not None
-        if not 0 < config.base < math.inf:
-            raise ConfigError(f"rope.base must be positive and finite, got {config.base}")
+        check_at_least(2, "rope", base=config.base)
+        check_at_least(1, "rope", decay=config.decay, interpolation=config.interpolation, ntk=config.ntk)
         if not 0 < config.fraction <= 1:
             raise ConfigError(f"rope.fraction must lie in (0, 1], got {config.fraction}")
         if not 0 <= config.bands <= 1:
@@ -85,10 +86,10 @@ class RoPE(Encoding):
                 f"rope.fraction={config.fraction} of head_dim={shape.head_dim} is less than one pair of features: give "
                 "a larger fraction or head_dim"
             )
-        for name in ("longest", "decay", "interpolation", "ntk", "magnitude"):
-            value = getattr(config, name)
-            if value is not None and not 0 < value < math.inf:
-                raise ConfigError(f"rope.{name} must be positive and finite, got {value}")
+        if config.longest is not None and not config.longest > 2 * math.pi:
+            raise ConfigError(f"rope.longest must be above 2π, the shortest wavelength, got {config.longest}")
+        if config.magnitude is not None and not 0 < config.magnitude <= 1000:
+            raise ConfigError(f"rope.magnitude must lie in (0, 1000], got {config.magnitude}")
         forms = [name for name in ("interpolation", "ntk", "yarn", "longrope", "llama3") if getattr(config, name)]
         if len(forms) > 1:
             raise ConfigError(f"rope: {' and '.join(forms)} exclude each other: give one of them")

@@ -1,7 +1,6 @@
 """Fixed sinusoidal position embeddings."""
 
 import dataclasses
-import math
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,6 +9,7 @@ from flax import nnx
 from cope_jax.array_types import Array, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
 from cope_jax.errors import ConfigError
+from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +36,7 @@ class Sinusoidal(Encoding):
 
     def __init__(self, config: SinusoidalConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
-        if not 0 < config.base < math.inf:
-            raise ConfigError(f"sinusoidal.base must be positive and finite, got {config.base}")
+        check_at_least(2, "sinusoidal", base=config.base)
         if shape.width % 2:
             raise ConfigError(f"encoding 'sinusoidal' needs an even model width, got {shape.width}")
 

@@ -11,6 +11,7 @@ from cope_jax.array_types import Array
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import take_from_table
+from cope_jax.registry import check_at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +48,7 @@ class T5(Encoding):
         super().__init__(config, shape, rngs=rngs)
         if config.bidirectional and (config.num_buckets % 2 or config.num_buckets < 4):
             raise ConfigError(f"t5(bidirectional=True) needs an even num_buckets ≥ 4, got {config.num_buckets}")
+        check_at_least(0, "t5", stddev=config.stddev)
         self.side = config.num_buckets // 2 if config.bidirectional else config.num_buckets
         if self.side < 2 or config.max_distance <= self.side // 2:
             raise ConfigError(

@@ -10,6 +10,7 @@ from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Carry, Encoding, Pairs
 from cope_jax.encodings.common import blocks_of, project
 from cope_jax.ops.grouped_matmul import group, ungroup
+from cope_jax.registry import check_at_least
 
 BLOCK = 32  # keys that are visited at a time
 
@@ -54,6 +55,7 @@ class Wall(Encoding):
 
     def __init__(self, config: WallConfig, shape: AttentionShape, *, rngs: nnx.Rngs):
         super().__init__(config, shape, rngs=rngs)
+        check_at_least(0, "wall", stddev=config.stddev)
         size = (shape.num_heads, shape.head_dim)
         self.kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), (shape.width, *size)))
         self.bias = nnx.Param(jnp.full(size, config.bias))

@@ -12,7 +12,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.errors import ConfigError
-from cope_jax.exchange.safetensors_io import read_object
+from cope_jax.files import read_object
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.registry import configure
 from cope_jax.tokenizers.characters import NUM_CHARACTERS

@@ -20,6 +20,7 @@ from cope_jax.exchange import bert_files, elmo_files, safetensors_io
 from cope_jax.exchange.gpt2 import GPT2
 from cope_jax.exchange.llama import LLAMA
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
+from cope_jax.files import read_object
 from cope_jax.models.model import MODELS
 from cope_jax.registry import configure, unknown
 
@@ -37,7 +38,7 @@ def kind_of(folder: Path) -> str | None:
         return ELMO
     if not safetensors_io.holds_model(folder):
         return None
-    kind = safetensors_io.read_object(folder / CONFIG).get("model_type", "bert")
+    kind = read_object(folder / CONFIG).get("model_type", "bert")
     if kind not in tuple(FORMATS):  # it may be a list, which is not hashable
         raise ConfigError(f"{folder / CONFIG} has an {unknown('model_type', kind, FORMATS)}")
     return str(kind)
@@ -59,10 +60,15 @@ def load(folder: str | Path) -> tuple[Any, Params]:
     """Reads the config, as `read_config` does, and the parameters, as nested dicts, from a folder of any known format.
 
     Raises:
-      ConfigError: a file is missing or damaged, belongs to an unknown model, or does not fit the config.
+      ConfigError: a file is missing or damaged, belongs to an unknown model, does not fit the config, or has numbers
+        that are not finite.
     """
     folder, kind = Path(folder), _kind(folder)
-    return elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
+    config, params = elmo_files.load(folder) if kind == ELMO else FORMATS[kind].load(folder)
+    for path, array in flatten_dict(params).items():
+        if not np.isfinite(np.asarray(array)).all():
+            raise ConfigError(f"{folder}: the parameter {_name(path)} is NaN or infinite in places: use intact weights")
+    return config, params
 
 
 def _kind(folder: str | Path) -> str:
@@ -136,7 +142,7 @@ def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Ma
 
 def _read_config(folder: Path) -> Any:
     path = folder / CONFIG
-    values = safetensors_io.read_object(path)
+    values = read_object(path)
     model = values.get("model")
     if values.get("version") != _VERSION or not isinstance(model, dict):
         raise ConfigError(

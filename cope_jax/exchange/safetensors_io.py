@@ -13,7 +13,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import parse_json, replacing, write_atomically
+from cope_jax.files import read_object, replacing, write_atomically
 from cope_jax.models.model import overlay
 from cope_jax.registry import configure
 
@@ -31,20 +31,6 @@ T = TypeVar("T")
 def holds_model(folder: Path) -> bool:
     """Whether the folder has tensors in safetensors files."""
     return (folder / WEIGHTS).exists() or (folder / INDEX).exists()
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Reads a JSON object from a file.
-
-    Raises ConfigError if the file cannot be read or contains anything else.
-    """
-    try:
-        values = parse_json(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read {path} ({first_line(error)}): fetch the file again") from error
-    if not isinstance(values, dict):
-        raise ConfigError(f"{path} must contain a JSON object, got a {type(values).__name__}: fetch it again")
-    return values
 
 
 def typed(kind: type[T], values: Mapping[str, Any], path: str) -> T:

@@ -16,6 +16,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import safetensors_io
 from cope_jax.exchange.safetensors_io import CONFIG, TOKENS, Params
+from cope_jax.files import read_object
 from cope_jax.models.decoder import DecoderConfig
 
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
@@ -80,7 +81,7 @@ class Format:
     def read_config(self, folder: Path) -> Any:
         """Reads the config of a model, but not its tensors."""
         path = folder / CONFIG
-        values = safetensors_io.read_object(path)
+        values = read_object(path)
         kind = values.get("model_type", "bert")
         if kind != self.kind:
             raise ConfigError(

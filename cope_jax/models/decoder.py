@@ -20,7 +20,7 @@ from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layers.tape import TapeBlock, with_positions
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.model import MODELS, Model, ModelOptions, SumAndWeight, check_shapes
+from cope_jax.models.model import MODELS, MOST_LAYERS, Model, ModelOptions, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import lookup
 from cope_jax.ops.losses import sampled_cross_entropy, token_measures
@@ -79,9 +79,9 @@ class DecoderConfig(DecoderOptions):
     layout: Layout = WHOLE
 
     def __post_init__(self):
-        sizes = {"vocab_size": self.vocab_size, "max_length": self.max_length, "num_layers": self.num_layers}
         check_choices(self, "decoder")
-        check_at_least(1, "decoder", **sizes)
+        check_at_least(1, "decoder", vocab_size=self.vocab_size, max_length=self.max_length)
+        check_at_least(1, "decoder", MOST_LAYERS, num_layers=self.num_layers)
         check_at_least(0, "decoder", num_sampled=self.num_sampled, logit_scale=self.logit_scale, tape=self.tape)
         shape = self.block.attention_shape(self.max_length)
         if self.tape and (self.block.mixer != "attention" or shape.kv_heads != shape.num_heads or shape.head_dim % 2):

@@ -17,7 +17,7 @@ from cope_jax.layers.block_config import BlockConfig
 from cope_jax.layers.self_attention import Context
 from cope_jax.layers.stack import Remat, create_stack, scan_stack
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.models.model import ModelOptions, check_shapes
+from cope_jax.models.model import MOST_LAYERS, ModelOptions, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import lookup
 from cope_jax.registry import check_at_least, check_choices, unknown
@@ -100,7 +100,8 @@ class EncoderConfig(EncoderOptions):
     def __post_init__(self):
         what = self.name or "bert"
         check_choices(self, what)
-        check_at_least(1, what, vocab_size=self.vocab_size, max_length=self.max_length, num_layers=self.num_layers)
+        check_at_least(1, what, vocab_size=self.vocab_size, max_length=self.max_length)
+        check_at_least(1, what, MOST_LAYERS, num_layers=self.num_layers)
         check_at_least(1, what, type_vocab_size=self.type_vocab_size)
         if self.block.norm_position != "post":
             raise ConfigError(

@@ -17,6 +17,8 @@ from cope_jax.registry import Registry
 
 SumAndWeight = tuple[Array, Array]
 """(sum, weight), float32 scalars. The mean over several batches is the total sum divided by the total weight."""
+MOST_LAYERS = 4096
+"""The highest number of layers; a damaged config may ask for any number, and then creating the model never ends."""
 
 
 Ability = Literal["generate", "score", "map"]
@@ -128,7 +130,7 @@ def overlay(whole: Any, part: Any) -> Any:
 
 
 def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
-    """Raises ConfigError unless all fields that are not None have this rank and the same shape.
+    """Raises ConfigError unless all fields that are not None have this rank and the same shape, without an axis of 0.
 
     The check needs only shapes, so it also works while JAX traces a jitted function.
 
@@ -145,6 +147,9 @@ def check_shapes(model: str, fields: Mapping[str, Any], rank: int = 2) -> None:
         shapes = ", ".join(f"{name} {np.shape(x)}" for name, x in given.items())
         axes = f"the same {rank} axes" if len(given) > 1 else f"{rank} axes"
         raise ConfigError(f"{model}: {shapes} must have {axes}") from error
+    for name, x in given.items():
+        if 0 in np.shape(x):
+            raise ConfigError(f"{model}: {name} {np.shape(x)} is empty: give a sequence with a token")
 
 
 @dataclasses.dataclass(frozen=True)

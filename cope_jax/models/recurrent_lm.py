@@ -13,7 +13,7 @@ from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.layers.recurrent import Carry, Cell, Recurrent, clear
 from cope_jax.layers.word_softmax import WordSoftmax
-from cope_jax.models.model import Model, ModelOptions, SumAndWeight, check_shapes
+from cope_jax.models.model import MOST_LAYERS, Model, ModelOptions, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.registry import check_at_least, check_choices
 
@@ -42,7 +42,7 @@ class RecurrentLMOptions(ModelOptions):
 
     def __post_init__(self):
         check_choices(self, self.name)
-        check_at_least(1, self.name, num_layers=self.num_layers)
+        check_at_least(1, self.name, MOST_LAYERS, num_layers=self.num_layers)
         check_at_least(0, self.name, num_sampled=self.num_sampled)
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"{self.name}.dropout must lie in [0, 1), got {self.dropout}")

@@ -303,6 +303,9 @@ class Experiment:
 def _check(config: ExperimentConfig, task: Task) -> None:
     learner = create_learner(config, task)  # without the mesh: a single sequence cannot be split over its devices
     params = jax.eval_shape(learner.init, np.int32(0)).params
+    largest = max((leaf.size for leaf in jax.tree.leaves(params)), default=0)
+    if largest >= 2**40:  # far above this, XLA aborts the process
+        raise ConfigError(f"{config.model.name} has an array of {largest:,} parameters, over 2⁴⁰: lower its sizes")
     # Among equally long splits this is the last: the first is the training split, which may take long to read.
     longest = max((*reversed(task.splits), *(split for _, split in task.sweep)), key=task.length)
     batch = batch_shapes(task, 1, longest)

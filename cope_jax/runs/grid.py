@@ -140,6 +140,6 @@ def write_results(workdir: Path, runs: Sequence[GridRun]) -> tuple[list[records.
 
 def environment(results: Sequence[Path]) -> records.Record:
     """The environment of the first result; `others` has those of runs trained elsewhere or at another commit."""
-    found = [workdirs.read_json(result, "environment")["environment"] for result in results]
+    found = [workdirs.read_json(result, environment=dict)["environment"] for result in results]
     different = [other for n, other in enumerate(found) if other not in found[:n]]
     return {**different[0], **({"others": different[1:]} if different[1:] else {})}

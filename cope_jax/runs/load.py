@@ -12,7 +12,8 @@ import numpy as np
 from cope_jax import models, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, formats, safetensors_io
-from cope_jax.runs.workdir import read_json, read_settings
+from cope_jax.files import read_object
+from cope_jax.runs.workdir import check_seeds, read_json, read_settings
 from cope_jax.tasks import Task
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.tokenizer import Codec
@@ -254,9 +255,8 @@ def find(folder: str | Path | None) -> Path:
 
 
 def _about(folder: Path) -> dict[str, Any]:
-    about = safetensors_io.read_object(folder / RUN)
-    if missing := {"config", "seeds", "step", "seconds"} - about.keys():
-        raise ConfigError(f"{folder / RUN} lacks {', '.join(sorted(missing))}: convert the run again")
+    about = read_object(folder / RUN, "convert the run again", config=dict, seeds=list, step=int, seconds=float)
+    check_seeds(about["seeds"], folder / RUN)
     return about
 
 

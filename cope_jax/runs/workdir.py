@@ -22,7 +22,7 @@ from cope_jax import tasks
 from cope_jax.buckets import Mirror
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
-from cope_jax.files import parse_json, write_atomically
+from cope_jax.files import read_object, write_atomically
 from cope_jax.runs.records import Record, finite, select
 from cope_jax.tasks import Task
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -48,8 +48,7 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
         raise ConfigError(f"{mirror.bucket.url} is not for several processes: give a folder that all processes share")
     with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
-        if not os.access(workdir, os.W_OK):  # an existing .lock could be writable even if its folder is not
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        _check_writable(workdir)  # an existing .lock could be writable even if its folder is not
         file = (workdir / name).open("a+")
     with file:
         try:
@@ -93,8 +92,8 @@ def open_workdir(
         workdir.mkdir(parents=True, exist_ok=True)
         if not path.exists():
             write_json(path, settings)
-        elif not os.access(workdir, os.W_OK):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        else:
+            _check_writable(workdir)
         held = read_settings(workdir)
     if "seeds" in held and seeds is None:
         raise ConfigError(f"{workdir} is a run of experiments.train, not a comparison: choose another --workdir")
@@ -131,6 +130,12 @@ def _clear_write_errors(workdir: Path) -> Iterator[None]:
         raise ConfigError(f"cannot write to {workdir} ({error.strerror}): choose another --workdir") from error
 
 
+def _check_writable(workdir: Path) -> None:
+    if not os.access(workdir, os.W_OK):
+        number = errno.EROFS if os.statvfs(workdir).f_flag & os.ST_RDONLY else errno.EACCES
+        raise OSError(number, os.strerror(number))
+
+
 def _settings(config: ExperimentConfig, seeds: Sequence[int] | None) -> dict[str, Any]:
     if seeds is None:
         return {"config": config.recipe(with_encoding=False)}
@@ -142,25 +147,20 @@ def read_settings(workdir: Path) -> dict[str, Any]:
     path = workdir / "config.json"
     if holds_model(workdir):
         raise ConfigError(f"{workdir} holds a model of experiments.convert, not a run: choose another folder")
-    settings = read_json(path, "config")
-    if not isinstance(settings["config"], dict):
-        raise ConfigError(f"{path} is damaged (the file holds no config): delete it, and the command recreates it")
-    seeds = settings.get("seeds", [0])
-    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
-        raise ConfigError(f"{path} is damaged (seeds are {json.dumps(seeds)}): write the seeds of the run, such as [0]")
+    settings = read_json(path, config=dict)
+    check_seeds(settings.get("seeds", [0]), path)
     return settings
 
 
-def read_json(path: Path, *names: str) -> Any:
-    """The content of a JSON file. ConfigError: the file is damaged, or lacks one of the keys `names`."""
-    try:
-        content = parse_json(path.read_text(encoding="utf-8"))
-        if not isinstance(content, dict) or not content.keys() >= set(names):
-            raise ValueError(f"the file must contain {' and '.join(names)}")
-        return content
-    except (ValueError, OSError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise ConfigError(f"{path} is damaged ({reason}): delete it, and the command recreates it") from error
+def check_seeds(seeds: Any, path: Path) -> None:
+    """Raises ConfigError unless `seeds`, which are in the file `path`, are a list of whole numbers."""
+    if not isinstance(seeds, list) or not seeds or not all(type(seed) is int and seed >= 0 for seed in seeds):
+        raise ConfigError(f"{path} is damaged (seeds are {json.dumps(seeds)}): write the seeds of the run, such as [0]")
+
+
+def read_json(path: Path, **kinds: type) -> dict[str, Any]:
+    """The content of a JSON file that a command writes. ConfigError: the file is damaged; see `read_object`."""
+    return read_object(path, "delete it, and the command recreates it", **kinds)
 
 
 def write_json(path: Path, content: Any) -> None:
@@ -170,7 +170,9 @@ def write_json(path: Path, content: Any) -> None:
 
 def read_records(path: Path) -> list[Record]:
     """Reads the records of a JSON file, or [] if there is no such file; a value of null becomes NaN."""
-    held = read_json(path, "records")["records"] if path.exists() else []
+    held = read_json(path, records=list)["records"] if path.exists() else []
+    if not all(isinstance(record, dict) for record in held):
+        raise ConfigError(f"{path} is damaged (a record is no object): delete it, and the command recreates it")
     return [{**record, "value": math.nan} if record.get("value", 0) is None else record for record in held]
 
 

@@ -17,7 +17,7 @@ from cope_jax.corpora.raw_text import Mixture, Texts
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
-from cope_jax.files import parse_json, read_text
+from cope_jax.files import read_object
 from cope_jax.registry import check_at_least, check_choices, unknown
 from cope_jax.tasks.stored import TextTask
 from cope_jax.tasks.task import TASKS, Batch, check
@@ -159,10 +159,7 @@ class Text(TextTask):
         file = epath.Path(folder) / _SOURCES
         if not file.exists():
             return None
-        try:
-            held = dict(parse_json(read_text(file)))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{file} is damaged ({error}): delete it to skip this check") from error
+        held = read_object(file, "delete it to skip this check")
         texts = {self._parse(split)[0] for split in splits}
         return all(held.get(text) == self._corpora.fingerprint(text) for text in texts)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, first_line
 
 END = "<|endoftext|>"
 """The token between texts, in GPT-2 and in vocabularies that are learned here."""
@@ -66,7 +66,7 @@ class BPE(_NothingUnknown):
     """
 
     def __init__(self, tokenizer: Any):
-        """Wraps a `tokenizers.Tokenizer`. ConfigError: the tokenizer has no end-of-text token."""
+        """Wraps a `tokenizers.Tokenizer`. ConfigError: there is no end-of-text token, or numbers are too high."""
         # A special token that is spelled out in a text is ordinary text.
         tokenizer.encode_special_tokens = True
         if getattr(tokenizer.model, "dropout", None):  # of merges, which would give a text other tokens each time
@@ -80,6 +80,10 @@ class BPE(_NothingUnknown):
             raise ConfigError(f"the tokenizer has no end-of-text token ({', '.join(ENDS)}): give another tokenizer")
         self.end: int = vocabulary[name]
         self._size = max(vocabulary.values()) + 1
+        if self._size > 2 * len(vocabulary) + 2**16:  # a model would have a row for each number
+            raise ConfigError(
+                f"the tokenizer numbers its {len(vocabulary):,} tokens up to {self._size - 1:,}: use lower numbers"
+            )
 
     @classmethod
     def create(cls, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]]) -> "BPE":
@@ -139,7 +143,12 @@ class BPE(_NothingUnknown):
         found: list[np.ndarray] = []
         for start in range(0, len(texts), _CHUNK):
             chunk = [_bytes(text).decode() for text in texts[start : start + _CHUNK]]
-            encoded = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
+            try:
+                encoded = self._tokenizer.encode_batch_fast(chunk, add_special_tokens=False)
+            except BaseException as error:
+                if type(error).__name__ != "PanicException":  # of Rust; it is no Exception, and cannot be imported
+                    raise
+                raise ConfigError(f"the tokenizer fails on the text ({first_line(error)}): give another one") from error
             found += [np.array(one.ids, np.int32) for one in encoded]
         return found
 

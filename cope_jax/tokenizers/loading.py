@@ -7,7 +7,7 @@ from typing import Any, Literal
 from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import parse_json, read_text
+from cope_jax.files import read_object, read_text
 from cope_jax.tokenizers.byte_level import BPE, Bytes
 from cope_jax.tokenizers.tokenizer import Tokenizer
 from cope_jax.tokenizers.word_level import Words
@@ -127,14 +127,9 @@ def _tokenizer_json(path: epath.Path) -> BPE:
 
 
 def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
-    try:
-        numbers = parse_json(read_text(vocabulary))
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{vocabulary} is not JSON ({error}): fetch it again") from error
-    if not isinstance(numbers, dict) or not all(type(number) is int for number in numbers.values()):
-        raise ConfigError(f"{vocabulary} is not a JSON object from tokens to their numbers: fetch it again")
+    numbers = read_object(vocabulary)
+    if not all(type(number) is int for number in numbers.values()):
+        raise ConfigError(f"{vocabulary} does not map tokens to their numbers: fetch it again")
     pairs = []
     for place, line in enumerate(read_text(merges).split("\n"), start=1):
         if (place == 1 and line.startswith("#version")) or not line:

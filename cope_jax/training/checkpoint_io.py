@@ -24,12 +24,13 @@ class DamagedError(Exception):
     """At least one process cannot read a checkpoint; the message says why in one line."""
 
 
-def create_label(state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
+def create_label(step: int, state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
     """Creates the metadata of a checkpoint, which `read` uses to verify that the checkpoint is intact and fits `like`.
 
     Orbax's files have checksums for only a part of their bytes, so Orbax may read wrong numbers from a damaged file.
     """
     content = {
+        "step": step,
         "score": score,
         "arrays": _arrays(state),
         "state": checksum.of_arrays(state),
@@ -51,6 +52,9 @@ def _read_label(folder: Path) -> dict[str, Any]:
     content = dict(label) if isinstance(label, dict) else {}
     if content.pop("label", None) != checksum.of_data(content):
         raise ValueError("the metadata do not match their checksum")
+    step = content.get("step", folder.name)  # earlier versions wrote none
+    if str(step) != folder.name:
+        raise ValueError(f"its folder was renamed, it is of step {step}")
     return content
 
 

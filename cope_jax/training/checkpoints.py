@@ -89,7 +89,7 @@ class Checkpoints:
             self._scores[step] = score
         folder = self.directory / str(step)
         with clear_storage_errors(folder), jax.transfer_guard("allow"), self._context:
-            label = checkpoint_io.create_label(state, progress, self._scores.get(step))
+            label = checkpoint_io.create_label(step, state, progress, self._scores.get(step))
             self._writing = ocp.save_checkpointables_async(
                 folder.resolve(), {"state": state, "progress": progress}, custom_metadata=label
             )

@@ -115,8 +115,9 @@ class TrainingConfig:
         check_at_least(1, "training", steps=self.steps, batch_size=self.batch_size, examples=self.examples)
         check_at_least(1, "training", steps_per_dispatch=self.steps_per_dispatch, max_position=self.max_position)
         check_at_least(1, "training", checkpoint_every=self.checkpoint_every, accumulate=self.accumulate)
-        check_at_least(1, "training", readers=self.readers)
-        check_at_least(0, "training", data_seed=self.data_seed, evaluate_every=self.evaluate_every)
+        check_at_least(1, "training", 1024, readers=self.readers)
+        check_at_least(0, "training", evaluate_every=self.evaluate_every)
+        check_at_least(0, "training", 2**63 - 1, data_seed=self.data_seed)
         if self.positions != "consecutive" and self.max_position is None:
             raise ConfigError(f"training.positions={self.positions} samples positions: set training.max_position")
         if self.batch_size % self.accumulate:

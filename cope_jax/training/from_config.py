@@ -17,6 +17,9 @@ from cope_jax.training.optimizer import create_optimizer, create_schedule
 from cope_jax.training.program import Program, SeedBatch
 from cope_jax.training.sharding import LENGTH, check_sizes, create_mesh, layout_of
 
+MOST_TOKENS = 2**24
+"""The greatest length of a sequence."""
+
 
 def batch_shapes(task: Task, rows: int, split: str = "train") -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes and types of a batch of `split` with `rows` rows."""
@@ -49,7 +52,14 @@ def create_program(
       ConfigError: the mesh does not fit the devices, or does not fit the sizes of the experiment.
     """
     mesh = create_mesh(config.job.mesh, devices)
-    training = config.training
+    training, longest = config.training, task.max_length
+    if longest > MOST_TOKENS:
+        raise ConfigError(f"{task.name} has sequences of {longest:,} tokens, over {MOST_TOKENS:,}: lower its sizes")
+    for name, rows in (("training", training.batch_size), ("evaluation", config.evaluation.batch_size)):
+        if rows * longest >= 2**31:
+            raise ConfigError(
+                f"{name}.batch_size={rows:,} sequences of up to {longest:,} tokens are 2³¹ tokens or more: lower it"
+            )
     batch_sizes = {
         "training.batch_size / accumulate": training.batch_size // training.accumulate,
         "evaluation.batch_size": config.evaluation.batch_size,

@@ -5,6 +5,7 @@ import dataclasses
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -102,6 +103,10 @@ class MetricsWriter:
             return
         with clear_storage_errors(self.path):
             rows = [row for row in read_metrics(self.path) if row["step"] <= step]
+            last = rows[-1]["step"] if rows else 0
+            if last < step:  # no kill can cause this, because the rows are on disk before the checkpoint
+                lost = f"the rows of steps {last + 1} to {step} are lost; training resumes after them"
+                print(f"warning: {self.path} was cut or removed: {lost}", file=sys.stderr)
             with replacing(self.path) as partial, partial.open("w", encoding="utf-8") as file:
                 file.write("".join(json.dumps(row) + "\n" for row in rows))
                 file.flush()

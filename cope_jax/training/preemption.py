@@ -28,8 +28,8 @@ class Interrupted(Exception):
 class GracefulStop:
     """A context manager in which Ctrl-C (SIGINT) and SIGTERM only request a stop, so that the loop can save and exit.
 
-    A second Ctrl-C raises KeyboardInterrupt immediately. Only the main thread receives signals: in other threads, this
-    context manager has no effect.
+    A second Ctrl-C does what the first did before this context: by default, it raises KeyboardInterrupt. Only the main
+    thread receives signals: in other threads, this context manager has no effect.
 
     With several processes, a signal to one process stops all processes after the same step. After
     `jax.distributed.initialize`, JAX's preemption service handles SIGTERM, and makes all processes agree on the step.
@@ -71,6 +71,9 @@ class GracefulStop:
 
     def _request(self, number: int, frame: types.FrameType | None) -> None:
         if self.number is not None and number == signal.SIGINT:
+            before = self._before[number]
+            if callable(before):  # Python's own handler raises KeyboardInterrupt, too
+                before(number, frame)
             raise KeyboardInterrupt
         self.number = number
         # Not print: the signal may have interrupted one, and its buffer is not reentrant.

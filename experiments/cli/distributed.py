@@ -48,8 +48,10 @@ def join() -> None:
     explicit = any(value is not None for value in given.values())
     if explicit and None in given.values():
         raise ConfigError("--coordinator, --num_processes and --process_id belong together: give all three, or none")
-    if explicit and not re.fullmatch(r".+:[0-9]+", given["coordinator"]):
-        raise ConfigError("--coordinator={coordinator} must be HOST:PORT, such as 10.0.0.2:1234".format(**given))
+    address = re.fullmatch(r".+:([0-9]{1,5})", given["coordinator"]) if explicit else None
+    if explicit and (address is None or not 0 < int(address[1]) < 2**16):
+        place = given["coordinator"]
+        raise ConfigError(f"--coordinator={place} must be HOST:PORT with a port below 65536, such as 10.0.0.2:1234")
     if explicit and given["process_id"] >= given["num_processes"]:
         raise ConfigError("--process_id={process_id} must be less than --num_processes={num_processes}".format(**given))
     if not explicit and not (_DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())):

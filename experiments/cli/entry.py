@@ -25,6 +25,7 @@ from cope_jax.files import cache_folder, in_bucket
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
+from experiments.cli import interrupts
 
 flags.disclaim_key_flags()  # flags that this module defines belong to the module that calls it, whose --help shows them
 
@@ -56,7 +57,7 @@ def clear_errors() -> Iterator[None]:
     except Interrupted as stop:
         _leave(stop.exit_code, str(stop))
     except KeyboardInterrupt:
-        _leave(130, "interrupted; rerun the same command to resume")
+        _leave(130, interrupts.LINE)
     except ModuleNotFoundError as error:
         if error.name not in TEXT:
             raise
@@ -64,7 +65,7 @@ def clear_errors() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, StorageError):
             _leave(4, f"error: {error}")
-        if isinstance(error, MemoryError):  # NumPy says how much was asked for
+        if _out_of_memory(error):  # NumPy and XLA say how much was asked for
             _leave(2, f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes")
         if reason := storage_reason(error):
             _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
@@ -74,6 +75,11 @@ def clear_errors() -> Iterator[None]:
             reason = f"JAX_PLATFORMS is {platforms} ({reason}): set it to an installed platform, such as cpu"
             _leave(2, f"error: JAX cannot start its backend, {reason}")
         raise
+
+
+def _out_of_memory(error: Exception) -> bool:
+    from_device = isinstance(error, jax.errors.JaxRuntimeError)
+    return isinstance(error, MemoryError) or (from_device and bool(re.search("(?i)out of memory", str(error))))
 
 
 def _leave(status: int, line: str) -> NoReturn:

@@ -9,7 +9,6 @@ the same, except that it is C₀ on one device. S is multiplied by ((n−1)/n) /
 """
 
 import dataclasses
-import json
 import math
 import re
 from collections.abc import Sequence
@@ -21,6 +20,7 @@ from matplotlib.figure import Figure
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, add_caption, line
 from cope_jax.evaluation.report.table import Table
+from cope_jax.files import read_object
 from experiments.compile_check.figures import Figures, between, seconds, size
 
 HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tokens/s per device", "MFU", "efficiency")
@@ -84,8 +84,8 @@ def read(folder: Path) -> dict[str, list[Figures]]:
     """
     found: dict[str, list[Figures]] = {}
     for path in sorted(folder.glob("*.json")):
+        figures = read_object(path, "remove it")
         try:
-            figures = json.loads(path.read_text())
             if "bytes" in figures and figures["devices"] > 1:
                 Point.of(figures, figures["devices"], 1.0).cells()  # so that missing figures raise an error now
                 found.setdefault(chip_of(figures), []).append(figures)

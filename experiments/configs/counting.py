@@ -7,8 +7,12 @@ Hardware: one GPU or TPU (the paper: 8 GPUs). Wall time: not measured yet.
 Expected: the table shows the paper's figures next to ours.
 
 From the released code: 10,000 training sequences, 4 layers, width 256, 4 heads, post-norm, ReLU, tied embeddings,
-dropout 0.1, block 512, 100 epochs of batches of 64 (15,625 steps), Adam with a constant rate of 7e-5, no clipping of
-positions, position logits divided by √K. Our choice: initialisation and no gradient clipping.
+dropout 0.1, blocks of 511 inputs and the answer, norms with ε = 1e-5, 100 epochs of batches of 64 (15,625 steps), Adam
+with a constant rate of 7e-5, no clipping of positions, position logits divided by √K. Our choice: initialisation and no
+gradient clipping.
+
+It differs from the released code in two ways. There, all layers share the table of `relative`; here, each layer has its
+own, as with CoPE (--config.model.encoding_sharing=model shares it). There, the MLP has a second dropout after the ReLU.
 """
 
 from cope_jax.training import config_files as base
@@ -17,11 +21,18 @@ from cope_jax.training import config_files as base
 def get_config() -> base.ConfigDict:
     return base.experiment(
         "counting",
-        {"num_variables": 1},
+        {"num_variables": 1, "block_length": 511},
         model={
             "num_layers": 4,
             "tie_embeddings": True,
-            "block": {"model_dim": 256, "num_heads": 4, "norm_position": "post", "activation": "relu", "dropout": 0.1},
+            "block": {
+                "model_dim": 256,
+                "num_heads": 4,
+                "norm_position": "post",
+                "norm_epsilon": 1e-5,
+                "activation": "relu",
+                "dropout": 0.1,
+            },
         },
         encodings={
             "cope": {"npos_max": 513, "scale_position_logits": True},

@@ -160,7 +160,7 @@ def state(cells: Sequence[Cell], workdir: Path) -> State:
             workdirs.open_workdir(folder, cell.experiment(), [cell.seed])
             found.finished.append(cell)
         elif (folder / FAILED).exists():
-            found.failed[cell] = str(workdirs.read_json(folder / FAILED, "line")["line"])
+            found.failed[cell] = str(workdirs.read_json(folder / FAILED, line=str)["line"])
         else:
             found.left.append(cell)
     return found

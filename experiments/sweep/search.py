@@ -55,7 +55,7 @@ def chosen(cell: Cell, workdir: Path) -> Cell:
 def diverged(trial: Cell, workdir: Path) -> bool:
     """Whether a trial ended because its loss was not finite, which is a result and not a failure."""
     file = trial.folder(workdir) / FAILED
-    return file.exists() and workdirs.read_json(file, "status")["status"] == NOT_FINITE
+    return file.exists() and workdirs.read_json(file, status=int)["status"] == NOT_FINITE
 
 
 def missing(cell: Cell, state: State, workdir: Path) -> str | None:

@@ -314,3 +314,19 @@ def test_mistakes_are_one_clear_line(change, message):
     with pytest.raises(ConfigError) as error:
         attend(arguments.pop("q"), arguments.pop("k"), arguments.pop("v"), **arguments)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("implementation", ["full", "blockwise"])
+def test_a_hidden_key_that_is_not_finite_reaches_no_output_but_a_hidden_value_does(implementation):
+    """As docs/attention.md says: the weight of a hidden value is 0, and 0 times NaN is NaN."""
+    q, k, v = (jax.random.normal(jax.random.key(seed), (1, 96, 1, 4)) for seed in range(3))
+    encoding = encodings.create("cope+rope", num_heads=1, head_dim=4, cope={"npos_max": 8}, rngs=nnx.Rngs(0))
+
+    @jax.jit
+    def seen(k, v):  # by the first queries, which see neither key 50 nor value 50
+        return attend(q, k, v, encoding=encoding, implementation=implementation)[:, :50]
+
+    expected = seen(k, v)
+    np.testing.assert_array_equal(seen(k.at[:, 50].set(jnp.nan), v), expected)
+    np.testing.assert_array_equal(seen(k, v.at[:, 50].set(1e30)), expected)
+    assert jnp.isnan(seen(k, v.at[:, 50].set(jnp.nan))).any()

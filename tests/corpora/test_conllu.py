@@ -44,6 +44,9 @@ def test_a_file_need_not_end_with_a_blank_line(tmp_path):
         (6, "x\tn't\tnot\tPART\tRB\t_\t4\tadvmod\t_\t_", "line 6: word x where word 3 is expected"),
         (8, "4\tgo\tgo\tVB\tVB\t_\t0\troot\t_\t_", "line 8: 'VB' is not a universal part of speech"),
         (8, "5\tgo\tgo\tVERB\tVB\t_\t0\troot\t_\t_", "line 8: word 5 where word 4 is expected"),
+        (8, "4\t\tgo\tVERB\tVB\t_\t0\troot\t_\t_", "line 8: the word is empty"),
+        pytest.param(8, "9" * 5000 + "\tgo" * 9, "line 8: word 9{20} where word 4", id="5,000 digits"),
+        (13, "1-2\tcannot\t_\t_\t_\t_\t_\t_\t_\t_", "line 12: the sentence has no words"),
         (13, "2\t10\t10\tNUM\tCD\t_\t0\troot\t_\t_", "line 13: word 2 where word 1 is expected"),
     ],
 )

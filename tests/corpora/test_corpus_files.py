@@ -3,6 +3,7 @@ import gzip
 import pytest
 from etils import epath
 
+from cope_jax import files
 from cope_jax.corpora import sms
 from cope_jax.corpora.corpus_files import SAMPLES, find, matching, read_lines
 from cope_jax.errors import ConfigError
@@ -46,6 +47,39 @@ def test_what_is_not_utf8_is_named_by_its_line(tmp_path):
     path.write_bytes(b"one\ntwo\nthr\xffee\n")
     with pytest.raises(ConfigError, match="x, line 3 is not UTF-8"):
         read_lines(epath.Path(path))
+
+
+def test_a_gzip_bomb_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "_ALWAYS", 1000)
+    path = tmp_path / "x.gz"
+    path.write_bytes(gzip.compress(bytes(1000)))
+    assert files.read_bytes(path) == bytes(1000)
+    path.write_bytes(gzip.compress(bytes(10_000)))
+    with pytest.raises(ConfigError, match=r"x.gz unpacks to over 100 times its size: if it is right, unpack it"):
+        files.read_bytes(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[" * 100_000, "it is nested too deeply"),
+        (b"[]", "it must contain a JSON object, not a list"),
+        (b'{"a": 1}', "it lacks b, c"),
+        (b'{"a": 1.5, "b": [], "c": {}}', "a must be int, not float"),
+        (b'{"a": true, "b": [], "c": {}}', "a must be int, not bool"),
+        (b'{"a": 1, "b": null, "c": {}}', "b must be list, not NoneType"),
+        (b'{"a": "\xff"}', "'utf-8' codec can't decode byte 0xff"),
+        (b"", "Expecting value"),
+    ],
+    ids=["nested", "list", "lacks", "float", "bool", "null", "latin-1", "empty"],
+)
+def test_a_json_file_of_another_shape_is_one_line(content, reason, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match=rf"^{path} is damaged \({reason}.*\): delete it$"):
+        files.read_object(path, "delete it", a=int, b=list, c=dict)
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1, "b": [2], "c": {}, "d": 3}')
+    assert files.read_object(path, a=int, b=list, c=dict) == {"a": 1, "b": [2], "c": {}, "d": 3}
 
 
 def test_half_a_gzip_file_is_one_clear_line(tmp_path):

@@ -26,7 +26,13 @@ def test_coarsewsd_lines(tmp_path):
 
 @pytest.mark.parametrize(
     "line",
-    ["club\ttest\tx\t5\tthe club is new .", "club\tdev\tx\t1\tthe club", "club\ttest\tx\t-1\ta", "club\ttest\tx"],
+    [
+        "club\ttest\tx\t5\tthe club is new .",
+        "club\tdev\tx\t1\tthe club",
+        "club\ttest\tx\t-1\ta",
+        "club\ttest\tx",
+        f"club\ttest\tx\t{'1' * 5000}\ta",
+    ],
 )
 def test_a_malformed_line_of_coarsewsd_is_named(tmp_path, line):
     with pytest.raises(ConfigError, match=r"coarsewsd20.tsv, line 3 must have "):

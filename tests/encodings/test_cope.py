@@ -178,3 +178,29 @@ def added_logits(encoding, q_LK, k_MK):
     pairs = inputs.pairs()
     score, _ = encoding.score(pairs, encoding.initial_carry(inputs.q, inputs.q_features))
     return np.where(np.asarray(pairs.mask)[0, 0], np.asarray(score - pairs.logits)[0, 0], 0)
+
+
+@pytest.mark.parametrize("implementation", ["full", "blockwise"])
+def test_gates_of_values_of_another_width_are_one_line(implementation):
+    q, v = jnp.ones((1, 5, 1, 4)), jnp.ones((1, 5, 1, 6))
+    encoding = encodings.create("cope(gate=value)", num_heads=1, head_dim=4, rngs=nnx.Rngs(0))
+    with pytest.raises(ConfigError, match="values need the width of the queries, 4, but have 6: choose another gate"):
+        attend(q, q, v, encoding=encoding, implementation=implementation)
+
+
+@pytest.mark.parametrize(("gate", "low", "high"), [("query_key", 0.01, 0.2), ("value", 0.0, 0.01)])
+def test_rotation_in_bfloat16_moves_positions_past_the_jumps_of_the_gradient(gate, low, high):
+    """The output stays near, and so does the gradient if gates read nothing rotated: see docs/attention.md."""
+    rng = np.random.default_rng(0)
+    short = [jnp.asarray(rng.normal(size=(1, 128, 1, 64)), jnp.bfloat16) for _ in range(4)]
+    encoding = create("cope+rope", width=64, cope={"npos_max": 64, "gate": gate})
+    encoding.parts["cope"].table[...] = jnp.asarray(rng.normal(size=(64, 64)) / 10, jnp.float32)
+
+    @jax.jit
+    def out_and_dq(q, k, v, dout):
+        out, pull = jax.vjp(lambda q: attend(q, k, v, encoding=encoding, implementation="full"), q)
+        return out, *pull(dout)
+
+    rough, exact = out_and_dq(*short), out_and_dq(*(x.astype(jnp.float32) for x in short))
+    out, dq = (np.linalg.norm(np.float64(a) - b) / np.linalg.norm(b) for a, b in zip(rough, exact, strict=True))
+    assert out < 0.01 and low < dq < high

@@ -114,8 +114,8 @@ def drop(name):
 
 MISTAKES = {
     "no folder": (lambda folder: (folder / "config.json").unlink(), r"cannot read .*config.json \(.*No such file"),
-    "no json": (write("config.json", "{"), r"cannot read .*config.json \(Expecting"),
-    "no dict": (write("config.json", "[]"), "config.json must contain a JSON object, got a list"),
+    "no json": (write("config.json", "{"), r"config.json is damaged \(Expecting"),
+    "no dict": (write("config.json", "[]"), "it must contain a JSON object, not a list"),
     "another model": (lambda f: reconfigure(f, model_type="gpt2"), "has the model_type 'gpt2', not 'bert'"),
     "a size is missing": (lambda f: reconfigure(f, hidden_size=...), "config.json lacks 'hidden_size'"),
     "a size of text": (lambda f: reconfigure(f, hidden_size="8"), r"\.hidden_size must be int, got '8'"),

@@ -136,7 +136,7 @@ def test_files_that_are_none(files, tmp_path):
     model, options, weights = files
     for found, message in (
         ((tmp_path / "no.json", weights), r"cannot read .*no.json \(.*No such file"),
-        ((weights, weights), "cannot read .*weights.hdf5"),
+        ((weights, weights), "weights.hdf5 is damaged"),
         ((options, options), r"cannot read the weights .*options.json \(it is not an HDF5 file"),
         ((options, tmp_path / "no.hdf5"), r"cannot read the weights .*no.hdf5 \(.*No such file"),
     ):

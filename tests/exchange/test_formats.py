@@ -113,7 +113,7 @@ MISTAKES = {
         lambda f: (f / "config.json").write_text('{"model_type": "gpt_neo"}'),
         "unknown model_type 'gpt_neo'",
     ),
-    "a list": (lambda f: (f / "config.json").write_text("[]"), "must contain a JSON object, got a list"),
+    "a list": (lambda f: (f / "config.json").write_text("[]"), "must contain a JSON object, not a list"),
     "a newer version": (
         lambda f: (f / "config.json").write_text('{"model_type": "cope_jax", "version": 2, "model": {}}'),
         "is not version 1",
@@ -141,6 +141,14 @@ MISTAKES = {
     ),
     "a missing tensor": (rewrite(lambda t: {n: v for n, v in t.items() if n != "out.kernel"}), "out.kernel is missing"),
     "a surplus tensor": (rewrite(lambda t: t | {"more": np.zeros(1)}), "'more' is not a parameter of the decoder"),
+    "no number": (
+        rewrite(lambda t: t | {"out.kernel": t["out.kernel"] * np.float32("nan")}),
+        "the parameter out.kernel is NaN or infinite in places: use intact weights",
+    ),
+    "an infinite number": (
+        rewrite(lambda t: t | {"out.kernel": t["out.kernel"] + np.float32("inf")}),
+        "the parameter out.kernel is NaN or infinite in places: use intact weights",
+    ),
     "another type": (rewrite(cast), r"norm\.norm\.scale in \S+ is float16\[8\], but the config needs float32\[8\]"),
 }
 
@@ -208,7 +216,10 @@ def test_first_and_last_token_of_what_is_generated_with(tmp_path):
         with pytest.raises(ConfigError, match=r"generation_config\.json: bos_token_id must be the number of a token"):
             safetensors_io.read_tokens(tmp_path)
     (tmp_path / "generation_config.json").write_text("[]")
-    with pytest.raises(ConfigError, match=r"generation_config\.json must contain a JSON object, got a list"):
+    with pytest.raises(
+        ConfigError,
+        match=r"generation_config\.json is damaged \(it must contain a JSON object, not a list\): fetch it again",
+    ):
         safetensors_io.read_tokens(tmp_path)
 
 

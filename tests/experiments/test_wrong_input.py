@@ -94,6 +94,11 @@ def contents(folder):
             ["--coordinator=localhost", "--num_processes=2", "--process_id=0"],
             "--coordinator=localhost must be HOST:PORT",
         ),
+        (
+            "train",
+            ["--coordinator=localhost:65536", "--num_processes=2", "--process_id=0"],
+            "--coordinator=localhost:65536 must be HOST:PORT with a port below 65536, such as",
+        ),
         ("train", ["--num_processes=2"], "--coordinator, --num_processes and --process_id belong together"),
         (
             "train",

@@ -2,6 +2,7 @@
 
 import ast
 import pathlib
+import re
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,9 @@ def test_fields_of_other_shapes_are_one_clear_line():
     model = nnx.eval_shape(lambda: models.create("decoder", config(), rngs=nnx.Rngs(0)))
     with pytest.raises(ConfigError, match=r"^decoder: tokens \(3,\) must have 2 axes$"):
         model(jnp.zeros(3, jnp.int32))
+    for shape in ((0, 3), (2, 0)):
+        with pytest.raises(ConfigError, match=re.escape(f"decoder: tokens {shape} is empty: give a sequence with a")):
+            model(jnp.zeros(shape, jnp.int32))
     batch = {name: jnp.zeros((1, 3), jnp.int32) for name in ("inputs", "targets")}
     message = r"^decoder: inputs \(1, 3\), targets \(1, 3\), weights \(1, 2\) must have the same 2 axes$"
     with pytest.raises(ConfigError, match=message):

@@ -183,8 +183,15 @@ def test_a_copy_without_its_vocabulary_stays_an_error(tmp_path):
         with pytest.raises(ConfigError, match=r"lacks tokenizer\.json, the tokenizer or vocabulary"):
             _ = copy.task
     (folder / "run.json").write_text("{}")
-    with pytest.raises(ConfigError, match="lacks config, seconds, seeds, step: convert the run again"):
+    with pytest.raises(
+        ConfigError, match=r"run.json is damaged \(it lacks config, seeds, step, seconds\): convert the run again"
+    ):
         load(folder)
+    about = json.loads((TRAINED / "shakespeare" / "run.json").read_text())
+    for wrong, message in (({"step": "x"}, "step must be int, not str"), ({"seeds": [-1]}, r"seeds are \[-1\]")):
+        (folder / "run.json").write_text(json.dumps(about | wrong))
+        with pytest.raises(ConfigError, match=message):
+            load(folder)
 
 
 def test_a_folder_of_ones_own_comes_before_a_trained_model_of_the_package(run, tmp_path, monkeypatch):

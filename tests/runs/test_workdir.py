@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import pytest
 from absl import flags
 
@@ -25,7 +26,7 @@ from cope_jax.runs.workdir import (
     write_json,
 )
 from cope_jax.training.experiment_config import ExperimentConfig
-from experiments.cli import entry
+from experiments.cli import entry, interrupts
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
@@ -92,6 +93,19 @@ def test_a_folder_that_is_read_only_is_refused_though_its_lock_is_not(tmp_path, 
         pass
 
 
+def test_a_disk_that_is_read_only_is_a_storage_error(tmp_path, monkeypatch):
+    with locked(tmp_path):
+        open_workdir(tmp_path, ExperimentConfig(), seeds=(0,))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    read_only = os.statvfs_result([*[*os.statvfs(tmp_path)][:8], os.ST_RDONLY, 255])
+    monkeypatch.setattr(os, "statvfs", lambda path: read_only)
+    message = rf"^cannot write to {tmp_path} \(Read-only file system\)"
+    with pytest.raises(StorageError, match=message), locked(tmp_path):
+        pass
+    with pytest.raises(StorageError, match=message):
+        open_workdir(tmp_path, ExperimentConfig(), seeds=(0,))
+
+
 def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_path):
     path = tmp_path / "found.json"
     assert read_records(path) == []
@@ -99,6 +113,14 @@ def test_records_replace_their_like_and_what_was_written_meanwhile_stays(tmp_pat
     path.write_text(json.dumps({"records": [*read_records(path), {"a": 2, "b": 2}]}))
     replace_records(path, {"a": 1}, [{"a": 1, "b": 3}])
     assert read_records(path) == [{"a": 2, "b": 2}, {"a": 1, "b": 3}]
+
+
+@pytest.mark.parametrize("content", ['{"records": 5}', '{"records": [1]}', "[]"])
+def test_records_of_another_shape_are_one_line(content, tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text(content)
+    with pytest.raises(ConfigError, match=r"result.json is damaged \(.*\): delete it, and the command recreates it$"):
+        read_records(path)
 
 
 def test_a_value_that_was_not_finite_is_nan_again(tmp_path):
@@ -134,7 +156,7 @@ def test_seeds_are_a_list_of_whole_numbers(seeds, tmp_path):
 
 def test_a_json_file_that_cannot_be_read_is_one_line(tmp_path):
     (tmp_path / "config.json").mkdir()
-    with pytest.raises(ConfigError, match=r"config.json is damaged \(Is a directory\)"):
+    with pytest.raises(ConfigError, match=r"cannot read .*config.json \(Is a directory\)"):
         read_settings(tmp_path)
 
 
@@ -169,6 +191,12 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
             MemoryError("Unable to allocate 8.00 TiB"),
             2,
             "error: the command needs more memory than there is (Unable to allocate 8.00 TiB): lower its sizes",
+        ),
+        (
+            jax.errors.JaxRuntimeError("INTERNAL: Out of memory allocating 655360000000 bytes."),
+            2,
+            "error: the command needs more memory than there is (INTERNAL: Out of memory allocating 655360000000 "
+            "bytes.): lower its sizes",
         ),
         (
             OSError(errno.EROFS, "Read-only file system", "x/y"),
@@ -215,7 +243,7 @@ def test_an_unknown_backend_is_one_clear_line(platform):
 
 def test_ctrl_c_before_a_command_begins_is_one_line():
     done = run("import sys; sys.argv = ['-m']; import experiments, signal; signal.raise_signal(signal.SIGINT)")
-    assert (done.returncode, done.stderr) == (130, "interrupted\n")
+    assert (done.returncode, done.stderr) == (130, f"{interrupts.LINE}\n")
 
 
 def test_importing_the_commands_changes_no_hook():
@@ -263,4 +291,31 @@ gc.collect()
 print("went on")
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", f"{interrupts.LINE}\n")
+
+
+@pytest.mark.parametrize(("module", "status"), [("jax._src.compiler", 130), ("importlib._bootstrap", 130), ("jaxy", 0)])
+def test_ctrl_c_inside_jax_never_becomes_an_exception(module, status):
+    code = f"""
+import signal
+from experiments.cli import interrupts
+interrupts.install()
+scope = {{"__name__": {module!r}}}
+exec("def call(function):\\n try: function()\\n except KeyboardInterrupt: print('raised')", scope)
+scope["call"](lambda: signal.raise_signal(signal.SIGINT))
+"""
+    done = run(code)
+    expected = (130, "", f"{interrupts.LINE}\n") if status else (0, "raised\n", "")
+    assert (done.returncode, done.stdout, done.stderr) == expected
+
+
+def test_a_shell_that_ignores_ctrl_c_for_a_job_is_obeyed():
+    code = """
+import signal
+from experiments.cli import interrupts
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+interrupts.install()
+signal.raise_signal(signal.SIGINT)
+print("went on")
+"""
+    assert run(code).stdout == "went on\n"

@@ -146,6 +146,27 @@ def test_a_text_has_the_same_tokens_each_time_although_the_file_has_dropout(tmp_
         np.testing.assert_array_equal(loaded.encode([text])[0], tokenizer.encode([text])[0])
 
 
+def test_a_number_far_above_the_count_of_tokens_is_refused(tmp_path):
+    content = json.loads(BPE_600.text)
+    file = tmp_path / "tokenizer.json"
+    content["model"]["vocab"]["far"] = 60_000
+    file.write_text(json.dumps(content))
+    assert len(loading.load("bpe", file)) == 60_001
+    content["model"]["vocab"]["far"] = 2**31 - 2
+    file.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"numbers its \d+ tokens up to 2,147,483,646: use lower numbers"):
+        loading.load("bpe", file)
+
+
+def test_a_pattern_that_never_ends_is_one_line(tmp_path):
+    content = json.loads(BPE_600.text)
+    content["normalizer"] = {"type": "Replace", "pattern": {"Regex": "(a+)+$"}, "content": "b"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    tokenizer = loading.load("bpe", tmp_path)
+    with pytest.raises(ConfigError, match=r"the tokenizer fails on the text \(Onig: .*: give another one$"):
+        tokenizer.encode(["a" * 60 + "b"])
+
+
 def test_a_vocabulary_needs_room_for_bytes():
     with pytest.raises(ConfigError, match=r"vocabulary of 256 has no room for 256 bytes"):
         BPE.train(["a"], 256)
@@ -180,9 +201,9 @@ BYTES = {name: number for name, number in json.loads(Bytes().text)["model"]["voc
             {"encoder.json": "{}"},
             "has no tokenizer: put tokenizer.json, encoder.json with vocab.bpe, or vocab.json with merges",
         ),
-        ({"encoder.json": "{", "vocab.bpe": ""}, r"encoder.json is not JSON \(.*: fetch it again$"),
-        ({"encoder.json": "[1]", "vocab.bpe": ""}, "encoder.json is not a JSON object from tokens"),
-        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json is not a JSON object from tokens"),
+        ({"encoder.json": "{", "vocab.bpe": ""}, r"encoder.json is damaged \(.*: fetch it again$"),
+        ({"encoder.json": "[1]", "vocab.bpe": ""}, r"encoder.json is damaged \(it must contain a JSON object"),
+        ({"encoder.json": '{"a": "b"}', "vocab.bpe": ""}, "encoder.json does not map tokens to their numbers"),
         (
             {"encoder.json": '{"a": 1}', "vocab.bpe": ""},
             "has wrong numbers: give its tokens the numbers 0 to 0, each once",

@@ -76,8 +76,12 @@ def parse_mesh(text: str) -> dict[str, int]:
     axes = {}
     for part in text.split("+"):
         axis, _, size = part.partition("=")
-        if axis not in {field.name for field in dataclasses.fields(MeshConfig)} or not size.isdigit() or size == "0":
-            raise ValueError(f"{part!r} is no axis and number of devices, as in fsdp=2+tensor=2")
+        if (
+            axis not in {field.name for field in dataclasses.fields(MeshConfig)}
+            or not size.isdecimal()
+            or not 0 < int(size) <= 64
+        ):
+            raise ValueError(f"{part!r} is no axis and number of devices up to 64, as in fsdp=2+tensor=2")
         axes[axis] = int(size)
     return axes
 

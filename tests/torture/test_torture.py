@@ -175,7 +175,7 @@ def test_a_broken_run_ends_the_torture_of_its_mesh_alone(monkeypatch, tmp_path):
     )
 
 
-@pytest.mark.parametrize("mesh", ["fsdp", "fsdp=0", "fdsp=2", "fsdp=2+", "data=-1"])
+@pytest.mark.parametrize("mesh", ["fsdp", "fsdp=0", "fdsp=2", "fsdp=2+", "data=-1", "data=65", "data=²"])
 def test_a_mesh_that_is_none_is_refused(mesh):
     with pytest.raises(ValueError, match="is no axis and number of devices"):
         torture.parse_mesh(mesh)

@@ -87,6 +87,16 @@ def test_a_step_is_saved_once(tmp_path):
     assert int(load(tmp_path)[1]["step"]) == 4
 
 
+@pytest.mark.parametrize("read_only", [False, True])
+def test_a_checkpoint_whose_folder_was_renamed_is_not_taken_for_another_step(read_only, tmp_path, capfd):
+    save(tmp_path / "run", 2, 4)
+    (tmp_path / "run" / "4").rename(tmp_path / "run" / "8")
+    assert load(tmp_path / "run", read_only=read_only)[0] == 2
+    (line,) = capfd.readouterr().err.splitlines()
+    assert "run/8 cannot be read (its folder was renamed, it is of step 4): " in line
+    assert line.endswith("; using that of step 2")
+
+
 def test_a_checkpoint_half_written_is_not_seen_and_only_a_run_removes_it(tmp_path):
     save(tmp_path, 4, 6)
     half = (tmp_path / "6").rename(tmp_path / "6.orbax-checkpoint-tmp")

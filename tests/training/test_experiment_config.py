@@ -1,12 +1,14 @@
 """What a config refuses, and what of it a workdir is held to."""
 
 import dataclasses
+import re
 
 import pytest
 
 from cope_jax.errors import ConfigError
 from cope_jax.layout import Layout
 from cope_jax.models.decoder import DecoderOptions
+from cope_jax.runs.experiment import Experiment
 from cope_jax.tasks import create
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import (
@@ -40,12 +42,51 @@ pytestmark = pytest.mark.newest
         ),
         ({"model": {"remat": "dot"}}, "unknown config.model.remat 'dot': did you mean 'dots'"),
         ({"model": {"remat": True}}, "unknown config.model.remat True"),
+        (
+            {"evaluation": {"examples": 10**12}},
+            "evaluation.examples must be at most 2,147,483,647, got 1,000,000,000,000",
+        ),
+        ({"training": {"readers": 100_000}}, "training.readers must be at most 1,024, got 100,000"),
     ],
 )
 def test_a_wrong_job_is_one_clear_line(mapping, message):
     with pytest.raises(ConfigError, match=message) as error:
         ExperimentConfig.from_mapping(mapping)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "changes", "message"),
+    [
+        (
+            {"num_tokens": 10**8},
+            {},
+            "selective_copy has sequences of 200,000,512 tokens, over 16,777,216: lower its sizes",
+        ),
+        (
+            {},
+            {"training": {"batch_size": 10**8}},
+            "training.batch_size=100,000,000 sequences of up to 1,024 tokens are 2³¹ tokens or more: lower it",
+        ),
+        ({}, {"evaluation": {"batch_size": 2**21}}, "evaluation.batch_size=2,097,152 sequences of up to 1,024 tokens"),
+        (
+            {},
+            {"model": {"block": {"model_dim": 10**9}}},
+            "decoder has an array of 8,000,000,000,000,000,000 parameters, over 2⁴⁰: lower its sizes",
+        ),
+        ({}, {"model": {"num_layers": 10**7}}, "decoder.num_layers must be at most 4,096, got 10,000,000"),
+    ],
+)
+def test_absurd_sizes_are_one_line_before_anything_is_allocated(task, changes, message):
+    config = ExperimentConfig.from_mapping(
+        {"task": {"options": task}, "job": {"mesh": {"data": 1}}, "training": {}, **changes}
+    )
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        Experiment.check(config)
+
+
+def test_a_seed_may_have_63_bits():
+    assert TrainingConfig(data_seed=2**63 - 1).data_seed == 2**63 - 1
 
 
 def test_choices_are_checked_in_python_too():

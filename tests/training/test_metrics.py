@@ -50,6 +50,18 @@ def test_a_last_line_cut_off_by_a_kill_is_left_out(tmp_path):
     assert writer.path.read_bytes() == whole
 
 
+@pytest.mark.parametrize(("held", "lost"), [((1, 2, 3, 4), None), ((1, 2), "3 to 4"), ((), "1 to 4")])
+def test_rows_that_someone_removed_are_missed_once(held, lost, tmp_path, capsys):
+    with MetricsWriter(tmp_path, 0) as writer:
+        writer.write(rows(*held))
+    with MetricsWriter(tmp_path, 4) as writer:
+        writer.write(rows(5))
+    line = (
+        f"warning: {writer.path} was cut or removed: the rows of steps {lost} are lost; training resumes after them\n"
+    )
+    assert capsys.readouterr().err == (line if lost else "")
+
+
 def test_no_file_has_no_rows(tmp_path):
     assert read_metrics(tmp_path / "metrics.jsonl") == []
 

@@ -30,6 +30,18 @@ def test_a_second_ctrl_c_leaves_at_once():
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, lambda number, frame: sys.exit(130)])
+def test_a_second_ctrl_c_does_what_the_first_did_before(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with GracefulStop():
+            signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt if handler == signal.SIG_IGN else SystemExit):
+                signal.raise_signal(signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 def test_a_signal_may_come_while_a_line_is_printed(monkeypatch):
     class Terminal(io.RawIOBase):
         def writable(self):

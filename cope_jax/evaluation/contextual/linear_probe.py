@@ -26,7 +26,8 @@ class ProbeConfig:
 
     def __post_init__(self):
         check_at_least(1, "probe", epochs=self.epochs, batch_size=self.batch_size)
-        check_at_least(0, "probe", learning_rate=self.learning_rate, weight_decay=self.weight_decay, seed=self.seed)
+        check_at_least(0, "probe", learning_rate=self.learning_rate, weight_decay=self.weight_decay)
+        check_at_least(0, "probe", 2**63 - 1, seed=self.seed)
 
 
 DEFAULT = ProbeConfig()

@@ -55,7 +55,7 @@ def write_vectors(model: str | None, config: ExperimentConfig, folder: Path, tit
     settings = {"model": stamp, "data_dir": config.task.options.get("data_dir")}
     done = folder / "made.json"
     if done.exists():
-        held = workdirs.read_json(done, "of")["of"]
+        held = workdirs.read_json(done, of=dict)["of"]
         if held != settings:
             raise ConfigError(f"{folder} contains vectors of {held}, not of {settings}: choose another --workdir")
         return folder

@@ -41,7 +41,7 @@ def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None
       empty and the name is None.
     """
     if (workdir / "result.json").exists():
-        records, source = workdirs.read_json(workdir / "result.json", "records")["records"], "result.json"
+        records, source = workdirs.read_records(workdir / "result.json"), "result.json"
         triples = [(r["split"], r["metric"], r["value"]) for r in records]
     else:
         rows, source = [row for row in read_metrics(workdir / "metrics.jsonl") if "split" in row], "metrics.jsonl"

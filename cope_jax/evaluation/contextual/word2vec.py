@@ -27,7 +27,8 @@ class Word2VecConfig:
     def __post_init__(self):
         sizes = {"width": self.width, "window": self.window, "min_count": self.min_count, "epochs": self.epochs}
         check_at_least(1, "word2vec", **sizes, negative=self.negative)
-        check_at_least(0, "word2vec", sample=self.sample, seed=self.seed)
+        check_at_least(0, "word2vec", sample=self.sample)
+        check_at_least(0, "word2vec", 2**63 - 1, seed=self.seed)
 
 
 def train_word2vec(
