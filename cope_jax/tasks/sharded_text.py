@@ -80,6 +80,7 @@ class ShardedText(TextTask):
             check_at_least(
                 1, "sharded_text", length=self.length, window=self.window, vocab_multiple=self.vocab_multiple
             )
+            folders, weights = len(self.folders), len(self.weights)
             check(
                 not weights or weights == folders,
                 f"sharded_text.weights has {weights} numbers for {folders} folders: give one for each",
