@@ -27,12 +27,14 @@ def generate(
     top_k: int | None = None,
     top_p: float | None = None,
     stop_token: int | None = None,
+    padded: int = 0,
 ) -> list[np.ndarray]:
     """Continues each prompt. Each new token is sampled from softmax(logits/temperature) given the tokens before it.
 
     The batch runs as one compiled program, which ends early if every row has generated the stop token. A new value of
     the key, the temperature, `top_p` or the stop token needs no compilation. A new batch size, length of the longest
-    prompt, `max_new_tokens` or `top_k` needs a compilation, and so does a change between `top_p=None` and a number.
+    prompt (unless `padded` is greater), `max_new_tokens` or `top_k` needs a compilation, and so does a change between
+    `top_p=None` and a number.
 
     >>> from cope_jax.encodings import EncodingConfig
     >>> from cope_jax.models.decoder import Decoder, DecoderConfig
@@ -51,6 +53,7 @@ def generate(
       top_p: sample from the fewest tokens whose probabilities sum to this value or more, after `top_k` is applied. If
         None, there is no such limit. Holtzman et al. (arXiv 1904.09751).
       stop_token: a row ends with this token. If None, all rows have `max_new_tokens` new tokens.
+      padded: shorter prompts are padded to this length, so that prompts of several lengths need one compilation.
 
     Returns:
       The new tokens of each row, int32, including the stop token if it was generated.
@@ -120,12 +123,13 @@ def _request(
     top_k: int | None = None,
     top_p: float | None = None,
     stop_token: int | None = None,
+    padded: int = 0,
 ) -> _Request:
     """Checks the arguments of `generate` and collects them in a request. ConfigError: an argument is wrong."""
     if not hasattr(model, "prefill"):
         raise ConfigError(f"generate.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()")
     vocab_size = model.config.vocab_size
-    tokens_BL, lengths_B = pad_left(prompts, vocab_size)
+    tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
     for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k), ("stop_token", stop_token)):
         if isinstance(value, bool) or not isinstance(value, int | np.integer | None):
             raise ConfigError(f"generate.{name} must be an integer, got {value!r}")

@@ -10,8 +10,10 @@ import numpy as np
 from cope_jax.errors import ConfigError
 
 
-def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
+def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int, least: int = 0) -> tuple[np.ndarray, np.ndarray]:
     """Returns (tokens_BL with zeros before shorter prompts, lengths_B), int32. ConfigError: a prompt is not valid.
+
+    L is the length of the longest prompt, but at least `least`.
 
     >>> pad_left([[1, 2, 3], [4]], 5)[0].tolist()
     [[1, 2, 3], [0, 0, 4]]
@@ -22,7 +24,7 @@ def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int) -> tuple[np.ndar
     lengths_B = np.array([len(row_L) for row_L in rows], np.int32)
     if not len(rows) or not lengths_B.min():
         raise ConfigError("a prompt is empty: give at least one prompt, and at least one token in each")
-    tokens_BL = np.zeros((len(rows), lengths_B.max()), np.int32)
+    tokens_BL = np.zeros((len(rows), max(least, lengths_B.max())), np.int32)
     for padded_L, row_L in zip(tokens_BL, rows, strict=True):
         check_tokens("prompt", row_L, vocab_size)
         padded_L[len(padded_L) - len(row_L) :] = row_L

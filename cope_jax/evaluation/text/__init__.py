@@ -1,1 +1,1 @@
-"""Likelihood and perplexity of text under a model."""
+"""Likelihood and perplexity of text under a model, and tasks of lm-evaluation-harness."""
