@@ -219,7 +219,8 @@ def load(
         tokens = 0 if found.experiment is None else found.experiment.evaluation.batch_size * generator.length
         batch_size = max(1, tokens // length) if tokens else 16
     end = read_tokens(found.folder).get("eos_token_id") if found.task is None else None
-    end = end[0] if isinstance(end, list) and end else end
+    if isinstance(end, list):
+        end = end[0] if end else None
     begin = generator.codec.begin[-1] if generator.codec.begin else None
     return HarnessModel(
         generator.model, generator.codec, length, end=begin if end is None else end, batch_size=batch_size
