@@ -4,8 +4,9 @@ JAX_PLATFORMS=cpu python -m tests.torture --kills=50 --seed=0 --workdir=runs/tor
 
 SIGKILL and SIGTERM come at random moments from the start of the process on, and on purpose while a checkpoint is
 written, right after the first step, and during evaluation. Parameters, optimizer, random key, place in the data and
-metrics are compared. With JAX_PLATFORMS=cpu the devices are fake ones, as many as a mesh needs; else those that are
-there. Exit status: 0 all is equal, 1 it is not, 2 wrong input.
+metrics are compared. `--bucket=gs://…` or `--bucket=s3://…` keeps the runs in a bucket. With JAX_PLATFORMS=cpu the
+devices are fake ones, as many as a mesh needs; else those that are there. Exit status: 0 all is equal, 1 it is not,
+2 wrong input.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import dataclasses
 import functools
 import json
 import random
+import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -25,6 +27,7 @@ import numpy as np
 from tqdm import tqdm
 
 from cope_jax import tasks
+from cope_jax.buckets import mirrored
 from cope_jax.evaluation.report.table import Table
 from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.training import from_config
@@ -44,6 +47,7 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=50, help="How many, shared among the meshes.")
     parser.add_argument("--seed", type=int, default=0, help="Of the moments and signals.")
     parser.add_argument("--meshes", default=MESHES, help="Devices along the axes of each mesh.")
+    parser.add_argument("--bucket", help="A new folder in a bucket for all runs; --workdir is for local files then.")
     options = parser.parse_args()
     if options.workdir.exists():
         parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
@@ -60,7 +64,9 @@ def main() -> int:
         for number, (text, mesh) in enumerate(meshes.items()):
             bar.set_description(text)
             share = (options.kills + number) // len(meshes)
-            starts, found = torture(options.workdir.resolve() / text, mesh, share, options.seed, bar.update)
+            starts, found = torture(
+                options.workdir.resolve() / text, mesh, share, options.seed, bar.update, options.bucket
+            )
             rows.append(row(text, starts, found))
             wrong += [f"{text}: {line}" for line in found]
     console = wide_console()
@@ -87,11 +93,17 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 
 def torture(
-    folder: Path, mesh: dict[str, int], kills: int, seed: int, killed: Callable[[], object] = lambda: None
+    folder: Path,
+    mesh: dict[str, int],
+    kills: int,
+    seed: int,
+    killed: Callable[[], object] = lambda: None,
+    bucket: str | None = None,
 ) -> tuple[list[Start], list[str]]:
     """Leaves a run alone, then kills others until they end and compares each with the first.
 
-    After the last kill the run is left to end.
+    After the last kill the run is left to end. With `bucket` the runs are in this folder of a bucket, and `folder` is
+    for their temporary files.
 
     Returns:
       All starts, the first of which is that of the run left alone; and what is wrong, a line each.
@@ -100,8 +112,15 @@ def torture(
     rng, starts, done, wrong = random.Random(f"{seed} {folder.name}"), list[Start](), [folder / "straight"], []
     variables = killing.environment(mesh, folder.parent / "compiled")
 
+    def place(workdir: Path) -> str:
+        return str(workdir) if bucket is None else f"{bucket}/{folder.name}/{workdir.name}"
+
     def start(workdir: Path, plan: Plan | None) -> Start:
-        starts.append(killing.start(workdir, killing.command(workdir, mesh), variables, plan))
+        if bucket is not None:
+            shutil.rmtree(workdir, ignore_errors=True)
+            workdir.mkdir()
+            variables["TMPDIR"] = str(workdir)
+        starts.append(killing.start(workdir, killing.command(place(workdir), mesh), variables, plan))
         return starts[-1]
 
     workdir = done[0]
@@ -122,7 +141,10 @@ def torture(
                 workdir = folder / f"round_{len(done)}"
     except BrokenError as error:
         wrong.append(f"{workdir.name}: {error}")
-    return starts, wrong + [f"{run.name}: {line}" for run in done[1:] for line in differences(done[0], run)]
+    for run in done[1:]:
+        with mirrored(place(done[0])) as straight, mirrored(place(run)) as other:
+            wrong += [f"{run.name}: {line}" for line in differences(Path(straight), Path(other))]
+    return starts, wrong
 
 
 def row(mesh: str, starts: list[Start], wrong: list[str]) -> list[str]:

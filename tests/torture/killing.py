@@ -71,10 +71,13 @@ class Start:
 
 
 class Watch:
-    """What a start of the run shows of itself on disk; made before the start."""
+    """What a start of the run shows of itself on disk; made before the start.
+
+    A run in a bucket works in a local mirror, which is found in `workdir` if this is the folder of temporary files.
+    """
 
     def __init__(self, workdir: Path):
-        self._workdir, self._metrics = workdir, workdir / "metrics.jsonl"
+        self._workdir = workdir
         self._before = self._stat()[0]
         self._size: int | None = None
 
@@ -85,7 +88,7 @@ class Watch:
     def torn(self) -> bool:
         """Whether there is a half written checkpoint."""
         try:
-            return any(".orbax-checkpoint-tmp" in name for name in os.listdir(self._workdir / "checkpoints"))
+            return any(".orbax-checkpoint-tmp" in name for name in os.listdir(self._folder() / "checkpoints"))
         except FileNotFoundError:
             return False
 
@@ -105,24 +108,27 @@ class Watch:
         return "evaluation" if at_evaluation else "steps"
 
     def finished(self) -> bool:
-        """Whether the last step is done."""
-        return self._last_row().get("step", 0) >= TRAINING.steps
+        """Whether the last step is done, or may be: a mirror is removed at the end."""
+        return not (self._folder() / "metrics.jsonl").exists() or self._last_row().get("step", 0) >= TRAINING.steps
+
+    def _folder(self) -> Path:
+        return next(self._workdir.glob("cope_jax-mirror-*/files"), self._workdir)
 
     def _last_row(self) -> dict:
         try:
-            return json.loads(self._metrics.read_bytes().splitlines()[-1])
+            return json.loads((self._folder() / "metrics.jsonl").read_bytes().splitlines()[-1])
         except (FileNotFoundError, IndexError, ValueError):
             return {}  # there is none, or not the whole of it
 
     def _stat(self) -> tuple[int | None, int]:
         try:
-            stat = self._metrics.stat()
+            stat = (self._folder() / "metrics.jsonl").stat()
         except FileNotFoundError:
             return None, 0
-        return stat.st_ino, stat.st_size
+        return stat.st_ino if stat.st_mtime_ns else None, stat.st_size  # a mirror's copy has the time 0
 
 
-def command(workdir: Path, mesh: dict[str, int]) -> list[str]:
+def command(workdir: Path | str, mesh: dict[str, int]) -> list[str]:
     """The training command, always the same."""
     axes = [f"--config.job.mesh.{axis}={size}" for axis, size in {"data": 1, **mesh}.items()]
     return [sys.executable, "-m", "experiments.train", f"--config={CONFIG}", f"--workdir={workdir}", *axes]

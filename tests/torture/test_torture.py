@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from cope_jax.training.checkpoints import Checkpoints
+from tests.bucket_server import serving
 from tests.torture import __main__ as torture
 from tests.torture import killing
 from tests.torture.killing import BrokenError, Plan
@@ -34,6 +35,14 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(tortured):
     assert "checkpoint" in {start.where for start in starts}
     cells = torture.row("fsdp=2", starts, wrong)
     assert cells[1:3] == ["identical", "4"] and int(cells[-2]) == len(starts)
+
+
+@pytest.mark.slow
+def test_so_does_a_run_in_a_bucket(tmp_path):
+    with serving():
+        starts, wrong = torture.torture(tmp_path / "fsdp=2", {"fsdp": 2}, kills=6, seed=0, bucket="gs://bucket/torture")
+    assert wrong == []
+    assert sum(start.signal is not None for start in starts) == 6
 
 
 def spoil_metrics(workdir):
@@ -203,7 +212,8 @@ def test_wrong_flags_are_one_line(monkeypatch, tmp_path, capsys):
 def test_the_command_shares_the_kills_and_tells_what_is_wrong(wrong, status, monkeypatch, tmp_path, capsys):
     asked = []
 
-    def kill(folder, mesh, kills, seed, killed):
+    def kill(folder, mesh, kills, seed, killed, bucket):
+        assert bucket is None
         asked.append((folder.name, mesh, kills, seed))
         return [killing.Start(None, None, 0, 1.0), killing.Start("SIGKILL", "steps", -9, 1.0)], wrong
 
