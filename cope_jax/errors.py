@@ -11,6 +11,9 @@ STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Error numbers for a full disk, an exceeded quota, a file above the maximum size, and a read-only file system."""
 
 
+_BUCKET_LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google")
+
+
 class ConfigError(ValueError):
     """Wrong input that the user can fix: a one-line message says what is wrong and what to do.
 
@@ -80,6 +83,24 @@ def storage_reason(error: BaseException | None) -> str | None:
             number = int(named[1] or named[2])
         if number in STORAGE_ERRNOS:
             return os.strerror(number)
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def bucket_error(error: BaseException | None) -> StorageError | ConfigError | None:
+    """Returns a clear error if a library that reads buckets caused the exception or is not installed, else None.
+
+    >>> bucket_error(ValueError("another error")) is None
+    True
+    """
+    while error is not None:
+        if isinstance(error, ImportError) and (missing := re.search("gcsfs|s3fs", str(error))):
+            return ConfigError(f"{missing[0]}, which reads buckets, is not installed: pip install -e '.[buckets]'")
+        if type(error).__module__.partition(".")[0] in _BUCKET_LIBRARIES:
+            return StorageError(
+                f"a bucket cannot be used now ({first_line(error)}): what is stored is intact; check the network and "
+                "the credentials, and rerun the command"
+            )
         error = error.__cause__ or error.__context__
     return None
 

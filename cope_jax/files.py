@@ -30,8 +30,15 @@ def cache_folder() -> Path | None:
 
 
 def in_bucket(path: epath.PathLike) -> bool:
-    """Whether a path names an object in a bucket, such as `gs://bucket/folder`, and not a file of this machine."""
-    return "://" in os.fspath(path)
+    """Whether a path names an object in a bucket, such as `gs://bucket/folder`, and not a file of this machine.
+
+    Raises:
+      ConfigError: it is a URL of another kind.
+    """
+    scheme, found, _ = os.fspath(path).partition("://")
+    if found and scheme not in ("gs", "s3"):
+        raise ConfigError(f"{path} is not a folder or file: give a path on disk, or one that begins with gs:// or s3://")
+    return bool(found)
 
 
 def read_bytes(path: epath.PathLike) -> bytes:

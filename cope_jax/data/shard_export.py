@@ -22,8 +22,8 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import MANIFEST, Manifest, Shard, read_manifest
 from cope_jax.corpora.text_units import Counts
 from cope_jax.data.shard_writer import PARTIAL, Chunk, Options, write_file
-from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import parse_json, read_text
+from cope_jax.errors import ConfigError, StorageError, bucket_error, first_line
+from cope_jax.files import in_bucket, parse_json, read_text
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers import loading
@@ -68,6 +68,7 @@ def export(
       ConfigError: the folder contains another export, a document cannot be read, or a split has no document.
       StorageError: a disk is full.
     """
+    in_bucket(out)  # an error names another kind of URL
     out = epath.Path(out)
     index, parts = part
     if not 0 <= index < parts:
@@ -100,7 +101,7 @@ def _claim(source: Source, out: epath.Path, vocabulary: Vocabulary, options: Opt
     identity = {"source": source.describe(), "vocabulary": vocabulary_of, **dataclasses.asdict(options)}
     file = out / "export.json"
     if not file.exists():
-        if any(not path.name.startswith(PARTIAL) for path in out.iterdir()):
+        if any(not path.name.startswith(PARTIAL) for path in out.glob("*")):  # a bucket has no empty folder
             raise ConfigError(f"{out} contains other files: choose an empty folder")
         write_file(file, json.dumps(identity, indent=1) + "\n")
         return identity
@@ -249,7 +250,7 @@ def _work(source: Source, out: str, job: _Job, units: list[int], place: Any, mes
                 return
             _write_unit(source, epath.Path(out), tokenizer, job.options, units[number], told)
     except Exception as error:
-        messages.put(error)
+        messages.put(bucket_error(error) or error)  # errors of some libraries cannot be sent
 
 
 def _write_unit(

@@ -16,7 +16,7 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import Shards
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import parse_json, read_text
+from cope_jax.files import in_bucket, parse_json, read_text
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.stored import Blocks, TextTask
 from cope_jax.tasks.task import TASKS, Batch, check
@@ -85,6 +85,8 @@ class ShardedText(TextTask):
                 not weights or weights == folders,
                 f"sharded_text.weights has {weights} numbers for {folders} folders: give one for each",
             )
+            for folder in self.folders:
+                in_bucket(folder)  # an error names another kind of URL
             check(
                 all(0 < weight < float("inf") for weight in self.weights),
                 f"sharded_text.weights={self.weights} must be positive numbers",

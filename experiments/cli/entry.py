@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from logging import getLogger
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,7 +21,7 @@ from ml_collections import config_flags
 from cope_jax import models, tasks
 from cope_jax.buckets import mirrored
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError, first_line, storage_reason
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError, bucket_error, first_line, storage_reason
 from cope_jax.files import cache_folder, in_bucket
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
@@ -59,12 +60,16 @@ def clear_errors() -> Iterator[None]:
     except KeyboardInterrupt:
         _leave(130, interrupts.LINE)
     except ModuleNotFoundError as error:
+        if clear := bucket_error(error):
+            _leave(2, f"error: {clear}")
         if error.name not in TEXT:
             raise
         _leave(2, f"error: {error.name} is not installed: pip install -e '.[text]'")
     except Exception as error:
         if isinstance(error, StorageError):
             _leave(4, f"error: {error}")
+        if clear := bucket_error(error):
+            _leave(4 if isinstance(clear, StorageError) else 2, f"error: {clear}")
         if _out_of_memory(error):  # NumPy and XLA say how much was asked for
             _leave(2, f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes")
         if reason := storage_reason(error):
@@ -156,6 +161,7 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
             setattr(sys, name, open(os.devnull, "w"))
     keep_programs()
     logging.set_verbosity(logging.WARNING)
+    getLogger("gcsfs").setLevel(logging.FATAL)  # it logs the errors that it raises
     # Orbax raises its errors and also logs them, with a traceback, from its own threads.
     logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     app.run(guarded, flags_parser=parse)
