@@ -36,8 +36,10 @@ def in_bucket(path: epath.PathLike) -> bool:
       ConfigError: it is a URL of another kind.
     """
     scheme, found, _ = os.fspath(path).partition("://")
-    if found and scheme not in ("gs", "s3"):
-        raise ConfigError(f"{path} is not a folder or file: give a path on disk, or one that begins with gs:// or s3://")
+    if found and scheme not in ("gs", "s3", "hf"):  # hf:// is a repository of the Hugging Face Hub
+        raise ConfigError(
+            f"{path} is not a folder or file: give a path on disk, or one that begins with gs:// or s3://"
+        )
     return bool(found)
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from cope_jax import buckets
 from cope_jax.buckets import Bucket, Mirror, mirrored
-from cope_jax.errors import ConfigError, StorageError
+from cope_jax.errors import ConfigError, StorageError, bucket_error
+from cope_jax.files import in_bucket
 from cope_jax.runs.workdir import locked
 from cope_jax.training.checkpoints import Checkpoints
 from tests.bucket_server import serving
@@ -255,3 +256,25 @@ def test_several_processes_are_refused(mirror, monkeypatch):
     with pytest.raises(ConfigError, match=rf"^{URL} is not for several processes: give a folder that all"):
         with locked(mirror.folder):
             pass
+
+
+def test_what_the_libraries_for_buckets_raise_is_one_line():
+    refused = type("NoCredentialsError", (Exception,), {"__module__": "botocore.exceptions"})("no credentials\nmore")
+    try:
+        try:
+            raise refused
+        except Exception:
+            raise RuntimeError("a thread failed") from None
+    except RuntimeError as wrapped:
+        found = bucket_error(wrapped)
+    assert isinstance(found, StorageError)
+    assert str(found).startswith("a bucket cannot be used now (no credentials): what is stored is intact; check the")
+    missing = bucket_error(ImportError("Install s3fs to access S3"))
+    assert isinstance(missing, ConfigError) and str(missing).endswith("is not installed: pip install -e '.[buckets]'")
+    assert bucket_error(ImportError("no module x")) is None and bucket_error(OSError("the disk is full")) is None
+
+
+def test_a_url_of_another_kind_is_one_line():
+    assert not in_bucket("/runs/cope") and in_bucket("s3://bucket/cope")
+    with pytest.raises(ConfigError, match=r"^ftp://x/y is not a folder or file: give a path on disk, or one that beg"):
+        in_bucket("ftp://x/y")
