@@ -296,7 +296,7 @@ class Mirror:
                 self.bucket.write(name, None, generation)
 
     def _acquire(self, name: str) -> bytes:
-        seen, began, told = b"", time.monotonic(), False
+        seen, began, told, refused = b"", time.monotonic(), False, 0
         while True:
             held, generation = self.bucket.read(name)
             if held is not None and not seen:
@@ -305,6 +305,9 @@ class Mirror:
             if held is None or gone:
                 if taken := self.bucket.write(name, self._sign(0), generation):
                     return taken
+                refused += 1  # by another command that was faster, which will then hold the lock
+                if refused > 2:
+                    raise StorageError(f"{self.bucket.url} refuses to write {name}: check the settings of the bucket")
             elif generation != seen:
                 holder = _holder(held)
                 raise ConfigError(

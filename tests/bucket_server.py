@@ -1,6 +1,7 @@
 """A server with the part of Google Cloud Storage's JSON interface that TensorStore uses, in memory, and with faults.
 
-It keeps the conditions on generations and the order of names, which emulators leave out.
+It keeps the conditions on generations and the order of names, which emulators leave out. All requests for a bucket
+such as bucket-503 or bucket-torn have this fault.
 """
 
 import contextlib
@@ -75,6 +76,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         path = parts.path.split("/")
         bucket = path[path.index("b") + 1]
         name = asked.get("name") or urllib.parse.unquote("/".join(path[path.index("o") + 1 :]))
+        fault = bucket.partition("-")[2]
+        if fault == "torn":
+            self.close_connection = True
+            return
+        if fault.isdecimal():
+            self._answer(int(fault), b'{"error": {"message": "as the name of the bucket wants"}}')
+            return
         if not bucket.startswith("bucket"):
             self._answer(404, b'{"error": {"message": "The specified bucket does not exist."}}')
             return

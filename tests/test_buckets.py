@@ -278,3 +278,11 @@ def test_a_url_of_another_kind_is_one_line():
     assert not in_bucket("/runs/cope") and in_bucket("s3://bucket/cope")
     with pytest.raises(ConfigError, match=r"^ftp://x/y is not a folder or file: give a path on disk, or one that beg"):
         in_bucket("ftp://x/y")
+
+
+def test_a_bucket_that_refuses_conditions_is_one_line(mirror, server, monkeypatch):
+    monkeypatch.setattr(buckets, "BEAT", 0.01)
+    monkeypatch.setattr(Bucket, "write", lambda *_: None)
+    with pytest.raises(StorageError, match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the"):
+        with locked(mirror.folder):
+            pass

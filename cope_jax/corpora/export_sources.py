@@ -103,6 +103,9 @@ class Corpus:
     globs: tuple[str, ...] = ()
     weights = (1.0, 1.0, 1.0)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Corpus, (self.name, self.data_dir, self.globs)  # processes get no text
+
     @functools.cached_property
     def _texts(self) -> raw_text.Mixture:
         return raw_text.Mixture(self.name, self.data_dir, self.globs)

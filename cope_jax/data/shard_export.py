@@ -228,7 +228,8 @@ def _in_parallel(
             time.sleep(0.1)
     finally:
         for process in processes:
-            process.kill()
+            if process.pid is not None:  # it was started
+                process.kill()
 
 
 def _work(source: Source, out: str, job: _Job, units: list[int], place: Any, messages: Any, parent: int) -> None:

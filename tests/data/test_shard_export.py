@@ -3,6 +3,7 @@ import hashlib
 import itertools
 import json
 import pathlib
+import pickle
 import struct
 import subprocess
 import sys
@@ -98,6 +99,13 @@ def test_a_corpus_has_the_examples_of_the_task_text(tmp_path, kind, packing):
         bounds = wanted.bounds if packing == "documents" else wanted.bounds[[0, -1]]
         np.testing.assert_array_equal(entries.bounds, bounds)
         np.testing.assert_array_equal(entries.counted, wanted.counted | (split == "train"))
+
+
+def test_a_corpus_goes_to_processes_without_its_text():
+    source = Corpus("wikitext-2")
+    source.describe()  # reads the text
+    sent = pickle.dumps(source)
+    assert len(sent) < 200 and pickle.loads(sent) == source
 
 
 @pytest.mark.parametrize("width", [2, 4])

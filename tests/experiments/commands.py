@@ -4,6 +4,7 @@ import dataclasses
 import multiprocessing
 import os
 import runpy
+import signal
 import sys
 import tempfile
 import time
@@ -82,20 +83,25 @@ class Command:
         self._process = _FORKS.Process(target=_child, args=arguments)
         self._process.start()
 
-    def wait(self, seconds: float = 600) -> Done:
+    def wait(self, seconds: float = 600, kill: bool = True) -> Done:
         self._process.join(seconds)
         if self._process.exitcode is None:
-            self._process.kill()
+            if kill:
+                self.send(signal.SIGKILL)
             raise TimeoutError(self._err.read_text())
         with self._folder:
-            return Done(self._process.exitcode, self._out.read_text(), self._err.read_text())
+            return Done(self._process.exitcode, *(path.read_text(errors="replace") for path in (self._out, self._err)))
+
+    def send(self, number: int) -> None:
+        """Sends a signal."""
+        if self._process.exitcode is None:
+            os.kill(self._process.pid, number)
 
     def signal_when(self, ready: Callable[[], bool], number: int) -> None:
         """Sends the signal as soon as `ready`, unless the command has ended by then."""
         while self._process.exitcode is None and not ready():
             time.sleep(0.002)
-        if self._process.exitcode is None:
-            os.kill(self._process.pid, number)
+        self.send(number)
 
 
 def _child(cache: str, name: str, flags: list[str], out: str, err: str) -> None:
