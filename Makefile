@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup check test test-main test-newest test-slow torture mutants compare docs clean
+.PHONY: help setup check test test-main test-newest test-slow torture fuzz mutants compare docs clean
 
 # The Python that creates .venv.
 PYTHON ?= python3
@@ -15,6 +15,9 @@ WORKERS ?= auto
 # For `make torture`: the number of kills, and a new folder.
 KILLS ?= 50
 TORTURED ?= runs/torture
+# For `make fuzz`: the number of cases, and a new folder.
+CASES ?= 2000
+FUZZED ?= runs/fuzz
 # Number of faults that `make mutants` tries.
 FAULTS ?= 30
 # For `make compare`: the flags of experiments.compare.
@@ -23,7 +26,7 @@ ENCODINGS ?= cope,rope,relative,learned
 SEEDS ?= 1
 WORKDIR ?= runs/quick
 
-VARIABLES := PYTHON ACCELERATOR NEWEST_PYTHON WORKERS KILLS TORTURED FAULTS CONFIG ENCODINGS SEEDS WORKDIR
+VARIABLES := PYTHON ACCELERATOR NEWEST_PYTHON WORKERS KILLS TORTURED CASES FUZZED FAULTS CONFIG ENCODINGS SEEDS WORKDIR
 GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 UNKNOWN := $(filter-out $(VARIABLES),$(GIVEN))
 $(if $(UNKNOWN),$(error there is no variable $(UNKNOWN): choose from $(VARIABLES)))
@@ -106,6 +109,9 @@ test-slow: $(REFERENCE) ## run the slow tests
 
 torture: $(READY) ## kill a small training run KILLS times, and compare every bit with an uninterrupted run
 	$(TESTS_ON_CPU) $(BIN)/python -m tests.torture --kills=$(KILLS) --seed=0 --workdir=$(TORTURED)
+
+fuzz: $(READY) ## call commands with CASES kinds of wrong input, and count the answers that are not clear
+	$(TESTS_ON_CPU) $(BIN)/python -m tests.fuzz --cases=$(CASES) --seed=0 --workdir=$(FUZZED)
 
 mutants: $(REFERENCE) ## put FAULTS random faults into the numerical packages, and count how many the tests catch
 	$(BIN)/python -m tests.mutants --count=$(FAULTS) --jobs=2

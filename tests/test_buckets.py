@@ -283,6 +283,8 @@ def test_a_url_of_another_kind_is_one_line():
 def test_a_bucket_that_refuses_conditions_is_one_line(mirror, server, monkeypatch):
     monkeypatch.setattr(buckets, "BEAT", 0.01)
     monkeypatch.setattr(Bucket, "write", lambda *_: None)
-    with pytest.raises(StorageError, match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the"):
+    with pytest.raises(
+        StorageError, match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the"
+    ):
         with locked(mirror.folder):
             pass
