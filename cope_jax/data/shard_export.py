@@ -17,6 +17,7 @@ from typing import Any
 
 from etils import epath
 
+from cope_jax.buckets import Bucket
 from cope_jax.corpora.export_sources import Source
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import MANIFEST, Manifest, Shard, read_manifest
@@ -68,7 +69,8 @@ def export(
       ConfigError: the folder contains another export, a document cannot be read, or a split has no document.
       StorageError: a disk is full.
     """
-    in_bucket(out)  # an error names another kind of URL
+    if in_bucket(out):
+        Bucket(os.fspath(out))  # an error says that the URL is wrong
     out = epath.Path(out)
     index, parts = part
     if not 0 <= index < parts:

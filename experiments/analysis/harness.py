@@ -138,7 +138,7 @@ def _records(found: Any) -> Iterator[Record]:
 
 
 def _settings(length: int) -> dict[str, Any]:
-    """What the results depend on, beside the model."""
+    """What the results depend on, except the model."""
     import lm_eval
 
     return {"length": length, "fewshot": _FEWSHOT.value, "limit": _LIMIT.value, "lm_eval": lm_eval.__version__}

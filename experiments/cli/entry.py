@@ -1,6 +1,7 @@
 """Starts every command: parses its flags and turns errors into one line."""
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import os
@@ -74,6 +75,8 @@ def clear_errors() -> Iterator[None]:
             _leave(2, f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes")
         if reason := storage_reason(error):
             _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
+        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
+            _leave(2, f"error: {str(error.filename)[:60]}… is longer than a path may be: choose a shorter one")
         if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
             platforms = os.environ.get("JAX_PLATFORMS") or "not set"
             reason = _one_line(error) or "it is not installed"

@@ -23,6 +23,7 @@ from cope_jax.corpora.shards import Manifest
 from cope_jax.data.shard_export import Vocabulary, export
 from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError
+from cope_jax.files import in_bucket
 from cope_jax.runs.workers import cores
 from experiments.cli import entry, outputs
 
@@ -142,6 +143,8 @@ def main() -> None:
     if sum((bool(_INPUT.value), _CORPUS.value is not None, _TASK.value is not None)) != 1:
         raise ConfigError("say what to export: give one of --input, --corpus and --task")
     of_task = _TASK.value is not None
+    if of_task and in_bucket(_OUT.value):
+        raise ConfigError(f"--out={_OUT.value} is in a bucket: write the dataset to a disk, then copy it")
     for name, holder in (_SHARDS if of_task else _DATASET).items():
         if holder.present:
             belongs = "--input and --corpus" if of_task else "--task"

@@ -39,7 +39,7 @@ need_program() {
 # Dies unless WORKDIR can be opened as a folder on the machines that train.
 check_workdir() {
   case "$WORKDIR" in
-    *://*) die "WORKDIR=$WORKDIR is not a folder: give a path on a mounted file system" ;;
+    *://*) die "WORKDIR=$WORKDIR is in a bucket, and a run of several processes needs a folder: give a path on a mounted file system" ;;
     /*) ;;
     *) die "WORKDIR=$WORKDIR must be an absolute path: begin it with /" ;;
   esac

@@ -36,7 +36,7 @@ ${PREPARE:-true}
 command -v git >/dev/null && command -v make >/dev/null ||
   { sudo apt-get -qq -o DPkg::Lock::Timeout=600 update; sudo apt-get -qq -o DPkg::Lock::Timeout=600 install git make; }
 [ -d cope-jax ] || $clone
-cope-jax/experiments/launch/worker_setup.sh tpu"
+$(quoted cope-jax/experiments/launch/worker_setup.sh tpu ${EXTRAS:+"$EXTRAS"})"
 }
 
 # Trains on every host, or joins the training that is already running. Takes the flags of experiments.train that are not

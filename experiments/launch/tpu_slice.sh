@@ -25,6 +25,7 @@
 #   RUNTIME_VERSION     software version; by default it is chosen by ACCELERATOR_TYPE
 #   REF                 branch or tag to clone (default main); give a tag, because a new slice clones again
 #   PREPARE             shell command to run on every host before setup, such as a mount
+#   EXTRAS              extras to install besides tpu, such as buckets
 #   LIBTPU_INIT_ARGS    passed on to libtpu
 #   POLL_SECONDS        seconds between two looks at the state of the slice (default 30)
 #   MAX_FAILURES        see above (default 3)

@@ -20,12 +20,13 @@
 #   REPOSITORY          URL of the project's git repository
 # Required for train and run:
 #   CONFIG              a file of experiments/configs
-#   WORKDIR             an absolute path on the VM; also required for fetch
+#   WORKDIR             an absolute path on the VM, or gs://BUCKET/PATH; also required for fetch
 # Optional variables:
 #   RUNTIME_VERSION     software version; by default it is chosen by ACCELERATOR_TYPE
 #   SPOT                no (default) or yes, which is cheaper, but the VM can be taken away
 #   REF                 branch or tag to clone (default main)
 #   PREPARE             shell command to run on the VM before setup, such as a mount
+#   EXTRAS              extras to install besides tpu, such as buckets
 #   LIBTPU_INIT_ARGS    passed on to libtpu
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/tpu.sh"
@@ -40,7 +41,10 @@ create() {
 
 train() {
   need CONFIG WORKDIR
-  check_workdir
+  case "$WORKDIR" in
+    gs://* | s3://*) ;;
+    *) check_workdir ;;
+  esac
   train_on_hosts --distributed=off "$@"
 }
 
@@ -56,7 +60,10 @@ case "$action" in
   fetch)
     need WORKDIR
     [ $# -eq 1 ] || die "give the folder to copy to: tpu_vm.sh fetch FOLDER"
-    gcloud_tpu tpu-vm scp --recurse "$NAME:$WORKDIR" "$1"
+    case "$WORKDIR" in
+      gs://*) gcloud storage cp --recursive "$WORKDIR" "$1" ;;
+      *) gcloud_tpu tpu-vm scp --recurse "$NAME:$WORKDIR" "$1" ;;
+    esac
     ;;
   delete) gcloud_tpu tpu-vm delete "$NAME" ;;
   run)

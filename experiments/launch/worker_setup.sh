@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Installs the project on a TPU VM: makes .venv with JAX for TPUs in the checkout that contains this script.
 #
-#   worker_setup.sh [ACCELERATOR]      tpu (the default) or cuda
+#   worker_setup.sh [ACCELERATOR [EXTRAS]]      ACCELERATOR is tpu (the default) or cuda. EXTRAS are further extras of
+#                                               the package, such as buckets
 #
 # Images of TPU VMs have Python 3.10. If there is no Python 3.11 or newer, uv installs 3.12 for this user only.
 # A repeated call takes a second.
@@ -22,3 +23,4 @@ if [ -z "$python" ]; then
   python="$(python3 -m uv python find 3.12)"
 fi
 make setup ACCELERATOR="${1:-tpu}" PYTHON="$python"
+[ -z "${2:-}" ] || .venv/bin/python -m pip install --quiet --constraint constraints.txt --editable ".[$2]"

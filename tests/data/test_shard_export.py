@@ -12,8 +12,6 @@ import time
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
-from etils import epath
-from fsspec.implementations.memory import MemoryFileSystem
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -268,45 +266,6 @@ def written(tmp_path, small):
 
 def create(*folders, **options):
     return tasks.create("sharded_text", folders=tuple(map(str, folders)), length=8, **options)
-
-
-class ObjectStore(MemoryFileSystem):
-    """Stands for S3: folders exist only as parts of names, and a listing of nothing is an error."""
-
-    protocol = "s3"
-    store: dict = {}  # noqa: RUF012  # shared by all instances, as the library wants it
-    pseudo_dirs: list = []  # noqa: RUF012
-
-    @classmethod
-    def _strip_protocol(cls, path):
-        return "/" + path.removeprefix("s3://").strip("/")
-
-    def mkdir(self, path, create_parents=True, **kwargs):
-        pass
-
-    def makedirs(self, path, exist_ok=False):
-        pass
-
-
-@pytest.fixture
-def bucket(monkeypatch):
-    monkeypatch.setitem(sys.modules["fsspec.registry"]._registry, "s3", ObjectStore)
-    monkeypatch.setattr(ObjectStore, "store", {})
-    return "s3://bucket"
-
-
-def test_a_bucket_gets_and_gives_the_same(bucket, written, small, tmp_path):
-    for path in (tmp_path / "in").iterdir():
-        epath.Path(path).copy(epath.Path(bucket) / "web" / path.name)
-    source = Files(tuple(document_files.find([f"{bucket}/web/*"])), held_out=0.2)
-    for _ in range(2):  # the second call finds what the first one wrote
-        assert export(source, f"{bucket}/shards", BYTES, small) is not None
-    names = {path.name for path in written.iterdir() if path.is_file()}
-    assert names == {path.name for path in epath.Path(f"{bucket}/shards").iterdir() if path.name != "parts"}
-    for name in names:
-        assert (epath.Path(f"{bucket}/shards") / name).read_bytes() == (written / name).read_bytes()
-    there, here = create(f"{bucket}/shards"), create(written)
-    np.testing.assert_equal(there.take("train", np.arange(50)), here.take("train", np.arange(50)))
 
 
 def test_damage_is_one_line_with_the_file(written):

@@ -74,12 +74,13 @@ class Command:
 
     Args:
       cache: a folder for compiled programs, so that a second start costs little too.
+      folder: the folder to start in.
     """
 
-    def __init__(self, cache: Path, name: str, *flags: object):
+    def __init__(self, cache: Path, name: str, *flags: object, folder: Path = ROOT):
         self._folder = tempfile.TemporaryDirectory()
         self._out, self._err = Path(self._folder.name) / "out", Path(self._folder.name) / "err"
-        arguments = (str(cache), name, [str(flag) for flag in flags], str(self._out), str(self._err))
+        arguments = (str(cache), name, [str(flag) for flag in flags], str(self._out), str(self._err), str(folder))
         self._process = _FORKS.Process(target=_child, args=arguments)
         self._process.start()
 
@@ -104,11 +105,11 @@ class Command:
         self.send(number)
 
 
-def _child(cache: str, name: str, flags: list[str], out: str, err: str) -> None:
+def _child(cache: str, name: str, flags: list[str], out: str, err: str, folder: str = str(ROOT)) -> None:
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)
-    os.chdir(ROOT)
+    os.chdir(folder)
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)

@@ -72,7 +72,10 @@ def test_missing_variables_are_named_in_one_line(command, groups, stage):
 
 @pytest.mark.parametrize("command", [command for command, groups in NEEDED if "CONFIG" in groups[-1]])
 def test_workdir_must_be_a_path_on_every_host(command, stage):
-    for workdir, fault in (("gs://bucket/run", "is not a folder"), ("runs/here", "must be an absolute path")):
+    one_machine = command.startswith("tpu_vm.sh")
+    for workdir, fault in (("gs://bucket/run", "is in a bucket"), ("runs/here", "must be an absolute path"))[
+        one_machine:
+    ]:
         done = stage.run(command, WORKDIR=workdir)
         assert done.returncode == 2
         assert re.fullmatch(rf"error: WORKDIR={workdir} {fault}.*\n", done.stderr)
@@ -166,13 +169,22 @@ def test_vm_run_creates_installs_and_trains_with_the_flags_unharmed(stage):
 
 
 def test_setup_clones_and_prepares_on_every_host(stage):
-    assert stage.run("tpu_vm.sh setup", REF="v0.1", PREPARE="sudo mount files:/ /shared").returncode == 0
+    settings = {"REF": "v0.1", "PREPARE": "sudo mount files:/ /shared", "EXTRAS": "text,buckets"}
+    assert stage.run("tpu_vm.sh setup", **settings).returncode == 0
     (call,) = stage.calls
     assert "--worker=all" in call
     script = next(word for word in call if word.startswith("--command=")).removeprefix("--command=")
     assert subprocess.run(["bash", "-n", "-c", script]).returncode == 0
     assert script.startswith("set -e\nsudo mount files:/ /shared\n")
     assert "[ -d cope-jax ] || git clone --quiet --branch v0.1 https://example.org/cope-jax cope-jax\n" in script
+    assert script.splitlines()[-1].split()[-2:] == ["tpu", "text\\,buckets"]
+
+
+def test_one_machine_trains_in_a_bucket(stage):
+    assert stage.run("tpu_vm.sh train", WORKDIR="gs://bucket/run").returncode == 0
+    assert "--workdir=gs://bucket/run" in remote(stage.calls[-1])
+    assert stage.run("tpu_vm.sh fetch here", WORKDIR="gs://bucket/run").returncode == 0
+    assert stage.calls[-1][1:3] == ["storage", "cp"]
 
 
 def test_vm_train_leaves_with_the_status_of_the_training(stage):

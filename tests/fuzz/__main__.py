@@ -2,9 +2,9 @@
 
     JAX_PLATFORMS=cpu python -m tests.fuzz --cases=2000 --seed=0 --workdir=runs/fuzz
 
-A good answer is a result, or one line with the status 2, 3 or 4, in 20 seconds. A traceback, another status, a hang, or
-a result of an absurd setting is a finding. Training that shows progress is stopped after 20 seconds, and must then end
-with status 143. Exit status: 0 no finding, 1 findings, 2 wrong input.
+A good answer is a result, or one line with the status 2, 3 or 4, within `--limit` seconds. A traceback, another status,
+a hang, or a result of an absurd setting is a finding. Training that shows progress is stopped at the limit, and must
+then end with status 143. Exit status: 0 no finding, 1 findings, 2 wrong input.
 """
 
 import argparse
@@ -26,8 +26,6 @@ from tests.experiments.commands import CONFIG, Command, Done
 from tests.fuzz import cases
 from tests.fuzz.cases import Case, Material
 
-LIMIT = 20.0
-"""Seconds in which a command must end, or show progress."""
 STATUSES = (0, 2, 3, 4)
 
 
@@ -38,6 +36,7 @@ def main() -> int:
     parser.add_argument("--cases", type=int, default=2000, help="Number of cases.")
     parser.add_argument("--seed", type=int, default=0, help="Random seed of the cases.")
     parser.add_argument("--only", type=int, help="The number of the only case to run.")
+    parser.add_argument("--limit", type=float, default=20, help="Seconds until a command must end or show progress.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Number of cases at a time.")
     options = parser.parse_args()
     if options.workdir.exists():
@@ -46,7 +45,9 @@ def main() -> int:
     ends: collections.Counter[str] = collections.Counter()
     found = []
     with tqdm(total=len(numbers), unit="case", dynamic_ncols=True) as bar:
-        for number, case, done, problem in run(options.workdir.resolve(), options.seed, numbers, options.jobs):
+        for number, case, done, problem in run(
+            options.workdir.resolve(), options.seed, numbers, options.jobs, options.limit
+        ):
             bar.update()
             ends[f"{case.kind}: {'stopped' if done is None else f'status {done.status}'}"] += 1
             if problem:
@@ -59,7 +60,7 @@ def main() -> int:
 
 
 def run(
-    folder: Path, seed: int, numbers: Sequence[int], jobs: int = 1
+    folder: Path, seed: int, numbers: Sequence[int], jobs: int = 1, limit: float = 60
 ) -> Iterator[tuple[int, Case, Done | None, str | None]]:
     """Yields each case with how it ended and what is wrong with that, None if nothing is."""
     folder.mkdir(parents=True)
@@ -71,7 +72,7 @@ def run(
             out = folder / f"case_{number}"
             out.mkdir()
             case = cases.draw(seed, number, material, out)
-            done, problem = judge(case, material.folder / "compiled")
+            done, problem = judge(case, material.folder / "compiled", out, limit)
             if not problem:
                 shutil.rmtree(out, ignore_errors=True)
             return number, case, done, problem
@@ -103,19 +104,19 @@ def prepare(material: Material) -> None:
             raise RuntimeError(f"{name} {' '.join(flags)}: {done.err}")
 
 
-def judge(case: Case, cache: Path) -> tuple[Done | None, str | None]:
-    """Runs a case; how it ended, None if it was stopped, and what is wrong."""
-    command = Command(cache, _module(case.command), *case.flags)
+def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | None, str | None]:
+    """Runs a case in a folder; how it ended, None if it was stopped, and what is wrong."""
+    command = Command(cache, _module(case.command), *case.flags, folder=folder)
     began = time.monotonic()
     try:
-        done = command.wait(LIMIT, kill=False)
+        done = command.wait(limit, kill=False)
     except TimeoutError as slow:
         if " tok/s" not in str(slow) and " steps" not in str(slow):
             command.send(signal.SIGKILL)
             return None, f"it hangs: no end after {time.monotonic() - began:.0f} s: {str(slow)[-200:]!r}"
         command.send(signal.SIGTERM)
         try:
-            done = command.wait(2 * LIMIT)
+            done = command.wait(2 * limit)
         except TimeoutError as hung:
             return None, f"it hangs: no end after SIGTERM: {str(hung)[-200:]!r}"
         return (None, None) if done.status in (143, *STATUSES) else (done, f"status {done.status}: {done.err[-300:]}")

@@ -34,9 +34,9 @@ GOOD = "0/4 steps\nerror: do this"
     ],
 )
 def test_a_finding_is_told(done, problem, monkeypatch, tmp_path):
-    monkeypatch.setattr(fuzz.Command, "__init__", lambda *_: None)
+    monkeypatch.setattr(fuzz.Command, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(fuzz.Command, "wait", lambda *_, **__: done)
-    found = fuzz.judge(CASE, tmp_path)
+    found = fuzz.judge(CASE, tmp_path, tmp_path, 1)
     assert found[0] == done and (found[1] is None if problem is None else found[1].startswith(problem))
 
 
@@ -51,9 +51,9 @@ def test_a_command_without_progress_hangs(said, status, problem, monkeypatch, tm
             raise TimeoutError(said)
         return Done(status, "", said)
 
-    monkeypatch.setattr(fuzz.Command, "__init__", lambda *_: None)
+    monkeypatch.setattr(fuzz.Command, "__init__", lambda *_, **__: None)
     monkeypatch.setattr(fuzz.Command, "wait", wait)
     monkeypatch.setattr(fuzz.Command, "send", lambda self, number: sent.append(number))
-    found = fuzz.judge(CASE, tmp_path)[1]
+    found = fuzz.judge(CASE, tmp_path, tmp_path, 1)[1]
     assert found is None if problem is None else found.startswith(problem)
     assert len(sent) == 1
