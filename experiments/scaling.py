@@ -1,6 +1,6 @@
 r"""Predicts how a training step scales, from the files of `experiments.compile_check --json` for several topologies.
 
-python -m experiments.compile_check --config=experiments/configs/lm_1b.py --topology=v5e:4x4 \
+python -m experiments.compile_check --config=experiments/configs/lm_1b.py:noise --topology=v5e:4x4 \
     --config.training.batch_size=32 --config.evaluation.batch_size=16 --json=runs/scaling/v5e-4x4.json
 python -m experiments.scaling --figures=runs/scaling --plot=docs/scaling.png
 
