@@ -31,7 +31,7 @@ LOST = 60.0
 
 _DRIVERS = {"gs": "gcs", "s3": "s3"}
 _MARKER = ".complete"  # the last object of a checkpoint
-_MIRROR, _PUSHED = ".mirror", ".pushed"
+_MIRROR, _PUSHED, _LOST = ".mirror", ".pushed", ".lost"
 _PRIVATE = (_MIRROR, _PUSHED, ".lock", ".measuring.lock")  # files that a bucket does not need
 _RETRIES = {"max_retries": 5, "initial_delay": "0.5s", "max_delay": "4s"}
 
@@ -205,7 +205,13 @@ class Mirror:
         _mark(self.folder).touch()
 
     def push(self) -> None:
-        """Copies the local files that have changed to the bucket, without those of checkpoints."""
+        """Copies the local files that have changed to the bucket, without those of checkpoints.
+
+        Raises:
+          StorageError: another run has taken a lock that this command had; nothing is copied.
+        """
+        if self._lost.exists():
+            raise self._taken()
         began = time.time_ns() - 50_000_000  # the clock of the file system may be a little behind
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder)
@@ -257,13 +263,22 @@ class Mirror:
 
     def check_lock(self) -> None:
         """Raises StorageError if the lock of the run that `folder` belongs to is another command's."""
-        url = self.bucket.url.rpartition("/checkpoints/")[0]
-        held, _ = Bucket(url).read(".lock")
+        held, _ = Bucket(self.bucket.url.rpartition("/checkpoints/")[0]).read(".lock")
         if held is None or self.token.encode() not in held:
-            raise StorageError(
-                f"{url} is in use by another run, because this one gave no sign of life for {LOST:.0f} s: what is "
-                "stored is intact; stop one of the two"
-            )
+            self._lost.touch()
+            raise self._taken()
+
+    @property
+    def _lost(self) -> Path:
+        """A file that says that another command has a lock that this one had."""
+        return next(root for root in self.folder.parents if (root / _MIRROR).exists()) / _LOST
+
+    def _taken(self) -> StorageError:
+        url = self.bucket.url.partition("/checkpoints/")[0]
+        return StorageError(
+            f"{url} is in use by another run, because this one gave no sign of life for {LOST:.0f} s: what is stored "
+            "is intact; stop one of the two"
+        )
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -284,6 +299,8 @@ class Mirror:
                 number += 1
                 with contextlib.suppress(StorageError):  # the next one may succeed
                     generation = self.bucket.write(name, self._sign(number), generation)
+                    if generation is None:
+                        self._lost.touch()
 
         thread = threading.Thread(target=beat, daemon=True)
         thread.start()
@@ -372,9 +389,12 @@ def mirrored(path: str) -> Iterator[str]:
         return
     mirror = Mirror.create(path)
     try:
-        yield str(mirror.folder)
-    finally:
         try:
-            mirror.push()
-        finally:
-            mirror.close()
+            yield str(mirror.folder)
+        except BaseException:
+            if not mirror._lost.exists():
+                mirror.push()
+            raise
+        mirror.push()
+    finally:
+        mirror.close()

@@ -192,6 +192,7 @@ class Checkpoints:
 
 def _copy_when_written(writing: Any, mirror: Mirror) -> None:
     writing.result()
+    mirror.check_lock()
     dataclasses.replace(mirror, folder=mirror.folder.parents[1], bucket=mirror.bucket.above(2)).push()  # its metrics
     mirror.push_checkpoint()
 
