@@ -389,12 +389,9 @@ def mirrored(path: str) -> Iterator[str]:
         return
     mirror = Mirror.create(path)
     try:
-        try:
-            yield str(mirror.folder)
-        except BaseException:
-            if not mirror._lost.exists():
-                mirror.push()
-            raise
-        mirror.push()
+        yield str(mirror.folder)
     finally:
-        mirror.close()
+        try:
+            mirror.push()
+        finally:
+            mirror.close()

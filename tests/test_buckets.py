@@ -243,19 +243,40 @@ def test_one_of_many_takes_a_lost_lock(server, quick):
     assert len(taken) == 1 and f'"token": "{taken[0]}"'.encode() in Bucket(URL).read(".lock")[0]
 
 
-def test_a_run_that_has_lost_its_lock_writes_nothing(server, quick):
-    taken = "in use by another run, because this one gave no sign of life for [^\n]*: what is stored is intact"
-    with pytest.raises(StorageError, match=taken), mirrored(URL) as folder, locked(Path(folder)):
+TAKEN = "in use by another run, because this one gave no sign of life for [^\n]*: what is stored is intact; stop one"
+
+
+def test_a_run_that_has_lost_its_lock_writes_no_checkpoint_and_no_metrics(server):
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "metrics.jsonl").write_text("{}\n")
         save(Path(folder), [1])
     assert server.names() == ["runs/cope/.lock"]
-    Bucket(URL).write(".lock", None)
-    with pytest.raises(StorageError, match=taken), mirrored(URL) as folder, locked(Path(folder)):
+
+
+def test_nor_results(server, quick):
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "result.json").write_text("{}\n")
         time.sleep(10 * buckets.BEAT)  # the next sign of life finds the other holder
     assert server.names() == ["runs/cope/.lock"]
+
+
+def test_what_changes_while_it_is_copied_is_copied_again(mirror, monkeypatch):
+    path, write = mirror.folder / "a", Bucket.write
+
+    def slow(bucket, name, data, expected=None):
+        found = write(bucket, name, data, expected)
+        path.write_text("new")
+        time.sleep(0.2)
+        return found
+
+    path.write_text("old")
+    monkeypatch.setattr(Bucket, "write", slow)
+    mirror.push()
+    assert mirror.bucket.read("a")[0] == b"old"
+    mirror.push()
+    assert mirror.bucket.read("a")[0] == b"new"
 
 
 def test_several_processes_are_refused(mirror, monkeypatch):
