@@ -20,8 +20,9 @@ class Server(http.server.ThreadingHTTPServer):
     """Objects by (bucket, name), each (content, generation).
 
     Attributes:
-      fault: what happens to requests: "" nothing, a status such as "503", "torn" or "slow".
-      share: the share of the requests that the fault happens to: every 1/share-th.
+      fault: what happens to requests: "" nothing, a status such as "503", "torn", "applied" (torn before the answer) or
+        "slow".
+      every: the fault happens to every request whose number is a multiple of this.
     """
 
     daemon_threads = True
@@ -46,11 +47,15 @@ class Handler(http.server.BaseHTTPRequestHandler):
     disable_nagle_algorithm = True
     wbufsize = -1  # headers and body in one packet
     server: Server
+    _lost = False
 
     def log_message(self, *arguments: object) -> None:
         pass
 
     def _answer(self, status: int, content: bytes = b"", generation: int | None = None) -> None:
+        if self._lost:
+            self._lost, self.close_connection = False, True
+            return
         self.send_response(status)
         self.send_header("Content-Length", str(len(content)))
         if generation is not None:
@@ -68,6 +73,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
                 return
             if server.fault == "slow":
                 time.sleep(1)
+            elif server.fault == "applied":
+                self._lost = True
             else:
                 self._answer(int(server.fault), b'{"error": {"message": "as the test wants"}}')
                 return

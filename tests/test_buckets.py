@@ -1,9 +1,12 @@
 """Runs in buckets, against a server on this machine."""
 
+import contextlib
+import itertools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -12,8 +15,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cope_jax import buckets
-from cope_jax.buckets import Bucket, Mirror, mirrored
+from cope_jax.buckets import Bucket, Mirror, lock, mirrored, shown
+from cope_jax.buckets import bucket as objects
 from cope_jax.errors import ConfigError, StorageError, bucket_error
 from cope_jax.files import in_bucket
 from cope_jax.runs.workdir import locked
@@ -26,11 +29,11 @@ URL = "gs://bucket/runs/cope"
 
 @pytest.fixture
 def server(monkeypatch):
-    monkeypatch.setattr(buckets, "_RETRIES", {"max_retries": 2, "initial_delay": "0.01s", "max_delay": "0.02s"})
-    buckets._opened.cache_clear()
+    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 2, "initial_delay": "0.01s", "max_delay": "0.02s"})
+    objects._opened.cache_clear()
     with serving() as found:
         yield found
-    buckets._opened.cache_clear()
+    objects._opened.cache_clear()
 
 
 @pytest.fixture
@@ -99,8 +102,8 @@ def test_a_folder_comes_back_as_it_was(server, tmp_path):
         path.write_text("{}")
         for name in (".lock", "table.md.partial"):
             Path(folder, name).write_text("x")
-        assert buckets.shown(path) == f"{URL}/cells/cope/result.json"
-        assert buckets.shown(tmp_path) == str(tmp_path)
+        assert shown(path) == f"{URL}/cells/cope/result.json"
+        assert shown(tmp_path) == str(tmp_path)
     assert not Path(folder).exists()
     assert server.names() == ["runs/cope/cells/cope/result.json"]
     writes = len([line for line in server.log if line.startswith("POST")])
@@ -135,8 +138,11 @@ def save(folder, steps, **options):
 
 
 def restore(**options):
-    with mirrored(URL) as folder, Checkpoints(Path(folder, "checkpoints"), **options) as checkpoints:
-        found = checkpoints.restore(jax.eval_shape(lambda: state(0)))
+    with mirrored(URL) as folder, contextlib.ExitStack() as stack:
+        if not options.get("read_only"):
+            stack.enter_context(locked(Path(folder)))
+        with Checkpoints(Path(folder, "checkpoints"), **options) as checkpoints:
+            found = checkpoints.restore(jax.eval_shape(lambda: state(0)))
     return found and (found[0], float(found[1]["params"]["kernel"][0, 0]), found[2]["data"])
 
 
@@ -152,6 +158,9 @@ def test_checkpoints_are_copied_whole_and_old_ones_removed(server):
         assert order.index("runs%2Fcope%2Fmetrics.jsonl") < order.index("runs%2Fcope%2Fcheckpoints%2F1%2F.complete")
     assert complete(server) == [2, 3]
     assert not [name for name in server.names() if "checkpoints/1/" in name]
+    removed = [line.split("/o/")[1] for line in server.log if line.startswith("DELETE")]
+    first, *others = (name for name in removed if name.startswith("runs%2Fcope%2Fcheckpoints%2F1%2F"))
+    assert first.endswith(".complete") and others
     assert restore() == (3, 3.0, [3])
     for name in server.names():  # as if killed before the marker
         if name.endswith("checkpoints/3/.complete"):
@@ -163,7 +172,7 @@ def test_a_damaged_checkpoint_is_left_out(server, capsys):
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [1, 2], keep=2)
     for name in server.names():
-        if "checkpoints/2/state/" in name:
+        if "checkpoints/2/" in name and "/state/" in name:
             content, generation = server.objects["bucket", name]
             server.objects["bucket", name] = content[: len(content) // 2], generation
     assert restore(read_only=True) == (1, 1.0, [1])
@@ -171,6 +180,43 @@ def test_a_damaged_checkpoint_is_left_out(server, capsys):
     assert restore() == (1, 1.0, [1])
     assert complete(server) == [1]
     assert "cannot be read" in capsys.readouterr().err
+    assert [name for name in server.names() if "checkpoints/2/" in name and "/state/" in name]  # for whoever can use it
+
+
+def test_a_run_begins_with_what_the_one_before_left(server):
+    with mirrored(URL) as late:
+        with mirrored(URL) as folder, locked(Path(folder)):
+            (Path(folder) / "result.json").write_text("first")
+            save(Path(folder), [1])
+        with mirrored(URL) as folder, locked(Path(folder)):
+            (Path(folder) / "result.json").write_text("second")
+            save(Path(folder), [2], keep=1)
+        Path(late, "table.md").write_text("of the late one")
+        with locked(Path(late)):
+            assert [path.name for path in Path(late, "checkpoints").iterdir()] == ["2"]
+            assert Path(late, "result.json").read_text() == "second"
+            assert Path(late, "table.md").read_text() == "of the late one"
+
+
+def test_files_are_copied_before_the_lock_ends(server):
+    with mirrored(URL) as folder:
+        with locked(Path(folder)):
+            Path(folder, "result.json").write_text("{}")
+        calls = [line for line in server.log if "result.json" in line or line.startswith("DELETE")]
+    assert [line.split()[0] for line in calls] == ["POST", "DELETE"]
+
+
+def test_unfinished_checkpoints_are_removed(server):
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1])
+    whole = server.names()
+    for name in ("2/x/state/a", "1/y/state/a", "3/x/a"):
+        Bucket(f"{URL}/checkpoints").write(name, b"")
+    Bucket(f"{URL}/checkpoints").write("3/.damaged", b"x")
+    with mirrored(URL) as folder, locked(Path(folder)):
+        pass
+    kept = [f"runs/cope/checkpoints/3/{name}" for name in (".damaged", "x/a")]
+    assert server.names() == sorted([*whole, *kept])
 
 
 def test_a_checkpoint_that_vanishes_meanwhile_gives_way_to_a_newer_one(server):
@@ -184,8 +230,8 @@ def test_a_checkpoint_that_vanishes_meanwhile_gives_way_to_a_newer_one(server):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(buckets, "BEAT", 0.1)
-    monkeypatch.setattr(buckets, "LOST", 0.6)
+    monkeypatch.setattr(lock, "BEAT", 0.1)
+    monkeypatch.setattr(lock, "LOST", 0.6)
 
 
 def test_a_second_run_is_refused_while_the_first_gives_signs_of_life(mirror, quick):
@@ -213,9 +259,8 @@ def test_a_lock_without_signs_of_life_ends(mirror, quick, capsys):
 
 
 def test_a_killed_process_of_this_machine_holds_no_lock(mirror):
-    code = (
-        "import os, sys; from cope_jax.buckets import Mirror; Mirror.create(sys.argv[1])._acquire('.lock'); os.abort()"
-    )
+    code = "import os, sys; from cope_jax.buckets import *; from cope_jax.buckets.lock import *; "
+    code += "Lock(Bucket(sys.argv[1]), '.lock', 'x')._acquire(); os.abort()"
     subprocess.run([sys.executable, "-c", code, URL], check=False)
     assert b"holder" in Bucket(URL).read(".lock")[0]
     began = time.monotonic()
@@ -225,22 +270,81 @@ def test_a_killed_process_of_this_machine_holds_no_lock(mirror):
 
 def test_one_of_many_takes_a_lost_lock(server, quick):
     Bucket(URL).write(".lock", b"damaged")
-    mirrors = [Mirror(Path("x"), Bucket(URL), str(number)) for number in range(4)]
     taken = []
 
-    def take(mirror):
-        try:
-            mirror._acquire(".lock")
-            taken.append(mirror.token)
-        except ConfigError:
-            pass
+    def take(token):
+        with contextlib.suppress(ConfigError):
+            lock.Lock(Bucket(URL), ".lock", token)._acquire()
+            taken.append(token)
 
-    threads = [threading.Thread(target=take, args=(mirror,), daemon=True) for mirror in mirrors]
+    threads = [threading.Thread(target=take, args=(str(number),), daemon=True) for number in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(1.5)
-    assert len(taken) == 1 and f'"token": "{taken[0]}"'.encode() in Bucket(URL).read(".lock")[0]
+    assert len(taken) == 1 and lock.Lock(Bucket(URL), ".lock", taken[0]).is_held()
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_an_answer_that_is_lost_loses_no_lock(server, quick, count):
+    """The server writes, but the connection ends before its answer: the library asks again, and is refused."""
+    server.fault, server.every = "applied", 1000
+    server.requests = itertools.count(1000 - count)
+    with mirrored(URL) as folder, locked(Path(folder)):
+        time.sleep(5 * lock.BEAT)
+        Path(folder, "result.json").write_text("{}")
+        Mirror.of(Path(folder, "checkpoints/1")).check_lock()
+    assert server.names() == ["runs/cope/result.json"]
+
+
+def test_a_store_without_conditions_is_refused(server, monkeypatch):
+    write = Bucket.write
+    monkeypatch.setattr(Bucket, "write", lambda bucket, name, data, expected=None: write(bucket, name, data))
+    with pytest.raises(ConfigError, match=rf"^{URL} is in a store that ignores the conditions of writes, [^\n]*$"):
+        with mirrored(URL) as folder, locked(Path(folder)):
+            pass
+    assert server.names() == []
+
+
+def test_what_could_not_be_copied_is_kept(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with pytest.raises(StorageError, match=rf"^{URL} cannot be used now [^\n]* were to be copied are in ") as caught:
+        with mirrored(URL) as folder:
+            Path(folder, "result.json").write_text("{}")
+            server.fault = "503"
+    kept = Path(str(caught.value).rpartition(" are in ")[2])
+    assert (kept / "result.json").read_text() == "{}"
+    server.fault = ""
+    with mirrored(URL):
+        assert (kept / "result.json").exists()
+
+
+def test_only_mirrors_of_dead_processes_of_this_machine_are_removed(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    for name, process, place in (
+        ("dead", dead.pid, lock.place()),
+        ("elsewhere", dead.pid, "another machine"),
+        ("live", os.getpid(), lock.place()),
+    ):
+        folder = tmp_path / f"cope_jax-mirror-{name}"
+        folder.mkdir()
+        (folder / ".mirror").write_text(json.dumps({"process": process, "place": place}))
+    with mirrored(URL):
+        pass
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["cope_jax-mirror-elsewhere", "cope_jax-mirror-live"]
+
+
+def test_objects_for_folders_are_left_out_and_names_outside_refused(server):
+    for name in ("", "sub/", "sub/a"):
+        Bucket(URL).write(name, b"x")
+    with mirrored(URL) as folder:
+        assert [path.name for path in Path(folder).rglob("*")] == ["sub", "a"]
+    Bucket(URL).write("../../escaped", b"x")
+    with pytest.raises(ConfigError, match=rf"^{URL} has an object named \.\./\.\./escaped, outside of the folder"):
+        with mirrored(URL):
+            pass
 
 
 TAKEN = "in use by another run, because this one gave no sign of life for [^\n]*: what is stored is intact; stop one"
@@ -254,11 +358,30 @@ def test_a_run_that_has_lost_its_lock_writes_no_checkpoint_and_no_metrics(server
     assert server.names() == ["runs/cope/.lock"]
 
 
+def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server, monkeypatch):
+    write = Bucket.write
+
+    def lose(bucket, name, data, expected=None):
+        if "/state/" in name:
+            write(Bucket(URL), ".lock", b'{"holder": "another"}')
+        return write(bucket, name, data, expected)
+
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1])
+    monkeypatch.setattr(Bucket, "write", lose)
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [2], keep=1)
+    assert complete(server) == [1]
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder:
+        Mirror.of(Path(folder, "checkpoints/1")).remove_checkpoint()
+    assert complete(server) == [1]
+
+
 def test_nor_results(server, quick):
     with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "result.json").write_text("{}\n")
-        time.sleep(10 * buckets.BEAT)  # the next sign of life finds the other holder
+        time.sleep(10 * lock.BEAT)  # the next sign of life finds the other holder
     assert server.names() == ["runs/cope/.lock"]
 
 
@@ -309,7 +432,7 @@ def test_a_url_of_another_kind_is_one_line():
 
 
 def test_a_bucket_that_refuses_conditions_is_one_line(mirror, server, monkeypatch):
-    monkeypatch.setattr(buckets, "BEAT", 0.01)
+    monkeypatch.setattr(lock, "BEAT", 0.01)
     monkeypatch.setattr(Bucket, "write", lambda *_: None)
     with pytest.raises(
         StorageError, match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the"

@@ -1,7 +1,6 @@
 """Saves and restores checkpoints with everything that a run needs to resume exactly."""
 
 import concurrent.futures
-import dataclasses
 import itertools
 import math
 import shutil
@@ -180,20 +179,19 @@ class Checkpoints:
             folder, fate = self.directory / str(step), "left in place"
             if not self._read_only:
                 target = _unused(self.directory.with_name(f"{self.directory.name}-damaged") / str(step))
+                mirror = Mirror.of(folder)
                 with clear_storage_errors(target):
                     target.parent.mkdir(exist_ok=True)
                     folder.rename(target)
-                    if mirror := Mirror.of(folder):
-                        mirror.remove_checkpoint()
-                fate = f"moved to {target}"
+                    if mirror:
+                        mirror.reject_checkpoint()
+                fate = f"moved to {target}" if mirror is None else "kept, but no longer used"
             warning = f"warning: checkpoint {folder} cannot be read ({reason}): {fate}; using that of step {used}"
             print(warning, file=sys.stderr)
 
 
 def _copy_when_written(writing: Any, mirror: Mirror) -> None:
     writing.result()
-    mirror.check_lock()
-    dataclasses.replace(mirror, folder=mirror.folder.parents[1], bucket=mirror.bucket.above(2)).push()  # its metrics
     mirror.push_checkpoint()
 
 

@@ -1,0 +1,137 @@
+"""A lock in a bucket: an object that its holder renews, so that the lock of a lost machine ends."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from cope_jax.buckets.bucket import Bucket
+from cope_jax.errors import ConfigError, StorageError
+from cope_jax.files import parse_json
+
+BEAT = 10.0
+"""Seconds between two signs of life of a lock."""
+LOST = 60.0
+"""After this many seconds without a sign of life, the holder of a lock counts as lost."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lock:
+    """An object that names the command which may write to a folder of a bucket.
+
+    Attributes:
+      bucket: the folder.
+      name: the name of the object.
+      token: identifies the command.
+    """
+
+    bucket: Bucket
+    name: str
+    token: str
+
+    def is_held(self) -> bool:
+        """Whether this command has the lock."""
+        held, _ = self.bucket.read(self.name)
+        return held is not None and self.token.encode() in held
+
+    @contextlib.contextmanager
+    def held(self, lost: Callable[[], object]) -> Iterator[None]:
+        """Holds the lock, and gives a sign of life every `BEAT` seconds.
+
+        A lock whose holder gives no sign of life for `LOST` seconds is taken over. `lost` is called, in another thread,
+        when another command has taken this lock.
+
+        Raises:
+          ConfigError: another command has the lock, or the store ignores the conditions of writes.
+        """
+        generation: bytes | None = self._acquire()
+        done = threading.Event()
+
+        def beat() -> None:
+            nonlocal generation
+            number = 0
+            while generation and not done.wait(BEAT):
+                number += 1
+                with contextlib.suppress(StorageError):  # the next one may succeed
+                    generation = self._sign(number, generation)
+                    if generation is None:
+                        lost()
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
+            if generation:
+                self.bucket.write(self.name, None, generation)
+
+    def _acquire(self) -> bytes:
+        seen, began, told, refused = b"", time.monotonic(), False, 0
+        while True:
+            held, generation = self.bucket.read(self.name)
+            if held is not None and not seen:
+                seen, began = generation, time.monotonic()
+            gone = is_gone(held) or (generation == seen and time.monotonic() - began > LOST)
+            if held is None or gone:
+                if taken := self._sign(0, generation):
+                    if self.bucket.write(self.name, b"", generation) is None:
+                        return taken
+                    self.bucket.write(self.name, None)
+                    raise ConfigError(
+                        f"{self.bucket.url} is in a store that ignores the conditions of writes, so nothing can keep a "
+                        "second run out: choose another store, or a folder on a disk"
+                    )
+                refused += 1  # by another command that was faster, which will then hold the lock
+                if refused > 2:
+                    raise StorageError(
+                        f"{self.bucket.url} refuses to write {self.name}: check the settings of the bucket"
+                    )
+            elif generation != seen:
+                raise ConfigError(
+                    f"{self.bucket.url} is in use by {_holder(held)}: wait until it ends, stop it, or choose another "
+                    "--workdir"
+                )
+            elif not told:
+                told = True
+                wait = f"waiting up to {LOST:.0f} s for a sign of life"
+                print(f"{self.bucket.url} was in use by {_holder(held)}: {wait}", file=sys.stderr)
+            time.sleep(BEAT / 10)
+
+    def _sign(self, number: int, expected: bytes) -> bytes | None:
+        """Writes a sign of life; returns its generation, or None if the lock is another command's."""
+        holder = f"process {os.getpid()} on {socket.gethostname()}"
+        sign = {"holder": holder, "process": os.getpid(), "place": place(), "token": self.token, "number": number}
+        content = json.dumps(sign).encode()
+        if written := self.bucket.write(self.name, content, expected):
+            return written
+        held, generation = self.bucket.read(self.name)  # it may be written, and only the answer was lost
+        return generation if held == content else None
+
+
+def is_gone(held: bytes | None) -> bool:
+    """Whether JSON text names, as `process` and `place`, a process of this machine that has ended."""
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        sign = parse_json(held or b"")
+        return bool(place()) and sign["place"] == place() and not Path(f"/proc/{int(sign['process'])}").exists()
+    return False
+
+
+def place() -> str:
+    """Names the machine since its start, and the processes that this one can see; "" if that is not known."""
+    with contextlib.suppress(OSError):
+        return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
+    return ""
+
+
+def _holder(held: bytes) -> str:
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        return str(parse_json(held)["holder"])
+    return "another process"

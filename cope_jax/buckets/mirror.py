@@ -1,0 +1,260 @@
+"""A local folder in which a command works in place of a folder in a bucket."""
+
+import contextlib
+import dataclasses
+import json
+import os
+import shutil
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+from cope_jax.buckets import lock
+from cope_jax.buckets.bucket import Bucket
+from cope_jax.buckets.lock import Lock
+from cope_jax.errors import ConfigError, StorageError
+from cope_jax.files import in_bucket
+
+_COMPLETE, _DAMAGED = ".complete", ".damaged"  # the marker of a checkpoint names the folder of its files
+_MIRROR, _PUSHED, _LOST = ".mirror", ".pushed", ".lost"
+_PRIVATE = (_PUSHED, ".lock", ".measuring.lock")  # files that a bucket does not need
+_CHECKPOINTS = ("checkpoints", "checkpoints-damaged")
+
+
+@dataclasses.dataclass(frozen=True)
+class Mirror:
+    """A local folder and the bucket's folder that it mirrors.
+
+    A checkpoint is an empty local folder until `fetch_checkpoint` is called. In the bucket its files have a folder of
+    their own for each try to write it, and a marker names the folder.
+
+    Attributes:
+      folder: the local folder, or a folder below it.
+      bucket: the objects of `folder`.
+      token: identifies the command that made the mirror.
+    """
+
+    folder: Path
+    bucket: Bucket
+    token: str
+
+    @classmethod
+    def create(cls, url: str) -> "Mirror":
+        """Makes a new local folder, with every file of the bucket's folder but those of checkpoints."""
+        bucket = Bucket(url.rstrip("/"))
+        for left in Path(tempfile.gettempdir()).glob("cope_jax-mirror-*"):
+            with contextlib.suppress(OSError):  # another command may remove it too
+                if lock.is_gone((left / _MIRROR).read_bytes()):
+                    shutil.rmtree(left, ignore_errors=True)
+        root = Path(tempfile.mkdtemp(prefix="cope_jax-mirror-"))
+        mirror = cls(root / "files", bucket, uuid.uuid4().hex)
+        mirror.folder.mkdir()
+        owner = {"process": os.getpid(), "place": lock.place()}
+        (root / _MIRROR).write_text(json.dumps({"url": bucket.url, "token": mirror.token, **owner}))
+        try:
+            mirror.fetch()
+        except BaseException:
+            mirror.close()
+            raise
+        return mirror
+
+    def close(self) -> None:
+        """Removes the local folder."""
+        shutil.rmtree(self.folder.parent, ignore_errors=True)
+
+    @classmethod
+    def of(cls, folder: Path) -> "Mirror | None":
+        """The mirror that a folder is, or belongs to; None for any other folder."""
+        for root in folder.parents:
+            if (root / _MIRROR).is_file():
+                held, parts = json.loads((root / _MIRROR).read_text()), folder.relative_to(root).parts[1:]
+                return cls(folder, Bucket("/".join([held["url"], *parts])), held["token"])
+        return None
+
+    def fetch(self) -> None:
+        """Copies the files of the bucket's folder to the local one, except over files that have changed here."""
+        for step in self.folder.glob("**/checkpoints/*"):
+            if step.is_dir() and next(step.iterdir(), None) is None:  # it may be gone
+                step.rmdir()
+        for name in self.bucket.names():
+            parts = PurePosixPath(name).parts
+            if ".." in parts:
+                raise ConfigError(f"{self.bucket.url} has an object named {name}, outside of the folder: rename it")
+            path = self.folder / name
+            if path.name == _COMPLETE:
+                path.parent.mkdir(parents=True, exist_ok=True)
+            elif parts and not name.endswith("/") and _is_copied(Path(name)) and not _changed_here(path):
+                content, _ = self.bucket.read(name)
+                if content is not None:  # else it was removed meanwhile
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.write_bytes(content)
+                    os.utime(path, ns=(0, 0))  # so that `push` knows that it has not changed
+        _mark(self.folder).touch()
+
+    def push(self) -> None:
+        """Copies the local files that have changed to the bucket, without those of checkpoints.
+
+        Raises:
+          StorageError: another run has taken a lock that this command had; nothing is copied.
+        """
+        if self._lost.exists():
+            raise self._taken()
+        began = time.time_ns() - 50_000_000  # the clock of the file system may be a little behind
+        for path in sorted(self.folder.rglob("*")):
+            name = path.relative_to(self.folder)
+            if _is_copied(name) and path.is_file() and path.stat().st_mtime_ns >= self._pushed(path):
+                self.bucket.write(name.as_posix(), path.read_bytes())
+        _mark(self.folder).touch()
+        os.utime(_mark(self.folder), ns=(began, began))
+
+    def _pushed(self, path: Path) -> int:
+        """When the files of this path's folder, or of a folder above it, were last copied."""
+        marks = [_mark(folder) for folder in path.parents if folder.is_relative_to(self.folder)]
+        return max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0)
+
+    def push_checkpoint(self) -> None:
+        """Copies the changed files of the run, then `folder`, a complete checkpoint, to the bucket; its marker last.
+
+        Raises:
+          StorageError: another run has taken the lock, because this one gave no sign of life.
+        """
+        self.check_lock()
+        self._run.push()  # the metrics up to this step
+        place = uuid.uuid4().hex
+        for path in sorted(self.folder.rglob("*")):
+            if path.is_file():
+                self.bucket.write(f"{place}/{path.relative_to(self.folder).as_posix()}", path.read_bytes())
+        self.check_lock()
+        self.bucket.write(_COMPLETE, place.encode())
+
+    def fetch_checkpoint(self) -> None:
+        """Copies `folder`, a checkpoint, from the bucket, unless it is there already.
+
+        If the bucket has it no more, the local folder is removed, and newer checkpoints appear as empty folders.
+        """
+        if next(self.folder.iterdir(), None) is not None:
+            return
+        marker, generation = self.bucket.read(_COMPLETE)
+        place = "" if marker is None else f"{marker.decode()}/"
+        for name in self.bucket.names(place) if place else []:
+            content, _ = self.bucket.read(name)
+            if content is not None:
+                path = self.folder / name.removeprefix(place)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(content)
+        if marker is None or self.bucket.read(_COMPLETE)[1] != generation:
+            shutil.rmtree(self.folder)
+            self._run.fetch()
+            if self.folder.exists():  # it was written anew
+                self.fetch_checkpoint()
+
+    def remove_checkpoint(self) -> None:
+        """Removes `folder`, a checkpoint, from the bucket; its marker first. StorageError: as for `push_checkpoint`."""
+        self.check_lock()
+        self.bucket.write(_COMPLETE, None)
+        self.bucket.remove("")
+
+    def reject_checkpoint(self) -> None:
+        """Keeps `folder`, a damaged checkpoint, in the bucket, but not as a checkpoint."""
+        self.check_lock()
+        marker, _ = self.bucket.read(_COMPLETE)
+        self.bucket.write(_DAMAGED, marker)
+        self.bucket.write(_COMPLETE, None)
+
+    def check_lock(self) -> None:
+        """Raises StorageError if the lock of the run that `folder` belongs to is another command's."""
+        if not Lock(self._run.bucket, ".lock", self.token).is_held():
+            self._lost.touch()
+            raise self._taken()
+
+    @contextlib.contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Holds the lock `name` of the folder: see `Lock`.
+
+        The local files are those of the moment when the lock was taken. At the end, changed files are copied to the
+        bucket before the lock ends.
+        """
+        with Lock(self.bucket, name, self.token).held(lost=self._lost.touch):
+            if name == ".lock":
+                self._remove_unfinished()
+            self.fetch()
+            try:
+                yield
+            finally:
+                self.push()
+
+    def _remove_unfinished(self) -> None:
+        """Removes the files of checkpoints that killed commands did not complete."""
+        steps: dict[str, set[str]] = {}
+        for name in self.bucket.names("checkpoints/"):
+            step, _, below = name.removeprefix("checkpoints/").partition("/")
+            steps.setdefault(step, set()).add(below.partition("/")[0])
+        for step, places in steps.items():
+            if _DAMAGED in places:
+                continue
+            marker = self.bucket.read(f"checkpoints/{step}/{_COMPLETE}")[0] if _COMPLETE in places else None
+            for place in places - {_COMPLETE, (marker or b"").decode(), ""}:
+                self.bucket.remove(f"checkpoints/{step}/{place}/")
+
+    @property
+    def _run(self) -> "Mirror":
+        """The folder of the run that `folder` is a checkpoint of."""
+        return dataclasses.replace(self, folder=self.folder.parents[1], bucket=self.bucket.above(2))
+
+    @property
+    def _lost(self) -> Path:
+        """A file that says that another command has a lock that this one had."""
+        return next(root for root in self.folder.parents if (root / _MIRROR).exists()) / _LOST
+
+    def _taken(self) -> StorageError:
+        url = self.bucket.url.partition("/checkpoints/")[0]
+        return StorageError(
+            f"{url} is in use by another run, because this one gave no sign of life for {lock.LOST:.0f} s: what is "
+            "stored is intact; stop one of the two"
+        )
+
+
+def _changed_here(path: Path) -> bool:
+    return path.exists() and path.stat().st_mtime_ns != 0
+
+
+def _mark(folder: Path) -> Path:
+    """The file whose time says when the files of a folder were last copied; the folder of a mirror has only its own."""
+    return (folder.parent if (folder.parent / _MIRROR).exists() else folder) / _PUSHED
+
+
+def _is_copied(name: Path) -> bool:
+    """Whether `push` and `fetch` copy a file: no lock, no unfinished file, and no part of a checkpoint."""
+    unfinished = name.name.endswith(".partial") or any(part.startswith(".partial") for part in name.parts)
+    return not (unfinished or name.name in _PRIVATE or not set(_CHECKPOINTS).isdisjoint(name.parts))
+
+
+def shown(path: object) -> str:
+    """How messages name a path: a path in a mirror by its URL."""
+    mirror = Mirror.of(Path(str(path)))
+    return str(path) if mirror is None else mirror.bucket.url
+
+
+@contextlib.contextmanager
+def mirrored(path: str) -> Iterator[str]:
+    """Yields the folder to work in: `path`, or for a path in a bucket a mirror, whose changes are copied at the end.
+
+    Raises:
+      StorageError: the changes cannot be copied. The local folder stays, and the message names it.
+    """
+    if not in_bucket(path):
+        yield path
+        return
+    mirror = Mirror.create(path)
+    try:
+        yield str(mirror.folder)
+    finally:
+        try:
+            mirror.push()
+        except StorageError as error:
+            kept = mirror.folder.parent.with_name(mirror.folder.parent.name.replace("mirror", "unsaved"))
+            mirror.folder.parent.rename(kept)
+            raise StorageError(f"{error}. The files that were to be copied are in {kept / 'files'}") from error
+        mirror.close()
