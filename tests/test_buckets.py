@@ -190,6 +190,7 @@ def test_a_run_begins_with_what_the_one_before_left(server):
             save(Path(folder), [1])
         with mirrored(URL) as folder, locked(Path(folder)):
             (Path(folder) / "result.json").write_text("second")
+            (Path(folder) / "table.md").write_text("second")
             save(Path(folder), [2], keep=1)
         Path(late, "table.md").write_text("of the late one")
         with locked(Path(late)):
@@ -226,6 +227,30 @@ def test_a_checkpoint_that_vanishes_meanwhile_gives_way_to_a_newer_one(server):
             save(Path(folder), [2], keep=1)
             step, *_ = checkpoints.restore(jax.eval_shape(lambda: state(0)))
     assert step == 2
+
+
+def test_a_checkpoint_that_is_written_anew_meanwhile_is_read_anew(server, monkeypatch):
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1])
+    objects, read = dict(server.objects), Bucket.read
+
+    def rewrite(bucket, name):
+        found = read(bucket, name)
+        if "/state/" in name and objects:
+            for (owner, path), content in objects.items():
+                if path.endswith(".complete"):
+                    Bucket(URL).write("checkpoints/1/.complete", b"anew")
+                elif "checkpoints/1/" in path and "/_METADATA" not in path:
+                    Bucket(URL).write(f"checkpoints/1/anew/{path.split('/', 5)[5]}", content[0])
+            objects.clear()
+            return b"of the old one", found[1]
+        return found
+
+    monkeypatch.setattr(Bucket, "read", rewrite)
+    with mirrored(URL) as folder:
+        Mirror.of(Path(folder, "checkpoints/1")).fetch_checkpoint()
+        contents = [path.read_bytes() for path in Path(folder, "checkpoints/1").rglob("*") if path.is_file()]
+    assert contents and b"of the old one" not in contents
 
 
 @pytest.fixture
@@ -286,14 +311,17 @@ def test_one_of_many_takes_a_lost_lock(server, quick):
 
 
 @pytest.mark.parametrize("count", range(1, 6))
-def test_an_answer_that_is_lost_loses_no_lock(server, quick, count):
+def test_an_answer_that_is_lost_loses_no_lock(server, monkeypatch, count):
     """The server writes, but the connection ends before its answer: the library asks again, and is refused."""
+    monkeypatch.setattr(lock, "BEAT", 0.1)
+    began = time.monotonic()
     server.fault, server.every = "applied", 1000
     server.requests = itertools.count(1000 - count)
     with mirrored(URL) as folder, locked(Path(folder)):
         time.sleep(5 * lock.BEAT)
         Path(folder, "result.json").write_text("{}")
         Mirror.of(Path(folder, "checkpoints/1")).check_lock()
+    assert time.monotonic() - began < 20 < lock.LOST
     assert server.names() == ["runs/cope/result.json"]
 
 
