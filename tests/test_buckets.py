@@ -237,7 +237,7 @@ def test_a_checkpoint_that_is_written_anew_meanwhile_is_read_anew(server, monkey
     def rewrite(bucket, name):
         found = read(bucket, name)
         if "/state/" in name and objects:
-            for (owner, path), content in objects.items():
+            for (_, path), content in objects.items():
                 if path.endswith(".complete"):
                     Bucket(URL).write("checkpoints/1/.complete", b"anew")
                 elif "checkpoints/1/" in path and "/_METADATA" not in path:

@@ -70,7 +70,8 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
                 f"cannot list {root} ({first_line(error)}): check the path and the credentials"
             ) from error
         if not paths:
-            raise ConfigError(f"no file matches {pattern!r}: correct the pattern")
+            more = f"it is a folder, write '{pattern}/*.jsonl'" if (root / below).is_dir() else "correct the pattern"
+            raise ConfigError(f"no file matches {pattern!r}: {more}")
         for path in paths:
             _format(path.name)
             full = os.fspath(path)
@@ -101,6 +102,8 @@ def pieces(file: InputFile, field: str = "text") -> Iterator[tuple[Piece, float]
 
 def _format(name: str) -> "Callable[[BinaryIO, InputFile, str], Iterator[Piece]]":
     plain = name.removesuffix(".gz").removesuffix(".zst")
+    if plain.endswith(".parquet") and plain != name:
+        raise ConfigError(f"{name} is packed twice, because Parquet is compressed itself: unpack it")
     for ends, reader in ((".jsonl", _records), (".json", _records), (".parquet", _rows), ("", _prose)):
         if plain.endswith(ends) and (ends or plain.rpartition(".")[2] in ("txt", "py", "md")):
             return reader
@@ -159,8 +162,11 @@ def _records(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
         if not raw.strip():
             continue
         where = f"{file.path}, line {line}"
+        if len(raw) == _LONGEST and not raw.endswith(b"\n"):
+            raise ConfigError(f"{where} has at least {_LONGEST:,} bytes: shorten the document")
+        text = _decoded(raw, file, line)
         try:
-            record = parse_json(_decoded(raw, file, line))
+            record = parse_json(text)
         except ValueError as error:
             raise ConfigError(f"{where} is not a JSON record ({first_line(error)}): repair the file") from error
         yield from _document(record.get(field) if isinstance(record, dict) else None, where, field)
@@ -190,8 +196,8 @@ def _rows(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
 def _document(text: Any, where: str, field: str) -> Iterator[Piece]:
     if not isinstance(text, str):
         raise ConfigError(f"{where} has no text in {field!r}: set --text_field to the name of the text's field")
-    if text:
-        yield Piece(text, text)
+    if text:  # half of a character, as JSON can write it, has no bytes
+        yield Piece(text.encode("utf-8", "replace").decode(), text)
 
 
 def _rooted(pattern: str) -> tuple[Any, str]:
@@ -214,7 +220,7 @@ def _package(name: str, file: InputFile) -> Any:
     try:
         return __import__(name)
     except ImportError as error:
-        raise ConfigError(f"reading {file.path} needs {name}: pip install 'cope-jax[export]'") from error
+        raise ConfigError(f"reading {file.path} needs {name}: pip install 'cope-jax[documents]'") from error
 
 
 def share_of(key: str) -> float:

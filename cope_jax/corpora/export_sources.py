@@ -22,6 +22,10 @@ class Source(Protocol):
         """The amount of work of each unit, for the progress bar."""
 
     @property
+    def training_units(self) -> Sequence[int]:
+        """The units that may have documents to train on."""
+
+    @property
     def words(self) -> bool:
         """Whether the text has an agreed division into words."""
 
@@ -72,6 +76,10 @@ class Files:
     def weights(self) -> Sequence[float]:
         return [sum(file.size for file in unit) for unit in self.units]
 
+    @property
+    def training_units(self) -> Sequence[int]:
+        return range(len(self.units))
+
     def describe(self) -> dict[str, Any]:
         listed = "".join(f"{file.name}\t{file.size}\n" for file in self.files)
         return {
@@ -102,6 +110,7 @@ class Corpus:
     data_dir: str | None = None
     globs: tuple[str, ...] = ()
     weights = (1.0, 1.0, 1.0)
+    training_units = (0,)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Corpus, (self.name, self.data_dir, self.globs)  # processes get no text

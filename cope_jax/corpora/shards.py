@@ -36,7 +36,7 @@ from cope_jax.registry import unknown
 MANIFEST = "manifest.json"
 FORMAT = 1
 _FIRST = 1 << 31  # added to the size of a piece that begins a document
-_OPEN = 8  # shards that stay open; a window of examples lies in few shards
+_OPEN = 8  # shards that stay open besides those of a window
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +119,9 @@ def read_manifest(folder: epath.PathLike) -> Manifest:
     if content.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {content.get('format')!r}, not {FORMAT}: {export} again")
     if held != _digest(content):
-        raise ConfigError(f"{path} was changed after the export: restore the file, or {export} again")
+        raise ConfigError(
+            f"{path} was changed after the export: restore the file, or delete it and run the export again"
+        )
     del content["format"]
     content["counts"] = {split: Counts(**counts) for split, counts in content["counts"].items()}
     content["shards"] = tuple(Shard(**shard) for shard in content["shards"])
@@ -195,13 +197,14 @@ class Shards:
     """The examples of a folder of shards, read one by one. The folder may be in a bucket.
 
     A shard is opened when its first example is needed, and checked against the manifest. A shard in a bucket is then
-    copied to the temporary folder of this machine; the copy vanishes with the process.
+    copied to the temporary folder of this machine; the copy vanishes with the process. As many shards stay open as a
+    window of examples, which are read in random order, may lie in.
 
     Raises:
       ConfigError: the manifest is missing or damaged.
     """
 
-    def __init__(self, folder: epath.PathLike):
+    def __init__(self, folder: epath.PathLike, window: int = 1):
         self.folder = epath.Path(folder)
         self.manifest = read_manifest(folder)
         self._dtype = token_type(self.manifest.vocab_size)
@@ -214,6 +217,9 @@ class Shards:
         self._ends = {
             split: list(itertools.accumulate(shard.examples for shard in found)) for split, found in self._of.items()
         }
+        sizes = sorted(shard.examples for shard in self.manifest.shards if shard.split == "train")
+        # A window, and the beginning of the next one, which is read ahead.
+        self._open_shards = _OPEN + bisect.bisect_left(list(itertools.accumulate(sizes)), window) + 1
 
     def size(self, split: str) -> int:
         """The number of examples of a split. Raises ConfigError if there is no such split."""
@@ -267,14 +273,14 @@ class Shards:
             return [Example.decode(record, self._dtype) for record in reader.read([*indices])]
         except (RuntimeError, ValueError, IndexError) as error:  # what array_record raises
             raise ConfigError(
-                f"{self.folder / shard.file} is damaged ({first_line(error)}): export it again"
+                f"{self.folder / shard.file} is damaged ({first_line(error)}): delete it and run the export again"
             ) from error
 
     def _reader(self, shard: Shard) -> Any:
         with self._lock:
             found = self._readers.pop(shard.file, None)
             self._readers[shard.file] = self._open(shard) if found is None else found
-            while len(self._readers) > _OPEN:
+            while len(self._readers) > self._open_shards:
                 self._readers.popitem(last=False)
             return self._readers[shard.file]
 
@@ -285,7 +291,7 @@ class Shards:
         options = "readahead_buffer_size:0"  # because examples are read in random order
         try:
             if path.stat().length != shard.size:
-                raise ConfigError(f"{path} has {path.stat().length} bytes, not {shard.size}: export it again")
+                raise ConfigError(f"{path} has {path.stat().length} bytes, not {shard.size}: run the export again")
             if in_bucket(path):
                 with tempfile.TemporaryDirectory() as copies:
                     copy = Path(copies) / os.path.basename(shard.file)
@@ -297,10 +303,10 @@ class Shards:
                 self._checked.add(shard.file)
             return ArrayRecordReader(str(path), options)
         except FileNotFoundError as error:
-            raise ConfigError(f"{path} is missing: restore it, or export it again") from error
+            raise ConfigError(f"{path} is missing: run the export again") from error
         except OSError as error:
             raise StorageError(f"cannot read {path} ({first_line(error)}): rerun the command later") from error
 
     def _check(self, copy: Path, shard: Shard) -> None:
         if file_digest(copy) != shard.sha256:
-            raise ConfigError(f"{self.folder / shard.file} was changed or damaged: restore it, or export it again")
+            raise ConfigError(f"{self.folder / shard.file} was changed or damaged: delete it and run the export again")

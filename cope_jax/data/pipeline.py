@@ -146,7 +146,11 @@ def _shuffled(
         ]
     else:
         orders = [
-            WindowOrder([block for block in stored.ranges if block.start in indices], stored.window, seed)
+            WindowOrder(
+                [block[: len(whole) - block.start] for block in stored.ranges if block.start in indices[: len(whole)]],
+                stored.window,
+                seed,
+            )
             for indices, seed in zip(ranges, seeds, strict=True)
         ]
         parts = [grain.MapDataset.range(_ENDLESS).map(order.__getitem__).map(whole.__getitem__) for order in orders]

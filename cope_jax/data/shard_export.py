@@ -28,7 +28,12 @@ from cope_jax.files import in_bucket, parse_json, read_text
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers import loading
+from cope_jax.tokenizers.byte_level import BPE
 from cope_jax.tokenizers.tokenizer import Tokenizer
+from cope_jax.tokenizers.word_level import Words
+
+_IDENTITY = "export.json"
+_ABANDONED = 3600.0  # seconds after which nobody writes an unfinished file any more
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,6 +52,10 @@ class Vocabulary:
     size: int | None = None
     sample: int = 100_000_000
 
+    def __post_init__(self):
+        if self.kind == "bytes" and (self.path, self.size) != (None, None):
+            raise ConfigError("the tokenizer bytes has no vocabulary: set neither vocab nor vocab_size")
+
 
 def export(
     source: Source,
@@ -59,8 +68,9 @@ def export(
 ) -> Manifest | None:
     """Writes the shards of a corpus, its tokenizer and its manifest.
 
-    What an earlier call with the same arguments wrote is kept. With `part=(i, n)`, the call writes only the units i,
-    i + n, i + 2n, …; n hosts with different i write an entire corpus. The call that ends last writes the manifest.
+    What an earlier call with the same arguments wrote is kept, and shards that are missing are written again. With
+    `part=(i, n)`, the call writes only the units i, i + n, i + 2n, …; n hosts with different i write an entire corpus.
+    The call that ends last writes the manifest.
 
     Returns:
       The manifest, or None if other parts have not ended.
@@ -76,11 +86,13 @@ def export(
     if not 0 <= index < parts:
         raise ConfigError(f"part {index} of {parts} does not exist: choose from 0 to {parts - 1}")
     check_at_least(1, "export", workers=workers)
+    given = None if vocabulary.path is None else loading.load(vocabulary.kind, vocabulary.path)
     out.mkdir(parents=True, exist_ok=True)
-    identity = _claim(source, out, vocabulary, options)
+    identity = _claim(source, out, vocabulary, given, options)
+    _forget_missing(out, len(source.weights))
     if (out / MANIFEST).exists():
         return read_manifest(out)
-    tokenizer = _tokenizer(source, out, vocabulary)
+    tokenizer = _tokenizer(source, out, vocabulary, given)
     units = [unit for unit in range(index, len(source.weights), parts) if _chunks(out, unit) is None]
     _write_units(source, out, _Job(vocabulary.kind, str(out / tokenizer.file), options), units, workers)
     found = [_chunks(out, unit) for unit in range(len(source.weights))]
@@ -90,20 +102,24 @@ def export(
     manifest = _manifest(source, tokenizer, vocabulary.kind, options, identity["source"], chunks)
     write_file(out / MANIFEST, manifest.text)
     for folder in (out, out / "parts"):
-        for left in folder.glob(f"{PARTIAL}*"):  # by calls that were killed
-            left.rmtree(missing_ok=True)
+        for left in folder.glob(f"{PARTIAL}*"):
+            if time.time() - left.stat().mtime > _ABANDONED:  # by a call that was killed
+                left.rmtree(missing_ok=True)
     return manifest
 
 
-def _claim(source: Source, out: epath.Path, vocabulary: Vocabulary, options: Options) -> dict[str, Any]:
+def _claim(
+    source: Source, out: epath.Path, vocabulary: Vocabulary, given: Tokenizer | None, options: Options
+) -> dict[str, Any]:
     """Writes what the export is, or compares it with what an earlier call wrote."""
-    vocabulary_of = {"kind": vocabulary.kind, "size": vocabulary.size}
-    if vocabulary.path is None:
-        vocabulary_of["sample"] = vocabulary.sample
+    vocabulary_of: dict[str, Any] = {"kind": vocabulary.kind, "size": vocabulary.size, "sample": vocabulary.sample}
+    if given is not None:
+        vocabulary_of = {"kind": vocabulary.kind, "sha256": hashlib.sha256(given.text.encode()).hexdigest()}
     identity = {"source": source.describe(), "vocabulary": vocabulary_of, **dataclasses.asdict(options)}
-    file = out / "export.json"
+    file = out / _IDENTITY
     if not file.exists():
-        if any(not path.name.startswith(PARTIAL) for path in out.glob("*")):  # a bucket has no empty folder
+        others = (path.name for path in out.glob("*"))  # a bucket has no empty folder
+        if any(name != _IDENTITY and not name.startswith(PARTIAL) for name in others):
             raise ConfigError(f"{out} contains other files: choose an empty folder")
         write_file(file, json.dumps(identity, indent=1) + "\n")
         return identity
@@ -111,21 +127,43 @@ def _claim(source: Source, out: epath.Path, vocabulary: Vocabulary, options: Opt
         held = dict(parse_json(read_text(file)))
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{file} is damaged ({first_line(error)}): choose an empty folder") from error
-    other = [name for name in identity if held.get(name) != identity[name]]
-    if other:
-        name = other[0]
-        raise ConfigError(
-            f"{out} contains an export with another {name} ({held.get(name)}, not {identity[name]}): choose another "
-            "folder"
-        )
+    if other := next((name for name in identity if held.get(name) != identity[name]), None):
+        if any((out / "parts").glob("*.json")):
+            differs = _difference(other, held.get(other), identity[other])
+            raise ConfigError(f"{out} contains an export with {differs}: delete the folder, or choose another")
+        for name in (BPE.file, Words.file):  # learned for the earlier call, which has written no shard
+            (out / name).unlink(missing_ok=True)
+        write_file(file, json.dumps(identity, indent=1) + "\n")
     return identity
 
 
-def _tokenizer(source: Source, out: epath.Path, vocabulary: Vocabulary) -> Tokenizer:
-    """The tokenizer of an earlier call, or else the loaded or learned one, which is then kept."""
+def _difference(name: str, held: Any, given: Any) -> str:
+    """Names the first entry in which two settings differ."""
+    if isinstance(held, dict) and isinstance(given, dict):
+        name = next(entry for entry in {**held, **given} if held.get(entry) != given.get(entry))
+        held, given = held.get(name), given.get(name)
+    return f"another {name} ({held}, not {given})"
+
+
+def _forget_missing(out: epath.Path, units: int) -> None:
+    """Removes the reports of chunks whose shards are missing or too short, and of those after them in their unit."""
+    for unit in range(units):
+        reports = _ended(out, unit)
+        whole = [all(_is_whole(out, shard) for shard in report["shards"]) for report in reports]
+        for chunk in range(whole.index(False) if False in whole else len(whole), len(whole)):
+            (out / MANIFEST).unlink(missing_ok=True)
+            _report(out, unit, chunk).unlink()
+
+
+def _is_whole(out: epath.Path, shard: Mapping[str, Any]) -> bool:
+    path = out / shard["file"]
+    return path.exists() and path.stat().length == shard["size"]
+
+
+def _tokenizer(source: Source, out: epath.Path, vocabulary: Vocabulary, given: Tokenizer | None) -> Tokenizer:
+    """The tokenizer of an earlier call, or else the given or learned one, which is then kept."""
     kept = None if vocabulary.kind == "bytes" else loading.find(out)
-    if vocabulary.path is not None:
-        given = loading.load(vocabulary.kind, vocabulary.path)
+    if given is not None:
         if kept is not None and not loading.same(kept, given):
             raise ConfigError(
                 f"{out} contains an export with another tokenizer than {vocabulary.path}: choose another folder"
@@ -141,8 +179,8 @@ def _tokenizer(source: Source, out: epath.Path, vocabulary: Vocabulary) -> Token
 
 def _sample(source: Source, characters: int) -> Iterator[str]:
     """Pieces of the training text, an equal number of characters from the start of each unit."""
-    share = -(-characters // len(source.weights))
-    for unit in range(len(source.weights)):
+    share = -(-characters // len(source.training_units))
+    for unit in source.training_units:
         room, split = share, ""
         for named, piece, _ in source.read(unit):
             split = named or split
@@ -223,8 +261,10 @@ def _in_parallel(
                 if isinstance(message, Exception):
                     raise message
                 told(*message)
-            if any(process.exitcode for process in processes):
+            if any((process.exitcode or 0) < 0 for process in processes):
                 raise StorageError("a process of the export was killed: rerun the command, with fewer --workers")
+            if any(process.exitcode for process in processes):
+                raise RuntimeError("a process of the export failed, as it has printed")
             if ended:
                 return
             time.sleep(0.1)
@@ -252,8 +292,13 @@ def _work(source: Source, out: str, job: _Job, units: list[int], place: Any, mes
             if number >= len(units):
                 return
             _write_unit(source, epath.Path(out), tokenizer, job.options, units[number], told)
+    except (ConfigError, OSError) as error:
+        messages.put(error)
     except Exception as error:
-        messages.put(bucket_error(error) or error)  # errors of some libraries cannot be sent
+        clear = bucket_error(error)
+        if clear is None:
+            raise
+        messages.put(clear)  # errors of some libraries cannot be sent
 
 
 def _write_unit(
@@ -307,7 +352,9 @@ def _manifest(
     }
     for split in SPLITS:
         if not any(shard.split == split for shard in shards):
-            more = "give more documents" if split == "train" else "raise held_out, or give more documents"
+            more = (
+                "give more documents" if split == "train" else "delete the folder and raise held_out, such as to 0.05"
+            )
             raise ConfigError(f"the split {split!r} has no document: {more}")
     return Manifest(
         length=options.length,

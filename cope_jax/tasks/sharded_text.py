@@ -13,7 +13,7 @@ from etils import epath
 
 from cope_jax.corpora.packing import Packing, TokenStream
 from cope_jax.corpora.sentences_by_corpus import SPLITS
-from cope_jax.corpora.shards import Shards
+from cope_jax.corpora.shards import Shards, read_manifest
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.files import in_bucket, parse_json, read_text
@@ -101,6 +101,8 @@ class ShardedText(TextTask):
         vocab = config.vocab or next(iter(config.folders), None)
         if vocab is None and config.tokenizer != "bytes":
             raise ConfigError(_NO_FOLDER)
+        if config.vocab is None and config.folders:
+            read_manifest(config.folders[0])  # an error names the folder, and not a missing tokenizer
         self.tokenizer = loading.load(config.tokenizer, vocab or "")
         self.window_length = config.length
         size = -(-len(self.tokenizer) // config.vocab_multiple) * config.vocab_multiple
@@ -111,15 +113,19 @@ class ShardedText(TextTask):
         """The folders, read on first use, because a run works without them."""
         if not self.config.folders:
             raise ConfigError(_NO_FOLDER)
-        found = [Shards(folder) for folder in self.config.folders]
+        found = [Shards(folder, window=self.config.window) for folder in self.config.folders]
         digest = hashlib.sha256(self.tokenizer.text.encode()).hexdigest()
         for folder, held in ((part.folder, part.manifest) for part in found):
             if (held.length, held.tokenizer) != (self.config.length, self.config.tokenizer):
-                made = f"length={held.length} with tokenizer={held.tokenizer!r}"
-                raise ConfigError(f"{folder} has examples of {made}: set these options")
+                made = f"length={held.length} and task.options.tokenizer={held.tokenizer}"
+                raise ConfigError(f"{folder} has other examples: set task.options.{made}")
             if held.tokenizer_sha256 != digest:
                 given = self.config.vocab or self.config.folders[0]
-                raise ConfigError(f"{folder} was made with another tokenizer than {given}: use folders of one")
+                if given == folder:
+                    raise ConfigError(f"{folder}/{self.tokenizer.file} was changed after the export: restore the file")
+                raise ConfigError(
+                    f"{folder} was made with another tokenizer than {given}: export it again with --vocab={given}"
+                )
             if held.packing != found[0].manifest.packing:
                 other = f"{held.packing!r}, unlike {found[0].folder}"
                 raise ConfigError(f"{folder} has the packing {other}: leave one of them out")
@@ -171,8 +177,10 @@ class ShardedText(TextTask):
                     break
                 index -= part.size(split)
         names = ("inputs", "targets", "weights") + (() if self.crosses_documents else ("segments", "positions"))
-        blank = self._parts[0].take(split, 0)
-        return {name: np.stack([row[name] for row in rows]) if rows else blank[name][None][:0] for name in names}
+        if not rows:
+            blank = self._parts[0].take(split, 0)
+            return {name: blank[name][None][:0] for name in names}
+        return {name: np.stack([row[name] for row in rows]) for name in names}
 
     def counts(self, split: str) -> Counts:
         self.length(split)
@@ -195,9 +203,10 @@ class ShardedText(TextTask):
         if not file.exists():
             return None
         try:
-            return parse_json(read_text(file)) == self._digests()
+            held = parse_json(read_text(file))
         except ValueError as error:
             raise ConfigError(f"{file} is damaged ({first_line(error)}): delete it to skip this check") from error
+        return bool(held == self._digests())
 
     def example_options(self) -> dict[str, Any]:
         options: Mapping[str, Any] = super().example_options()

@@ -35,6 +35,7 @@ FOLDERS = ("workdir", "model", "out")
 """The flags that name a folder."""
 HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 _OTHERS = 3.0  # how many seconds the other processes of a run may be behind the first
+_WRONG_PATHS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
 TEXT = ("gensim", "h5py", "sklearn", "tokenizers")
 """Libraries of the extra "text", which are imported where they are needed."""
 
@@ -75,8 +76,8 @@ def clear_errors() -> Iterator[None]:
             _leave(2, f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes")
         if reason := storage_reason(error):
             _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            _leave(2, f"error: {str(error.filename)[:60]}… is longer than a path may be: choose a shorter one")
+        if isinstance(error, OSError) and error.filename and error.errno in _WRONG_PATHS:
+            _leave(2, f"error: cannot use {str(error.filename)[:200]} ({error.strerror}): correct the path or the file")
         if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
             platforms = os.environ.get("JAX_PLATFORMS") or "not set"
             reason = _one_line(error) or "it is not installed"
@@ -92,6 +93,7 @@ def _out_of_memory(error: Exception) -> bool:
 
 def _leave(status: int, line: str) -> NoReturn:
     """Prints the line and exits; processes other than the first add their index."""
+    line = "\\n".join(line.splitlines())  # a path may have line ends
     several = jax.distributed.is_initialized()
     if several and jax.process_index() > 0:
         line = f"process {jax.process_index()}: {line}"

@@ -44,7 +44,10 @@ _SHARDS: dict[str, Any] = {
     "length": flags.DEFINE_integer("length", 1024, "Number of tokens of an example.", lower_bound=1),
     "packing": flags.DEFINE_enum("packing", "stream", ["stream", "documents"], "How documents fill examples."),
     "shard_tokens": flags.DEFINE_integer(
-        "shard_tokens", 1 << 23, "Tokens after which a shard ends; a process holds one shard in memory.", lower_bound=1
+        "shard_tokens",
+        1 << 23,
+        "A shard ends after the document with which it has as many tokens; a process holds one shard in memory.",
+        lower_bound=1,
     ),
     "shard": flags.DEFINE_string("shard", "0/1", "I/N: write the part I of N, counted from 0, on each of N hosts."),
     "workers": flags.DEFINE_integer("workers", None, "Number of processes; None means all cores.", lower_bound=1),
@@ -121,8 +124,13 @@ def _summary(manifest: Manifest) -> str:
         f"{split}: {counts.tokens:,} tokens of {manifest.documents[split]:,} documents, {counts.bytes:,} bytes"
         for split, counts in manifest.counts.items()
     ]
-    options = f"folders=('{_OUT.value}',),length={manifest.length},tokenizer='{manifest.tokenizer}'"
-    return "\n".join([*lines, f"{_OUT.value}: {len(manifest.shards)} shards for the task sharded_text, {options}"])
+    option = "--config.task.options"
+    lines += [
+        f"{_OUT.value}: {len(manifest.shards)} shards",
+        f"next: python -m experiments.train --config=lm_125m {option}.folders=\"('{_OUT.value}',)\" "
+        f"{option}.length={manifest.length} {option}.tokenizer={manifest.tokenizer} --workdir=…",
+    ]
+    return "\n".join(lines)
 
 
 def _write_dataset() -> None:

@@ -69,8 +69,8 @@ def test_a_bucket_gets_and_gives_what_a_disk_does(bucket, tmp_path):
     content[9] ^= 1
     shard.write_bytes(content)
     again = tasks.create("sharded_text", folders=(str(bucket / "out"),), length=8)
-    with pytest.raises(ConfigError, match=rf"^{shard} was changed or damaged: restore it, or export it again$"):
+    with pytest.raises(ConfigError, match=rf"^{shard} was changed or damaged: delete it and run the export again$"):
         again.take("train", np.arange(1))
     shard.unlink()
-    with pytest.raises(ConfigError, match=rf"^{shard} is missing: restore it, or export it again$"):
+    with pytest.raises(ConfigError, match=rf"^{shard} is missing: run the export again$"):
         again.take("train", np.arange(1))

@@ -2,6 +2,7 @@ import collections
 import hashlib
 import itertools
 import json
+import os
 import pathlib
 import pickle
 import struct
@@ -193,9 +194,11 @@ def test_parts_and_an_interrupted_export_write_the_same_files(tmp_path, small, m
         except Killed:
             kills += 1
             (tmp_path / "killed/.partial-x").mkdir(parents=True, exist_ok=True)
+            os.utime(tmp_path / "killed/.partial-x", (0, 0))
+            (tmp_path / "killed/.partial-of-another").mkdir(parents=True, exist_ok=True)
     assert kills > 5
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
-    assert not (tmp_path / "killed/.partial-x").exists()
+    assert not (tmp_path / "killed/.partial-x").exists() and (tmp_path / "killed/.partial-of-another").exists()
 
 
 @pytest.mark.slow
@@ -223,6 +226,7 @@ def test_processes_that_are_killed_write_the_same_files(tmp_path):
             process.wait()
             kills += 1
     subprocess.run([*command, f"--out={tmp_path}/killed", "--workers=2"], check=True)
+    assert kills
     time.sleep(2)  # processes of killed commands notice that they are alone
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
@@ -231,9 +235,9 @@ def test_another_export_is_refused(tmp_path, small):
     source = web(tmp_path / "in", TEXTS)
     export(source, tmp_path / "out", BYTES, small)
     for other, message in [
-        ((source, BYTES, Options(length=9)), r"an export with another length \(8, not 9\): choose another folder"),
-        ((source, Vocabulary("bpe"), small), r"an export with another vocabulary"),
-        ((web(tmp_path / "in2", TEXTS[:-1]), BYTES, small), r"an export with another source"),
+        ((source, BYTES, Options(length=9)), r"an export with another length \(8, not 9\): delete the folder, or"),
+        ((source, Vocabulary("bpe"), small), r"an export with another kind \(bytes, not bpe\)"),
+        ((web(tmp_path / "in2", TEXTS[:-1]), BYTES, small), r"an export with another bytes \(\d+, not \d+\)"),
     ]:
         with pytest.raises(ConfigError, match=message):
             export(other[0], tmp_path / "out", *other[1:])
@@ -241,7 +245,9 @@ def test_another_export_is_refused(tmp_path, small):
     (tmp_path / "full/notes.txt").write_text("x")
     with pytest.raises(ConfigError, match="full contains other files: choose an empty folder"):
         export(source, tmp_path / "full", BYTES, small)
-    with pytest.raises(ConfigError, match="the split 'validation' has no document: raise held_out"):
+    with pytest.raises(
+        ConfigError, match="the split 'validation' has no document: delete the folder and raise held_out"
+    ):
         export(web(tmp_path / "in", TEXTS, held_out=1e-9), tmp_path / "few", BYTES, small)
     with pytest.raises(ConfigError, match=r"held_out must be more than 0 and less than 0.5, got 0.5"):
         web(tmp_path / "in", TEXTS, held_out=0.5)
@@ -275,14 +281,14 @@ def test_damage_is_one_line_with_the_file(written):
     whole = path.read_bytes()
     index = read_manifest(written).shards[0].examples  # the first of the shard
     path.write_bytes(whole[:-1])
-    short = rf"{shard.file} has {shard.size - 1} bytes, not {shard.size}: export it again$"
+    short = rf"{shard.file} has {shard.size - 1} bytes, not {shard.size}: run the export again$"
     with pytest.raises(ConfigError, match=short):
         task.take("train", np.array([index]))
     path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
-    with pytest.raises(ConfigError, match=rf"{shard.file} was changed or damaged: restore it, or export it again$"):
+    with pytest.raises(ConfigError, match=rf"{shard.file} was changed or damaged: delete it and run the export again$"):
         task.take("train", np.array([index]))
     path.unlink()
-    with pytest.raises(ConfigError, match=rf"{shard.file} is missing: restore it, or export it again$"):
+    with pytest.raises(ConfigError, match=rf"{shard.file} is missing: run the export again$"):
         task.take("train", np.array([index]))
     path.write_bytes(whole)
     task.take("train", np.array([index]))
@@ -314,7 +320,7 @@ def test_a_wrong_manifest_is_one_line(written, change, message):
 
 
 def test_folders_that_do_not_fit_are_one_line(written, tmp_path, small):
-    with pytest.raises(ConfigError, match=r"out has examples of length=8 with tokenizer='bytes': set these options"):
+    with pytest.raises(ConfigError, match=r"out has other examples: set task.options.length=8 and task.options.token"):
         tasks.create("sharded_text", folders=(str(written),), length=9).size("train")
     with pytest.raises(ConfigError, match=r"sharded_text.folders is empty: name the folders that"):
         tasks.create("sharded_text").size("train")
@@ -327,7 +333,9 @@ def test_folders_that_do_not_fit_are_one_line(written, tmp_path, small):
         create(tmp_path / "none").size("train")
     for name, size in (("one", 300), ("two", 301)):
         export(web(tmp_path / "in", TEXTS), tmp_path / name, Vocabulary("bpe", size=size), small)
-    with pytest.raises(ConfigError, match=r"two was made with another tokenizer than .*one: use folders of one"):
+    with pytest.raises(
+        ConfigError, match=r"two was made with another tokenizer than (.*one): export it again with --vocab=\1$"
+    ):
         create(tmp_path / "one", tmp_path / "two", tokenizer="bpe").size("train")
     with pytest.raises(ConfigError, match=r"sharded_text.weights has 1 numbers for 2 folders: give one for each"):
         create("a", "b", weights=(1.0,))

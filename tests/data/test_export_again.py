@@ -1,0 +1,181 @@
+"""Exports into a folder that has one already, and documents that are not as they should be."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+
+from cope_jax import tasks
+from cope_jax.corpora import document_files, export_sources
+from cope_jax.corpora.export_sources import Corpus, Files
+from cope_jax.corpora.shards import Shards
+from cope_jax.data import pipeline, shard_export, shard_writer
+from cope_jax.data.shard_export import Vocabulary, export
+from cope_jax.data.shard_writer import Options
+from cope_jax.errors import ConfigError
+
+BYTES, OPTIONS = Vocabulary("bytes"), Options(length=8, shard_tokens=300)
+TEXTS = [f"The {number}th document has {'many ' * number}words." for number in range(40)]
+
+
+def source(folder, texts=TEXTS, held_out=0.2):
+    folder.mkdir(exist_ok=True)
+    lines = [json.dumps({"text": text}) for text in texts]
+    (folder / "a.jsonl").write_text("\n".join(lines))
+    return Files(tuple(document_files.find([f"{folder}/*"])), held_out=held_out)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Several chunks in a unit."""
+    monkeypatch.setattr(shard_writer, "_BATCH", 100)
+
+
+@pytest.fixture
+def written(tmp_path):
+    export(source(tmp_path / "in"), tmp_path / "out", BYTES, OPTIONS)
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("how", ["missing", "short", "no manifest", "a damaged manifest"])
+def test_what_is_missing_is_written_again(how, written, tmp_path):
+    before = contents(written)
+    files = sorted(written.glob("train-*"))
+    assert len(files) > 2
+    if "manifest" in how:
+        (written / "manifest.json").unlink()
+    elif how == "missing":
+        files[1].unlink()
+    else:
+        files[1].write_bytes(files[1].read_bytes()[:-1])
+    if how == "a damaged manifest":
+        (written / "manifest.json").write_text(before["manifest.json"].decode().replace("stream", "streams"))
+        with pytest.raises(
+            ConfigError, match=r"changed after the export: restore the file, or delete it and run the ex"
+        ):
+            export(source(tmp_path / "in"), written, BYTES, OPTIONS)
+        (written / "manifest.json").unlink()
+    export(source(tmp_path / "in"), written, BYTES, OPTIONS)
+    assert contents(written) == before
+
+
+def test_an_export_that_wrote_no_shard_does_not_keep_the_folder(tmp_path):
+    source(tmp_path / "in")
+    with (tmp_path / "in/a.jsonl").open("a") as file:
+        file.write("\n{")
+    bpe = Vocabulary("bpe", size=280)
+    with pytest.raises(ConfigError, match=r"line 41 is not a JSON record"):
+        export(Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2), tmp_path / "out", bpe, OPTIONS)
+    (tmp_path / "out/tokenizer.json").write_text("of the earlier text")
+    export(source(tmp_path / "in"), tmp_path / "out", bpe, OPTIONS)
+    export(source(tmp_path / "in"), tmp_path / "other", bpe, OPTIONS)
+    assert contents(tmp_path / "out") == contents(tmp_path / "other")
+
+
+def test_another_given_tokenizer_is_refused(tmp_path):
+    for name, size in (("one", 280), ("two", 290)):
+        export(source(tmp_path / "in"), tmp_path / name, Vocabulary("bpe", size=size), OPTIONS)
+    export(source(tmp_path / "in"), tmp_path / "out", Vocabulary("bpe", str(tmp_path / "one")), OPTIONS)
+    with pytest.raises(ConfigError, match=r"out contains an export with another sha256"):
+        export(source(tmp_path / "in"), tmp_path / "out", Vocabulary("bpe", str(tmp_path / "two")), OPTIONS)
+    with pytest.raises(ConfigError, match=r"there is no tokenizer at .*nowhere"):
+        export(source(tmp_path / "in"), tmp_path / "new", Vocabulary("bpe", str(tmp_path / "nowhere")), OPTIONS)
+    assert not (tmp_path / "new").exists()
+    with pytest.raises(ConfigError, match="the tokenizer bytes has no vocabulary: set neither vocab nor vocab_size"):
+        Vocabulary("bytes", size=300)
+
+
+def test_a_host_that_starts_at_the_same_time_is_not_refused(tmp_path, monkeypatch):
+    """The other host writes its first file between the two looks of this one."""
+    ours, calls = source(tmp_path / "in"), []
+    write = shard_export.write_file
+
+    def late(path, text):
+        if not calls:
+            calls.append(path)
+            write(path, text)
+        write(path, text)
+
+    (tmp_path / "out").mkdir()
+    exists = type(tmp_path).exists
+    monkeypatch.setattr(shard_export, "write_file", late)
+    export(ours, tmp_path / "out", BYTES, OPTIONS)
+    monkeypatch.undo()
+    (tmp_path / "out2").mkdir()
+    looks = []
+
+    def not_yet(path, **options):
+        if path.name == "export.json" and not looks:
+            looks.append(path)
+            (tmp_path / "out2/export.json").write_text((tmp_path / "out/export.json").read_text())
+            return False
+        return exists(path, **options)
+
+    monkeypatch.setattr(type(shard_export.epath.Path(tmp_path)), "exists", not_yet)
+    assert export(ours, tmp_path / "out2", BYTES, OPTIONS) is not None
+    assert looks
+
+
+def test_half_a_character_is_replaced(tmp_path):
+    (tmp_path / "in").mkdir()
+    lines = ['{"text": "a \\ud800 b"}', *(json.dumps({"text": text}) for text in TEXTS)]
+    (tmp_path / "in/a.jsonl").write_text("\n".join(lines))
+    files = Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2)
+    assert next(piece.text for _, piece, _ in files.read(0)) == "a ? b"
+    export(files, tmp_path / "out", Vocabulary("bpe", size=280), OPTIONS)
+
+
+def test_packed_parquet_folders_and_long_records_are_one_line(tmp_path, monkeypatch):
+    (tmp_path / "a.parquet.zst").write_bytes(b"x")
+    with pytest.raises(
+        ConfigError, match=r"^a.parquet.zst is packed twice, because Parquet is compressed itself: unpack"
+    ):
+        document_files.find([f"{tmp_path}/*"])
+    with pytest.raises(
+        ConfigError, match=rf"^no file matches '{tmp_path}': it is a folder, write '{tmp_path}/\*.jsonl'$"
+    ):
+        document_files.find([str(tmp_path)])
+    monkeypatch.setattr(document_files, "_LONGEST", 1 << 20)
+    (tmp_path / "b.jsonl").write_text(json.dumps({"text": "x" * (1 << 20)}))
+    file = document_files.find([f"{tmp_path}/b.jsonl"])[0]
+    with pytest.raises(ConfigError, match=r"b.jsonl, line 1 has at least 1,048,576 bytes: shorten the document$"):
+        list(document_files.pieces(file, "text"))
+
+
+def test_a_vocabulary_is_learned_from_as_many_characters_as_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(export_sources, "_UNIT", 100)
+    for texts in (Corpus("tinyshakespeare"), source(tmp_path / "in")):
+        assert sum(map(len, shard_export._sample(texts, 600))) == 600
+
+
+def test_a_fixed_number_of_examples_is_an_epoch_of_them(written):
+    task = tasks.create("sharded_text", folders=(str(written),), length=8, window=7)
+    size = task.size("train")
+    assert size > 60
+
+    def epoch(examples, number):
+        batches = pipeline.train_iterator(task, data_seed=0, shuffle_seed=0, examples=examples, batch_size=1)
+        found = [next(batches)["inputs"].tobytes() for _ in range(number * examples)]
+        return [found[start : start + examples] for start in range(0, len(found), examples)]
+
+    wanted = sorted(row.tobytes() for row in task.take("train", np.arange(50))["inputs"])
+    for found in epoch(50, 2):
+        assert sorted(found) == wanted
+
+
+def test_shards_of_a_window_stay_open(written, monkeypatch):
+    opened, shards = [], Shards(written, window=10**6)
+    count = len(shards.of("train"))
+    monkeypatch.setattr(shards, "_open", lambda shard: opened.append(shard.file) or object())
+    for _ in range(3):
+        for shard in shards.of("train"):
+            shards._reader(shard)
+    assert len(opened) == count
+    few = Shards(written, window=1)
+    assert few._open_shards == 9 or count < 9
+    assert re.match(r"train-", opened[0])
