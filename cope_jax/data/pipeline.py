@@ -147,7 +147,7 @@ def _shuffled(
     else:
         orders = [
             WindowOrder(
-                [block[: len(whole) - block.start] for block in stored.ranges if block.start in indices[: len(whole)]],
+                [block[: len(whole) - block.start] for block in stored.ranges if block.start in indices],
                 stored.window,
                 seed,
             )

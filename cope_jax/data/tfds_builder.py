@@ -18,6 +18,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from cope_jax.errors import ConfigError
+from cope_jax.files import in_bucket
 from cope_jax.registry import unknown
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
@@ -141,6 +142,7 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
 
 
 def _path(task: Task, data_dir: epath.PathLike) -> epath.Path:
+    in_bucket(data_dir)  # an error names another kind of URL
     return epath.Path(data_dir) / task.name / VERSION
 
 

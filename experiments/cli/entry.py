@@ -384,5 +384,8 @@ def warn_of_unused(name: str, config: ExperimentConfig) -> None:
 
 
 def read_config(value: Any) -> ExperimentConfig:
-    """Reads the value of the --config flag. Raises ConfigError if the config is wrong."""
-    return ExperimentConfig.from_mapping(value.to_dict())
+    """Reads the value of the --config flag. Raises ConfigError if the config is wrong, also for unused encodings."""
+    config = ExperimentConfig.from_mapping(value.to_dict())
+    for name, options in config.encodings.items():
+        EncodingConfig(((name, options),))
+    return config

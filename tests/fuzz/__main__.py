@@ -119,7 +119,11 @@ def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | N
             done = command.wait(2 * limit)
         except TimeoutError as hung:
             return None, f"it hangs: no end after SIGTERM: {str(hung)[-200:]!r}"
-        return (None, None) if done.status in (143, *STATUSES) else (done, f"status {done.status}: {done.err[-300:]}")
+        return (
+            (None, None)
+            if done.status in (143, -signal.SIGTERM, *STATUSES)
+            else (done, f"status {done.status}: {done.err[-300:]}")
+        )
     if "Traceback" in done.err or "Traceback" in done.out:
         return done, f"a traceback: {done.err.strip().splitlines()[-1][:300]}"
     if done.status not in STATUSES:
