@@ -147,7 +147,7 @@ class Mirror:
         if marker is None or self.bucket.read(_COMPLETE)[1] != generation:
             shutil.rmtree(self.folder)
             self._run.fetch()
-            if self.folder.exists():  # it was written anew
+            if self.folder.exists():  # it was written again
                 self.fetch_checkpoint()
 
     def remove_checkpoint(self) -> None:

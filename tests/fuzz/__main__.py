@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.bucket_server import serving
+from tests.buckets.bucket_server import serving
 from tests.experiments.commands import CONFIG, Command, Done
 from tests.fuzz import cases
 from tests.fuzz.cases import Case, Material

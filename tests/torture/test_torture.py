@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import pytest
 
 from cope_jax.training.checkpoints import Checkpoints
-from tests.bucket_server import serving
+from tests.buckets.bucket_server import serving
 from tests.torture import __main__ as torture
 from tests.torture import killing
 from tests.torture.killing import BrokenError, Plan

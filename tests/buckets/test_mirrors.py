@@ -1,46 +1,24 @@
-"""Runs in buckets, against a server on this machine."""
+"""Runs in buckets, against a server on this machine: files and checkpoints."""
 
 import contextlib
-import itertools
 import json
 import os
 import subprocess
-import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from cope_jax.buckets import Bucket, Mirror, lock, mirrored, shown
-from cope_jax.buckets import bucket as objects
 from cope_jax.errors import ConfigError, StorageError, bucket_error
 from cope_jax.files import in_bucket
 from cope_jax.runs.workdir import locked
 from cope_jax.training.checkpoints import Checkpoints
-from tests.bucket_server import serving
+from tests.buckets.saving import URL, complete, save, state
 
 pytestmark = [pytest.mark.xdist_group("buckets")]
-URL = "gs://bucket/runs/cope"
-
-
-@pytest.fixture
-def server(monkeypatch):
-    monkeypatch.setattr(objects, "_RETRIES", {"max_retries": 2, "initial_delay": "0.01s", "max_delay": "0.02s"})
-    objects._opened.cache_clear()
-    with serving() as found:
-        yield found
-    objects._opened.cache_clear()
-
-
-@pytest.fixture
-def mirror(server):
-    found = Mirror.create(URL)
-    yield found
-    found.close()
 
 
 def test_objects_are_written_under_a_condition(server):
@@ -127,16 +105,6 @@ def test_a_folder_inside_is_copied_once(server):
     assert [line.split("name=")[1] for line in server.log if line.startswith("POST")] == ["runs%2Fcope%2Fb"]
 
 
-def state(number):
-    return {"params": {"kernel": jnp.full((4, 3), number, jnp.float32)}, "key": jax.random.key(number)}
-
-
-def save(folder, steps, **options):
-    with Checkpoints(folder / "checkpoints", **options) as checkpoints:
-        for step in steps:
-            checkpoints.save(step, state(step), {"data": [step], "seconds": 1.0})
-
-
 def restore(**options):
     with mirrored(URL) as folder, contextlib.ExitStack() as stack:
         if not options.get("read_only"):
@@ -144,10 +112,6 @@ def restore(**options):
         with Checkpoints(Path(folder, "checkpoints"), **options) as checkpoints:
             found = checkpoints.restore(jax.eval_shape(lambda: state(0)))
     return found and (found[0], float(found[1]["params"]["kernel"][0, 0]), found[2]["data"])
-
-
-def complete(server):
-    return [int(name.split("/")[3]) for name in server.names() if name.endswith("/.complete")]
 
 
 def test_checkpoints_are_copied_whole_and_old_ones_removed(server):
@@ -199,14 +163,6 @@ def test_a_run_begins_with_what_the_one_before_left(server):
             assert Path(late, "table.md").read_text() == "of the late one"
 
 
-def test_files_are_copied_before_the_lock_ends(server):
-    with mirrored(URL) as folder:
-        with locked(Path(folder)):
-            Path(folder, "result.json").write_text("{}")
-        calls = [line for line in server.log if "result.json" in line or line.startswith("DELETE")]
-    assert [line.split()[0] for line in calls] == ["POST", "DELETE"]
-
-
 def test_unfinished_checkpoints_are_removed(server):
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [1])
@@ -253,87 +209,6 @@ def test_a_checkpoint_that_is_written_anew_meanwhile_is_read_anew(server, monkey
     assert contents and b"of the old one" not in contents
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", 0.1)
-    monkeypatch.setattr(lock, "LOST", 0.6)
-
-
-def test_a_second_run_is_refused_while_the_first_gives_signs_of_life(mirror, quick):
-    with mirror.locked(".lock"), mirrored(URL) as folder:
-        with pytest.raises(ConfigError, match=rf"^{URL} is in use by process {os.getpid()} on .*: wait until"):
-            with locked(Path(folder)):
-                pass
-    with mirror.locked(".lock"):
-        pass
-    assert Bucket(URL).read(".lock")[0] is None
-
-
-def test_a_lock_without_signs_of_life_ends(mirror, quick, capsys):
-    sign = {"holder": "process 1 on tpu-7", "process": 1, "place": "elsewhere", "token": "x", "number": 4}
-    Bucket(URL).write(".lock", json.dumps(sign).encode())
-    began = time.monotonic()
-    with mirror.locked(".lock"):
-        assert time.monotonic() - began > 0.6
-        assert (
-            f"{URL} was in use by process 1 on tpu-7: waiting up to 1 s for a sign of life" in capsys.readouterr().err
-        )
-    Bucket(URL).write(".lock", b"damaged")
-    with mirror.locked(".lock"):
-        pass
-
-
-def test_a_killed_process_of_this_machine_holds_no_lock(mirror):
-    code = "import os, sys; from cope_jax.buckets import *; from cope_jax.buckets.lock import *; "
-    code += "Lock(Bucket(sys.argv[1]), '.lock', 'x')._acquire(); os.abort()"
-    subprocess.run([sys.executable, "-c", code, URL], check=False)
-    assert b"holder" in Bucket(URL).read(".lock")[0]
-    began = time.monotonic()
-    with mirror.locked(".lock"):
-        assert time.monotonic() - began < 5
-
-
-def test_one_of_many_takes_a_lost_lock(server, quick):
-    Bucket(URL).write(".lock", b"damaged")
-    taken = []
-
-    def take(token):
-        with contextlib.suppress(ConfigError):
-            lock.Lock(Bucket(URL), ".lock", token)._acquire()
-            taken.append(token)
-
-    threads = [threading.Thread(target=take, args=(str(number),), daemon=True) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(1.5)
-    assert len(taken) == 1 and lock.Lock(Bucket(URL), ".lock", taken[0]).is_held()
-
-
-@pytest.mark.parametrize("count", range(1, 6))
-def test_an_answer_that_is_lost_loses_no_lock(server, monkeypatch, count):
-    """The server writes, but the connection ends before its answer: the library asks again, and is refused."""
-    monkeypatch.setattr(lock, "BEAT", 0.1)
-    began = time.monotonic()
-    server.fault, server.every = "applied", 1000
-    server.requests = itertools.count(1000 - count)
-    with mirrored(URL) as folder, locked(Path(folder)):
-        time.sleep(5 * lock.BEAT)
-        Path(folder, "result.json").write_text("{}")
-        Mirror.of(Path(folder, "checkpoints/1")).check_lock()
-    assert time.monotonic() - began < 20 < lock.LOST
-    assert server.names() == ["runs/cope/result.json"]
-
-
-def test_a_store_without_conditions_is_refused(server, monkeypatch):
-    write = Bucket.write
-    monkeypatch.setattr(Bucket, "write", lambda bucket, name, data, expected=None: write(bucket, name, data))
-    with pytest.raises(ConfigError, match=rf"^{URL} is in a store that ignores the conditions of writes, [^\n]*$"):
-        with mirrored(URL) as folder, locked(Path(folder)):
-            pass
-    assert server.names() == []
-
-
 def test_what_could_not_be_copied_is_kept(server, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with pytest.raises(StorageError, match=rf"^{URL} cannot be used now [^\n]* were to be copied are in ") as caught:
@@ -375,44 +250,6 @@ def test_objects_for_folders_are_left_out_and_names_outside_refused(server):
             pass
 
 
-TAKEN = "in use by another run, because this one gave no sign of life for [^\n]*: what is stored is intact; stop one"
-
-
-def test_a_run_that_has_lost_its_lock_writes_no_checkpoint_and_no_metrics(server):
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
-        Bucket(URL).write(".lock", b'{"holder": "another"}')
-        (Path(folder) / "metrics.jsonl").write_text("{}\n")
-        save(Path(folder), [1])
-    assert server.names() == ["runs/cope/.lock"]
-
-
-def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server, monkeypatch):
-    write = Bucket.write
-
-    def lose(bucket, name, data, expected=None):
-        if "/state/" in name:
-            write(Bucket(URL), ".lock", b'{"holder": "another"}')
-        return write(bucket, name, data, expected)
-
-    with mirrored(URL) as folder, locked(Path(folder)):
-        save(Path(folder), [1])
-    monkeypatch.setattr(Bucket, "write", lose)
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
-        save(Path(folder), [2], keep=1)
-    assert complete(server) == [1]
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder:
-        Mirror.of(Path(folder, "checkpoints/1")).remove_checkpoint()
-    assert complete(server) == [1]
-
-
-def test_nor_results(server, quick):
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
-        Bucket(URL).write(".lock", b'{"holder": "another"}')
-        (Path(folder) / "result.json").write_text("{}\n")
-        time.sleep(10 * lock.BEAT)  # the next sign of life finds the other holder
-    assert server.names() == ["runs/cope/.lock"]
-
-
 def test_what_changes_while_it_is_copied_is_copied_again(mirror, monkeypatch):
     path, write = mirror.folder / "a", Bucket.write
 
@@ -428,13 +265,6 @@ def test_what_changes_while_it_is_copied_is_copied_again(mirror, monkeypatch):
     assert mirror.bucket.read("a")[0] == b"old"
     mirror.push()
     assert mirror.bucket.read("a")[0] == b"new"
-
-
-def test_several_processes_are_refused(mirror, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match=rf"^{URL} is not for several processes: give a folder that all"):
-        with locked(mirror.folder):
-            pass
 
 
 def test_what_the_libraries_for_buckets_raise_is_one_line():
@@ -457,13 +287,3 @@ def test_a_url_of_another_kind_is_one_line():
     assert not in_bucket("/runs/cope") and in_bucket("s3://bucket/cope")
     with pytest.raises(ConfigError, match=r"^ftp://x/y is not a folder or file: give a path on disk, or one that beg"):
         in_bucket("ftp://x/y")
-
-
-def test_a_bucket_that_refuses_conditions_is_one_line(mirror, server, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", 0.01)
-    monkeypatch.setattr(Bucket, "write", lambda *_: None)
-    with pytest.raises(
-        StorageError, match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the"
-    ):
-        with locked(mirror.folder):
-            pass

@@ -1,0 +1,22 @@
+"""Checkpoints of a tiny state, in a bucket."""
+
+import jax
+import jax.numpy as jnp
+
+from cope_jax.training.checkpoints import Checkpoints
+
+URL = "gs://bucket/runs/cope"
+
+
+def state(number):
+    return {"params": {"kernel": jnp.full((4, 3), number, jnp.float32)}, "key": jax.random.key(number)}
+
+
+def save(folder, steps, **options):
+    with Checkpoints(folder / "checkpoints", **options) as checkpoints:
+        for step in steps:
+            checkpoints.save(step, state(step), {"data": [step], "seconds": 1.0})
+
+
+def complete(server):
+    return [int(name.split("/")[3]) for name in server.names() if name.endswith("/.complete")]

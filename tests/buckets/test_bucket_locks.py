@@ -1,0 +1,159 @@
+"""Runs in buckets, against a server on this machine: who may write."""
+
+import contextlib
+import itertools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jax
+import pytest
+
+from cope_jax.buckets import Bucket, Mirror, lock, mirrored
+from cope_jax.errors import ConfigError, StorageError
+from cope_jax.runs.workdir import locked
+from tests.buckets.saving import URL, complete, save
+
+pytestmark = [pytest.mark.xdist_group("buckets")]
+
+
+def test_files_are_copied_before_the_lock_ends(server):
+    with mirrored(URL) as folder:
+        with locked(Path(folder)):
+            Path(folder, "result.json").write_text("{}")
+        calls = [line for line in server.log if "result.json" in line or line.startswith("DELETE")]
+    assert [line.split()[0] for line in calls] == ["POST", "DELETE"]
+
+
+def test_a_second_run_is_refused_while_the_first_gives_signs_of_life(mirror, quick):
+    with mirror.locked(".lock"), mirrored(URL) as folder:
+        with pytest.raises(ConfigError, match=rf"^{URL} is in use by process {os.getpid()} on .*: wait until"):
+            with locked(Path(folder)):
+                pass
+    with mirror.locked(".lock"):
+        pass
+    assert Bucket(URL).read(".lock")[0] is None
+
+
+def test_a_lock_without_signs_of_life_ends(mirror, quick, capsys):
+    sign = {"holder": "process 1 on tpu-7", "process": 1, "place": "elsewhere", "token": "x", "number": 4}
+    Bucket(URL).write(".lock", json.dumps(sign).encode())
+    began = time.monotonic()
+    with mirror.locked(".lock"):
+        assert time.monotonic() - began > 0.6
+        assert (
+            f"{URL} was in use by process 1 on tpu-7: waiting up to 1 s for a sign of life" in capsys.readouterr().err
+        )
+    Bucket(URL).write(".lock", b"damaged")
+    with mirror.locked(".lock"):
+        pass
+
+
+def test_a_killed_process_of_this_machine_holds_no_lock(mirror):
+    code = "import os, sys; from cope_jax.buckets import *; from cope_jax.buckets.lock import *; "
+    code += "Lock(Bucket(sys.argv[1]), '.lock', 'x')._acquire(); os.abort()"
+    subprocess.run([sys.executable, "-c", code, URL], check=False)
+    assert b"holder" in Bucket(URL).read(".lock")[0]
+    began = time.monotonic()
+    with mirror.locked(".lock"):
+        assert time.monotonic() - began < 5
+
+
+def test_one_of_many_takes_a_lost_lock(server, quick):
+    Bucket(URL).write(".lock", b"damaged")
+    taken = []
+
+    def take(token):
+        with contextlib.suppress(ConfigError):
+            lock.Lock(Bucket(URL), ".lock", token)._acquire()
+            taken.append(token)
+
+    threads = [threading.Thread(target=take, args=(str(number),), daemon=True) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(1.5)
+    assert len(taken) == 1 and lock.Lock(Bucket(URL), ".lock", taken[0]).is_held()
+
+
+@pytest.mark.parametrize("count", range(1, 6))
+def test_an_answer_that_is_lost_loses_no_lock(server, monkeypatch, count):
+    """The server writes, but the connection ends before its answer: the library asks again, and is refused."""
+    monkeypatch.setattr(lock, "BEAT", 0.1)
+    began = time.monotonic()
+    server.fault, server.every = "applied", 1000
+    server.requests = itertools.count(1000 - count)
+    with mirrored(URL) as folder, locked(Path(folder)):
+        time.sleep(5 * lock.BEAT)
+        Path(folder, "result.json").write_text("{}")
+        Mirror.of(Path(folder, "checkpoints/1")).check_lock()
+    assert time.monotonic() - began < 20 < lock.LOST
+    assert server.names() == ["runs/cope/result.json"]
+
+
+def test_a_store_without_conditions_is_refused(server, monkeypatch):
+    write = Bucket.write
+    monkeypatch.setattr(Bucket, "write", lambda bucket, name, data, expected=None: write(bucket, name, data))
+    with pytest.raises(ConfigError, match=rf"^{URL} is in a store that ignores the conditions of writes, [^\n]*$"):
+        with mirrored(URL) as folder, locked(Path(folder)):
+            pass
+    assert server.names() == []
+
+
+TAKEN = "in use by another run, because this one gave no sign of life for [^\n]*: what is stored is intact; stop one"
+
+
+def test_a_run_that_has_lost_its_lock_writes_no_checkpoint_and_no_metrics(server):
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
+        Bucket(URL).write(".lock", b'{"holder": "another"}')
+        (Path(folder) / "metrics.jsonl").write_text("{}\n")
+        save(Path(folder), [1])
+    assert server.names() == ["runs/cope/.lock"]
+
+
+def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server, monkeypatch):
+    write = Bucket.write
+
+    def lose(bucket, name, data, expected=None):
+        if "/state/" in name:
+            write(Bucket(URL), ".lock", b'{"holder": "another"}')
+        return write(bucket, name, data, expected)
+
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1])
+    monkeypatch.setattr(Bucket, "write", lose)
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [2], keep=1)
+    assert complete(server) == [1]
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder:
+        Mirror.of(Path(folder, "checkpoints/1")).remove_checkpoint()
+    assert complete(server) == [1]
+
+
+def test_nor_results(server, quick):
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
+        Bucket(URL).write(".lock", b'{"holder": "another"}')
+        (Path(folder) / "result.json").write_text("{}\n")
+        time.sleep(10 * lock.BEAT)  # the next sign of life finds the other holder
+    assert server.names() == ["runs/cope/.lock"]
+
+
+def test_several_processes_are_refused(mirror, monkeypatch):
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ConfigError, match=rf"^{URL} is not for several processes: give a folder that all"):
+        with locked(mirror.folder):
+            pass
+
+
+def test_a_bucket_that_refuses_conditions_is_one_line(mirror, server, monkeypatch):
+    monkeypatch.setattr(lock, "BEAT", 0.01)
+    monkeypatch.setattr(Bucket, "write", lambda *_: None)
+    with pytest.raises(
+        StorageError, match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the"
+    ):
+        with locked(mirror.folder):
+            pass
