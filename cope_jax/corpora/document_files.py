@@ -178,7 +178,7 @@ def _rows(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
     from pyarrow import parquet
 
     try:
-        table = parquet.ParquetFile(stream)
+        table = parquet.ParquetFile(stream, buffer_size=1 << 20)  # else a whole column of a row group is read
         if field not in table.schema_arrow.names:
             names = ", ".join(table.schema_arrow.names)
             raise ConfigError(f"{file.path} has no column {field!r}: set --text_field to one of {names}")
