@@ -106,7 +106,7 @@ def show(
     out.print(f"all results as a page: {shown(written)}", soft_wrap=True, highlight=False)
     displayed = {run.workdir.parent.name for run in planned}
     if others := {path.parts[-3] for path in workdir.glob("cells/*/*/result.json")} - displayed:
-        print(f"finished in {workdir} but not shown: {', '.join(sorted(others))} (name them in --encodings too)")
+        print(f"finished in {shown(workdir)} but not shown: {', '.join(sorted(others))} (name them in --encodings too)")
     outputs.name_next(planned[0].workdir, config.model.name)
 
 

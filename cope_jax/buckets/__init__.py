@@ -9,3 +9,4 @@ from cope_jax.buckets.bucket import Bucket as Bucket
 from cope_jax.buckets.mirror import Mirror as Mirror
 from cope_jax.buckets.mirror import mirrored as mirrored
 from cope_jax.buckets.mirror import shown as shown
+from cope_jax.buckets.mirror import unlink as unlink

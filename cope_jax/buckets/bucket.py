@@ -63,7 +63,11 @@ class Bucket:
         """
         options = {} if expected is None else {"if_equal": expected}
         with self._clear_errors():
-            return self._objects.write(self._path + name, data, **options).result().generation or None
+            written = self._objects.write(self._path + name, data, **options).result().generation or None
+        if written is None and data is not None:
+            found, generation = self.read(name)  # it may be written, and only the server's answer was lost
+            written = generation if found == data else None
+        return written
 
     def names(self, prefix: str = "") -> list[str]:
         """The names of all objects that begin with `prefix`, sorted."""

@@ -37,8 +37,8 @@ class Lock:
 
     def is_held(self) -> bool:
         """Whether this command has the lock."""
-        held, _ = self.bucket.read(self.name)
-        return held is not None and self.token.encode() in held
+        content, _ = self.bucket.read(self.name)
+        return content is not None and self.token.encode() in content
 
     @contextlib.contextmanager
     def held(self, lost: Callable[[], object]) -> Iterator[None]:
@@ -58,7 +58,7 @@ class Lock:
             number = 0
             while generation and not done.wait(BEAT):
                 number += 1
-                with contextlib.suppress(StorageError):  # the next one may succeed
+                with contextlib.suppress(StorageError, ConfigError):  # the next one may succeed
                     generation = self._sign(number, generation)
                     if generation is None:
                         lost()
@@ -76,11 +76,11 @@ class Lock:
     def _acquire(self) -> bytes:
         seen, began, told, refused = b"", time.monotonic(), False, 0
         while True:
-            held, generation = self.bucket.read(self.name)
-            if held is not None and not seen:
+            content, generation = self.bucket.read(self.name)
+            if content is not None and not seen:
                 seen, began = generation, time.monotonic()
-            gone = is_gone(held) or (generation == seen and time.monotonic() - began > LOST)
-            if held is None or gone:
+            gone = is_gone(content) or (generation == seen and time.monotonic() - began > LOST)
+            if content is None or gone:
                 if taken := self._sign(0, generation):
                     if self.bucket.write(self.name, b"", generation) is None:
                         return taken
@@ -95,43 +95,43 @@ class Lock:
                         f"{self.bucket.url} refuses to write {self.name}: check the settings of the bucket"
                     )
             elif generation != seen:
+                holder = _holder(content)
                 raise ConfigError(
-                    f"{self.bucket.url} is in use by {_holder(held)}: wait until it ends, stop it, or choose another "
-                    "--workdir"
+                    f"{self.bucket.url} is in use by {holder}: wait until it ends, stop it, or choose another --workdir"
                 )
             elif not told:
                 told = True
                 wait = f"waiting up to {LOST:.0f} s for a sign of life"
-                print(f"{self.bucket.url} was in use by {_holder(held)}: {wait}", file=sys.stderr)
+                print(f"{self.bucket.url} was in use by {_holder(content)}: {wait}", file=sys.stderr)
             time.sleep(BEAT / 10)
 
     def _sign(self, number: int, expected: bytes) -> bytes | None:
         """Writes a sign of life; returns its generation, or None if the lock is another command's."""
         holder = f"process {os.getpid()} on {socket.gethostname()}"
-        sign = {"holder": holder, "process": os.getpid(), "place": place(), "token": self.token, "number": number}
-        content = json.dumps(sign).encode()
-        if written := self.bucket.write(self.name, content, expected):
-            return written
-        held, generation = self.bucket.read(self.name)  # it may be written, and only the answer was lost
-        return generation if held == content else None
+        sign = {"holder": holder, "process": os.getpid(), "machine": machine(), "token": self.token, "number": number}
+        return self.bucket.write(self.name, json.dumps(sign).encode(), expected)
 
 
-def is_gone(held: bytes | None) -> bool:
-    """Whether JSON text names, as `process` and `place`, a process of this machine that has ended."""
-    with contextlib.suppress(ValueError, TypeError, KeyError):
-        sign = parse_json(held or b"")
-        return bool(place()) and sign["place"] == place() and not Path(f"/proc/{int(sign['process'])}").exists()
+def is_gone(content: bytes | None) -> bool:
+    """Whether JSON text names, as `process` and `machine`, a process of this machine that has ended."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+        sign = parse_json(content or b"")
+        if machine() and sign["machine"] == machine():
+            try:
+                os.kill(int(sign["process"]), 0)
+            except ProcessLookupError:
+                return True
     return False
 
 
-def place() -> str:
+def machine() -> str:
     """Names the machine since its start, and the processes that this one can see; "" if that is not known."""
     with contextlib.suppress(OSError):
         return f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()} {os.readlink('/proc/self/ns/pid')}"
     return ""
 
 
-def _holder(held: bytes) -> str:
+def _holder(content: bytes) -> str:
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        return str(parse_json(held)["holder"])
+        return str(parse_json(content)["holder"])
     return "another process"

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import fcntl
 import json
 import os
 import shutil
@@ -46,12 +47,12 @@ class Mirror:
         bucket = Bucket(url.rstrip("/"))
         for left in Path(tempfile.gettempdir()).glob("cope_jax-mirror-*"):
             with contextlib.suppress(OSError):  # another command may remove it too
-                if lock.is_gone((left / _MIRROR).read_bytes()):
+                if lock.is_gone((left / _MIRROR).read_bytes()) and not _in_use(left):
                     shutil.rmtree(left, ignore_errors=True)
         root = Path(tempfile.mkdtemp(prefix="cope_jax-mirror-"))
         mirror = cls(root / "files", bucket, uuid.uuid4().hex)
         mirror.folder.mkdir()
-        owner = {"process": os.getpid(), "place": lock.place()}
+        owner = {"process": os.getpid(), "machine": lock.machine()}
         (root / _MIRROR).write_text(json.dumps({"url": bucket.url, "token": mirror.token, **owner}))
         try:
             mirror.fetch()
@@ -91,7 +92,6 @@ class Mirror:
                     path.parent.mkdir(parents=True, exist_ok=True)
                     path.write_bytes(content)
                     os.utime(path, ns=(0, 0))  # so that `push` knows that it has not changed
-        _mark(self.folder).touch()
 
     def push(self) -> None:
         """Copies the local files that have changed to the bucket, without those of checkpoints.
@@ -99,12 +99,12 @@ class Mirror:
         Raises:
           StorageError: another run has taken a lock that this command had; nothing is copied.
         """
-        if self._lost.exists():
-            raise self._taken()
         began = time.time_ns() - 50_000_000  # the clock of the file system may be a little behind
         for path in sorted(self.folder.rglob("*")):
             name = path.relative_to(self.folder)
             if _is_copied(name) and path.is_file() and path.stat().st_mtime_ns >= self._pushed(path):
+                if self._lost.exists():
+                    raise self._taken()
                 self.bucket.write(name.as_posix(), path.read_bytes())
         _mark(self.folder).touch()
         os.utime(_mark(self.folder), ns=(began, began))
@@ -112,36 +112,42 @@ class Mirror:
     def _pushed(self, path: Path) -> int:
         """When the files of this path's folder, or of a folder above it, were last copied."""
         marks = [_mark(folder) for folder in path.parents if folder.is_relative_to(self.folder)]
-        return max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=0)
+        return max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=1)
 
-    def push_checkpoint(self) -> None:
+    def push_checkpoint(self, score: float | None) -> None:
         """Copies the changed files of the run, then `folder`, a complete checkpoint, to the bucket; its marker last.
+
+        The marker names the folder of the files, and has the score of the checkpoint.
 
         Raises:
           StorageError: another run has taken the lock, because this one gave no sign of life.
         """
+        _, before = self.bucket.read(_COMPLETE)
         self.check_lock()
         self._run.push()  # the metrics up to this step
-        place = uuid.uuid4().hex
+        attempt = uuid.uuid4().hex
         for path in sorted(self.folder.rglob("*")):
             if path.is_file():
-                self.bucket.write(f"{place}/{path.relative_to(self.folder).as_posix()}", path.read_bytes())
+                self.bucket.write(f"{attempt}/{path.relative_to(self.folder).as_posix()}", path.read_bytes())
         self.check_lock()
-        self.bucket.write(_COMPLETE, place.encode())
+        marker = json.dumps({"attempt": attempt, "score": score}).encode()
+        if self.bucket.write(_COMPLETE, marker, before) is None:
+            self._lost.touch()
+            raise self._taken()
 
     def fetch_checkpoint(self) -> None:
         """Copies `folder`, a checkpoint, from the bucket, unless it is there already.
 
         If the bucket has it no more, the local folder is removed, and newer checkpoints appear as empty folders.
         """
-        if next(self.folder.iterdir(), None) is not None:
+        if not self.folder.is_dir() or any(self.folder.iterdir()):
             return
         marker, generation = self.bucket.read(_COMPLETE)
-        place = "" if marker is None else f"{marker.decode()}/"
-        for name in self.bucket.names(place) if place else []:
+        attempt = "" if marker is None else f"{json.loads(marker)['attempt']}/"
+        for name in self.bucket.names(attempt) if attempt else []:
             content, _ = self.bucket.read(name)
             if content is not None:
-                path = self.folder / name.removeprefix(place)
+                path = self.folder / name.removeprefix(attempt)
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content)
         if marker is None or self.bucket.read(_COMPLETE)[1] != generation:
@@ -149,6 +155,12 @@ class Mirror:
             self._run.fetch()
             if self.folder.exists():  # it was written again
                 self.fetch_checkpoint()
+
+    def score(self) -> float | None:
+        """The score of `folder`, a checkpoint that need not be fetched; None if it has none."""
+        marker, _ = self.bucket.read(_COMPLETE)
+        score: float | None = None if marker is None else json.loads(marker)["score"]
+        return score
 
     def remove_checkpoint(self) -> None:
         """Removes `folder`, a checkpoint, from the bucket; its marker first. StorageError: as for `push_checkpoint`."""
@@ -176,13 +188,16 @@ class Mirror:
         The local files are those of the moment when the lock was taken. At the end, changed files are copied to the
         bucket before the lock ends.
         """
-        with Lock(self.bucket, name, self.token).held(lost=self._lost.touch):
+        mine = Lock(self.bucket, name, self.token)
+        with mine.held(lost=self._lost.touch):
             if name == ".lock":
                 self._remove_unfinished()
             self.fetch()
             try:
                 yield
             finally:
+                if not mine.is_held():
+                    self._lost.touch()
                 self.push()
 
     def _remove_unfinished(self) -> None:
@@ -191,12 +206,13 @@ class Mirror:
         for name in self.bucket.names("checkpoints/"):
             step, _, below = name.removeprefix("checkpoints/").partition("/")
             steps.setdefault(step, set()).add(below.partition("/")[0])
-        for step, places in steps.items():
-            if _DAMAGED in places:
+        for step, attempts in steps.items():
+            if _DAMAGED in attempts:
                 continue
-            marker = self.bucket.read(f"checkpoints/{step}/{_COMPLETE}")[0] if _COMPLETE in places else None
-            for place in places - {_COMPLETE, (marker or b"").decode(), ""}:
-                self.bucket.remove(f"checkpoints/{step}/{place}/")
+            marker = self.bucket.read(f"checkpoints/{step}/{_COMPLETE}")[0] if _COMPLETE in attempts else None
+            complete = json.loads(marker)["attempt"] if marker else ""
+            for attempt in attempts - {_COMPLETE, complete, ""}:
+                self.bucket.remove(f"checkpoints/{step}/{attempt}/")
 
     @property
     def _run(self) -> "Mirror":
@@ -214,6 +230,17 @@ class Mirror:
             f"{url} is in use by another run, because this one gave no sign of life for {lock.LOST:.0f} s: what is "
             "stored is intact; stop one of the two"
         )
+
+
+def _in_use(folder: Path) -> bool:
+    """Whether a process has a local lock in a folder, as cells have that outlive the command that started them."""
+    for path in folder.rglob(".lock"):
+        with path.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
 
 
 def _changed_here(path: Path) -> bool:
@@ -253,8 +280,17 @@ def mirrored(path: str) -> Iterator[str]:
     finally:
         try:
             mirror.push()
-        except StorageError as error:
+        except BaseException as error:
             kept = mirror.folder.parent.with_name(mirror.folder.parent.name.replace("mirror", "unsaved"))
             mirror.folder.parent.rename(kept)
+            if not isinstance(error, StorageError | ConfigError):
+                raise
             raise StorageError(f"{error}. The files that were to be copied are in {kept / 'files'}") from error
         mirror.close()
+
+
+def unlink(path: Path) -> None:
+    """Removes a file, if there is one; in a mirror also in the bucket."""
+    path.unlink(missing_ok=True)
+    if mirror := Mirror.of(path):
+        mirror.bucket.above(1).write(path.name, None)

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from etils import epath
 
-from cope_jax.errors import ConfigError, first_line
+from cope_jax.errors import ConfigError, StorageError, first_line
 from cope_jax.files import in_bucket, parse_json
 
 PIECE = 1 << 20
@@ -89,6 +89,7 @@ def pieces(file: InputFile, field: str = "text") -> Iterator[tuple[Piece, float]
 
     Raises:
       ConfigError: the file is missing or damaged, a line is not UTF-8 or not a record, or a package is not installed.
+      StorageError: a bucket cannot be read now.
     """
     reader = _format(file.name)
     try:
@@ -97,6 +98,8 @@ def pieces(file: InputFile, field: str = "text") -> Iterator[tuple[Piece, float]
             for piece in reader(_unpacked(raw, file, stack), file, field):
                 yield piece, min(1.0, raw.tell() / max(1, file.size))
     except (OSError, EOFError, zlib.error) as error:
+        if in_bucket(file.path) and isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
+            raise StorageError(f"cannot read {file.path} ({first_line(error)}): rerun the command later") from error
         raise ConfigError(f"cannot read {file.path} ({first_line(error)}): fetch it again") from error
 
 

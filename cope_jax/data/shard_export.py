@@ -5,6 +5,7 @@ becomes one shard for each split. What a chunk contains depends only on the corp
 processes and hosts write the same files, and an export that was killed loses only unfinished chunks.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -92,9 +93,9 @@ def export(
     _forget_missing(out, len(source.weights))
     if (out / MANIFEST).exists():
         return read_manifest(out)
-    tokenizer = _tokenizer(source, out, vocabulary, given)
+    tokenizer = _tokenizer(source, out, vocabulary, given, identity)
     units = [unit for unit in range(index, len(source.weights), parts) if _chunks(out, unit) is None]
-    _write_units(source, out, _Job(vocabulary.kind, str(out / tokenizer.file), options), units, workers)
+    _write_units(source, out, _Job(vocabulary.kind, str(out / tokenizer.file), options, identity), units, workers)
     found = [_chunks(out, unit) for unit in range(len(source.weights))]
     if None in found:
         return None
@@ -103,8 +104,9 @@ def export(
     write_file(out / MANIFEST, manifest.text)
     for folder in (out, out / "parts"):
         for left in folder.glob(f"{PARTIAL}*"):
-            if time.time() - left.stat().mtime > _ABANDONED:  # by a call that was killed
-                left.rmtree(missing_ok=True)
+            with contextlib.suppress(FileNotFoundError):  # another host has ended
+                if time.time() - left.stat().mtime > _ABANDONED:  # by a call that was killed
+                    left.rmtree(missing_ok=True)
     return manifest
 
 
@@ -152,7 +154,7 @@ def _forget_missing(out: epath.Path, units: int) -> None:
         whole = [all(_is_whole(out, shard) for shard in report["shards"]) for report in reports]
         for chunk in range(whole.index(False) if False in whole else len(whole), len(whole)):
             (out / MANIFEST).unlink(missing_ok=True)
-            _report(out, unit, chunk).unlink()
+            _report(out, unit, chunk).unlink(missing_ok=True)  # another host may do the same
 
 
 def _is_whole(out: epath.Path, shard: Mapping[str, Any]) -> bool:
@@ -160,7 +162,17 @@ def _is_whole(out: epath.Path, shard: Mapping[str, Any]) -> bool:
     return path.exists() and path.stat().length == shard["size"]
 
 
-def _tokenizer(source: Source, out: epath.Path, vocabulary: Vocabulary, given: Tokenizer | None) -> Tokenizer:
+def _check_claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
+    """Raises ConfigError if another host has begun another export in the folder."""
+    if parse_json(read_text(out / _IDENTITY)) != identity:
+        raise ConfigError(
+            f"{out} contains another export by now: choose another folder, and the same flags on all hosts"
+        )
+
+
+def _tokenizer(
+    source: Source, out: epath.Path, vocabulary: Vocabulary, given: Tokenizer | None, identity: Mapping[str, Any]
+) -> Tokenizer:
     """The tokenizer of an earlier call, or else the given or learned one, which is then kept."""
     kept = None if vocabulary.kind == "bytes" else loading.find(out)
     if given is not None:
@@ -171,6 +183,7 @@ def _tokenizer(source: Source, out: epath.Path, vocabulary: Vocabulary, given: T
         kept = given
     if kept is None:
         kept = loading.train(vocabulary.kind, _sample(source, vocabulary.sample), vocabulary.size)
+    _check_claim(out, identity)  # learning took a while
     if not (out / kept.file).exists():
         write_file(out / kept.file, kept.text)
     # Read back, because every host and process uses the file.
@@ -227,7 +240,7 @@ def _write_units(source: Source, out: epath.Path, job: "_Job", units: list[int],
         if min(workers, len(units)) == 1:
             tokenizer = job.tokenizer()
             for unit in units:
-                _write_unit(source, out, tokenizer, job.options, unit, told)
+                _write_unit(source, out, tokenizer, job, unit, told)
         else:
             _in_parallel(source, out, job, units, min(workers, len(units)), told)
 
@@ -239,6 +252,7 @@ class _Job:
     kind: loading.Kind
     path: str
     options: Options
+    identity: Mapping[str, Any]
 
     def tokenizer(self) -> Tokenizer:
         return loading.load(self.kind, self.path)
@@ -291,21 +305,19 @@ def _work(source: Source, out: str, job: _Job, units: list[int], place: Any, mes
                 place.value += 1
             if number >= len(units):
                 return
-            _write_unit(source, epath.Path(out), tokenizer, job.options, units[number], told)
-    except (ConfigError, OSError) as error:
-        messages.put(error)
+            _write_unit(source, epath.Path(out), tokenizer, job, units[number], told)
     except Exception as error:
-        clear = bucket_error(error)
-        if clear is None:
+        clear = bucket_error(error) or error
+        if not isinstance(clear, ConfigError | OSError):  # others may not be sent
             raise
-        messages.put(clear)  # errors of some libraries cannot be sent
+        messages.put(clear)
 
 
 def _write_unit(
     source: Source,
     out: epath.Path,
     tokenizer: Tokenizer,
-    options: Options,
+    job: _Job,
     unit: int,
     told: Callable[[float, int], None],
 ) -> None:
@@ -318,7 +330,8 @@ def _write_unit(
     def finish(last: bool) -> None:
         nonlocal chunk, number
         name = f"{unit:05}-{number:05}"
-        report = {"pieces": chunk.pieces, "last": last, **chunk.write(out, name, options)}
+        report = {"pieces": chunk.pieces, "last": last, **chunk.write(out, name, job.options)}
+        _check_claim(out, job.identity)
         write_file(_report(out, unit, number), json.dumps(report) + "\n")
         chunk, number = Chunk(tokenizer), number + 1
 
@@ -331,7 +344,7 @@ def _write_unit(
         if encoded:
             told((share - before) * source.weights[unit], encoded)
             before = share
-        if chunk.tokens >= options.shard_tokens:
+        if chunk.tokens >= job.options.shard_tokens:
             finish(last=False)
     finish(last=True)
     told((1 - before) * source.weights[unit], 0)

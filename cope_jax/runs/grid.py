@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cope_jax import tasks
+from cope_jax.buckets import shown
 from cope_jax.runs import records, workers
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
@@ -43,7 +44,7 @@ def train_missing(
     except (Interrupted, KeyboardInterrupt):
         if processes.is_first():
             finished = sum(run.result.exists() for run in runs)
-            print(f"{finished} of {len(runs)} runs in {workdir} are finished", file=sys.stderr)
+            print(f"{finished} of {len(runs)} runs in {shown(workdir)} are finished", file=sys.stderr)
         raise
 
 

@@ -13,7 +13,7 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from cope_jax.array_types import PyTree
-from cope_jax.buckets import Mirror
+from cope_jax.buckets import Mirror, shown
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.training import checkpoint_io
 
@@ -60,7 +60,7 @@ class Checkpoints:
         self._steps = set(checkpoint_io.of_first_process(found))
         self._scores: dict[int, float] = {}
         if keep_best:
-            scores = {step: checkpoint_io.read_score(directory / str(step)) for step in self._steps}
+            scores = {step: _score(directory / str(step)) for step in self._steps}
             self._scores.update({step: score for step, score in scores.items() if score is not None})
 
     def __enter__(self) -> "Checkpoints":
@@ -93,7 +93,7 @@ class Checkpoints:
                 folder.resolve(), {"state": state, "progress": progress}, custom_metadata=label
             )
         if mirror := Mirror.of(folder):
-            self._writing = self._copier.submit(_copy_when_written, self._writing, mirror)
+            self._writing = self._copier.submit(_copy_when_written, self._writing, mirror, self._scores.get(step))
         self._written = step
 
     def wait(self) -> None:
@@ -186,13 +186,20 @@ class Checkpoints:
                     if mirror:
                         mirror.reject_checkpoint()
                 fate = f"moved to {target}" if mirror is None else "kept, but no longer used"
-            warning = f"warning: checkpoint {folder} cannot be read ({reason}): {fate}; using that of step {used}"
+            warning = (
+                f"warning: checkpoint {shown(folder)} cannot be read ({reason}): {fate}; using that of step {used}"
+            )
             print(warning, file=sys.stderr)
 
 
-def _copy_when_written(writing: Any, mirror: Mirror) -> None:
+def _copy_when_written(writing: Any, mirror: Mirror, score: float | None) -> None:
     writing.result()
-    mirror.push_checkpoint()
+    mirror.push_checkpoint(score)
+
+
+def _score(folder: Path) -> float | None:
+    mirror = Mirror.of(folder)
+    return checkpoint_io.read_score(folder) if mirror is None else mirror.score()
 
 
 def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: int) -> set[int]:

@@ -195,7 +195,8 @@ def _mirrored_folders(names: Sequence[str]) -> Iterator[None]:
         try:
             yield
         except (ConfigError, StorageError, NonFiniteError, Interrupted) as error:
-            for folder, url in urls.items():
+            full = str(error).startswith("cannot write to ")  # the local disk: its path helps
+            for folder, url in urls.items() if not full else ():
                 error.args = tuple(str(text).replace(folder, url) for text in error.args)
             raise
 

@@ -11,7 +11,7 @@ from rich.console import Console
 from cope_jax import models
 from cope_jax.buckets import shown
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
-from cope_jax.files import write_atomically
+from cope_jax.files import in_bucket, write_atomically
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import environment
 
@@ -32,6 +32,8 @@ def writing(path: object, flag: str = "out") -> Iterator[None]:
     except StorageError:
         raise
     except OSError as error:
+        if in_bucket(str(path)):
+            raise StorageError(f"{path} cannot be used now ({error}): rerun the command later") from error
         raise ConfigError(f"cannot write to {path} ({error.strerror or error}): choose another --{flag}") from error
 
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from absl import flags
 from tqdm import tqdm
 
+from cope_jax.buckets import Mirror, shown
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from cope_jax.runs import grid as grids
@@ -160,6 +161,10 @@ def check_engine() -> dict[str, float | str]:
         raise ConfigError(f"a cell needs {_CORES.value} cores, but this machine shows {workers.cores()}: lower --cores")
     if _ENGINE.value == "local":
         engines.default_slots(_CORES.value, _GPUS.value)  # the machine may have too few GPUs
+    if _ENGINE.value != "local" and (mirror := Mirror.of(Path(_WORKDIR.value))):
+        raise ConfigError(
+            f"{mirror.bucket.url} is in a bucket: use --engine=local, or a folder that all machines share"
+        )
     if _ENGINE.value == "ray" and (wrong := [name for name, value in options.items() if isinstance(value, str)]):
         raise ConfigError(f"--resources={wrong[0]}=… must be a number for Ray")
     return options
@@ -211,7 +216,7 @@ def show(state: reading.State, workdir: Path, budget: str) -> None:
     paths = recording.write_results(workdir, records, environment)
     page, *tables = report.write(state, records, workdir, budget)
     outputs.list_files([*paths, *tables])
-    print(f"all results as a page: {page}")
+    print(f"all results as a page: {shown(page)}")
 
 
 if __name__ == "__main__":

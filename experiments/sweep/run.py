@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from cope_jax.buckets import unlink
 from cope_jax.runs import workdir as workdirs
 from experiments.sweep.cells import FAILED
 from experiments.sweep.one_cell import IN_USE, WAITS
@@ -50,7 +51,7 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
       stopped: whether to stop now. The cell then saves a checkpoint. KeyboardInterrupt stops it in the same way.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
-    (job.folder / FAILED).unlink(missing_ok=True)
+    unlink(job.folder / FAILED)
     log = job.folder / LOG
     command = [sys.executable, "-m", "experiments.sweep.one_cell", str(job.cores), str(job.devices), *job.flags]
     command.append(f"--workdir={job.folder}")

@@ -1,5 +1,7 @@
 """Checkpoints of a tiny state, in a bucket."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 
@@ -12,10 +14,10 @@ def state(number):
     return {"params": {"kernel": jnp.full((4, 3), number, jnp.float32)}, "key": jax.random.key(number)}
 
 
-def save(folder, steps, **options):
+def save(folder, steps, scores=(), **options):
     with Checkpoints(folder / "checkpoints", **options) as checkpoints:
-        for step in steps:
-            checkpoints.save(step, state(step), {"data": [step], "seconds": 1.0})
+        for step, score in itertools.zip_longest(steps, scores):
+            checkpoints.save(step, state(step), {"data": [step], "seconds": 1.0}, score)
 
 
 def complete(server):

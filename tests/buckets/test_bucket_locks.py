@@ -1,11 +1,13 @@
 """Runs in buckets, against a server on this machine: who may write."""
 
 import contextlib
+import fcntl
 import itertools
 import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -40,7 +42,7 @@ def test_a_second_run_is_refused_while_the_first_gives_signs_of_life(mirror, qui
 
 
 def test_a_lock_without_signs_of_life_ends(mirror, quick, capsys):
-    sign = {"holder": "process 1 on tpu-7", "process": 1, "place": "elsewhere", "token": "x", "number": 4}
+    sign = {"holder": "process 1 on tpu-7", "process": 1, "machine": "elsewhere", "token": "x", "number": 4}
     Bucket(URL).write(".lock", json.dumps(sign).encode())
     began = time.monotonic()
     with mirror.locked(".lock"):
@@ -134,12 +136,48 @@ def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server,
     assert complete(server) == [1]
 
 
-def test_nor_results(server, quick):
+@pytest.mark.parametrize("beats", [0, 10])
+def test_nor_results(beats, server, quick):
+    """Whether the lock is found lost at the end, or by the sign of life before."""
     with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "result.json").write_text("{}\n")
-        time.sleep(10 * lock.BEAT)  # the next sign of life finds the other holder
+        time.sleep(beats * lock.BEAT)
     assert server.names() == ["runs/cope/.lock"]
+
+
+def test_the_marker_of_a_new_holder_is_not_replaced(server, monkeypatch):
+    check = Mirror.check_lock
+
+    def late(mirror):
+        check(mirror)
+        if "/state/" in " ".join(server.names()):
+            Bucket(URL).write("checkpoints/1/.complete", b"of another")
+
+    monkeypatch.setattr(Mirror, "check_lock", late)
+    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1])
+    assert Bucket(URL).read("checkpoints/1/.complete")[0] == b"of another"
+
+
+def test_a_process_of_another_user_is_alive(server):
+    sign = {"holder": "x", "process": 1, "machine": lock.machine(), "token": "x", "number": 0}
+    assert not lock.is_gone(json.dumps(sign).encode())
+
+
+def test_a_mirror_in_which_a_cell_has_its_lock_is_not_removed(server, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = subprocess.Popen(["true"])
+    dead.wait()
+    cell = tmp_path / "cope_jax-mirror-x/files/cell"
+    cell.mkdir(parents=True)
+    (tmp_path / "cope_jax-mirror-x/.mirror").write_text(json.dumps({"process": dead.pid, "machine": lock.machine()}))
+    with (cell / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with mirrored(URL):
+            assert cell.exists()
+    with mirrored(URL):
+        assert not cell.exists()
 
 
 def test_several_processes_are_refused(mirror, monkeypatch):

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from cope_jax.buckets import Bucket, Mirror, lock, mirrored, shown
+from cope_jax.buckets import Bucket, Mirror, lock, mirrored, shown, unlink
 from cope_jax.errors import ConfigError, StorageError, bucket_error
 from cope_jax.files import in_bucket
 from cope_jax.runs.workdir import locked
@@ -118,7 +118,7 @@ def test_checkpoints_are_copied_whole_and_old_ones_removed(server):
     with mirrored(URL) as folder, locked(Path(folder)):
         (Path(folder) / "metrics.jsonl").write_text('{"step": 1}\n')
         save(Path(folder), [1, 2, 3], keep=2)
-        order = [line.split("name=")[1] for line in server.log if line.startswith("POST")]
+        order = [line.split("name=")[1].partition("&")[0] for line in server.log if line.startswith("POST")]
         assert order.index("runs%2Fcope%2Fmetrics.jsonl") < order.index("runs%2Fcope%2Fcheckpoints%2F1%2F.complete")
     assert complete(server) == [2, 3]
     assert not [name for name in server.names() if "checkpoints/1/" in name]
@@ -161,6 +161,18 @@ def test_a_run_begins_with_what_the_one_before_left(server):
             assert [path.name for path in Path(late, "checkpoints").iterdir()] == ["2"]
             assert Path(late, "result.json").read_text() == "second"
             assert Path(late, "table.md").read_text() == "of the late one"
+    assert Bucket(URL).read("table.md")[0] == b"of the late one"
+
+
+def test_a_file_that_is_removed_does_not_come_back(server):
+    with mirrored(URL) as folder:
+        Path(folder, "cells").mkdir()
+        Path(folder, "cells/failed.json").write_text("{}")
+    with mirrored(URL) as folder:
+        unlink(Path(folder, "cells/failed.json"))
+        unlink(Path(folder, "cells/none.json"))
+        assert not Path(folder, "cells/failed.json").exists()
+    assert server.names() == []
 
 
 def test_unfinished_checkpoints_are_removed(server):
@@ -185,6 +197,23 @@ def test_a_checkpoint_that_vanishes_meanwhile_gives_way_to_a_newer_one(server):
     assert step == 2
 
 
+def test_so_do_several(server):
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1, 2])
+        with mirrored(URL) as other, Checkpoints(Path(other, "checkpoints"), read_only=True) as checkpoints:
+            save(Path(folder), [3, 4])
+            step, *_ = checkpoints.restore(jax.eval_shape(lambda: state(0)))
+    assert step == 4
+
+
+def test_the_best_checkpoint_stays_after_a_new_start(server):
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1, 2], scores=[0.1, 0.5], keep=1, keep_best=1)
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [3, 4], scores=[0.7, 0.6], keep=1, keep_best=1)
+    assert complete(server) == [1, 4]
+
+
 def test_a_checkpoint_that_is_written_anew_meanwhile_is_read_anew(server, monkeypatch):
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [1])
@@ -195,7 +224,7 @@ def test_a_checkpoint_that_is_written_anew_meanwhile_is_read_anew(server, monkey
         if "/state/" in name and objects:
             for (_, path), content in objects.items():
                 if path.endswith(".complete"):
-                    Bucket(URL).write("checkpoints/1/.complete", b"anew")
+                    Bucket(URL).write("checkpoints/1/.complete", b'{"attempt": "anew"}')
                 elif "checkpoints/1/" in path and "/_METADATA" not in path:
                     Bucket(URL).write(f"checkpoints/1/anew/{path.split('/', 5)[5]}", content[0])
             objects.clear()
@@ -226,14 +255,14 @@ def test_only_mirrors_of_dead_processes_of_this_machine_are_removed(server, tmp_
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     dead = subprocess.Popen(["true"])
     dead.wait()
-    for name, process, place in (
-        ("dead", dead.pid, lock.place()),
+    for name, process, machine in (
+        ("dead", dead.pid, lock.machine()),
         ("elsewhere", dead.pid, "another machine"),
-        ("live", os.getpid(), lock.place()),
+        ("live", os.getpid(), lock.machine()),
     ):
         folder = tmp_path / f"cope_jax-mirror-{name}"
         folder.mkdir()
-        (folder / ".mirror").write_text(json.dumps({"process": process, "place": place}))
+        (folder / ".mirror").write_text(json.dumps({"process": process, "machine": machine}))
     with mirrored(URL):
         pass
     assert sorted(path.name for path in tmp_path.iterdir()) == ["cope_jax-mirror-elsewhere", "cope_jax-mirror-live"]

@@ -1,13 +1,13 @@
 """Exports into a folder that has one already, and documents that are not as they should be."""
 
 import json
-import re
 
 import numpy as np
 import pytest
 
 from cope_jax import tasks
 from cope_jax.corpora import document_files, export_sources
+from cope_jax.corpora import shards as shards_module
 from cope_jax.corpora.export_sources import Corpus, Files
 from cope_jax.corpora.shards import Shards
 from cope_jax.data import pipeline, shard_export, shard_writer
@@ -92,33 +92,40 @@ def test_another_given_tokenizer_is_refused(tmp_path):
 
 def test_a_host_that_starts_at_the_same_time_is_not_refused(tmp_path, monkeypatch):
     """The other host writes its first file between the two looks of this one."""
-    ours, calls = source(tmp_path / "in"), []
-    write = shard_export.write_file
-
-    def late(path, text):
-        if not calls:
-            calls.append(path)
-            write(path, text)
-        write(path, text)
-
-    (tmp_path / "out").mkdir()
-    exists = type(tmp_path).exists
-    monkeypatch.setattr(shard_export, "write_file", late)
+    ours, looks = source(tmp_path / "in"), []
     export(ours, tmp_path / "out", BYTES, OPTIONS)
-    monkeypatch.undo()
-    (tmp_path / "out2").mkdir()
-    looks = []
+    (tmp_path / "new").mkdir()
+    exists = type(tmp_path).exists
 
     def not_yet(path, **options):
         if path.name == "export.json" and not looks:
             looks.append(path)
-            (tmp_path / "out2/export.json").write_text((tmp_path / "out/export.json").read_text())
+            (tmp_path / "new/export.json").write_text((tmp_path / "out/export.json").read_text())
             return False
         return exists(path, **options)
 
     monkeypatch.setattr(type(shard_export.epath.Path(tmp_path)), "exists", not_yet)
-    assert export(ours, tmp_path / "out2", BYTES, OPTIONS) is not None
-    assert looks
+    export(ours, tmp_path / "new", BYTES, OPTIONS)
+    assert looks and contents(tmp_path / "new") == contents(tmp_path / "out")
+
+
+@pytest.mark.parametrize("moment", ["train", "write"])
+def test_a_host_with_other_flags_stops_the_first(moment, tmp_path, monkeypatch):
+    """The other one begins while this one learns its vocabulary, or before it has finished a shard."""
+    ours, out = source(tmp_path / "in"), tmp_path / "out"
+    of, name = (shard_export.loading, "train") if moment == "train" else (shard_writer.Chunk, "write")
+    call = getattr(of, name)
+
+    def late(*arguments):
+        (out / "export.json").write_text((out / "export.json").read_text().replace('"length": 8', '"length": 9'))
+        return call(*arguments)
+
+    monkeypatch.setattr(of, name, late)
+    with pytest.raises(
+        ConfigError, match=r"out contains another export by now: choose another folder, and the same fl"
+    ):
+        export(ours, out, Vocabulary("bpe", size=280), OPTIONS)
+    assert not list(out.glob("parts/*.json"))
 
 
 def test_half_a_character_is_replaced(tmp_path):
@@ -168,14 +175,15 @@ def test_a_fixed_number_of_examples_is_an_epoch_of_them(written):
         assert sorted(found) == wanted
 
 
-def test_shards_of_a_window_stay_open(written, monkeypatch):
-    opened, shards = [], Shards(written, window=10**6)
-    count = len(shards.of("train"))
-    monkeypatch.setattr(shards, "_open", lambda shard: opened.append(shard.file) or object())
+@pytest.mark.parametrize(("window", "opened"), [(10**6, 1), (1, 3)])
+def test_shards_of_a_window_stay_open(window, opened, tmp_path, monkeypatch):
+    monkeypatch.setattr(shards_module, "_OPEN", 1)
+    export(source(tmp_path / "in"), tmp_path / "out", BYTES, Options(length=8, shard_tokens=100))
+    shards, found = Shards(tmp_path / "out", window=window), []
+    names = [shard.file for shard in shards.of("train")]
+    assert len(names) > 4
+    monkeypatch.setattr(shards, "_open", lambda shard: found.append(shard.file) or object())
     for _ in range(3):
         for shard in shards.of("train"):
             shards._reader(shard)
-    assert len(opened) == count
-    few = Shards(written, window=1)
-    assert few._open_shards == 9 or count < 9
-    assert re.match(r"train-", opened[0])
+    assert found == names * opened

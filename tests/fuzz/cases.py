@@ -17,7 +17,7 @@ from cope_jax.training import config_files
 
 JUNK = ("", " ", "x", "0", "-1", "1", "3", "2.5", "nan", "inf", "-inf", "1e400", "1e30", "2147483648", "9" * 30, "None")
 JUNK += ("True", "[]", "()", "(1,", "{'a': 1}", "'", "a,b", "a=b", "../..", "/dev/null", "ü☃", "\x01\x1b[31m", "a\nb")
-JUNK += ("%s%n", "x" * 3000, "-" * 9, "cope", "quick", "rope+", "gs://", "s3://bucket-503/x", "http://x/y", "~/x")
+JUNK += ("%s%n", "x" * 3000, "-" * 9, "cope", "quick", "rope+", "gs://", "gs://bucket-503/x", "http://x/y", "~/x")
 ENCODINGS = (
     "cope(npos_max={})",
     "cope(gate={})",
@@ -53,7 +53,7 @@ class Case:
 
 
 class Material:
-    """What commands need: a config, and finished runs, in `folder`; `mirror` and `bucket` are URLs of servers."""
+    """What commands need: a config, and finished runs, in `folder`; `mirror` is the URL of a server of downloads."""
 
     def __init__(self, folder: Path, mirror: str):
         self.folder, self.mirror = folder, mirror

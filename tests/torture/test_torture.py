@@ -43,6 +43,7 @@ def test_so_does_a_run_in_a_bucket(tmp_path):
         starts, wrong = torture.torture(tmp_path / "fsdp=2", {"fsdp": 2}, kills=6, seed=0, bucket="gs://bucket/torture")
     assert wrong == []
     assert sum(start.signal is not None for start in starts) == 6
+    assert "checkpoint" in {start.where for start in starts}
 
 
 def spoil_metrics(workdir):
