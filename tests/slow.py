@@ -30,43 +30,49 @@ attention/test_native.py::test_masks\[.*-(37|150-options[25])
 attention/test_native.py::test_whatever_fails_is_one_line_and_attention_goes_on\[(too old|slow|no cache)
 attention/test_precision.py::test_bfloat16_inputs_keep_float32_positions
 attention/test_ring.py::test_it_equals_one_device\[(4-alibi|1-cope|8-none|2-rope)
-attention/test_sink.py::test_blocks_beyond_what_is_done_are_not_read\[False
 attention/test_sink.py::test_blocks\[.*(5, 3, 2|4, 13, 1)
 attention/test_sink.py::test_blocks\[mask-zero
+attention/test_sink.py::test_blocks_beyond_what_is_done_are_not_read\[False
 attention/test_sink.py::test_ring\[zero
 attention/test_visits.py::test_blocks_beyond_the_largest_position_are_saturated\[(4|9)
 attention/test_visits.py::test_blocks_that_are_ruled_out_are_not_read\[(causality|window|documents)
 attention/test_visits.py::test_every_pair_is_visited_once_and_no_block_in_vain\[(documents|first|padding)
 attention/test_visits.py::test_far_blocks_are_wide\[mask
+encodings/test_executions.py::test_the_table_is_what_the_code_runs
 encodings/test_reductions.py::test_initial_parameters_depend_on_the_key_only\[.*\(
 encodings/test_reductions.py::test_only_distances_matter\[.*\(
 encodings/test_two_sided.py::test_values_and_gradients_to_both_sides\[(alibi|fire|kerple|t5\(|rope|learned|sinusoidal)
+evaluation/gates/test_maps.py::test_the_farthest_query_is_the_first_token
 experiments/test_compare.py::test_interrupted_by_kill_and_by_ctrl_c_it_ends_with_the_same_numbers
 experiments/test_configs.py::test_every_config_trains_once_shrunk\[flip_flop_small
 experiments/test_configs.py::test_every_config_trains_once_shrunk\[lm_125m
+experiments/test_convert.py::test_a_run_becomes_a_gpt2_and_goes_on_with_cope
 experiments/test_downstream.py::(?!test_wrong_input)
-experiments/test_perplexity_command.py::test_perplexity_is_the_headline_of_a_comparison
-evaluation/gates/test_maps.py::test_the_farthest_query_is_the_first_token
 experiments/test_inspect.py::test_an_input_a_seed_and_a_folder_can_be_chosen
+experiments/test_lm_configs.py::test_a_run_on_shards_resumes_and_is_read_back_without_them\[stream
+experiments/test_perplexity_command.py::test_perplexity_is_the_headline_of_a_comparison
 experiments/test_processes.py::test_only_the_first_process_prints
 experiments/test_text_commands.py::test_a_file_of_prompts_becomes_one_of_continuations
 experiments/test_text_commands.py::test_a_reader_that_has_seen_enough_and_a_terminal_without_letters_are_no_defects
 experiments/test_text_commands.py::test_a_stop_text_ends_the_draws_and_its_beginning_alone_does_not
-experiments/test_wrong_input.py::test_a_damaged_result_is_one_line_that_says_how_to_go_on\[null
 experiments/test_text_commands.py::test_control_characters_do_not_reach_a_terminal
+experiments/test_wrong_input.py::test_a_damaged_result_is_one_line_that_says_how_to_go_on\[null
 generation/test_decoding.py::test_a_stream_gives_the_tokens_of_generate\[1
-layers/test_recurrent_mixer.py::test_decoding_in_bfloat16_gives_what_the_whole_gives\[options
+generation/test_decoding.py::test_what_changes_from_call_to_call_does_not_compile_again
+layers/test_recurrent_mixer.py::test_decoding_in_bfloat16_gives_what_the_whole_gives
+models/test_decoder.py::test_forward_mode_and_hessian_vector_products\[cope
 models/test_decoder_oracle.py::test_gradients_equal_differences_of_the_oracle\[(plain|learned\]|rope|cope\]|post-norm|rms|wide|tape,)
 models/test_decoder_oracle.py::test_logits_equal_the_oracle\[(plain|learned\]|rope|cope\]|post-norm\]|rms|tape,)
-models/test_decoder.py::test_forward_mode_and_hessian_vector_products\[cope
 models/test_tagger.py::test_dropout_is_on_the_input_between_the_layers_and_on_the_top\[(input|top)
 ops/test_interpolate.py::test_a_tpu_
 runs/test_warm_start.py::test_what_acts_at_once_is_measured\[(?!none|cope|rope|alibi|learned\]|fox)
 test_pages.py::test_python_runs_and_shows_what_the_comments_say\[docs/(own_code|attention)
 training/test_carry.py::test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give
 training/test_checkpoints.py::test_(a_single_bit|the_step_of_a_damaged|where_no_checkpoint)
+training/test_checkpoints.py::test_damage_is_one_line_on_stderr
 training/test_exactness.py::
 training/test_loop.py::test_the_kinds_of_run_differ
+training/test_sharding.py::test_other_blocks_on_a_mesh_equal_those_of_one_device\[gated_delta
 """
 _SLOW = re.compile("|".join(f"tests/{line}" for line in PATTERNS.strip().splitlines()))
 

@@ -90,9 +90,17 @@ def test_the_plot_has_two_lines_for_each_chip_and_marks_what_was_compiled():
     assert list(lines["v5p, messages hidden"].get_ydata()) == [100, 100, 100]
 
 
-@pytest.mark.parametrize("text", ['{"bytes": {}, "devices": 2}', "[]", "no json", json.dumps(figures(2))[:-40], None])
-def test_a_folder_with_something_else_is_wrong_input(tmp_path, text):
-    message = "has no step" if text in ("[]", None) else r"was not written by experiments\.compile_check --json"
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"bytes": {}, "devices": 2}', r"was not written by experiments\.compile_check --json"),
+        ("[]", r"x\.json is damaged \(it must contain a JSON object, not a list\): remove it"),
+        ("no json", r"x\.json is damaged \([^\n]*\): remove it"),
+        (json.dumps(figures(2))[:-40], r"x\.json is damaged \([^\n]*\): remove it"),
+        (None, "has no step"),
+    ],
+)
+def test_a_folder_with_something_else_is_wrong_input(tmp_path, text, message):
     if text is not None:
         (tmp_path / "x.json").write_text(text)
     with pytest.raises(ConfigError, match=message):
