@@ -126,6 +126,7 @@ def test_a_host_with_other_flags_stops_the_first(moment, tmp_path, monkeypatch):
     ):
         export(ours, out, Vocabulary("bpe", size=280), OPTIONS)
     assert not list(out.glob("parts/*.json"))
+    assert (out / "tokenizer.json").exists() == (moment == "write")
 
 
 def test_half_a_character_is_replaced(tmp_path):
