@@ -73,6 +73,8 @@ def run(
             out.mkdir()
             case = cases.draw(seed, number, material, out)
             done, problem = judge(case, material.folder / "compiled", out, limit)
+            if done is not None and done.status == 255:  # multiprocessing has not learned how it ended
+                done, problem = judge(case, material.folder / "compiled", out, limit)
             if not problem:
                 shutil.rmtree(out, ignore_errors=True)
             return number, case, done, problem
