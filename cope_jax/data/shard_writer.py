@@ -36,7 +36,7 @@ class Options:
 
     length: int = 1024
     packing: Packing = "stream"
-    shard_tokens: int = 1 << 23
+    shard_tokens: int = 1 << 22
 
     def __post_init__(self):
         check_at_least(1, "export", length=self.length, shard_tokens=self.shard_tokens)

@@ -45,7 +45,7 @@ _SHARDS: dict[str, Any] = {
     "packing": flags.DEFINE_enum("packing", "stream", ["stream", "documents"], "How documents fill examples."),
     "shard_tokens": flags.DEFINE_integer(
         "shard_tokens",
-        1 << 23,
+        1 << 22,
         "A shard ends after the document with which it has as many tokens; a process holds one shard in memory.",
         lower_bound=1,
     ),
