@@ -117,5 +117,5 @@ def _opened(driver: str, bucket: str) -> Any:
 
 
 def _after(prefix: str) -> str:
-    """The first name after all names that begin with `prefix`; "" means that there is none."""
+    """The first name after all names that begin with `prefix`, or "" for no limit."""
     return prefix[:-1] + chr(ord(prefix[-1]) + 1) if prefix else ""

@@ -63,7 +63,7 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
         root, below = _rooted(pattern)
         try:
             paths = [path for path in root.glob(below or "*") if not path.is_dir()]
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, NotImplementedError) as error:  # from pathlib: a wrong pattern, or an absolute one
             raise ConfigError(f"{pattern!r} is not a glob ({error}): write one like 'data/**/*.jsonl.gz'") from error
         except OSError as error:
             raise ConfigError(

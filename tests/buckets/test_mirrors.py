@@ -214,7 +214,7 @@ def test_the_best_checkpoint_stays_after_a_new_start(server):
     assert complete(server) == [1, 4]
 
 
-def test_a_checkpoint_that_is_written_anew_meanwhile_is_read_anew(server, monkeypatch):
+def test_a_checkpoint_that_is_written_again_meanwhile_is_read_again(server, monkeypatch):
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [1])
     objects, read = dict(server.objects), Bucket.read
@@ -224,9 +224,9 @@ def test_a_checkpoint_that_is_written_anew_meanwhile_is_read_anew(server, monkey
         if "/state/" in name and objects:
             for (_, path), content in objects.items():
                 if path.endswith(".complete"):
-                    Bucket(URL).write("checkpoints/1/.complete", b'{"attempt": "anew"}')
+                    Bucket(URL).write("checkpoints/1/.complete", b'{"attempt": "second"}')
                 elif "checkpoints/1/" in path and "/_METADATA" not in path:
-                    Bucket(URL).write(f"checkpoints/1/anew/{path.split('/', 5)[5]}", content[0])
+                    Bucket(URL).write(f"checkpoints/1/second/{path.split('/', 5)[5]}", content[0])
             objects.clear()
             return b"of the old one", found[1]
         return found

@@ -214,7 +214,7 @@ def test_sampled_text_is_the_same_again_and_depends_on_its_settings(model):
     asked = requests(*[("ab", {"do_sample": True, "max_gen_toks": 4, "temperature": 3.0})] * 6)
     drawn = model.generate_until(asked)
     assert model.generate_until(asked) == drawn
-    assert len(set(drawn)) > 1, "each request is drawn anew"
+    assert len(set(drawn)) > 1, "each request has its own random key"
     (best,) = model.generate_until(requests(("ab", {"max_gen_toks": 4})))
     assert best in model.generate_until(requests(("ab", {"do_sample": True, "max_gen_toks": 4, "temperature": 1e-3})))
 
