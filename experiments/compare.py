@@ -72,15 +72,17 @@ def main() -> None:
     task = tasks.create(config.task.name, **config.task.options)
     for label in labels:  # finds all mistakes in the config before training starts
         Experiment.check(experiment[label], task)
-    planned = grid.plan(labels, _SEEDS.value, side_by_side(config), workdir)
+    plan = functools.partial(grid.plan, labels, _SEEDS.value, side_by_side(config), workdir)
     with contextlib.ExitStack() as stack:
         with processes.first_goes_ahead() as first:
             if first:
                 stack.enter_context(workdirs.locked(workdir))
-                grid.check_finished(experiment, planned)  # before the workdir is taken for this config
+                grid.check_finished(experiment, plan())  # before the workdir is taken for this config
                 workdirs.open_workdir(workdir, config)
                 if task.origin():
                     print(f"{task.name}: {task.origin()}")
+        workdirs.follow_first(workdir)
+        planned = plan()
         grid.train_missing(experiment, planned, workdir, jobs.number(len(planned)))
         if first:
             show(workdir, config, task, labels, planned)

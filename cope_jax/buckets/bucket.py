@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import functools
 import os
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from cope_jax.errors import ConfigError, StorageError, first_line, without_stderr
 
 _DRIVERS = {"gs": "gcs", "s3": "s3"}
+_DAMAGED = "DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|NOT_FOUND: Error opening"  # what reading an array may raise
 _RETRIES = {"max_retries": 5, "initial_delay": "0.5s", "max_delay": "4s"}
 
 
@@ -42,7 +44,7 @@ class Bucket:
     def _objects(self) -> Any:
         """All objects of the bucket."""
         scheme, _, path = self.url.partition("://")
-        with self._clear_errors():
+        with self.clear_errors():
             return _opened(_DRIVERS[scheme], path.strip("/").partition("/")[0])
 
     def above(self, levels: int) -> "Bucket":
@@ -51,7 +53,7 @@ class Bucket:
 
     def read(self, name: str) -> tuple[bytes | None, bytes]:
         """The content of an object, None if there is no such object; and its generation, for `write`."""
-        with self._clear_errors():
+        with self.clear_errors():
             found = self._objects.read(self._path + name).result()
         return (found.value if found.state == "value" else None), found.stamp.generation
 
@@ -62,7 +64,7 @@ class Bucket:
         nothing was written.
         """
         options = {} if expected is None else {"if_equal": expected}
-        with self._clear_errors():
+        with self.clear_errors():
             written = self._objects.write(self._path + name, data, **options).result().generation or None
         if written is None and data is not None:
             found, generation = self.read(name)  # it may be written, and only the server's answer was lost
@@ -73,7 +75,7 @@ class Bucket:
         """The names of all objects that begin with `prefix`, sorted."""
         import tensorstore
 
-        with self._clear_errors():
+        with self.clear_errors():
             first = self._path + prefix
             span = tensorstore.KvStore.KeyRange(first, _after(first))
             return sorted(name.decode().removeprefix(self._path) for name in self._objects.list(span).result())
@@ -82,16 +84,30 @@ class Bucket:
         """Removes all objects that begin with `prefix`."""
         import tensorstore
 
-        with self._clear_errors():
+        with self.clear_errors():
             first = self._path + prefix
             self._objects.delete_range(tensorstore.KvStore.KeyRange(first, _after(first))).result()
 
+    def array(self, name: str, **options: Any) -> Any:
+        """Starts to open the Zarr array whose objects are below `name`: a future, see `tensorstore.open`.
+
+        Use the future, and what is read or written, inside `clear_errors`.
+        """
+        import tensorstore
+
+        spec = {"driver": "zarr3", "store_data_equal_to_fill_value": True}
+        return tensorstore.open(spec, kvstore=self._objects / f"{self._path}{name}/", **options)
+
     @contextlib.contextmanager
-    def _clear_errors(self) -> Iterator[None]:
+    def clear_errors(self) -> Iterator[None]:
+        """Turns what TensorStore raises into the errors of the class, except ValueError for a damaged array."""
         try:
             yield
-        except (ValueError, RuntimeError, OSError) as error:  # what TensorStore raises
+        except (ValueError, RuntimeError, OSError) as error:
             reason = first_line(error).partition(" [")[0]
+            from_server = re.search(r"\[(http_response|curl)_code=", str(error))
+            if not from_server and re.match(_DAMAGED, reason):
+                raise
             if "NoSuchBucket" in str(error) or reason.startswith("NOT_FOUND"):
                 raise ConfigError(f"{self.url}: there is no such bucket ({reason}): create it") from error
             raise StorageError(

@@ -114,72 +114,19 @@ class Mirror:
         marks = [_mark(folder) for folder in path.parents if folder.is_relative_to(self.folder)]
         return max((mark.stat().st_mtime_ns for mark in marks if mark.exists()), default=1)
 
-    def push_checkpoint(self, score: float | None) -> None:
-        """Copies the changed files of the run, then `folder`, a complete checkpoint, to the bucket; its marker last.
-
-        The marker names the folder of the files, and has the score of the checkpoint.
-
-        Raises:
-          StorageError: another run has taken the lock, because this one gave no sign of life.
-        """
-        _, before = self.bucket.read(_COMPLETE)
-        self.check_lock()
-        self._run.push()  # the metrics up to this step
-        attempt = uuid.uuid4().hex
-        for path in sorted(self.folder.rglob("*")):
-            if path.is_file():
-                self.bucket.write(f"{attempt}/{path.relative_to(self.folder).as_posix()}", path.read_bytes())
-        self.check_lock()
-        marker = json.dumps({"attempt": attempt, "score": score}).encode()
-        if self.bucket.write(_COMPLETE, marker, before) is None:
-            self._lost.touch()
-            raise self._taken()
-
-    def fetch_checkpoint(self) -> None:
-        """Copies `folder`, a checkpoint, from the bucket, unless it is there already.
-
-        If the bucket has it no more, the local folder is removed, and newer checkpoints appear as empty folders.
-        """
-        if not self.folder.is_dir() or any(self.folder.iterdir()):
-            return
-        marker, generation = self.bucket.read(_COMPLETE)
-        attempt = "" if marker is None else f"{json.loads(marker)['attempt']}/"
-        for name in self.bucket.names(attempt) if attempt else []:
-            content, _ = self.bucket.read(name)
-            if content is not None:
-                path = self.folder / name.removeprefix(attempt)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(content)
-        if marker is None or self.bucket.read(_COMPLETE)[1] != generation:
-            shutil.rmtree(self.folder)
-            self._run.fetch()
-            if self.folder.exists():  # it was written again
-                self.fetch_checkpoint()
-
-    def score(self) -> float | None:
-        """The score of `folder`, a checkpoint that need not be fetched; None if it has none."""
-        marker, _ = self.bucket.read(_COMPLETE)
-        score: float | None = None if marker is None else json.loads(marker)["score"]
-        return score
-
-    def remove_checkpoint(self) -> None:
-        """Removes `folder`, a checkpoint, from the bucket; its marker first. StorageError: as for `push_checkpoint`."""
-        self.check_lock()
-        self.bucket.write(_COMPLETE, None)
-        self.bucket.remove("")
-
-    def reject_checkpoint(self) -> None:
-        """Keeps `folder`, a damaged checkpoint, in the bucket, but not as a checkpoint."""
-        self.check_lock()
-        marker, _ = self.bucket.read(_COMPLETE)
-        self.bucket.write(_DAMAGED, marker)
-        self.bucket.write(_COMPLETE, None)
+    def above(self, levels: int) -> "Mirror":
+        """The mirror of a folder above."""
+        return dataclasses.replace(self, folder=self.folder.parents[levels - 1], bucket=self.bucket.above(levels))
 
     def check_lock(self) -> None:
-        """Raises StorageError if the lock of the run that `folder` belongs to is another command's."""
-        if not Lock(self._run.bucket, ".lock", self.token).is_held():
-            self._lost.touch()
-            raise self._taken()
+        """Raises StorageError if the lock of the run that has the checkpoints in `folder` is another command's."""
+        if not Lock(self.above(1).bucket, ".lock", self.token).is_held():
+            raise self.lost_lock()
+
+    def lost_lock(self) -> StorageError:
+        """The error for a lock that another command has taken; from now on, nothing is copied to the bucket."""
+        self._lost.touch()
+        return self._taken()
 
     @contextlib.contextmanager
     def locked(self, name: str) -> Iterator[None]:
@@ -190,8 +137,6 @@ class Mirror:
         """
         mine = Lock(self.bucket, name, self.token)
         with mine.held(lost=self._lost.touch):
-            if name == ".lock":
-                self._remove_unfinished()
             self.fetch()
             try:
                 yield
@@ -200,32 +145,13 @@ class Mirror:
                     self._lost.touch()
                 self.push()
 
-    def _remove_unfinished(self) -> None:
-        """Removes the files of checkpoints that killed commands did not complete."""
-        steps: dict[str, set[str]] = {}
-        for name in self.bucket.names("checkpoints/"):
-            step, _, below = name.removeprefix("checkpoints/").partition("/")
-            steps.setdefault(step, set()).add(below.partition("/")[0])
-        for step, attempts in steps.items():
-            if _DAMAGED in attempts:
-                continue
-            marker = self.bucket.read(f"checkpoints/{step}/{_COMPLETE}")[0] if _COMPLETE in attempts else None
-            complete = json.loads(marker)["attempt"] if marker else ""
-            for attempt in attempts - {_COMPLETE, complete, ""}:
-                self.bucket.remove(f"checkpoints/{step}/{attempt}/")
-
-    @property
-    def _run(self) -> "Mirror":
-        """The folder of the run that `folder` is a checkpoint of."""
-        return dataclasses.replace(self, folder=self.folder.parents[1], bucket=self.bucket.above(2))
-
     @property
     def _lost(self) -> Path:
         """A file that says that another command has a lock that this one had."""
         return next(root for root in self.folder.parents if (root / _MIRROR).exists()) / _LOST
 
     def _taken(self) -> StorageError:
-        url = self.bucket.url.partition("/checkpoints/")[0]
+        url = self.bucket.url.removesuffix("/checkpoints")
         return StorageError(
             f"{url} is in use by another run, because this one gave no sign of life for {lock.LOST:.0f} s: what is "
             "stored is intact; stop one of the two"

@@ -156,6 +156,7 @@ class Experiment:
                     workdirs.keep_files(self.task, workdir)
                     if verbose:
                         self._announce(workdir)
+            workdirs.follow_first(workdir)
             # Only the first process, because all do the same work, and several on a host would write the same file.
             profile = profile if first else None
             run = self._run(workdir, seeds, label or self.label, profile, start, progress)

@@ -44,8 +44,6 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
     if re.match(r"[a-z][a-z0-9]+:/", str(workdir)):
         raise ConfigError(f"{workdir} is not a folder: give a path on a file system that all processes share")
     mirror = Mirror.of(workdir)
-    if mirror is not None and jax.process_count() > 1:
-        raise ConfigError(f"{mirror.bucket.url} is not for several processes: give a folder that all processes share")
     with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         _check_writable(workdir)  # an existing .lock could be writable even if its folder is not
@@ -69,6 +67,13 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
             file.flush()
         with contextlib.nullcontext() if mirror is None else mirror.locked(name):
             yield
+
+
+def follow_first(workdir: Path) -> None:
+    """Fetches a workdir in a bucket again, in the processes other than the first, after the first has locked it."""
+    mirror = Mirror.of(workdir)
+    if mirror is not None and jax.process_index() > 0:
+        mirror.fetch()
 
 
 def open_workdir(

@@ -6,13 +6,11 @@ import gc
 import re
 import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
-from orbax.checkpoint import v1 as ocp
 
 from cope_jax.array_types import PyTree
 from cope_jax.encodings.earlier import earlier_tree, from_earlier
@@ -22,6 +20,37 @@ from cope_jax.training import checksum
 
 class DamagedError(Exception):
     """At least one process cannot read a checkpoint; the message says why in one line."""
+
+
+class CheckpointStore(Protocol):
+    """Where the checkpoints of a run are. A method that changes a checkpoint is called in the first process only."""
+
+    def steps(self) -> list[int]:
+        """The steps of all complete checkpoints."""
+
+    def remove_unfinished(self) -> None:
+        """Removes what commands that were killed have left."""
+
+    def name(self, step: int) -> str:
+        """How messages name a checkpoint."""
+
+    def exists(self, step: int) -> bool:
+        """Whether a checkpoint is still there."""
+
+    def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
+        """Starts to write a checkpoint in all processes; `result()` of what it returns waits. Copies the state."""
+
+    def label(self, step: int) -> Any:
+        """The label that was saved with a checkpoint."""
+
+    def load(self, step: int, like: PyTree, partial: bool) -> tuple[PyTree, dict[str, Any]]:
+        """Reads state and progress; with `partial`, the checkpoint may have arrays that `like` lacks."""
+
+    def remove(self, step: int) -> None:
+        """Removes a checkpoint, such that it is never incomplete."""
+
+    def put_aside(self, step: int) -> str:
+        """Keeps a damaged checkpoint, but not as a checkpoint; returns what has become of it."""
 
 
 def create_label(step: int, state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
@@ -39,26 +68,28 @@ def create_label(step: int, state: PyTree, progress: dict[str, Any], score: floa
     return {**content, "label": checksum.of_data(content)}
 
 
-def read_score(folder: Path) -> float | None:
+def read_score(store: CheckpointStore, step: int) -> float | None:
     """The score that was saved with a checkpoint; None if the checkpoint has no score or is damaged."""
     with without_stderr(), contextlib.suppress(Exception):
-        score: float | None = _read_label(folder)["score"]
+        score: float | None = _read_label(store, step)["score"]
         return score
     return None
 
 
-def _read_label(folder: Path) -> dict[str, Any]:
-    label = ocp.checkpointables_metadata(folder.resolve()).custom_metadata
+def _read_label(store: CheckpointStore, step: int) -> dict[str, Any]:
+    label = store.label(step)
     content = dict(label) if isinstance(label, dict) else {}
     if content.pop("label", None) != checksum.of_data(content):
         raise ValueError("the metadata do not match their checksum")
-    step = content.get("step", folder.name)  # earlier versions wrote none
-    if str(step) != folder.name:
-        raise ValueError(f"its folder was renamed, it is of step {step}")
+    held = content.get("step", step)  # earlier versions wrote none
+    if held != step:
+        raise ValueError(f"its folder was renamed, it is of step {held}")
     return content
 
 
-def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
+def read(
+    store: CheckpointStore, step: int, like: PyTree, model: Any = None, *, partial: bool = False
+) -> tuple[PyTree, dict[str, Any]]:
     """Reads the state and the progress of a checkpoint; the state has the shapes, types and shardings of `like`.
 
     With `partial`, reads only the arrays of the state that `like` names. `model` is the config of the model. It is
@@ -68,28 +99,21 @@ def read(folder: Path, like: PyTree, model: Any = None, *, partial: bool = False
       DamagedError: at least one process cannot read the checkpoint; all processes raise this error.
       ConfigError: the metadata say that the checkpoint belongs to another model; no array is read.
     """
-    here = jax.process_index()
-    # Each process reads on its own: at Orbax's barriers the others would wait for a process that has failed.
-    alone = ocp.Context()
-    alone.multiprocessing.primary_host = here
-    alone.multiprocessing.active_processes = {here}
-    alone.pytree.loading.partial_load = partial
-    with without_stderr(), jax.transfer_guard("allow"), alone:
+    with without_stderr(), jax.transfer_guard("allow"):
         try:
-            held, label = in_all_processes(lambda: _compare(folder, like, model, partial))
-            loaded = in_all_processes(
-                lambda: ocp.load_checkpointables(folder.resolve(), {"state": held, "progress": None})
-            )
-            in_all_processes(lambda: _verify(label, loaded))
+            held, label = in_all_processes(lambda: _compare(store, step, like, model, partial))
+            state, progress = in_all_processes(lambda: store.load(step, held, partial))
+            in_all_processes(lambda: _verify(label, state, progress))
         except DamagedError:
             time.sleep(2)  # other threads still read arrays, and their errors must not reach stderr
             gc.collect()
             raise
-    state = loaded["state"] if held is like else from_earlier(like, loaded["state"], model)
-    return state, loaded["progress"]
+    return (state if held is like else from_earlier(like, state, model)), progress
 
 
-def _compare(folder: Path, like: PyTree, model: Any, partial: bool) -> tuple[PyTree, dict[str, Any]]:
+def _compare(
+    store: CheckpointStore, step: int, like: PyTree, model: Any, partial: bool
+) -> tuple[PyTree, dict[str, Any]]:
     """Returns (`like` with the array paths of the checkpoint, the metadata of the checkpoint).
 
     A group is all arrays with the same first name, such as `params`. With `partial`, the checkpoint may have groups
@@ -98,7 +122,7 @@ def _compare(folder: Path, like: PyTree, model: Any, partial: bool) -> tuple[PyT
     Raises:
       ConfigError: names, shapes or types differ.
     """
-    label, earlier = _read_label(folder), earlier_tree(like, model)
+    label, earlier = _read_label(store, step), earlier_tree(like, model)
     held = label["arrays"]
     if not _arrays(like).items() <= held.items() and _arrays(earlier).items() <= held.items():
         like = earlier
@@ -109,7 +133,7 @@ def _compare(folder: Path, like: PyTree, model: Any, partial: bool) -> tuple[PyT
     for name in [*wanted, *held]:
         if held.get(name) != wanted.get(name):
             raise ConfigError(
-                f"checkpoint {folder} is of another model ({name}: {held.get(name, 'nothing')}, "
+                f"checkpoint {store.name(step)} is of another model ({name}: {held.get(name, 'nothing')}, "
                 f"not {wanted.get(name, 'nothing')}): use the config that it was trained with, or another --workdir"
             )
     return like, label
@@ -121,10 +145,10 @@ def _arrays(tree: PyTree) -> dict[str, str]:
     return {checksum.name(path): f"{leaf.dtype}{list(leaf.shape)}" for path, leaf in leaves}
 
 
-def _verify(label: dict[str, Any], loaded: dict[str, Any]) -> None:
-    if checksum.of_data(loaded["progress"]) != label["progress"]:
+def _verify(label: dict[str, Any], state: PyTree, progress: dict[str, Any]) -> None:
+    if checksum.of_data(progress) != label["progress"]:
         raise ValueError("the progress does not match its checksum")
-    for name, number in checksum.of_arrays(loaded["state"]).items():
+    for name, number in checksum.of_arrays(state).items():
         if number != label["state"][name]:
             raise ValueError(f"the array {name} does not match its checksum")
 

@@ -1,24 +1,21 @@
 """Saves and restores checkpoints with everything that a run needs to resume exactly."""
 
-import concurrent.futures
-import itertools
 import math
-import shutil
+import secrets
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-from orbax.checkpoint import v1 as ocp
 
 from cope_jax.array_types import PyTree
-from cope_jax.buckets import Mirror, shown
+from cope_jax.buckets import Mirror
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.training import checkpoint_io
-
-_UNFINISHED = ".orbax-checkpoint-tmp"
-"""Orbax puts this text into the name of a folder until the folder is completely written."""
+from cope_jax.training.checkpoint_bucket import CheckpointBucket
+from cope_jax.training.checkpoint_folder import CheckpointFolder
+from cope_jax.training.checkpoint_io import CheckpointStore
 
 
 class Checkpoints:
@@ -45,22 +42,16 @@ class Checkpoints:
         self._read_only = read_only
         self._keep, self._keep_best = keep, keep_best
         self._writing: Any = None
-        self._copier = concurrent.futures.ThreadPoolExecutor(1)  # copies checkpoints to a bucket
         self._written = 0
-        self._context = ocp.Context()
-        # If a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
-        self._context.asynchronous.create_directories_asynchronously = False
         with clear_storage_errors(directory):
-            directory.mkdir(parents=True, exist_ok=True)
+            self._store = _open_store(directory)
             if not read_only and jax.process_index() == 0:
-                for half_written in directory.glob(f"*{_UNFINISHED}*"):
-                    shutil.rmtree(half_written)
+                self._store.remove_unfinished()
             # Listed only once, because every process must see the same checkpoints.
-            found = [int(path.name) for path in directory.iterdir() if path.name.isdigit()]
-        self._steps = set(checkpoint_io.of_first_process(found))
+            self._steps = set(checkpoint_io.of_first_process(self._store.steps()))
         self._scores: dict[int, float] = {}
         if keep_best:
-            scores = {step: _score(directory / str(step)) for step in self._steps}
+            scores = {step: checkpoint_io.read_score(self._store, step) for step in self._steps}
             self._scores.update({step: score for step, score in scores.items() if score is not None})
 
     def __enter__(self) -> "Checkpoints":
@@ -86,14 +77,9 @@ class Checkpoints:
             return
         if score is not None and math.isfinite(score):
             self._scores[step] = score
-        folder = self.directory / str(step)
-        with clear_storage_errors(folder), jax.transfer_guard("allow"), self._context:
+        with clear_storage_errors(self._store.name(step)), jax.transfer_guard("allow"):
             label = checkpoint_io.create_label(step, state, progress, self._scores.get(step))
-            self._writing = ocp.save_checkpointables_async(
-                folder.resolve(), {"state": state, "progress": progress}, custom_metadata=label
-            )
-        if mirror := Mirror.of(folder):
-            self._writing = self._copier.submit(_copy_when_written, self._writing, mirror, self._scores.get(step))
+            self._writing = self._store.save(step, state, progress, label)
         self._written = step
 
     def wait(self) -> None:
@@ -138,16 +124,14 @@ class Checkpoints:
         like = jax.tree.map(_placed, like)
         unreadable: dict[int, str] = {}
         for step in checkpoint_io.of_first_process(self.steps()[::-1]):
-            if mirror := Mirror.of(self.directory / str(step)):
-                mirror.fetch_checkpoint()
             try:
-                state, progress = checkpoint_io.read(self.directory / str(step), like, model, partial=partial)
+                state, progress = checkpoint_io.read(self._store, step, like, model, partial=partial)
             except checkpoint_io.DamagedError as error:
                 unreadable[step] = str(error)
             else:
                 self._put_aside(unreadable, step)
                 return step, state, progress
-        if self._read_only and any(not (self.directory / str(step)).exists() for step in unreadable):
+        if self._read_only and not all(map(self._store.exists, unreadable)):
             # The run in progress has meanwhile removed a checkpoint and written others.
             return Checkpoints(self.directory, read_only=True).restore(like, model, partial=partial)
         if unreadable:
@@ -168,38 +152,25 @@ class Checkpoints:
     def _remove(self, steps: set[int]) -> None:
         self._steps -= steps
         if jax.process_index() == 0:
-            for step in steps:  # renamed first, so that no checkpoint is ever incomplete
-                folder = self.directory / str(step)
-                if mirror := Mirror.of(folder):
-                    mirror.remove_checkpoint()
-                shutil.rmtree(folder.rename(folder.with_name(f"{step}{_UNFINISHED}-removed")))
+            for step in steps:
+                self._store.remove(step)
 
     def _move(self, unreadable: dict[int, str], used: int) -> None:
         for step, reason in unreadable.items():
-            folder, fate = self.directory / str(step), "left in place"
-            if not self._read_only:
-                target = _unused(self.directory.with_name(f"{self.directory.name}-damaged") / str(step))
-                mirror = Mirror.of(folder)
-                with clear_storage_errors(target):
-                    target.parent.mkdir(exist_ok=True)
-                    folder.rename(target)
-                    if mirror:
-                        mirror.reject_checkpoint()
-                fate = f"moved to {target}" if mirror is None else "kept, but no longer used"
+            fate = "left in place" if self._read_only else self._store.put_aside(step)
             warning = (
-                f"warning: checkpoint {shown(folder)} cannot be read ({reason}): {fate}; using that of step {used}"
+                f"warning: checkpoint {self._store.name(step)} cannot be read ({reason}): {fate}; using that of step "
+                f"{used}"
             )
             print(warning, file=sys.stderr)
 
 
-def _copy_when_written(writing: Any, mirror: Mirror, score: float | None) -> None:
-    writing.result()
-    mirror.push_checkpoint(score)
-
-
-def _score(folder: Path) -> float | None:
-    mirror = Mirror.of(folder)
-    return checkpoint_io.read_score(folder) if mirror is None else mirror.score()
+def _open_store(directory: Path) -> CheckpointStore:
+    mirror = Mirror.of(directory)
+    if mirror is None:
+        return CheckpointFolder(directory)
+    random = checkpoint_io.of_first_process([secrets.randbits(31) for _ in range(4)])
+    return CheckpointBucket(mirror, "".join(f"{number:08x}" for number in random))
 
 
 def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: int) -> set[int]:
@@ -215,8 +186,3 @@ def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: i
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:
     sharding = getattr(leaf, "sharding", None) or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
-
-
-def _unused(path: Path) -> Path:
-    further = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
-    return next(free for free in itertools.chain([path], further) if not free.exists())

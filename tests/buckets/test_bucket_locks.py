@@ -12,12 +12,12 @@ import threading
 import time
 from pathlib import Path
 
-import jax
 import pytest
 
 from cope_jax.buckets import Bucket, Mirror, lock, mirrored
 from cope_jax.errors import ConfigError, StorageError
 from cope_jax.runs.workdir import locked
+from cope_jax.training import checkpoint_bucket
 from tests.buckets.saving import URL, complete, save
 
 pytestmark = [pytest.mark.xdist_group("buckets")]
@@ -92,7 +92,7 @@ def test_an_answer_that_is_lost_loses_no_lock(server, monkeypatch, count):
     with mirrored(URL) as folder, locked(Path(folder)):
         time.sleep(5 * lock.BEAT)
         Path(folder, "result.json").write_text("{}")
-        Mirror.of(Path(folder, "checkpoints/1")).check_lock()
+        Mirror.of(Path(folder, "checkpoints")).check_lock()
     assert time.monotonic() - began < 20 < lock.LOST
     assert server.names() == ["runs/cope/result.json"]
 
@@ -118,21 +118,23 @@ def test_a_run_that_has_lost_its_lock_writes_no_checkpoint_and_no_metrics(server
 
 
 def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server, monkeypatch):
-    write = Bucket.write
-
-    def lose(bucket, name, data, expected=None):
-        if "/state/" in name:
-            write(Bucket(URL), ".lock", b'{"holder": "another"}')
-        return write(bucket, name, data, expected)
-
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [1])
-    monkeypatch.setattr(Bucket, "write", lose)
+    write = checkpoint_bucket._write_parts
+
+    def lose(*arguments):
+        write(*arguments)
+        Bucket(URL).write(".lock", b'{"holder": "another"}')
+
+    monkeypatch.setattr(checkpoint_bucket, "_write_parts", lose)
     with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [2], keep=1)
+    assert [name for name in server.names() if "checkpoints/2" in name]
     assert complete(server) == [1]
-    with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder:
-        Mirror.of(Path(folder, "checkpoints/1")).remove_checkpoint()
+    for change in ("remove", "put_aside"):
+        with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder:
+            store = checkpoint_bucket.CheckpointBucket(Mirror.of(Path(folder, "checkpoints")), "x")
+            getattr(store, change)(1)
     assert complete(server) == [1]
 
 
@@ -151,7 +153,7 @@ def test_the_marker_of_a_new_holder_is_not_replaced(server, monkeypatch):
 
     def late(mirror):
         check(mirror)
-        if "/state/" in " ".join(server.names()):
+        if "/params.kernel/" in " ".join(server.names()):
             Bucket(URL).write("checkpoints/1/.complete", b"of another")
 
     monkeypatch.setattr(Mirror, "check_lock", late)
@@ -178,13 +180,6 @@ def test_a_mirror_in_which_a_cell_has_its_lock_is_not_removed(server, tmp_path, 
             assert cell.exists()
     with mirrored(URL):
         assert not cell.exists()
-
-
-def test_several_processes_are_refused(mirror, monkeypatch):
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(ConfigError, match=rf"^{URL} is not for several processes: give a folder that all"):
-        with locked(mirror.folder):
-            pass
 
 
 def test_a_bucket_that_refuses_conditions_is_one_line(mirror, server, monkeypatch):

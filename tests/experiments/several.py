@@ -5,7 +5,8 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from tests.experiments.commands import _FORKS, Done, _child
@@ -20,12 +21,23 @@ class Processes:
       devices: of each.
       flags: of the command.
       own: flags of each process that the others do not have.
+      command: the name of the command.
+      variables: environment variables.
     """
 
-    def __init__(self, cache: Path, count: int, devices: int, *flags: object, own: Sequence[Sequence[object]] = ()):
+    def __init__(
+        self,
+        cache: Path,
+        count: int,
+        devices: int,
+        *flags: object,
+        own: Sequence[Sequence[object]] = (),
+        command: str = "train",
+        variables: Mapping[str, str] = types.MappingProxyType({}),
+    ):
         self._folder = tempfile.TemporaryDirectory()
         self._logs = [[f"{self._folder.name}/{name}{i}" for name in ("out", "err")] for i in range(count)]
-        environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", **variables}
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
@@ -34,7 +46,7 @@ class Processes:
             given = [str(flag) for flag in (*flags, *(own[i] if own else ()))]
             if count > 1:
                 given += [f"--coordinator=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={i}"]
-            process = _FORKS.Process(target=_forked, args=(environment, str(cache), "train", given, *logs))
+            process = _FORKS.Process(target=_forked, args=(environment, str(cache), command, given, *logs))
             process.start()
             self.processes.append(process)
 

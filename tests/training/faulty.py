@@ -111,16 +111,16 @@ def fail_in_second(folder, *join_arguments):
     """The second process cannot read the newest checkpoint, which the first can."""
     join(*join_arguments)
     if jax.process_index() == 1:
-        from cope_jax.training import checkpoint_io
+        from cope_jax.training import checkpoint_folder
 
-        loads = checkpoint_io.ocp.load_checkpointables
+        loads = checkpoint_folder.ocp.load_checkpointables
 
         def load(path, like):
             if path.name == "4":
                 raise OSError("stale file handle")
             return loads(path, like)
 
-        checkpoint_io.ocp.load_checkpointables = load
+        checkpoint_folder.ocp.load_checkpointables = load
     with Checkpoints(Path(folder)) as checkpoints:
         step, state, _ = checkpoints.restore(like(mesh()))
         print(json.dumps({"step": step, "fingerprint": checksum.of_arrays(state), "left": checkpoints.steps()}))

@@ -12,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.training import checkpoint_io
+from cope_jax.training import checkpoint_folder, checkpoint_io
 from cope_jax.training.checkpoints import Checkpoints
 from tests.training import tiny
 
@@ -241,10 +241,10 @@ def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_used(damage, every
 
 def test_a_part_of_the_state_is_read_alone(tmp_path, monkeypatch):
     save(tmp_path, 3)
-    read = checkpoint_io.ocp.load_checkpointables
+    read = checkpoint_folder.ocp.load_checkpointables
     asked = []
     monkeypatch.setattr(
-        checkpoint_io.ocp, "load_checkpointables", lambda path, like: asked.append(like["state"]) or read(path, like)
+        checkpoint_folder.ocp, "load_checkpointables", lambda path, like: asked.append(like["state"]) or read(path, like)
     )
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         step, state, progress = checkpoints.restore({"params": jax.eval_shape(create)["params"]}, partial=True)
@@ -348,7 +348,7 @@ def test_where_no_checkpoint_can_be_read_nothing_is_moved(tmp_path, impatient):
 )
 def test_a_checkpoint_of_another_model_is_an_error_before_an_array_is_read(like, difference, tmp_path, monkeypatch):
     save(tmp_path, 2, 4)
-    monkeypatch.setattr(checkpoint_io.ocp, "load_checkpointables", None)
+    monkeypatch.setattr(checkpoint_folder.ocp, "load_checkpointables", None)
     with pytest.raises(ConfigError, match=rf"checkpoint .*4 is of another model .*{re.escape(difference)}") as error:
         load(tmp_path, like)
     assert "\n" not in str(error.value)

@@ -1,0 +1,84 @@
+"""Checkpoints on a disk: a folder for each step, written and read by Orbax."""
+
+import itertools
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+from orbax.checkpoint import v1 as ocp
+
+from cope_jax.array_types import PyTree
+from cope_jax.errors import clear_storage_errors
+
+_UNFINISHED = ".orbax-checkpoint-tmp"
+"""Orbax puts this text into the name of a folder until the folder is completely written."""
+
+
+class CheckpointFolder:
+    """The checkpoints in a folder that all processes share; see `CheckpointStore` for the methods.
+
+    Args:
+      directory: the folder, created if missing.
+    """
+
+    def __init__(self, directory: Path):
+        self._directory = directory
+        self._context = ocp.Context()
+        # If a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
+        self._context.asynchronous.create_directories_asynchronously = False
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def steps(self) -> list[int]:
+        return [int(path.name) for path in self._directory.iterdir() if path.name.isdigit()]
+
+    def remove_unfinished(self) -> None:
+        for half_written in self._directory.glob(f"*{_UNFINISHED}*"):
+            shutil.rmtree(half_written)
+
+    def name(self, step: int) -> str:
+        return str(self._directory / str(step))
+
+    def exists(self, step: int) -> bool:
+        return (self._directory / str(step)).exists()
+
+    def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
+        with self._context:
+            return ocp.save_checkpointables_async(
+                (self._directory / str(step)).resolve(), {"state": state, "progress": progress}, custom_metadata=label
+            )
+
+    def label(self, step: int) -> Any:
+        with _alone():
+            return ocp.checkpointables_metadata((self._directory / str(step)).resolve()).custom_metadata
+
+    def load(self, step: int, like: PyTree, partial: bool) -> tuple[PyTree, dict[str, Any]]:
+        with _alone(partial):
+            folder = (self._directory / str(step)).resolve()
+            loaded = ocp.load_checkpointables(folder, {"state": like, "progress": None})
+            return loaded["state"], loaded["progress"]
+
+    def remove(self, step: int) -> None:
+        folder = self._directory / str(step)  # renamed first, so that no checkpoint is ever incomplete
+        shutil.rmtree(folder.rename(folder.with_name(f"{step}{_UNFINISHED}-removed")))
+
+    def put_aside(self, step: int) -> str:
+        target = _unused(self._directory.with_name(f"{self._directory.name}-damaged") / str(step))
+        with clear_storage_errors(target):
+            target.parent.mkdir(exist_ok=True)
+            (self._directory / str(step)).rename(target)
+        return f"moved to {target}"
+
+
+def _alone(partial: bool = False) -> ocp.Context:
+    """Each process reads on its own: at Orbax's barriers the others would wait for a process that has failed."""
+    context, here = ocp.Context(), jax.process_index()
+    context.multiprocessing.primary_host = here
+    context.multiprocessing.active_processes = {here}
+    context.pytree.loading.partial_load = partial
+    return context
+
+
+def _unused(path: Path) -> Path:
+    further = (path.with_name(f"{path.name}-{number}") for number in itertools.count(2))
+    return next(free for free in itertools.chain([path], further) if not free.exists())
