@@ -1,0 +1,48 @@
+"""Several real processes whose run is in a bucket, against a server on this machine."""
+
+import signal
+from pathlib import Path
+
+import pytest
+
+from cope_jax.buckets import Bucket, mirrored
+from tests.buckets.saving import URL, complete
+from tests.experiments.several import Processes
+from tests.torture.__main__ import differences
+from tests.torture.killing import CONFIG
+
+pytestmark = pytest.mark.xdist_group("processes")
+
+
+@pytest.fixture
+def launch(server, tmp_path):
+    """Starts two processes with one device each: (workdir, *flags)."""
+    variables = {"TENSORSTORE_GCS_HTTP_URL": server.url, "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token"}
+
+    def begin(workdir, *flags):
+        given = [f"--config={CONFIG}", "--config.encoding=cope", f"--workdir={workdir}", "--config.job.mesh.fsdp=2"]
+        given += ["--config.training.steps=24", "--config.job.mesh.data=1", *flags]
+        return Processes(tmp_path / "compiled", 2, 1, *given, variables=variables)
+
+    return begin
+
+
+def test_a_stopped_run_in_a_bucket_ends_as_one_on_a_disk_that_was_not_stopped(launch, server, tmp_path):
+    straight = launch(tmp_path / "straight")
+    assert [done.status for done in straight.wait()] == [0, 0]
+    running = launch(URL)
+    running.signal_when(lambda: 4 in complete(server), 1, signal.SIGTERM)
+    ended = running.wait()
+    assert [done.status for done in ended] == [143, 143], ended
+    assert not any("Traceback" in done.err for done in ended)
+    (step,) = {max(complete(server))}
+    assert 4 <= step < 24
+    ended = launch(URL).wait()
+    assert [done.status for done in ended] == [0, 0], ended
+    assert f"resumes from step {step}" in ended[0].err
+    with mirrored(URL) as folder:
+        assert differences(tmp_path / "straight", Path(folder)) == []
+    names = Bucket(URL).names("checkpoints/24/")
+    pieces = [name for name in names if "params.embedding.embedding/c/" in name]
+    assert len(pieces) == 2 and len([name for name in names if "/.written/" in name]) == 2
+    assert ".lock" not in Bucket(URL).names()
