@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.array_types import PyTree
@@ -27,7 +28,7 @@ _SLOWEST = 3600.0
 
 @dataclasses.dataclass(frozen=True)
 class _Part:
-    """What this process writes of an array: the shape of the whole, the shape of a chunk, and (index, numbers) pairs."""
+    """What this process writes of an array: (index, numbers) pairs. `shape` is of the whole, `chunk` of a shard."""
 
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
@@ -88,8 +89,8 @@ class CheckpointBucket:
     def _write(self, step: int, parts: dict[str, _Part], marker: bytes) -> None:
         """Writes the parts of this process. The first process writes the marker when all parts are there."""
         folder, first = f"{step}/{self._attempt}", jax.process_index() == 0
-        _, before = self._bucket.read(f"{step}/{_COMPLETE}")
         if first:
+            _, before = self._bucket.read(f"{step}/{_COMPLETE}")
             self._mirror.check_lock()
             self._run.push()  # the metrics up to this step
         _write_parts(self._bucket, folder, parts)
@@ -126,7 +127,7 @@ class CheckpointBucket:
             opened = [self._bucket.array(f"{folder}/{checksum.name(path)}", open=True, read=True) for path, _ in leaves]
             reading = [_read(array.result(), leaf) for array, (_, leaf) in zip(opened, leaves, strict=True)]
             arrays = [_assemble(leaf, pieces) for (_, leaf), pieces in zip(leaves, reading, strict=True)]
-        return structure.unflatten(arrays), marker["progress"]
+        return jax.tree.unflatten(structure, arrays), marker["progress"]
 
     def _marker(self, step: int | str) -> dict[str, Any]:
         content, _ = self._bucket.read(f"{step}/{_COMPLETE}")
@@ -152,7 +153,7 @@ class CheckpointBucket:
 
 def _data(leaf: Any) -> Any:
     """The numbers of an array; those of a random key have one more axis. Also for `jax.ShapeDtypeStruct`."""
-    if not jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         return leaf
     if not isinstance(leaf, jax.ShapeDtypeStruct):
         return jax.random.key_data(leaf)

@@ -1,7 +1,11 @@
 """Checkpoints on a disk: a folder for each step, written and read by Orbax."""
 
+import contextlib
+import gc
 import itertools
 import shutil
+import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +74,20 @@ class CheckpointFolder:
         return f"moved to {target}"
 
 
-def _alone(partial: bool = False) -> ocp.Context:
+@contextlib.contextmanager
+def _alone(partial: bool = False) -> Iterator[None]:
     """Each process reads on its own: at Orbax's barriers the others would wait for a process that has failed."""
     context, here = ocp.Context(), jax.process_index()
     context.multiprocessing.primary_host = here
     context.multiprocessing.active_processes = {here}
     context.pytree.loading.partial_load = partial
-    return context
+    with context:
+        try:
+            yield
+        except Exception:
+            time.sleep(2)  # other threads still read arrays, and their errors must not reach stderr
+            gc.collect()
+            raise
 
 
 def _unused(path: Path) -> Path:

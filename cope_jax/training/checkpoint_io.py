@@ -2,9 +2,7 @@
 
 import contextlib
 import errno
-import gc
 import re
-import time
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -100,14 +98,9 @@ def read(
       ConfigError: the metadata say that the checkpoint belongs to another model; no array is read.
     """
     with without_stderr(), jax.transfer_guard("allow"):
-        try:
-            held, label = in_all_processes(lambda: _compare(store, step, like, model, partial))
-            state, progress = in_all_processes(lambda: store.load(step, held, partial))
-            in_all_processes(lambda: _verify(label, state, progress))
-        except DamagedError:
-            time.sleep(2)  # other threads still read arrays, and their errors must not reach stderr
-            gc.collect()
-            raise
+        held, label = in_all_processes(lambda: _compare(store, step, like, model, partial))
+        state, progress = in_all_processes(lambda: store.load(step, held, partial))
+        in_all_processes(lambda: _verify(label, state, progress))
     return (state if held is like else from_earlier(like, state, model)), progress
 
 

@@ -27,6 +27,7 @@ def launch(server, tmp_path):
     return begin
 
 
+@pytest.mark.slow
 def test_a_stopped_run_in_a_bucket_ends_as_one_on_a_disk_that_was_not_stopped(launch, server, tmp_path):
     straight = launch(tmp_path / "straight")
     assert [done.status for done in straight.wait()] == [0, 0]

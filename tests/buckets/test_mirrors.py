@@ -1,21 +1,25 @@
 """Runs in buckets, against a server on this machine: files and checkpoints."""
 
+import concurrent.futures
 import contextlib
+import dataclasses
 import json
 import os
 import subprocess
 import tempfile
+import threading
 import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from cope_jax.buckets import Bucket, Mirror, lock, mirrored, shown, unlink
 from cope_jax.errors import ConfigError, StorageError, bucket_error
 from cope_jax.files import in_bucket
 from cope_jax.runs.workdir import locked
-from cope_jax.training import checkpoint_io
+from cope_jax.training import checkpoint_bucket, checkpoint_io, checksum
 from cope_jax.training.checkpoints import Checkpoints
 from tests.buckets.saving import URL, complete, save, state
 
@@ -135,8 +139,7 @@ def test_checkpoints_are_copied_whole_and_old_ones_removed(server):
 
 @pytest.mark.parametrize("damage", ["short", "empty", "gone", "flipped"])
 @pytest.mark.parametrize("ending", ["/params.kernel/c/0/0", "/params.kernel/zarr.json", "/key/c/0", ".complete"])
-def test_a_damaged_checkpoint_is_left_out(server, capsys, monkeypatch, damage, ending):
-    monkeypatch.setattr(checkpoint_io.time, "sleep", lambda seconds: None)
+def test_a_damaged_checkpoint_is_left_out(server, capsys, damage, ending):
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [1, 2], keep=2)
     (name,) = (name for name in server.names() if "checkpoints/2/" in name and name.endswith(ending))
@@ -221,6 +224,56 @@ def test_the_best_checkpoint_stays_after_a_new_start(server):
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [3, 4], scores=[0.7, 0.6], keep=1, keep_best=1)
     assert complete(server) == [1, 4]
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_checkpoint_of_two_processes_is_complete_when_both_have_written(server, monkeypatch, last):
+    mesh = jax.make_mesh((8,), ("data",), axis_types=(jax.sharding.AxisType.Auto,))
+    split, whole = jax.NamedSharding(mesh, jax.P("data")), jax.NamedSharding(mesh, jax.P())
+    state = {
+        "kernel": jax.device_put(jnp.arange(48.0).reshape(16, 3), split),
+        "bias": jax.device_put(jnp.arange(3.0), whole),
+    }
+    place, part = threading.local(), checkpoint_bucket._part
+
+    def half(leaf):
+        found = part(leaf)
+        return dataclasses.replace(found, pieces=found.pieces[place.index :: 2])
+
+    monkeypatch.setattr(checkpoint_bucket, "_part", half)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(jax, "process_index", lambda: getattr(place, "index", 0))
+    label = checkpoint_io.create_label(1, state, {"data": []}, None)
+    with mirrored(URL) as folder, locked(Path(folder)):
+        writing = []
+        for index in (1 - last, last):
+            assert complete(server) == []
+            place.index = index
+            store = checkpoint_bucket.CheckpointBucket(Mirror.of(Path(folder, "checkpoints")), "same")
+            store._writer = concurrent.futures.ThreadPoolExecutor(
+                1, initializer=setattr, initargs=(place, "index", index)
+            )
+            writing.append(store.save(1, state, {"data": []}, label))
+            time.sleep(0.6)
+        for each in writing:
+            each.result(10)
+    assert complete(server) == [1]
+    place.index = 0
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding), state)
+    monkeypatch.undo()
+    found, progress = checkpoint_io.read(store, 1, like)
+    assert found["kernel"].sharding == split and progress == {"data": []}
+    assert checksum.of_arrays(found) == checksum.of_arrays(state)
+
+
+def test_a_process_that_waits_for_another_in_vain_says_so(server, monkeypatch):
+    monkeypatch.setattr(checkpoint_bucket, "_SLOWEST", 0.0)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(checkpoint_io, "of_first_process", lambda numbers: numbers)
+    line = rf"^{URL}/checkpoints/1 is not complete 0 s after this process wrote its parts: earlier checkpoints [^\n]*$"
+    with mirrored(URL) as folder, locked(Path(folder)), pytest.raises(StorageError, match=line):
+        save(Path(folder), [1])
+    assert complete(server) == []
 
 
 def test_what_could_not_be_copied_is_kept(server, tmp_path, monkeypatch):

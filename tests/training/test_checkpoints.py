@@ -205,7 +205,7 @@ SLOW = pytest.mark.slow
 @pytest.fixture
 def impatient(monkeypatch):
     """Without the wait for what threads print."""
-    monkeypatch.setattr(checkpoint_io.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(checkpoint_folder.time, "sleep", lambda seconds: None)
 
 
 @LEFTOVERS
@@ -244,7 +244,9 @@ def test_a_part_of_the_state_is_read_alone(tmp_path, monkeypatch):
     read = checkpoint_folder.ocp.load_checkpointables
     asked = []
     monkeypatch.setattr(
-        checkpoint_folder.ocp, "load_checkpointables", lambda path, like: asked.append(like["state"]) or read(path, like)
+        checkpoint_folder.ocp,
+        "load_checkpointables",
+        lambda path, like: asked.append(like["state"]) or read(path, like),
     )
     with Checkpoints(tmp_path, read_only=True) as checkpoints:
         step, state, progress = checkpoints.restore({"params": jax.eval_shape(create)["params"]}, partial=True)
