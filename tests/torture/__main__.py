@@ -4,9 +4,10 @@ JAX_PLATFORMS=cpu python -m tests.torture --kills=50 --seed=0 --workdir=runs/tor
 
 SIGKILL and SIGTERM come at random moments from the start of the process on, and on purpose while a checkpoint is
 written, right after the first step, and during evaluation. Parameters, optimizer, random key, place in the data and
-metrics are compared. `--bucket=gs://…` or `--bucket=s3://…` keeps the runs in a bucket. With JAX_PLATFORMS=cpu the
-devices are fake ones, as many as a mesh needs; else those that are there. Exit status: 0 all is equal, 1 it is not,
-2 wrong input.
+metrics are compared. `--bucket=gs://…` or `--bucket=s3://…` keeps the runs in a bucket. `--processes=2` splits the
+devices of each run among processes; all of them are killed, or one is asked to stop. `--encodings=cope,alibi` kills a
+comparison that trains two runs at a time. With JAX_PLATFORMS=cpu the devices are fake ones, as many as a mesh needs;
+else those that are there. Exit status: 0 all is equal, 1 it is not, 2 wrong input.
 """
 
 import argparse
@@ -14,8 +15,8 @@ import collections
 import dataclasses
 import functools
 import json
+import math
 import random
-import shutil
 import signal
 import sys
 from collections.abc import Callable
@@ -30,12 +31,13 @@ from cope_jax import tasks
 from cope_jax.buckets import mirrored
 from cope_jax.evaluation.report.table import Table
 from cope_jax.evaluation.report.table import console as wide_console
+from cope_jax.runs.workdir import read_settings
 from cope_jax.training import from_config
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import ExperimentConfig, MeshConfig
 from cope_jax.training.program import Program
 from tests.torture import killing
-from tests.torture.killing import PLACES, BrokenError, Plan, Start
+from tests.torture.killing import PLACES, BrokenError, Job, Plan, Start
 
 MESHES = "data=4,fsdp=4,tensor=4,data=2+fsdp=2+tensor=2"
 
@@ -48,6 +50,8 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="Of the moments and signals.")
     parser.add_argument("--meshes", default=MESHES, help="Devices along the axes of each mesh.")
     parser.add_argument("--bucket", help="A new folder in a bucket for all runs; --workdir is for local files then.")
+    parser.add_argument("--processes", type=int, default=1, help="How many share the devices of a run.")
+    parser.add_argument("--encodings", default="", help="Kill a comparison of these encodings, with --jobs=2.")
     options = parser.parse_args()
     if options.workdir.exists():
         parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
@@ -55,17 +59,22 @@ def main() -> int:
         parser.error(f"--kills={options.kills} must be at least 1")
     try:
         meshes = {text: parse_mesh(text) for text in options.meshes.split(",")}
+        jobs = {text: Job(mesh, options.processes, options.encodings) for text, mesh in meshes.items()}
     except ValueError as error:
         parser.error(f"--meshes: {error}")
+    if options.processes < 1 or any(math.prod(mesh.values()) % options.processes for mesh in meshes.values()):
+        parser.error(f"--processes={options.processes} does not split the devices of each mesh evenly")
+    if options.processes > 1 and options.encodings:
+        parser.error("--encodings is for one process: omit --processes")
     jax.config.update("jax_platforms", "cpu")  # the devices are for the runs, which are processes of their own
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left behind
     rows, wrong = [], []
     with tqdm(total=options.kills, unit="kill", dynamic_ncols=True) as bar:
-        for number, (text, mesh) in enumerate(meshes.items()):
+        for number, (text, job) in enumerate(jobs.items()):
             bar.set_description(text)
             share = (options.kills + number) // len(meshes)
             starts, found = torture(
-                options.workdir.resolve() / text, mesh, share, options.seed, bar.update, options.bucket
+                options.workdir.resolve() / text, job, share, options.seed, bar.update, options.bucket
             )
             rows.append(row(text, starts, found))
             wrong += [f"{text}: {line}" for line in found]
@@ -94,7 +103,7 @@ def parse_mesh(text: str) -> dict[str, int]:
 
 def torture(
     folder: Path,
-    mesh: dict[str, int],
+    job: Job,
     kills: int,
     seed: int,
     killed: Callable[[], object] = lambda: None,
@@ -110,17 +119,14 @@ def torture(
     """
     folder.mkdir(parents=True)
     rng, starts, done, wrong = random.Random(f"{seed} {folder.name}"), list[Start](), [folder / "straight"], []
-    variables = killing.environment(mesh, folder.parent / "compiled")
+    variables = job.environment(folder.parent / "compiled")
 
     def place(workdir: Path) -> str:
         return str(workdir) if bucket is None else f"{bucket}/{folder.name}/{workdir.name}"
 
     def start(workdir: Path, plan: Plan | None) -> Start:
-        if bucket is not None:
-            shutil.rmtree(workdir, ignore_errors=True)
-            workdir.mkdir()
-            variables["TMPDIR"] = str(workdir)
-        starts.append(killing.start(workdir, killing.command(place(workdir), mesh), variables, plan))
+        url = None if bucket is None else place(workdir)
+        starts.append(killing.start(workdir, job.commands(place(workdir)), variables, plan, job.runs()[0], url))
         return starts[-1]
 
     workdir = done[0]
@@ -131,7 +137,7 @@ def torture(
         while left or starts[-1].signal is not None:
             if len(starts) > 4 * kills + 8:
                 raise BrokenError(f"{len(starts)} starts, and no more than {kills - left} kills: too short")
-            found = start(workdir, Plan.draw(rng, len(starts) - 1, shortest) if left else None)
+            found = start(workdir, Plan.draw(rng, len(starts) - 1, shortest, job.processes) if left else None)
             if found.signal is not None:
                 left -= 1
                 killed()
@@ -143,7 +149,9 @@ def torture(
         wrong.append(f"{workdir.name}: {error}")
     for run in done[1:]:
         with mirrored(place(done[0])) as straight, mirrored(place(run)) as other:
-            wrong += [f"{run.name}: {line}" for line in differences(Path(straight), Path(other))]
+            for name in job.runs():
+                where = run.name if name == "." else f"{run.name}/{name}"
+                wrong += [f"{where}: {line}" for line in differences(Path(straight, name), Path(other, name))]
     return starts, wrong
 
 
@@ -158,10 +166,14 @@ def row(mesh: str, starts: list[Start], wrong: list[str]) -> list[str]:
     return [mesh, "different" if wrong else "identical", str(kills), *map(str, counts), seconds]
 
 
+def program(workdir: Path) -> Program:
+    """The program of a run that was killed, on one device."""
+    return _program(json.dumps(read_settings(workdir)["config"]))
+
+
 @functools.cache
-def program() -> Program:
-    """The program of the run that is killed, on one device."""
-    config = ExperimentConfig.from_mapping(killing.get_config().to_dict())
+def _program(settings: str) -> Program:
+    config = ExperimentConfig.from_mapping(json.loads(settings))
     task = tasks.create(config.task.name, **config.task.options)
     return from_config.create_program(config, task, devices=jax.devices()[:1])
 
@@ -184,7 +196,7 @@ def differences(straight: Path, other: Path) -> list[str]:
 def _end(workdir: Path) -> dict:
     """What a run ended with, by name; of each leaf of the state its type, shape and bytes."""
     with Checkpoints(workdir / "checkpoints", read_only=True) as checkpoints:
-        restored = checkpoints.restore(program().state_shapes())
+        restored = checkpoints.restore(program(workdir).state_shapes())
     assert restored is not None, f"{workdir} has no checkpoint"
     step, state, progress = restored
     records = json.loads((workdir / "result.json").read_text())["records"]

@@ -1,16 +1,21 @@
-"""One start of the training command: at which moment it is killed, by which signal, and how it ends."""
+"""One start of a training command: at which moment it is killed, by which signal, and how it ends."""
 
+import contextlib
 import dataclasses
 import json
 import math
 import os
 import random
+import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
+from cope_jax.buckets import Bucket
 from tests.torture.tortured_config import get_config
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +37,50 @@ class BrokenError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
+class Job:
+    """What is killed.
+
+    Attributes:
+      mesh: devices along the axes.
+      processes: these share the devices evenly.
+      encodings: of a comparison that trains two at a time; "" is a single run.
+    """
+
+    mesh: dict[str, int]
+    processes: int = 1
+    encodings: str = ""
+
+    def runs(self) -> list[str]:
+        """The folders of the runs below the workdir."""
+        return [f"cells/{name}/seed_0" for name in self.encodings.split(",")] if self.encodings else ["."]
+
+    def commands(self, workdir: Path | str) -> list[list[str]]:
+        """The command of each process, always the same but for the port of the first process."""
+        axes = [f"--config.job.mesh.{axis}={size}" for axis, size in {"data": 1, **self.mesh}.items()]
+        several = [f"--encodings={self.encodings}", "--jobs=2"] if self.encodings else []
+        name = "compare" if self.encodings else "train"
+        words = [sys.executable, "-m", f"experiments.{name}", f"--config={CONFIG}", f"--workdir={workdir}"]
+        words += [*axes, *several]
+        if self.processes == 1:
+            return [words]
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        words += [f"--coordinator=127.0.0.1:{port}", f"--num_processes={self.processes}"]
+        return [[*words, f"--process_id={index}"] for index in range(self.processes)]
+
+    def environment(self, cache: Path) -> dict[str, str]:
+        """As many fake devices as the mesh needs, and a folder for compiled programs, so that later starts are short."""
+        devices = math.prod(self.mesh.values()) // self.processes
+        return os.environ | {
+            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
+            "JAX_COMPILATION_CACHE_DIR": str(cache),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+        }
+
+
+@dataclasses.dataclass(frozen=True)
 class Plan:
     """When and how to kill.
 
@@ -41,20 +90,23 @@ class Plan:
       number: the signal.
       count: the how-manieth time, from 1.
       delay: seconds.
+      process: which one of several has a SIGTERM; SIGKILL is for all, as where a job loses its machines.
     """
 
     moment: str
     number: signal.Signals
     count: int
     delay: float
+    process: int = 0
 
     @classmethod
-    def draw(cls, rng: random.Random, turn: int, duration: float) -> "Plan":
+    def draw(cls, rng: random.Random, turn: int, duration: float, processes: int = 1) -> "Plan":
         """The plan of a turn; `duration` is that of a whole run, in seconds."""
         moment = MOMENTS[turn % len(MOMENTS)]
         longest = {"any": duration, "steps": 0.0}.get(moment, 0.03)
         number = rng.choice([signal.SIGKILL, signal.SIGTERM])
-        return cls(moment, number, rng.randint(1, 3 if moment == "checkpoint" else 1), rng.uniform(0, longest))
+        count = rng.randint(1, 3 if moment == "checkpoint" else 1)
+        return cls(moment, number, count, rng.uniform(0, longest), rng.randrange(processes))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,13 +123,17 @@ class Start:
 
 
 class Watch:
-    """What a start of the run shows of itself on disk; made before the start.
+    """What a start of a run shows of itself on disk and in a bucket; made before the start.
 
-    A run in a bucket works in a local mirror, which is found in `workdir` if this is the folder of temporary files.
+    Args:
+      workdir: the folder of the run. If the run is in a bucket, the folder of temporary files, where its mirror is.
+      run: the folder of the run below that.
+      bucket: the URL of the run.
     """
 
-    def __init__(self, workdir: Path):
-        self._workdir = workdir
+    def __init__(self, workdir: Path, run: str = ".", bucket: str | None = None):
+        self._workdir, self._below = workdir, run
+        self._bucket = None if bucket is None else Bucket(f"{bucket}/{run}".removesuffix("/."))
         self._before = self._stat()[0]
         self._size: int | None = None
 
@@ -87,6 +143,12 @@ class Watch:
 
     def torn(self) -> bool:
         """Whether there is a half written checkpoint."""
+        if self._bucket is not None:
+            steps: dict[str, set[str]] = {}
+            for name in self._bucket.names("checkpoints/"):
+                _, step, below = name.split("/", 2)
+                steps.setdefault(step, set()).add(below)
+            return any(".complete" not in found for found in steps.values())
         try:
             return any(".orbax-checkpoint-tmp" in name for name in os.listdir(self._folder() / "checkpoints"))
         except FileNotFoundError:
@@ -112,7 +174,7 @@ class Watch:
         return not (self._folder() / "metrics.jsonl").exists() or self._last_row().get("step", 0) >= TRAINING.steps
 
     def _folder(self) -> Path:
-        return next(self._workdir.glob("cope_jax-mirror-*/files"), self._workdir)
+        return next(self._workdir.glob("cope_jax-mirror-*/files"), self._workdir) / self._below
 
     def _last_row(self) -> dict:
         try:
@@ -128,63 +190,80 @@ class Watch:
         return stat.st_ino if stat.st_mtime_ns else None, stat.st_size  # a mirror's copy has the time 0
 
 
-def command(workdir: Path | str, mesh: dict[str, int]) -> list[str]:
-    """The training command, always the same."""
-    axes = [f"--config.job.mesh.{axis}={size}" for axis, size in {"data": 1, **mesh}.items()]
-    return [sys.executable, "-m", "experiments.train", f"--config={CONFIG}", f"--workdir={workdir}", *axes]
+def start(
+    workdir: Path,
+    commands: Sequence[list[str]],
+    variables: dict[str, str],
+    plan: Plan | None,
+    run: str = ".",
+    bucket: str | None = None,
+) -> Start:
+    """Starts the commands, each in a session of its own, kills them by the plan, if there is one, and sees them end.
 
-
-def environment(mesh: dict[str, int], cache: Path) -> dict[str, str]:
-    """As many fake devices as the mesh needs, and a folder for compiled programs, which makes later starts short."""
-    devices = f"--xla_force_host_platform_device_count={math.prod(mesh.values())}"
-    return os.environ | {
-        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {devices}",
-        "JAX_COMPILATION_CACHE_DIR": str(cache),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-    }
-
-
-def start(workdir: Path, words: list[str], variables: dict[str, str], plan: Plan | None) -> Start:
-    """Starts the command `words` in a session of its own, kills it by the plan, if there is one, and sees it end.
+    `run` and `bucket` are as for `Watch`; in a bucket, each command has a folder for temporary files in `workdir`.
 
     Raises:
-      BrokenError: it ended in another way than it should, or not at all.
+      BrokenError: one ended in another way than it should, or not at all.
     """
-    began, watch, stderr = time.monotonic(), Watch(workdir), workdir.with_suffix(".stderr")
-    with stderr.open("wb") as errors:
-        process = subprocess.Popen(
-            words, cwd=ROOT, env=variables, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
-        )
+    began, stderr = time.monotonic(), [workdir.with_suffix(f".{number}.stderr") for number in range(len(commands))]
+    folders = [workdir / str(number) for number in range(len(commands))]
+    if bucket is not None:
+        shutil.rmtree(workdir, ignore_errors=True)
+        for folder in folders:
+            folder.mkdir(parents=True)
+    watch = Watch(workdir if bucket is None else folders[0], run, bucket)
+    processes = []
     try:
-        where, trained = None, False
-        if plan is not None and _await(process, watch, plan):
+        for words, path, folder in zip(commands, stderr, folders, strict=True):
+            own = variables if bucket is None else {**variables, "TMPDIR": str(folder)}
+            with path.open("wb") as errors:
+                processes.append(
+                    subprocess.Popen(
+                        words, cwd=ROOT, env=own, stdout=subprocess.DEVNULL, stderr=errors, start_new_session=True
+                    )
+                )
+        where, trained, number = None, False, plan and plan.number
+        if plan is not None and _await(processes[0], watch, plan):
             trained, where = watch.trains(), watch.place()
-            process.send_signal(plan.number)
+            if not trained and len(processes) > 1:
+                number = signal.SIGKILL  # those that wait for a process that was stopped would wait for minutes
+            if number == signal.SIGTERM:
+                processes[plan.process].send_signal(number)
+            else:
+                _kill(processes)
         try:
-            status = process.wait(max(0.1, PATIENCE - (time.monotonic() - began)))
+            statuses = [process.wait(max(0.1, PATIENCE - (time.monotonic() - began))) for process in processes]
         except subprocess.TimeoutExpired:
             raise BrokenError(f"it hangs: no end after {PATIENCE:.0f} s") from None
     finally:
-        process.kill()
-        process.wait()
+        _kill(processes)
     seconds = time.monotonic() - began
     if plan is None or where is None:
         expected = {0}
-    elif plan.number == signal.SIGKILL:
+    elif number == signal.SIGKILL:
         expected = {0, -signal.SIGKILL}
         where = "checkpoint" if watch.torn() and where != "start" else where
     elif trained and not watch.finished():
         expected = {128 + signal.SIGTERM}
     else:
         expected = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
-    said = stderr.read_text(errors="replace")
-    if status not in expected or "Traceback" in said:
-        after = f" after {plan.number.name} ({where})" if plan is not None and where is not None else ""
-        last = (said.strip().splitlines() or ["nothing on stderr"])[-1][-300:]
-        raise BrokenError(f"status {status}{after}, not {' or '.join(map(str, sorted(expected)))}: {last}")
-    killed = plan is not None and where is not None and status != 0
-    return Start(plan.number.name if killed else None, where if killed else None, status, seconds)
+    for status, path in zip(statuses, stderr, strict=True):
+        said = path.read_text(errors="replace")
+        if status not in expected or "Traceback" in said:
+            after = f" after {number.name} ({where})" if number is not None and where is not None else ""
+            last = (said.strip().splitlines() or ["nothing on stderr"])[-1][-300:]
+            raise BrokenError(f"status {status}{after}, not {' or '.join(map(str, sorted(expected)))}: {last}")
+    killed = number is not None and where is not None and any(statuses)
+    return Start(number.name if killed else None, where if killed else None, statuses[0], seconds)
+
+
+def _kill(processes: Sequence[subprocess.Popen]) -> None:
+    """Kills all processes with those that they have started."""
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.wait()
 
 
 def _await(process: subprocess.Popen, watch: Watch, plan: Plan) -> bool:

@@ -16,7 +16,7 @@ from cope_jax.training.checkpoints import Checkpoints
 from tests.buckets.bucket_server import serving
 from tests.torture import __main__ as torture
 from tests.torture import killing
-from tests.torture.killing import BrokenError, Plan
+from tests.torture.killing import BrokenError, Job, Plan
 
 pytestmark = pytest.mark.xdist_group("torture")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.xdist_group("torture")
 @pytest.fixture(scope="module")
 def tortured(tmp_path_factory):
     folder = tmp_path_factory.mktemp("torture") / "fsdp=2"
-    return folder, *torture.torture(folder, {"fsdp": 2}, kills=4, seed=0)
+    return folder, *torture.torture(folder, Job({"fsdp": 2}), kills=4, seed=0)
 
 
 @pytest.mark.slow
@@ -40,10 +40,23 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(tortured):
 @pytest.mark.slow
 def test_so_does_a_run_in_a_bucket(tmp_path):
     with serving():
-        starts, wrong = torture.torture(tmp_path / "fsdp=2", {"fsdp": 2}, kills=6, seed=0, bucket="gs://bucket/torture")
+        job = Job({"fsdp": 2})
+        starts, wrong = torture.torture(tmp_path / "fsdp=2", job, kills=6, seed=0, bucket="gs://bucket/torture")
     assert wrong == []
     assert sum(start.signal is not None for start in starts) == 6
     assert "checkpoint" in {start.where for start in starts}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "job", [Job({"fsdp": 2}, processes=2), Job({"data": 1}, encodings="cope,alibi")], ids=["processes", "comparison"]
+)
+@pytest.mark.parametrize("bucket", [None, "gs://bucket/torture"], ids=["disk", "bucket"])
+def test_so_do_several_processes_and_a_comparison(job, bucket, tmp_path):
+    with serving():
+        starts, wrong = torture.torture(tmp_path / "runs", job, kills=4, seed=0, bucket=bucket)
+    assert wrong == []
+    assert sum(start.signal is not None for start in starts) == 4
 
 
 def spoil_metrics(workdir):
@@ -62,7 +75,7 @@ def spoil_result(workdir):
 def change_checkpoint(workdir, change):
     """Writes the last checkpoint anew, with another state or place."""
     with Checkpoints(workdir / "checkpoints") as checkpoints:
-        step, state, progress = checkpoints.restore(torture.program().state_shapes())
+        step, state, progress = checkpoints.restore(torture.program(workdir).state_shapes())
         shutil.rmtree(workdir / "checkpoints")
     state, progress = change(state, progress)
     with Checkpoints(workdir / "checkpoints") as checkpoints:
@@ -132,7 +145,7 @@ TERM, KILL = Plan("steps", signal.SIGTERM, 1, 0.0), Plan("steps", signal.SIGKILL
 
 def start(tmp_path, plan, answer="sys.exit(143)", seconds=30):
     words = [sys.executable, "-S", "-c", TRAINS.format(workdir=str(tmp_path / "run"), answer=answer, seconds=seconds)]
-    return killing.start(tmp_path / "run", words, {}, plan)
+    return killing.start(tmp_path / "run", [words], {}, plan)
 
 
 @pytest.mark.parametrize(("plan", "status"), [(TERM, 143), (KILL, -9)], ids=["SIGTERM", "SIGKILL"])
@@ -179,7 +192,7 @@ def test_a_broken_run_ends_the_torture_of_its_mesh_alone(monkeypatch, tmp_path):
         raise BrokenError("status 1: error: the disk is gone")
 
     monkeypatch.setattr(killing, "start", broken)
-    assert torture.torture(tmp_path / "fsdp=2", {"fsdp": 2}, 3, 0) == (
+    assert torture.torture(tmp_path / "fsdp=2", Job({"fsdp": 2}), 3, 0) == (
         [],
         ["straight: status 1: error: the disk is gone"],
     )
@@ -203,6 +216,8 @@ def test_wrong_flags_are_one_line(monkeypatch, tmp_path, capsys):
         ([new, "--meshes=tensor=two"], "'tensor=two' is no axis"),
         ([new, "--kills=0"], "--kills=0 must be at least 1"),
         ([f"--workdir={tmp_path}"], "exists: delete it"),
+        ([new, "--meshes=data=2,data=3", "--processes=2"], "--processes=2 does not split the devices of each mesh"),
+        ([new, "--encodings=cope", "--processes=2"], "--encodings is for one process"),
     ):
         with pytest.raises(SystemExit, match="2"):
             run(monkeypatch, *flags)
@@ -213,9 +228,9 @@ def test_wrong_flags_are_one_line(monkeypatch, tmp_path, capsys):
 def test_the_command_shares_the_kills_and_tells_what_is_wrong(wrong, status, monkeypatch, tmp_path, capsys):
     asked = []
 
-    def kill(folder, mesh, kills, seed, killed, bucket):
+    def kill(folder, job, kills, seed, killed, bucket):
         assert bucket is None
-        asked.append((folder.name, mesh, kills, seed))
+        asked.append((folder.name, job.mesh, kills, seed))
         return [killing.Start(None, None, 0, 1.0), killing.Start("SIGKILL", "steps", -9, 1.0)], wrong
 
     monkeypatch.setattr(torture, "torture", kill)
