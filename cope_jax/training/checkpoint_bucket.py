@@ -106,14 +106,15 @@ class CheckpointBucket:
         (self._mirror.folder / str(step)).mkdir(parents=True, exist_ok=True)
 
     def _await(self, step: int, ready: Callable[[], bool]) -> None:
-        began = time.monotonic()
+        began, delay = time.monotonic(), 0.02
         while not ready():
             if time.monotonic() - began > _SLOWEST:
                 raise StorageError(
                     f"{self.name(step)} is not complete {_SLOWEST:.0f} s after this process wrote its parts: earlier "
                     "checkpoints are intact; check the other processes, and rerun the command"
                 )
-            time.sleep(0.5)
+            time.sleep(delay)
+            delay = min(2 * delay, 1.0)
 
     def label(self, step: int) -> Any:
         return self._marker(step)["label"]

@@ -36,12 +36,11 @@ need_program() {
   done
 }
 
-# Dies unless WORKDIR can be opened as a folder on the machines that train.
+# Dies unless WORKDIR is the same on all machines that train: a path from the root, or in a bucket.
 check_workdir() {
   case "$WORKDIR" in
-    *://*) die "WORKDIR=$WORKDIR is in a bucket, and a run of several processes needs a folder: give a path on a mounted file system" ;;
-    /*) ;;
-    *) die "WORKDIR=$WORKDIR must be an absolute path: begin it with /" ;;
+    gs://* | s3://* | /*) ;;
+    *) die "WORKDIR=$WORKDIR must be an absolute path or in a bucket: begin it with / or gs:// or s3://" ;;
   esac
 }
 

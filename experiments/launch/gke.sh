@@ -19,7 +19,7 @@
 #   CLAIM             a PersistentVolumeClaim that all pods can write to (ReadWriteMany)
 #   MOUNT             absolute path where pods mount the claim
 #   CONFIG            a file of experiments/configs
-#   WORKDIR           a folder below MOUNT
+#   WORKDIR           a folder below MOUNT, or gs://BUCKET/PATH
 # Optional variables: MAX_RESTARTS (default 1000).
 set -euo pipefail
 folder="$(dirname "${BASH_SOURCE[0]}")"
@@ -29,7 +29,7 @@ render() {
   need IMAGE TPU TOPOLOGY HOSTS CHIPS_PER_HOST CLAIM MOUNT CONFIG WORKDIR
   check_workdir
   case "$WORKDIR" in
-    "$MOUNT"/*) ;;
+    "$MOUNT"/* | *://*) ;;
     *) die "WORKDIR=$WORKDIR must be below MOUNT=$MOUNT: all other files of a pod are lost" ;;
   esac
   export NAME IMAGE TPU TOPOLOGY HOSTS CHIPS_PER_HOST CLAIM MOUNT MAX_RESTARTS="${MAX_RESTARTS:-1000}"

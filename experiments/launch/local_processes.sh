@@ -13,7 +13,7 @@
 #
 # Required variables:
 #   CONFIG     a file of experiments/configs
-#   WORKDIR    an absolute path
+#   WORKDIR    an absolute path, or gs://BUCKET/PATH
 # Optional variables: PYTHON (default .venv/bin/python if it exists, else python3), PORT (default any free port).
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"

@@ -18,8 +18,8 @@
 #   ACCELERATOR_TYPE    such as v5litepod-16, v5p-64 or v6e-256
 #   REPOSITORY          URL of the project's git repository
 #   CONFIG              a file of experiments/configs
-#   WORKDIR             an absolute path on a file system that every host mounts (see docs/tpu.md): the hosts' own disks
-#                       are deleted with the slice
+#   WORKDIR             gs://BUCKET/PATH, or an absolute path on a file system that every host mounts (see docs/tpu.md):
+#                       the hosts' own disks are deleted with the slice
 # Optional variables:
 #   SPOT                yes (default) or no
 #   RUNTIME_VERSION     software version; by default it is chosen by ACCELERATOR_TYPE

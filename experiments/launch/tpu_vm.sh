@@ -41,10 +41,7 @@ create() {
 
 train() {
   need CONFIG WORKDIR
-  case "$WORKDIR" in
-    gs://* | s3://*) ;;
-    *) check_workdir ;;
-  esac
+  check_workdir
   train_on_hosts --distributed=off "$@"
 }
 

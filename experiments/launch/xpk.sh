@@ -14,7 +14,7 @@
 #   IMAGE                     image that contains the project, see Dockerfile
 #   STORAGE                   a storage attached by `xpk storage attach`; all pods write to it
 #   CONFIG                    a file of experiments/configs
-#   WORKDIR                   a folder below the storage's mount point
+#   WORKDIR                   a folder below the storage's mount point, or gs://BUCKET/PATH
 # Optional variables: MAX_RESTARTS (default 1000).
 set -euo pipefail
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
