@@ -70,7 +70,7 @@ class Job:
         return [[*words, f"--process_id={index}"] for index in range(self.processes)]
 
     def environment(self, cache: Path) -> dict[str, str]:
-        """As many fake devices as the mesh needs, and a folder for compiled programs, so that later starts are short."""
+        """As many fake devices as the mesh needs, and a folder of compiled programs, so that later starts are short."""
         devices = math.prod(self.mesh.values()) // self.processes
         return os.environ | {
             "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
