@@ -6,6 +6,7 @@ object of a checkpoint is a marker. So a bucket always holds a state from which 
 """
 
 from cope_jax.buckets.bucket import Bucket as Bucket
+from cope_jax.buckets.mirror import COMPLETE as COMPLETE
 from cope_jax.buckets.mirror import Mirror as Mirror
 from cope_jax.buckets.mirror import mirrored as mirrored
 from cope_jax.buckets.mirror import shown as shown

@@ -18,7 +18,8 @@ from cope_jax.buckets.lock import Lock
 from cope_jax.errors import ConfigError, StorageError
 from cope_jax.files import in_bucket
 
-_COMPLETE, _DAMAGED = ".complete", ".damaged"  # the marker of a checkpoint names the folder of its files
+COMPLETE = ".complete"
+"""The name of the object that marks a checkpoint as complete."""
 _MIRROR, _PUSHED, _LOST = ".mirror", ".pushed", ".lost"
 _PRIVATE = (_PUSHED, ".lock", ".measuring.lock")  # files that a bucket does not need
 _CHECKPOINTS = ("checkpoints", "checkpoints-damaged")
@@ -28,8 +29,7 @@ _CHECKPOINTS = ("checkpoints", "checkpoints-damaged")
 class Mirror:
     """A local folder and the bucket's folder that it mirrors.
 
-    A checkpoint is an empty local folder until `fetch_checkpoint` is called. In the bucket its files have a folder of
-    their own for each try to write it, and a marker names the folder.
+    A complete checkpoint is an empty local folder; its arrays are written to the bucket and read from it directly.
 
     Attributes:
       folder: the local folder, or a folder below it.
@@ -84,7 +84,7 @@ class Mirror:
             if ".." in parts:
                 raise ConfigError(f"{self.bucket.url} has an object named {name}, outside of the folder: rename it")
             path = self.folder / name
-            if path.name == _COMPLETE:
+            if path.name == COMPLETE:
                 path.parent.mkdir(parents=True, exist_ok=True)
             elif parts and not name.endswith("/") and _is_copied(Path(name)) and not _changed_here(path):
                 content, _ = self.bucket.read(name)

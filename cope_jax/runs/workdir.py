@@ -25,6 +25,7 @@ from cope_jax.exchange.safetensors_io import holds_model
 from cope_jax.files import read_object, write_atomically
 from cope_jax.runs.records import Record, finite, select
 from cope_jax.tasks import Task
+from cope_jax.training.checkpoint_io import of_first_process
 from cope_jax.training.experiment_config import ExperimentConfig
 
 MEASURING = ".measuring.lock"
@@ -42,7 +43,7 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
       ConfigError: another run has the lock, or the workdir cannot be written to.
     """
     if re.match(r"[a-z][a-z0-9]+:/", str(workdir)):
-        raise ConfigError(f"{workdir} is not a folder: give a path on a file system that all processes share")
+        raise ConfigError(f"{workdir} is not a folder: only commands take a path in a bucket, in the flag --workdir")
     mirror = Mirror.of(workdir)
     with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
@@ -114,12 +115,16 @@ def open_workdir(
 
 
 def has_checkpoints(workdir: Path) -> bool:
-    """Whether a workdir has checkpoints. ConfigError: its path is not valid, or `checkpoints` is not a folder."""
+    """Whether a workdir has checkpoints; all processes get the answer of the first.
+
+    Raises:
+      ConfigError: the path of the workdir is not valid, or `checkpoints` is not a folder.
+    """
     with _clear_write_errors(workdir):
         folder = workdir / "checkpoints"
         if folder.exists() and not folder.is_dir():
             raise NotADirectoryError(errno.ENOTDIR, "checkpoints is a file, not a folder")
-        return folder.exists()
+        return bool(of_first_process([int(folder.exists())])[0])
 
 
 @contextlib.contextmanager

@@ -4,6 +4,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import json
+import math
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -14,26 +15,28 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.array_types import PyTree
-from cope_jax.buckets import Bucket, Mirror
+from cope_jax.buckets import COMPLETE, Bucket, Mirror
 from cope_jax.errors import StorageError
 from cope_jax.files import parse_json
 from cope_jax.training import checksum
 
-_COMPLETE, _DAMAGED = ".complete", ".damaged"
+_DAMAGED = ".damaged"
 _WRITTEN = ".written"
-"""The name of the folder in which each process creates an object when all its parts of a checkpoint are written."""
-_SLOWEST = 3600.0
+"""The name of the folder in which each process creates an object when all its shards of a checkpoint are written."""
+_TIMEOUT = 3600.0
 """Seconds after which a process no longer waits for what others write of a checkpoint."""
+_CHUNK = 1 << 28
+"""Largest number of bytes of an object, where a shard can be divided evenly."""
 
 
 @dataclasses.dataclass(frozen=True)
-class _Part:
-    """What this process writes of an array: (index, numbers) pairs. `shape` is of the whole, `chunk` of a shard."""
+class _Shards:
+    """What this process writes of an array with the shape `shape`: pairs of index and values."""
 
     shape: tuple[int, ...]
     chunk: tuple[int, ...]
     dtype: np.dtype
-    pieces: Sequence[tuple[Any, np.ndarray]]
+    shards: Sequence[tuple[Any, np.ndarray]]
 
 
 class CheckpointBucket:
@@ -55,7 +58,7 @@ class CheckpointBucket:
 
     def steps(self) -> list[int]:
         found = (name.partition("/") for name in self._bucket.names())
-        return [int(step) for step, _, rest in found if step.isdigit() and rest == _COMPLETE]
+        return [int(step) for step, _, rest in found if step.isdigit() and rest == COMPLETE]
 
     def remove_unfinished(self) -> None:
         attempts: dict[str, set[str]] = {}
@@ -63,54 +66,67 @@ class CheckpointBucket:
             step, _, below = name.partition("/")
             attempts.setdefault(step, set()).add(below.partition("/")[0])
         for step, found in attempts.items():
+            if not step.isdigit() or _DAMAGED in found:
+                continue
             complete = ""
-            if _COMPLETE in found:
+            if COMPLETE in found:
                 with contextlib.suppress(ValueError, LookupError, TypeError):  # a damaged marker
                     complete = self._marker(step)["attempt"]
-                if complete not in found:
+                if not complete or complete not in found:
                     continue
-            for attempt in found - {_COMPLETE, complete, ""} if _DAMAGED not in found else ():
+            for attempt in found - {COMPLETE, complete, ""}:
                 self._bucket.remove(f"{step}/{attempt}/")
 
     def name(self, step: int) -> str:
         return f"{self._bucket.url}/{step}"
 
     def exists(self, step: int) -> bool:
-        return self._bucket.read(f"{step}/{_COMPLETE}")[0] is not None
+        return self._bucket.read(f"{step}/{COMPLETE}")[0] is not None
 
     def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
         leaves = {checksum.name(path): _data(leaf) for path, leaf in jax.tree_util.tree_leaves_with_path(state)}
-        for leaf in leaves.values():
-            leaf.copy_to_host_async()
-        parts = {name: _part(leaf) for name, leaf in leaves.items()}
+        own = {
+            name: [shard for shard in leaf.addressable_shards if shard.replica_id == 0] for name, leaf in leaves.items()
+        }
+        for shards in own.values():
+            for shard in shards:
+                shard.data.copy_to_host_async()
+        # Copies, because the state may be donated.
+        copied = {name: [(shard.index, np.array(shard.data)) for shard in shards] for name, shards in own.items()}
+        arrays = {
+            name: _Shards(leaf.shape, _chunk(leaf), np.dtype(leaf.dtype), copied[name]) for name, leaf in leaves.items()
+        }
         marker = {"attempt": self._attempt, "label": label, "progress": progress}
-        return self._writer.submit(self._write, step, parts, json.dumps(marker).encode())
+        return self._writer.submit(self._write, step, arrays, json.dumps(marker).encode())
 
-    def _write(self, step: int, parts: dict[str, _Part], marker: bytes) -> None:
-        """Writes the parts of this process. The first process writes the marker when all parts are there."""
+    def _write(self, step: int, arrays: dict[str, _Shards], marker: bytes) -> None:
+        """Writes the shards of this process. The first process writes the marker when all shards are there."""
         folder, first = f"{step}/{self._attempt}", jax.process_index() == 0
         if first:
-            _, before = self._bucket.read(f"{step}/{_COMPLETE}")
+            _, before = self._bucket.read(f"{step}/{COMPLETE}")
             self._mirror.check_lock()
             self._run.push()  # the metrics up to this step
-        _write_parts(self._bucket, folder, parts)
+        _write_arrays(self._bucket, folder, arrays, create=first)
         written = f"{folder}/{_WRITTEN}/"
         self._bucket.write(f"{written}{jax.process_index()}", b"")
         if not first:
-            self._await(step, lambda: self.exists(step) and self._marker(step)["attempt"] == self._attempt)
+            self._wait_until(step, lambda: self.exists(step) and self._marker(step)["attempt"] == self._attempt)
             return
-        self._await(step, lambda: len(self._bucket.names(written)) == jax.process_count())
+        self._wait_until(step, lambda: len(self._bucket.names(written)) == jax.process_count())
         self._mirror.check_lock()
-        if self._bucket.write(f"{step}/{_COMPLETE}", marker, before) is None:
+        if self._bucket.write(f"{step}/{COMPLETE}", marker, before) is None:
             raise self._mirror.lost_lock()
         (self._mirror.folder / str(step)).mkdir(parents=True, exist_ok=True)
 
-    def _await(self, step: int, ready: Callable[[], bool]) -> None:
+    def close(self) -> None:
+        self._writer.shutdown()
+
+    def _wait_until(self, step: int, ready: Callable[[], bool]) -> None:
         began, delay = time.monotonic(), 0.02
         while not ready():
-            if time.monotonic() - began > _SLOWEST:
+            if time.monotonic() - began > _TIMEOUT:
                 raise StorageError(
-                    f"{self.name(step)} is not complete {_SLOWEST:.0f} s after this process wrote its parts: earlier "
+                    f"{self.name(step)} is not complete {_TIMEOUT:.0f} s after this process wrote its shards: earlier "
                     "checkpoints are intact; check the other processes, and rerun the command"
                 )
             time.sleep(delay)
@@ -123,33 +139,35 @@ class CheckpointBucket:
         del partial  # only the arrays of `like` are read
         marker = self._marker(step)
         leaves, structure = jax.tree_util.tree_flatten_with_path(like)
-        folder = f"{step}/{marker['attempt']}"
-        with self._bucket.clear_errors():
-            opened = [self._bucket.array(f"{folder}/{checksum.name(path)}", open=True, read=True) for path, _ in leaves]
-            reading = [_read(array.result(), leaf) for array, (_, leaf) in zip(opened, leaves, strict=True)]
-            arrays = [_assemble(leaf, pieces) for (_, leaf), pieces in zip(leaves, reading, strict=True)]
+        names = [f"{step}/{marker['attempt']}/{checksum.name(path)}" for path, _ in leaves]
+        values = _read_arrays(self._bucket, names, [_data(leaf) for _, leaf in leaves])
+        arrays = [_assemble(leaf, shards) for (_, leaf), shards in zip(leaves, values, strict=True)]
         return jax.tree.unflatten(structure, arrays), marker["progress"]
 
     def _marker(self, step: int | str) -> dict[str, Any]:
-        content, _ = self._bucket.read(f"{step}/{_COMPLETE}")
+        content, _ = self._bucket.read(f"{step}/{COMPLETE}")
         if content is None:
             raise FileNotFoundError("it is gone")
         marker: dict[str, Any] = parse_json(content)
         return marker
 
     def remove(self, step: int) -> None:
-        self._mirror.check_lock()
-        self._bucket.write(f"{step}/{_COMPLETE}", None)
-        self._bucket.remove(f"{step}/")
-        shutil.rmtree(self._mirror.folder / str(step), ignore_errors=True)
+        attempt = self._marker(step)["attempt"]
+        self._remove_marker(step)
+        self._writer.submit(self._bucket.remove, f"{step}/{attempt}/")  # many requests, during the next steps
 
     def put_aside(self, step: int) -> str:
-        self._mirror.check_lock()
-        marker, _ = self._bucket.read(f"{step}/{_COMPLETE}")
+        marker, _ = self._bucket.read(f"{step}/{COMPLETE}")
         self._bucket.write(f"{step}/{_DAMAGED}", marker)
-        self._bucket.write(f"{step}/{_COMPLETE}", None)
-        shutil.rmtree(self._mirror.folder / str(step), ignore_errors=True)
+        self._remove_marker(step)
         return "kept, but no longer used"
+
+    def _remove_marker(self, step: int) -> None:
+        _, before = self._bucket.read(f"{step}/{COMPLETE}")
+        self._mirror.check_lock()
+        if self._bucket.write(f"{step}/{COMPLETE}", None, before) is None and self.exists(step):
+            raise self._mirror.lost_lock()
+        shutil.rmtree(self._mirror.folder / str(step), ignore_errors=True)
 
 
 def _data(leaf: Any) -> Any:
@@ -162,46 +180,68 @@ def _data(leaf: Any) -> Any:
     return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=leaf.sharding)
 
 
-def _part(leaf: jax.Array) -> _Part:
-    """Copies what this process writes of an array, so that the array may be donated."""
-    pieces = [(shard.index, np.array(shard.data)) for shard in leaf.addressable_shards if shard.replica_id == 0]
-    return _Part(leaf.shape, leaf.sharding.shard_shape(leaf.shape), np.dtype(leaf.dtype), pieces)
+def _chunk(leaf: jax.Array) -> tuple[int, ...]:
+    """The shape of the objects of an array: an even division of its shards."""
+    chunk = list(leaf.sharding.shard_shape(leaf.shape))
+    for axis in range(len(chunk)):
+        while math.prod(chunk) * leaf.dtype.itemsize > _CHUNK and chunk[axis] % 2 == 0:
+            chunk[axis] //= 2
+    return tuple(chunk)
 
 
-def _write_parts(bucket: Bucket, folder: str, parts: dict[str, _Part]) -> None:
+def _write_arrays(bucket: Bucket, folder: str, arrays: dict[str, _Shards], create: bool) -> None:
+    """Writes shards. With `create`, also the metadata of all arrays, which other processes need not wait for."""
     import tensorstore
 
+    held = {name: array for name, array in arrays.items() if create or array.shards}
     with bucket.clear_errors():
         opened = [
             bucket.array(
                 f"{folder}/{name}",
-                create=True,
-                open=True,  # another process may have created it
-                shape=part.shape,
-                dtype=part.dtype,
-                chunk_layout=tensorstore.ChunkLayout(chunk_shape=part.chunk),
+                open=True,
+                create=create,
+                assume_metadata=not create,
+                shape=array.shape,
+                dtype=array.dtype,
+                chunk_layout=tensorstore.ChunkLayout(chunk_shape=array.chunk),
             )
-            for name, part in parts.items()
+            for name, array in held.items()
         ]
         writing = [
-            array.result()[index].write(numbers)
-            for array, part in zip(opened, parts.values(), strict=True)
-            for index, numbers in part.pieces
+            store.result()[index].write(values)
+            for store, array in zip(opened, held.values(), strict=True)
+            for index, values in array.shards
         ]
         for written in writing:
             written.result()
 
 
-def _read(array: Any, leaf: Any) -> dict[str, Any]:
-    """Starts to read the pieces of `array` that this process needs; by index."""
-    data = _data(leaf)
-    needed = {str(index): index for index in data.sharding.addressable_devices_indices_map(data.shape).values()}
-    return {name: array[index].read() for name, index in needed.items()}
+def _read_arrays(bucket: Bucket, names: Sequence[str], like: Sequence[Any]) -> list[dict[str, np.ndarray]]:
+    """Reads the shards that this process needs of arrays; by the text of the index, because slices have no hash.
+
+    Raises:
+      ValueError: an array is damaged.
+    """
+    with bucket.clear_errors():
+        opened = [bucket.array(name, open=True, read=True) for name in names]
+        stores = [store.result() for store in opened]
+    for name, store, leaf in zip(names, stores, like, strict=True):
+        if (store.shape, store.dtype.numpy_dtype) != (leaf.shape, leaf.dtype):
+            raise ValueError(f"the array {name} has the shape {store.shape} and the type {store.dtype.name}")
+    with bucket.clear_errors():
+        reading = [
+            {
+                str(index): store[index].read()
+                for index in leaf.sharding.addressable_devices_indices_map(leaf.shape).values()
+            }
+            for store, leaf in zip(stores, like, strict=True)
+        ]
+        return [{name: shard.result() for name, shard in shards.items()} for shards in reading]
 
 
-def _assemble(leaf: Any, pieces: dict[str, Any]) -> jax.Array:
+def _assemble(leaf: Any, shards: dict[str, np.ndarray]) -> jax.Array:
     data = _data(leaf)
-    array = jax.make_array_from_callback(data.shape, data.sharding, lambda index: pieces[str(index)].result())
+    array = jax.make_array_from_callback(data.shape, data.sharding, lambda index: shards[str(index)])
     if data is leaf:
         return array
     found: list[Any] = []

@@ -52,6 +52,9 @@ class CheckpointFolder:
                 (self._directory / str(step)).resolve(), {"state": state, "progress": progress}, custom_metadata=label
             )
 
+    def close(self) -> None:
+        pass
+
     def label(self, step: int) -> Any:
         with _alone():
             return ocp.checkpointables_metadata((self._directory / str(step)).resolve()).custom_metadata

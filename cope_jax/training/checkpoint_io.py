@@ -1,6 +1,5 @@
 """Reads a checkpoint and verifies that it is intact and belongs to this model; all processes succeed or all fail."""
 
-import contextlib
 import errno
 import re
 from collections.abc import Callable
@@ -38,6 +37,9 @@ class CheckpointStore(Protocol):
     def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
         """Starts to write a checkpoint in all processes; `result()` of what it returns waits. Copies the state."""
 
+    def close(self) -> None:
+        """Waits for what is done in the background."""
+
     def label(self, step: int) -> Any:
         """The label that was saved with a checkpoint."""
 
@@ -68,10 +70,14 @@ def create_label(step: int, state: PyTree, progress: dict[str, Any], score: floa
 
 def read_score(store: CheckpointStore, step: int) -> float | None:
     """The score that was saved with a checkpoint; None if the checkpoint has no score or is damaged."""
-    with without_stderr(), contextlib.suppress(Exception):
-        score: float | None = _read_label(store, step)["score"]
+    with without_stderr():
+        try:
+            score: float | None = _read_label(store, step)["score"]
+        except StorageError:
+            raise
+        except Exception:
+            return None
         return score
-    return None
 
 
 def _read_label(store: CheckpointStore, step: int) -> dict[str, Any]:

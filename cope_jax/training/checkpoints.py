@@ -24,7 +24,7 @@ class Checkpoints:
     Each checkpoint has two parts. `state` is the training state, which includes the random key. `progress` is plain
     data: the states of the data iterators and the seconds of training so far. Writing is atomic: a run killed during a
     write resumes from the last complete checkpoint.
-    If there are several processes, all make the same calls, on a directory that they share.
+    If there are several processes, all make the same calls, on a directory that they share or that each mirrors.
 
     Args:
       directory: the folder of the checkpoints, created if missing.
@@ -58,7 +58,10 @@ class Checkpoints:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        self.wait()
+        try:
+            self.wait()
+        finally:
+            self._store.close()
 
     def save(self, step: int, state: PyTree, progress: dict[str, Any], score: float | None = None) -> None:
         """Starts to write the checkpoint of `step`, unless it exists.
@@ -131,7 +134,8 @@ class Checkpoints:
             else:
                 self._put_aside(unreadable, step)
                 return step, state, progress
-        if self._read_only and not all(map(self._store.exists, unreadable)):
+        gone = checkpoint_io.of_first_process([step for step in unreadable if not self._store.exists(step)])
+        if self._read_only and gone:
             # The run in progress has meanwhile removed a checkpoint and written others.
             return Checkpoints(self.directory, read_only=True).restore(like, model, partial=partial)
         if unreadable:

@@ -59,6 +59,7 @@ case "$action" in
     [ $# -eq 1 ] || die "give the folder to copy to: tpu_vm.sh fetch FOLDER"
     case "$WORKDIR" in
       gs://*) gcloud storage cp --recursive "$WORKDIR" "$1" ;;
+      s3://*) die "WORKDIR=$WORKDIR is in S3: copy it with aws s3 cp --recursive" ;;
       *) gcloud_tpu tpu-vm scp --recurse "$NAME:$WORKDIR" "$1" ;;
     esac
     ;;

@@ -15,6 +15,9 @@ from collections.abc import Iterator
 
 import pytest
 
+PAGE = 20
+"""The largest number of names in an answer."""
+
 
 class Server(http.server.ThreadingHTTPServer):
     """Objects by (bucket, name), each (content, generation).
@@ -96,8 +99,11 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with server.lock:
             if not name:
                 first, last = asked.get("startOffset", ""), asked.get("endOffset", "\U0010ffff")
-                items = [{"name": found, "size": "1"} for found in server.names(bucket) if first <= found < last]
-                self._answer(200, json.dumps({"kind": "storage#objects", "items": items}).encode())
+                first = max(first, asked.get("pageToken", ""))
+                found = [name for name in server.names(bucket) if first <= name < last]
+                more = {"nextPageToken": found[PAGE]} if len(found) > PAGE else {}
+                items = [{"name": name, "size": "1"} for name in found[:PAGE]]
+                self._answer(200, json.dumps({"kind": "storage#objects", "items": items, **more}).encode())
                 return
             content, generation = server.objects.get((bucket, name), (b"", 0))
             wanted = asked.get("ifGenerationMatch")

@@ -120,13 +120,13 @@ def test_a_run_that_has_lost_its_lock_writes_no_checkpoint_and_no_metrics(server
 def test_a_checkpoint_is_not_completed_or_removed_after_the_lock_is_lost(server, monkeypatch):
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [1])
-    write = checkpoint_bucket._write_parts
+    write = checkpoint_bucket._write_arrays
 
-    def lose(*arguments):
-        write(*arguments)
+    def lose(*arguments, **options):
+        write(*arguments, **options)
         Bucket(URL).write(".lock", b'{"holder": "another"}')
 
-    monkeypatch.setattr(checkpoint_bucket, "_write_parts", lose)
+    monkeypatch.setattr(checkpoint_bucket, "_write_arrays", lose)
     with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [2], keep=1)
     assert [name for name in server.names() if "checkpoints/2" in name]

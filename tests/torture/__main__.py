@@ -126,7 +126,7 @@ def torture(
 
     def start(workdir: Path, plan: Plan | None) -> Start:
         url = None if bucket is None else place(workdir)
-        starts.append(killing.start(workdir, job.commands(place(workdir)), variables, plan, job.runs()[0], url))
+        starts.append(killing.start(workdir, job.commands(place(workdir)), variables, plan, job.runs(), url))
         return starts[-1]
 
     workdir = done[0]

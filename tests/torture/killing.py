@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -16,6 +17,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cope_jax.buckets import Bucket
+from cope_jax.encodings import split_outside_parentheses
+from cope_jax.runs.grid import folder_name
 from tests.torture.tortured_config import get_config
 
 ROOT = Path(__file__).parents[2]
@@ -52,7 +55,8 @@ class Job:
 
     def runs(self) -> list[str]:
         """The folders of the runs below the workdir."""
-        return [f"cells/{name}/seed_0" for name in self.encodings.split(",")] if self.encodings else ["."]
+        labels = split_outside_parentheses(self.encodings, ",") if self.encodings else []
+        return [f"cells/{folder_name(label)}/seed_0" for label in labels] or ["."]
 
     def commands(self, workdir: Path | str) -> list[list[str]]:
         """The command of each process, always the same but for the port of the first process."""
@@ -123,71 +127,79 @@ class Start:
 
 
 class Watch:
-    """What a start of a run shows of itself on disk and in a bucket; made before the start.
+    """What a start shows of its runs on disk and in a bucket; made before the start.
+
+    Of several runs, the one whose metrics were written last decides.
 
     Args:
-      workdir: the folder of the run. If the run is in a bucket, the folder of temporary files, where its mirror is.
-      run: the folder of the run below that.
-      bucket: the URL of the run.
+      workdir: the workdir. If it is in a bucket, the folder of temporary files, where its mirror is.
+      runs: the folders of the runs below that.
+      bucket: the URL of the workdir.
     """
 
-    def __init__(self, workdir: Path, run: str = ".", bucket: str | None = None):
-        self._workdir, self._below = workdir, run
-        self._bucket = None if bucket is None else Bucket(f"{bucket}/{run}".removesuffix("/."))
-        self._before = self._stat()[0]
-        self._size: int | None = None
+    def __init__(self, workdir: Path, runs: Sequence[str] = (".",), bucket: str | None = None):
+        self._workdir, self._runs = workdir, runs
+        self._buckets = [] if bucket is None else [Bucket(f"{bucket}/{run}".removesuffix("/.")) for run in runs]
+        self._before = self._inodes()
+        self._sizes: dict[int, int] = {}
 
     def trains(self) -> bool:
         """Whether this start has come to its steps: it has replaced the metrics by those it resumes from."""
-        return self._stat()[0] not in (None, self._before)
+        return not self._before >= self._inodes()
 
     def torn(self) -> bool:
         """Whether there is a half written checkpoint."""
-        if self._bucket is not None:
+        for bucket in self._buckets:
             steps: dict[str, set[str]] = {}
-            for name in self._bucket.names("checkpoints/"):
+            for name in bucket.names("checkpoints/"):
                 _, step, below = name.split("/", 2)
                 steps.setdefault(step, set()).add(below)
-            return any(".complete" not in found for found in steps.values())
-        try:
-            return any(".orbax-checkpoint-tmp" in name for name in os.listdir(self._folder() / "checkpoints"))
-        except FileNotFoundError:
-            return False
+            if any(".complete" not in found for found in steps.values()):
+                return True
+        found = itertools.chain(*(path.parent.glob("checkpoints/*") for path in self._metrics()))
+        return any(".orbax-checkpoint-tmp" in path.name for path in found)
 
     def place(self) -> str:
-        """Where the run is, a key of `PLACES`; to be asked again and again, for it is seen by what changes."""
-        inode, size = self._stat()
-        if inode in (None, self._before):
+        """Where the runs are, a key of `PLACES`; to be asked again and again, for it is seen by what changes."""
+        if not self.trains():
             return "start"
-        self._size = size if self._size is None else self._size
+        (_, inode, size), path = max((self._stat(path), path) for path in self._metrics())
+        first = self._sizes.setdefault(inode, size)
         if self.torn():  # a start removes what earlier ones left, before it trains
             return "checkpoint"
-        if size == self._size:
+        if size == first:
             return "start"
-        row = self._last_row()
+        row = self._last_row(path)
         # The row of the training step is written, and that of the evaluation after it is not.
         at_evaluation = "step" in row and "split" not in row and not row["step"] % TRAINING.evaluate_every
         return "evaluation" if at_evaluation else "steps"
 
     def finished(self) -> bool:
-        """Whether the last step is done, or may be: a mirror is removed at the end."""
-        return not (self._folder() / "metrics.jsonl").exists() or self._last_row().get("step", 0) >= TRAINING.steps
+        """Whether the last step of all runs is done, or may be: a mirror is removed at the end."""
+        if self._buckets and not any(path.exists() for path in self._metrics()):
+            return True
+        return all(self._last_row(path).get("step", 0) >= TRAINING.steps for path in self._metrics())
 
-    def _folder(self) -> Path:
-        return next(self._workdir.glob("cope_jax-mirror-*/files"), self._workdir) / self._below
+    def _metrics(self) -> list[Path]:
+        folder = next(self._workdir.glob("cope_jax-mirror-*/files"), self._workdir)
+        return [folder / run / "metrics.jsonl" for run in self._runs]
 
-    def _last_row(self) -> dict:
+    def _last_row(self, path: Path) -> dict:
         try:
-            return json.loads((self._folder() / "metrics.jsonl").read_bytes().splitlines()[-1])
+            return json.loads(path.read_bytes().splitlines()[-1])
         except (FileNotFoundError, IndexError, ValueError):
             return {}  # there is none, or not the whole of it
 
-    def _stat(self) -> tuple[int | None, int]:
+    def _inodes(self) -> set[int]:
+        return {0, *(self._stat(path)[1] for path in self._metrics())}
+
+    def _stat(self, path: Path) -> tuple[int, int, int]:
+        """Time, inode and size of metrics that this machine has written, else zeros: a mirror's copy has the time 0."""
         try:
-            stat = (self._folder() / "metrics.jsonl").stat()
+            stat = path.stat()
         except FileNotFoundError:
-            return None, 0
-        return stat.st_ino if stat.st_mtime_ns else None, stat.st_size  # a mirror's copy has the time 0
+            return 0, 0, 0
+        return (stat.st_mtime_ns, stat.st_ino, stat.st_size) if stat.st_mtime_ns else (0, 0, 0)
 
 
 def start(
@@ -195,12 +207,12 @@ def start(
     commands: Sequence[list[str]],
     variables: dict[str, str],
     plan: Plan | None,
-    run: str = ".",
+    runs: Sequence[str] = (".",),
     bucket: str | None = None,
 ) -> Start:
     """Starts the commands, each in a session of its own, kills them by the plan, if there is one, and sees them end.
 
-    `run` and `bucket` are as for `Watch`; in a bucket, each command has a folder for temporary files in `workdir`.
+    `runs` and `bucket` are as for `Watch`; in a bucket, each command has a folder for temporary files in `workdir`.
 
     Raises:
       BrokenError: one ended in another way than it should, or not at all.
@@ -211,7 +223,7 @@ def start(
         shutil.rmtree(workdir, ignore_errors=True)
         for folder in folders:
             folder.mkdir(parents=True)
-    watch = Watch(workdir if bucket is None else folders[0], run, bucket)
+    watch = Watch(workdir if bucket is None else folders[0], runs, bucket)
     processes = []
     try:
         for words, path, folder in zip(commands, stderr, folders, strict=True):
@@ -258,10 +270,14 @@ def start(
 
 
 def _kill(processes: Sequence[subprocess.Popen]) -> None:
-    """Kills all processes with those that they have started."""
-    for process in processes:
+    """Kills processes and those that they have started."""
+    living = [process.pid for process in processes if process.poll() is None]
+    for pid in living:  # longer with each round
+        with contextlib.suppress(FileNotFoundError):
+            living += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+    for pid in living:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
     for process in processes:
         process.wait()
 

@@ -57,6 +57,7 @@ def test_so_do_several_processes_and_a_comparison(job, bucket, tmp_path):
         starts, wrong = torture.torture(tmp_path / "runs", job, kills=4, seed=0, bucket=bucket)
     assert wrong == []
     assert sum(start.signal is not None for start in starts) == 4
+    assert "checkpoint" in {start.where for start in starts}
 
 
 def spoil_metrics(workdir):
