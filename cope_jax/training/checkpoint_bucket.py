@@ -158,6 +158,7 @@ class CheckpointBucket:
 
     def put_aside(self, step: int) -> str:
         marker, _ = self._bucket.read(f"{step}/{COMPLETE}")
+        self._mirror.check_lock()
         self._bucket.write(f"{step}/{_DAMAGED}", marker)
         self._remove_marker(step)
         return "kept, but no longer used"

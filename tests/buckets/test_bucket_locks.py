@@ -148,18 +148,26 @@ def test_nor_results(beats, server, quick):
     assert server.names() == ["runs/cope/.lock"]
 
 
-def test_the_marker_of_a_new_holder_is_not_replaced(server, monkeypatch):
-    check = Mirror.check_lock
+@pytest.mark.parametrize("change", ["save", "remove", "put_aside"])
+def test_the_marker_of_a_new_holder_is_not_replaced(server, monkeypatch, change):
+    """Where the lock is lost right after it was checked."""
+    check, late = Mirror.check_lock, change == "save"
+    marker = b'{"attempt": "of another"}'
 
-    def late(mirror):
+    def lose(mirror):
         check(mirror)
-        if "/params.kernel/" in " ".join(server.names()):
-            Bucket(URL).write("checkpoints/1/.complete", b"of another")
+        if not late or "/params.kernel/" in " ".join(server.names()):
+            Bucket(URL).write("checkpoints/1/.complete", marker)
 
-    monkeypatch.setattr(Mirror, "check_lock", late)
     with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
-        save(Path(folder), [1])
-    assert Bucket(URL).read("checkpoints/1/.complete")[0] == b"of another"
+        if not late:
+            save(Path(folder), [1])
+        monkeypatch.setattr(Mirror, "check_lock", lose)
+        if late:
+            save(Path(folder), [1])
+        else:
+            getattr(checkpoint_bucket.CheckpointBucket(Mirror.of(Path(folder, "checkpoints")), "x"), change)(1)
+    assert Bucket(URL).read("checkpoints/1/.complete")[0] == marker
 
 
 def test_a_process_of_another_user_is_alive(server):

@@ -3,6 +3,7 @@
 import concurrent.futures
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -120,11 +121,14 @@ def restore(**options):
     return found and (found[0], float(found[1]["params"]["kernel"][0, 0]), tuple(found[2]["data"]))
 
 
-def test_checkpoints_are_copied_whole_and_old_ones_removed(server):
+def test_checkpoints_are_copied_whole_and_old_ones_removed(server, monkeypatch):
+    remove = Bucket.remove
+    monkeypatch.setattr(Bucket, "remove", lambda *arguments: time.sleep(0.2) or remove(*arguments))
     with mirrored(URL) as folder, locked(Path(folder)):
         (Path(folder) / "metrics.jsonl").write_text('{"step": 1}\n')
         save(Path(folder), [1, 2, 3], keep=2)
         order = [line.split("name=")[1].partition("&")[0] for line in server.log if line.startswith("POST")]
+        assert sorted(path.name for path in Path(folder, "checkpoints").iterdir()) == ["2", "3"]
         assert order.index("runs%2Fcope%2Fmetrics.jsonl") < order.index("runs%2Fcope%2Fcheckpoints%2F1%2F.complete")
     assert complete(server) == [2, 3]
     assert not [name for name in server.names() if "checkpoints/1/" in name]
@@ -138,8 +142,16 @@ def test_checkpoints_are_copied_whole_and_old_ones_removed(server):
     assert restore() == (2, 2.0, (2,))
 
 
-@pytest.mark.parametrize("damage", ["short", "empty", "gone", "flipped"])
-@pytest.mark.parametrize("ending", ["/params.kernel/c/0/0", "/params.kernel/zarr.json", "/key/c/0", ".complete"])
+@pytest.mark.parametrize(
+    ("ending", "damage"),
+    [
+        *itertools.product(
+            ["/params.kernel/c/0/0", "/params.kernel/zarr.json", "/key/c/0", ".complete"],
+            ["short", "empty", "gone", "flipped"],
+        ),
+        ("/params.kernel/zarr.json", "retyped"),
+    ],
+)
 def test_a_damaged_checkpoint_is_left_out(server, capsys, damage, ending):
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [1, 2], keep=2)
@@ -148,7 +160,8 @@ def test_a_damaged_checkpoint_is_left_out(server, capsys, damage, ending):
     middle = content.index(b'"shape":[4') + 9 if ending.endswith("zarr.json") else len(content) // 2
     flipped = content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :]
     if damage != "gone":
-        damaged = {"short": content[:middle], "empty": b"", "flipped": flipped}[damage]
+        retyped = content.replace(b"float32", b"uint32")
+        damaged = {"short": content[:middle], "empty": b"", "flipped": flipped, "retyped": retyped}[damage]
         server.objects["bucket", name] = damaged, generation
     gone = damage == "gone" and ending == ".complete"
     assert restore(read_only=True) == (1, 1.0, (1,))
@@ -256,6 +269,21 @@ def test_large_shards_are_divided_evenly(server, monkeypatch):
     assert len(sizes) == 4 * 2 and {*sizes} == {7 * 5 * 4}
 
 
+def test_a_state_may_be_donated_as_soon_as_saving_returns(server):
+    spoil = jax.jit(lambda state: jax.tree.map(lambda leaf: leaf * 0, state), donate_argnums=0)
+    state = {"kernel": jnp.arange(2.0**20)}
+    expected = checksum.of_arrays(state)
+    with mirrored(URL) as folder, locked(Path(folder)), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
+        server.fault = "slow"
+        checkpoints.save(1, state, {"data": []})
+        like = jax.eval_shape(lambda: state)
+        spoiled = spoil(state)
+        assert state["kernel"].is_deleted() and not spoiled["kernel"].any()
+        server.fault = ""
+        _, found, _ = checkpoints.restore(like)
+    assert checksum.of_arrays(found) == expected
+
+
 def meshed(shape, names):
     """From an axis, or None, to the sharding over a mesh of the first devices."""
     automatic = (jax.sharding.AxisType.Auto,) * len(shape)
@@ -292,6 +320,7 @@ def test_a_checkpoint_of_two_processes_is_complete_when_both_have_written(server
             )
             writing.append(store.save(1, state, {"data": []}, label))
             time.sleep(0.6)
+            assert len(writing) == 2 or not writing[0].done()
         for each in writing:
             each.result(10)
     assert complete(server) == [1]
