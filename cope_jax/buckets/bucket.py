@@ -11,7 +11,7 @@ from typing import Any
 from cope_jax.errors import ConfigError, StorageError, first_line, without_stderr
 
 _DRIVERS = {"gs": "gcs", "s3": "s3"}
-_DAMAGED = "DATA_LOSS|FAILED_PRECONDITION|INVALID_ARGUMENT|NOT_FOUND: Error opening"  # what reading an array may raise
+_DAMAGED = "DATA_LOSS|FAILED_PRECONDITION|NOT_FOUND: Error opening"  # what reading a damaged array raises
 _RETRIES = {"max_retries": 5, "initial_delay": "0.5s", "max_delay": "4s"}
 
 
@@ -95,8 +95,7 @@ class Bucket:
         """
         import tensorstore
 
-        spec = {"driver": "zarr3", "store_data_equal_to_fill_value": True}
-        return tensorstore.open(spec, kvstore=self._objects / f"{self._path}{name}/", **options)
+        return tensorstore.open({"driver": "zarr3"}, kvstore=self._objects / f"{self._path}{name}/", **options)
 
     @contextlib.contextmanager
     def clear_errors(self) -> Iterator[None]:
@@ -105,8 +104,7 @@ class Bucket:
             yield
         except (ValueError, RuntimeError, OSError) as error:
             reason = first_line(error).partition(" [")[0]
-            from_server = re.search(r"\[(http_response|curl)_code=", str(error))
-            if not from_server and re.match(_DAMAGED, reason):
+            if re.match(_DAMAGED, reason):
                 raise
             if "NoSuchBucket" in str(error) or reason.startswith("NOT_FOUND"):
                 raise ConfigError(f"{self.url}: there is no such bucket ({reason}): create it") from error

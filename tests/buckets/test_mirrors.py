@@ -70,6 +70,27 @@ def test_a_failing_server_is_one_line_and_loses_nothing(mirror, server, fault):
     assert Bucket(URL).read("a")[0] == b"new"
 
 
+@pytest.mark.parametrize("fault", ["503", "403", "torn"])
+def test_a_server_that_fails_while_a_checkpoint_is_read_or_written_damages_none(server, monkeypatch, fault):
+    read = checkpoint_bucket._read_arrays
+    monkeypatch.setattr(
+        checkpoint_bucket, "_read_arrays", lambda *arguments: setattr(server, "fault", fault) or read(*arguments)
+    )
+    with mirrored(URL) as folder, locked(Path(folder)), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
+        checkpoints.save(1, state(1), {"data": [1]})
+        checkpoints.save(2, state(2), {"data": [2]})
+        checkpoints.wait()
+        with pytest.raises(StorageError, match=r"^a checkpoint cannot be read now \([^\n]*$"):
+            checkpoints.restore(jax.eval_shape(lambda: state(0)))
+        checkpoints.save(3, state(3), {"data": [3]})
+        with pytest.raises(StorageError, match=rf"^{URL}[^\n]* cannot be used now \([^\n]*: what is stored is intact"):
+            checkpoints.wait()
+        server.fault = ""
+        monkeypatch.setattr(checkpoint_bucket, "_read_arrays", read)
+        assert complete(server) == [1, 2]
+        assert checkpoints.restore(jax.eval_shape(lambda: state(0)))[0] == 2
+
+
 @pytest.mark.parametrize("fault", ["503", "torn"])
 def test_a_fault_that_passes_is_not_noticed(server, fault):
     server.fault, server.every = fault, 2
@@ -220,6 +241,22 @@ def test_unfinished_checkpoints_are_removed(server):
     assert server.names() == sorted([*whole, *kept])
 
 
+def test_scores_that_cannot_be_read_now_are_not_taken_for_none(server, monkeypatch):
+    with mirrored(URL) as folder, locked(Path(folder)):
+        save(Path(folder), [1], scores=[0.1], keep_best=1)
+        read = Bucket.read
+
+        def fail(bucket, name):
+            if name.endswith(".complete"):
+                raise StorageError("the bucket cannot be used now")
+            return read(bucket, name)
+
+        monkeypatch.setattr(Bucket, "read", fail)
+        with pytest.raises(StorageError, match="cannot be used now"):
+            Checkpoints(Path(folder, "checkpoints"), keep_best=1)
+        monkeypatch.undo()
+
+
 def test_a_checkpoint_that_vanishes_meanwhile_gives_way_to_a_newer_one(server):
     with mirrored(URL) as folder, locked(Path(folder)):
         save(Path(folder), [1], keep=1)
@@ -302,7 +339,7 @@ def test_a_checkpoint_of_two_processes_is_complete_when_both_have_written(server
     place, write = threading.local(), checkpoint_bucket._write_arrays
 
     def half(bucket, folder, arrays, create):
-        own = {n: dataclasses.replace(a, shards=a.shards[place.index :: 2]) for n, a in arrays.items()}
+        own = {n: dataclasses.replace(a, shards=a.shards[1 - place.index :: 2]) for n, a in arrays.items()}
         write(bucket, folder, own, create)
 
     monkeypatch.setattr(checkpoint_bucket, "_write_arrays", half)
