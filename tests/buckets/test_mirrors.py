@@ -253,7 +253,7 @@ def test_scores_that_cannot_be_read_now_are_not_taken_for_none(server, monkeypat
 
         monkeypatch.setattr(Bucket, "read", fail)
         with pytest.raises(StorageError, match="cannot be used now"):
-            Checkpoints(Path(folder, "checkpoints"), keep_best=1)
+            Checkpoints(Path(folder, "checkpoints"), keep_best=1, read_only=True)
         monkeypatch.undo()
 
 
