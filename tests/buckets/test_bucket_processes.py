@@ -47,3 +47,26 @@ def test_a_stopped_run_in_a_bucket_ends_as_one_on_a_disk_that_was_not_stopped(la
     pieces = [name for name in names if "params.embedding.embedding/c/" in name]
     assert len(pieces) == 2 and len([name for name in names if "/.written/" in name]) == 2
     assert ".lock" not in Bucket(URL).names()
+
+
+@pytest.mark.slow
+def test_a_comparison_of_two_processes_in_a_bucket_is_trained_once(server, tmp_path):
+    variables = {"TENSORSTORE_GCS_HTTP_URL": server.url, "GOOGLE_AUTH_TOKEN_FOR_TESTING": "token"}
+    flags = [
+        f"--config={CONFIG}",
+        "--encodings=cope,rope",
+        "--seeds=1",
+        f"--workdir={URL}",
+        "--config.training.steps=8",
+    ]
+    flags += ["--config.training.evaluate_every=4", "--config.job.mesh.fsdp=2", "--config.job.mesh.data=1"]
+    printed = []
+    for _ in range(2):
+        cache = tmp_path / "compiled"
+        ended = Processes(cache, 2, 1, *flags, command="compare", variables=variables).wait()
+        assert [done.status for done in ended] == [0, 0], ended
+        printed.append(ended[0].err)
+    assert "8/8" in printed[0] and "8/8" not in printed[1]
+    names = Bucket(URL).names()
+    assert {"results.json", "table.md", "cells/cope/seed_0/result.json", "cells/rope/seed_0/result.json"} <= {*names}
+    assert not [name for name in names if name.endswith(".lock")]
