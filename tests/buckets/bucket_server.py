@@ -15,7 +15,7 @@ from collections.abc import Iterator
 
 import pytest
 
-PAGE = 20
+PAGE = 50
 """The largest number of names in an answer."""
 
 

@@ -140,6 +140,7 @@ class Watch:
     def __init__(self, workdir: Path, runs: Sequence[str] = (".",), bucket: str | None = None):
         self._workdir, self._runs = workdir, runs
         self._buckets = [] if bucket is None else [Bucket(f"{bucket}/{run}".removesuffix("/.")) for run in runs]
+        self.pause = 0.05 if self._buckets else 0.003  # to list objects costs the server time
         self._before = self._inodes()
         self._sizes: dict[int, int] = {}
 
@@ -294,5 +295,5 @@ def _await(process: subprocess.Popen, watch: Watch, plan: Plan) -> bool:
             kill_at = time.monotonic() + plan.delay
         if kill_at is not None and time.monotonic() >= kill_at:
             return True
-        time.sleep(0.003)
+        time.sleep(watch.pause)
     return False
