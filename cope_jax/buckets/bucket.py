@@ -31,7 +31,7 @@ class Bucket:
 
     def __post_init__(self):
         scheme, _, path = self.url.partition("://")
-        if scheme not in _DRIVERS or not path.strip("/"):
+        if scheme not in _DRIVERS or not path.partition("/")[0]:
             raise ConfigError(f"{self.url} is no path in a bucket: write one like gs://BUCKET/runs/NAME or s3://…")
 
     @property
@@ -102,6 +102,8 @@ class Bucket:
         """Turns what TensorStore raises into the errors of the class, except ValueError for a damaged array."""
         try:
             yield
+        except (ConfigError, StorageError):
+            raise
         except (ValueError, RuntimeError, OSError) as error:
             reason = first_line(error).partition(" [")[0]
             if re.match(_DAMAGED, reason):

@@ -83,6 +83,8 @@ class Lock:
             if content is None or gone:
                 if taken := self._sign(0, generation):
                     if self.bucket.write(self.name, b"", generation) is None:
+                        if told:
+                            print(f"{self.bucket.url}: the other run is gone, so this one continues", file=sys.stderr)
                         return taken
                     self.bucket.write(self.name, None)
                     raise ConfigError(
@@ -101,8 +103,8 @@ class Lock:
                 )
             elif not told:
                 told = True
-                wait = f"waiting up to {LOST:.0f} s for a sign of life"
-                print(f"{self.bucket.url} was in use by {_holder(content)}: {wait}", file=sys.stderr)
+                wait = f"waiting up to {LOST:.0f} s to see whether it still runs"
+                print(f"{self.bucket.url} is locked by {_holder(content)}: {wait}", file=sys.stderr)
             time.sleep(BEAT / 10)
 
     def _sign(self, number: int, expected: bytes) -> bytes | None:

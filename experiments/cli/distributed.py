@@ -60,6 +60,9 @@ def join() -> None:
         jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     except (ValueError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
+        if "RPC server" in reason:
+            place = _COORDINATOR.value or "the first process"
+            raise ConfigError(f"{place} cannot be opened ({reason}): choose a free port for --coordinator") from error
         print(
             f"error: the processes did not find each other ({reason}): start all of them, or give --coordinator, "
             f"--num_processes and --process_id; for a single process, give --distributed=off",

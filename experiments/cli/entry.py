@@ -44,8 +44,9 @@ TEXT = ("gensim", "h5py", "sklearn", "tokenizers")
 def clear_errors() -> Iterator[None]:
     """Turns errors that the user can fix into one line and an exit status.
 
-    The status is 2 for wrong input, 3 for a loss that is not finite, 4 for a full or read-only disk, 130 for Ctrl-C,
-    141 if the reader of the output is gone, as after `| head`, and 143 for SIGTERM.
+    The status is 2 for wrong input, 3 for a loss that is not finite, 4 for a full or read-only disk or a bucket that
+    cannot be used, 130 for Ctrl-C, 134 if another process is lost, 141 if the reader of the output is gone, as after
+    `| head`, and 143 for SIGTERM.
     """
     try:
         yield
@@ -74,6 +75,8 @@ def clear_errors() -> Iterator[None]:
             _leave(4 if isinstance(clear, StorageError) else 2, f"error: {clear}")
         if _out_of_memory(error):  # NumPy and XLA say how much was asked for
             _leave(2, f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes")
+        if jax.distributed.is_initialized() and _lost_process(error):
+            _leave(134, f"error: another process is lost ({first_line(error)}): rerun the command in all processes")
         if reason := storage_reason(error):
             _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
         if isinstance(error, OSError) and error.filename and error.errno in _WRONG_PATHS:
@@ -91,6 +94,11 @@ def _out_of_memory(error: Exception) -> bool:
     return isinstance(error, MemoryError) or (from_device and bool(re.search("(?i)out of memory", str(error))))
 
 
+def _lost_process(error: Exception) -> bool:
+    lost = r"(?i)gloo|nccl|connection (reset|closed|refused)|heartbeat|peer"
+    return isinstance(error, jax.errors.JaxRuntimeError) and bool(re.search(lost, str(error)))
+
+
 def _leave(status: int, line: str) -> NoReturn:
     """Prints the line and exits; processes other than the first add their index."""
     line = "\\n".join(line.splitlines())  # a path may have line ends
@@ -101,9 +109,9 @@ def _leave(status: int, line: str) -> NoReturn:
         print(line, file=sys.stderr, flush=True)
     if several and jax.process_index() == 0 and status == 2:
         time.sleep(_OTHERS)  # the others find the same mistake; JAX would abort them as soon as this process ends
-    if several and status == 4:
-        # The other processes wait inside a checkpoint and do not see this error. An orderly exit would wait for them in
-        # turn. JAX ends them when this process is gone.
+    if several and status in (4, 134):
+        # The other processes wait inside a checkpoint, or are lost. An orderly exit would wait for them in turn. JAX
+        # ends them when this process is gone.
         os._exit(status)
     sys.exit(status)
 

@@ -47,10 +47,17 @@ def test_objects_are_written_under_a_condition(server):
     assert server.names() == ["runs/cope", "runs/cope2/a"]
 
 
-@pytest.mark.parametrize("url", ["gs://", "s3:///", "http://bucket/x", "gs:/bucket/x"])
+@pytest.mark.parametrize("url", ["gs://", "s3:///", "s3:///runs/cope", "http://bucket/x", "gs:/bucket/x"])
 def test_a_wrong_url_is_one_line(url):
     with pytest.raises(ConfigError, match=r"is no path in a bucket: write one like gs://BUCKET/runs/NAME"):
         Bucket(url)
+
+
+def test_a_server_that_cannot_be_reached_is_told_once(server):
+    server.fault = "503"
+    with pytest.raises(StorageError) as caught:
+        Bucket(URL).read("a")
+    assert str(caught.value).count("cannot be used now") == 1
 
 
 def test_a_missing_bucket_is_one_line(server):

@@ -4,6 +4,7 @@ import fcntl
 import json
 import re
 import signal
+import time
 
 import numpy as np
 import pytest
@@ -121,6 +122,19 @@ def test_sigterm_to_one_stops_both_and_one_process_goes_on(launch, tmp_path):
     (done,) = launch(straight, {}, 1, 1, *flags).wait()
     assert done.status == 0, done.err
     assert_same_numbers(workdir, straight)
+
+
+@pytest.mark.slow
+def test_a_process_that_is_killed_ends_the_other_soon_with_one_line(launch, tmp_path):
+    running = launch(tmp_path / "run", MESHES["data"], 2, 2, "--config.training.steps=400")
+    running.signal_when((tmp_path / "run" / "checkpoints" / "4").exists, 1, signal.SIGKILL)
+    began = time.monotonic()
+    first, second = running.wait()
+    assert (first.status, second.status) == (134, -9), (first, second)
+    assert time.monotonic() - began < 60
+    assert "Traceback" not in first.err
+    (line,) = re.findall(r"^error: .*", first.err, re.MULTILINE)
+    assert re.fullmatch(r"error: another process is lost \(.*\): rerun the command in all processes", line)
 
 
 def test_processes_with_other_data_end_at_once_with_one_line(tmp_path):
