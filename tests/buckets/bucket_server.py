@@ -29,6 +29,7 @@ class Server(http.server.ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = 128  # of connections that wait: one that is refused is tried again after a second
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
