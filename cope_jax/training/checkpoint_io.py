@@ -75,7 +75,7 @@ def read_score(store: CheckpointStore, step: int) -> float | None:
             score: float | None = _read_label(store, step)["score"]
         except StorageError:
             raise
-        except Exception:
+        except Exception:  # each way in which a file can be broken raises another type
             return None
         return score
 
