@@ -38,7 +38,9 @@ REFERENCE := .venv/.ready-reference
 PYTEST := -m pytest -n $(WORKERS) --maxprocesses=4 --dist loadgroup
 TESTS_ON_CPU := JAX_PLATFORMS=cpu
 INSTALL = set -o pipefail; $(1)/python -m pip install --disable-pip-version-check --progress-bar off \
-  --constraint constraints.txt --editable
+  --constraint constraints.txt --report $(1)/../installed.json --editable
+# Removes the environment if a package is not the one that was tested; -S, for else a .pth file of the package would run.
+COMPARE_HASHES = $(1)/python -I -S .ci/hashes $(1)/../installed.json || { rm -rf $(dir $(1)); exit 1; }
 # A dot for each package that pip collects.
 DOTS := awk '/^Collecting/ {printf "."; fflush()} /^Installing/ {printf " unpacking"; fflush()} END {print ""}'
 
@@ -61,6 +63,7 @@ $(READY): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing into .venv: this takes a few minutes, once."
 	@$(call INSTALL,$(BIN)) '.[dev$(ACCELERATOR:%=,%)]' | $(DOTS)
+	@$(call COMPARE_HASHES,$(BIN))
 	@touch $(PLAIN) $@
 
 # Without the tools for tests and development.
@@ -68,6 +71,7 @@ $(PLAIN): pyproject.toml constraints.txt
 	$(venv)
 	@echo "Installing into .venv: this takes a minute or two, once."
 	@$(call INSTALL,$(BIN)) '.$(ACCELERATOR:%=[%])' | $(DOTS)
+	@$(call COMPARE_HASHES,$(BIN))
 	@touch $@
 
 check: $(READY) ## check format, lint, types, the direction of imports, and plain words
@@ -83,6 +87,7 @@ test: check docs test-newest test-main ## run check, docs, the short suite on th
 $(REFERENCE): $(READY)
 	@echo "Installing PyTorch and transformers for the tests: this takes a few minutes, once."
 	@$(call INSTALL,$(BIN)) '.[dev,reference$(ACCELERATOR:%=,%)]' | $(DOTS)
+	@$(call COMPARE_HASHES,$(BIN))
 	@touch $@
 
 test-main: $(REFERENCE)
@@ -102,6 +107,7 @@ test-newest: $(READY)
 	@.venv-newest/bin/python -m pip --version >/dev/null 2>&1 || $(NEWEST_PYTHON) -m venv --clear .venv-newest
 	@echo "Installing the newest JAX into .venv-newest: this takes a few minutes, once."
 	@$(call INSTALL,.venv-newest/bin) '.[test,tpu-compile]' | $(DOTS)
+	@$(call COMPARE_HASHES,.venv-newest/bin)
 	@touch $@
 
 test-slow: $(REFERENCE) ## run the slow tests
@@ -124,6 +130,7 @@ docs: .venv/.ready-docs ## build the documentation site in build/site; a broken 
 
 .venv/.ready-docs: $(READY)
 	@$(call INSTALL,$(BIN)) '.[dev,docs]' | $(DOTS)
+	@$(call COMPARE_HASHES,$(BIN))
 	@touch $@
 
 clean: ## remove environments and caches; runs/ stays

@@ -4,6 +4,7 @@ import ast
 import collections
 import importlib
 import importlib.util
+import json
 import os
 import re
 import shutil
@@ -114,6 +115,45 @@ def test_constraints_pin_versions_and_hold_no_address():
     for requirement in constraints():
         assert requirement.url is None, requirement
         assert [specifier.operator for specifier in requirement.specifier] == ["=="], requirement
+
+
+def test_every_pin_has_the_hash_of_a_file():
+    lines = [line.split("  ") for line in (ROOT / "constraints.sha256").read_text().splitlines()]
+    assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest, _ in lines)
+    listed = {
+        canonicalize_name(file[:end]) + file[end:]
+        for _, file in lines
+        for end in [file.index("-") if file.endswith(".whl") else file.rindex("-")]
+    }
+    for pin in constraints():
+        start = f"{canonicalize_name(pin.name)}-{next(iter(pin.specifier)).version}"
+        assert any(file.startswith((f"{start}-", f"{start}.")) for file in listed), f"no hash of {pin}"
+
+
+@pytest.mark.parametrize(
+    "url, digest, refused",
+    [
+        ("https://index/absl_py-2.5.1-py3-none-any.whl", "0" * 64, "does not have the SHA-256"),
+        ("https://index/absl_py-2.5.1-py3-none-any.whl", None, ""),  # None: the listed one
+        ("https://index/absl_py-2.5.1-other-none-any.whl", "0" * 64, "does not have the SHA-256"),
+        ("file:///wheels/absl_py-2.5.1-py3-none-any.whl", "0" * 64, ""),
+    ],
+)
+def test_a_package_with_another_hash_is_refused(url, digest, refused, tmp_path):
+    lines = (line.split("  ") for line in (ROOT / "constraints.sha256").read_text().splitlines())
+    digest = digest or next(digest for digest, file in lines if url.endswith(file))
+    download = {"url": url, "archive_info": {"hashes": {"sha256": digest}}}
+    report = tmp_path / "installed.json"
+    report.write_text(json.dumps({"install": [{"metadata": {"name": "absl-py"}, "download_info": download}]}))
+    command = [sys.executable, "-I", "-S", ROOT / ".ci" / "hashes", report]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, refused in done.stderr) == (int(bool(refused)), True), done.stderr
+
+
+def test_actions_are_pinned_by_commit():
+    for workflow in (ROOT / ".github" / "workflows").glob("*.yml"):
+        for action in re.findall(r"uses: (\S+)", workflow.read_text()):
+            assert re.fullmatch(r"\S+@[0-9a-f]{40}", action), f"{workflow.name}: {action}"
 
 
 @pytest.mark.parametrize("python", ["3.11", "3.12", "3.13"])

@@ -7,6 +7,7 @@ engine, and a lost engine loses only the work since the last checkpoints.
 import concurrent.futures
 import contextlib
 import importlib
+import os
 import threading
 import time
 from collections.abc import Callable, Collection
@@ -73,6 +74,7 @@ class Ray:
 
     def __init__(self, slots: int, address: str | None, cores: int, devices: int, resources: dict[str, float]):
         self._ray = _library("ray", "sweep")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray that starts here sends nothing to its makers
         try:
             self._ray.init(
                 address=address or "local",

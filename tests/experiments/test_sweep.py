@@ -1,10 +1,12 @@
 import json
+import os
 import re
 import signal
 import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -375,3 +377,13 @@ def test_wrong_flags_are_one_line(start, tmp_path):
     ):
         done = start("sweep", *flags, f"--workdir={tmp_path / 'run'}").wait()
         assert (done.status, message in done.error) == (2, True), done.err
+
+
+def test_a_ray_of_its_own_sends_no_statistics(monkeypatch):
+    at_start = {}
+    ray = SimpleNamespace(init=lambda **_: at_start.update(os.environ), remote=lambda **_: lambda function: function)
+    monkeypatch.setenv("RAY_USAGE_STATS_ENABLED", "")  # restored after the test
+    monkeypatch.delenv("RAY_USAGE_STATS_ENABLED")
+    monkeypatch.setitem(sys.modules, "ray", ray)
+    engines.Ray(1, None, 1, 0, {})
+    assert at_start["RAY_USAGE_STATS_ENABLED"] == "0"
