@@ -203,13 +203,13 @@ class Experiment:
             "wall_seconds": seconds / len(seeds),
             "learning_rate": self.config.optimizer.learning_rate,
         }
-        main = self.task.evaluation_splits
+        main, levels = self.task.evaluation_splits, self.task.sweep_levels
         return [
             {
                 **common,
                 "seed": seed,
                 "split": split,
-                "kind": "split" if split in main else "sweep",
+                **({"kind": "split"} if split in main else {"kind": "sweep", "level": levels[split]}),
                 "examples": self._examples[split],
                 "metric": metric,
                 "value": value,

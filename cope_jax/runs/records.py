@@ -1,10 +1,10 @@
 """Measurements as plain records: summaries over seeds, and the files `results.json` and `results.csv`.
 
 A record is a dict with at least `task`, `encoding`, `seed`, `split`, `metric`, `value`, `step`, `parameters` and
-`wall_seconds`. Records of a run also have `kind` ("split" or "sweep"), `examples` (the number of examples of the
-split), `learning_rate` and, if such options of the model are set, `variant`, such as "qk_norm". Records from training
-have `memory_gib`: the peak of a device, or of the process on a CPU; None if the process had trained before. `encoding`
-is the text that the user gave. Errors are fractions in [0, 1].
+`wall_seconds`. Records of a run also have `kind` ("split" or "sweep"; a sweep's have `level`, the value to plot),
+`examples` (the number of examples of the split), `learning_rate` and, if such options of the model are set, `variant`,
+such as "qk_norm". Records from training have `memory_gib`: the peak of a device, or of the process on a CPU; None if
+the process had trained before. `encoding` is the text that the user gave. Errors are fractions in [0, 1].
 """
 
 import csv

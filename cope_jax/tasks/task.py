@@ -132,6 +132,11 @@ class Task(Persistent, abc.ABC):
             raise unknown(f"split of {self.name}", split, self.splits)
         return self._lengths[split]
 
+    @property
+    def sweep_levels(self) -> dict[str, int]:
+        """The value to plot of each split of the sweep."""
+        return {split: value for value, split in self.sweep}
+
     def as_trained(self, split: str) -> bool:
         """Whether a split of the sweep has the length, or the level, of training."""
         self.length(split)

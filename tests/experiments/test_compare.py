@@ -94,8 +94,8 @@ def test_the_same_is_written_as_csv_table_and_plots(straight):
     records = read_records(workdir)
     assert [row["encoding"] for row in rows] == [record["encoding"] for record in records]
     assert [float(row["value"]) for row in rows] == [record["value"] for record in records]
-    kinds = {(row["split"], row["kind"], row["examples"], row["learning_rate"]) for row in rows}
-    assert {("dense", "split", "6", "0.001"), ("blanks=3", "sweep", "2", "0.001")} <= kinds
+    kinds = {(row["split"], row["kind"], row["level"], row["examples"], row["learning_rate"]) for row in rows}
+    assert {("dense", "split", "", "6", "0.001"), ("blanks=3", "sweep", "3", "2", "0.001")} <= kinds
     table = (workdir / "table.md").read_text()
     assert "`cope`" in table and "`rope`" in table and "24 steps, 2 seeds" in table
     plots = sorted(workdir.glob("*.png"))

@@ -61,6 +61,7 @@ def write(
     fixed = [row for row in main if row.get("kind", "split") == "split"]
     shares = grid_table.are_shares(tasks)
     views = grid_table.views_of(fixed)
+    levels = page_charts.level_points(main, tasks)
     content = {
         "facts": facts,
         "legend": LEGEND,
@@ -68,12 +69,12 @@ def write(
         "views": {name: grid_table.cells_of(columns, shares) for name, columns in views.items()},
         "metrics": {setting: words(task.metric) for setting, task in tasks.items()},
         "conditions": {name: grid_table.conditions(columns, fixed, shares) for name, columns in views.items()},
-        "levels": {setting: task.sweep_label for setting, task in tasks.items()},
+        "levels": page_charts.level_axes(levels, tasks),
         "curves": page_charts.bands(
             page_charts.learning_points(curves, {setting: task.metric for setting, task in tasks.items()}),
             ("setting", "encoding", "split", "step"),
         ),
-        "sweep": page_charts.bands(page_charts.level_points(main), ("setting", "encoding", "level")),
+        "sweep": page_charts.bands(levels, ("setting", "encoding", "level")),
         "cost": page_charts.cost_points(fixed),
         "charts": {
             "curves": page_charts.line_chart("step", "step", shares, row="split"),

@@ -4,8 +4,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
+import numpy as np
+
+from cope_jax.evaluation.report.plot_style import is_doubling
 from cope_jax.evaluation.report.table import words
 from cope_jax.runs.records import Record
+from cope_jax.tasks import Task
 
 
 def learning_points(curves: Iterable[Record], metrics: Mapping[str, str]) -> list[Record]:
@@ -21,18 +25,29 @@ def learning_points(curves: Iterable[Record], metrics: Mapping[str, str]) -> lis
     ]
 
 
-def level_points(rows: Iterable[Record]) -> list[Record]:
-    """The points of the sweeps, by the number in the names of their splits."""
+def level_points(rows: Iterable[Record], tasks: Mapping[str, Task]) -> list[Record]:
+    """The points of the sweeps, with the value that the sweep of the setting's task gives their split."""
+    levels = {setting: task.sweep_levels for setting, task in tasks.items()}
     return [
-        {
-            "setting": row["setting"],
-            "encoding": row["encoding"],
-            "level": float(row["split"].rpartition("=")[2]),
-            "value": row["value"],
-        }
+        {**{name: row[name] for name in ("setting", "encoding", "value")}, "level": level}
         for row in rows
-        if row.get("kind") == "sweep" and "=" in row["split"]
+        if row.get("kind") == "sweep" and (level := levels[row["setting"]].get(row["split"])) is not None
     ]
+
+
+def level_axes(points: Iterable[Record], tasks: Mapping[str, Task]) -> dict[str, Any]:
+    """The horizontal axis of the sweep of each setting: its title, and a tick at each level, as in the plots."""
+    levels: dict[str, set[float]] = {}
+    for point in points:
+        levels.setdefault(point["setting"], set()).add(point["level"])
+    return {
+        setting: {
+            "title": tasks[setting].sweep_label,
+            "axis": {"values": sorted(values)},
+            "scale": {"type": "log"} if is_doubling(np.array(sorted(values))) else {"zero": False},
+        }
+        for setting, values in levels.items()
+    }
 
 
 def bands(rows: Iterable[Record], keys: Sequence[str]) -> list[Record]:

@@ -71,12 +71,12 @@ def add_caption(figure: Figure, caption: str) -> None:
 def is_doubling(values: np.ndarray) -> bool:
     """Whether ascending values belong on a logarithmic axis.
 
-    They do if there are at least three values, and each value is at least twice the previous one.
+    They do if there are at least three values, all positive, and each value is at least twice the previous one.
 
     >>> is_doubling(np.array([128, 256, 512])), is_doubling(np.array([16, 24, 48]))
     (True, False)
     """
-    return len(values) > 2 and bool(np.all(values[1:] >= 2 * values[:-1]))
+    return len(values) > 2 and values[0] > 0 and bool(np.all(values[1:] >= 2 * values[:-1]))
 
 
 def level_axis(axes: Axes, levels: Sequence[tuple[float, bool]]) -> None:

@@ -8,9 +8,12 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.evaluation.report import grid_table, page
+from cope_jax.evaluation.report import grid_table, page, page_charts
+from cope_jax.evaluation.report.plots import error_by_length
 from tests.evaluation.browser import browse, needs_browser
 
+MQAR = tasks.create("mqar")
+LEVELS = [split for _, split in MQAR.sweep]
 VIEWS = ("in distribution", "out of distribution")
 ERRORS = {  # task → encoding → the errors of three seeds in distribution, then those out of distribution
     "recall": {"cope": ([0.0, 0.0, 0.0], [0.1, 0.12, 0.11]), "rope": ([0.5, 0.51, 0.49], [0.8, 0.9, 0.7])},
@@ -27,7 +30,7 @@ def rows(kind="split"):
                         "setting": setting,
                         "encoding": encoding,
                         "seed": seed,
-                        "split": split if kind == "split" else f"letters={seed + 5}",
+                        "split": split if kind == "split" else LEVELS[seed],
                         "kind": kind,
                         "metric": "token_error",
                         "value": value,
@@ -50,7 +53,7 @@ def write(folder, records=None, settings=tuple(ERRORS)):
 
 
 def known(settings):
-    return dict.fromkeys(settings, tasks.create("mqar"))
+    return dict.fromkeys(settings, MQAR)
 
 
 def content(path):
@@ -66,7 +69,7 @@ def test_cells_say_what_is_shown(tmp_path):
     assert view["recall"]["cope"]["text"] == "0.0"
     assert data["conditions"]["in distribution"] == " in %, 200 steps, 3 seeds"
     assert data["metrics"]["recall"] == "token error"
-    assert data["levels"]["recall"] == "pairs of keys and values"
+    assert data["levels"]["recall"]["title"] == "pairs of keys and values"
     assert not any(cell["few"] for cell in view["recall"].values())  # three seeds
     first = [row for row in rows() if row["seed"] < 2]
     cells = content(write(tmp_path, first))["views"]["in distribution"]["recall"]
@@ -118,8 +121,23 @@ def test_bands_are_over_seeds(tmp_path):
     assert (point["low"], point["high"]) == (0.7, 0.9)
     assert point["mean"] == pytest.approx(0.8)
     levels = [p for p in data["sweep"] if (p["setting"], p["encoding"]) == ("recall", "cope")]
-    assert [p["level"] for p in levels] == [5.0, 6.0, 7.0]
+    assert [p["level"] for p in levels] == [value for value, _ in MQAR.sweep[:3]]
     assert (data["cost"][0]["seconds"], data["cost"][0]["GiB"]) == (21, 2.5)
+
+
+@pytest.mark.parametrize("name", [name for name in tasks.names() if tasks.TASKS.get(name).sweep_label])
+def test_the_axis_of_levels_is_that_of_the_plot(name):
+    task = tasks.create(name, **({"tokenizer": "bytes", "length": 16, "sweep": (16, 32)} if name == "text" else {}))
+    measured = {"setting": "s", "encoding": "cope", "metric": task.metric, "kind": "sweep", "seed": 0, "step": 9}
+    records = [{**measured, "split": split, "value": 0.5} for _, split in task.sweep]
+    (axes,) = error_by_length(task, records, ["cope"]).axes
+    points = page_charts.level_points(records, {"s": task})
+    shown = page_charts.level_axes(points, {"s": task})["s"]
+    ticks = axes.get_xticks().tolist()
+    assert shown["axis"]["values"] == [point["level"] for point in points] == ticks == [x for x, _ in task.sweep]
+    assert (shown["title"], shown["scale"].get("type", "linear")) == (axes.get_xlabel(), axes.get_xscale())
+    if name == "flip_flop":
+        assert (shown["title"], ticks) == ("ignored instructions (%)", [10, 50, 80, 90, 98])
 
 
 def test_a_loss_that_is_not_finite_is_said(tmp_path):
