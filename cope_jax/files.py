@@ -1,19 +1,24 @@
-"""Reads files, plain or compressed, and writes them completely or not at all."""
+"""Reads files, plain or compressed, writes them completely or not at all, and decides which paths are safe."""
 
 import contextlib
+import errno
+import glob
 import gzip
 import io
 import json
 import os
+import re
+import stat
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, TypeVar
 
 from etils import epath
 
 from cope_jax.errors import ConfigError, clear_storage_errors
 
+_Folder = TypeVar("_Folder", Path, epath.Path)
 _RATIO, _ALWAYS = 100, 2**26
 """A gzip file may unpack to _RATIO times its size, and always to _ALWAYS bytes. Text is 3 to 20 times its size."""
 
@@ -43,6 +48,81 @@ def in_bucket(path: epath.PathLike) -> bool:
     return bool(found)
 
 
+def inside(folder: _Folder, name: object, *, links: bool = False) -> _Folder:
+    """The path of a file below a folder, by a name that others chose, such as that of an object or one in an index.
+
+    All code that reads or writes a file by such a name gets its path here. With `links`, symbolic links in the folder
+    may lead out of it, as they do in a cache of downloaded weights.
+
+    Raises:
+      ConfigError: the name leads out of the folder, or cannot be the name of a file.
+
+    >>> inside(Path("run"), "cells/result.json").as_posix()
+    'run/cells/result.json'
+    >>> inside(Path("run"), "../result.json")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: '../result.json' cannot name a file in run: rename it
+    """
+    parts = name.split("/") if isinstance(name, str) else [""]
+    path = None
+    if not re.match(r"[A-Za-z]:|.*[\0\\]", str(name), re.DOTALL) and {"", ".", ".."}.isdisjoint(parts):
+        with contextlib.suppress(UnicodeEncodeError):
+            path = folder.joinpath(*parts) if max(len(part.encode()) for part in parts) < 256 else None
+    if path is None or not (links or Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder))):
+        raise ConfigError(f"{name!r} cannot name a file in {folder}: rename it")
+    return path
+
+
+def glob_in(folder: epath.PathLike, pattern: str) -> list[epath.Path]:
+    """The paths in a folder that match a pattern, sorted. The path of the folder itself is not a pattern."""
+    return sorted(epath.Path(glob.escape(os.fspath(folder))).glob(pattern))
+
+
+def exposed(path: Path, *, above: bool = False) -> str:
+    """Why another user could change a file or folder, or replace it; "" if only this user and root can.
+
+    Every folder above it counts, and every folder that a symbolic link leads through. These may belong to root and have
+    the sticky bit, as /tmp does, so that nobody can replace what others have there. `above` says that `path` is one.
+    """
+    path = Path(os.path.abspath(path))
+    try:
+        os.path.realpath(path, strict=True)  # fails at links that lead nowhere or to themselves
+        for level in (path, *path.parents):
+            state, above = level.lstat(), above or level != path
+            if state.st_uid not in {os.geteuid(), 0 if above else os.geteuid()}:
+                return f"{level} belongs to another user"
+            if stat.S_ISLNK(state.st_mode):
+                target = Path(os.path.realpath(level.parent), level.readlink())
+                if reason := exposed(target, above=above):
+                    return reason
+            elif state.st_mode & 0o022 and not (above and state.st_mode & stat.S_ISVTX):
+                return f"other users may write to {level}"
+    except OSError as error:
+        return f"{path}: {error.strerror}"
+    return ""
+
+
+def open_lock(path: Path) -> IO[str]:
+    """Opens a lock file, which is created if it is missing. Never waits, and follows no symbolic link.
+
+    Raises:
+      OSError: the file cannot be opened, or is no regular file.
+    """
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+        os.close(file)
+        raise OSError(errno.EINVAL, f"{path.name} is no regular file", str(path))
+    return os.fdopen(file, "r+")
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Opens a file without waiting for one who writes to it, as a named pipe would: without a writer it is empty."""
+    file = os.open(path, flags | os.O_NONBLOCK)
+    os.set_blocking(file, True)
+    return file
+
+
 def read_bytes(path: epath.PathLike) -> bytes:
     """The content of a file, decompressed if its name ends in `.gz`.
 
@@ -51,7 +131,11 @@ def read_bytes(path: epath.PathLike) -> bytes:
     """
     file = epath.Path(path)
     try:
-        data = file.read_bytes()
+        if in_bucket(path):
+            data = file.read_bytes()
+        else:
+            with open(file, "rb", opener=_open_at_once) as opened:
+                data = opened.read()
     except OSError as error:
         raise ConfigError(f"cannot read {path} ({error.strerror or error}): give the path of a file") from error
     if file.suffix != ".gz":

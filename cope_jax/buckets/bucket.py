@@ -31,7 +31,7 @@ class Bucket:
 
     def __post_init__(self):
         scheme, _, path = self.url.partition("://")
-        if scheme not in _DRIVERS or not path.partition("/")[0]:
+        if scheme not in _DRIVERS or not {"", ".", ".."}.isdisjoint(path.removesuffix("/").split("/")):
             raise ConfigError(f"{self.url} is no path in a bucket: write one like gs://BUCKET/runs/NAME or s3://…")
 
     @property

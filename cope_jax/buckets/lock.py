@@ -116,7 +116,7 @@ class Lock:
 
 def is_gone(content: bytes | None) -> bool:
     """Whether JSON text names, as `process` and `machine`, a process of this machine that has ended."""
-    with contextlib.suppress(ValueError, TypeError, KeyError, OSError):
+    with contextlib.suppress(ValueError, TypeError, KeyError, OSError, OverflowError):
         sign = parse_json(content or b"")
         if machine() and sign["machine"] == machine():
             try:

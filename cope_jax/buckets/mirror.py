@@ -6,22 +6,23 @@ import fcntl
 import json
 import os
 import shutil
+import stat
 import tempfile
 import time
 import uuid
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from cope_jax.buckets import lock
 from cope_jax.buckets.bucket import Bucket
 from cope_jax.buckets.lock import Lock
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.files import in_bucket
+from cope_jax.files import in_bucket, inside, open_lock, parse_json, read_bytes
 
 COMPLETE = ".complete"
 """The name of the object that marks a checkpoint as complete."""
 _MIRROR, _PUSHED, _LOST = ".mirror", ".pushed", ".lost"
-_PRIVATE = (_PUSHED, ".lock", ".measuring.lock")  # files that a bucket does not need
+_PRIVATE = {_MIRROR, _PUSHED, _LOST, ".lock", ".measuring.lock"}  # files of a mirror, which no object can be
 _CHECKPOINTS = ("checkpoints", "checkpoints-damaged")
 
 
@@ -47,7 +48,7 @@ class Mirror:
         bucket = Bucket(url.rstrip("/"))
         for left in Path(tempfile.gettempdir()).glob("cope_jax-mirror-*"):
             with contextlib.suppress(OSError):  # another command may remove it too
-                if lock.is_gone((left / _MIRROR).read_bytes()) and not _in_use(left):
+                if lock.is_gone(_sign(left)) and not _in_use(left):
                     shutil.rmtree(left, ignore_errors=True)
         root = Path(tempfile.mkdtemp(prefix="cope_jax-mirror-"))
         mirror = cls(root / "files", bucket, uuid.uuid4().hex)
@@ -69,9 +70,10 @@ class Mirror:
     def of(cls, folder: Path) -> "Mirror | None":
         """The mirror that a folder is, or belongs to; None for any other folder."""
         for root in folder.parents:
-            if (root / _MIRROR).is_file():
-                held, parts = json.loads((root / _MIRROR).read_text()), folder.relative_to(root).parts[1:]
-                return cls(folder, Bucket("/".join([held["url"], *parts])), held["token"])
+            if sign := _sign(root):
+                with contextlib.suppress(ValueError, TypeError, LookupError):
+                    held, parts = parse_json(sign), folder.relative_to(root).parts[1:]
+                    return cls(folder, Bucket("/".join([held["url"], *parts])), held["token"])
         return None
 
     def fetch(self) -> None:
@@ -80,18 +82,22 @@ class Mirror:
             if step.is_dir() and next(step.iterdir(), None) is None:  # it may be gone
                 step.rmdir()
         for name in self.bucket.names():
-            parts = PurePosixPath(name).parts
-            if ".." in parts:
-                raise ConfigError(f"{self.bucket.url} has an object named {name}, outside of the folder: rename it")
-            path = self.folder / name
-            if path.name == COMPLETE:
-                path.parent.mkdir(parents=True, exist_ok=True)
-            elif parts and not name.endswith("/") and _is_copied(Path(name)) and not _changed_here(path):
-                content, _ = self.bucket.read(name)
-                if content is not None:  # else it was removed meanwhile
+            if not name or name.endswith("/"):  # it stands for a folder
+                continue
+            try:
+                path = inside(self.folder, name)
+                if path.name == COMPLETE:
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(content)
-                    os.utime(path, ns=(0, 0))  # so that `push` knows that it has not changed
+                elif _is_copied(Path(name)) and not _changed_here(path):
+                    content, _ = self.bucket.read(name)
+                    if content is not None:  # else it was removed meanwhile
+                        path.parent.mkdir(parents=True, exist_ok=True)
+                        path.write_bytes(content)
+                        os.utime(path, ns=(0, 0))  # so that `push` knows that it has not changed
+            except (ConfigError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
+                raise ConfigError(
+                    f"{self.bucket.url} has an object named {name!r}, which cannot be a file on this machine: rename it"
+                ) from error
 
     def push(self) -> None:
         """Copies the local files that have changed to the bucket, without those of checkpoints.
@@ -148,7 +154,7 @@ class Mirror:
     @property
     def _lost(self) -> Path:
         """A file that says that another command has a lock that this one had."""
-        return next(root for root in self.folder.parents if (root / _MIRROR).exists()) / _LOST
+        return next(root for root in self.folder.parents if _sign(root)) / _LOST
 
     def _taken(self) -> StorageError:
         url = self.bucket.url.removesuffix("/checkpoints")
@@ -158,10 +164,21 @@ class Mirror:
         )
 
 
+def _sign(root: Path) -> bytes:
+    """The content of `.mirror` in a folder that a command of this user has made; b"" for any other folder."""
+    if not root.name.startswith("cope_jax-"):
+        return b""
+    with contextlib.suppress(OSError, ConfigError):
+        state = root.lstat()
+        if stat.S_ISDIR(state.st_mode) and state.st_uid == os.geteuid() and not state.st_mode & 0o022:
+            return read_bytes(root / _MIRROR)
+    return b""
+
+
 def _in_use(folder: Path) -> bool:
     """Whether a process has a local lock in a folder, as cells have that outlive the command that started them."""
     for path in folder.rglob(".lock"):
-        with path.open() as file:
+        with open_lock(path) as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -181,7 +198,7 @@ def _mark(folder: Path) -> Path:
 def _is_copied(name: Path) -> bool:
     """Whether `push` and `fetch` copy a file: no lock, no unfinished file, and no part of a checkpoint."""
     unfinished = name.name.endswith(".partial") or any(part.startswith(".partial") for part in name.parts)
-    return not (unfinished or name.name in _PRIVATE or not set(_CHECKPOINTS).isdisjoint(name.parts))
+    return not unfinished and _PRIVATE.union(_CHECKPOINTS).isdisjoint(name.parts)
 
 
 def shown(path: object) -> str:

@@ -1,12 +1,14 @@
 """Finds and reads the text files of a data directory."""
 
+import glob
+import os
 import pathlib
 from collections.abc import Collection, Sequence
 
 from etils import epath
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_text
+from cope_jax.files import glob_in, read_text
 
 Document = list[tuple[str, ...]]
 """A document: a list of sentences, each a tuple of words."""
@@ -45,7 +47,7 @@ def first(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path
     root = _root(data_dir)
     for name in names:
         for pattern in (name, f"{name}.gz"):
-            found = sorted((root / folder).glob(pattern)) if (root / folder).exists() else []
+            found = glob_in(root / folder, pattern)
             if found:
                 return found[0]
     return None
@@ -109,7 +111,11 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
 def _rooted(folder: pathlib.Path, pattern: str) -> tuple[pathlib.Path, str]:
     """The folder where a glob starts, and the rest of the glob."""
     path = pathlib.PurePath(pattern)
-    if not path.is_absolute():
-        return folder, pattern
-    fixed = next(place for place, part in enumerate([*path.parts[1:-1], "*"], start=1) if set(part) & set("*?["))
-    return pathlib.Path(*path.parts[:fixed]), "/".join(path.parts[fixed:])
+    if path.is_absolute():
+        fixed = 1
+        while fixed < len(path.parts) - 1 and (
+            not glob.has_magic(path.parts[fixed]) or os.path.isdir(pathlib.Path(*path.parts[: fixed + 1]))
+        ):
+            fixed += 1
+        folder, pattern = pathlib.Path(*path.parts[:fixed]), "/".join(path.parts[fixed:])
+    return folder, glob.escape(pattern) if os.path.isfile(folder / pattern) else pattern

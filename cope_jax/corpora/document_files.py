@@ -3,6 +3,7 @@
 import codecs
 import contextlib
 import dataclasses
+import glob
 import gzip
 import hashlib
 import io
@@ -207,8 +208,13 @@ def _rooted(pattern: str) -> tuple[Any, str]:
     """The folder where a glob starts, and the rest of the glob."""
     fixed = pattern[: min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=len(pattern))]
     root = fixed.rpartition("/")[0]
-    kind = epath.Path if in_bucket(pattern) else pathlib.Path  # epath has no glob of several levels
-    return kind(root or ("/" if fixed.startswith("/") else ".")), pattern[len(root) :].lstrip("/")
+    below = pattern[len(root) :].lstrip("/")
+    if in_bucket(pattern):
+        return epath.Path(root), below
+    folder = pathlib.Path(root or ("/" if fixed.startswith("/") else "."))  # epath has no glob of several levels
+    while "/" in below and os.path.isdir(folder / below.partition("/")[0]):  # its name only looks like a pattern
+        folder, below = folder / below.partition("/")[0], below.partition("/")[2].lstrip("/")
+    return folder, glob.escape(below) if os.path.isfile(folder / below) else below
 
 
 def _decoded(raw: bytes, file: InputFile, line: int) -> str:

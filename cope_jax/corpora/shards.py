@@ -30,7 +30,7 @@ from etils import epath
 from cope_jax.corpora.packing import Packing, TokenStream, arrange
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import in_bucket, parse_json, read_text
+from cope_jax.files import in_bucket, inside, parse_json, read_text
 from cope_jax.registry import unknown
 
 MANIFEST = "manifest.json"
@@ -123,9 +123,12 @@ def read_manifest(folder: epath.PathLike) -> Manifest:
             f"{path} was changed after the export: restore the file, or delete it and run the export again"
         )
     del content["format"]
-    content["counts"] = {split: Counts(**counts) for split, counts in content["counts"].items()}
-    content["shards"] = tuple(Shard(**shard) for shard in content["shards"])
-    return Manifest(**content)
+    try:
+        content["counts"] = {split: Counts(**counts) for split, counts in content["counts"].items()}
+        content["shards"] = tuple(Shard(**shard) for shard in content["shards"])
+        return Manifest(**content)
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"{path} is damaged ({first_line(error)}): {export} again") from error
 
 
 def _digest(content: Mapping[str, Any]) -> str:
@@ -287,7 +290,7 @@ class Shards:
     def _open(self, shard: Shard) -> Any:
         from array_record.python.array_record_module import ArrayRecordReader
 
-        path = self.folder / shard.file
+        path = inside(self.folder, shard.file, links=True)
         options = "readahead_buffer_size:0"  # because examples are read in random order
         try:
             if path.stat().length != shard.size:

@@ -25,7 +25,7 @@ from cope_jax.corpora.shards import MANIFEST, Manifest, Shard, read_manifest
 from cope_jax.corpora.text_units import Counts
 from cope_jax.data.shard_writer import PARTIAL, Chunk, Options, write_file
 from cope_jax.errors import ConfigError, StorageError, bucket_error, first_line
-from cope_jax.files import in_bucket, parse_json, read_text
+from cope_jax.files import glob_in, in_bucket, inside, parse_json, read_text
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers import loading
@@ -103,7 +103,7 @@ def export(
     manifest = _manifest(source, tokenizer, vocabulary.kind, options, identity["source"], chunks)
     write_file(out / MANIFEST, manifest.text)
     for folder in (out, out / "parts"):
-        for left in folder.glob(f"{PARTIAL}*"):
+        for left in glob_in(folder, f"{PARTIAL}*"):
             with contextlib.suppress(FileNotFoundError):  # another host has ended
                 if time.time() - left.stat().mtime > _ABANDONED:  # by a call that was killed
                     left.rmtree(missing_ok=True)
@@ -120,7 +120,7 @@ def _claim(
     identity = {"source": source.describe(), "vocabulary": vocabulary_of, **dataclasses.asdict(options)}
     file = out / _IDENTITY
     if not file.exists():
-        others = (path.name for path in out.glob("*"))  # a bucket has no empty folder
+        others = (path.name for path in glob_in(out, "*"))  # a bucket has no empty folder
         if any(name != _IDENTITY and not name.startswith(PARTIAL) for name in others):
             raise ConfigError(f"{out} contains other files: choose an empty folder")
         write_file(file, json.dumps(identity, indent=1) + "\n")
@@ -130,7 +130,7 @@ def _claim(
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{file} is damaged ({first_line(error)}): choose an empty folder") from error
     if other := next((name for name in identity if held.get(name) != identity[name]), None):
-        if any((out / "parts").glob("*.json")):
+        if glob_in(out / "parts", "*.json"):
             differs = _difference(other, held.get(other), identity[other])
             raise ConfigError(f"{out} contains an export with {differs}: delete the folder, or choose another")
         for name in (BPE.file, Words.file):  # learned for the earlier call, which has written no shard
@@ -158,7 +158,7 @@ def _forget_missing(out: epath.Path, units: int) -> None:
 
 
 def _is_whole(out: epath.Path, shard: Mapping[str, Any]) -> bool:
-    path = out / shard["file"]
+    path = inside(out, shard["file"], links=True)
     return path.exists() and path.stat().length == shard["size"]
 
 

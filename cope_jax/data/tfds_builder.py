@@ -17,13 +17,14 @@ import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
 
-from cope_jax.errors import ConfigError
-from cope_jax.files import in_bucket
+from cope_jax.errors import ConfigError, first_line
+from cope_jax.files import in_bucket, read_text
 from cope_jax.registry import unknown
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
 
 VERSION = "1.0.0"
+_CLASSES = {f"{kind.__module__}.{kind.__name__}" for kind in (tfds.features.FeaturesDict, tfds.features.Tensor)}
 _CHUNK = 1024  # number of examples that are made from files at a time
 
 
@@ -76,6 +77,8 @@ def read(task: Task, data_dir: epath.PathLike, split: str, *, seed: int = 0) -> 
     builder = _open(task, data_dir, seed)
     if split not in builder.info.splits:
         raise unknown(f"split of {task.name} in {data_dir}", split, builder.info.splits)
+    if any(file.parent != _path(task, data_dir) for file in builder.info.splits[split].filepaths):
+        raise ConfigError(f"{_path(task, data_dir)} names files that are elsewhere: write the data again")
     dtypes = {name: feature.np_dtype for name, feature in builder.info.features.items()}
     whole = builder.info.metadata["whole"].get(split, {"size": None, "mixture": []})
     mixture = tuple((weight, range(*ends)) for weight, ends in whole["mixture"])
@@ -173,6 +176,7 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
     path = _path(task, data_dir)
     if not (path / "dataset_info.json").exists():
         raise ConfigError(f"{data_dir} holds no data of {task.name}: write it with `python -m experiments.export`")
+    _check_classes(path / "features.json")
     builder = tfds.builder_from_directory(path)
     wanted, held = _identity(task, seed), {"files": {}, **builder.info.metadata}
     if "whole" not in held:
@@ -183,6 +187,18 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
             "use the same options and files"
         )
     return builder
+
+
+def _check_classes(path: epath.Path) -> None:
+    """Raises ConfigError if a dataset names other classes of features than ours: TFDS would import their modules."""
+    named: list[tuple[str, Any]] = []
+    try:
+        json.loads(read_text(path), object_pairs_hook=lambda pairs: named.extend(pairs) or dict(pairs))
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({first_line(error)}): write the data again") from error
+    for key, value in named:
+        if key in ("pythonClassName", "python_class_name") and value not in _CLASSES:
+            raise ConfigError(f"{path} names the class {value!r}, which this package does not write: write it again")
 
 
 def _difference(wanted: dict[str, Any], held: dict[str, Any]) -> str:

@@ -13,7 +13,7 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import read_object, replacing, write_atomically
+from cope_jax.files import inside, read_object, replacing, write_atomically
 from cope_jax.models.model import overlay
 from cope_jax.registry import configure
 
@@ -91,13 +91,13 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
     if (folder / WEIGHTS).exists() or not (folder / INDEX).exists():
         return _read_file(folder / WEIGHTS)
     places = read_object(folder / INDEX).get("weight_map")
-    if not isinstance(places, dict) or not all(isinstance(f, str) and Path(f).name == f for f in places.values()):
+    if not isinstance(places, dict) or not all(isinstance(f, str) and "/" not in f for f in places.values()):
         raise ConfigError(
             f"{folder / INDEX} has no weight_map from tensors to files in the same folder: fetch the file again"
         )
     tensors: dict[str, np.ndarray] = {}
     for file in sorted(set(places.values())):
-        held = _read_file(folder / file)
+        held = _read_file(inside(folder, file, links=True))
         for name in (name for name, place in places.items() if place == file):
             if name not in held:
                 raise ConfigError(f"{folder / file} lacks {name}, which {INDEX} lists: fetch the two files again")
@@ -110,6 +110,8 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
     from safetensors.numpy import load_file
 
     try:
+        if path.exists() and not path.is_file():  # a named pipe would be waited for
+            raise ValueError("it is no regular file")
         return dict(load_file(path))
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"cannot read {path} ({first_line(error)}): fetch the file again") from error

@@ -1,6 +1,7 @@
 """Trains a grid of runs: several configs, each with several seeds. Finished runs are not trained again."""
 
 import dataclasses
+import hashlib
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 
 from cope_jax import tasks
 from cope_jax.buckets import shown
+from cope_jax.files import inside
 from cope_jax.runs import records, workers
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
@@ -100,7 +102,7 @@ def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[G
     """
     runs = []
     for label in labels:
-        folder = workdir / "cells" / folder_name(label)
+        folder = inside(workdir / "cells", folder_name(label), links=True)
         groups = [group for group in (seeds_of(path) for path in folder.glob("seed*")) if group and group[-1] < seeds]
         held = {seed for group in groups for seed in group}
         new: list[tuple[int, ...]] = []
@@ -115,12 +117,19 @@ def plan(labels: Sequence[str], seeds: int, width: int, workdir: Path) -> list[G
 
 
 def folder_name(label: str) -> str:
-    """The name of a folder for any text.
+    """The name of a folder for any text; "" if no letter, digit or sign of the text can be in it.
 
     >>> folder_name("cope(gate=value)")
     'cope_gate=value'
+    >>> folder_name("../..")
+    '.._..'
+    >>> folder_name("..")
+    ''
     """
-    return re.sub(r"[^\w=.+-]+", "_", label).strip("_")
+    name = re.sub(r"[^\w=.+-]+", "_", label).strip("_")
+    if len(name.encode()) > 255:  # more than file systems allow
+        name = f"{name[:50]}-{hashlib.sha256(label.encode()).hexdigest()[:16]}"
+    return name if name.strip(".") else ""
 
 
 def seeds_of(folder: Path) -> tuple[int, ...]:

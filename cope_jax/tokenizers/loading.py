@@ -7,7 +7,7 @@ from typing import Any, Literal
 from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import read_object, read_text
+from cope_jax.files import glob_in, read_object, read_text
 from cope_jax.tokenizers.byte_level import BPE, Bytes
 from cope_jax.tokenizers.tokenizer import Tokenizer
 from cope_jax.tokenizers.word_level import Words
@@ -146,6 +146,6 @@ def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
 
 def _named(folder: epath.Path, name: str) -> epath.Path | None:
     """Returns the file of this name in a folder, or else a file whose name ends with this name."""
-    found = sorted(path for suffix in ("", ".gz") for path in folder.glob(f"*{name}{suffix}"))
+    found = sorted(path for suffix in ("", ".gz") for path in glob_in(folder, f"*{name}{suffix}"))
     exact = [path for path in found if path.name in (name, f"{name}.gz")]
     return next(iter(exact or found), None)

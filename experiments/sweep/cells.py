@@ -108,7 +108,7 @@ def check(cells: Iterable[Cell]) -> None:
                 raise ConfigError(f"seed must be an integer of at least 0, not {cell.seed!r}")
             if nothing := [path for path, value in leaves_of(cell.changes) if value is None]:
                 raise ConfigError(f"changes cannot set {nothing[0]} to None: write a config file that does")
-            if folder_name(cell.table) in ("", ".", ".."):
+            if not folder_name(cell.table):
                 raise ConfigError("setting needs letters or digits")
         except ConfigError as error:
             raise ConfigError(f"cell {cell.name}: {error}") from error

@@ -4,7 +4,7 @@ import pytest
 from etils import epath
 
 from cope_jax import files
-from cope_jax.corpora import sms
+from cope_jax.corpora import document_files, sms
 from cope_jax.corpora.corpus_files import SAMPLES, find, matching, read_lines
 from cope_jax.errors import ConfigError
 from tests.corpora.data import write
@@ -96,6 +96,22 @@ def test_what_is_no_glob_is_one_line(tmp_path, pattern):
     ) as error:
         matching(tmp_path, ["*.txt", pattern])
     assert "\n" not in str(error.value)
+
+
+def test_a_path_that_exists_is_not_a_pattern(tmp_path):
+    for name in ("lr[1]/a/x.txt", "lr1/a/y.txt", "b[2].txt", "b2.txt"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("a\n")
+    for wanted, expected in (
+        ("lr[1]/*/*.txt", "lr[1]/a/x.txt"),
+        ("lr[1]/a/x.txt", "lr[1]/a/x.txt"),
+        ("b[2].txt", "b[2].txt"),
+        ("l[r]1/*/*.txt", "lr1/a/y.txt"),
+    ):
+        path = str(tmp_path / expected)
+        assert [file.path for file in document_files.find([f"{tmp_path}/{wanted}"])] == [path]
+        assert [str(file) for file in matching(tmp_path, [f"{tmp_path}/{wanted}"]).values()] == [path]
+    assert str(find(str(tmp_path), "lr[1]/a", ["x.txt"])) == str(tmp_path / "lr[1]/a/x.txt")
 
 
 def test_the_sample_is_small():

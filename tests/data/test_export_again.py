@@ -1,5 +1,6 @@
 """Exports into a folder that has one already, and documents that are not as they should be."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -20,7 +21,7 @@ TEXTS = [f"The {number}th document has {'many ' * number}words." for number in r
 
 
 def source(folder, texts=TEXTS, held_out=0.2):
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     lines = [json.dumps({"text": text}) for text in texts]
     (folder / "a.jsonl").write_text("\n".join(lines))
     return Files(tuple(document_files.find([f"{folder}/*"])), held_out=held_out)
@@ -188,3 +189,44 @@ def test_shards_of_a_window_stay_open(window, opened, tmp_path, monkeypatch):
         for shard in shards.of("train"):
             shards._reader(shard)
     assert found == names * opened
+
+
+@pytest.mark.parametrize("name", ["../secret", "/{folder}/secret", "..", "a//secret", "a\\secret", 3])
+def test_a_manifest_and_a_report_name_only_files_of_their_folder(name, written, tmp_path):
+    name = name.format(folder=tmp_path) if isinstance(name, str) else name
+    manifest = Shards(written).manifest
+    secret = tmp_path / "secret"
+    secret.write_bytes((written / manifest.shards[0].file).read_bytes())
+    foreign = (dataclasses.replace(manifest.shards[0], file=name), *manifest.shards[1:])
+    (written / "manifest.json").write_text(dataclasses.replace(manifest, shards=foreign).text)
+    with pytest.raises(ConfigError, match="cannot name a file in"):
+        Shards(written).take(foreign[0].split, 0)
+    report = written / "parts/00000-00000.json"
+    content = json.loads(report.read_text())
+    content["shards"][0]["file"] = name
+    report.write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match="cannot name a file in"):
+        export(source(tmp_path / "in"), written, BYTES, OPTIONS)
+    assert secret.exists()
+
+
+def test_a_manifest_of_another_shape_is_one_line(written):
+    content = {"format": shards_module.FORMAT, "counts": [], "shards": {}}
+    digest = shards_module._digest(content)
+    (written / "manifest.json").write_text(json.dumps({"digest": digest, **content}))
+    with pytest.raises(ConfigError, match=r"manifest.json is damaged \([^\n]*again$"):
+        Shards(written)
+
+
+@pytest.mark.parametrize("name", ["lr[1e-3]", "a*b", "a\\b"])
+def test_the_path_of_an_export_is_not_a_pattern(name, tmp_path):
+    export(source(tmp_path / "other"), tmp_path / "lr1", BYTES, OPTIONS)
+    out = tmp_path / name
+    export(source(tmp_path / "in" / name), out, BYTES, OPTIONS)
+    before = contents(out)
+    with pytest.raises(ConfigError, match="contains an export with another"):
+        export(source(tmp_path / "in"), out, BYTES, dataclasses.replace(OPTIONS, length=9))
+    assert contents(out) == before
+    (out / "export.json").unlink()
+    with pytest.raises(ConfigError, match="contains other files"):
+        export(source(tmp_path / "in"), out, BYTES, OPTIONS)

@@ -1,5 +1,6 @@
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -248,3 +249,33 @@ def test_command_names_the_mistake_and_exits_with_2(tmp_path, capsys, flags, mes
         run_export(**{"task": "counting", "sizes": "train=4", "out": str(tmp_path)} | flags)
     assert capsys.readouterr().err.startswith(f"error: {message}")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "file, old, new, message",
+    [
+        (
+            "features.json",
+            "tensorflow_datasets.core.features.tensor_feature.Tensor",
+            "antigravity.Tensor",
+            "the class 'an",
+        ),
+        (
+            "features.json",
+            '"pythonClassName"',
+            '"python\\u005fclass_name": "antigravity.Tensor", "pythonClassName"',
+            "cla",
+        ),
+        ("dataset_info.json", "{DATASET}-{SPLIT}", "../../{DATASET}-{SPLIT}", "names files that are elsewhere"),
+        ("dataset_info.json", "{DATASET}-{SPLIT}", "/etc/{DATASET}-{SPLIT}", "names files that are elsewhere"),
+        ("features.json", "{", "[", "is damaged"),
+    ],
+)
+def test_nothing_else_is_imported_or_read(tmp_path, file, old, new, message):
+    task = tasks.create("counting")
+    path = tfds_builder.write(task, tmp_path, {"train": 2})
+    (path / file).write_text((path / file).read_text().replace(old, new))
+    sys.modules.pop("antigravity", None)
+    with pytest.raises(ConfigError, match=message):
+        tfds_builder.read(task, tmp_path, "train")
+    assert "antigravity" not in sys.modules

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import os
 import re
 
 import jax
@@ -165,9 +166,17 @@ def misplaced(folder):
     )
 
 
-def outside(folder):
-    path = shard(folder) / "model.safetensors.index.json"
-    path.write_text(json.dumps({"weight_map": {"x": "../model.safetensors"}}))
+def placed(file):
+    def change(folder):
+        path = shard(folder) / "model.safetensors.index.json"
+        path.write_text(json.dumps({"weight_map": {"x": file}}))
+
+    return change
+
+
+def pipe(folder):
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
 
 
 MISTAKES = {
@@ -256,7 +265,11 @@ MISTAKES = {
     ),
     "a file is missing": (LLAMA, unshard, r"cannot read .*model-1\.safetensors"),
     "a tensor is elsewhere": (LLAMA, misplaced, r"model-0\.safetensors lacks x, which"),
-    "a file outside": (LLAMA, outside, "has no weight_map from tensors to files in the same folder"),
+    "a file outside": (LLAMA, placed("../model.safetensors"), "has no weight_map from tensors to files in the same "),
+    "the folder above": (LLAMA, placed(".."), "'..' cannot name a file in"),
+    "a path of Windows": (LLAMA, placed("..\\model.safetensors"), "cannot name a file in"),
+    "no text": (LLAMA, placed(3), "has no weight_map"),
+    "a pipe": (LLAMA, pipe, "it is no regular file"),
 }
 
 

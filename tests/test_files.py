@@ -1,0 +1,143 @@
+"""One function decides which names stay in a folder; no path is a pattern; nothing is waited for or followed."""
+
+import os
+import stat
+import threading
+from pathlib import Path
+
+import pytest
+from etils import epath
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cope_jax import files
+from cope_jax.errors import ConfigError
+from cope_jax.runs.grid import folder_name
+
+PIECES = st.sampled_from(
+    [
+        *("..", ".", "", "/", "//", "a", "b.json", "link", "dangling", "round", "..a", "a..", "~", " ", "-", "*", "\n"),
+        *("\\", "C:", "s3:", "\0", "\udc80", "/etc/passwd", "%2e%2e", "．．", "\u2024\u2024", "n" * 256, "é" * 128),
+    ]
+)
+NAMES = st.lists(PIECES | st.text(max_size=3), max_size=5).flatmap(lambda s: st.sampled_from(["/".join(s), "".join(s)]))
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory):
+    """A folder with links that lead out of it, to a file that is not there, to itself, and within it."""
+    root = tmp_path_factory.mktemp("tree")
+    folder = root / "folder"
+    (folder / "a").mkdir(parents=True)
+    (root / "outside").mkdir()
+    for name, target in {"link": root / "outside", "dangling": root / "new", "round": "round", "within": "a"}.items():
+        (folder / name).symlink_to(target)
+    return folder
+
+
+@settings(max_examples=400, deadline=None, derandomize=True)
+@given(NAMES)
+def test_nothing_is_written_or_read_outside(tree, name):
+    before = sorted(path for path in tree.parent.rglob("*") if not path.is_relative_to(tree))
+    try:
+        path = files.inside(tree, name)
+    except ConfigError as error:
+        assert "\n" not in str(error)
+        return
+    assert path.relative_to(tree).as_posix() == name
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("x")
+    except OSError:  # a name in the way of another, or a link to itself
+        return
+    assert Path(os.path.realpath(path)).is_relative_to(tree)
+    assert before == sorted(path for path in tree.parent.rglob("*") if not path.is_relative_to(tree))
+
+
+@given(st.lists(PIECES, max_size=4).map("/".join) | st.text(max_size=9))
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_any_text_names_one_folder_or_none(text):
+    name = folder_name(text)
+    assert not name or files.inside(Path("grid"), name, links=True) == Path("grid") / name
+
+
+@pytest.mark.parametrize("name", [None, 3, ["a"], {"a": 1}, b"a"])
+def test_a_name_is_text(name):
+    with pytest.raises(ConfigError, match="cannot name a file in run: rename it"):
+        files.inside(Path("run"), name)
+
+
+def test_links_may_lead_out_only_where_it_is_said(tree):
+    assert files.inside(tree, "within/x") == tree / "within/x"
+    for name in ("link/x", "dangling"):
+        with pytest.raises(ConfigError, match="cannot name a file"):
+            files.inside(tree, name)
+        assert files.inside(tree, name, links=True) == tree / name
+    with pytest.raises(ConfigError, match="cannot name a file"):
+        files.inside(tree, "link/../../x", links=True)
+    assert files.inside(epath.Path("gs://bucket/shards"), "a/b", links=True) == epath.Path("gs://bucket/shards/a/b")
+
+
+@pytest.mark.parametrize("name", ["lr[1e-3]", "a*b", "a?b", "**", "[!x]", "a\\b", "~", "plain"])
+def test_the_path_of_a_folder_is_not_a_pattern(name, tmp_path):
+    for other in ("lr1", "axb", "plain2", "y"):
+        (tmp_path / other).mkdir()
+        (tmp_path / other / "1.json").touch()
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "2.json").touch()
+    assert files.glob_in(folder, "*.json") == [epath.Path(folder / "2.json")]
+    assert files.glob_in(folder / "none", "*") == []
+
+
+def test_a_folder_is_exposed_if_another_user_could_change_it(tmp_path, monkeypatch):
+    folder = tmp_path / "a/b"
+    folder.mkdir(parents=True)
+    (folder / "file").touch()
+    (tmp_path / "link").symlink_to(folder)
+    paths = [folder, folder / "file", tmp_path / "link", tmp_path / "link/file"]
+    assert [files.exposed(path) for path in paths] == [""] * 4
+    for mode in (0o720, 0o702, 0o777):
+        (tmp_path / "a").chmod(mode)
+        assert {files.exposed(path) for path in paths} == {f"other users may write to {tmp_path / 'a'}"}
+    (tmp_path / "a").chmod(0o777 | stat.S_ISVTX)
+    assert [files.exposed(path) for path in paths] == [""] * 4
+    folder.chmod(0o777 | stat.S_ISVTX)
+    assert files.exposed(folder) == files.exposed(tmp_path / "link") == f"other users may write to {folder}"
+    folder.chmod(0o700)
+    (folder / "file").chmod(0o622)
+    assert files.exposed(tmp_path / "link/file") == f"other users may write to {tmp_path / 'link/file'}"
+    assert files.exposed(folder / "none").endswith("No such file or directory")
+    (tmp_path / "round").symlink_to("round")
+    assert files.exposed(tmp_path / "round").endswith("Too many levels of symbolic links")
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert files.exposed(folder) == f"{folder} belongs to another user"
+
+
+def test_a_lock_is_a_regular_file_and_no_link(tmp_path):
+    with files.open_lock(tmp_path / "lock") as file:
+        file.write("x")
+    with files.open_lock(tmp_path / "lock") as file:
+        assert file.read() == "x"
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "lock")
+    (tmp_path / "dangling").symlink_to(tmp_path / "new")
+    for name in ("pipe", "folder", "link", "dangling"):
+        with pytest.raises(OSError):
+            files.open_lock(tmp_path / name)
+    assert not (tmp_path / "new").exists() and (tmp_path / "lock").read_text() == "x"
+
+
+def test_a_pipe_without_a_writer_is_empty_and_one_with_a_writer_is_read(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    found = []
+    reading = threading.Thread(target=lambda: found.append(files.read_bytes(tmp_path / "pipe")), daemon=True)
+    reading.start()
+    reading.join(5)
+    assert found == [b""]
+    read, write = os.pipe()  # as in a shell's <(...)
+    os.write(write, b"text")
+    os.close(write)
+    assert files.read_bytes(f"/dev/fd/{read}") == b"text"
+    os.close(read)
