@@ -128,7 +128,7 @@ def folder_name(label: str) -> str:
     """
     name = re.sub(r"[^\w=.+-]+", "_", label).strip("_")
     if len(name.encode()) > 255:  # more than file systems allow
-        name = f"{name[:50]}-{hashlib.sha256(label.encode()).hexdigest()[:16]}"
+        name = f"{name[:50]}-{hashlib.sha256(repr(label).encode()).hexdigest()[:16]}"
     return name if name.strip(".") else ""
 
 
