@@ -15,6 +15,8 @@ from cope_jax.encodings.rotations import even_head_dim, frequencies, rotate_pair
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
 
+_LARGEST_LOGIT = math.log(1e6 - 1)  # of 1 − 10⁻⁶
+
 
 @dataclasses.dataclass(frozen=True)
 class DaRoPEConfig:
@@ -85,10 +87,13 @@ class DaRoPE(Encoding):
         dtype = content_BMG.dtype
         rates = frequencies(self.config.base, self.shape.head_dim)
         fast = int(np.sum(rates >= 2 * math.pi / self.length))
-        positions_BM11 = jnp.asarray(positions_BM).astype(dtype)[:, :, None, None]
-        share = jnp.clip((positions_BM11 + 0.5) / self.length, 1e-6, 1 - 1e-6)
+        integers_BM11 = jnp.asarray(positions_BM)[:, :, None, None]
+        positions_BM11 = integers_BM11.astype(dtype)
+        # logit((m + ½)/L) = log((m + ½)/(L − m − ½)): float32 does not have 1 − 10⁻⁶, nor 1 − 1/(2L) to many digits.
+        behind, ahead = positions_BM11 + 0.5, (self.length - integers_BM11).astype(dtype) - 0.5
+        logit = jnp.log(jnp.maximum(behind, 0) / jnp.maximum(ahead, 0)).clip(-_LARGEST_LOGIT, _LARGEST_LOGIT)
         alpha_11G1 = self.alpha[...].astype(dtype)[None, None, :, None]
-        place = self.length * jax.nn.sigmoid(content_BMG[..., None] + alpha_11G1 * (jnp.log(share) - jnp.log1p(-share)))
+        place = self.length * jax.nn.sigmoid(content_BMG[..., None] + alpha_11G1 * logit)
         rates_111C = jnp.asarray(rates, dtype)[None, None, None]
         shape = (*content_BMG.shape, fast)
         near = jnp.broadcast_to(positions_BM11 * rates_111C[..., :fast], shape)

@@ -118,9 +118,8 @@ class SelectiveRoPE(TurnedByTokens):
         config, pairs = self.config, self.shape.head_dim // 2
         if config.temperature == "powers":
             return config.largest * frequencies(config.theta, self.shape.head_dim)
-        angles = np.linspace(0.0, config.theta * math.pi, pairs)
-        raw = np.sqrt((1 - np.cos(angles)) / (1 + np.cos(angles)))
-        return config.largest * raw / max(raw.max(), 1e-30)
+        raw = np.tan(np.linspace(0.0, config.theta * math.pi / 2, pairs))  # tan(a/2), which keeps small a
+        return config.largest * raw / raw[-1]
 
     def of_head(self, head: int) -> "SelectiveRoPE":
         group = head * self.shape.kv_heads // self.shape.num_heads

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -133,7 +134,8 @@ def darope(
     size = sizes.max_length if length is None else length
 
     def rotate(vector, token):
-        share = min(max((token.position + 0.5) / size, 1e-6), 1 - 1e-6)
+        least = Fraction(1, 10**6)  # exact, because 1 − 10⁻⁶ in float64 has ten digits less
+        share = min(max(Fraction(2 * token.position + 1, 2 * size), least), 1 - least)
         own = float(token.x[-1] @ params["kernel"][:, token.group])
         place = size * sigmoid(own + float(params["alpha"][token.group]) * math.log(share / (1 - share)))
         angles = []
