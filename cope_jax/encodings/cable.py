@@ -1,6 +1,7 @@
 """Context-aware biases for length extrapolation."""
 
 import dataclasses
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -17,9 +18,12 @@ class CABLEConfig:
     """The options of CABLE.
 
     Attributes:
-      stddev: standard deviation of the initial w_c and w_s. The paper does not state it.
+      form: "paper" means the equations of the paper; "code" those of the authors' code: steps softplus(w_c·x + β), with
+        β = 0 at the start, and no slopes.
+      stddev: standard deviation of the initial w_c and w_s. The paper does not state it; the code has 0.02.
     """
 
+    form: Literal["paper", "code"] = "paper"
     stddev: float = 0.02
 
 
@@ -31,7 +35,9 @@ class CABLE(Encoding):
 
     Veisi et al., "Context-aware Biases for Length Extrapolation" (arXiv 2503.08067); x is the input of the layer. The
     paper adds the bias, and its text leaves the sign of the steps open. Here the bias lowers the logit, so that
-    constant steps and slopes give ALiBi, as the paper says. CABLE is for causal attention.
+    constant steps and slopes give ALiBi, as the paper says. With form="code", S_ih = Σ_{l≤i} softplus(w_ch·x_l + β_h)
+    and g = 1, as in github.com/axiomlab/Cable. That code also leaves out the division by √K, which is not here. CABLE
+    is for causal attention.
 
     The carry is S_i − S_j, the sum of the steps after the key up to the query.
 
@@ -47,22 +53,33 @@ class CABLE(Encoding):
         check_at_least(0, "cable", stddev=config.stddev)
         size = (shape.width, shape.num_heads)
         self.step_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))
-        self.slope_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))
+        if config.form == "code":
+            self.step_bias = nnx.Param(jnp.zeros((shape.num_heads,)))
+        else:
+            self.slope_kernel = nnx.Param(config.stddev * jax.random.normal(rngs.params(), size))
 
     def features(
         self, x_BMD: Array | None, q_BMHK: Array, k_BMGK: Array, v_BMGK: Array, state: PyTree
     ) -> tuple[PyTree, PyTree]:
+        if self.config.form == "code":
+            return (jax.nn.softplus(project("cable", x_BMD, self.step_kernel[...], self.step_bias[...])),), ()
         steps_BMH = jax.nn.relu(project("cable", x_BMD, self.step_kernel[...]))
-        slopes_BMH = jax.nn.softplus(project("cable", x_BMD, self.slope_kernel[...]))
-        return (steps_BMH, slopes_BMH), ()
+        return (steps_BMH, jax.nn.softplus(project("cable", x_BMD, self.slope_kernel[...]))), ()
 
     def initial_carry(self, q_BHLK: Array, q_features: PyTree) -> Carry:
         return Carry(sums=jnp.zeros(q_BHLK.shape[:3], accumulator_dtype(q_BHLK.dtype)))
 
     def score(self, pairs: Pairs, carry: Carry) -> tuple[Array, Carry]:
         sums_BHLM, after_BHL = sum_over_nearer(pairs.k_features[0], pairs, carry.sums)
-        return pairs.logits - pairs.q_features[1][..., None] * sums_BHLM, carry._replace(sums=after_BHL)
+        if self.config.form == "paper":
+            sums_BHLM = pairs.q_features[1][..., None] * sums_BHLM
+        return pairs.logits - sums_BHLM, carry._replace(sums=after_BHL)
 
     def of_head(self, head: int) -> "CABLE":
-        own = (nnx.Param(kernel[...][:, head : head + 1]) for kernel in (self.step_kernel, self.slope_kernel))
-        return self._one_head(**dict(zip(("step_kernel", "slope_kernel"), own, strict=True)))
+        here = slice(head, head + 1)
+        own: dict[str, Any] = {"step_kernel": nnx.Param(self.step_kernel[...][:, here])}
+        if self.config.form == "code":
+            own["step_bias"] = nnx.Param(self.step_bias[...][here])
+        else:
+            own["slope_kernel"] = nnx.Param(self.slope_kernel[...][:, here])
+        return self._one_head(**own)

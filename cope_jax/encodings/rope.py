@@ -38,7 +38,8 @@ class RoPEConfig:
         divided by s, bands with more than `fast` = 32 stay, and others are between (arXiv 2309.00071).
       yarn_ramp: how `yarn` goes from one to the other: linearly in the number of turns, as the paper says ("turns"), or
         in the index of the band, as its released code and other libraries do ("bands").
-      longrope: divisors of the frequencies, one for each band (arXiv 2402.13753).
+      longrope: divisors of the frequencies, one for each band (arXiv 2402.13753). Published models also have the
+        magnitude √(1 + ln s/ln L), for texts s times as long as L; it is not the default here.
       llama3: (s, low, high, length), the form of Llama 3.1 and later. Wavelengths above length/low become s times as
         long. Wavelengths below length/high do not change. Between them the change is gradual.
       magnitude: a factor for rotated queries and keys. None means 0.1 ln s + 1 with `yarn`, else 1.

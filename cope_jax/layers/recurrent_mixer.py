@@ -51,7 +51,8 @@ class RecurrentMixer(nnx.Module):
 
     see `linear_recurrence`. q, k and v pass a convolution over four tokens and SiLU; q and k of each head have length
     1. β = σ(w·x), or 2σ(w·x) with `negative_eigenvalues` (Grazzi et al., arXiv 2411.12537). The decay g is log σ(W_2
-    W_1 x + b)/16 for each channel in GLA, and −A softplus(a·x + b) for each head in gated DeltaNet.
+    W_1 x + b)/16 for each channel in GLA, and −A softplus(a·x + b) for each head in gated DeltaNet. The gate on the
+    output is that of GLA and gated DeltaNet; in the library `fla`, DeltaNet has none by default.
 
     Encodings that act on the embeddings work with it. Others have no effect, and are refused. There are no weights to
     drop, so `dropout` acts only on what the layer adds to the residual stream.

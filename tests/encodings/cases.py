@@ -52,6 +52,7 @@ CASES = [
     "fox(bias=5.0,stddev=0.1,prune=90.0)",
     "fox(gate=head,longest=16.0)",
     "cable",
+    "cable(form=code)",
     "carope",
     "grape",
     "grape(base=100,step=1.0,per_head=True)",

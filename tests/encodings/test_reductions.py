@@ -73,6 +73,18 @@ def test_cope_slopes_with_open_gates_are_alibi():
     )
 
 
+def test_cable_of_the_code_is_fox_with_the_opposite_weights():
+    """−softplus(z) is log σ(−z), so the released form of CABLE is FoX with other signs."""
+    cable, fox = create("cable(form=code,stddev=1)"), create("fox")
+    cable.step_bias[...] = jnp.asarray([0.5, -2.0])
+    fox.kernel[...], fox.bias[...] = -cable.step_kernel[...], -cable.step_bias[...]
+    q, k, v = inputs()
+    x = q[:, :, 0]
+    found = [out(e, q, k, v, features=encodings.features_of(e, x, q, k, v)[0]) for e in (cable, fox)]
+    equal(*found, atol=1e-15)
+    assert np.abs(found[0] - out(create("none"), q, k, v)).max() > 0.1
+
+
 def test_saturated_cope_is_a_constant():
     """Where every position is clipped, all keys get q·e[N−1], and CoPE is no encoding at all."""
     q, k, v = all_gates_open("query_key")
@@ -247,6 +259,9 @@ def test_initial_parameters_of_encodings_that_know_the_token():
     has_stddev(params("carope(stddev=0.4)")["kernel"], 0.4)
     for kernel in params("cable(stddev=0.4)").values():
         has_stddev(kernel, 0.4)
+    found = params("cable(form=code,stddev=0.4)")
+    assert (found["step_bias"] == 0).all()
+    has_stddev(found["step_kernel"], 0.4)
     for leaf in params("tra").values():
         assert 0.7 < np.abs(leaf).max() * 512**0.5 <= 1 and leaf.min() < 0 < leaf.max()
     np.testing.assert_allclose(np.log1p(np.exp(params("grape_additive")["rate"])), 1, rtol=1e-6)

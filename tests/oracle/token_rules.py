@@ -42,15 +42,18 @@ def fox(
     return Rule(added=added)
 
 
-def cable(params: Params, sizes: Sizes, stddev: float = 0.02) -> Rule:
-    """−softplus(w_s·x_i) Σ_{l=j+1..i} relu(w_c·x_l)."""
+def cable(params: Params, sizes: Sizes, form: str = "paper", stddev: float = 0.02) -> Rule:
+    """−softplus(w_s·x_i) Σ_{l=j+1..i} relu(w_c·x_l); in the code b_i − b_j, b = cumsum(−softplus(w·x + β))."""
     del sizes, stddev
 
     def added(head, q, token, keys):
         del q
-        steps = [max(float(key.x[-1] @ params["step_kernel"][:, head]), 0.0) for key in keys]
+        steps = [float(key.x[-1] @ params["step_kernel"][:, head]) for key in keys]
+        if form == "code":
+            b = np.cumsum([-softplus(step + float(params["step_bias"][head])) for step in steps])
+            return [float(b[-1] - b[j]) for j in range(len(keys))]
         slope = softplus(float(token.x[-1] @ params["slope_kernel"][:, head]))
-        return [-slope * sum_after(steps, j) for j in range(len(keys))]
+        return [-slope * sum_after([max(step, 0.0) for step in steps], j) for j in range(len(keys))]
 
     return Rule(added=added)
 
