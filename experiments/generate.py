@@ -8,7 +8,6 @@ docs/text.md.
 """
 
 import dataclasses
-import io
 import json
 import math
 import re
@@ -98,8 +97,6 @@ def main() -> None:
         print(f"the context has up to {longest} tokens; training used {generator.length}", file=sys.stderr)
     speed = Speed()
     if _OUT.value is None:
-        if isinstance(sys.stdout, io.TextIOWrapper):  # a terminal may not support every character
-            sys.stdout.reconfigure(errors="replace")
         for start in range(0, len(prompts), _BATCH_SIZE.value):
             _show(generator, prompts, start, speed)
     else:

@@ -57,13 +57,13 @@ def commands() -> dict[str, Path]:
     return {
         path.parent.name if path.stem == "__main__" else path.stem: path
         for path in [*files, *root.glob("*/__main__.py")]
-        if "entry.run(main)" in path.read_text()
+        if b"entry.run(main)" in path.read_bytes()
     }
 
 
 def _documents(files: Mapping[str, Path]) -> dict[str, str]:
     """Reads the docstring of each file without running the file."""
-    return {name: ast.get_docstring(ast.parse(path.read_text())) or "" for name, path in files.items()}
+    return {name: ast.get_docstring(ast.parse(path.read_bytes())) or "" for name, path in files.items()}
 
 
 def first_sentence(text: str) -> str:

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 
 # Before jax is imported, for it reads these once. Processes that a test starts inherit them.
@@ -23,6 +24,9 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 # Tracing leaves millions of objects in caches; going through them at Python's usual pace takes 4 % of the time.
 gc.set_threshold(100_000, 20, 100)
+
+# Processes that a test starts inherit that SIGINT is ignored, as in the background job of a script.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Modules that read flags are imported here without absl's app.run.
 flags.FLAGS.mark_as_parsed()

@@ -81,7 +81,7 @@ class Run:
             raised only after too many skipped steps in a row.
         """
         # Outside of all else, because closing the checkpoints waits for the disk, and a signal may come then too.
-        with GracefulStop() as stop:
+        with GracefulStop(later=True) as stop:
             trained = self._until_saved(stop)
             if stop.requested():
                 raise Interrupted(
@@ -133,6 +133,7 @@ class Run:
             self.throughput.start()
             with jax.transfer_guard("disallow"):
                 state, measured = self.program.train_steps(state, batches)
+            stop.begin()
             drawn = self._draw() if step + size < config.steps else None  # while the device computes
             rows, losses = self._rows(step, jax.device_get(measured), bar)
             speeds = self.throughput.dispatched(size)

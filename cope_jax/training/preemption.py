@@ -35,6 +35,10 @@ class GracefulStop:
     `jax.distributed.initialize`, JAX's preemption service handles SIGTERM, and makes all processes agree on the step.
     Ctrl-C is forwarded to this service as SIGTERM.
 
+    Args:
+      later: whether a process that trains alone first leaves signals as they are, until `begin`. Before its first step,
+        a run has nothing to save, and compilation may take minutes.
+
     Attributes:
       number: the signal that requested the stop; None if there was no request.
     """
@@ -42,16 +46,23 @@ class GracefulStop:
     # JAX's service belongs to the process and stops at one count, so a later run must not restart the count.
     _calls = itertools.count(1)
 
-    def __init__(self) -> None:
+    def __init__(self, later: bool = False) -> None:
         self.number: int | None = None
         self._before: dict[int, Any] = {}
         self._alone = jax.process_count() == 1
+        self._later = later and self._alone
 
     def __enter__(self) -> "GracefulStop":
+        if not self._later:
+            self.begin()
+        return self
+
+    def begin(self) -> None:
+        """Begins to handle signals, unless it has begun."""
         numbers = (signal.SIGINT, signal.SIGTERM) if self._alone else (signal.SIGINT,)
         for number in numbers if threading.current_thread() is threading.main_thread() else ():
-            self._before[number] = signal.signal(number, self._request)
-        return self
+            if number not in self._before:
+                self._before[number] = signal.signal(number, self._request)
 
     def __exit__(self, *exception: object) -> None:
         for number, handler in self._before.items():

@@ -3,12 +3,16 @@
 import os
 import re
 import sys
+import threading
 from typing import Any
 
 import jax
 from absl import flags
 
 from cope_jax.errors import ConfigError
+
+SECONDS = 100.0
+"""The time that processes have to find each other, which is also how long JAX waits for a process that is lost."""
 
 _DISTRIBUTED = flags.DEFINE_enum(
     "distributed",
@@ -41,8 +45,9 @@ _PROCESS_ID = flags.DEFINE_integer(
 def join() -> None:
     """Connects this process to the other processes of the run, if there are any. Call it before JAX looks for devices.
 
-    If the other processes are not found, this process exits with status 134, as JAX does if it loses a process. The
-    other processes may only be late, so the same command can be run again. Raises ConfigError for incomplete flags.
+    If the other processes are not found within `SECONDS`, this process exits with status 134, as JAX does if it loses a
+    process. The other processes may only be late, so the same command can be run again. Raises ConfigError for
+    incomplete flags.
     """
     given: dict[str, Any] = {name: flags.FLAGS[name].value for name in ("coordinator", "num_processes", "process_id")}
     explicit = any(value is not None for value in given.values())
@@ -56,6 +61,9 @@ def join() -> None:
         raise ConfigError("--process_id={process_id} must be less than --num_processes={num_processes}".format(**given))
     if not explicit and not (_DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())):
         return
+    late = threading.Timer(SECONDS, _leave, (f"after {SECONDS:.0f} s",))  # JAX would abort with a trace, after 300 s
+    late.daemon = True
+    late.start()
     try:
         jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
     except (ValueError, RuntimeError, OSError) as error:
@@ -63,12 +71,19 @@ def join() -> None:
         if "RPC server" in reason:
             place = _COORDINATOR.value or "the first process"
             raise ConfigError(f"{place} cannot be opened ({reason}): choose a free port for --coordinator") from error
-        print(
-            f"error: the processes did not find each other ({reason}): start all of them, or give --coordinator, "
-            f"--num_processes and --process_id; for a single process, give --distributed=off",
-            file=sys.stderr,
-        )
-        sys.exit(134)
+        _leave(reason)
+    finally:
+        late.cancel()
+
+
+def _leave(reason: str) -> None:
+    print(
+        f"error: the processes did not find each other ({reason}): start all of them, or give --coordinator, "
+        "--num_processes and --process_id; for a single process, give --distributed=off",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(134)  # an orderly exit would wait for JAX's connection
 
 
 def several() -> bool:

@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import hashlib
+import io
 import itertools
 import os
 import platform
@@ -60,8 +61,8 @@ def clear_errors() -> Iterator[None]:
         _leave(3, f"error: {error}")
     except Interrupted as stop:
         _leave(stop.exit_code, str(stop))
-    except KeyboardInterrupt:
-        _leave(130, interrupts.LINE)
+    except KeyboardInterrupt as stop:
+        _leave(128 + interrupts.signal_of(type(stop)), interrupts.LINE)
     except ModuleNotFoundError as error:
         if clear := bucket_error(error):
             _leave(2, f"error: {clear}")
@@ -118,21 +119,20 @@ def _leave(status: int, line: str) -> NoReturn:
 
 @contextlib.contextmanager
 def no_late_words() -> Iterator[None]:
-    """Closes stderr on exit, so that threads of libraries print nothing after the one-line error.
+    """Closes stdout and stderr on exit, so that what threads of libraries print, or a full disk, changes nothing more.
 
-    After Ctrl-C the process ends here, because unfinished computation or compilation would outlive the interpreter and
-    crash.
+    After a signal the process ends here, because unfinished computation or compilation would outlive the interpreter
+    and crash.
     """
     try:
         yield
     except SystemExit as left:
-        with contextlib.suppress(OSError):
-            sys.stderr.flush()
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
+            with contextlib.suppress(OSError, ValueError):  # the reader is gone, the disk is full, or it is closed
+                stream.flush()
+            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
         if isinstance(left.__context__, KeyboardInterrupt) and not jax.distributed.is_initialized():
-            with contextlib.suppress(OSError):  # the reader may be gone
-                sys.stdout.flush()
-            os._exit(130)
+            os._exit(128 + interrupts.signal_of(type(left.__context__)))
         raise
 
 
@@ -143,7 +143,7 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
     """
 
     def guarded(argv: Sequence[str]) -> None:
-        with no_late_words(), clear_errors():
+        with clear_errors():
             if argv[1:]:
                 raise ConfigError(f"unexpected argument {argv[1]!r}: give all options as flags, see --help")
             with _mirrored_folders(mirrors):
@@ -153,7 +153,7 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
     def parse(argv: Sequence[str]) -> list[str]:
         with clear_errors():
             if HELP & {argument.partition("=")[0] for argument in argv[1:]}:
-                print(help_text(argv))
+                print(help_text(argv), flush=True)
                 sys.exit(0)
             try:
                 rest = flags.FLAGS(argv)
@@ -170,14 +170,18 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
                 raise ConfigError(_one_line(error)) from error
 
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by who started the command
+        stream = getattr(sys, name)
+        if stream is None:  # closed by who started the command
             setattr(sys, name, open(os.devnull, "w"))
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors in ("strict", "surrogateescape"):
+            stream.reconfigure(errors="replace")  # a terminal or file may not support every character
     keep_programs()
     logging.set_verbosity(logging.WARNING)
     getLogger("gcsfs").setLevel(logging.FATAL)  # it logs the errors that it raises
     # Orbax raises its errors and also logs them, with a traceback, from its own threads.
     logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
-    app.run(guarded, flags_parser=parse)
+    with no_late_words():
+        app.run(guarded, flags_parser=parse)
 
 
 def _check_folders() -> None:

@@ -1,22 +1,35 @@
-"""Handles Ctrl-C before a command begins and inside JAX: prints one line and exits with status 130.
+"""Answers Ctrl-C and SIGTERM from the start of a command: prints one line and exits with status 130 or 143.
 
-Elsewhere, Python raises KeyboardInterrupt as usual. Inside JAX, the exception could reach C++, which aborts the process
-or drops the exception; an import may turn it into another error. Nothing needs to be saved in these places.
+In our own Python code, a signal raises KeyboardInterrupt or Terminated. Inside JAX, an exception could reach C++, which
+aborts the process or drops the exception; an import may turn it into another error. Nothing needs to be saved in these
+places, so the process exits at once. While C++ code compiles or computes, Python calls no handler; after `PATIENCE`
+seconds, a thread ends the process in its place.
 """
 
 import contextlib
+import functools
 import os
+import queue
 import signal
 import sys
+import threading
 import types
 from typing import Any
 
 LINE = "interrupted; rerun the same command to resume"
+PATIENCE = 1.0
 _INSIDE = {"jax", "jaxlib", "importlib"}  # the first names of modules
 
 
+class Terminated(KeyboardInterrupt):
+    """The process was asked to end by SIGTERM."""
+
+
 def install() -> None:
-    """Replaces Python's handler of SIGINT, and its hooks for uncaught exceptions and exceptions that callbacks drop."""
+    """Replaces the handlers of SIGINT and SIGTERM, and the hooks for exceptions that nobody catches or callbacks drop.
+
+    A signal that is ignored, as SIGINT in a background job of a shell, stays ignored.
+    """
     dropped = sys.unraisablehook
 
     def uncaught(kind: type[BaseException], error: BaseException, trace: types.TracebackType | None) -> None:
@@ -27,28 +40,54 @@ def install() -> None:
         _leave_after_interrupt(hook.exc_type)
         dropped(hook)
 
+    answered: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    def answer(number: int, frame: types.FrameType | None) -> None:
+        answered.put(number)
+        _interrupt(number, frame)
+
+    def watch(signals: int) -> None:
+        while True:
+            number = os.read(signals, 1)[0]
+            if signal.getsignal(number) is answer:
+                try:
+                    answered.get(timeout=PATIENCE)
+                except queue.Empty:
+                    _leave(number)
+
     sys.excepthook, sys.unraisablehook = uncaught, unraisable
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # it is ignored in a background job of a shell
-        signal.signal(signal.SIGINT, _interrupt)
+    for number, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGTERM, signal.SIG_DFL)):
+        if signal.getsignal(number) == default:
+            signal.signal(number, answer)
+    signals, wakeup = os.pipe()
+    os.set_blocking(wakeup, False)
+    signal.set_wakeup_fd(wakeup, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=functools.partial(signal.set_wakeup_fd, -1))
+    threading.Thread(target=watch, args=(signals,), daemon=True).start()
+
+
+def signal_of(kind: type[BaseException]) -> int:
+    """The signal that raises a KeyboardInterrupt of this type."""
+    return signal.SIGTERM if issubclass(kind, Terminated) else signal.SIGINT
 
 
 def _interrupt(number: int, frame: types.FrameType | None) -> None:
     inner = frame
     while inner is not None:
         if inner.f_globals.get("__name__", "").partition(".")[0] in _INSIDE:
-            _leave()
+            _leave(number)
         inner = inner.f_back
-    signal.default_int_handler(number, frame)
+    raise KeyboardInterrupt if number == signal.SIGINT else Terminated
 
 
 def _leave_after_interrupt(kind: type[BaseException]) -> None:
     if issubclass(kind, KeyboardInterrupt):
-        _leave()
+        _leave(signal_of(kind))
 
 
-def _leave() -> None:
+def _leave(number: int) -> None:
     with contextlib.suppress(OSError, RuntimeError, ValueError):  # closed, or interrupted while it is written to
         sys.stdout.flush()
     with contextlib.suppress(OSError):
         os.write(2, f"{LINE}\n".encode())
-    os._exit(130)
+    os._exit(128 + number)

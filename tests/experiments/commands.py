@@ -75,13 +75,14 @@ class Command:
     Args:
       cache: a folder for compiled programs, so that a second start costs little too.
       folder: the folder to start in.
+      encoding: of stdout.
     """
 
-    def __init__(self, cache: Path, name: str, *flags: object, folder: Path = ROOT):
+    def __init__(self, cache: Path, name: str, *flags: object, folder: Path = ROOT, encoding: str = "utf-8"):
         self._folder = tempfile.TemporaryDirectory()
         self._out, self._err = Path(self._folder.name) / "out", Path(self._folder.name) / "err"
-        arguments = (str(cache), name, [str(flag) for flag in flags], str(self._out), str(self._err), str(folder))
-        self._process = _FORKS.Process(target=_child, args=arguments)
+        arguments = (str(cache), name, [str(flag) for flag in flags], str(self._out), str(self._err))
+        self._process = _FORKS.Process(target=_child, args=(*arguments, str(folder), encoding))
         self._process.start()
 
     def wait(self, seconds: float = 600, kill: bool = True) -> Done:
@@ -105,10 +106,12 @@ class Command:
         self.send(number)
 
 
-def _child(cache: str, name: str, flags: list[str], out: str, err: str, folder: str = str(ROOT)) -> None:
+def _child(
+    cache: str, name: str, flags: list[str], out: str, err: str, folder: str = str(ROOT), encoding: str = "utf-8"
+) -> None:
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False, buffering=1)
+    sys.stdout, sys.stderr = open(1, "w", closefd=False, encoding=encoding), open(2, "w", closefd=False, buffering=1)
     os.chdir(folder)
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", cache)

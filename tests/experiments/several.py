@@ -38,9 +38,7 @@ class Processes:
         self._folder = tempfile.TemporaryDirectory()
         self._logs = [[f"{self._folder.name}/{name}{i}" for name in ("out", "err")] for i in range(count)]
         environment = {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}", **variables}
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.processes = []
         for i, logs in enumerate(self._logs):
             given = [str(flag) for flag in (*flags, *(own[i] if own else ()))]
@@ -69,6 +67,13 @@ class Processes:
                 return
             time.sleep(0.002)
         os.kill(self.processes[index].pid, number)
+
+
+def free_port() -> int:
+    """A port that no process listens to."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
 
 
 def _forked(environment: dict[str, str], *arguments: object) -> None:

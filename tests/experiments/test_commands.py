@@ -16,7 +16,7 @@ from cope_jax.runs import workers
 from cope_jax.training import config_files
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import entry, jobs
-from tests.experiments.commands import ROOT
+from tests.experiments.commands import ROOT, Command
 
 pytestmark = pytest.mark.xdist_group("commands")  # what its fixtures train is shared
 
@@ -169,13 +169,28 @@ def test_a_reader_that_has_seen_enough_is_no_defect():
     [
         ("experiments.list >&- 2>&-", 0),
         ("experiments.train --config=no_such --workdir=x 2>&-", 2),
-        ("experiments.train --config=no_such --workdir=x 2>/dev/full", 2),
+        ("experiments.train --config=no_such --workdir=x >/dev/full 2>/dev/full", 2),
+        ("experiments.list --only=tasks >/dev/full", 4),
     ],
 )
 def test_closed_and_full_streams_change_no_status(command, status):
     if "full" in command and not Path("/dev/full").exists():
         pytest.skip("there is no /dev/full")
-    assert subprocess.run(f"{sys.executable} -m {command}", shell=True, cwd=ROOT).returncode == status
+    buffered = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    assert subprocess.run(f"{sys.executable} -m {command}", shell=True, cwd=ROOT, env=buffered).returncode == status
+
+
+@pytest.mark.parametrize(
+    ("encoding", "name", "given"),
+    [
+        ("latin-1", "list", []),
+        ("euc_jp", "analysis.inspect", ["--model=counting", "--input=a = 0 ; pass; a ++; print a"]),
+    ],
+)
+def test_a_stdout_that_lacks_characters_is_enough(encoding, name, given, tmp_path):
+    folder = [f"--out={tmp_path}"] if "inspect" in name else []
+    done = Command(tmp_path / "compiled", name, *given, *folder, encoding=encoding).wait()
+    assert (done.status, done.err) == (0, "") and len(done.out) > 100 and "?" in done.out
 
 
 def test_a_command_runs_as_a_module(tmp_path, config):

@@ -4,13 +4,16 @@ import fcntl
 import json
 import re
 import signal
+import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 
 from cope_jax.training.metrics import read_metrics
-from tests.experiments.several import Processes
+from tests.experiments.commands import ROOT
+from tests.experiments.several import Processes, free_port
 
 pytestmark = pytest.mark.xdist_group("processes")
 
@@ -167,6 +170,21 @@ def test_a_workdir_in_use_ends_both_at_once_with_one_line(launch, tmp_path):
     assert [done.status for done in ended] == [2, 2], ended
     assert "is in use by" in ended[0].error
     assert ended[1].err == ""
+
+
+def test_a_process_that_waits_in_vain_for_the_others_ends_with_one_line():
+    code = f"""
+import sys
+from experiments.cli import distributed, entry
+distributed.SECONDS = 1.0
+sys.argv = ["train", "--coordinator=127.0.0.1:{free_port()}", "--num_processes=2", "--process_id=0"]
+entry.run(distributed.join)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 134
+    assert re.fullmatch(
+        r"error: the processes did not find each other \(after 1 s\): start all of them.*\n", done.stderr
+    )
 
 
 @pytest.mark.parametrize(

@@ -241,9 +241,43 @@ def test_an_unknown_backend_is_one_clear_line(platform):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_ctrl_c_before_a_command_begins_is_one_line():
-    done = run("import sys; sys.argv = ['-m']; import experiments, signal; signal.raise_signal(signal.SIGINT)")
-    assert (done.returncode, done.stderr) == (130, f"{interrupts.LINE}\n")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_a_command_begins_is_one_line(number):
+    done = run(f"import sys; sys.argv = ['-m']; import experiments, signal; signal.raise_signal({int(number)})")
+    assert (done.returncode, done.stderr) == (128 + number, f"{interrupts.LINE}\n")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_is_obeyed_while_c_code_computes(number):
+    code = f"""
+import hashlib, os, threading
+from experiments.cli import interrupts
+interrupts.PATIENCE = 0.1
+interrupts.install()
+threading.Timer(0.1, os.kill, (os.getpid(), {int(number)})).start()
+hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # for minutes, without a look at signals
+"""
+    done = run(code)
+    assert (done.returncode, done.stderr) == (128 + number, f"{interrupts.LINE}\n")
+
+
+def test_a_signal_to_a_forked_process_ends_nothing_else():
+    code = """
+import os, signal, time
+from experiments.cli import interrupts
+interrupts.PATIENCE = 0.1
+interrupts.install()
+child = os.fork()
+if not child:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+    time.sleep(60)
+time.sleep(0.2)
+os.kill(child, signal.SIGTERM)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+time.sleep(0.4)
+"""
+    done = run(code)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "7\n", "")
 
 
 def test_importing_the_commands_changes_no_hook():

@@ -9,7 +9,6 @@ import os
 import random
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from cope_jax.buckets import Bucket
 from cope_jax.encodings import split_outside_parentheses
 from cope_jax.runs.grid import folder_name
+from tests.experiments.several import free_port
 from tests.torture.tortured_config import get_config
 
 ROOT = Path(__file__).parents[2]
@@ -67,10 +67,7 @@ class Job:
         words += [*axes, *several]
         if self.processes == 1:
             return [words]
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        words += [f"--coordinator=127.0.0.1:{port}", f"--num_processes={self.processes}"]
+        words += [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={self.processes}"]
         return [[*words, f"--process_id={index}"] for index in range(self.processes)]
 
     def environment(self, cache: Path) -> dict[str, str]:

@@ -41,18 +41,19 @@ class Killed(BaseException):
 
 @dataclasses.dataclass
 class Disturbed:
-    """A program that does something once its dispatch number `at` is done."""
+    """A program, or another part of a run, that does something once its call number `at` of a method is done."""
 
-    program: object
+    whole: object
     at: int
     action: object
+    method: str = "train_steps"
     count: int = 0
 
     def __getattr__(self, name):
-        return getattr(self.program, name)
+        return self.call if name == self.method else getattr(self.whole, name)
 
-    def train_steps(self, *args):
-        result = self.program.train_steps(*args)
+    def call(self, *args):
+        result = getattr(self.whole, self.method)(*args)
         self.count += 1
         if self.count == self.at:
             self.action()
@@ -87,12 +88,20 @@ def test_the_kinds_of_run_differ(straight):
 @pytest.mark.parametrize(("kind", "at"), WHERE)
 def test_a_run_stopped_by_ctrl_c_goes_on_to_the_same_bits(kind, at, straight, tmp_path):
     run = tiny.create_run(tmp_path, *KINDS[kind])
-    run.program = Disturbed(run.program, at, ctrl_c)
+    run.throughput = Disturbed(run.throughput, at, ctrl_c, "dispatched")
     with pytest.raises(Interrupted, match=f"stopped at step {at * tiny.DISPATCH} of {tiny.STEPS}"):
         run.train()
     with Checkpoints(tmp_path / "checkpoints") as checkpoints:
         assert checkpoints.latest() == at * tiny.DISPATCH
     assert outcome(tiny.create_run(tmp_path, *KINDS[kind])) == straight[kind]
+
+
+def test_ctrl_c_before_the_first_steps_is_obeyed_at_once(straight, tmp_path):
+    run = tiny.create_run(tmp_path, *KINDS["fixed"])
+    run.program = Disturbed(run.program, 1, ctrl_c)
+    with pytest.raises(KeyboardInterrupt):
+        run.train()
+    assert outcome(tiny.create_run(tmp_path, *KINDS["fixed"])) == straight["fixed"]
 
 
 @pytest.mark.parametrize(("kind", "at"), WHERE)

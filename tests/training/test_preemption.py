@@ -58,6 +58,17 @@ def test_a_signal_may_come_while_a_line_is_printed(monkeypatch):
         assert interruption.requested()
 
 
+def test_a_run_that_has_nothing_to_save_leaves_signals_as_they_are_until_it_begins():
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with GracefulStop(later=True) as interruption:
+        assert {number: signal.getsignal(number) for number in before} == before
+        for _ in range(2):
+            interruption.begin()
+        signal.raise_signal(signal.SIGTERM)
+        assert interruption.requested()
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
 @pytest.mark.parametrize("error", [None, ValueError])
 def test_the_handlers_from_before_come_back(error):
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -97,7 +108,7 @@ def test_several_processes_stop_after_the_same_step(several):
 
 def test_ctrl_c_in_one_of_several_processes_is_handed_to_jax(several):
     before = signal.getsignal(signal.SIGTERM)
-    with GracefulStop() as interruption:
+    with GracefulStop(later=True) as interruption:
         assert signal.getsignal(signal.SIGTERM) == before, "JAX has its handler there"
         signal.raise_signal(signal.SIGINT)
         assert several == [(os.getpid(), signal.SIGTERM)]
