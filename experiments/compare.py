@@ -7,8 +7,8 @@ Every finished run is kept, and the current run keeps its newest checkpoint. Aft
 resumes and gives the same numbers. You can add encodings and seeds later. The table and plots show only the encodings
 and seeds that the command names.
 
-Writes report.html, a page with all results, results.json, results.csv, table.md and plots into the workdir. The folder
-of a run is cells/ENCODING/seed_N, or seeds_M-N for seeds that are trained together. experiments.evaluate and
+Writes report.html, a page with all results, results.json, results.csv, table.md, table.tex and plots into the workdir.
+The folder of a run is cells/ENCODING/seed_N, or seeds_M-N for seeds that are trained together. experiments.evaluate and
 experiments.inspect accept this folder in --model.
 """
 
@@ -28,7 +28,7 @@ from ml_collections import config_flags
 
 from cope_jax import encodings, tasks
 from cope_jax.buckets import shown
-from cope_jax.evaluation.report import comparison, page, plots
+from cope_jax.evaluation.report import comparison, grid_table, page, plots
 from cope_jax.evaluation.report.page import PageRun
 from cope_jax.evaluation.report.table import console
 from cope_jax.files import write_atomically
@@ -100,7 +100,9 @@ def show(
     finished, paths = grid.write_results(workdir, planned)
     paper = {} if is_changed() else config.paper
     paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
-    written = write_page(workdir, config, task, finished, planned)
+    rows = [{"setting": task.name, **record} for record in finished]
+    paths.append(write_atomically(workdir / "table.tex", grid_table.latex(rows, {task.name: task})))
+    written = write_page(workdir, config, task, rows, planned)
     drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels, config.model.name)
     out = console()
     out.print(comparison.table(task, finished, labels, paper=paper).rich())
@@ -113,7 +115,7 @@ def show(
 
 
 def write_page(
-    workdir: Path, config: ExperimentConfig, task: Task, finished: Sequence[Record], planned: Sequence[GridRun]
+    workdir: Path, config: ExperimentConfig, task: Task, rows: Sequence[Record], planned: Sequence[GridRun]
 ) -> Path:
     """Writes report.html."""
     runs = [
@@ -121,7 +123,6 @@ def write_page(
         for run in planned
         for seed in run.seeds
     ]
-    rows = [{"setting": task.name, **record} for record in finished]
     curves = [{"setting": task.name, **row} for row in read_curves(planned)]
     title = ", ".join(filter(None, (task.name, config.variant)))
     facts = grid.environment([run.result for run in planned])

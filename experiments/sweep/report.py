@@ -19,7 +19,7 @@ from experiments.sweep.cells import Cell, State
 
 
 def write(state: State, records: Sequence[Record], workdir: Path, budget: str = "") -> list[Path]:
-    """Writes report.html, with all cells, table.md and table.png in `workdir`, and returns their paths.
+    """Writes report.html, with all cells, table.md, table.tex and table.png in `workdir`, and returns their paths.
 
     Args:
       state: the state of all cells.
@@ -34,7 +34,10 @@ def write(state: State, records: Sequence[Record], workdir: Path, budget: str = 
         *(_run(cell, workdir, f"failed: {line}") for cell, line in state.failed.items()),
         *(_run(cell, workdir, _stage(cell, workdir)) for cell in state.left),
     ]
-    table = write_atomically(workdir / "table.md", grid_table.markdown(records, known))
+    tables = [
+        write_atomically(workdir / "table.md", grid_table.markdown(records, known)),
+        write_atomically(workdir / "table.tex", grid_table.latex(records, known)),
+    ]
     written = page.write(
         workdir / "report.html",
         workdir.resolve().name,
@@ -47,7 +50,7 @@ def write(state: State, records: Sequence[Record], workdir: Path, budget: str = 
         f"{page.versions(grid.environment([cell.folder(workdir) / 'result.json' for cell in state.finished]))}",
     )
     drawn = save(grid_table.picture(records, known, workdir.resolve().name), workdir / "table.png")
-    return [written, table, drawn]
+    return [written, *tables, drawn]
 
 
 def _task(cell: Cell) -> Task:

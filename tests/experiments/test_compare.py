@@ -101,7 +101,13 @@ def test_the_same_is_written_as_csv_table_and_plots(straight):
     plots = sorted(workdir.glob("*.png"))
     assert len(plots) >= 3
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in plots)
-    for path in [workdir / "results.json", workdir / "results.csv", workdir / "table.md", *plots]:
+    for path in [
+        workdir / "results.json",
+        workdir / "results.csv",
+        workdir / "table.md",
+        workdir / "table.tex",
+        *plots,
+    ]:
         assert str(path) in done.out
     assert "selective_copy: sequence error" in done.out
     run = workdir / "cells" / "cope" / "seed_0"

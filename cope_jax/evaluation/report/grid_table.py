@@ -1,9 +1,9 @@
-"""The tables of a grid: encodings by settings, with what their seeds can show; as cells, Markdown and a picture."""
+"""The tables of a grid, encodings by settings, with what seeds can show: as cells, Markdown, LaTeX and a picture."""
 
 import math
 import re
-from collections.abc import Mapping, Sequence
-from statistics import fmean, median
+from collections.abc import Iterator, Mapping, Sequence
+from statistics import fmean, median, stdev
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 
 from cope_jax.evaluation.report import significance
 from cope_jax.evaluation.report.plot_style import STYLE, add_caption
-from cope_jax.evaluation.report.table import words
+from cope_jax.evaluation.report.table import MISSING, words
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
-from cope_jax.training.metrics import unit_of
+from cope_jax.training.metrics import PLAIN, SHARE, unit_of
 
 Errors = dict[str, dict[int, float]]
 """Errors by encoding and seed."""
@@ -34,66 +34,83 @@ IN, OUT = "in distribution", "out of distribution"
 
 def markdown(records: Sequence[Record], tasks: Mapping[str, Task]) -> str:
     """The tables of errors as GitHub Markdown, with a legend."""
-    main = headlines(records, tasks)
-    shares = are_shares(tasks)
-    names = list(dict.fromkeys(row["encoding"] for row in main))
     parts = []
-    for view, columns in views_of([row for row in main if row.get("kind", "split") == "split"]).items():
-        cells = cells_of(columns, shares)
-        headings = map(_escaped, cells)
-        lines = [f"**{view}**", "", f"| encoding | {' | '.join(headings)} |", f"| --- {'| ---: ' * len(cells)}|"]
-        for name in names:
-            seeds = {column: held.errors.get(name) for column, held in columns.items()}
-            shown = (_plain(cells[column].get(name), seeds.get(column), shares) for column in cells)
+    for view, headings, rows in _tables(records, tasks):
+        lines = [f"**{view}**", "", f"| encoding | {' | '.join(map(_escaped, headings))} |"]
+        lines.append(f"| --- {'| ---: ' * len(headings)}|")
+        for name, cells in rows:
+            shown = (f"**{cell['text']}**" if cell and cell["best"] else _text(cell) for cell in cells)
             lines.append(f"| `{name}` | {' | '.join(shown)} |")
         parts.append("\n".join(lines))
-    named = "; ".join(
-        f"{words(metric)}: {', '.join(map(_escaped, names))}" for metric, names in _settings(tasks).items()
-    )
-    unit = ", in %" if shares else ""
-    parts.append(
-        f"Mean over seeds and, in brackets, the worst seed{unit}. Out of distribution is the mean over all splits but "
-        f"the first. Bold: no other encoding is shown to be better, in a column that shows any difference. The errors "
-        f"are {named}."
-    )
+    named = (f"{words(metric)}: {', '.join(map(_escaped, names))}" for metric, names in _settings(tasks).items())
+    parts.append(f"{_legend(tasks)} The errors are {'; '.join(named)}.")
     return "\n\n".join(parts) + "\n"
+
+
+def latex(records: Sequence[Record], tasks: Mapping[str, Task]) -> str:
+    """The tables of errors for LaTeX's package booktabs, each with a caption."""
+    parts = ["% needs \\usepackage{booktabs}"]
+    for view, headings, rows in _tables(records, tasks):
+        lines = [r"\begin{table}", r"\centering", rf"\caption{{Errors {_latex(view)}. {_latex(_legend(tasks))}}}"]
+        lines += [rf"\begin{{tabular}}{{l{'r' * len(headings)}}}", r"\toprule"]
+        lines += [" & ".join(["encoding", *map(_latex, headings)]) + r" \\", r"\midrule"]
+        for name, cells in rows:
+            shown = (
+                rf"\textbf{{{_latex(_text(cell))}}}" if cell and cell["best"] else _latex(_text(cell)) for cell in cells
+            )
+            lines.append(" & ".join([rf"\texttt{{{_latex(name)}}}", *shown]) + r" \\")
+        parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]))
+    return "\n\n".join(parts) + "\n"
+
+
+def _tables(
+    records: Sequence[Record], tasks: Mapping[str, Task]
+) -> Iterator[tuple[str, list[str], list[tuple[str, list[dict[str, Any] | None]]]]]:
+    """The name, the headings and the rows of each table; a row is an encoding and its cells."""
+    main = headlines(records, tasks)
+    names = list(dict.fromkeys(row["encoding"] for row in main))
+    for view, columns in views_of([row for row in main if row.get("kind", "split") == "split"]).items():
+        cells = cells_of(columns, are_shares(tasks))
+        yield view, list(cells), [(name, [column.get(name) for column in cells.values()]) for name in names]
+
+
+def _legend(tasks: Mapping[str, Task]) -> str:
+    return (
+        f"Mean ± standard deviation over seeds{', in %' * are_shares(tasks)}; out of distribution is the mean over all "
+        f"splits but the first. Bold: no other encoding is shown to be better ({significance.TEST}), in a column that "
+        f"shows any difference."
+    )
 
 
 @rc_context(STYLE)
 def picture(records: Sequence[Record], tasks: Mapping[str, Task], title: str) -> Figure:
     """The tables as a picture, one next to the other; the colour of a cell is its error."""
-    main, shares = headlines(records, tasks), are_shares(tasks)
-    names = list(dict.fromkeys(row["encoding"] for row in main))
-    views = views_of([row for row in main if row.get("kind", "split") == "split"])
-    widest = max(len(columns) for columns in views.values())
-    figure = Figure(figsize=(1.2 + 0.42 * widest * len(views), 1.0 + 0.19 * len(names)), layout="constrained")
+    tables, shares = list(_tables(records, tasks)), are_shares(tasks)
+    widest, height = max(len(headings) for _, headings, _ in tables), len(tables[0][2])
+    figure = Figure(figsize=(1.2 + 0.42 * widest * len(tables), 1.0 + 0.25 * height), layout="constrained")
     figure.suptitle(title, fontsize=9)
-    for axes, (view, columns) in zip(
-        figure.subplots(1, len(views), sharey=True, squeeze=False)[0], views.items(), strict=True
-    ):
-        cells = cells_of(columns, shares)
-        shown = [[cells[column].get(name) for column in columns] for name in names]
-        values = np.array(
-            [[math.nan if one is None or one["mean"] is None else one["mean"] for one in row] for row in shown]
-        )
-        axes.imshow(values, COLOURS, vmin=0, vmax=1 if shares else None, aspect="auto")
+    panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
+    for axes, (view, headings, rows) in zip(panels, tables, strict=True):
+        columns = [number for number, heading in enumerate(headings) if heading != RANK]
+        shown = [[cells[number] for number in columns] for _, cells in rows]
+        values = [[math.nan if cell is None or cell["mean"] is None else cell["mean"] for cell in row] for row in shown]
+        axes.imshow(np.array(values), COLOURS, vmin=0, vmax=1 if shares else None, aspect="auto")
         axes.set_title(view)
-        axes.set_xticks(range(len(columns)), columns, rotation=90)
-        axes.set_yticks(range(len(names)), names)
+        axes.set_xticks(range(len(columns)), [headings[number] for number in columns], rotation=90)
+        axes.set_yticks(range(height), [name for name, _ in rows])
         axes.tick_params(length=0, top=True, labeltop=True, bottom=False, labelbottom=False)
         axes.spines[:].set_visible(False)
-        for row, held in enumerate(shown):
-            for place, one in enumerate(held):
-                weight = "bold" if one and one["best"] else "normal"
-                axes.text(place, row, one["text"] if one else "–", ha="center", va="center", fontsize=6, weight=weight)
-    unit = "Errors in %" if shares else "Errors"
-    add_caption(
-        figure,
-        f"{unit}, mean over seeds; out of distribution is the mean over all splits but the first. Bold: no other "
-        f"encoding is shown to be better, in a column that shows any difference.",
-    )
+        for row, cells in enumerate(shown):
+            for column, cell in enumerate(cells):
+                weight = "bold" if cell and cell["best"] else "normal"
+                text = _text(cell).replace(" ± ", "\n± ")
+                axes.text(column, row, text, ha="center", va="center", fontsize=5, weight=weight)
+    add_caption(figure, _legend(tasks))
     return figure
 
+
+RANK = "mean rank"
+"""The heading of the column of mean ranks."""
 
 COLOURS = LinearSegmentedColormap.from_list("errors", ["#66b0f2", "#f7fafc", "#f2a468"])
 """From blue to orange, which most colour-blind people tell apart."""
@@ -101,6 +118,25 @@ COLOURS = LinearSegmentedColormap.from_list("errors", ["#66b0f2", "#f7fafc", "#f
 
 def _escaped(text: str) -> str:
     return re.sub(r"([|<\\])", r"\\\1", text)
+
+
+def _latex(text: str) -> str:
+    r"""Text for LaTeX.
+
+    >>> print(_latex("0.5 ± 0.1 % of cope_signed"))
+    0.5 $\pm$ 0.1 \% of cope\_signed
+    """
+    return text.translate(_LATEX)
+
+
+_LATEX = str.maketrans(
+    {"±": r"$\pm$", "–": "--", "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {sign: f"\\{sign}" for sign in "&%$#_{}"}
+)
+
+
+def _text(cell: Mapping[str, Any] | None) -> str:
+    return MISSING if cell is None else str(cell["text"])
 
 
 def _settings(tasks: Mapping[str, Task]) -> dict[str, list[str]]:
@@ -121,16 +157,6 @@ def conditions(columns: Mapping[str, Column], rows: Sequence[Record], shares: bo
         for found, name in ranges
     ]
     return " in %, " * shares + ", " * (not shares) + ", ".join(told)
-
-
-def _plain(cell: Mapping[str, Any] | None, seeds: Mapping[int, float] | None, shares: bool) -> str:
-    if cell is None:
-        return "–"
-    text = f"**{cell['text']}**" if cell["best"] else str(cell["text"])
-    if not seeds or len(seeds) < 2 or cell["mean"] is None:
-        return text
-    worst = max(seeds.values())
-    return f"{text} ({100 * worst:.1f})" if shares else f"{text} ({worst:.3g})"
 
 
 def headlines(records: Sequence[Record], tasks: Mapping[str, Task]) -> list[Record]:
@@ -178,7 +204,9 @@ def cells_of(columns: Mapping[str, Column], shares: bool) -> dict[str, Any]:
     cells = {}
     for column, (errors, examples) in columns.items():
         best = significance.indistinguishable(errors, examples)
-        cells[column] = {name: _cell(seeds, name in best, shares) for name, seeds in errors.items()}
+        unit = SHARE if shares else PLAIN
+        decimals = unit.places(unit.scale * fmean(seeds.values()) for seeds in errors.values())
+        cells[column] = {name: _cell(seeds, name in best, shares, decimals) for name, seeds in errors.items()}
     return cells | _ranks({column: held.errors for column, held in columns.items()})
 
 
@@ -192,7 +220,7 @@ def _ranks(columns: Mapping[str, Errors]) -> dict[str, Any]:
     if len(columns) < 2 or len(common) < 2:
         return {}
     return {
-        "mean rank": {
+        RANK: {
             name: {
                 "mean": rank.mean,
                 "share": None,
@@ -206,7 +234,7 @@ def _ranks(columns: Mapping[str, Errors]) -> dict[str, Any]:
     }
 
 
-def _cell(seeds: Mapping[int, float], best: bool, shares: bool) -> dict[str, Any]:
+def _cell(seeds: Mapping[int, float], best: bool, shares: bool, decimals: int) -> dict[str, Any]:
     scale, unit = (100.0, " %") if shares else (1.0, "")
     values = [seeds[seed] for seed in sorted(seeds)]
     mean = fmean(values)
@@ -219,6 +247,7 @@ def _cell(seeds: Mapping[int, float], best: bool, shares: bool) -> dict[str, Any
             "few": True,
             "tip": "A loss was not finite.",
         }
+    shown = [mean, stdev(values)] if len(values) > 1 else [mean]
     told = [f"mean {scale * mean:.3g}{unit}, median {scale * median(values):.3g}{unit}"]
     told.append(f"worst {scale * max(values):.3g}{unit}, best {scale * min(values):.3g}{unit}")
     if shares:
@@ -231,7 +260,7 @@ def _cell(seeds: Mapping[int, float], best: bool, shares: bool) -> dict[str, Any
     return {
         "mean": mean,
         "share": mean if shares else None,
-        "text": f"{scale * mean:.1f}" if shares else f"{mean:.3g}",
+        "text": " ± ".join(f"{scale * value:,.{decimals}f}" for value in shown),
         "best": best,
         "few": len(seeds) < significance.LEAST,
         "tip": "\n".join(told),

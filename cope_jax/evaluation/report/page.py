@@ -1,6 +1,7 @@
 """Writes the results of many runs as one HTML page, which needs no network: tables, curves, costs and commands."""
 
 import dataclasses
+import functools
 import html
 import importlib.resources
 import json
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import vl_convert
 
-from cope_jax.evaluation.report import grid_table, page_charts
+from cope_jax.evaluation.report import grid_table, page_charts, significance
 from cope_jax.evaluation.report.table import words
 from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record, finite
@@ -84,23 +85,24 @@ def write(
         "runs": [dataclasses.asdict(run) for run in runs],
     }
     data = json.dumps(finite(content), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
-    library = vl_convert.javascript_bundle(LIBRARY).replace("</script", "<\\/script")
     text = (importlib.resources.files(__package__) / "page.html").read_text(encoding="utf-8")
-    for name, value in (("TITLE", html.escape(title)), ("DATA", data), ("LIBRARY", library)):
+    for name, value in (("TITLE", html.escape(title)), ("DATA", data), ("LIBRARY", library())):
         text = text.replace(f"@@{name}@@", value)
     return write_atomically(path, text)
 
 
-LIBRARY = "window.vegaEmbed = vegaEmbed;"
-"""What the page needs of the library of charts."""
+@functools.cache
+def library() -> str:
+    """The library of charts, as text of a script."""
+    return str(vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")).replace("</script", "<\\/script")
+
 
 LEGEND = (
-    "Errors are means over seeds; lower is better. Out of distribution is the mean over all splits but the first. "
-    "Underlined: no other encoding is shown to be better, by Student's t of the differences between equal seeds, which "
-    "vary at least as much as the choice of test examples makes them vary, corrected for all pairs of a column (false "
-    "discovery rate 5 %). Fewer than three seeds cannot show any. Solved: error below 1 %, with the exact binomial "
-    "interval. The mean rank is over all columns; it has the encodings that every column has. Hover over a cell, or "
-    "reach it with the Tab key, for its seeds."
+    "Errors are mean ± standard deviation over seeds; lower is better. Out of distribution is the mean over all splits "
+    f"but the first. Underlined: no other encoding is shown to be better ({significance.TEST}); a difference must also "
+    f"be larger than the choice of test examples explains. Fewer than {significance.LEAST} seeds show none. Solved: "
+    "error below 1 %, with the exact binomial interval. The mean rank is over all columns; it has the encodings that "
+    "every column has. Hover over a cell, or reach it with the Tab key, for its seeds."
 )
 
 

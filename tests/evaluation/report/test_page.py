@@ -15,9 +15,9 @@ from tests.evaluation.browser import browse, needs_browser
 MQAR = tasks.create("mqar")
 LEVELS = [split for _, split in MQAR.sweep]
 VIEWS = ("in distribution", "out of distribution")
-ERRORS = {  # task → encoding → the errors of three seeds in distribution, then those out of distribution
-    "recall": {"cope": ([0.0, 0.0, 0.0], [0.1, 0.12, 0.11]), "rope": ([0.5, 0.51, 0.49], [0.8, 0.9, 0.7])},
-    "stack <b>": {"cope": ([0.3, 0.1, 0.2], [0.5, 0.5, 0.5]), "rope": ([0.2, 0.3, 0.1], [0.4, 0.5, 0.6])},
+ERRORS = {  # task → encoding → the errors of four seeds in distribution, then those out of distribution
+    "recall": {"cope": ([0.0] * 4, [0.1, 0.12, 0.11, 0.11]), "rope": ([0.5, 0.51, 0.49, 0.5], [0.8, 0.9, 0.7, 0.8])},
+    "stack <b>": {"cope": ([0.3, 0.1, 0.2, 0.2], [0.5] * 4), "rope": ([0.2, 0.3, 0.1, 0.2], [0.4, 0.5, 0.6, 0.5])},
 }
 
 
@@ -49,7 +49,7 @@ def write(folder, records=None, settings=tuple(ERRORS)):
     runs = [
         page.PageRun(settings[0], "cope", seed, f"train --seed={seed}", f"cells/{seed}", "42 s") for seed in range(3)
     ]
-    return page.write(folder / "report.html", "A <grid>", records, curves, runs, known(settings), "three seeds")
+    return page.write(folder / "report.html", "A <grid>", records, curves, runs, known(settings), "four seeds")
 
 
 def known(settings):
@@ -66,18 +66,18 @@ def test_cells_say_what_is_shown(tmp_path):
     assert list(data["views"]) == ["in distribution", "out of distribution"]
     view = data["views"]["in distribution"]
     assert list(view) == ["recall", "stack <b>", "mean rank"]
-    assert view["recall"]["cope"]["text"] == "0.0"
-    assert data["conditions"]["in distribution"] == " in %, 200 steps, 3 seeds"
+    assert view["recall"]["cope"]["text"] == "0.0 ± 0.0"
+    assert data["conditions"]["in distribution"] == " in %, 200 steps, 4 seeds"
     assert data["metrics"]["recall"] == "token error"
     assert data["levels"]["recall"]["title"] == "pairs of keys and values"
-    assert not any(cell["few"] for cell in view["recall"].values())  # three seeds
-    first = [row for row in rows() if row["seed"] < 2]
+    assert not any(cell["few"] for cell in view["recall"].values())
+    first = [row for row in rows() if row["seed"] < 3]
     cells = content(write(tmp_path, first))["views"]["in distribution"]["recall"]
     assert all(cell["few"] for cell in cells.values())
     assert view["recall"]["cope"]["best"]
     assert not view["recall"]["rope"]["best"]
-    assert "solved by 3 of 3 seeds (95 % interval: 29 to 100 %)" in view["recall"]["cope"]["tip"]
-    assert "worst 51 %, best 49 %\nsolved by 0 of 3" in view["recall"]["rope"]["tip"]
+    assert "solved by 4 of 4 seeds (95 % interval: 40 to 100 %)" in view["recall"]["cope"]["tip"]
+    assert "worst 51 %, best 49 %\nsolved by 0 of 4" in view["recall"]["rope"]["tip"]
     assert not any(cell["best"] for cell in view["stack <b>"].values())  # no difference is shown
     assert view["mean rank"]["cope"]["text"] == "1.2"  # first, and a shared place
     assert data["views"]["out of distribution"]["stack <b>"]["rope"]["mean"] == pytest.approx(0.5)
@@ -94,12 +94,32 @@ def test_the_tables_as_markdown():
     lines = grid_table.markdown(list(rows()), known(ERRORS)).splitlines()
     assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack \\<b> | mean rank |"]
     assert lines[4:6] == [
-        "| `cope` | **0.0** (0.0) | 20.0 (30.0) | 1.2 |",
-        "| `rope` | 50.0 (51.0) | 20.0 (30.0) | 1.8 |",
+        "| `cope` | **0.0 ± 0.0** | 20.0 ± 8.2 | 1.2 |",
+        "| `rope` | 50.0 ± 0.8 | 20.0 ± 8.2 | 1.8 |",
     ]
     assert lines[7] == "**out of distribution**"
-    assert lines[-1].startswith("Mean over seeds and, in brackets, the worst seed, in %.")
+    assert lines[-1].startswith("Mean ± standard deviation over seeds, in %;")
+    assert "exact rank sum test" in lines[-1]
     assert lines[-1].endswith("The errors are token error: recall, stack \\<b>.")
+
+
+def test_the_tables_for_latex(tmp_path):
+    changed = [row | {"encoding": row["encoding"].replace("rope", "my_rope")} for row in rows()]
+    first, second, third = grid_table.latex(changed, known(ERRORS)).split("\n\n")
+    assert (first, third.splitlines()[:2]) == (r"% needs \usepackage{booktabs}", [r"\begin{table}", r"\centering"])
+    assert second.splitlines()[3:] == [
+        r"\begin{tabular}{lrrr}",
+        r"\toprule",
+        r"encoding & recall & stack <b> & mean rank \\",
+        r"\midrule",
+        r"\texttt{cope} & \textbf{0.0 $\pm$ 0.0} & 20.0 $\pm$ 8.2 & 1.2 \\",
+        r"\texttt{my\_rope} & 50.0 $\pm$ 0.8 & 20.0 $\pm$ 8.2 & 1.8 \\",
+        r"\bottomrule",
+        r"\end{tabular}",
+        r"\end{table}",
+    ]
+    cells = content(write(tmp_path, changed))["views"]["in distribution"]  # the page marks the same
+    assert [name for column in cells.values() for name, cell in column.items() if cell["best"]] == ["cope"]
 
 
 def test_the_tables_as_a_picture():
@@ -107,10 +127,10 @@ def test_the_tables_as_a_picture():
     assert [axes.get_title() for axes in (left, right)] == list(VIEWS)
     texts = {text.get_position(): (text.get_text(), text.get_fontweight()) for text in left.texts}
     assert texts == {
-        (0, 0): ("0.0", "bold"),
-        (1, 0): ("20.0", "normal"),
-        (0, 1): ("50.0", "normal"),
-        (1, 1): ("20.0", "normal"),
+        (0, 0): ("0.0\n± 0.0", "bold"),
+        (1, 0): ("20.0\n± 8.2", "normal"),
+        (0, 1): ("50.0\n± 0.8", "normal"),
+        (1, 1): ("20.0\n± 8.2", "normal"),
     }
     np.testing.assert_allclose(left.images[0].get_array(), [[0, 0.2], [0.5, 0.2]])
 
@@ -121,8 +141,8 @@ def test_bands_are_over_seeds(tmp_path):
     assert (point["low"], point["high"]) == (0.7, 0.9)
     assert point["mean"] == pytest.approx(0.8)
     levels = [p for p in data["sweep"] if (p["setting"], p["encoding"]) == ("recall", "cope")]
-    assert [p["level"] for p in levels] == [value for value, _ in MQAR.sweep[:3]]
-    assert (data["cost"][0]["seconds"], data["cost"][0]["GiB"]) == (21, 2.5)
+    assert [p["level"] for p in levels] == [value for value, _ in MQAR.sweep[:4]]
+    assert (data["cost"][0]["seconds"], data["cost"][0]["GiB"]) == (21.5, 3.5)
 
 
 @pytest.mark.parametrize("name", [name for name in tasks.names() if tasks.TASKS.get(name).sweep_label])
@@ -154,11 +174,11 @@ def test_errors_above_100_percent_are_possible(tmp_path):
     ]
     runs = [page.PageRun("recall", "cope", 0, "train", "cells/0", "42 s")]
     path = page.write(tmp_path / "p.html", "probes", above, [], runs, {"recall": tasks.create("probes")}, "")
-    assert content(path)["views"]["all splits"]["longer"]["rope"]["text"] == "190.0"
+    assert content(path)["views"]["all splits"]["longer"]["rope"]["text"] == "190.0 ± 8.2"
 
 
 def test_one_test_example_is_no_difference(tmp_path):
-    """One wrong example of 500 in each of three seeds is no difference."""
+    """One wrong example of 500 in each of four seeds is no difference."""
     one_example = [row | {"value": 0.002 * (row["encoding"] == "rope")} for row in rows() if row["setting"] == "recall"]
     assert not any(
         cell["best"] for cell in content(write(tmp_path, one_example))["views"]["all splits"]["longer"].values()
@@ -170,7 +190,7 @@ def test_the_page_is_one_file_without_addresses(tmp_path):
     text = path.read_text()
     assert path.stat().st_size < 2_000_000
     assert "<title>A &lt;grid&gt;</title>" in text
-    ours = text.replace(page.vl_convert.javascript_bundle(page.LIBRARY).replace("</script", "<\\/script"), "")
+    ours = text.replace(page.library(), "")
     assert len(ours) < 50_000
     assert not re.search(r"<(script|link|img)[^>]+(src|href)=|https?://", ours)
 
@@ -213,8 +233,8 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert found["tip"].startswith("rope, recall\nmean 50 %, median 50 %")
     assert found["closed"]
     assert found["notes"] == ["stack <b>"]
-    assert found["conditions"] == "token error in %, 200 steps, 3 seeds"
-    assert found["other"] == "11.0"
+    assert found["conditions"] == "token error in %, 200 steps, 4 seeds"
+    assert found["other"] == "11.0 ± 0.8"
     assert found["runs"] == 3
     assert found["folders"] == ["cells/0", "cells/1", "cells/2"]
 

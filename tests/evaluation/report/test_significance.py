@@ -1,4 +1,5 @@
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -21,110 +22,123 @@ def test_an_error_at_the_bound_does_not_solve():
     assert significance.solved([0.04, 0.06], bound=0.05).solved == 1
 
 
-def test_intervals_of_differences_cover_the_truth():
-    """Of 2,000 simulated pairs of encodings with five seeds, 95 % of the intervals contain the true difference."""
-    rng = np.random.default_rng(0)
-    first, second = rng.normal(0.3, 0.1, (2000, 5)), rng.normal(0.2, 0.2, (2000, 5))
-    inside = 0
-    for a, b in zip(first, second, strict=True):
-        found = significance.difference(dict(enumerate(a)), dict(enumerate(b)))
-        inside += found.low < 0.1 < found.high
-    assert 0.93 < inside / 2000 < 0.97
+def by_seed(errors):
+    return dict(enumerate(errors))
 
 
-def test_differences_are_by_seed():
-    """Equal seeds share their data, so a difference that is the same for each seed is shown although errors vary."""
+def test_p_is_the_share_of_all_assignments_of_the_ranks():
+    """Counted by brute force, with and without equal values."""
     rng = np.random.default_rng(0)
-    base = rng.uniform(0.1, 0.9, 5)
+    for first, second in [(4, 4), (3, 6), (5, 5), (2, 7)] * 3:
+        values = rng.integers(0, 4, first + second) / 7
+        ranks = stats.rankdata(values)
+        middle = first * (first + second + 1) / 2
+        sums = np.array([sum(chosen) for chosen in itertools.combinations(ranks, first)]) - middle
+        shift, p = significance.rank_sum(values[:first], values[first:])
+        assert shift == pytest.approx(ranks[:first].sum() - middle)
+        assert p == pytest.approx(np.mean(np.abs(sums) >= abs(shift) - 1e-9))
+
+
+@pytest.mark.parametrize("seeds", [(5, 5), (25, 25), (25, 5), (40, 60)])
+def test_p_is_scipys_without_equal_errors(seeds):
+    rng = np.random.default_rng(0)
+    first, second = rng.normal(5.0, 1.0, seeds[0]), rng.normal(5.5, 1.0, seeds[1])
+    method = "exact" if sum(seeds) <= 60 else "asymptotic"
+    expected = stats.mannwhitneyu(first, second, method=method).pvalue
+    assert significance.rank_sum(first, second)[1] == pytest.approx(expected)
+
+
+def test_all_seeds_of_both_count():
+    """25 seeds without an error, and five that all have some: only one of C(30, 5) orders is like this, or two."""
+    found = significance.difference(dict.fromkeys(range(25), 0.0), by_seed([0.001, 0.0008, 0.003, 0.01, 0.096]))
+    assert found.mean == pytest.approx(-0.02216)
+    assert found.p == pytest.approx(1 / math.comb(30, 5))  # no other assignment of the ranks is as far
+    found = significance.difference({0: 0.5, 1: 0.6, 2: 0.7, 3: 0.8}, {7: 0.1, 8: 0.2, 9: 0.3, 10: 0.4})  # other seeds
+    assert found.p == pytest.approx(2 / math.comb(8, 4))
+
+
+def test_few_seeds_and_errors_that_are_not_finite_are_not_compared():
+    four, three = dict.fromkeys(range(4), 0.1), dict.fromkeys(range(3), 0.5)
+    assert significance.difference(four, three) is None
+    assert significance.difference(four, {**three, 3: math.nan}) is None
     errors = {
-        "a": dict(enumerate(base)),
-        "b": dict(enumerate(base + 0.02 + rng.normal(0, 0.001, 5))),
+        "a": by_seed([0.1, 0.11, 0.1, 0.1, 0.12]),
+        "b": by_seed([0.5, 0.52, 0.5, 0.51, 0.5]),
+        "broken": by_seed([0.9, math.nan, 0.9, 0.9, 0.9]),
+        "few": by_seed([0.0]),
     }
-    assert significance.differences(errors)["a", "b"].shown
-    shuffled = {"a": errors["a"], "b": dict(zip(range(5), np.roll(list(errors["b"].values()), 1), strict=True))}
-    assert not significance.differences(shuffled)["a", "b"].shown
-    assert significance.indistinguishable(errors) == {"a"}
-    assert significance.indistinguishable(shuffled) == set()
-    few = errors | {"c": {0: 0.0}}
-    assert significance.indistinguishable(few) == {"a"}  # one seed of c shows nothing
-
-
-def test_only_seeds_that_both_have_count():
-    found = significance.difference({0: 0.5, 1: 0.5, 2: 0.5, 7: 0.9}, {0: 0.4, 1: 0.3, 2: 0.2, 3: 0.0})
-    assert found.mean == pytest.approx(0.2)
-    assert significance.difference({0: 0.5, 1: 0.5}, {0: 0.1, 1: 0.1}).p == 1  # too few seeds
-    assert significance.difference({0: 0.5}, {0: 0.1}).p == 1
-    assert np.isnan(significance.difference({0: 0.5}, {1: 0.1}).mean)
-    same = dict.fromkeys(range(3), 0.5)
+    assert significance.differences(errors, 500).keys() == {("a", "b")}
+    assert significance.indistinguishable(errors, 500) == {"a"}
+    ranks = significance.ranks({"one": {"a": 0.1, "b": math.nan}, "two": {"a": 0.1, "b": 0.3}})
+    assert {name: rank.mean for name, rank in ranks.items()} == {"a": 1, "b": 2}
+    same = dict.fromkeys(range(5), 0.5)
     assert significance.difference(same, same).p == 1
 
 
-def test_student_by_scipy():
-    first, second = np.random.default_rng(0).normal(5.0, 1.0, (2, 6))
-    found = significance.difference(dict(enumerate(first)), dict(enumerate(second)))
-    test = stats.ttest_rel(first, second)
-    assert found.p == pytest.approx(test.pvalue)
-    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval(0.95)))
+def test_ranks_that_contradict_the_means_show_nothing():
+    """The mean of the first is lower, but in most seeds it has the higher error."""
+    first, second = by_seed([0.1] * 19 + [0.2]), by_seed([0.0] * 17 + [0.9] * 3)
+    assert significance.rank_sum(np.array(list(first.values())), np.array(list(second.values())))[1] < 0.001
+    found = significance.difference(first, second)
+    assert (found.mean < 0, found.p) == (True, 1)
 
 
-def test_a_difference_varies_at_least_as_much_as_the_choice_of_examples():
-    """Seeds that all differ by the same: the standard deviation is that of two samples of 100 examples."""
-    first, second = dict.fromkeys(range(4), 0.5), dict.fromkeys(range(4), 0.2)
-    found = significance.difference(first, second, examples=100)
-    share = (np.array([0.5, 0.2]) * 400 + 1) / 402
-    error = np.sqrt((share * (1 - share)).sum() / 100 / 4)
-    assert found.p == pytest.approx(2 * stats.t.sf(0.3 / error, 3))
-    assert found.high - 0.3 == pytest.approx(error * stats.t.ppf(0.975, 3))
-    assert significance.difference(first, second).p == 0  # for a measure that is no share
+def test_a_difference_is_larger_than_the_choice_of_examples_explains():
+    first, second = by_seed([0.02, 0.022, 0.024, 0.026]), by_seed([0.01, 0.012, 0.014, 0.016])
+    few, many = (significance.difference(first, second, examples).p for examples in (200, 100_000))
+    share = (np.array([0.023, 0.013]) * 800 + 1) / 802
+    deviation = np.sqrt((share * (1 - share)).sum() / 800)
+    assert few == pytest.approx(2 * stats.norm.sf(0.01 / deviation))
+    assert many == significance.difference(first, second).p == pytest.approx(2 / math.comb(8, 4))
 
 
-def test_errors_that_are_not_finite_show_nothing():
-    errors = {
-        "a": {0: 0.1, 1: 0.11, 2: 0.1, 3: 0.1},
-        "b": {0: 0.5, 1: 0.52, 2: 0.5, 3: 0.51},
-        "broken": {0: 0.9, 1: float("nan"), 2: 0.9, 3: 0.9},
-        "apart": {7: 0.9, 8: 0.9, 9: 0.9},
-    }
-    assert significance.indistinguishable(errors, 500) == {"a"}
-    ranks = significance.ranks({"one": {"a": 0.1, "b": float("nan")}, "two": {"a": 0.1, "b": 0.3}})
-    assert {name: rank.mean for name, rank in ranks.items()} == {"a": 1, "b": 2}
+def of_test_examples(error):
+    return lambda rng, size: rng.binomial(500, error, size) / 500
 
 
-def test_grids_without_differences_show_hardly_any():
-    """The false discovery rate is at most 5 %: without any true difference, one grid in twenty may show one."""
-    rng = np.random.default_rng(0)
-    shown = 0
-    for values in rng.normal(0.3, 0.1, (300, 5, 5)):
-        errors = {name: dict(enumerate(row)) for name, row in zip("abcde", values, strict=True)}
-        shown += any(found.shown for found in significance.differences(errors).values())
-    assert shown / 300 < 0.05
+NULLS = {
+    "normal": lambda rng, size: rng.normal(0.3, 0.1, size),
+    "heavy tail": lambda rng, size: np.exp(rng.normal(-4, 1.5, size)).clip(0, 1),
+    "half of the seeds solve it": lambda rng, size: np.where(rng.random(size) < 0.5, 0, rng.normal(0.3, 0.02, size)),
+    "few seeds do not": lambda rng, size: np.where(rng.random(size) < 0.9, 0, rng.normal(0.3, 0.02, size)),
+    **{f"{100 * error:g} % of 500 examples": of_test_examples(error) for error in (0.002, 0.01, 0.2, 0.98)},
+}
+"""Errors of seeds whose distribution is the same for all encodings."""
 
 
-@pytest.mark.parametrize("error", [0.002, 0.01, 0.2, 0.98])
-@pytest.mark.parametrize("seeds", [3, 5])
-def test_equal_encodings_with_few_wrong_examples_show_hardly_any(seeds, error):
-    """29 encodings with the same expected error of 500 examples: small errors often differ by the same in all seeds."""
+@pytest.mark.parametrize("errors", NULLS.values(), ids=NULLS)
+@pytest.mark.parametrize(("encodings", "seeds", "grids"), [(2, 4, 200), (3, 5, 100), (10, 5, 20), (29, 5, 2)])
+def test_equal_encodings_hardly_ever_differ(errors, encodings, seeds, grids):
+    """Without any true difference, at most one grid in twenty may show one (three standard deviations are allowed)."""
     rng, shown = np.random.default_rng(0), 0
-    for values in rng.binomial(500, error, (40, 29, seeds)) / 500:
-        errors = {str(name): dict(enumerate(row)) for name, row in enumerate(values)}
-        shown += any(found.shown for found in significance.differences(errors, examples=500).values())
-    assert shown <= 2
+    for values in errors(rng, (grids, encodings, seeds)):
+        found = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)}, 500)
+        shown += any(one.shown for one in found.values())
+    assert shown <= 0.05 * grids + 3 * math.sqrt(0.05 * 0.95 * grids)
 
 
-@pytest.mark.parametrize(("p", "shown"), [(0.04, False), (0.02, True)])
-def test_the_correction_holds_for_dependent_differences(p, shown, monkeypatch):
-    """Three equal p: Benjamini & Yekutieli multiply by 1 + 1/2 + 1/3, Benjamini & Hochberg not at all."""
-    monkeypatch.setattr(significance, "difference", lambda *_: significance.Difference(0.1, 0.0, 0.2, p))
-    found = significance.differences({name: {0: 0.1, 1: 0.2} for name in "abc"})
-    assert [one.shown for one in found.values()] == [shown] * 3
+@pytest.mark.parametrize("name", ["normal", "half of the seeds solve it"])
+def test_of_the_differences_that_are_shown_few_are_by_chance(name):
+    """Five encodings are equal, five others are worse by different amounts."""
+    rng, shares = np.random.default_rng(0), []
+    for values in NULLS[name](rng, (60, 10, 5)):
+        values[5:] += 0.3 * np.arange(1, 6)[:, None]
+        found = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)})
+        shown = [pair for pair, one in found.items() if one.shown]
+        shares.append(sum(max(pair) < "5" for pair in shown) / max(1, len(shown)))
+    assert np.mean(shares) < 0.05
 
 
-def test_encodings_with_few_seeds_hide_no_difference():
-    errors = {"a": dict(enumerate([0.1, 0.12, 0.11])), "b": dict(enumerate([0.2, 0.23, 0.25]))}
-    p = significance.differences(errors)["a", "b"].p
-    assert p * 4 < 0.05 < p * 100
-    errors |= {f"few {i}": {0: 0.1, 1: 0.2} for i in range(20)}
-    assert significance.differences(errors)["a", "b"].shown
+@pytest.mark.parametrize(("p", "shown"), [(0.06, 0), (0.05, 3), (0.016, 3)])
+def test_the_correction_is_for_all_pairs(p, shown, monkeypatch):
+    """Benjamini & Hochberg: three equal p are not changed; of one small p, three times it counts."""
+    monkeypatch.setattr(significance, "difference", lambda *_: significance.Difference(0.1, p))
+    found = significance.differences({name: {} for name in "abc"})
+    assert sum(one.shown for one in found.values()) == shown
+    rest = iter([p, 0.9, 0.9])
+    monkeypatch.setattr(significance, "difference", lambda *_: significance.Difference(0.1, next(rest)))
+    found = significance.differences({name: {} for name in "abc"})
+    assert [one.shown for one in found.values()] == [3 * p <= 0.05, False, False]
 
 
 def test_all_pairs_are_compared():

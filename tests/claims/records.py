@@ -1,0 +1,138 @@
+"""What sentences of pages are checked against: the archived records, and the tables of RESULTS.md."""
+
+import dataclasses
+import functools
+import json
+import re
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from cope_jax import tasks
+from cope_jax.evaluation.report import grid_table, significance
+from experiments.configs.abilities import SETTINGS
+
+ROOT = Path(__file__).parents[2]
+ARCHIVE = ROOT / "experiments" / "results" / "abilities.tar.xz"
+TASKS = {setting: tasks.create(name, **options) for setting, (name, options) in SETTINGS.items()}
+WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
+RESULTS, README, COMMANDS, GALLERY = "experiments/RESULTS.md", "README.md", "docs/commands.md", "docs/gallery.md"
+IN, OUT = grid_table.IN, grid_table.OUT
+
+
+@dataclasses.dataclass
+class Records:
+    """Errors in % of the grid `abilities`, and tables of RESULTS.md.
+
+    Attributes:
+      rows: records of the headline metric of each setting.
+      tables: the tables below each heading, in order: row → column → text.
+      number: changes each number of the tables; tests use it to make sentences wrong.
+    """
+
+    rows: list[dict[str, Any]]
+    tables: Mapping[str, list[dict[str, dict[str, str]]]]
+    number: Any = float
+
+    @functools.cached_property
+    def _errors(self) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
+        found: dict[tuple[str, str], dict[str, dict[int, float]]] = {}
+        for row in self.rows:
+            errors = found.setdefault((row["setting"], row["encoding"]), {}).setdefault(row["split"], {})
+            errors[row["seed"]] = 100 * row["value"]
+        return found
+
+    def names(self, least: int = 0, setting: str = "recall") -> list[str]:
+        """The encodings with at least so many seeds."""
+        return [name for where, name in self._errors if where == setting and len(self.errors(where, name)) >= least]
+
+    def errors(self, setting: str, name: str, split: str = IN) -> np.ndarray:
+        """The error of each seed; out of distribution it is the mean over the other splits."""
+        held = self._errors[setting, name]
+        names = {IN: ["in_distribution"], OUT: [split for split in held if split != "in_distribution"]}.get(
+            split, [split]
+        )
+        return np.array([fmean(held[one][seed] for one in names) for seed in sorted(held[names[0]])])
+
+    def mean(self, setting: str, name: str, split: str = IN) -> float:
+        return float(self.errors(setting, name, split).mean())
+
+    @functools.cached_property
+    def views(self) -> dict[str, dict[str, grid_table.Column]]:
+        return grid_table.views_of(self.rows)
+
+    def better(self, setting: str, split: str = IN) -> set[tuple[str, str]]:
+        """The pairs of encodings of which the first is shown to be better."""
+        column = self.views[split][setting]
+        found = significance.differences(column.errors, column.examples)
+        return {pair if one.mean < 0 else pair[::-1] for pair, one in found.items() if one.shown}
+
+    def beats_all(self, name: str, setting: str, split: str = IN) -> bool:
+        """Whether an encoding is shown to be better than all others that have five seeds."""
+        return {(name, other) for other in self.names(5) if other != name} <= self.better(setting, split)
+
+    def cell(self, heading: str, row: str, column: str, table: int = 0) -> list[float]:
+        """The numbers in a cell of a table below the heading that begins like this."""
+        (name,) = (name for name in self.tables if name.startswith(heading))
+        text = self.tables[name][table][row][column].replace(",", "")
+        return [self.number(number) for number in re.findall(r"(?<![\w.])-?\d+(?:\.\d+)?", text)]
+
+    def first(self, heading: str, row: str, column: str, table: int = 0) -> float:
+        return self.cell(heading, row, column, table)[0]
+
+
+class Claim(NamedTuple):
+    """A sentence, or a part of one.
+
+    Attributes:
+      page: where it is.
+      text: its words, with a field for each of its values.
+      values: the values, from the records.
+      holds: whether the records support the words.
+    """
+
+    page: str
+    text: str
+    values: Callable[[Records], Sequence[object]] = lambda _: ()
+    holds: Callable[[Records], bool] = lambda _: True
+
+
+def read() -> Records:
+    """The records as they are."""
+    rows = []
+    with tarfile.open(ARCHIVE) as archive:
+        for member in archive:
+            if member.name.endswith("/result.json"):
+                setting = member.name.split("/")[1]
+                content = json.load(archive.extractfile(member) or b"")
+                rows += [{"setting": setting, **row} for row in content["records"]]
+    return Records(grid_table.headlines(rows, TASKS), tables((ROOT / "experiments" / "RESULTS.md").read_text()))
+
+
+def tables(page: str) -> dict[str, list[dict[str, dict[str, str]]]]:
+    """The tables below each heading of a page; a row is named by its first cell, or two."""
+    found: dict[str, list[dict[str, dict[str, str]]]] = {}
+    for section in re.split(r"^##+ ", page, flags=re.MULTILINE)[1:]:
+        heading, _, text = section.partition("\n")
+        blocks = re.findall(r"^\|.*\n\| ?-.*\n((?:\|.*\n)+)", text, re.MULTILINE)
+        heads = re.findall(r"^(\|.*)\n\| ?-", text, re.MULTILINE)
+        found[heading] = [
+            _named(_cells(head), [_cells(line) for line in block.splitlines()])
+            for head, block in zip(heads, blocks, strict=True)
+        ]
+    return found
+
+
+def _named(head: list[str], rows: list[list[str]]) -> dict[str, dict[str, str]]:
+    firsts = [row[0] for row in rows]
+    names = [row[0] if firsts.count(row[0]) == 1 else ", ".join(row[:2]) for row in rows]
+    return {name: dict(zip(head, row, strict=True)) for name, row in zip(names, rows, strict=True)}
+
+
+def _cells(line: str) -> list[str]:
+    cells = re.split(r"(?<!\\)\|", line.strip().strip("|"))
+    return [re.sub(r"[*`]", "", cell).strip() for cell in cells]

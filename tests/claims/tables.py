@@ -1,0 +1,242 @@
+"""Sentences on runs whose figures are in tables of RESULTS.md, and what the tables must have for them to be true."""
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from tests.claims.records import COMMANDS, GALLERY, RESULTS, Claim, Records
+
+
+def loses(r: Records, heading: str, name: str, table: int, near: str, far: str) -> float:
+    """By how many per cent the perplexity in the column `far` is above that in the column `near`."""
+    return 100 * (r.first(heading, name, far, table) / r.first(heading, name, near, table) - 1)
+
+
+def row(r: Records, heading: str, name: str, *columns: str) -> list[float]:
+    return [r.first(heading, name, column) for column in columns]
+
+
+def beyond(columns: Sequence[str], heading: str) -> Callable[[Records], bool]:
+    """Whether CoPE has the lowest mean in all columns."""
+    others = ("rope", "relative", "learned")
+    return lambda r: all(r.first(heading, "cope", c) < min(r.first(heading, o, c) for o in others) for c in columns)
+
+
+def kills(r: Records) -> int:
+    """All kills of a table whose rows share their names, so it is read by its numbers."""
+    (table,) = (tables for name, tables in r.tables.items() if name.startswith("Runs killed"))
+    return int(sum(r.number(row["kills"]) for row in table[0].values()))
+
+
+def quick(r: Records, split: str) -> list[float]:
+    """CoPE's errors on a split, of the 20 seeds that were measured first."""
+    heading = "Quick"
+    return [r.first(heading, split, str(seed), 1 + seed // 10) for seed in range(20)]
+
+
+SELECTIVE, FLIP_FLOP, ONE_LAYER = "Selective copy, 32", "Flip-flop, length", "Flip-flop with one"
+NAVIGATION, COUNTING, COUNTING_3 = "Navigation", "Counting, one", "Counting, three"
+WIKITEXT, CODE, ADDED = "Language models of WikiText-2", "Language models of code", "CoPE added"
+BERT, SENSES, TAGS, PROBES = "Position encodings of", "Word senses", "Parts of speech", "Layers probed"
+SPLITS = ("in distribution", "dense", "sparse")
+PASSES = ("in distribution", "pass 100", "pass 10")
+
+CLAIMS = [
+    Claim(
+        RESULTS,
+        "CoPE makes no error on any split; with fewer or more blanks than in training, the "
+        "others have a mean sequence error of {} % or more.",
+        lambda r: [min(r.first(SELECTIVE, n, s) for n in ("rope", "relative", "learned") for s in SPLITS[1:])],
+        lambda r: all(row(r, SELECTIVE, "cope", s) == [0] for s in SPLITS),
+    ),
+    Claim(
+        RESULTS,
+        "on the sparse split CoPE has {} % token error, RoPE {} %, `learned` {} %; on the dense"
+        " split CoPE has {} % and RoPE none.",
+        lambda r: [
+            *(r.first(FLIP_FLOP, n, "sparse") for n in ("cope", "rope", "learned")),
+            r.first(FLIP_FLOP, "cope", "dense"),
+        ],
+        lambda r: r.first(FLIP_FLOP, "rope", "dense") == 0,
+    ),
+    Claim(
+        RESULTS,
+        "FoX and stick-breaking are within 1.4 points of the errors that the PaTH paper prints;"
+        " PaTH has at most {} % but on the dense split, where it has {:.0f} % and the paper "
+        "{:.0f}.",
+        lambda r: [
+            max(row(r, ONE_LAYER, "path", "in distribution", "sparse")),
+            *r.cell(ONE_LAYER, "path", "dense"),
+        ],
+        lambda r: all(
+            abs(ours - paper) < 1.45
+            for ours, paper in (r.cell(ONE_LAYER, n, s) for n in ("fox", "stick_breaking") for s in SPLITS)
+        ),
+    ),
+    Claim(
+        RESULTS,
+        "MapFormer has {:.0f} to {:.0f} % error, CoPE {:.0f} to {:.0f} %, CoPE with signed "
+        "gates {:.0f} to {:.0f} %, RoPE {:.0f} to {:.0f} %, in the order of the MapFormer "
+        "paper.",
+        lambda r: [
+            end(row(r, NAVIGATION, n, *SPLITS))
+            for n in ("mapformer", "cope", "cope_signed", "rope")
+            for end in (min, max)
+        ],
+        lambda r: all(
+            sorted(("mapformer", "cope", "rope"), key=lambda n: r.cell(NAVIGATION, n, s)[which])
+            == ["mapformer", "cope", "rope"]
+            for s in SPLITS
+            for which in (0, 1)
+        ),
+    ),
+    Claim(
+        RESULTS,
+        "with fewer `pass`, CoPE has {} % error, RoPE {} %, `relative` {} %, `learned` {} %;",
+        lambda r: [r.first(COUNTING, n, "pass 10") for n in ("cope", "rope", "relative", "learned")],
+    ),
+    Claim(
+        RESULTS,
+        "CoPE has {} %, the others {} to {} %.",
+        lambda r: [
+            r.first(COUNTING_3, "cope", "pass 10"),
+            *(end(r.first(COUNTING_3, n, "pass 10") for n in ("rope", "relative", "learned")) for end in (min, max)),
+        ],
+    ),
+    Claim(
+        RESULTS,
+        "at eight times the length of training CoPE's perplexity is {:.1f} % worse than at the "
+        "length of training, `relative`'s {:.0f} % and RoPE's {:.0f} %.",
+        lambda r: [
+            loses(r, WIKITEXT, n, 1, "token perplexity at length 128", "1,024") for n in ("cope", "relative", "rope")
+        ],
+    ),
+    Claim(
+        RESULTS,
+        "At the length of training CoPE has a perplexity of {}, `relative` {}.",
+        lambda r: [r.cell(WIKITEXT, n, "token perplexity, validation / test")[2] for n in ("cope", "relative")],
+    ),
+    Claim(
+        RESULTS,
+        "at eight times the length of training CoPE's perplexity is {:.0f} % worse, "
+        "`relative`'s {:.0f} % and RoPE's {:.0f} %.",
+        lambda r: [
+            100 * (r.first(CODE, n, "1,024") / r.cell(CODE, n, "token perplexity, validation / test")[2] - 1)
+            for n in ("cope", "relative", "rope")
+        ],
+    ),
+    Claim(
+        RESULTS,
+        "after 300 steps perplexity is {:.1f} % better at the length of training and {:.1f} % "
+        "better at eight times that length.",
+        lambda r: [100 * (1 - r.first(ADDED, "rope+cope", c) / r.first(ADDED, "rope", c)) for c in ("test", "1,024")],
+    ),
+    Claim(
+        RESULTS,
+        "it predicts {} % of the masked pieces correctly with RoPE and {} % with learned positions (one seed).",
+        lambda r: [
+            r.cell(BERT, n, "masked pieces right, validation / test, %")[1] for n in ("rope", "learned, BERT's own")
+        ],
+    ),
+    Claim(
+        RESULTS,
+        "by 5 nearest neighbours, the mean of context-free vectors reaches {} %, our ELMo {} %,"
+        " our BERT {} %, MiniLM {} %.",
+        lambda r: [
+            r.first(SENSES, n, "5 nearest")
+            for n in ("word2vec, context", "ELMo, layer 1", "BERT, layer 3", "MiniLM, layer 6")
+        ],
+    ),
+    Claim(
+        RESULTS,
+        "after {} kills, on disks and in buckets, every run ended with the same bits as an uninterrupted one.",
+        lambda r: [kills(r)],
+    ),
+    Claim("docs/training.md", "After more than 700 kills on disks and in buckets,", holds=lambda r: kills(r) > 700),
+    Claim(
+        RESULTS,
+        "The mean ± standard deviation and the worst seed are {:.2f} ± {:.2f} and {:.2f} in "
+        "distribution, {:.0f} ± {:.0f} and {:.0f} on dense, and {:.2f} ± {:.2f} and {:.2f} on "
+        "sparse. All 20 seeds have at most 1 % on every split, and {} make no error.",
+        lambda r: [
+            *(f for s in SPLITS for f in (np.mean(quick(r, s)), np.std(quick(r, s), ddof=1), max(quick(r, s)))),
+            sum(not any(seed) for seed in zip(*(quick(r, s) for s in SPLITS), strict=True)),
+        ],
+        lambda r: max(max(quick(r, s)) for s in SPLITS) <= 1,
+    ),
+    Claim(
+        RESULTS,
+        "On the dense split CoPE, unlike RoPE and `relative`, makes errors ({} ± {}).",
+        lambda r: r.cell(FLIP_FLOP, "cope", "dense")[:2],
+        lambda r: [r.first(FLIP_FLOP, n, "dense") for n in ("rope", "relative")] == [0, 0],
+    ),
+    Claim(
+        RESULTS,
+        "The results have the paper's order on every split where the encodings differ: CoPE, "
+        "then RoPE and relative, then absolute.",
+        holds=lambda r: all(
+            row(r, COUNTING, "cope", s)
+            < row(r, COUNTING, "rope", s)
+            < row(r, COUNTING, "relative", s)
+            < row(r, COUNTING, "learned", s)
+            for s in ("in distribution", "pass 10")
+        ),
+    ),
+    Claim(
+        RESULTS,
+        "More `pass` cost no encoding more than 0.3 points",
+        holds=lambda r: all(
+            r.first(COUNTING, n, "pass 100") - r.first(COUNTING, n, "in distribution") < 0.301
+            for n in ("cope", "rope", "relative", "learned")
+        ),
+    ),
+    Claim(RESULTS, "CoPE has the lowest mean error on every split, as in the paper", holds=beyond(PASSES, COUNTING_3)),
+    Claim(
+        RESULTS,
+        "A BiLSTM over the words of the sentence adds {:.1f} points, the characters of words "
+        "another {:.1f} (because of endings), and the frozen vectors of our ELMo another "
+        "{:.1f}.",
+        lambda r: np.diff(
+            [r.first(TAGS, n, "test") for n in ("majority", "words", "words+characters", "words+characters+elmo")]
+        ).tolist(),
+    ),
+    Claim(
+        RESULTS,
+        "parts of speech are best in layers 2 to 4 and fall towards the top ({} → {}), below all lower layers.",
+        lambda r: [r.first(PROBES, f"MiniLM, layer {n}", "parts of speech") for n in (2, 6)],
+        lambda r: (
+            np.argsort([-r.first(PROBES, f"MiniLM, layer {n}", "parts of speech") for n in range(1, 7)])[
+                [0, 1, 2, -1]
+            ].tolist()
+            == [1, 2, 3, 5]
+        ),
+    ),
+    Claim(
+        RESULTS,
+        "CoPE is better than there up to four times the length and {:.0f} % worse at eight "
+        "times, where `relative` is {:.0f} % worse and RoPE {:.0f} %.",
+        lambda r: [
+            100 * (r.first(CODE, n, "1,024") / r.cell(CODE, n, "token perplexity, validation / test")[2] - 1)
+            for n in ("cope", "relative", "rope")
+        ],
+        lambda r: (
+            max(row(r, CODE, "cope", "length 256", "512"))
+            < r.cell(CODE, "cope", "token perplexity, validation / test")[2]
+        ),
+    ),
+    Claim(
+        RESULTS,
+        "CoPE keeps its perplexity at eight times the length of training ({:.1f} % worse).",
+        lambda r: [loses(r, WIKITEXT, "cope", 1, "token perplexity at length 128", "1,024")],
+    ),
+    Claim(
+        COMMANDS,
+        "The other encodings fail on the splits `dense` and `sparse`.",
+        holds=lambda r: min(r.first("Quick", n, s) for n in ("rope", "relative", "learned") for s in SPLITS[1:]) > 70,
+    ),
+    Claim(
+        GALLERY,
+        "CoPE makes no errors on any split.",
+        holds=lambda r: not any(row(r, SELECTIVE, "cope", *SPLITS)),
+    ),
+]
