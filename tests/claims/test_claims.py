@@ -86,7 +86,7 @@ NO_RESULT = [
     "- **Not shown**:",
     "and encodings differ in what they learn in 1,500 steps, not only in what they can learn.",
     "on one CPU core.",
-    "Small models learn one task for each ability, and are tested on longer examples too.",
+    "Small models learn a task for each ability, and are tested on longer examples.",
     "([results](experiments/RESULTS.md#abilities)).",
 ]
 """What the passages below say without being a result."""
