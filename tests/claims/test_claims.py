@@ -86,13 +86,12 @@ NO_RESULT = [
     "- **Not shown**:",
     "and encodings differ in what they learn in 1,500 steps, not only in what they can learn.",
     "on one CPU core.",
-    "Small models learn a task for each ability, and are tested on longer examples.",
-    "([results](experiments/RESULTS.md#abilities)).",
+    "Small models learn a task for each, and are tested on longer examples.",
 ]
 """What the passages below say without being a result."""
 
 PASSAGES = [
-    (README, "**No encoding has every ability.**", "## Start"),
+    (README, "[No encoding has every ability]", "## Start"),
     (RESULTS, "Encodings with fewer than four seeds", "## Contextual representations"),
     (RESULTS, "no encoding learns all eleven tasks", "- [WikiText-2]"),
 ]
