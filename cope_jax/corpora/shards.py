@@ -91,13 +91,20 @@ class Manifest:
     @property
     def text(self) -> str:
         """The content of the file, which includes its own digest."""
-        content = {"format": FORMAT, **dataclasses.asdict(self)}
+        content = self._content()
         return json.dumps({"digest": _digest(content), **content}, indent=1) + "\n"
 
     @functools.cached_property
     def digest(self) -> str:
         """The SHA-256 of everything else in the manifest. It identifies the examples."""
-        return _digest({"format": FORMAT, **dataclasses.asdict(self)})
+        return _digest(self._content())
+
+    def _content(self) -> dict[str, Any]:
+        content = {"format": FORMAT, **dataclasses.asdict(self)}
+        for counts in content["counts"].values():
+            if not counts["changed"]:  # so that older manifests keep their digests
+                del counts["changed"]
+        return content
 
 
 def read_manifest(folder: epath.PathLike) -> Manifest:

@@ -13,13 +13,15 @@ class Counts:
       tokens: number of tokens of the text; each token is predicted once.
       words: number of words separated by spaces, plus one for the end of each line, as WikiText counts them.
       bytes: number of bytes of the text in UTF-8.
-      unknown: number of tokens that represent words outside the vocabulary.
+      unknown: number of words outside the vocabulary, or of texts with words that tokens do not give back.
+      changed: number of texts with bytes that tokens do not give back.
     """
 
     tokens: int
     words: int
     bytes: int
     unknown: int = 0
+    changed: int = 0
 
     def per_unit(self, nats: float) -> dict[str, float]:
         """Converts `nats`, the sum of the losses of all these tokens, to the units that papers report.
@@ -30,9 +32,10 @@ class Counts:
         probabilities of its tokens. By WikiText's convention every line ends with a word, `<eos>`. Code has no agreed
         division into words; report bits per byte, or the perplexity per token, exp(loss), and name the tokenizer.
 
-        If some tokens are unknown, only the results per token are returned. These can be compared only between models
+        If some words are unknown, only the results per token are returned. These can be compared only between models
         with the same vocabulary. A model that predicts `<unk>` has not predicted the word, so a smaller vocabulary
-        would give better results per word and per byte.
+        would give better results per word and per byte. If the bytes of a text do not come back from its tokens, as
+        from a tokenizer that normalizes, there are no bits per byte: the model has predicted other bytes.
 
         >>> Counts(tokens=6, words=4, bytes=20).per_unit(18.0)
         {'loss': 3.0, 'token_perplexity': 20.08..., 'perplexity': 90.01..., 'bits_per_byte': 1.29...}
@@ -40,6 +43,19 @@ class Counts:
         with np.errstate(over="ignore"):  # perplexity is infinite if the model has diverged
             found = {"loss": nats / self.tokens, "token_perplexity": float(np.exp(nats / self.tokens))}
             if not self.unknown:
-                bits = nats / (self.bytes * float(np.log(2)))
-                found |= {"perplexity": float(np.exp(nats / self.words)), "bits_per_byte": bits}
+                found["perplexity"] = float(np.exp(nats / self.words))
+            if not self.unknown and not self.changed:
+                found["bits_per_byte"] = nats / (self.bytes * float(np.log(2)))
         return found
+
+    @property
+    def left_out(self) -> str:
+        """Says which results are left out, and why; "" if none is.
+
+        >>> Counts(tokens=6, words=4, bytes=20, changed=2).left_out
+        'no bits per byte: 2 texts do not come back from the tokenizer byte by byte'
+        """
+        if self.unknown:
+            return f"no perplexity per word, no bits per byte: the tokenizer loses words ({self.unknown:,})"
+        lost = f"no bits per byte: {self.changed:,} texts do not come back from the tokenizer byte by byte"
+        return lost if self.changed else ""

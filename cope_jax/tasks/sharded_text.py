@@ -192,7 +192,8 @@ class ShardedText(TextTask):
         return [part.stream(shard) for part in self._parts for shard in part.of(split)]
 
     def origin(self) -> str:
-        return f"{self.counts('train').tokens:,} tokens to train on, from {' and '.join(self.config.folders)}"
+        size = f"{self.counts('train').tokens:,} tokens to train on, from {' and '.join(self.config.folders)}"
+        return "; ".join(filter(None, (size, self.left_out())))
 
     def data_digest(self) -> dict[str, str]:
         return {_SOURCES: json.dumps(self._digests(), indent=1) + "\n"}

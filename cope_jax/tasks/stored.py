@@ -92,6 +92,10 @@ class TextTask(StoredTask):
         own = {name: value for name, value in metrics.items() if name != "sequence_error"}
         return own | counts.per_unit(metrics["loss"] * counts.tokens)
 
+    def left_out(self) -> str:
+        """Says which results are left out in validation and test, and why; "" if none is."""
+        return next(filter(None, (self.counts(split).left_out for split in self.evaluation_splits)), "")
+
     def codec(self) -> Codec:
         return Codec.of(self.tokenizer)
 

@@ -5,6 +5,7 @@ Golovneva et al., "Contextual Position Encoding" (arXiv 2405.18719), sections 5.
 
 import dataclasses
 import functools
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -149,7 +150,7 @@ class Text(TextTask):
     def origin(self) -> str:
         found = self._corpora.fingerprint("train")
         size = f"{found['documents']:,} documents of {found['bytes']:,} bytes to train on"
-        return f"{self.config.corpus} from {self._corpora.place}: {size}"
+        return "; ".join(filter(None, (f"{self.config.corpus} from {self._corpora.place}: {size}", self.left_out())))
 
     def data_digest(self) -> dict[str, str]:
         found = {split: self._corpora.fingerprint(split) for split in SPLITS}
@@ -195,13 +196,17 @@ class Text(TextTask):
     def _text(self, split: str) -> tuple[list[TokenStream], Counts]:
         if split not in self._texts:
             corpora = self._corpora.texts(split)
-            parts = [join(self.tokenizer.encode(texts), self.tokenizer.end) for texts in corpora]
+            encoded = [self.tokenizer.encode(texts) for texts in corpora]
+            parts = [join(documents, self.tokenizer.end) for documents in encoded]
             texts = [text for texts in corpora for text in texts]
+            lost = map(self.tokenizer.lost, texts, itertools.chain.from_iterable(encoded))
+            unknown, changed = map(sum, zip(*lost, strict=True))
             counts = Counts(
                 tokens=sum(int(entries.counted.sum()) for entries in parts),
                 words=sum(len(text.split()) + text.count("\n") for text in texts),
                 bytes=sum(len(text.encode("utf-8", "ignore")) for text in texts),
-                unknown=sum(self.tokenizer.unknown(text) for text in texts),
+                unknown=unknown,
+                changed=changed,
             )
             self._texts[split] = parts, counts
         return self._texts[split]

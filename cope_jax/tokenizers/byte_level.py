@@ -4,12 +4,15 @@ Sennrich, Haddow and Birch, "Neural machine translation of rare words with subwo
 encoding. Radford et al., "Language models are unsupervised multitask learners" (GPT-2), 2019, apply this to bytes.
 """
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from cope_jax.errors import ConfigError, first_line
+from cope_jax.tokenizers import declared
+from cope_jax.tokenizers.declared import alphabet
 
 END = "<|endoftext|>"
 """The token between texts, in GPT-2 and in vocabularies that are learned here."""
@@ -19,22 +22,16 @@ ENDS = (END, "<|end_of_text|>", "</s>", "<eos>")
 _CHUNK = 256  # texts encoded at a time, because the library's results are many times as large as the tokens
 
 
-class _NothingUnknown:
-    file = "tokenizer.json"
-
-    def unknown(self, text: str) -> int:
-        del text
-        return 0
-
-
-class Bytes(_NothingUnknown):
+class Bytes:
     r"""A tokenizer whose tokens are the UTF-8 bytes of a text, 0 to 255, and `end`, 256.
 
     >>> Bytes().encode(["né\n"])[0].tolist()
     [110, 195, 169, 10]
     """
 
+    file = "tokenizer.json"
     end = 256
+    divides = True
 
     def __len__(self) -> int:
         return 257
@@ -47,13 +44,17 @@ class Bytes(_NothingUnknown):
         pieces = (END.encode() if token == self.end else bytes([token]) for token in np.asarray(tokens).tolist())
         return b"".join(pieces).decode("utf-8", "replace")
 
+    def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
+        del text, tokens
+        return 0, 0
+
     @property
     def text(self) -> str:
         """The content of a `tokenizer.json` without pairs, which any program with the library `tokenizers` can read."""
-        return BPE.create({character: byte for byte, character in enumerate(_alphabet())} | {END: self.end}, []).text
+        return BPE.create({character: byte for byte, character in enumerate(alphabet())} | {END: self.end}, []).text
 
 
-class BPE(_NothingUnknown):
+class BPE:
     r"""Byte-pair encoding: merges pairs of neighbouring byte sequences, in the order in which the pairs were learned.
 
     As in GPT-2, a text is first split into words, numbers, runs of other signs, and runs of spaces. A word includes the
@@ -64,6 +65,8 @@ class BPE(_NothingUnknown):
     >>> [bpe.decode([token]) for token in bpe.encode(["lower slow"])[0]]
     ['low', 'e', 'r', ' ', 's', 'low']
     """
+
+    file = "tokenizer.json"
 
     def __init__(self, tokenizer: Any):
         """Wraps a `tokenizers.Tokenizer`. ConfigError: there is no end-of-text token, or numbers are too high."""
@@ -98,7 +101,7 @@ class BPE(_NothingUnknown):
             raise ConfigError(
                 f"the vocabulary has wrong numbers: give its tokens the numbers 0 to {len(vocabulary) - 1}, each once"
             )
-        missing = [character for character in _alphabet() if character not in vocabulary]
+        missing = [character for character in alphabet() if character not in vocabulary]
         if missing:
             raise ConfigError(
                 f"the vocabulary lacks {len(missing)} of the 256 bytes, such as {missing[0]!r}: give a byte-level "
@@ -131,7 +134,7 @@ class BPE(_NothingUnknown):
         tokenizer = Tokenizer(models.BPE())
         _split_as_gpt2(tokenizer)
         trainer = trainers.BpeTrainer(
-            vocab_size=size, special_tokens=[END], initial_alphabet=sorted(_alphabet()), show_progress=False
+            vocab_size=size, special_tokens=[END], initial_alphabet=sorted(alphabet()), show_progress=False
         )
         tokenizer.train_from_iterator(texts, trainer)
         return cls(tokenizer)
@@ -156,6 +159,21 @@ class BPE(_NothingUnknown):
         """The text of the tokens. Invalid UTF-8, such as a cut character, becomes �."""
         return self._tokenizer.decode(np.asarray(tokens).tolist(), skip_special_tokens=False)
 
+    @functools.cached_property
+    def divides(self) -> bool:
+        return declared.divides(self._tokenizer)
+
+    @functools.cached_property
+    def may_change(self) -> str:
+        """Names what may change a text on its way through the tokens; "" if each text comes back, byte by byte."""
+        return declared.may_change(self._tokenizer)
+
+    def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
+        if not self.may_change:
+            return 0, 0
+        written, back = _bytes(text).decode(), self.decode(tokens)
+        return int(written.split() != back.split()), int(written != back)
+
     @property
     def text(self) -> str:
         return self._tokenizer.to_str()
@@ -166,13 +184,6 @@ def _split_as_gpt2(tokenizer: Any) -> None:
 
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-
-
-def _alphabet() -> list[str]:
-    """Returns the characters that GPT-2 writes for the bytes 0 … 255. A visible character represents itself."""
-    seen = {*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)}
-    others = iter(range(256, 512))
-    return [chr(byte) if byte in seen else chr(next(others)) for byte in range(256)]
 
 
 def _bytes(text: str) -> bytes:

@@ -15,10 +15,14 @@ class Tokenizer(Protocol):
     Attributes:
       end: the token before a text and between texts.
       file: the name of the file in which a run stores `text`.
+      divides: whether a text that is cut at single line ends, or before single spaces, has the tokens of its parts.
     """
 
     end: int
     file: str
+
+    @property
+    def divides(self) -> bool: ...
 
     def __len__(self) -> int:
         """V, the number of tokens."""
@@ -29,8 +33,8 @@ class Tokenizer(Protocol):
     def decode(self, tokens: np.ndarray) -> str:
         """Returns tokens as text. If the tokens came from `encode`, encoding the text gives the same tokens again."""
 
-    def unknown(self, text: str) -> int:
-        """The number of a text's tokens that lose information, because the vocabulary lacks what they replace."""
+    def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
+        """What the tokens of a text do not give back: (words, or 1 for all of them; 1 if any byte differs, else 0)."""
 
     @property
     def text(self) -> str:

@@ -1,6 +1,7 @@
 """A tokenizer of words between spaces, and its vocabulary. As in WikiText, `<eos>` ends each line."""
 
 import collections
+import re
 from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
@@ -10,6 +11,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.files import read_text
 
 UNKNOWN, EOS = "<unk>", "<eos>"
+_OTHER_SPACE = re.compile(r"[^\S \n]|  ")
 
 
 class Vocabulary:
@@ -92,6 +94,7 @@ class Words:
     """
 
     file = "words.txt"
+    divides = True
 
     def __init__(self, vocabulary: Vocabulary):
         if EOS not in vocabulary:
@@ -131,13 +134,20 @@ class Words:
         words = (self.vocabulary.words[number] for number in np.asarray(tokens).tolist())
         return " ".join("\n" if word == EOS else word for word in words).replace(" \n", "\n").replace("\n ", "\n")
 
-    def unknown(self, text: str) -> int:
-        r"""Counts the words that become `<unk>`. A word that is `<unk>` in the text, as in WikiText, does not count.
+    def lost(self, text: str, tokens: np.ndarray) -> tuple[int, int]:
+        r"""The number of words that become `<unk>`, without those that are `<unk>` in the text, as in WikiText.
 
-        >>> Words.train(["a b\na <unk>\n"]).unknown("a c <unk>")
-        1
+        Bytes come back if there is one space between words, and either none or, as in WikiText, one at each line end.
+
+        >>> words = Words.train(["a b\na <unk>\n"])
+        >>> words.lost("a c <unk>", np.array([])), words.lost("a  b\n", np.array([]))
+        ((1, 0), (0, 1))
         """
-        return sum(word != UNKNOWN and word not in self.vocabulary for word in split(text))
+        del tokens
+        known = self.vocabulary
+        unknown = sum(word == EOS or (word != UNKNOWN and word not in known) for word in text.split())
+        spaced, bare = re.search(r" \n|\n ", text), re.search(r"\S\n|\n\S|\n\n", text)
+        return unknown, int(unknown > 0 or bool(_OTHER_SPACE.search(text)) or bool(spaced and bare))
 
     @property
     def text(self) -> str:

@@ -230,6 +230,38 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
 
 
 @pytest.mark.parametrize(
+    ("kind", "text", "left_out", "metrics"),
+    [
+        ("bpe", "the caf\u00e9 is open \n", "", {"perplexity", "bits_per_byte"}),
+        (
+            "bpe",
+            "the cafe\u0301 is open \n",
+            "no perplexity per word, no bits per byte: the tokenizer loses words (1)",
+            set(),
+        ),
+        ("bpe", " the cafe is open \n", "no bits per byte: 1 texts do not come back from the tok", {"perplexity"}),
+        ("words", "the cafe is open\n", "", {"perplexity", "bits_per_byte"}),
+        ("words", "the  cafe is open\n", "no bits per byte: 1 texts do not come back from the tok", {"perplexity"}),
+    ],
+)
+def test_a_text_that_does_not_come_back_has_no_bits_per_byte(kind, text, left_out, metrics, tmp_path):
+    from tokenizers import Tokenizer, normalizers
+
+    write(tmp_path, "files/a.txt", text * 60)
+    options = {"corpus": "files", "data_dir": str(tmp_path), "tokenizer": kind, "vocab_size": None, "length": 8}
+    if kind == "bpe":
+        library = Tokenizer.from_str(tasks.create("text", **options).saved_files()["tokenizer.json"])
+        library.normalizer = normalizers.Sequence([normalizers.NFC(), normalizers.Strip(right=False)])
+        library.save(str(tmp_path / "tokenizer.json"))
+        options["vocab"] = str(tmp_path / "tokenizer.json")
+    task = tasks.create("text", **options)
+    assert task.counts("test").left_out.startswith(left_out) and left_out in task.origin()
+    assert bool(left_out) == bool(task.left_out()) == ("; no " in task.origin())
+    assert set(task.reported_metrics("test", {"loss": 2.0})) == metrics | {"loss", "token_perplexity"}
+    assert task.metric == ("perplexity" if "perplexity" in metrics else "token_perplexity")
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"length": 0}, "^text.length must be at least 1, got 0"),
@@ -262,6 +294,12 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
         (
             {"data_dir": "nowhere"},
             "^no wikitext-2/wiki.train.tokens in nowhere, which does not exist: put the corpus there",
+        ),
+        ({"data_dir": "http://nowhere"}, "^http://nowhere is not a folder or file: give a path on disk, or one that"),
+        ({"data_dir": "http://nowhere", "corpus": "files"}, "^http://nowhere is not a folder or file: give a path on"),
+        (
+            {"vocab": "http://nowhere"},
+            "^http://nowhere is not a folder or file: give a path on disk, or one that begins",
         ),
         ({"vocab": "nowhere"}, "^there is no tokenizer at nowhere: give a tokenizer.json"),
         ({"vocab": "nowhere", "tokenizer": "words"}, "cannot read nowhere"),

@@ -80,3 +80,22 @@ def test_a_damaged_file_is_one_clear_line(tmp_path, content, message):
     with pytest.raises(ConfigError, match=f"words.txt.*{message}|{message}.*words.txt") as error:
         loading.load("words", tmp_path / "words.txt")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"),
+    [
+        ("The keeper\nThe keeper\n\n", (0, 0)),
+        (" \n = The = \n \n The keeper . \n", (0, 0)),  # as WikiText writes it
+        (" keeper . \n The", (0, 0)),  # a piece of such a text
+        ("The keeper \nThe keeper\n", (0, 1)),
+        ("The  keeper", (0, 1)),
+        ("The\tkeeper", (0, 1)),
+        ("The zeppelin", (1, 1)),
+        ("The <eos> keeper", (1, 1)),
+        ("The <unk>", (0, 0)),
+    ],
+)
+def test_what_words_do_not_give_back(text, lost):
+    words = Words(Vocabulary(["<unk>", "<eos>", "The", "keeper", "=", "."]))
+    assert words.lost(text, words.encode([text])[0]) == lost

@@ -1,5 +1,6 @@
 """Reports the perplexity of a text under decoders, as papers do: per token, word and byte, by position and length."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -8,6 +9,7 @@ from matplotlib import rc_context
 from matplotlib.figure import Figure
 
 from cope_jax.corpora.packing import TokenStream
+from cope_jax.corpora.text_units import Counts
 from cope_jax.evaluation.report.plot_style import (
     COLUMN_WIDTH,
     STYLE,
@@ -80,14 +82,16 @@ def figures_table(records: Sequence[Record]) -> Table:
     """Makes a table with a row for each length; cells show mean ± standard deviation over seeds."""
     first = records[0]
     counts = f"{first['tokens']:,} tokens, {first['words']:,} words, {first['bytes']:,} bytes"
-    figures = [name for name in FIGURES if name in first]  # some are missing if words are unknown
+    figures = [name for name in FIGURES if name in first]  # some are missing if words or bytes are lost
     rows = []
     for length in lengths(records):
         own = select(records, length=length)
         cells = [_cell([row[name] for row in own]) for name in figures]
         rows.append([str(length), str(own[0]["stride"]), f"{own[0]['known_tokens']:.1f}", *cells])
     headings = ["length", "stride", "tokens seen", *map(words, figures)]
-    return Table(f"{first['split']}: {counts}", headings, rows, caption=whole_text_note(records))
+    left_out = Counts(**{field.name: first.get(field.name, 0) for field in dataclasses.fields(Counts)}).left_out
+    caption = "; ".join(filter(None, (whole_text_note(records), left_out)))
+    return Table(f"{first['split']}: {counts}", headings, rows, caption=caption)
 
 
 def whole_text_note(records: Sequence[Record]) -> str:
