@@ -74,13 +74,18 @@ def storage_reason(error: BaseException | None) -> str | None:
     'Read-only file system'
     >>> storage_reason(ValueError("I/O error: No space left on device (os error 28)"))
     'No space left on device'
+    >>> storage_reason(RuntimeError("write() failed: No space left on device; writing x"))
+    'No space left on device'
     >>> storage_reason(ValueError("no space between words")) is None
     True
     """
+    reasons = {os.strerror(number): number for number in STORAGE_ERRNOS}
     while error is not None:
         number = error.errno if isinstance(error, OSError) else None
         if number is None and (named := re.search(r"os_error_code='(\d+)'|\(os error (\d+)\)", str(error))):
             number = int(named[1] or named[2])
+        elif number is None and (named := re.search(r"\(\) failed: ([^;]+)", str(error))):
+            number = reasons.get(named[1])
         if number in STORAGE_ERRNOS:
             return os.strerror(number)
         error = error.__cause__ or error.__context__

@@ -129,6 +129,7 @@ def read_bytes(path: epath.PathLike) -> bytes:
     Raises:
       ConfigError: there is no such file, it is damaged, or it unpacks to much more than text would.
     """
+    in_bucket(path)  # an error names another kind of URL
     file = epath.Path(path)
     try:
         if in_bucket(path):

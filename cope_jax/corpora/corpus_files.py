@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from etils import epath
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import glob_in, read_text
+from cope_jax.files import glob_in, in_bucket, read_text
 
 Document = list[tuple[str, ...]]
 """A document: a list of sentences, each a tuple of words."""
@@ -32,7 +32,7 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
     found = first(data_dir, folder, names)
     if found is not None:
         return found
-    root = _root(data_dir)
+    root = data_folder(data_dir)
     command = f"; `python -m experiments.download --corpora={download} --out={root}` downloads it" if download else ""
     wanted = " or ".join(f"{folder}/{name}" for name in names if "*" not in name)
     where = root if root.exists() else f"{root}, which does not exist"
@@ -44,7 +44,7 @@ def find(data_dir: str | None, folder: str, names: Sequence[str], download: str 
 
 def first(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path | None:
     """The file that `find` finds, or None if there is no such file."""
-    root = _root(data_dir)
+    root = data_folder(data_dir)
     for name in names:
         for pattern in (name, f"{name}.gz"):
             found = glob_in(root / folder, pattern)
@@ -53,8 +53,12 @@ def first(data_dir: str | None, folder: str, names: Sequence[str]) -> epath.Path
     return None
 
 
-def _root(data_dir: str | None) -> epath.Path:
-    return epath.Path(data_dir) if data_dir is not None else SAMPLES
+def data_folder(data_dir: str | None) -> epath.Path:
+    """The data directory. Raises ConfigError if it is a URL that cannot be read."""
+    if data_dir is None:
+        return SAMPLES
+    in_bucket(data_dir)  # an error names another kind of URL
+    return epath.Path(data_dir)
 
 
 def read_prose(path: epath.PathLike) -> str:

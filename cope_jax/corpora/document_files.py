@@ -12,7 +12,7 @@ import pathlib
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 from etils import epath
 
@@ -27,6 +27,12 @@ _LONGEST = 1 << 26
 
 _CUT = re.compile(r"(?<=\S)(?:\r?\n(?=\S)|(?= \S))")
 """A single line end or space between two words. Tokenizers join runs of white space, and a space to the next word."""
+
+
+_ONE_A_LINE = "write one object in each line, as `jq -c '.[]'` does with an array"
+
+Division = Literal["file", "line", "paragraph"]
+"""What is one document of a file of plain text."""
 
 
 class Piece(NamedTuple):
@@ -81,22 +87,26 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
     return [found[path] for path in sorted(found)]
 
 
-def pieces(file: InputFile, field: str = "text") -> Iterator[tuple[Piece, float]]:
+def pieces(
+    file: InputFile, field: str = "text", division: Division = "file", *, whole: bool = False
+) -> Iterator[tuple[Piece, float]]:
     """The documents of a file, in pieces, each with the share of the file that is read. No document is empty.
 
-    A file of plain text is one document. A line of a `.jsonl` file, or a row of a `.parquet` file, is one document; its
-    text is in `field`. The names may end in `.gz` or `.zst`. A piece ends after a single line end, or before a single
-    space, so that the tokens of the pieces are the tokens of the document.
+    A line of a `.jsonl` file, or a row of a `.parquet` file, is one document; its text is in `field`. Of plain text,
+    the file is one document, or each line or paragraph that is not blank, without its last line end. The names may end
+    in `.gz` or `.zst`. A file of plain text is cut after single line ends, or before single spaces. If `whole`, no
+    document is cut, because its tokens would not be those of the pieces.
 
     Raises:
-      ConfigError: the file is missing or damaged, a line is not UTF-8 or not a record, or a package is not installed.
+      ConfigError: the file is missing or damaged, a line is not UTF-8 or not a record, a document is too long, or a
+        package is not installed.
       StorageError: a bucket cannot be read now.
     """
     reader = _format(file.name)
     try:
         with contextlib.ExitStack() as stack:
             raw: Any = stack.enter_context(epath.Path(file.path).open("rb"))
-            for piece in reader(_unpacked(raw, file, stack), file, field):
+            for piece in reader(_unpacked(raw, file, stack), file, _Reading(field, division, whole)):
                 yield piece, min(1.0, raw.tell() / max(1, file.size))
     except (OSError, EOFError, zlib.error) as error:
         if in_bucket(file.path) and isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
@@ -104,7 +114,15 @@ def pieces(file: InputFile, field: str = "text") -> Iterator[tuple[Piece, float]
         raise ConfigError(f"cannot read {file.path} ({first_line(error)}): fetch it again") from error
 
 
-def _format(name: str) -> "Callable[[BinaryIO, InputFile, str], Iterator[Piece]]":
+class _Reading(NamedTuple):
+    """The arguments of `pieces`."""
+
+    field: str
+    division: Division
+    whole: bool
+
+
+def _format(name: str) -> "Callable[[BinaryIO, InputFile, _Reading], Iterator[Piece]]":
     plain = name.removesuffix(".gz").removesuffix(".zst")
     if plain.endswith(".parquet") and plain != name:
         raise ConfigError(f"{name} is packed twice, because Parquet is compressed itself: unpack it")
@@ -140,8 +158,15 @@ class _Unpacked(io.RawIOBase):
             raise OSError(str(error)) from error
 
 
-def _prose(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
-    del field
+def is_prose(name: str) -> bool:
+    """Whether a file is plain text, and not a file of records."""
+    return _format(name) is _prose
+
+
+def _prose(stream: BinaryIO, file: InputFile, reading: _Reading) -> Iterator[Piece]:
+    if reading.division != "file":
+        yield from _divided(stream, file, reading.division)
+        return
     decoder, key, kept, lines, last = codecs.getincrementaldecoder("utf-8-sig")(), file.name, "", 0, False
     while not last:
         raw = stream.read(PIECE)
@@ -151,7 +176,13 @@ def _prose(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
         except UnicodeDecodeError as error:
             line = lines + kept.count("\n") + error.object[: error.start].count(b"\n") + 1
             raise ConfigError(f"{file.path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
-        cuts = [cut.end() for cut in _CUT.finditer(kept, max(0, len(kept) - 2 * PIECE))] if not last else []
+        if reading.whole and len(kept) > _LONGEST:
+            raise ConfigError(
+                f"{file.path} is a document of over {_LONGEST:,} characters, which this tokenizer reads whole: set "
+                "--split_documents=paragraph or line"
+            )
+        uncut = last or reading.whole
+        cuts = [] if uncut else [cut.end() for cut in _CUT.finditer(kept, max(0, len(kept) - 2 * PIECE))]
         end = len(kept) if last or len(kept) > _LONGEST else cuts[-1] if cuts else 0
         if end:
             lines += kept.count("\n", 0, end)
@@ -159,7 +190,27 @@ def _prose(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
             kept, key = kept[end:], ""
 
 
-def _records(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
+def _divided(stream: BinaryIO, file: InputFile, division: Division) -> Iterator[Piece]:
+    lines: list[str] = []
+    number = size = 0
+    raw = b"\n"
+    while raw:
+        raw = stream.readline(_LONGEST)
+        number += 1
+        size += len(raw)
+        if size >= _LONGEST:
+            raise ConfigError(f"{file.path}, line {number} ends a {division} of {size:,} bytes or more: shorten it")
+        text = _decoded(raw, file, number).removesuffix("\n").removesuffix("\r")
+        if text.strip():
+            lines.append(text)
+        if not text.strip() or division == "line":
+            if lines:
+                document = "\n".join(lines)
+                yield Piece(document, document)
+            lines, size = [], 0
+
+
+def _records(stream: BinaryIO, file: InputFile, reading: _Reading) -> Iterator[Piece]:
     line = 0
     while raw := stream.readline(_LONGEST):
         line += 1
@@ -169,18 +220,28 @@ def _records(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
         if len(raw) == _LONGEST and not raw.endswith(b"\n"):
             raise ConfigError(f"{where} has at least {_LONGEST:,} bytes: shorten the document")
         text = _decoded(raw, file, line)
+        if line == 1 and text.strip() in ("[", "{"):
+            raise ConfigError(f"{where} begins a JSON value of several lines: {_ONE_A_LINE}")
         try:
             record = parse_json(text)
         except ValueError as error:
             raise ConfigError(f"{where} is not a JSON record ({first_line(error)}): repair the file") from error
-        yield from _document(record.get(field) if isinstance(record, dict) else None, where, field)
+        if not isinstance(record, dict):
+            raise ConfigError(f"{where} is {_kind(record)}, not a JSON object: {_ONE_A_LINE}")
+        if reading.field not in record:
+            names = ", ".join(record) or "none"
+            raise ConfigError(
+                f"{where} has no field {reading.field!r}: set --text_field to one of its fields ({names})"
+            )
+        yield from _document(record[reading.field], where, reading.field)
 
 
-def _rows(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
+def _rows(stream: BinaryIO, file: InputFile, reading: _Reading) -> Iterator[Piece]:
     _package("pyarrow", file)
     import pyarrow
     from pyarrow import parquet
 
+    field = reading.field
     try:
         table = parquet.ParquetFile(stream, buffer_size=1 << 20)  # else a whole column of a row group is read
         if field not in table.schema_arrow.names:
@@ -199,9 +260,23 @@ def _rows(stream: BinaryIO, file: InputFile, field: str) -> Iterator[Piece]:
 
 def _document(text: Any, where: str, field: str) -> Iterator[Piece]:
     if not isinstance(text, str):
-        raise ConfigError(f"{where} has no text in {field!r}: set --text_field to the name of the text's field")
+        mend = {type(None): "remove the record, or write a text", bytes: "store the column as strings"}
+        other = "store one text there, or set --text_field to the text's field"
+        raise ConfigError(f"{where} has {_kind(text)} in {field!r}, not text: {mend.get(type(text), other)}")
     if text:  # half of a character, as JSON can write it, has no bytes
         yield Piece(text.encode("utf-8", "replace").decode(), text)
+
+
+def _kind(value: Any) -> str:
+    kinds = {
+        type(None): "null",
+        list: "a list",
+        dict: "an object",
+        bytes: "bytes",
+        str: "a string",
+        bool: "a truth value",
+    }
+    return kinds.get(type(value), f"a number ({value})" if isinstance(value, int | float) else type(value).__name__)
 
 
 def _rooted(pattern: str) -> tuple[Any, str]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from cope_jax.corpora import document_files, raw_text
-from cope_jax.corpora.document_files import Piece
+from cope_jax.corpora.document_files import Division, Piece
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
 
@@ -32,10 +32,14 @@ class Source(Protocol):
     def describe(self) -> dict[str, Any]:
         """What identifies the text, as JSON."""
 
-    def read(self, unit: int) -> Iterator[tuple[str | None, Piece, float]]:
+    @property
+    def more(self) -> str:
+        """How to get more documents."""
+
+    def read(self, unit: int, *, whole: bool = False) -> Iterator[tuple[str | None, Piece, float]]:
         """The pieces of a unit, each with its split and the share of the unit that is read.
 
-        The split is None for all pieces of a document except the first.
+        The split is None for all pieces of a document except the first. If `whole`, each document is one piece.
         """
 
 
@@ -48,11 +52,13 @@ class Files:
       field: name of the text's field in a record.
       held_out: the share of documents in "validation", and the share in "test". The text of a record, or the path of a
         text file, decides the split, so that equal documents are in the same split.
+      division: what is a document of a text file: the file, or each of its lines or paragraphs.
     """
 
     files: tuple[document_files.InputFile, ...]
     field: str = "text"
     held_out: float = 0.001
+    division: Division = "file"
     words = False
 
     def __post_init__(self):
@@ -88,12 +94,19 @@ class Files:
             "listing": hashlib.sha256(listed.encode("utf-8", "surrogatepass")).hexdigest(),
             "field": self.field,
             "held_out": self.held_out,
+            **({} if self.division == "file" else {"split_documents": self.division}),
         }
 
-    def read(self, unit: int) -> Iterator[tuple[str | None, Piece, float]]:
+    @property
+    def more(self) -> str:
+        if self.division == "file" and any(document_files.is_prose(file.name) for file in self.files):
+            return "a text file is one document, so set --split_documents=paragraph or line, or give more files"
+        return "give more documents"
+
+    def read(self, unit: int, *, whole: bool = False) -> Iterator[tuple[str | None, Piece, float]]:
         total, before = max(1, self.weights[unit]), 0
         for file in self.units[unit]:
-            for piece, share in document_files.pieces(file, self.field):
+            for piece, share in document_files.pieces(file, self.field, self.division, whole=whole):
                 yield self._split(piece.key) if piece.key else None, piece, (before + share * file.size) / total
             before += file.size
 
@@ -111,6 +124,7 @@ class Corpus:
     globs: tuple[str, ...] = ()
     weights = (1.0, 1.0, 1.0)
     training_units = (0,)
+    more = "give a larger corpus"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Corpus, (self.name, self.data_dir, self.globs)  # processes get no text
@@ -126,7 +140,8 @@ class Corpus:
     def describe(self) -> dict[str, Any]:
         return {"corpus": self.name, **{split: self._texts.fingerprint(split) for split in SPLITS}}
 
-    def read(self, unit: int) -> Iterator[tuple[str | None, Piece, float]]:
+    def read(self, unit: int, *, whole: bool = False) -> Iterator[tuple[str | None, Piece, float]]:
+        del whole  # each document is one piece
         documents = [text for text in self._texts.documents(SPLITS[unit]) if text]
         for number, text in enumerate(documents, start=1):
             yield SPLITS[unit], Piece(text, text), number / len(documents)

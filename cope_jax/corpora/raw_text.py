@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from cope_jax.corpora import source_code, wikitext
-from cope_jax.corpora.corpus_files import SAMPLES, find, matching, read_prose
+from cope_jax.corpora.corpus_files import data_folder, find, matching, read_prose
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
 from cope_jax.registry import Registry, unknown
@@ -125,7 +125,7 @@ def _tinyshakespeare(data_dir: str | None, globs: Sequence[str]) -> Reader:
 
 @READERS.register("files")
 def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    folder = pathlib.Path(SAMPLES if data_dir is None else data_dir) / "files"
+    folder = pathlib.Path(data_folder(data_dir)) / "files"
 
     def read(split: str) -> list[str]:
         patterns = globs or TEXT
@@ -141,9 +141,9 @@ def _files(data_dir: str | None, globs: Sequence[str]) -> Reader:
 
 @READERS.register("code")
 def _code(data_dir: str | None, globs: Sequence[str]) -> Reader:
-    root = source_code.standard_library() if data_dir is None else pathlib.Path(data_dir) / "code"
+    folder = source_code.standard_library() if data_dir is None else pathlib.Path(data_folder(data_dir)) / "code"
     patterns = tuple(globs) or source_code.PYTHON
-    return lambda split: _tree(root, patterns, source_code.stamp(root, patterns)).documents(split)
+    return lambda split: _tree(folder, patterns, source_code.stamp(folder, patterns)).documents(split)
 
 
 @functools.lru_cache(maxsize=1)  # all splits share one tree, and finding its duplicates takes seconds

@@ -5,7 +5,6 @@ becomes one shard for each split. What a chunk contains depends only on the corp
 processes and hosts write the same files, and an export that was killed loses only unfinished chunks.
 """
 
-import contextlib
 import dataclasses
 import hashlib
 import json
@@ -23,18 +22,26 @@ from cope_jax.corpora.export_sources import Source
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import MANIFEST, Manifest, Shard, read_manifest
 from cope_jax.corpora.text_units import Counts
-from cope_jax.data.shard_writer import PARTIAL, Chunk, Options, write_file
-from cope_jax.errors import ConfigError, StorageError, bucket_error, first_line
-from cope_jax.files import glob_in, in_bucket, inside, parse_json, read_text
+from cope_jax.data.export_folder import (
+    all_reports,
+    check_claim,
+    claim,
+    discard,
+    forget_missing,
+    report_file,
+    reports_of,
+)
+from cope_jax.data.shard_writer import SUMS, Chunk, Options, remove_abandoned, write_file
+from cope_jax.errors import ConfigError, StorageError, bucket_error
+from cope_jax.files import glob_in, in_bucket
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers import loading
-from cope_jax.tokenizers.byte_level import BPE
 from cope_jax.tokenizers.tokenizer import Tokenizer
-from cope_jax.tokenizers.word_level import Words
 
-_IDENTITY = "export.json"
-_ABANDONED = 3600.0  # seconds after which nobody writes an unfinished file any more
+
+class _EmptySplitError(ConfigError):
+    """All shards are there, but none of them for one of the splits."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,86 +95,55 @@ def export(
         raise ConfigError(f"part {index} of {parts} does not exist: choose from 0 to {parts - 1}")
     check_at_least(1, "export", workers=workers)
     given = None if vocabulary.path is None else loading.load(vocabulary.kind, vocabulary.path)
+    is_new = not out.exists()
     out.mkdir(parents=True, exist_ok=True)
-    identity = _claim(source, out, vocabulary, given, options)
-    _forget_missing(out, len(source.weights))
+    identity = _identity(source, vocabulary, given, options)
+    claim(out, identity)
+    forget_missing(out, len(source.weights))
     if (out / MANIFEST).exists():
         return read_manifest(out)
+    remove_abandoned(out)
+    try:
+        return _write(source, out, vocabulary, given, options, identity, part, workers)
+    except ConfigError as error:
+        # Nothing is there that a later call could use.
+        if isinstance(error, _EmptySplitError) or (parts == 1 and not glob_in(out / "parts", "*.json")):
+            discard(out, identity, is_new)
+        raise
+    finally:
+        remove_abandoned(out)
+
+
+def _write(
+    source: Source,
+    out: epath.Path,
+    vocabulary: Vocabulary,
+    given: Tokenizer | None,
+    options: Options,
+    identity: Mapping[str, Any],
+    part: tuple[int, int],
+    workers: int,
+) -> Manifest | None:
+    """Writes what is missing."""
+    index, parts = part
     tokenizer = _tokenizer(source, out, vocabulary, given, identity)
-    units = [unit for unit in range(index, len(source.weights), parts) if _chunks(out, unit) is None]
+    units = [unit for unit in range(index, len(source.weights), parts) if all_reports(out, unit) is None]
     _write_units(source, out, _Job(vocabulary.kind, str(out / tokenizer.file), options, identity), units, workers)
-    found = [_chunks(out, unit) for unit in range(len(source.weights))]
+    found = [all_reports(out, unit) for unit in range(len(source.weights))]
     if None in found:
         return None
     chunks = [chunk for unit in found for chunk in unit or ()]
     manifest = _manifest(source, tokenizer, vocabulary.kind, options, identity["source"], chunks)
     write_file(out / MANIFEST, manifest.text)
-    for folder in (out, out / "parts"):
-        for left in glob_in(folder, f"{PARTIAL}*"):
-            with contextlib.suppress(FileNotFoundError):  # another host has ended
-                if time.time() - left.stat().mtime > _ABANDONED:  # by a call that was killed
-                    left.rmtree(missing_ok=True)
     return manifest
 
 
-def _claim(
-    source: Source, out: epath.Path, vocabulary: Vocabulary, given: Tokenizer | None, options: Options
-) -> dict[str, Any]:
-    """Writes what the export is, or compares it with what an earlier call wrote."""
+def _identity(source: Source, vocabulary: Vocabulary, given: Tokenizer | None, options: Options) -> dict[str, Any]:
+    """Everything that decides the shards, as JSON."""
     vocabulary_of: dict[str, Any] = {"kind": vocabulary.kind, "size": vocabulary.size, "sample": vocabulary.sample}
     if given is not None:
         vocabulary_of = {"kind": vocabulary.kind, "sha256": hashlib.sha256(given.text.encode()).hexdigest()}
-    identity = {"source": source.describe(), "vocabulary": vocabulary_of, **dataclasses.asdict(options)}
-    file = out / _IDENTITY
-    if not file.exists():
-        others = (path.name for path in glob_in(out, "*"))  # a bucket has no empty folder
-        if any(name != _IDENTITY and not name.startswith(PARTIAL) for name in others):
-            raise ConfigError(f"{out} contains other files: choose an empty folder")
-        write_file(file, json.dumps(identity, indent=1) + "\n")
-        return identity
-    try:
-        held = dict(parse_json(read_text(file)))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged ({first_line(error)}): choose an empty folder") from error
-    if other := next((name for name in identity if held.get(name) != identity[name]), None):
-        if glob_in(out / "parts", "*.json"):
-            differs = _difference(other, held.get(other), identity[other])
-            raise ConfigError(f"{out} contains an export with {differs}: delete the folder, or choose another")
-        for name in (BPE.file, Words.file):  # learned for the earlier call, which has written no shard
-            (out / name).unlink(missing_ok=True)
-        write_file(file, json.dumps(identity, indent=1) + "\n")
-    return identity
-
-
-def _difference(name: str, held: Any, given: Any) -> str:
-    """Names the first entry in which two settings differ."""
-    if isinstance(held, dict) and isinstance(given, dict):
-        name = next(entry for entry in {**held, **given} if held.get(entry) != given.get(entry))
-        held, given = held.get(name), given.get(name)
-    return f"another {name} ({held}, not {given})"
-
-
-def _forget_missing(out: epath.Path, units: int) -> None:
-    """Removes the reports of chunks whose shards are missing or too short, and of those after them in their unit."""
-    for unit in range(units):
-        reports = _ended(out, unit)
-        whole = [all(_is_whole(out, shard) for shard in report["shards"]) for report in reports]
-        for chunk in range(whole.index(False) if False in whole else len(whole), len(whole)):
-            (out / MANIFEST).unlink(missing_ok=True)
-            _report(out, unit, chunk).unlink(missing_ok=True)  # another host may do the same
-
-
-def _is_whole(out: epath.Path, shard: Mapping[str, Any]) -> bool:
-    path = inside(out, shard["file"], links=True)
-    return path.exists() and path.stat().length == shard["size"]
-
-
-def _check_claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
-    """Raises ConfigError if another host has begun another export in the folder."""
-    if parse_json(read_text(out / _IDENTITY)) != identity:
-        raise ConfigError(
-            f"{out} contains another export by now: choose another folder, and the same flags on all hosts"
-        )
+    return {"source": source.describe(), "vocabulary": vocabulary_of, **dataclasses.asdict(options)}
 
 
 def _tokenizer(
@@ -183,7 +159,7 @@ def _tokenizer(
         kept = given
     if kept is None:
         kept = loading.train(vocabulary.kind, _sample(source, vocabulary.sample), vocabulary.size)
-    _check_claim(out, identity)  # learning took a while
+    check_claim(out, identity)  # learning took a while
     if not (out / kept.file).exists():
         write_file(out / kept.file, kept.text)
     # Read back, because every host and process uses the file.
@@ -202,27 +178,6 @@ def _sample(source: Source, characters: int) -> Iterator[str]:
             if split == "train":
                 yield piece.text[:room]
                 room -= len(piece.text)
-
-
-def _chunks(out: epath.Path, unit: int) -> list[dict[str, Any]] | None:
-    """The reports of the chunks of a unit, or None if the unit has not ended."""
-    found = _ended(out, unit)
-    return found if found and found[-1]["last"] else None
-
-
-def _ended(out: epath.Path, unit: int) -> list[dict[str, Any]]:
-    """The reports of all chunks of a unit that have ended."""
-    found: list[dict[str, Any]] = []
-    while (file := _report(out, unit, len(found))).exists():
-        try:
-            found.append(dict(parse_json(read_text(file))))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{file} is damaged ({first_line(error)}): delete it and rerun the command") from error
-    return found
-
-
-def _report(out: epath.Path, unit: int, chunk: int) -> epath.Path:
-    return out / "parts" / f"{unit:05}-{chunk:05}.json"
 
 
 def _write_units(source: Source, out: epath.Path, job: "_Job", units: list[int], workers: int) -> None:
@@ -286,6 +241,7 @@ def _in_parallel(
         for process in processes:
             if process.pid is not None:  # it was started
                 process.kill()
+                process.join()  # so that its unfinished files are abandoned
 
 
 def _work(source: Source, out: str, job: _Job, units: list[int], place: Any, messages: Any, parent: int) -> None:
@@ -322,7 +278,7 @@ def _write_unit(
     told: Callable[[float, int], None],
 ) -> None:
     """Writes the chunks of a unit that are missing."""
-    ended = _ended(out, unit)
+    ended = reports_of(out, unit)
     skipped = sum(report["pieces"] for report in ended)
     chunk, split, before, pieces = Chunk(tokenizer), "train", 0.0, 0
     number = len(ended)
@@ -331,11 +287,11 @@ def _write_unit(
         nonlocal chunk, number
         name = f"{unit:05}-{number:05}"
         report = {"pieces": chunk.pieces, "last": last, **chunk.write(out, name, job.options)}
-        _check_claim(out, job.identity)
-        write_file(_report(out, unit, number), json.dumps(report) + "\n")
+        check_claim(out, job.identity)
+        write_file(report_file(out, unit, number), json.dumps(report) + "\n")
         chunk, number = Chunk(tokenizer), number + 1
 
-    for named, piece, share in source.read(unit):
+    for named, piece, share in source.read(unit, whole=not tokenizer.divides):
         begins, split = named is not None, named or split
         pieces += 1
         if pieces <= skipped:
@@ -360,15 +316,13 @@ def _manifest(
 ) -> Manifest:
     shards = [Shard(**shard) for chunk in chunks for shard in chunk["shards"]]
     sums = {
-        split: {name: sum(chunk["sums"][split][name] for chunk in chunks) for name in chunks[0]["sums"][split]}
+        split: {name: sum(chunk["sums"][split].get(name, 0) for chunk in chunks) for name in ("tokens", *SUMS)}
         for split in SPLITS
     }
     for split in SPLITS:
         if not any(shard.split == split for shard in shards):
-            more = (
-                "give more documents" if split == "train" else "delete the folder and raise held_out, such as to 0.05"
-            )
-            raise ConfigError(f"the split {split!r} has no document: {more}")
+            more = source.more if split == "train" else f"raise held_out, such as to 0.05; {source.more}"
+            raise _EmptySplitError(f"the split {split!r} has no document: {more}")
     return Manifest(
         length=options.length,
         packing=options.packing,

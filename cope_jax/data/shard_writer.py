@@ -1,9 +1,15 @@
 """Tokenises a run of documents and writes it as shards, one for each split."""
 
+import contextlib
 import dataclasses
+import fcntl
 import os
+import shutil
+import socket
+import stat
 import tempfile
-from collections.abc import Iterable
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +19,19 @@ from etils import epath
 from cope_jax.corpora.packing import Packing, join
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import Shard, file_digest, records
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.files import in_bucket
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.tokenizer import Tokenizer
 
 PARTIAL = ".partial-"
-"""How the name of a folder of unfinished files begins."""
+"""How the name of a folder of unfinished files begins. The name of the machine follows."""
+
+_LOCK = ".lock"
+_ABANDONED = 3600.0  # seconds after which nobody writes an unfinished file any more
+
+SUMS = ("documents", "words", "bytes", "unknown", "changed")
+"""What is counted in the texts of each split, besides tokens."""
 
 _BATCH = 1 << 20  # characters that are tokenised at a time
 
@@ -55,7 +67,7 @@ class Chunk:
         self._waiting: list[tuple[str, str, bool]] = []
         self._room = _BATCH
         self._documents: dict[str, list[list[np.ndarray]]] = {split: [] for split in SPLITS}
-        self._sums = {split: dict.fromkeys(("documents", "words", "bytes", "unknown"), 0) for split in SPLITS}
+        self._sums = {split: dict.fromkeys(SUMS, 0) for split in SPLITS}
 
     def add(self, split: str, text: str, begins: bool) -> int:
         """Adds a piece. Returns the number of tokens that were encoded, which is 0 for most pieces."""
@@ -76,7 +88,9 @@ class Chunk:
             sums["documents"] += begins
             sums["words"] += len(text.split()) + text.count("\n")
             sums["bytes"] += len(text.encode("utf-8", "ignore"))
-            sums["unknown"] += self._tokenizer.unknown(text)
+            unknown, changed = self._tokenizer.lost(text, tokens)
+            sums["unknown"] += unknown
+            sums["changed"] += changed
         self._waiting, self._room = [], _BATCH
         return self.tokens - before
 
@@ -98,19 +112,18 @@ def _write_shard(out: epath.Path, name: str, split: str, made: Iterable[bytes], 
     from array_record.python.array_record_module import ArrayRecordWriter
 
     file, examples = f"{name}.array_record", 0
-    local = not in_bucket(out)
-    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=out if local else None) as folder:
-        partial = Path(folder) / file
+    with clear_storage_errors(out), unfinished(out) as folder:
+        partial = folder / file
         writer = ArrayRecordWriter(str(partial), "group_size:8")
         for record in made:
             writer.write(record)
             examples += 1
         writer.close()
         shard = Shard(file, split, examples, entries, partial.stat().st_size, file_digest(partial))
-        if local:
-            partial.replace(os.fspath(out / file))
-        else:
+        if in_bucket(out):
             epath.Path(partial).copy(out / file, overwrite=True)
+        else:
+            partial.replace(os.fspath(out / file))
     return shard
 
 
@@ -119,7 +132,47 @@ def write_file(path: epath.Path, text: str) -> None:
     if in_bucket(path):
         path.write_text(text)
         return
-    with tempfile.TemporaryDirectory(prefix=PARTIAL, dir=path.parent) as folder:
-        partial = Path(folder) / path.name
+    with unfinished(path.parent) as folder:
+        partial = folder / path.name
         partial.write_text(text, encoding="utf-8")
         partial.replace(os.fspath(path))
+
+
+@contextlib.contextmanager
+def unfinished(out: epath.Path) -> Iterator[Path]:
+    """Yields a new folder for unfinished files of `out`, which vanishes at the end, and is locked until then."""
+    prefix = f"{PARTIAL}{socket.gethostname()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=_room(out), ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        with (folder / f"{_LOCK}.new").open("w") as lock:
+            with contextlib.suppress(OSError):  # from a file system without locks
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                (folder / f"{_LOCK}.new").rename(folder / _LOCK)  # a lock that others see is held already
+            yield folder
+
+
+def remove_abandoned(out: epath.Path) -> None:
+    """Removes the unfinished files of processes that were killed on this machine, and files of any that are old."""
+    for folder in (*_room(out).glob(f"{PARTIAL}*"), *_room(out).glob(f"parts/{PARTIAL}*")):
+        with contextlib.suppress(OSError):  # another process has removed it, or it is not ours
+            state = folder.lstat()
+            if state.st_uid == os.getuid() and stat.S_ISDIR(state.st_mode) and _is_abandoned(folder, state.st_mtime):
+                shutil.rmtree(folder)
+
+
+def _is_abandoned(folder: Path, modified: float) -> bool:
+    if not folder.name.startswith(f"{PARTIAL}{socket.gethostname()}-") or not (folder / _LOCK).exists():
+        return time.time() - modified > _ABANDONED
+    descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except OSError:  # its process lives
+        return False
+    finally:
+        os.close(descriptor)
+
+
+def _room(out: epath.Path) -> Path:
+    """The folder for unfinished files: that of the finished ones, or the temporary one of this machine."""
+    return Path(tempfile.gettempdir() if in_bucket(out) else os.fspath(out))

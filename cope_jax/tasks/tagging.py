@@ -12,6 +12,7 @@ from etils import epath
 from cope_jax.corpora import baselines, conllu
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
+from cope_jax.files import in_bucket
 from cope_jax.registry import check_at_least
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import TASKS, Baseline, Batch, check
@@ -223,6 +224,7 @@ def _chunks(lengths: Sequence[int], bounds: np.ndarray, most_words: int, most_pi
 
 def _vectors(path: str, split: str, words: int) -> np.ndarray:
     """The vectors of a split, `[words, J, D]`. Raises ConfigError if they are missing or do not match the words."""
+    in_bucket(path)  # an error names another kind of URL
     file = epath.Path(path)
     try:
         if file.is_dir():

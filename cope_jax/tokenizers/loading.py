@@ -7,7 +7,7 @@ from typing import Any, Literal
 from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import glob_in, read_object, read_text
+from cope_jax.files import glob_in, in_bucket, read_object, read_text
 from cope_jax.tokenizers.byte_level import BPE, Bytes
 from cope_jax.tokenizers.tokenizer import Tokenizer
 from cope_jax.tokenizers.word_level import Words
@@ -50,6 +50,7 @@ def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
     Raises:
       ConfigError: there is no tokenizer of this kind, or the tokenizer is damaged or does not preserve text.
     """
+    in_bucket(path)  # an error names another kind of URL
     file = epath.Path(path)
     if kind == "bytes":
         return Bytes()

@@ -12,7 +12,7 @@ one writes a dataset for `--config.training.data_dir` and for other programs.
 import ast
 import contextlib
 import io
-from typing import Any
+from typing import Any, get_args
 
 from absl import flags
 
@@ -36,6 +36,9 @@ _SHARDS: dict[str, Any] = {
     "corpora_dir": flags.DEFINE_string("corpora_dir", None, "Folder of --corpus; None means the built-in sample."),
     "globs": flags.DEFINE_list("globs", [], "Patterns that choose the files of --corpus=files or --corpus=code."),
     "text_field": flags.DEFINE_string("text_field", "text", "Field of a record of .jsonl or .parquet with its text."),
+    "split_documents": flags.DEFINE_enum(
+        "split_documents", "file", get_args(document_files.Division), "What is one document of a .txt, .md or .py file."
+    ),
     "held_out": flags.DEFINE_float("held_out", 0.001, "Share of the documents of --input in validation, and in test."),
     "tokenizer": flags.DEFINE_enum("tokenizer", "bpe", ["bpe", "words", "bytes"], "Kind of the tokenizer."),
     "vocab": flags.DEFINE_string("vocab", None, "Path of a tokenizer to load; without it, one is learned."),
@@ -99,7 +102,8 @@ def _write_shards() -> None:
     flag = {name: holder.value for name, holder in _SHARDS.items()}
     source: Files | Corpus
     if _INPUT.value:
-        source = Files(tuple(document_files.find(_INPUT.value)), flag["text_field"], flag["held_out"])
+        files = tuple(document_files.find(_INPUT.value))
+        source = Files(files, flag["text_field"], flag["held_out"], flag["split_documents"])
     else:
         source = Corpus(_CORPUS.value or "", flag["corpora_dir"], tuple(flag["globs"]))
     vocabulary = Vocabulary(flag["tokenizer"], flag["vocab"], flag["vocab_size"], flag["sample"])
@@ -124,6 +128,7 @@ def _summary(manifest: Manifest) -> str:
         f"{split}: {counts.tokens:,} tokens of {manifest.documents[split]:,} documents, {counts.bytes:,} bytes"
         for split, counts in manifest.counts.items()
     ]
+    lines += [f"{split}: {counts.left_out}" for split, counts in manifest.counts.items() if counts.left_out]
     option = "--config.task.options"
     lines += [
         f"{_OUT.value}: {len(manifest.shards)} shards",

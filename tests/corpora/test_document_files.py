@@ -9,11 +9,11 @@ from cope_jax.errors import ConfigError
 from cope_jax.tokenizers import loading
 
 
-def texts(path, field="text"):
+def texts(path, field="text", division="file"):
     """The documents of a file, whole."""
     found = []
     (file,) = document_files.find([str(path)])
-    for piece, share in document_files.pieces(file, field):
+    for piece, share in document_files.pieces(file, field, division):
         assert 0 < share <= 1
         found = [*found, piece.text] if piece.key else [*found[:-1], found[-1] + piece.text]
     return found
@@ -64,6 +64,48 @@ def test_parquet_in_row_groups(tmp_path):
         texts(path)
 
 
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "row 2 has null in 'text', not text: remove the record, or write a text$"),
+        (b"x", "row 1 has bytes in 'text', not text: store the column as strings$"),
+        (["x"], "row 1 has a list in 'text', not text: store one text there, or set --text_field to the text's field$"),
+    ],
+)
+def test_a_column_without_text_is_one_line(tmp_path, value, message):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"text": ["a" if value is None else value, value]}), tmp_path / "0.parquet")
+    with pytest.raises(ConfigError, match=message):
+        texts(tmp_path / "0.parquet")
+
+
+@pytest.mark.parametrize("end", ["", ".gz"])
+def test_lines_and_paragraphs_of_a_text_are_documents(tmp_path, monkeypatch, end):
+    monkeypatch.setattr(document_files, "PIECE", 8)
+    path = tmp_path / f"book.txt{end}"
+    compressed(path, "\ufeff\nOne line é,\r\n  another \n \t\n\nThe last, of many words".encode())
+    assert texts(path, division="line") == ["One line é,", "  another ", "The last, of many words"]
+    assert texts(path, division="paragraph") == ["One line é,\n  another ", "The last, of many words"]
+    monkeypatch.setattr(document_files, "_LONGEST", 12)
+    with pytest.raises(ConfigError, match=r"book.txt.*, line 2 ends a paragraph of \d+ bytes or more: shorten it$"):
+        texts(path, division="paragraph")
+
+
+def test_a_document_that_is_read_whole_does_not_fill_the_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(document_files, "PIECE", 8)
+    monkeypatch.setattr(document_files, "_LONGEST", 40)
+    (tmp_path / "a.txt").write_text("some words " * 3)
+    (file,) = document_files.find([str(tmp_path / "a.txt")])
+    assert [piece.text for piece, _ in document_files.pieces(file, whole=True)] == ["some words " * 3]
+    (tmp_path / "a.txt").write_text("some words " * 9)
+    with pytest.raises(
+        ConfigError, match=r"a document of over 40 characters, which this tokenizer reads whole: set --s"
+    ):
+        list(document_files.pieces(file, whole=True))
+
+
 @pytest.mark.parametrize("kind", ["bpe", "words"])
 def test_the_pieces_of_a_text_have_its_tokens(tmp_path, monkeypatch, kind):
     monkeypatch.setattr(document_files, "PIECE", 97)
@@ -96,8 +138,20 @@ def test_a_line_without_end_does_not_fill_the_memory(tmp_path, monkeypatch):
     ("name", "content", "message"),
     [
         ("a.jsonl", b'{"text": "x"}\n{"text": ', r"a.jsonl, line 2 is not a JSON record \(.*\): repair the file$"),
-        ("a.jsonl", b'["text"]', r"a.jsonl, line 1 has no text in 'text': set --text_field"),
-        ("a.jsonl", b'{"text": 3}', r"a.jsonl, line 1 has no text in 'text': set --text_field"),
+        ("a.jsonl", b'[{"text": "x"}]', r"a.jsonl, line 1 is a list, not a JSON object: write one object in each line"),
+        ("a.json", b'[\n{"text": "x"}\n]', r"a.json, line 1 begins a JSON value of several lines: write one object in"),
+        (
+            "a.jsonl",
+            b'{"text": 3}',
+            r"line 1 has a number \(3\) in 'text', not text: store one text there, or set --text_f",
+        ),
+        ("a.jsonl", b'{"text": ["x"]}', r"line 1 has a list in 'text', not text: store one text there, or set --text_"),
+        (
+            "a.jsonl",
+            b'{"text": "x"}\n{"text": null}',
+            r"line 2 has null in 'text', not text: remove the record, or wri",
+        ),
+        ("a.jsonl", b'{"id": 1, "body": "x"}', r"no field 'text': set --text_field to one of its fields \(id, body\)$"),
         ("a.jsonl", b'{"text": "a"}\n{"text": "\xff"}', r"a.jsonl, line 2 is not UTF-8 text: convert the file"),
         ("a.txt", b"fine\nnot \xff", r"a.txt, line 2 is not UTF-8 text: convert the file to UTF-8$"),
         ("a.txt", b"cut \xc3", r"a.txt, line 1 is not UTF-8 text: convert the file to UTF-8$"),

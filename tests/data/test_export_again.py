@@ -1,7 +1,10 @@
 """Exports into a folder that has one already, and documents that are not as they should be."""
 
 import dataclasses
+import fcntl
 import json
+import os
+import socket
 
 import numpy as np
 import pytest
@@ -14,7 +17,7 @@ from cope_jax.corpora.shards import Shards
 from cope_jax.data import pipeline, shard_export, shard_writer
 from cope_jax.data.shard_export import Vocabulary, export
 from cope_jax.data.shard_writer import Options
-from cope_jax.errors import ConfigError
+from cope_jax.errors import ConfigError, StorageError
 
 BYTES, OPTIONS = Vocabulary("bytes"), Options(length=8, shard_tokens=300)
 TEXTS = [f"The {number}th document has {'many ' * number}words." for number in range(40)]
@@ -65,17 +68,63 @@ def test_what_is_missing_is_written_again(how, written, tmp_path):
     assert contents(written) == before
 
 
-def test_an_export_that_wrote_no_shard_does_not_keep_the_folder(tmp_path):
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_failed_export_leaves_nothing_that_a_later_one_cannot_use(tmp_path, begun):
     source(tmp_path / "in")
     with (tmp_path / "in/a.jsonl").open("a") as file:
         file.write("\n{")
-    bpe = Vocabulary("bpe", size=280)
+    wrong, out = Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2), tmp_path / "out"
+    vocabulary = BYTES if begun else Vocabulary("bpe", size=280)  # which reads all text before the first shard
     with pytest.raises(ConfigError, match=r"line 41 is not a JSON record"):
-        export(Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2), tmp_path / "out", bpe, OPTIONS)
+        export(wrong, out, vocabulary, OPTIONS)
+    assert out.exists() == begun == bool(contents(out))
+    kept = contents(out)
+    with pytest.raises(ConfigError, match=r"the split 'validation' has no document: raise held_out"):
+        export(source(tmp_path / "few", TEXTS[:1] * 9), tmp_path / "empty", vocabulary, OPTIONS)
+    assert not (tmp_path / "empty").exists()
+    if begun:
+        with pytest.raises(ConfigError, match=r"line 41 is not a JSON record"):
+            export(wrong, out, vocabulary, OPTIONS)
+        assert contents(out) == kept
+
+
+def test_a_claim_without_a_shard_does_not_keep_the_folder(tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/export.json").write_text("{}")
     (tmp_path / "out/tokenizer.json").write_text("of the earlier text")
-    export(source(tmp_path / "in"), tmp_path / "out", bpe, OPTIONS)
-    export(source(tmp_path / "in"), tmp_path / "other", bpe, OPTIONS)
+    for name in ("out", "other"):
+        export(source(tmp_path / "in"), tmp_path / name, Vocabulary("bpe", size=280), OPTIONS)
     assert contents(tmp_path / "out") == contents(tmp_path / "other")
+
+
+def test_unfinished_files_of_dead_processes_are_removed(written, tmp_path):
+    def left(machine, locked):
+        folder = written / f"{shard_writer.PARTIAL}{machine}-{len(list(written.iterdir()))}"
+        folder.mkdir()
+        if locked is not None:
+            lock = (folder / ".lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if locked:
+                return folder, lock
+            lock.close()
+        return folder, None
+
+    here = socket.gethostname()
+    living, new, elsewhere = left(here, True), left(here, None), left("another", False)
+    old, dead = left("another", None), left(here, False)
+    os.utime(old[0], (0, 0))
+    (written / "parts/.partial-x").symlink_to(tmp_path / "in")
+    (written / "manifest.json").unlink()
+    export(source(tmp_path / "in"), written, BYTES, OPTIONS)
+    assert [folder.exists() for folder, _ in (living, new, elsewhere, old, dead)] == [True] * 3 + [False] * 2
+    assert (tmp_path / "in/a.jsonl").exists()
+    living[1].close()
+    shard_writer.remove_abandoned(written)
+    assert not living[0].exists()
+    with shard_writer.unfinished(written) as folder:
+        shard_writer.remove_abandoned(written)
+        assert folder.exists()
+    assert not folder.exists()
 
 
 def test_another_given_tokenizer_is_refused(tmp_path):
@@ -127,7 +176,7 @@ def test_a_host_with_other_flags_stops_the_first(moment, tmp_path, monkeypatch):
     ):
         export(ours, out, Vocabulary("bpe", size=280), OPTIONS)
     assert not list(out.glob("parts/*.json"))
-    assert (out / "tokenizer.json").exists() == (moment == "write")
+    assert (out / "tokenizer.json").exists() == (moment == "write") and (out / "export.json").exists()
 
 
 def test_half_a_character_is_replaced(tmp_path):
@@ -230,3 +279,71 @@ def test_the_path_of_an_export_is_not_a_pattern(name, tmp_path):
     (out / "export.json").unlink()
     with pytest.raises(ConfigError, match="contains other files"):
         export(source(tmp_path / "in"), out, BYTES, OPTIONS)
+
+
+def llama(folder):
+    """A tokenizer that puts a sign before each text, as Llama 2 does. Its file is in the folder."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abct"]
+    library = Tokenizer(
+        models.BPE({piece: n for n, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
+    )
+    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    ends = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    library.decoder = decoders.Sequence(ends)
+    library.add_special_tokens([AddedToken("</s>", special=True)])
+    folder.mkdir()
+    library.save(str(folder / "tokenizer.json"))
+    return Vocabulary("bpe", str(folder))
+
+
+def test_a_long_text_has_its_own_tokens_and_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(document_files, "PIECE", 64)
+    (tmp_path / "in").mkdir()
+    texts = [("cat bat\n" + "a cat " * n) * 20 for n in range(1, 40)]
+    for number, text in enumerate(texts):
+        (tmp_path / f"in/{number}.txt").write_text(text)
+    files = Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2)
+    manifest = export(files, tmp_path / "out", llama(tmp_path / "llama"), Options(length=8))
+    counts = manifest.counts.values()
+    assert sum(count.tokens for count in counts) == sum(1 + len(text) for text in texts)
+    assert sum(count.bytes for count in counts) == sum(map(len, texts))
+    assert not any(count.left_out for count in counts) and '"changed"' not in manifest.text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "words"])
+def test_texts_that_do_not_come_back_are_counted(tmp_path, kind):
+    texts = [*TEXTS, *(f"a▁b  {n}" for n in range(20))]
+    vocabulary = Vocabulary("words") if kind == "words" else llama(tmp_path / "llama")
+    manifest = export(source(tmp_path / "in", texts), tmp_path / "out", vocabulary, OPTIONS)
+    changed = sum(counts.changed for counts in manifest.counts.values())
+    assert changed == 20 if kind == "bpe" else changed > 20  # numbers are unknown words in validation and test
+    task = tasks.create("sharded_text", folders=(str(tmp_path / "out"),), length=8, tokenizer=kind)
+    assert task.counts("train").changed == manifest.counts["train"].changed > 0
+    assert "bits_per_byte" not in task.reported_metrics("train", {"loss": 1.0})
+    assert "; no " in task.origin() and shards_module.read_manifest(tmp_path / "out") == manifest
+    assert task._parts[0].manifest.digest == json.loads((tmp_path / "out/manifest.json").read_text())["digest"]
+
+
+def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path, monkeypatch):
+    from array_record.python import array_record_module
+
+    class Full:
+        def __init__(self, path, options):
+            self._path = path
+
+        def write(self, record):
+            del record
+
+        def close(self):
+            raise RuntimeError(f"write() failed: No space left on device; writing {self._path}; at byte 606208")
+
+    with (
+        monkeypatch.context() as patch,
+        pytest.raises(StorageError, match=r"^cannot write to .*out \(No space left on device\)"),
+    ):
+        patch.setattr(array_record_module, "ArrayRecordWriter", Full)
+        export(source(tmp_path / "in"), tmp_path / "out", BYTES, OPTIONS)
+    assert sorted(path.name for path in (tmp_path / "out").rglob("*")) == ["export.json", "parts", "tokenizer.json"]
+    export(source(tmp_path / "in"), tmp_path / "out", BYTES, OPTIONS)

@@ -34,6 +34,7 @@ def test_mistakes_are_one_line(start, tmp_path):
                 "data",
                 "choose from tinyshakespeare, wikitext-2, wikitext-2-raw, wikitext-103, wiki",
             ),
+            ("", nowhere(), "data", "unknown corpus to download '': choose from tinyshakespeare, wikitext-2, "),
             ("wikitext-103", nowhere(), "data", "/wikitext-103-v1.zip ([Errno "),
             ("wikitext-2", server.url, "data", "/wikitext-2-v1.zip did not send the expected 4,475,746 bytes with"),
             ("wikitext-2", server.url, "file", f"cannot write to {tmp_path / 'file'} ("),
