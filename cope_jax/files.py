@@ -103,6 +103,14 @@ def exposed(path: Path, *, above: bool = False) -> str:
     return ""
 
 
+def private_folder(path: Path) -> str:
+    """Creates a folder, and those above it that are missing, for this user alone. Returns what `exposed` says of it."""
+    for level in (*reversed(path.parents), path):
+        if level == path or not level.exists():
+            level.mkdir(mode=0o700, exist_ok=True)
+    return exposed(path)
+
+
 def open_lock(path: Path) -> IO[str]:
     """Opens a lock file, which is created if it is missing. Never waits, and follows no symbolic link.
 

@@ -191,14 +191,18 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
 
 def _check_classes(path: epath.Path) -> None:
     """Raises ConfigError if a dataset names other classes of features than ours: TFDS would import their modules."""
-    named: list[tuple[str, Any]] = []
+
+    def check(pairs: list[tuple[str, Any]]) -> None:
+        for key, value in pairs:
+            if key in ("pythonClassName", "python_class_name") and value not in _CLASSES:
+                raise ConfigError(f"{path} names the class {value!r}: write the data again with this package")
+
     try:
-        json.loads(read_text(path), object_pairs_hook=lambda pairs: named.extend(pairs) or dict(pairs))
+        json.loads(read_text(path), object_pairs_hook=check)
+    except ConfigError:
+        raise
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is damaged ({first_line(error)}): write the data again") from error
-    for key, value in named:
-        if key in ("pythonClassName", "python_class_name") and value not in _CLASSES:
-            raise ConfigError(f"{path} names the class {value!r}, which this package does not write: write it again")
 
 
 def _difference(wanted: dict[str, Any], held: dict[str, Any]) -> str:

@@ -24,7 +24,7 @@ from cope_jax import models, tasks
 from cope_jax.buckets import mirrored
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError, bucket_error, first_line, storage_reason
-from cope_jax.files import cache_folder, in_bucket
+from cope_jax.files import cache_folder, in_bucket, private_folder
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
@@ -217,13 +217,16 @@ def keep_programs() -> None:
     """Keeps compiled programs in the user's cache folder, so that the next run of a command starts sooner.
 
     JAX's own settings, such as JAX_COMPILATION_CACHE_DIR, take precedence. Each kind of CPU has its own folder, because
-    a program for another CPU may end with an illegal instruction.
+    a program for another CPU may end with an illegal instruction. In a folder that another user could change, nothing
+    is kept, because programs are run.
     """
     folder = cache_folder()
     if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
-        path = str(folder / "programs" / kind_of_cpu())
-        jax.config.update("jax_compilation_cache_dir", path)
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = path  # for processes that this one starts
+        path = folder / "programs" / kind_of_cpu()
+        with contextlib.suppress(OSError):  # it cannot be created
+            if not private_folder(path):
+                jax.config.update("jax_compilation_cache_dir", str(path))
+                os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)  # for processes that this one starts
 
 
 def kind_of_cpu() -> str:

@@ -7,6 +7,7 @@ input ends, so it never outlives the process that started it.
 
 import fcntl
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -15,6 +16,8 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+
+from cope_jax.files import open_lock, private_folder
 
 POLL = 0.1
 """Seconds between two tries to claim what is in use."""
@@ -30,29 +33,41 @@ WAITS = "waits for cores or GPUs that other cells use"
 def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
     """Claims `count` of some things of this machine, such as cores, until the process ends; waits until they are free.
 
-    The locks are files in a folder of this user, so all processes of all grids on a machine share the cores.
+    The locks are files in a folder of this user, so all processes of all grids on a machine share the cores. If another
+    user could change this folder, nothing is claimed, and cells may use the same cores.
     """
     if len(names) < count:
         sys.exit(f"error: the cell needs {count} {kind}s, but this machine shows {len(names)}")
     folder = Path(tempfile.gettempdir()) / f"cope_jax-{os.getuid()}"
-    folder.mkdir(exist_ok=True)
+    try:
+        reason = private_folder(folder)
+    except OSError as error:
+        reason = str(error)
+    if reason:
+        print(f"claims no {kind}s, so cells of other grids may use the same ({reason})", flush=True)
+        return random.sample(names, count)
     said = False
     while True:
         held = []
         for name in names:
-            file = os.open(folder / f"{kind}-{name}", os.O_RDWR | os.O_CREAT)
+            file = open_lock(folder / f"{kind}-{name}")
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                os.close(file)
+                file.close()
                 continue
             held.append((name, file))
             if len(held) == count:
-                if said:
-                    print(f"has its {kind}s", flush=True)
-                return [name for name, _ in held]
-        for _, file in held:  # too few: another process may need only these
-            os.close(file)
+                break
+        enough = len(held) == count  # else another process may need only these
+        for _, file in held:
+            if enough:
+                os.dup(file.fileno())  # so the lock lasts until the process ends
+            file.close()
+        if enough:
+            if said:
+                print(f"has its {kind}s", flush=True)
+            return [name for name, _ in held]
         if not said:
             print(WAITS, flush=True)
             said = True
@@ -66,14 +81,14 @@ def wait_for(lock: Path, seconds: float = 120.0) -> bool:
     """
     end = time.monotonic() + seconds
     while lock.exists() and time.monotonic() < end:
-        with lock.open("a") as file:  # a network file system locks only what is open for writing
-            try:
+        try:
+            with open_lock(lock) as file:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 return True
-            except BlockingIOError:
-                time.sleep(POLL)
-            except OSError:  # it has no locks, as training then says
-                return True
+        except BlockingIOError:
+            time.sleep(POLL)
+        except OSError:  # it has no locks, or is no file, as training then says
+            return True
     return not lock.exists()
 
 

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -152,3 +153,61 @@ def test_a_compiler_with_a_fault_is_not_used(right, wrong, reason, tmp_path, mon
             library._load.cache_clear()
     finally:
         library._sources.cache_clear()
+
+
+def plant(path):
+    """What another user would put beside the library's name, with its digest."""
+    path.write_text("planted")
+    path.with_suffix(".sha256").write_text(library._digest(b"planted"))
+    path.with_suffix(".checked").write_text("")
+
+
+@pytest.mark.parametrize("level", ["", "cope_jax"])
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_what_others_could_have_put_there_is_not_loaded(level, mode, compiler, capsys):
+    path = library._compiled()
+    assert path.is_relative_to(compiler.with_name("cache")) and not capsys.readouterr().err
+    plant(path)
+    assert library._compiled() == path and path.read_text() == "planted"  # only this user could have put it there
+    folder = compiler.with_name("cache") / level
+    folder.chmod(mode)
+    other = library._compiled()
+    if mode == 0o1777 and not level:  # as in /tmp, only its owner could have
+        assert other == path
+        return
+    assert other.read_text() == "library\n" and not other.is_relative_to(compiler.with_name("cache"))
+    assert library.exposed(other) == "" and other.parent.stat().st_mode & 0o777 == 0o700
+    assert re.fullmatch(
+        f"warning: other users may write to {folder}, so the C.. library for attention is compiled again: [^\n]*\n",
+        capsys.readouterr().err,
+    )
+
+
+def test_a_library_that_others_may_write_to_or_own_is_compiled_again(compiler, monkeypatch):
+    path = library._compiled()
+    plant(path)
+    path.chmod(0o777)
+    assert library._compiled() == path and path.read_text() == "library\n"
+    assert path.stat().st_mode & 0o777 == 0o700
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    assert not library._is_whole(path)
+    assert not library._compiled().is_relative_to(compiler.with_name("cache"))
+
+
+def test_a_lock_that_is_a_link_is_not_followed(compiler, tmp_path):
+    library._compiled().unlink()
+    (lock,) = compiler.with_name("cache").glob("cope_jax/*.lock")
+    lock.unlink()
+    lock.symlink_to(tmp_path / "new")
+    with pytest.raises(OSError):
+        library._compiled()
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_new_cache_folder_is_this_users_alone_whatever_the_umask(compiler):
+    before = os.umask(0o002)
+    try:
+        assert library._compiled() == library._compiled()
+    finally:
+        os.umask(before)
+    assert times_compiled(compiler) == 1

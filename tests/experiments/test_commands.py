@@ -233,6 +233,11 @@ def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, tmp_path):
         monkeypatch.setattr(Path, "home", missing_home)
         entry.keep_programs()
         assert jax.config.values["jax_compilation_cache_dir"] is None
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
+        (tmp_path / "shared").mkdir()
+        (tmp_path / "shared").chmod(0o777)  # others could put programs there
+        entry.keep_programs()
+        assert jax.config.values["jax_compilation_cache_dir"] is None
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         entry.keep_programs()
         folder = str(tmp_path / "cope_jax" / "programs" / entry.kind_of_cpu())

@@ -3,7 +3,9 @@
 import dataclasses
 import fcntl
 import json
+import os
 import sys
+import threading
 import time
 
 import pytest
@@ -111,6 +113,37 @@ def test_cores_are_claimed_by_one_process_at_a_time(tmp_path, monkeypatch):
     assert one_cell.claim("gpu", names, 3) == names  # another kind
     with pytest.raises(SystemExit, match="error: the cell needs 4 gpus, but this machine shows 3"):
         one_cell.claim("gpu", names, 4)
+
+
+@pytest.mark.parametrize("how", ["a file", "a link", "open to all", "of another user"])
+def test_without_a_folder_of_its_own_a_cell_claims_nothing(how, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(one_cell.tempfile, "gettempdir", lambda: str(tmp_path))
+    folder = tmp_path / f"cope_jax-{os.getuid()}"
+    (tmp_path / "theirs").mkdir()
+    if how == "a file":
+        folder.touch()
+    elif how == "a link":
+        (tmp_path / "theirs").chmod(0o777)
+        folder.symlink_to(tmp_path / "theirs")
+    else:
+        folder.mkdir()
+        folder.chmod(0o777 if how == "open to all" else 0o700)
+    if how == "of another user":
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    for _ in range(2):
+        assert len({*one_cell.claim("core", ["0", "1", "2"], 2)} & {"0", "1", "2"}) == 2
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and lines[0].startswith("claims no cores, so cells of other grids may use the same (")
+    assert not list((tmp_path / "theirs").iterdir())
+
+
+def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / ".lock")
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(one_cell.wait_for(tmp_path / ".lock")), daemon=True)
+    waiting.start()
+    waiting.join(5)
+    assert found == [True]
 
 
 def test_a_run_that_still_saves_is_waited_for(tmp_path, monkeypatch):

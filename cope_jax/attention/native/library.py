@@ -1,11 +1,13 @@
 """Compiles the C++ attention of this package once for this machine, and loads it.
 
-The library lies in the user's cache folder (`$XDG_CACHE_HOME/cope_jax`, by default `~/.cache/cope_jax`). Its name
+The library lies in the user's cache folder (`$XDG_CACHE_HOME/cope_jax`, by default `~/.cache/cope_jax`). If another
+user could change this folder, each process compiles its own, because what lies there is run. The library's name
 contains a digest of the source, of jaxlib's version, and of what the compiler knows about itself and the CPU. So every
 version, compiler and CPU has its own file. Without the library, attention runs in XLA; this is an error only if
 `COPE_JAX_NATIVE=required`.
 """
 
+import atexit
 import contextlib
 import ctypes
 import functools
@@ -26,7 +28,7 @@ from typing import IO
 import jax
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import cache_folder, write_atomically
+from cope_jax.files import cache_folder, exposed, open_lock, private_folder, write_atomically
 
 SETTING = "COPE_JAX_NATIVE"
 MODES = ("0", "1", "required")
@@ -88,12 +90,10 @@ def register(path: Path) -> None:
 
 def _compiled() -> Path:
     """The path of the library in the cache, which is compiled first if it is missing or damaged."""
-    folder = cache_folder()
-    if folder is None:
-        raise Unavailable("there is no home folder: set XDG_CACHE_HOME")
     compilers = [words for words in _compilers() if shutil.which(words[0])]
     if not compilers:
         raise Unavailable("there is no C++ compiler: install g++ or clang++, or set CXX")
+    folder = _folder()
     for number, compiler in enumerate(compilers, start=1):
         try:
             return _compiled_with([*compiler, *FLAGS], folder)
@@ -101,6 +101,24 @@ def _compiled() -> Path:
             if number == len(compilers):
                 raise
     raise AssertionError("unreachable")
+
+
+def _folder() -> Path:
+    """The user's cache folder, or a new folder of this process if another user could change that one."""
+    folder = cache_folder()
+    if folder is None:
+        raise Unavailable("there is no home folder: set XDG_CACHE_HOME")
+    reason = private_folder(folder)
+    if not reason:
+        return folder
+    print(
+        f"warning: {reason}, so the C++ library for attention is compiled again: remove their access to it, or set "
+        "XDG_CACHE_HOME to a folder of your own",
+        file=sys.stderr,
+    )
+    fresh = tempfile.mkdtemp(prefix="cope_jax-native-")
+    atexit.register(shutil.rmtree, fresh, ignore_errors=True)
+    return Path(fresh)
 
 
 def _compiled_with(command: list[str], folder: Path) -> Path:
@@ -112,8 +130,7 @@ def _compiled_with(command: list[str], folder: Path) -> Path:
     path = folder / f"attention-{_digest(*facts)[:24]}.so"
     if _is_whole(path):
         return path
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)  # what lies here is run
-    with open(path.with_suffix(".lock"), "w") as lock:
+    with open_lock(path.with_suffix(".lock")) as lock:
         _wait_for(lock)
         if not _is_whole(path):  # another process may have compiled it while we waited
             logging.getLogger("cope_jax").info("attention: compiling the C++ library, once, into %s", folder)
@@ -129,6 +146,7 @@ def _compile(command: list[str], path: Path) -> None:
         _run([*command, *include, str(SOURCES / "attention.cc"), "-o", name])
         path.with_suffix(".checked").unlink(missing_ok=True)
         path.with_suffix(".sha256").write_text(_digest(Path(name).read_bytes()))
+        os.chmod(name, 0o700)  # the linker may have made a new file
         os.replace(name, path)
     finally:
         Path(name).unlink(missing_ok=True)
@@ -188,9 +206,9 @@ def _wait_for(lock: IO[str]) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    """Whether the file is exactly what was compiled. Loading a damaged library can crash the process."""
+    """Whether the file is exactly what this user compiled. Loading a damaged library can crash the process."""
     try:
-        return path.with_suffix(".sha256").read_text() == _digest(path.read_bytes())
+        return not exposed(path) and path.with_suffix(".sha256").read_text() == _digest(path.read_bytes())
     except (OSError, UnicodeDecodeError):
         return False
 
