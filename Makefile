@@ -123,6 +123,7 @@ mutants: $(REFERENCE) ## put FAULTS random faults into the numerical packages, a
 	$(BIN)/python -m tests.mutants --count=$(FAULTS) --jobs=2
 
 compare: $(PLAIN) ## train CoPE and its rivals on a small task, and write a table and plots into WORKDIR
+	@echo "Python and JAX start: the first line comes after some seconds."
 	$(BIN)/python -m experiments.compare --config=$(CONFIG) --encodings=$(ENCODINGS) --seeds=$(SEEDS) --workdir=$(WORKDIR)
 
 docs: .venv/.ready-docs ## build the documentation site in build/site; a broken link or a missing name is an error

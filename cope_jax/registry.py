@@ -123,6 +123,22 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
     return cls(**values)
 
 
+_ODD = re.compile(r"(?i)(?<!\w)(?:[\d.][\w.]*_|0[xob])|(?![0-9])\d")
+
+
+def check_plain_numbers(text: str, what: str) -> None:
+    """Raises ConfigError if a number in `text` is not a plain decimal; anything may be inside quotation marks.
+
+    >>> check_plain_numbers("(1000, -1e-3, 'run_1_2')", "--config.task.options.lengths")
+    >>> check_plain_numbers("1_000", "--seeds")
+    Traceback (most recent call last):
+    ...
+    cope_jax.errors.ConfigError: --seeds needs plain decimals, such as 1000 and 1e-3, not 1_000
+    """
+    if _ODD.search(re.sub(r"'[^']*'|\"[^\"]*\"", "", text)):
+        raise ConfigError(f"{what} needs plain decimals, such as 1000 and 1e-3, not {text.strip()}")
+
+
 def check_at_least(least: float, what: str, most: int = 2**31 - 1, /, **values: float | None) -> None:
     """Raises ConfigError for a value that is NaN, infinite or below `least`, or an int above `most`; None is allowed.
 

@@ -87,6 +87,8 @@ def main() -> None:
     if _TOP_P.value is not None and not _TOP_P.value > 0:
         raise ConfigError(f"--top_p must be above 0, got {_TOP_P.value}; to always take the best token, set --top_k=1")
     if _OUT.value is not None:
+        if Path(_OUT.value).is_file() and Path(_OUT.value).stat().st_size:
+            raise ConfigError(f"{_OUT.value} exists: delete it, or choose another --out")
         with outputs.writing(Path(_OUT.value)):
             Path(_OUT.value).open("a").close()  # so that an error comes before the model is loaded
     generator = text_model.load(Path(_MODEL.value), _MODEL_SEED.value)

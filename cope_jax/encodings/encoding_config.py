@@ -11,7 +11,7 @@ from flax import nnx
 from cope_jax.encodings.base import ENCODINGS, AttentionShape
 from cope_jax.encodings.compose import Composed
 from cope_jax.errors import ConfigError
-from cope_jax.registry import configure
+from cope_jax.registry import check_plain_numbers, configure
 
 Sharing = Literal["layer", "model"]
 _PART = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
@@ -113,6 +113,7 @@ def _options(text: str, whole: str) -> dict[str, Any]:
         name, equals, value = item.partition("=")
         if not equals or name.strip() in options:
             raise ConfigError(f"cannot read {item!r} in the encoding {whole!r}: write option=value, each option once")
+        check_plain_numbers(value, f"{name.strip()} in the encoding {whole!r}")
         try:
             options[name.strip()] = ast.literal_eval(value.strip())
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):  # the last three: see ast

@@ -74,6 +74,9 @@ def _train_missing(configs: Mapping[str, ExperimentConfig], runs: Sequence[GridR
         if processes.is_first():
             write_results(workdir, [run for run in runs if run.result.exists()])
 
+    if works and processes.is_first():
+        left = f"{len(works)} of {len(runs)} runs to train, {min(jobs, len(works))} at a time"
+        print(f"{left}; the first lines come after JAX has started and compiled", file=sys.stderr)
     if works and jobs > 1:
         workers.train(works, jobs, finished)
     else:

@@ -125,16 +125,18 @@ class _Worker:
         self._error: Exception | None = None
         self._bars = contextlib.ExitStack()
         self._bar: Progress | None = None
-        self._log = tempfile.NamedTemporaryFile(prefix="cope_jax-", suffix=".log")
+        self._log = tempfile.TemporaryFile()  # without a name, so that it never stays
         self.messages, theirs = multiprocessing.Pipe(duplex=False)
+        log = connection.Connection(os.dup(self._log.fileno()), readable=False)  # such an object can be passed on
         context = multiprocessing.get_context("spawn")  # a copy of a process in which JAX runs would hang
-        self._process = context.Process(target=_work, args=(work, cores, theirs, self._log.name))
+        self._process = context.Process(target=_work, args=(work, cores, theirs, log))
         before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the worker inherits this until it has its own session
         try:
             self._process.start()
         finally:
             signal.signal(signal.SIGINT, before)
         theirs.close()
+        log.close()
 
     def receive(self) -> bool:
         """Shows what the process has sent since the last call. Returns whether the process has ended."""
@@ -171,7 +173,7 @@ class _Worker:
         self._process.join()
         self._bars.close()
         with self._log:
-            self._log.seek(-min(4096, os.path.getsize(self._log.name)), os.SEEK_END)
+            self._log.seek(-min(4096, os.fstat(self._log.fileno()).st_size), os.SEEK_END)
             last = (self._log.read().decode(errors="replace").strip().splitlines() or ["it printed nothing"])[-1]
         if self._error is not None:
             raise self._error
@@ -183,12 +185,11 @@ class _Worker:
             raise RuntimeError(f"the process that trains {self.work.name} {ended} ({last}): rerun with --jobs=1")
 
 
-def _work(work: Work, cores: list[int], messages: connection.Connection, log: str) -> None:
+def _work(work: Work, cores: list[int], messages: connection.Connection, log: connection.Connection) -> None:
     """Runs in the worker."""
     os.setsid()  # Ctrl-C on the terminal reaches only the process that started this one, which then asks us to stop
-    file = os.open(log, os.O_WRONLY | os.O_APPEND)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
+    os.dup2(log.fileno(), 1)
+    os.dup2(log.fileno(), 2)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if cores:
         os.sched_setaffinity(0, cores)

@@ -1,7 +1,6 @@
-"""Starts every command: parses its flags and turns errors into one line."""
+"""Starts every command, and parses its flags."""
 
 import contextlib
-import errno
 import hashlib
 import io
 import itertools
@@ -9,12 +8,10 @@ import os
 import platform
 import re
 import sys
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from logging import getLogger
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import jax
 from absl import app, flags, logging
@@ -23,117 +20,19 @@ from ml_collections import config_flags
 from cope_jax import models, tasks
 from cope_jax.buckets import mirrored
 from cope_jax.encodings import EncodingConfig
-from cope_jax.errors import ConfigError, NonFiniteError, StorageError, bucket_error, first_line, storage_reason
+from cope_jax.errors import ConfigError, NonFiniteError, StorageError
 from cope_jax.files import cache_folder, in_bucket, private_folder
+from cope_jax.registry import check_plain_numbers
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
-from experiments.cli import interrupts
+from experiments.cli.exits import clear_errors, no_late_words, one_line
 
 flags.disclaim_key_flags()  # flags that this module defines belong to the module that calls it, whose --help shows them
 
 FOLDERS = ("workdir", "model", "out")
 """The flags that name a folder."""
 HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
-_OTHERS = 3.0  # how many seconds the other processes of a run may be behind the first
-_WRONG_PATHS = (errno.ENAMETOOLONG, errno.EISDIR, errno.ENOTDIR, errno.ELOOP)
-TEXT = ("gensim", "h5py", "sklearn", "tokenizers")
-"""Libraries of the extra "text", which are imported where they are needed."""
-
-
-@contextlib.contextmanager
-def clear_errors() -> Iterator[None]:
-    """Turns errors that the user can fix into one line and an exit status.
-
-    The status is 2 for wrong input, 3 for a loss that is not finite, 4 for a full or read-only disk or a bucket that
-    cannot be used, 130 for Ctrl-C, 134 if another process is lost, 141 if the reader of the output is gone, as after
-    `| head`, and 143 for SIGTERM.
-    """
-    try:
-        yield
-        sys.stdout.flush()  # here, so that its errors are caught
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        sys.exit(141)
-    except ConfigError as error:
-        _leave(2, f"error: {error}")
-    except NonFiniteError as error:
-        _leave(3, f"error: {error}")
-    except Interrupted as stop:
-        _leave(stop.exit_code, str(stop))
-    except KeyboardInterrupt as stop:
-        _leave(128 + interrupts.signal_of(type(stop)), interrupts.LINE)
-    except ModuleNotFoundError as error:
-        if clear := bucket_error(error):
-            _leave(2, f"error: {clear}")
-        if error.name not in TEXT:
-            raise
-        _leave(2, f"error: {error.name} is not installed: pip install -e '.[text]'")
-    except Exception as error:
-        if isinstance(error, StorageError):
-            _leave(4, f"error: {error}")
-        if clear := bucket_error(error):
-            _leave(4 if isinstance(clear, StorageError) else 2, f"error: {clear}")
-        if _out_of_memory(error):  # NumPy and XLA say how much was asked for
-            _leave(2, f"error: the command needs more memory than there is ({first_line(error)}): lower its sizes")
-        if jax.distributed.is_initialized() and _lost_process(error):
-            _leave(134, f"error: another process is lost ({first_line(error)}): rerun the command in all processes")
-        if reason := storage_reason(error):
-            _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
-        if isinstance(error, OSError) and error.filename and error.errno in _WRONG_PATHS:
-            _leave(2, f"error: cannot use {str(error.filename)[:200]} ({error.strerror}): correct the path or the file")
-        if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
-            platforms = os.environ.get("JAX_PLATFORMS") or "not set"
-            reason = _one_line(error) or "it is not installed"
-            reason = f"JAX_PLATFORMS is {platforms} ({reason}): set it to an installed platform, such as cpu"
-            _leave(2, f"error: JAX cannot start its backend, {reason}")
-        raise
-
-
-def _out_of_memory(error: Exception) -> bool:
-    from_device = isinstance(error, jax.errors.JaxRuntimeError)
-    return isinstance(error, MemoryError) or (from_device and bool(re.search("(?i)out of memory", str(error))))
-
-
-def _lost_process(error: Exception) -> bool:
-    lost = r"(?i)gloo|nccl|connection (reset|closed|refused)|heartbeat|peer"
-    return isinstance(error, jax.errors.JaxRuntimeError) and bool(re.search(lost, str(error)))
-
-
-def _leave(status: int, line: str) -> NoReturn:
-    """Prints the line and exits; processes other than the first add their index."""
-    line = "\\n".join(line.splitlines())  # a path may have line ends
-    several = jax.distributed.is_initialized()
-    if several and jax.process_index() > 0:
-        line = f"process {jax.process_index()}: {line}"
-    with contextlib.suppress(OSError):  # the disk of the log may be full; the status still says what happened
-        print(line, file=sys.stderr, flush=True)
-    if several and jax.process_index() == 0 and status == 2:
-        time.sleep(_OTHERS)  # the others find the same mistake; JAX would abort them as soon as this process ends
-    if several and status in (4, 134):
-        # The other processes wait inside a checkpoint, or are lost. An orderly exit would wait for them in turn. JAX
-        # ends them when this process is gone.
-        os._exit(status)
-    sys.exit(status)
-
-
-@contextlib.contextmanager
-def no_late_words() -> Iterator[None]:
-    """Closes stdout and stderr on exit, so that what threads of libraries print, or a full disk, changes nothing more.
-
-    After a signal the process ends here, because unfinished computation or compilation would outlive the interpreter
-    and crash.
-    """
-    try:
-        yield
-    except SystemExit as left:
-        for number, stream in ((1, sys.stdout), (2, sys.stderr)):
-            with contextlib.suppress(OSError, ValueError):  # the reader is gone, the disk is full, or it is closed
-                stream.flush()
-            os.dup2(os.open(os.devnull, os.O_WRONLY), number)
-        if isinstance(left.__context__, KeyboardInterrupt) and not jax.distributed.is_initialized():
-            os._exit(128 + interrupts.signal_of(type(left.__context__)))
-        raise
 
 
 def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
@@ -156,7 +55,9 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
                 print(help_text(argv), flush=True)
                 sys.exit(0)
             try:
+                argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
                 rest = flags.FLAGS(argv)
+                _check_numbers(argv)
                 for name in flags.FLAGS:
                     _check_names(flags.FLAGS[name])
                 _check_folders()
@@ -164,10 +65,10 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
             except flags.Error as error:
                 raise _wrapped(error) or ConfigError(_flag_error(str(error))) from None
             except (AttributeError, KeyError) as error:
-                raise ConfigError(_unknown_field(_one_line(error), argv)) from error
+                raise ConfigError(_unknown_field(one_line(error), argv)) from error
             except (TypeError, ValueError, OSError, SyntaxError, ImportError) as error:
                 # other errors from reading a --config file and setting its fields
-                raise ConfigError(_one_line(error)) from error
+                raise ConfigError(one_line(error)) from error
 
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
@@ -182,6 +83,15 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
     logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     with no_late_words():
         app.run(guarded, flags_parser=parse)
+
+
+def _check_numbers(argv: Sequence[str]) -> None:
+    """Refuses numbers that only Python reads as such: 1_000, 0x10."""
+    for word, following in itertools.pairwise([*argv[1:], ""]):
+        name, equals, text = word.lstrip("-").partition("=")
+        leaves = jax.tree.leaves(flags.FLAGS[name].value) if name in flags.FLAGS else []
+        if any(isinstance(leaf, int | float) for leaf in leaves):
+            check_plain_numbers(text if equals else following, f"--{name}")
 
 
 def _check_folders() -> None:
@@ -326,17 +236,6 @@ def _unknown_field(text: str, argv: Sequence[str]) -> str:
     meant = deeper or (repr(close[1]) if close else None)
     hint = f"did you mean {meant}? A" if meant else "a"
     return f"unknown field {name!r} in {flag}: {hint}dd --help to see all fields"
-
-
-def _one_line(error: BaseException) -> str:
-    """The message of an error, without the quotes that each KeyError around the error adds."""
-    text: Any = error
-    while isinstance(text, KeyError) and text.args:
-        text = text.args[0]
-    text = str(text)
-    if isinstance(error, KeyError) or "\\'" in text:  # the repr of another error's message
-        text = text.replace("\\n", " ").replace("\\'", "'").strip("'\"")
-    return " ".join(text.split())
 
 
 class _ConfigParser(flags.ArgumentParser[Any]):

@@ -24,6 +24,7 @@ from cope_jax.data.shard_export import Vocabulary, export
 from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError
 from cope_jax.files import in_bucket
+from cope_jax.registry import check_plain_numbers
 from cope_jax.runs.workers import cores
 from experiments.cli import entry, outputs
 
@@ -77,6 +78,7 @@ def parse_assignments(text: str, what: str) -> dict[str, Any]:
     >>> parse_assignments("num_variables=3,ood_pass_weights=(100,10)", "options")
     {'num_variables': 3, 'ood_pass_weights': (100, 10)}
     """
+    check_plain_numbers(text, f"--{what}")
     try:
         call = ast.parse(f"_({text})", mode="eval").body
         if not isinstance(call, ast.Call) or call.args or any(keyword.arg is None for keyword in call.keywords):

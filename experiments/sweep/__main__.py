@@ -115,7 +115,7 @@ def find(name: str) -> str:
     """The path of a grid that is given by name or path."""
     known = {file.stem: str(file) for file in (Path(__file__).parents[1] / "grids").glob("*.py")}
     if name not in known and not Path(name).is_file() and "/" not in name and not name.endswith(".py"):
-        raise unknown("grid", name, known)
+        raise ConfigError(f"{unknown('grid', name, known)}; or give the path of a grid file, such as ./{name}.py")
     return known.get(name, name)
 
 
@@ -199,7 +199,7 @@ def read_resources(texts: list[str]) -> dict[str, float | str]:
 
 def _is_number(text: str) -> bool:
     try:
-        return math.isfinite(float(text))
+        return math.isfinite(float(text)) and "_" not in text
     except ValueError:
         return False
 

@@ -8,11 +8,12 @@ from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.markup import escape
 from rich.table import Table
 from tqdm import tqdm
 
 from cope_jax.training.preemption import GracefulStop
-from experiments.sweep.cells import Cell
+from experiments.sweep.cells import FAILED, Cell
 from experiments.sweep.engines import Engine, Waiting
 from experiments.sweep.run import LOG, Job, last_line
 
@@ -63,9 +64,11 @@ def drive(jobs: Sequence[tuple[Cell, Job]], engine: Engine, expected: dict[Cell,
                 else:
                     time.sleep(min(SECONDS, max(0.0, next_try - time.monotonic())))
                 for ended in [one for one in running if one.done()]:
-                    cell, _, began = running.pop(ended)
+                    cell, job, began = running.pop(ended)
                     refusals, next_try = 0, 0.0  # what it held is free
-                    view.end(cell, _outcome(ended), time.monotonic() - began, asked)
+                    outcome, failed = _outcome(ended), (job.folder / FAILED).exists()
+                    if outcome is None or failed or not asked:  # else it resumes later
+                        view.end(cell, outcome, failed, time.monotonic() - began)
                 view.show(running.values())
                 if stop.number is not None and not asked:
                     asked = True
@@ -93,7 +96,7 @@ class _View:
 
     def __init__(self, total: int, expected: dict[Cell, float], slots: int):
         self._total, self._expected, self._slots = total, dict(expected), slots
-        self._done = self._failed = 0
+        self._ended = self._done = self._failed = 0
         self._began = time.monotonic()
         self._console = Console(stderr=True)
         self._live = Live(console=self._console, refresh_per_second=2) if sys.stderr.isatty() else None
@@ -108,14 +111,14 @@ class _View:
             self._live.update("")
             self._live.stop()
 
-    def end(self, cell: Cell, failure: str | None, seconds: float, asked: bool) -> None:
-        """Counts a cell that has ended, and says so."""
+    def end(self, cell: Cell, why: str | None, failed: bool, seconds: float) -> None:
+        """Counts a cell that has ended, and says so; `why` says why it is not finished, None if it is."""
         self._expected.pop(cell, None)
-        self._done += failure is None
-        self._failed += failure is not None
-        if failure is None or not asked:
-            line = f"{cell.name}: {'finished' if failure is None else failure}, {tqdm.format_interval(seconds)}"
-            self._console.print(f"[{self._done + self._failed}/{self._total}] {line}", markup=False, soft_wrap=True)
+        self._ended += 1
+        self._done += why is None
+        self._failed += failed
+        line = f"{cell.name}: {'finished' if why is None else why}, {tqdm.format_interval(seconds)}"
+        self._console.print(f"[{self._ended}/{self._total}] {line}", markup=False, soft_wrap=True)
 
     def give_up(self, why: str, cells: int) -> None:
         """Says that the engine takes no more cells."""
@@ -130,17 +133,22 @@ class _View:
     def _table(self, running: list[tuple[Cell, Job, float]]) -> Table:
         title = f"{self._done} of {self._total} finished, {self._failed} failed{self._left(running)}"
         table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
-        for heading in ("cell", "time", "last line"):
-            table.add_column(heading, no_wrap=True, overflow="ellipsis")
+        rows = [("cell", "seed", "time", "last line")]
         for cell, job, began in running:
-            log = job.folder / LOG
-            last = last_line(log) if log.exists() else ""
-            table.add_row(cell.name, tqdm.format_interval(time.monotonic() - began), last)
+            passed = tqdm.format_interval(time.monotonic() - began)
+            rows.append((f"{cell.table}, {cell.encoding}", str(cell.seed), passed, _now(job)))
+        name, seed, interval, _ = (max(map(len, column)) + 2 for column in zip(*rows, strict=True))
+        room = self._console.width - seed - interval
+        name = max(8, min(name, room - 20))  # so that the last line is what is shortened
+        for heading, width in zip(rows[0], (name, seed, interval, max(8, room - name)), strict=True):
+            table.add_column(heading, width=width - 2, no_wrap=True, overflow="ellipsis")
+        for row in rows[1:]:
+            table.add_row(*map(escape, row))
         return table
 
     def _left(self, running: Sequence[tuple[Cell, Job, float]]) -> str:
         """The remaining time, in words."""
-        ended, passed = self._done + self._failed, time.monotonic() - self._began
+        ended, passed = self._ended, time.monotonic() - self._began
         if self._expected:
             seconds = sum(self._expected.values()) / self._slots
         elif ended:
@@ -150,6 +158,14 @@ class _View:
         else:
             return ""
         return f", {tqdm.format_interval(max(0, seconds))} left"
+
+
+def _now(job: Job) -> str:
+    """What a cell does: the last line of its log, until it prints its results."""
+    if (job.folder / "result.json").exists():
+        return "finished"
+    log = job.folder / LOG
+    return last_line(log).replace(f"{Path.cwd()}/", "") if log.exists() else ""
 
 
 def jobs_of(cells: Sequence[Cell], workdir: Path, **needs: Any) -> Iterator[tuple[Cell, Job]]:

@@ -14,7 +14,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.tasks import text as text_task
 from cope_jax.tasks.synthetic import SyntheticTask
 from experiments import export
-from experiments.cli import entry
+from experiments.cli import exits
 
 pytestmark = pytest.mark.newest
 
@@ -215,7 +215,7 @@ def test_what_cannot_be_written_is_one_line(tmp_path, name, sizes, message):
 
 def run_export(**flags):
     with flagsaver.flagsaver(**{"options": "", "data_seed": 0} | flags):
-        with entry.clear_errors():
+        with exits.clear_errors():
             export.main()
 
 

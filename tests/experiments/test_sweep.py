@@ -321,27 +321,31 @@ def test_an_engine_that_refuses_everything_ends_the_command(tmp_path, capsys, mo
     assert engine.tries == 3
 
 
-def test_the_time_that_is_left_counts_all_slots(monkeypatch):
-    """Two of ten cells, ten seconds each, have ended after ten seconds, and two more have run for five."""
-    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
-    view = driving._View(10, {}, 2)
-    view._began, view._done = 85.0, 2
-    assert view._left([(None, None, 95.0), (None, None, 95.0)]) == ", 00:35 left"
-
-
-def test_a_signal_stops_cells_and_starts_no_more(tmp_path):
-    ended = []
+def test_a_signal_stops_cells_and_starts_no_more(tmp_path, monkeypatch, capsys):
+    """Of the two that run, one is interrupted, and the other fails while it stops."""
+    ended, views = [], []
 
     def mocked(job, stopped):
         while not stopped():
             time.sleep(0.01)
         ended.append(job.folder)
+        job.folder.mkdir(parents=True)
+        if job.folder.name == "seed_1":
+            (job.folder / FAILED).write_text("{}")
         return "stopped"
 
+    class Kept(driving._View):
+        def __init__(self, *args):
+            super().__init__(*args)
+            views.append(self)
+
+    monkeypatch.setattr(driving, "_View", Kept)
     cells = [Cell("quick", "rope", seed) for seed in range(9)]
     threading.Timer(0.2, lambda: signal.pthread_kill(threading.main_thread().ident, signal.SIGTERM)).start()
     assert drive(list(jobs_of(cells, tmp_path)), engines.Local(2, mocked), {}) == signal.SIGTERM
     assert len(ended) == 2
+    assert views[0]._table([]).title.startswith("0 of 9 finished, 1 failed")
+    assert "[1/9] quick, rope, seed 1: stopped" in capsys.readouterr().err
 
 
 def test_a_grid_ends_with_failures_and_resumes(start, config, tmp_path, monkeypatch):

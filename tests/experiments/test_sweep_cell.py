@@ -2,18 +2,23 @@
 
 import dataclasses
 import fcntl
+import io
 import json
 import os
 import sys
 import threading
 import time
+from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from cope_jax.errors import ConfigError
+from experiments.sweep import drive as driving
 from experiments.sweep import engines, one_cell
-from experiments.sweep.cells import FAILED
-from experiments.sweep.run import Job, last_line, run
+from experiments.sweep.cells import FAILED, Cell
+from experiments.sweep.drive import jobs_of
+from experiments.sweep.run import LOG, Job, last_line, run
 
 PYTHON = sys.executable
 
@@ -166,3 +171,32 @@ def test_gpus_are_those_that_the_environment_names(monkeypatch):
     assert engines.default_slots(1, 2) == 1
     with pytest.raises(ConfigError, match="a cell needs 3 GPUs, but this machine shows 2"):
         engines.default_slots(1, 3)
+
+
+def test_the_time_that_is_left_counts_all_slots(monkeypatch):
+    """Two of ten cells, ten seconds each, have ended after ten seconds, and two more have run for five."""
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    view = driving._View(10, {}, 2)
+    view._began, view._ended = 85.0, 2
+    assert view._left([(None, None, 95.0), (None, None, 95.0)]) == ", 00:35 left"
+
+
+def test_at_eighty_columns_the_table_keeps_cell_seed_and_time(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    view = driving._View(24, {}, 2)
+    view._console = Console(width=80, file=io.StringIO())
+    cells = [Cell("quick", "cope", seed, setting="selective copy, squared relu, no norm") for seed in (0, 11)]
+    jobs = [job for _, job in jobs_of(cells, Path("runs"))]
+    for job, line in zip(jobs, (f"all parameters: {tmp_path}/runs/summary.txt", "| dense | 83.8 |"), strict=True):
+        job.folder.mkdir(parents=True)
+        (job.folder / LOG).write_text(f"[1/3] step\n{line}\n")
+    (jobs[1].folder / "result.json").write_text("{}")
+    view._console.print(
+        view._table([(cell, job, time.monotonic() - 75) for cell, job in zip(cells, jobs, strict=True)])
+    )
+    _, heading, first, second = view._console.file.getvalue().splitlines()
+    assert heading.split() == ["cell", "seed", "time", "last", "line"]
+    name = "selective copy, squared relu, no norm, cope"
+    assert first.split("  ")[0] == second.split("  ")[0] == name
+    assert first.removeprefix(name).split(None, 2)[:2] == ["0", "01:15"] and "all parameters: r" in first
+    assert second.removeprefix(name).split() == ["11", "01:15", "finished"]

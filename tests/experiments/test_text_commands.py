@@ -39,6 +39,7 @@ def generate(start, run, *flags):
 
 def written(start, run, folder, *flags):
     """The continuations, letter by letter: a terminal may show the ends of lines otherwise."""
+    (folder / "out.jsonl").unlink(missing_ok=True)
     done = generate(start, run, *flags, f"--out={folder / 'out.jsonl'}")
     assert done.out == f"{folder / 'out.jsonl'}\n"
     lines = (folder / "out.jsonl").read_text(encoding="utf-8").split("\n")
@@ -113,6 +114,7 @@ MISTAKES = {
     "no prompts": (["--prompts=/dev/null"], "/dev/null is empty: write one prompt per line"),
     "batch": (["--prompt=The", "--batch_size=0"], "flag --batch_size=0: 0 is not a positive integer"),
     "out": (["--prompt=The", "--out=nowhere/out"], "cannot write to nowhere/out (No such file or directory): choose"),
+    "file": (["--prompt=The", f"--out={__file__}"], f"{__file__} exists: delete it, or choose another --out"),
     "folder": (["--prompt=The", "--out=."], "cannot write to . (Is a directory): choose another --out"),
 }
 

@@ -26,7 +26,7 @@ from cope_jax.runs.workdir import (
     write_json,
 )
 from cope_jax.training.experiment_config import ExperimentConfig
-from experiments.cli import entry, interrupts
+from experiments.cli import entry, exits, interrupts
 
 ROOT = Path(__file__).parents[2]
 HOLDS = """
@@ -208,7 +208,7 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
     ],
 )
 def test_each_kind_of_error_has_its_line_and_status(error, status, line, capsys):
-    with pytest.raises(SystemExit) as left, entry.clear_errors():
+    with pytest.raises(SystemExit) as left, exits.clear_errors():
         raise error
     assert left.value.code == status
     assert capsys.readouterr().err == f"{line}\n"
@@ -218,14 +218,14 @@ def test_each_kind_of_error_has_its_line_and_status(error, status, line, capsys)
     "error", [ValueError("a defect"), FileNotFoundError(2, "No such file"), RuntimeError("backend")]
 )
 def test_a_defect_keeps_its_traceback(error):
-    with pytest.raises(type(error)), entry.clear_errors():
+    with pytest.raises(type(error)), exits.clear_errors():
         raise error
 
 
 def test_of_several_processes_only_the_first_speaks_without_its_number(monkeypatch, capsys):
     monkeypatch.setattr("jax.distributed.is_initialized", lambda: True)
     monkeypatch.setattr("jax.process_index", lambda: 3)
-    with pytest.raises(SystemExit), entry.clear_errors():
+    with pytest.raises(SystemExit), exits.clear_errors():
         raise ConfigError("wrong")
     assert capsys.readouterr().err == "process 3: error: wrong\n"
 
@@ -288,10 +288,10 @@ def test_importing_the_commands_changes_no_hook():
 def test_after_ctrl_c_nothing_runs_on_while_the_interpreter_is_taken_down():
     code = """
 import atexit
-from experiments.cli import entry
+from experiments.cli import exits
 atexit.register(print, "late")
 print("early")
-with entry.no_late_words(), entry.clear_errors():
+with exits.no_late_words(), exits.clear_errors():
     raise KeyboardInterrupt
 """
     done = run(code)

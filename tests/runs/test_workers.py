@@ -3,9 +3,11 @@
 import multiprocessing
 import os
 import signal
+import tempfile
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -104,6 +106,27 @@ def test_a_process_that_is_killed_is_named_in_one_line(tmp_path):
     threading.Thread(target=kill).start()
     with pytest.raises(RuntimeError, match=r"the process that trains (cope|rope), seed 0 was killed by signal 9"):
         grid.train_missing(configs, runs, tmp_path, 2)
+
+
+def test_the_log_of_a_process_has_no_name_that_could_stay(tmp_path, monkeypatch):
+    class Process:
+        exitcode = 7
+
+        def __init__(self, target, args):
+            self.log = args[-1]
+
+        def start(self):
+            os.write(self.log.fileno(), b"words\nthe last")
+            assert list(tmp_path.iterdir()) == []
+
+        def join(self):
+            pass
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: SimpleNamespace(Process=Process))
+    worker = workers._Worker(workers.Work(None, (0,), tmp_path / "run", "rope, seed 0", "", {}, {}), [])
+    with pytest.raises(RuntimeError, match=r"rope, seed 0 ended with status 7 \(the last\)"):
+        worker.end()
 
 
 def test_the_shares_of_the_cores_are_equal(monkeypatch):

@@ -127,10 +127,10 @@ def fail_in_second(folder, *join_arguments):
 
 
 def fill_together(folder, *join_arguments):
-    from experiments.cli import entry
+    from experiments.cli import exits
 
     join(*join_arguments)
-    with entry.no_late_words(), entry.clear_errors(), Checkpoints(Path(folder) / "checkpoints", keep=99) as checkpoints:
+    with exits.no_late_words(), exits.clear_errors(), Checkpoints(Path(folder) / "checkpoints", keep=99) as checkpoints:
         for step in range(2, 40, 2):
             checkpoints.save(step, sharded(step), PROGRESS)
 
