@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import numpy as np
 from absl import flags
 
 from cope_jax.errors import ConfigError
@@ -61,7 +62,8 @@ _TOP_P = flags.DEFINE_float(
 _STOP = flags.DEFINE_multi_string(
     "stop",
     [],
-    "Text at which a continuation ends; may be given several times. Without this flag, --max_new_tokens ends it.",
+    "Text at which a continuation ends; may be given several times. --max_new_tokens ends it too, and so does each end "
+    "token of a published model.",
 )
 _SAMPLE_SEED = flags.DEFINE_integer(
     "sample_seed", 0, "Random seed for sampling tokens.", lower_bound=0, upper_bound=2**31 - 1
@@ -153,6 +155,7 @@ def _rows(
         temperature=_TEMPERATURE.value,
         top_k=_TOP_K.value,
         top_p=_TOP_P.value,
+        stop_token=codec.ends,
     )
     began = None
     for part in parts:
@@ -161,6 +164,7 @@ def _rows(
         if began is not None:
             speed.counted += drawn
             speed.seconds += now - began
+        part = [tokens[~np.isin(tokens, codec.ends)] for tokens in part]
         yield [(row, row.add(tokens)) for row, tokens in zip(rows, part, strict=True)]
         if all(row.ended for row in rows):
             break

@@ -61,7 +61,7 @@ def require(values: Mapping[str, Any], path: str, **known: tuple[Any, ...]) -> N
 
 
 def read_tokens(folder: Path) -> dict[str, Any]:
-    """Reads the fields `TOKENS` from config.json or, if absent there, from generation_config.json.
+    """Reads the fields `TOKENS` from generation_config.json, as transformers does, or if absent from config.json.
 
     Returns:
       The fields that were found, by name; each is the number of a token or a list of numbers.
@@ -70,7 +70,7 @@ def read_tokens(folder: Path) -> dict[str, Any]:
       ConfigError: a file cannot be read, or a value is neither a number nor a list of numbers.
     """
     found: dict[str, Any] = {}
-    for file in (folder / CONFIG, folder / GENERATION):
+    for file in (folder / GENERATION, folder / CONFIG):
         values = read_object(file) if file.exists() else {}
         for name in TOKENS:
             value = values.get(name)
@@ -166,10 +166,17 @@ def shapes(kind: type, config: Any) -> dict[tuple[Any, ...], Any]:
 def create(kind: Any, config: Any, params: Mapping[Any, Any]) -> Any:
     """Makes a model with `params`, nested dicts like `nnx.to_pure_dict` of the model.
 
-    Absent parameters are initialised with seed 0.
+    Absent parameters are initialised with seed 0. ConfigError: a parameter has another shape than the config says.
     """
     graphdef, state = nnx.split(nnx.eval_shape(lambda: kind(config, rngs=nnx.Rngs(0))))
-    if {path for path, _ in nnx.to_flat_state(state)} - flatten_dict(params).keys():
+    held, leaves = flatten_dict(params), dict(nnx.to_flat_state(state))
+    for path, array in held.items():
+        if path in leaves and array.shape != leaves[path].shape:
+            raise ConfigError(
+                f"{'.'.join(map(str, path))} has shape {list(array.shape)}, but the config needs "
+                f"{list(leaves[path].shape)}: use the vocabulary and the parameters of this model"
+            )
+    if leaves.keys() - held.keys():
         # Initialised under jit, because one operation after another takes many times as long.
         drawn = jax.jit(lambda: nnx.to_pure_dict(nnx.state(kind(config, rngs=nnx.Rngs(0)))))()
         params = overlay(drawn, params)

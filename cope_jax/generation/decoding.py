@@ -26,15 +26,15 @@ def generate(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    stop_token: int | None = None,
+    stop_token: int | Sequence[int] | None = None,
     padded: int = 0,
 ) -> list[np.ndarray]:
     """Continues each prompt. Each new token is sampled from softmax(logits/temperature) given the tokens before it.
 
-    The batch runs as one compiled program, which ends early if every row has generated the stop token. A new value of
-    the key, the temperature, `top_p` or the stop token needs no compilation. A new batch size, length of the longest
-    prompt (unless `padded` is greater), `max_new_tokens` or `top_k` needs a compilation, and so does a change between
-    `top_p=None` and a number.
+    The batch runs as one compiled program, which ends early if every row has generated a stop token. A new value of
+    the key, the temperature, `top_p` or a stop token needs no compilation. A new batch size, length of the longest
+    prompt (unless `padded` is greater), `max_new_tokens`, `top_k` or number of stop tokens needs a compilation, and so
+    does a change between `top_p=None` and a number.
 
     >>> from cope_jax.encodings import EncodingConfig
     >>> from cope_jax.models.decoder import Decoder, DecoderConfig
@@ -52,7 +52,8 @@ def generate(
       top_k: sample from the k most probable tokens. If None, there is no such limit.
       top_p: sample from the fewest tokens whose probabilities sum to this value or more, after `top_k` is applied. If
         None, there is no such limit. Holtzman et al. (arXiv 1904.09751).
-      stop_token: a row ends with this token. If None, all rows have `max_new_tokens` new tokens.
+      stop_token: a row ends with this token, or with any of these tokens. If None, all rows have `max_new_tokens` new
+        tokens.
       padded: shorter prompts are padded to this length, so that prompts of several lengths need one compilation.
 
     Returns:
@@ -122,7 +123,7 @@ def _request(
     temperature: float = 1.0,
     top_k: int | None = None,
     top_p: float | None = None,
-    stop_token: int | None = None,
+    stop_token: int | Sequence[int] | None = None,
     padded: int = 0,
 ) -> _Request:
     """Checks the arguments of `generate` and collects them in a request. ConfigError: an argument is wrong."""
@@ -130,7 +131,9 @@ def _request(
         raise ConfigError(f"generate.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()")
     vocab_size = model.config.vocab_size
     tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
-    for name, value in (("max_new_tokens", max_new_tokens), ("top_k", top_k), ("stop_token", stop_token)):
+    stops = list(stop_token) if isinstance(stop_token, Sequence | np.ndarray) else [stop_token]
+    integers = [("max_new_tokens", max_new_tokens), ("top_k", top_k), *(("stop_token", stop) for stop in stops)]
+    for name, value in integers:
         if isinstance(value, bool) or not isinstance(value, int | np.integer | None):
             raise ConfigError(f"generate.{name} must be an integer, got {value!r}")
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
@@ -139,8 +142,8 @@ def _request(
         raise ConfigError(f"generate.temperature must be finite in float32, got {temperature}")
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"generate.top_p must lie in (0, 1], got {top_p}")
-    if stop_token is not None:
-        check_tokens("stop_token", np.array([stop_token]), vocab_size)
+    stops = [stop for stop in stops if stop is not None]
+    check_tokens("stop_token", np.array(stops, object), vocab_size)
     longest = int(lengths_B.max())
     what = f"a prompt of {longest} tokens with {max_new_tokens} new tokens is too long"
     # The last token is never read, so it needs no position.
@@ -150,7 +153,7 @@ def _request(
         keys_B=_keys(key, len(tokens_BL)),
         temperature=np.float32(temperature),
         top_p=None if top_p is None else np.float32(top_p),
-        stop_token=np.int32(-1 if stop_token is None else stop_token),
+        stop_S=np.array(stops or [-1], np.int32),
         top_k=None if top_k is None else min(top_k, vocab_size),
     )
     return _Request(state, tokens_BL, lengths_B, params, StaticGraphDef(graph), max_new_tokens)
@@ -170,7 +173,7 @@ def _begin(request: _Request) -> _Loop:
     logits_BV, cache = request.model.prefill(request.tokens_BL, length + most - 1, lengths_B=request.lengths_B)
     token_B = draw(request.params, jnp.zeros((), jnp.int32), logits_BV)
     new_BT = jnp.zeros((batch, most), jnp.int32).at[:, 0].set(token_B)
-    running_B = token_B != request.params.stop_token
+    running_B = jnp.isin(token_B, request.params.stop_S, invert=True)
     return _Loop(jnp.ones((), jnp.int32), running_B, jnp.ones(batch, jnp.int32), new_BT, cache)
 
 
@@ -186,7 +189,7 @@ def _advance(request: _Request, loop: _Loop, until: int | Array) -> _Loop:
         logits_BV, cache = model.decode(jax.lax.dynamic_slice_in_dim(new_BT, step - 1, 1, axis=1), cache)
         token_B = draw(params, step, logits_BV)
         new_BT = new_BT.at[:, step].set(token_B)
-        running = running_B & (token_B != params.stop_token)
+        running = running_B & jnp.isin(token_B, params.stop_S, invert=True)
         return _Loop(step + 1, running, count_B + running_B.astype(jnp.int32), new_BT, cache)
 
     return jax.lax.while_loop(unfinished, next_token, loop)

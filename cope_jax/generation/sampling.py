@@ -19,7 +19,7 @@ class SamplingParams:
     keys_B: Array
     temperature: Any
     top_p: Any
-    stop_token: Any
+    stop_S: Any
     top_k: int | None = dataclasses.field(metadata={"static": True})
 
 

@@ -289,10 +289,14 @@ def _codec_beside(folder: Path, config: Any) -> Codec | None:
             f"the tokenizer of {folder} has {len(tokenizer)} tokens, but the model has {vocab_size}: "
             "restore the tokenizer that the model was trained with"
         )
-    begin = safetensors_io.read_tokens(folder).get("bos_token_id", tokenizer.end)
-    if type(begin) is not int or not 0 <= begin < vocab_size:
-        raise ConfigError(
-            f"bos_token_id={begin} of {folder} is not one of the model's {vocab_size} tokens: set it to the number of "
-            f"the token that its texts begin with, or to null"
-        )
-    return Codec.of(tokenizer, begin)
+    tokens = safetensors_io.read_tokens(folder)
+    begin, end = tokens.get("bos_token_id", tokenizer.end), tokens.get("eos_token_id", [])
+    ends = end if isinstance(end, list) else [end]
+    for name, verb, numbers in (("bos_token_id", "begin", [begin]), ("eos_token_id", "end", ends)):
+        for number in numbers:
+            if type(number) is not int or not 0 <= number < vocab_size:
+                raise ConfigError(
+                    f"{name}={number} of {folder} is not one of the model's {vocab_size} tokens: set it to the number "
+                    f"of the token that its texts {verb} with, or to null"
+                )
+    return Codec.of(tokenizer, begin, tuple(ends))

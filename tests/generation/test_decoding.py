@@ -92,6 +92,14 @@ def test_rows_end_with_the_stop_token_and_the_program_with_the_last_row():
     assert [row.tolist() for row in found] == [[10]]
 
 
+@pytest.mark.parametrize("stops", [[7, 3], (3, 7), np.array([7, 3])])
+def test_each_of_several_stop_tokens_ends_a_row(stops):
+    options = dict(key=KEY, temperature=0.0, stop_token=stops)
+    expected = [[2, 3], [5, 6, 7], [8, 9, 10]]
+    assert [row.tolist() for row in generate(Counter(), [[1], [4], [7]], 3, **options)] == expected
+    assert [row.tolist() for row in joined(generate_stream(Counter(), [[1], [4], [7]], 3, **options))] == expected
+
+
 def joined(parts):
     return [np.concatenate(row) for row in zip(*parts, strict=True)]
 
@@ -245,6 +253,8 @@ MISTAKES = {
     "nested": (dict(prompts=np.zeros((1, 2, 2), int)), "integers, got the prompt array([[0, 0], [0, 0]])"),
     "fraction": (dict(prompts=[[1.7]]), "prompts must be a list of lists of integers, got the prompt [1.7]"),
     "huge token": (dict(prompts=[[2**40]]), f"prompt: token {2**40} is outside of the vocabulary of {VOCAB}"),
+    "a wrong one of several stops": (dict(stop_token=[1, VOCAB]), f"stop_token: token {VOCAB} is outside"),
+    "text among stops": (dict(stop_token=[1, "2"]), "generate.stop_token must be an integer, got '2'"),
     "fractional stop": (dict(stop_token=1.5), "generate.stop_token must be an integer, got 1.5"),
     "fractional length": (dict(max_new_tokens=1.5), "generate.max_new_tokens must be an integer, got 1.5"),
     "bool": (dict(max_new_tokens=True), "generate.max_new_tokens must be an integer, got True"),

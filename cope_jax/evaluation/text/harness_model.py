@@ -24,7 +24,6 @@ from cope_jax.array_types import Array
 from cope_jax.corpora.packing import Pieces, fit
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.text.likelihood import Windows, check_length
-from cope_jax.exchange.safetensors_io import read_tokens
 from cope_jax.generation import text_model
 from cope_jax.generation.decoding import generate_stream
 from cope_jax.generation.detokenizer import Continuation
@@ -53,17 +52,17 @@ class HarnessModel:
       model: a decoder.
       codec: its tokenizer.
       length: L, the maximum number of tokens that the model reads at once.
-      end: the token that ends a generated text. If None, only stop texts and the number of tokens end it.
+      ends: the tokens that end a generated text, besides stop texts and the number of tokens.
       batch_size: the number of rows of L tokens in a batch, and the number of texts that are generated side by side.
 
     Raises:
       ConfigError: a number is too small, or a table of the encoding has fewer than L positions.
     """
 
-    def __init__(self, model: Any, codec: Codec, length: int, *, end: int | None = None, batch_size: int = 16):
+    def __init__(self, model: Any, codec: Codec, length: int, *, ends: Sequence[int] = (), batch_size: int = 16):
         check_at_least(1, "harness", length=length, batch_size=batch_size)
         check_length(model, length)
-        self._model, self._codec, self.length, self._end, self._rows = model, codec, length, end, batch_size
+        self._model, self._codec, self.length, self._ends, self._rows = model, codec, length, [*ends], batch_size
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
         """Measures the continuations of (context, continuation).
@@ -182,12 +181,12 @@ class HarnessModel:
             temperature=settings.temperature,
             top_k=settings.top_k,
             top_p=settings.top_p,
-            stop_token=self._end,
+            stop_token=self._ends,
             padded=min(room, _power_of_two(max(map(len, prompts)))),
         )
         for part in parts:
             for row, tokens in zip(rows, part[: len(rows)], strict=True):
-                row.add(tokens if self._end is None else tokens[tokens != self._end])
+                row.add(tokens[~np.isin(tokens, self._ends)])
             if all(row.ended for row in rows):
                 break
         for row in rows:
@@ -218,13 +217,8 @@ def load(
     if batch_size is None:
         tokens = 0 if found.experiment is None else found.experiment.evaluation.batch_size * generator.length
         batch_size = max(1, tokens // length) if tokens else 16
-    end = read_tokens(found.folder).get("eos_token_id") if found.task is None else None
-    if isinstance(end, list):
-        end = end[0] if end else None
-    begin = generator.codec.begin[-1] if generator.codec.begin else None
-    return HarnessModel(
-        generator.model, generator.codec, length, end=begin if end is None else end, batch_size=batch_size
-    )
+    codec = generator.codec
+    return HarnessModel(generator.model, codec, length, ends=codec.ends or codec.begin, batch_size=batch_size)
 
 
 def as_lm(model: HarnessModel) -> Any:

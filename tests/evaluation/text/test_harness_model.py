@@ -60,7 +60,7 @@ def decoder():
 
 @pytest.fixture(scope="module")
 def model(decoder):
-    return HarnessModel(decoder, CODEC, LENGTH, end=0, batch_size=3)
+    return HarnessModel(decoder, CODEC, LENGTH, ends=[0], batch_size=3)
 
 
 @pytest.fixture(scope="module")
@@ -204,8 +204,9 @@ def test_greedy_text_ends_before_the_first_of_several_stop_texts(decoder, next_t
 def test_text_ends_at_the_end_token_and_long_contexts_are_cut(decoder, next_token):
     long = "fed cab" * 4
     wanted = greedy(next_token, CODEC.encode(long)[-LENGTH + 3 :], 3)
+    unused = next(token for token in range(decoder.config.vocab_size) if token not in wanted)
     for end in (wanted[0], wanted[-1]):
-        model = HarnessModel(decoder, CODEC, LENGTH, end=end)
+        model = HarnessModel(decoder, CODEC, LENGTH, ends=[unused, end])
         text = CODEC.decode(wanted[: wanted.index(end)])
         assert model.generate_until(requests((long, {"max_gen_toks": 3}))) == [text]
 
