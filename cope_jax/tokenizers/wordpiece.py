@@ -41,7 +41,12 @@ class WordPiece:
         self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
         if len(self._numbers) < len(self.pieces):
             twice = next(piece for piece, count in collections.Counter(self.pieces).items() if count > 1)
-            raise ConfigError(f"the vocabulary has the piece {twice!r} twice: give a vocabulary with each piece once")
+            first = self.pieces.index(twice)
+            second = self.pieces.index(twice, first + 1)
+            raise ConfigError(
+                f"the vocabulary has {twice!r} on line {first + 1} and on line {second + 1}: fetch the file again (do "
+                "not delete a line, because a line's number is the number of its piece)"
+            )
         if "[UNK]" not in self._numbers:
             raise ConfigError("the vocabulary has no piece '[UNK]': give the vocab.txt of a WordPiece model")
         self.unknown = self._numbers["[UNK]"]
@@ -99,9 +104,8 @@ class WordPiece:
     @classmethod
     def load(cls, path: epath.PathLike, *, lowercase: bool = True) -> "WordPiece":
         """Reads a `vocab.txt`, one piece per line. ConfigError: the file is missing or is not such a vocabulary."""
-        pieces = read_text(path).rstrip("\n").split("\n")
         try:
-            return cls((piece.removesuffix("\r") for piece in pieces), lowercase=lowercase)
+            return cls(read_pieces(path), lowercase=lowercase)
         except ConfigError as error:
             raise ConfigError(f"in {path}, {error}") from error
 
@@ -159,6 +163,15 @@ class WordPiece:
 
     def _encode_word_anew(self, word: str) -> tuple[int, ...]:
         return (self.unknown,) if word == "<unk>" else tuple(self.encode(word)) or (self.unknown,)
+
+
+def read_pieces(path: epath.PathLike) -> tuple[str, ...]:
+    """The lines of a `vocab.txt`, whose lines may end in CR LF, without blank lines at the end.
+
+    Raises:
+      ConfigError: the file cannot be read.
+    """
+    return tuple(line.removesuffix("\r") for line in read_text(path).rstrip("\r\n").split("\n"))
 
 
 def _tokenizer(numbers: dict[str, int], lowercase: bool) -> Any:

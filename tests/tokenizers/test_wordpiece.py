@@ -106,6 +106,11 @@ def test_what_is_no_vocabulary_is_one_clear_line(tmp_path, content):
     assert "\n" not in str(error.value)
 
 
+def test_a_piece_that_is_there_twice_is_named_with_its_lines():
+    with pytest.raises(ConfigError, match=r"has 'play' on line 2 and on line 4: fetch the file again \(do not delete"):
+        WordPiece(["[UNK]", "play", "##s", "play"])
+
+
 def test_a_missing_vocabulary_and_missing_special_pieces(tmp_path):
     with pytest.raises(ConfigError, match="cannot read"):
         WordPiece.load(tmp_path / "vocab.txt")
