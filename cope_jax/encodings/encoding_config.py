@@ -36,10 +36,10 @@ npos_max, position, scale_position_logits, slope
 
     def __post_init__(self):
         names = [name for name, _ in self.parts]
-        for name, options in self.parts:
+        for name in names:
             if names.count(name) > 1:
                 raise ConfigError(f"encoding {name!r} appears twice in {'+'.join(names)!r}: compose different ones")
-            configure(ENCODINGS.get(name).Config, options, name)
+        self.options()  # raises ConfigError for a wrong option
 
     @classmethod
     def parse(cls, text: str, defaults: Mapping[str, Mapping[str, Any]] | None = None) -> "EncodingConfig":
@@ -72,13 +72,14 @@ npos_max, position, scale_position_logits, slope
             for name, options in self.parts
         )
 
+    def options(self) -> dict[str, Any]:
+        """The config of each part by the part's name, with all its options."""
+        return {name: configure(ENCODINGS.get(name).Config, options, name) for name, options in self.parts}
+
     def build(self, shape: AttentionShape, *, rngs: nnx.Rngs) -> Composed:
         """Creates the encoding, a `Composed` that has its parts by name. Errors name the wrong option."""
-        built = {}
-        for name, options in self.parts:
-            encoding = ENCODINGS.get(name)
-            built[name] = encoding(configure(encoding.Config, options, name), shape, rngs=rngs)
-        return Composed(built, shape)
+        parts = self.options().items()
+        return Composed({name: ENCODINGS.get(name)(options, shape, rngs=rngs) for name, options in parts}, shape)
 
     def split(self, sharing: Sharing) -> tuple["EncodingConfig", "EncodingConfig"]:
         """Returns (the parts that all layers of the model share, the parts that each layer has separately).

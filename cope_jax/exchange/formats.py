@@ -6,6 +6,7 @@ files of an ELMo needs h5py.
 """
 
 import dataclasses
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +22,8 @@ from cope_jax.exchange.gpt2 import GPT2
 from cope_jax.exchange.llama import LLAMA
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
 from cope_jax.files import read_object
+from cope_jax.layout import WHOLE
+from cope_jax.models.encoder import EncoderConfig
 from cope_jax.models.model import MODELS
 from cope_jax.registry import configure, unknown
 
@@ -40,7 +43,11 @@ def kind_of(folder: Path) -> str | None:
         return None
     kind = read_object(folder / CONFIG).get("model_type", "bert")
     if kind not in tuple(FORMATS):  # it may be a list, which is not hashable
-        raise ConfigError(f"{folder / CONFIG} has an {unknown('model_type', kind, FORMATS)}")
+        # No nearest name is suggested: a similar name is another architecture.
+        raise ConfigError(
+            f"{folder / CONFIG} has the model_type {kind!r}, which is not supported: choose a model of "
+            f"{', '.join(sorted(FORMATS))}"
+        )
     return str(kind)
 
 
@@ -122,6 +129,8 @@ def _load(folder: Path) -> tuple[Any, Params]:
             f"{folder / WEIGHTS} and {CONFIG} do not match, because {min(tensors)!r} is not a parameter of the "
             f"{config.name} in {CONFIG} ({len(tensors)} such names): use the files of one model"
         )
+    if isinstance(config, EncoderConfig):
+        bert_files.check_vocabulary(folder, config.vocab_size)
     return config, unflatten_dict(params)
 
 
@@ -137,12 +146,16 @@ def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Ma
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             values[name] = dataclasses.asdict(value)
     about = {"model_type": OWN, "version": _VERSION, "model": values, **(tokens or {})}
+    if _parse(json.loads(json.dumps(about)), CONFIG) != dataclasses.replace(config, layout=WHOLE):
+        raise ConfigError(f"the format {OWN} cannot represent this config: give every option as the type of its field")
     safetensors_io.write(Path(folder), about, tensors)
 
 
 def _read_config(folder: Path) -> Any:
-    path = folder / CONFIG
-    values = read_object(path)
+    return _parse(read_object(folder / CONFIG), str(folder / CONFIG))
+
+
+def _parse(values: Mapping[str, Any], path: str) -> Any:
     model = values.get("model")
     if values.get("version") != _VERSION or not isinstance(model, dict):
         raise ConfigError(
@@ -156,7 +169,7 @@ def _read_config(folder: Path) -> Any:
             raise ConfigError(f"{path}.encoding must be text, such as 'cope+rope', got {model['encoding']!r}")
         model = {**model, "encoding": EncodingConfig.parse(model["encoding"])}
     try:
-        return configure(MODELS.get(name).Config, model, str(path))
+        return configure(MODELS.get(name).Config, model, path)
     except TypeError as error:  # a field without a default is missing
         raise ConfigError(f"{path} has an incomplete config ({first_line(error)}): fetch the file again") from error
 

@@ -27,16 +27,18 @@ class _Values:
     tie_word_embeddings: bool = True
 
 
+_ALIASES = {
+    "hidden_size": "n_embd",
+    "max_position_embeddings": "n_positions",
+    "num_attention_heads": "n_head",
+    "num_hidden_layers": "n_layer",
+}
+"""Second names that transformers accepts, and then prefers."""
+
+
 def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
-    require(
-        values,
-        path,
-        activation_function=("gelu_new", *(name for name in ACTIVATIONS if name != "gelu_new")),
-        scale_attn_weights=(True,),
-        scale_attn_by_inverse_layer_idx=(False,),
-        add_cross_attention=(False,),
-        quantization_config=(None,),
-    )
+    for alias, name in _ALIASES.items():
+        require(values, path, **{alias: (values.get(name),)})
     held = typed(_Values, values, path)
     return DecoderConfig(
         vocab_size=held.vocab_size,
@@ -56,20 +58,17 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
     )
 
 
-def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
-    block, shape = config.block, config.block.attention_shape(None)
-    told: dict[str, tuple[Any, ...]] = {"norm_position": ("pre",), "norm": ("layer",), "use_bias": (True,)}
-    told |= {"num_kv_heads": (None, block.num_heads), "head_dim": (None, block.model_dim / block.num_heads)}
-    strange = tensor_map.strange_choices(config, "learned", **told, activation=tuple(THEIR_ACTIVATIONS))
-    return strange, tensor_map.decoder_values(config) | {
+def _write(config: DecoderConfig) -> dict[str, Any]:
+    block = config.block
+    return tensor_map.decoder_values(config) | {
         "architectures": ["GPT2LMHeadModel"],
         "model_type": "gpt2",
         "n_positions": dict(config.encoding.parts).get("learned", {}).get("max_length") or config.max_length,
         "n_embd": block.model_dim,
         "n_layer": config.num_layers,
-        "n_head": shape.num_heads,
+        "n_head": block.num_heads,
         "n_inner": block.mlp_dim,
-        "activation_function": THEIR_ACTIVATIONS.get(block.activation),
+        "activation_function": THEIR_ACTIVATIONS.get(block.activation, "gelu"),
         "layer_norm_epsilon": block.norm_epsilon,
         **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), block.dropout),
     }
@@ -93,6 +92,14 @@ GPT2 = tensor_map.Format(
     prefixes=("transformer.", "lm_head."),
     ignored=r".*\.attn\.(bias|masked_bias)",
     tied=tensor_map.TIED_HEAD,
+    required={
+        "activation_function": ("gelu_new", *(name for name in ACTIVATIONS if name != "gelu_new")),
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
+        "add_cross_attention": (False,),
+        **tensor_map.DECODER,
+    },
+    free=frozenset({"logit_scale", "encoding_sharing", "learned.max_length", "learned.stddev"}),
     read=_read,
     write=_write,
     adapt=tensor_map.with_scaled_norm,

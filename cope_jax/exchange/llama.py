@@ -2,14 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping
+from dataclasses import fields
 from typing import Any
 
+from flax import nnx
+
 from cope_jax.encodings import EncodingConfig
+from cope_jax.encodings.rope import RoPEConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import tensor_map
 from cope_jax.exchange.safetensors_io import require, typed
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
+from cope_jax.registry import unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,7 +34,6 @@ class _Values:
     attention_bias: bool = False
     attention_dropout: float = 0.0
     mlp_bias: bool = False
-    rope_theta: float = 10000.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +48,30 @@ class _Rope:
 
 
 @dataclasses.dataclass(frozen=True)
+class _Base:
+    """The base of RoPE, with the default of transformers."""
+
+    rope_theta: float = 10000.0
+
+
+@dataclasses.dataclass(frozen=True)
+class _Linear:
+    """The division of all positions by one number."""
+
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class _Yarn:
+    """YaRN's scaling of RoPE, in the order of `RoPEConfig.yarn`."""
+
+    factor: float
+    original_max_position_embeddings: float
+    beta_slow: float = 1.0
+    beta_fast: float = 32.0
+
+
+@dataclasses.dataclass(frozen=True)
 class _Llama3:
     """Llama 3's scaling of RoPE, in the order of `RoPEConfig.llama3`."""
 
@@ -53,55 +81,94 @@ class _Llama3:
     original_max_position_embeddings: float
 
 
+_SCALINGS: dict[str, tuple[str, type[_Linear | _Yarn | _Llama3]]] = {
+    "linear": ("interpolation", _Linear),
+    "yarn": ("yarn", _Yarn),
+    "llama3": ("llama3", _Llama3),
+}
+"""`rope_type` → (an option of `RoPEConfig`, the values in config.json that the option consists of)."""
+_OUTSIDE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+"""Values of RoPE that may also stand outside of `rope_scaling` and `rope_parameters`."""
+
+
+def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """The options of our RoPE. Values that contradict each other are an error: transformers' versions differ then."""
+    given = typed(_Rope, values, path)
+    if given.rope_scaling and given.rope_parameters and given.rope_scaling != given.rope_parameters:
+        raise ConfigError(f"{path}: rope_scaling and rope_parameters differ: remove the wrong one")
+    rope = dict(given.rope_scaling or given.rope_parameters or {})
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    require({"rope_type": kind}, path, rope_type=("default", *_SCALINGS))
+    require(rope, path, partial_rotary_factor=(1.0, None), truncate=(True,))
+    option, form = _SCALINGS.get(kind, ("", _Base))
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(field.name for field in fields(form))}
+    known |= {"attention_factor", "truncate"} if kind == "yarn" else set()
+    if strange := sorted(name for name, value in rope.items() if value is not None and name not in known):
+        raise unknown(f"value of the rope_type {kind!r} in {path}", strange[0], known)
+    for name in _OUTSIDE:
+        if name in values and rope.setdefault(name, values[name]) != values[name]:
+            raise ConfigError(f"{path} has {name}={values[name]} and {name}={rope[name]}: remove the wrong one")
+    require(rope, path, partial_rotary_factor=(1.0, None))
+    options: dict[str, Any] = {"base": typed(_Base, rope, path).rope_theta}
+    if option:
+        numbers = dataclasses.astuple(typed(form, rope, path))
+        options[option] = numbers if len(numbers) > 1 else numbers[0]
+    return options | ({"yarn_ramp": "bands", "magnitude": rope.get("attention_factor")} if kind == "yarn" else {})
+
+
+def _write_rope(rope: RoPEConfig) -> dict[str, Any]:
+    scaling: dict[str, Any] | None = None
+    for kind, (option, form) in _SCALINGS.items():
+        numbers = getattr(rope, option)
+        if numbers is not None:
+            names = [field.name for field in fields(form)]
+            scaling = dict(zip(names, numbers if isinstance(numbers, tuple) else (numbers,), strict=False))
+            scaling |= {name: int(value) for name, value in scaling.items() if name == _OUTSIDE[-1]}
+            scaling["rope_type"] = kind
+            scaling |= {"attention_factor": rope.magnitude} if kind == "yarn" and rope.magnitude is not None else {}
+    return {"rope_theta": rope.base, "rope_scaling": scaling}
+
+
 def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
-    rope = typed(_Rope, values, path)
-    values = {**values, **(rope.rope_parameters or rope.rope_scaling or {})}
-    kind = values.get("rope_type", values.get("type", "default"))
-    require({"rope_type": kind}, path, rope_type=("default", "llama3"))
-    known = {"hidden_act": ("silu", "swish"), "partial_rotary_factor": (1.0, None), "quantization_config": (None,)}
-    require(values, path, **known)
     held = typed(_Values, values, path)
     if held.mlp_bias != held.attention_bias:
         raise ConfigError(f"{path}: attention_bias and mlp_bias differ, but must be equal; choose another model")
-    options: dict[str, Any] = {"base": held.rope_theta}
-    if kind == "llama3":
-        options["llama3"] = dataclasses.astuple(typed(_Llama3, values, path))
+    if held.hidden_size % max(1, held.num_attention_heads):
+        raise ConfigError(
+            f"{path}: hidden_size={held.hidden_size} is not a multiple of "
+            f"num_attention_heads={held.num_attention_heads}, as transformers demands: choose another model"
+        )
+    block = BlockConfig(
+        model_dim=held.hidden_size,
+        num_heads=held.num_attention_heads,
+        num_kv_heads=held.num_key_value_heads,
+        head_dim=held.head_dim,
+        mlp_dim=held.intermediate_size,
+        activation="swiglu",
+        norm="rms",
+        norm_epsilon=held.rms_norm_eps,
+        use_bias=held.attention_bias,
+        dropout=held.attention_dropout,
+    )
+    encoding = EncodingConfig((("rope", _read_rope(values, path)),))
+    try:
+        encoding.build(block.attention_shape(held.max_position_embeddings), rngs=nnx.Rngs(0))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
     return DecoderConfig(
         vocab_size=held.vocab_size,
         max_length=held.max_position_embeddings,
         num_layers=held.num_hidden_layers,
-        encoding=EncodingConfig((("rope", options),)),
+        encoding=encoding,
         tie_embeddings=held.tie_word_embeddings,
         logit_scale=1.0,
-        block=BlockConfig(
-            model_dim=held.hidden_size,
-            num_heads=held.num_attention_heads,
-            num_kv_heads=held.num_key_value_heads,
-            head_dim=held.head_dim,
-            mlp_dim=held.intermediate_size,
-            activation="swiglu",
-            norm="rms",
-            norm_epsilon=held.rms_norm_eps,
-            use_bias=held.attention_bias,
-            dropout=held.attention_dropout,
-        ),
+        block=block,
     )
 
 
-def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
+def _write(config: DecoderConfig) -> dict[str, Any]:
     block, shape = config.block, config.block.attention_shape(None)
-    strange = tensor_map.strange_choices(config, "rope", norm_position=("pre",), norm=("rms",), activation=("swiglu",))
-    rope = dict(config.encoding.parts).get("rope", {})
-    if rope.get("fraction", 1.0) != 1:
-        strange.append(f"rope.fraction={rope['fraction']}")
-    if block.model_dim % block.num_heads:
-        strange.append(f"model_dim={block.model_dim}, which is not a multiple of num_heads={block.num_heads}")
-    scaling = None
-    if rope.get("llama3") is not None:
-        factor, low, high, length = rope["llama3"]
-        scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": low, "high_freq_factor": high}
-        scaling |= {"original_max_position_embeddings": int(length)}
-    return strange, tensor_map.decoder_values(config) | {
+    return tensor_map.decoder_values(config) | {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
         "max_position_embeddings": config.max_length,
@@ -116,8 +183,7 @@ def _write(config: DecoderConfig) -> tuple[list[str], dict[str, Any]]:
         "attention_bias": block.use_bias,
         "mlp_bias": block.use_bias,
         "attention_dropout": block.dropout,
-        "rope_theta": rope.get("base", 10000.0),
-        "rope_scaling": scaling,
+        **_write_rope(config.encoding.options().get("rope", RoPEConfig())),
     }
 
 
@@ -141,6 +207,8 @@ LLAMA = tensor_map.Format(
     prefixes=("model.", "lm_head."),
     ignored=r".*\.rotary_emb\.inv_freq",
     tied=tensor_map.TIED_HEAD,
+    required={"hidden_act": ("silu", "swish"), **tensor_map.DECODER},
+    free=frozenset({"logit_scale", "encoding_sharing"}),
     read=_read,
     write=_write,
     adapt=tensor_map.with_scaled_norm,

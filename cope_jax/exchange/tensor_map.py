@@ -18,11 +18,24 @@ from cope_jax.exchange import safetensors_io
 from cope_jax.exchange.safetensors_io import CONFIG, TOKENS, Params
 from cope_jax.files import read_object
 from cope_jax.models.decoder import DecoderConfig
+from cope_jax.models.model import choices
 
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
 """Output layer in transformers → our embedding. A decoder's file may have an output layer tied to the embedding."""
 _LEAVES = {**dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight"), "bias": "bias", "bias_V": "bias"}
 """Names of parameters in our modules → names in transformers."""
+REQUIRED: dict[str, tuple[Any, ...]] = {
+    "quantization_config": (None,),
+    "compression_config": (None,),
+    "per_layer_config": (None, {}),
+    "auto_map": (None, {}),  # the model has code of its own
+}
+"""Values that some fields of config.json must have in every architecture, as `Format.required`."""
+DECODER: dict[str, tuple[Any, ...]] = {
+    "is_causal": (True,),
+    **dict.fromkeys(("sliding_window", "attention_chunk_size", "layer_types"), (None,)),
+}
+"""Further required values of GPT-2 and Llama. transformers reads these fields outside of its code of the models."""
 _EARLIER = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 """Ends of names in old files → ends in current files."""
 
@@ -55,11 +68,15 @@ class Format:
       modules: maps the path of their module to the path of our module. If their module concatenates the parameters of
         several modules, spaces separate the paths of our modules. {} is the layer's number.
       prefixes: prefixes of the names of tensors. A name without any of these prefixes gets the first prefix.
+      required: the only values that a field of config.json may have, for fields that would change the numbers. An
+        absent field counts as the first value.
+      free: names of options, as `_function` gives them, that the format need not represent, because they do not change
+        the numbers or because `adapt` takes care of them.
       ignored: regular expression of the names of tensors to ignore.
       tied: maps redundant tensors of a file to the parameters that they must equal.
       read: makes our config from the values of config.json and the path of this file, which errors mention.
-      write: returns two things for our config: the choices that the format cannot represent, and the values of
-        config.json.
+      write: returns the values of config.json for our config, as far as the format can represent it. `save` compares
+        what `read` makes of these values with the config.
       adapt: converts our parameters to parameters that the format can represent.
       optional: prefixes of the names of tensors that may be absent, both in the file and in our parameters.
       plain: prefixes of the names of matrices that the file stores as [inputs, outputs], like our parameters. The file
@@ -73,7 +90,9 @@ class Format:
     ignored: str
     tied: Mapping[str, str]
     read: Callable[[Mapping[str, Any], str], Any]
-    write: Callable[[Any], tuple[list[str], dict[str, Any]]]
+    write: Callable[[Any], dict[str, Any]]
+    required: Mapping[str, tuple[Any, ...]]
+    free: frozenset[str] = frozenset()
     adapt: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]] = lambda config, params: params
     optional: tuple[str, ...] = ()
     plain: tuple[str, ...] = ()
@@ -87,7 +106,11 @@ class Format:
             raise ConfigError(
                 f"{path} has the model_type {kind!r}, not {self.kind!r}: give the folder of a {self.kind} model"
             )
-        return self.read(values, str(path))
+        return self._read(values, str(path))
+
+    def _read(self, values: Mapping[str, Any], path: str) -> Any:
+        safetensors_io.require(values, path, **REQUIRED, **self.required)
+        return self.read(values, path)
 
     def load(self, folder: Path) -> tuple[Any, Params]:
         """Reads (the config, the parameters as nested dicts) from a folder.
@@ -100,6 +123,8 @@ class Format:
             name = name if name.startswith(self.prefixes) else self.prefixes[0] + name
             for old, new in _EARLIER.items():
                 name = name.removesuffix(old) + new if name.endswith(old) else name
+            if name in tensors:
+                raise ConfigError(f"{folder} has the tensor {name!r} under two names: use the files of one model")
             if not re.fullmatch(self.ignored, name):
                 tensors[name] = safetensors_io.as_float(array, name, folder)
         params: dict[str, np.ndarray] = {}
@@ -130,12 +155,8 @@ class Format:
         Raises:
           ConfigError: the format cannot represent the config, or the parameters do not fit it.
         """
-        strange, written = self.write(config)
-        if strange:
-            raise ConfigError(
-                f"the format {self.kind} cannot represent {', '.join(strange)}: choose the format cope_jax"
-            )
-        held, wanted = flatten_dict(self.adapt(config, params), sep="/"), self._shapes(config)
+        written, wanted = self._written(config), self._shapes(config)
+        held = flatten_dict(self.adapt(config, params), sep="/")
         tensors = {}
         for entry in self._entries(wanted):
             found = {path: held.get(path) for path in entry.paths}
@@ -152,6 +173,22 @@ class Format:
             for name, row in zip(entry.names(config.num_layers), rows, strict=True):
                 tensors[name] = row.T if entry.transposed else row
         safetensors_io.write(Path(folder), {**written, **(tokens or {})}, tensors)
+
+    def _written(self, config: Any) -> dict[str, Any]:
+        """The values of config.json. ConfigError: `read` would make a model of another function from these values."""
+        written = self.write(config)
+        try:
+            asked, said = _function(config), _function(self._read(written, CONFIG))
+        except ConfigError as error:
+            raise ConfigError(
+                f"the format {self.kind} cannot represent this config ({error}): choose the format cope_jax"
+            ) from error
+        # An option of a part that the format lacks is not in `said`.
+        changed = [name for name, value in asked.items() if name not in self.free and said.get(name, value) != value]
+        lost = [f"{name}={asked[name]!r}" for name in changed]
+        if lost:
+            raise ConfigError(f"the format {self.kind} cannot represent {', '.join(lost)}: choose the format cope_jax")
+        return written
 
     def _shapes(self, config: Any) -> dict[str, tuple[int, ...]]:
         """The shape of each parameter by path."""
@@ -200,28 +237,11 @@ def with_scaled_norm(config: DecoderConfig, params: Mapping[str, Any]) -> Mappin
     return {**params, "norm": norm}
 
 
-def strange_choices(config: Any, encoding: str, **told: tuple[Any, ...]) -> list[str]:
-    """The choices of a config that a format cannot represent.
-
-    `encoding` is the only encoding that the format can represent. `told` maps fields of the block to the values that
-    the format can represent.
-    """
-    names = [name for name, _ in config.encoding.parts]
-    found = [] if names == [encoding] else [f"encoding {'+'.join(names) or 'none'}"]
-    found += [f"tape={config.tape}"] if getattr(config, "tape", 0) else []
-    return (
-        found
-        + [
-            f"block.{name}={getattr(config.block, name)!r}"
-            for name, known in told.items()
-            if getattr(config.block, name) not in known
-        ]
-        + [
-            f"block.{name}={value!r}"
-            for name, value in ({"mixer": config.block.mixer} | config.block.attention_options).items()
-            if value != "attention"
-        ]
-    )
+def _function(config: Any) -> dict[str, Any]:
+    """The options that decide what a model computes, by name, with all options of its encoding."""
+    parts = config.encoding.options()
+    options = {f"{name}.{field}": value for name, part in parts.items() for field, value in vars(part).items()}
+    return {"encoding": "+".join(parts) or "none", "vocab_size": config.vocab_size} | options | choices(config)
 
 
 def common_values(config: Any) -> dict[str, Any]:

@@ -20,6 +20,9 @@ SumAndWeight = tuple[Array, Array]
 MOST_LAYERS = 4096
 """The highest number of layers; a damaged config may ask for any number, and then creating the model never ends."""
 
+OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
+OF_TRAINING |= {"predictions"}
+"""Model options that decide how a model is trained and executed, but not what it computes."""
 
 Ability = Literal["generate", "score", "map"]
 """What a model supports in addition to training:
@@ -160,6 +163,27 @@ class StaticGraphDef:
 
     def __hash__(self) -> int:
         return hash(type(self.graph))
+
+
+def choices(config: Any) -> dict[str, Any]:
+    """The options of a model that decide what the model computes, by flag name without `config.model.`.
+
+    >>> from cope_jax.models.decoder import DecoderOptions
+    >>> found = choices(DecoderOptions())
+    >>> found["num_layers"], found["block.num_kv_heads"], "block.dropout" in found
+    (2, 2, False)
+    """
+    others = {"name", "layout", "encoding", "vocab_size", "max_length", "block"}
+    options = {field.name for field in dataclasses.fields(config)} - OF_TRAINING - others
+    found = {name: getattr(config, name) for name in sorted(options)}
+    if hasattr(config, "block"):
+        block, shape = config.block, config.block.attention_shape(None)
+        whole = {"num_kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
+        whole["mlp_dim"] = block.mlp_dim or 4 * block.model_dim
+        for name, value in (dataclasses.asdict(block) | whole).items():
+            if name not in OF_TRAINING:
+                found[f"block.{name}"] = value
+    return found
 
 
 def attends(options: Any) -> bool:

@@ -14,17 +14,15 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.array_types import PyTree
 from cope_jax.attention import attend
-from cope_jax.encodings import ENCODINGS, AttentionShape, EncodingConfig
+from cope_jax.encodings import AttentionShape, EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import safetensors_io
 from cope_jax.models import MODELS
-from cope_jax.registry import configure
+from cope_jax.models.model import choices
 from cope_jax.runs.load import load
 from cope_jax.tasks import Task
 from cope_jax.training.learner import Learner
 
-OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
-"""Model options that decide how a model is trained and executed, but not what it computes."""
 _PROBED = 8  # number of tokens that test an encoding
 Place = tuple[Any, ...]  # the path of a parameter in nested dicts
 
@@ -99,8 +97,7 @@ def _part(name: Place) -> Any:
 
 def _parts(config: Any) -> dict[str, Any]:
     """The parts of a model's encoding, with all options."""
-    parts = config.encoding.parts if hasattr(config, "encoding") else ()
-    return {name: configure(ENCODINGS.get(name).Config, options, name) for name, options in parts}
+    return config.encoding.options() if hasattr(config, "encoding") else {}
 
 
 def _text_of(config: Any) -> str:
@@ -135,27 +132,6 @@ def _differences(config: Any, model: Any, there: str, here: str) -> Iterator[str
     for name in theirs:
         if name in ours and theirs[name] != ours[name]:
             yield f"{name}={theirs[name]}, but this model has {ours[name]}: it computes something else"
-
-
-def choices(config: Any) -> dict[str, Any]:
-    """The options of a model that decide what the model computes, by flag name without `config.model.`.
-
-    >>> from cope_jax.models.decoder import DecoderOptions
-    >>> found = choices(DecoderOptions())
-    >>> found["num_layers"], found["block.num_kv_heads"], "block.dropout" in found
-    (2, 2, False)
-    """
-    others = {"name", "layout", "encoding", "vocab_size", "max_length", "block"}
-    options = {field.name for field in dataclasses.fields(config)} - OF_TRAINING - others
-    found = {name: getattr(config, name) for name in sorted(options)}
-    if hasattr(config, "block"):
-        block, shape = config.block, config.block.attention_shape(None)
-        whole = {"num_kv_heads": shape.kv_heads, "head_dim": shape.head_dim}
-        whole["mlp_dim"] = block.mlp_dim or 4 * block.model_dim
-        for name, value in (dataclasses.asdict(block) | whole).items():
-            if name not in OF_TRAINING:
-                found[f"block.{name}"] = value
-    return found
 
 
 def acts_at_once(name: str, options: Mapping[str, Any], shape: AttentionShape) -> bool:

@@ -22,12 +22,12 @@ from absl import flags
 
 from cope_jax import models, tasks
 from cope_jax.buckets import shown
-from cope_jax.encodings import ENCODINGS, EncodingConfig
+from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.exchange import formats, safetensors_io
+from cope_jax.models.model import choices
 from cope_jax.registry import configure
-from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import RUN, Loaded, LoadedRun, load
 from cope_jax.tasks.stored import TextTask
@@ -149,11 +149,11 @@ def training_config(found: Loaded, folder: Path) -> dict[str, Any]:
     values["task"]["options"] = dataclasses.asdict(configure(tasks.TASKS.get(name).Config, options, name))
     values["training"]["start"] = str(folder)
     if hasattr(model, "encoding"):
-        if _parts(EncodingConfig.parse(values["encoding"], values["encodings"])) != _parts(model.encoding):
+        if EncodingConfig.parse(values["encoding"], values["encodings"]).options() != model.encoding.options():
             values |= {"encoding": model.encoding.text() or "none", "encodings": {}}
         if _shapes(model) != _shapes(dataclasses.replace(model, max_length=model.max_length + 1)):
             values["training"]["max_position"] = model.max_length
-    for name, value in warm_start.choices(model).items():
+    for name, value in choices(model).items():
         part, _, option = name.rpartition(".")
         chosen = values["model"].get(part, {}) if part else values["model"]
         if value is not None and option in chosen:
@@ -199,11 +199,6 @@ def _changes(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str
         if value != default:
             found[name] = value
     return found
-
-
-def _parts(encoding: EncodingConfig) -> dict[str, Any]:
-    """The parts of an encoding with all their options."""
-    return {name: configure(ENCODINGS.get(name).Config, options, name) for name, options in encoding.parts}
 
 
 def _shapes(config: Any) -> dict[Any, Any]:

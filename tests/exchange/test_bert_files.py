@@ -120,13 +120,16 @@ MISTAKES = {
     "a size is missing": (lambda f: reconfigure(f, hidden_size=...), "config.json lacks 'hidden_size'"),
     "a size of text": (lambda f: reconfigure(f, hidden_size="8"), r"\.hidden_size must be int, got '8'"),
     "no size": (lambda f: reconfigure(f, vocab_size=None), r"\.vocab_size must be int, got None"),
-    "several activations": (lambda f: reconfigure(f, hidden_act=["gelu"]), r"\.hidden_act must be str, got \['gelu'\]"),
+    "several activations": (lambda f: reconfigure(f, hidden_act=["gelu"]), r"hidden_act=\['gelu'\] is not supported"),
     "a decoder": (
         lambda f: reconfigure(f, is_decoder=True),
         "is_decoder=True is not supported; choose a model with False",
     ),
-    "relative positions": (lambda f: reconfigure(f, position_embedding_type="relative_key"), "='absolute'"),
-    "an activation": (lambda f: reconfigure(f, hidden_act="silu"), "hidden_act in .'gelu'"),
+    "relative positions": (lambda f: reconfigure(f, position_embedding_type="relative_key"), "'absolute'"),
+    "an activation": (
+        lambda f: reconfigure(f, hidden_act="silu"),
+        "hidden_act='silu' is not supported; choose a model with 'gelu'",
+    ),
     "another vocabulary": (lambda f: reconfigure(f, vocab_size=19), r"shape \[17, 8\], but config.json needs \[19"),
     "another depth": (lambda f: reconfigure(f, num_hidden_layers=3), "lacks bert.encoder.layer.2."),
     "fewer layers": (
@@ -144,7 +147,7 @@ MISTAKES = {
         drop("bert.encoder.layer.1.output.dense.weight"),
         "lacks bert.encoder.layer.1.output.dense.weight",
     ),
-    "more pieces": (write("vocab.txt", "a\n" * 18), "vocab.txt has 18 pieces, but the model's vocab_size is 17"),
+    "more pieces": (write("vocab.txt", "a\n" * 18), "vocab.txt has 18 pieces, but the model's vocab_size is 17: use"),
     "no text": (lambda folder: (folder / "vocab.txt").write_bytes(b"\xff\n"), "vocab.txt, line 1 is not UTF-8 text"),
 }
 
@@ -158,22 +161,30 @@ def test_mistakes_are_one_clear_line(folder, name):
     assert "\n" not in str(error.value)
 
 
-def test_a_vocabulary_may_lack_the_rows_of_padding_and_no_more(folder, monkeypatch):
-    monkeypatch.setattr(bert_files, "PADDING", 3)
-    pieces = bert_files.vocabulary(folder)
-    for lacking in (0, 2, 3):
-        (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces[: 17 - lacking]))
-        if lacking < 3:
-            bert_files.load(folder)
-        else:
-            with pytest.raises(ConfigError, match=r"vocab\.txt has 14 pieces, but the model's vocab_size is 17"):
-                bert_files.load(folder)
+def test_a_vocabulary_has_each_row_of_the_model(folder, params):
+    """A line that is lost anywhere would give all later pieces the vectors of their neighbours."""
+    lines = (folder / "vocab.txt").read_text().splitlines(keepends=True)
+    formats.save(folder / "ours", CHOICES, params)
+    for place in (folder, folder / "ours"):
+        for number in (0, 8, VOCAB - 1):
+            (place / "vocab.txt").write_text("".join(lines[:number] + lines[number + 1 :]))
+            with pytest.raises(ConfigError, match=r"vocab\.txt has 16 pieces, but the model's vocab_size is 17: use"):
+                formats.load(place)
+
+
+@pytest.mark.parametrize("change", ["{}\n\n", "{}", "crlf"])
+def test_blank_lines_at_the_end_and_ends_of_lines_do_not_matter(folder, change):
+    text = (folder / "vocab.txt").read_text().rstrip()
+    content = text.replace("\n", "\r\n") + "\r\n\r\n" if change == "crlf" else change.format(text)
+    (folder / "vocab.txt").write_bytes(content.encode())
+    bert_files.load(folder)
+    assert bert_files.vocabulary(folder) == PIECES
 
 
 @pytest.mark.parametrize(
     "choices, message",
     [
-        (config("rope"), "cannot represent encoding rope"),
+        (config("rope"), "cannot represent encoding='rope'"),
         (config(block=bert_block(8, 2, mlp_dim=12, norm="rms")), "cannot represent block.norm='rms'"),
     ],
 )
@@ -184,7 +195,7 @@ def test_what_the_format_cannot_say(tmp_path, params, choices, message):
 
 
 def test_saving_checks_sizes(tmp_path, params):
-    with pytest.raises(ConfigError, match="18 pieces do not fit into the model's vocab_size=17"):
+    with pytest.raises(ConfigError, match="the vocabulary has 18 pieces, but the model's vocab_size is 17"):
         bert_files.save(tmp_path, CHOICES, params, [*PIECES, "more"])
     params["encoder"]["words"]["embedding"] = np.zeros((3, 8), np.float32)
     with pytest.raises(ConfigError, match=r"words/embedding has shape \[3, 8\], but the config needs \[17, 8\]"):

@@ -181,7 +181,11 @@ def pipe(folder):
 
 MISTAKES = {
     "no config": (LLAMA, lambda f: (f / "config.json").unlink(), r"cannot read .*config\.json"),
-    "another architecture": (LLAMA, reconfigure(model_type="mistral"), "unknown model_type 'mistral'"),
+    "another architecture": (
+        LLAMA,
+        reconfigure(model_type="mistral"),
+        "the model_type 'mistral', which is not supported",
+    ),
     "a size is missing": (GPT2, reconfigure(n_embd=...), r"config\.json lacks 'n_embd'"),
     "a size of text": (GPT2, reconfigure(n_layer="2"), r"config\.json\.n_layer must be int, got '2' of type str"),
     "no size": (GPT2, reconfigure(vocab_size=None), r"\.vocab_size must be int, got None of type NoneType"),
@@ -191,9 +195,13 @@ MISTAKES = {
         reconfigure(vocab_size=300.0),
         r"\.vocab_size must be int, got 300\.0 of type float",
     ),
-    "several architectures": (GPT2, reconfigure(model_type=["gpt2"]), r"unknown model_type \['gpt2'\]"),
+    "several architectures": (GPT2, reconfigure(model_type=["gpt2"]), r"the model_type \['gpt2'\], which"),
     "a base of text": (LLAMA, reconfigure(rope_theta="x"), r"\.rope_theta must be float, got 'x' of type str"),
-    "a later base of text": (LLAMA, reconfigure(rope_parameters={"rope_theta": "x"}), r"\.rope_theta must be float"),
+    "a later base of text": (
+        LLAMA,
+        reconfigure(rope_theta=..., rope_parameters={"rope_theta": "x"}),
+        r"\.rope_theta must be",
+    ),
     "a stretching of text": (
         LLAMA,
         reconfigure(rope_scaling="llama3"),
@@ -236,9 +244,38 @@ MISTAKES = {
     "half the biases": (LLAMA, reconfigure(attention_bias=True), "attention_bias and mlp_bias differ"),
     "another stretching": (
         LLAMA,
-        reconfigure(rope_scaling={"type": "yarn", "factor": 2.0}),
-        "rope_type='yarn' is not supported; choose a model with 'default' or 'llama3'",
+        reconfigure(rope_scaling={"type": "dynamic", "factor": 2.0}),
+        "rope_type='dynamic' is not supported; choose a model with 'default' or 'linear' or 'yarn' or 'llama3'",
     ),
+    "a value of another stretching": (
+        LLAMA,
+        reconfigure(rope_scaling=SCALING | {"attention_factor": 2.0}),
+        "unknown value of the rope_type 'llama3' in .*config.json 'attention_factor'",
+    ),
+    "two stretchings": (
+        LLAMA,
+        reconfigure(rope_scaling={"type": "linear", "factor": 2.0}, rope_parameters={"rope_theta": 5e5}),
+        "rope_scaling and rope_parameters differ: remove the wrong one",
+    ),
+    "two bases": (
+        LLAMA,
+        reconfigure(rope_parameters={"rope_theta": 5e5}),
+        r"has rope_theta=100\.0 and rope_theta=500000\.0: remove the wrong one",
+    ),
+    "a negative base": (LLAMA, reconfigure(rope_theta=-1.0), r"config\.json: rope\.base must be at least 2, got -1\.0"),
+    "a size in a stretching": (
+        LLAMA,
+        reconfigure(rope_parameters={"hidden_size": 16}),
+        "unknown value of the rope_type 'default' in .*config.json 'hidden_size'",
+    ),
+    "a width of no heads": (
+        LLAMA,
+        reconfigure(num_attention_heads=3),
+        "hidden_size=8 is not a multiple of num_attention_heads=3",
+    ),
+    "another name of the heads": (GPT2, reconfigure(num_attention_heads=2), "num_attention_heads=2 is not supported"),
+    "code of its own": (LLAMA, reconfigure(auto_map={"AutoModel": "x.X"}), "auto_map=.* is not supported"),
+    "a window": (LLAMA, reconfigure(sliding_window=4), "sliding_window=4 is not supported; choose a model with None"),
     "half a stretching": (LLAMA, reconfigure(rope_scaling={"rope_type": "llama3"}), "lacks 'factor'"),
     "no weights": (
         GPT2,
@@ -301,14 +338,22 @@ def test_whatever_stands_in_a_config_is_known_or_one_line(held, tmp_path):
 @pytest.mark.parametrize(
     "architecture, choices, message",
     [
-        ("gpt2", config("learned+cope"), r"gpt2 cannot represent encoding learned\+cope:"),
+        ("gpt2", config("learned+cope"), r"gpt2 cannot represent encoding='learned\+cope':"),
         ("llama", config("rope", ROPE_BLOCK, tape=3), r"llama cannot represent tape=3:"),
-        ("gpt2", config("learned", {"use_bias": False, "num_kv_heads": 1}), r"use_bias=False, block\.num_kv_heads=1"),
+        (
+            "gpt2",
+            config("learned", {"use_bias": False, "num_kv_heads": 1}),
+            r"block\.num_kv_heads=1, block\.use_bias=False:",
+        ),
         ("gpt2", config("learned", {"head_dim": 3}), r"block\.head_dim=3"),
         ("gpt2", config("learned", {"norm_position": "post"}), r"block\.norm_position='post'"),
         ("llama", config("rope(fraction=0.5)", ROPE_BLOCK), r"llama cannot represent rope\.fraction=0\.5:"),
-        ("llama", config("none"), r"encoding none, block\.norm='layer', block\.activation='gelu'"),
-        ("llama", config("rope", ROPE_BLOCK | {"num_heads": 3, "head_dim": 4}), "not a multiple of num_heads=3"),
+        ("llama", config("none"), r"encoding='none', block\.activation='gelu', block\.norm='layer':"),
+        (
+            "llama",
+            config("rope", ROPE_BLOCK | {"num_heads": 3, "head_dim": 4}),
+            "not a multiple of num_attention_heads=3",
+        ),
     ],
 )
 def test_what_the_formats_cannot_say(architecture, choices, message, tmp_path):

@@ -111,7 +111,7 @@ MISTAKES = {
     "no config": (lambda f: (f / "config.json").unlink(), r"cannot read .*config\.json"),
     "another kind": (
         lambda f: (f / "config.json").write_text('{"model_type": "gpt_neo"}'),
-        "unknown model_type 'gpt_neo'",
+        "the model_type 'gpt_neo', which is not supported: choose a model of bert, cope_jax, gpt2, llama$",
     ),
     "a list": (lambda f: (f / "config.json").write_text("[]"), "must contain a JSON object, not a list"),
     "a newer version": (
@@ -120,7 +120,7 @@ MISTAKES = {
     ),
     "several kinds": (
         lambda f: (f / "config.json").write_text('{"model_type": ["cope_jax"]}'),
-        r"unknown model_type \['cope_jax'\]: did you mean 'cope_jax'",
+        r"the model_type \['cope_jax'\], which is not supported",
     ),
     "several models": (reconfigure(name=["decoder"]), r"unknown model \['decoder'\]"),
     "another model": (reconfigure(name="decode"), "unknown model 'decode'"),
@@ -210,6 +210,8 @@ def test_first_and_last_token_of_what_is_generated_with(tmp_path):
     assert safetensors_io.read_tokens(tmp_path) == {}
     put("config.json", bos_token_id=None, eos_token_id=7)
     put("generation_config.json", bos_token_id=5, eos_token_id=6)
+    assert safetensors_io.read_tokens(tmp_path) == {"bos_token_id": 5, "eos_token_id": 6}
+    put("generation_config.json", bos_token_id=5, eos_token_id=None)
     assert safetensors_io.read_tokens(tmp_path) == {"bos_token_id": 5, "eos_token_id": 7}
     for junk in ("x", 1.5, True, [1, "x"], {}):
         put("generation_config.json", bos_token_id=junk)
@@ -228,7 +230,7 @@ def test_what_a_format_has_no_place_for(tmp_path):
         formats.save(tmp_path, CONFIGS["rnn_lm"], {}, "gpt2")
     with pytest.raises(ConfigError, match="unknown format 'gpt3': did you mean 'gpt2'"):
         formats.save(tmp_path, DECODER, {}, "gpt3")
-    with pytest.raises(ConfigError, match=r"cannot represent encoding cope\+rope\+learned, block.norm='rms'"):
+    with pytest.raises(ConfigError, match=r"cannot represent encoding='cope\+rope\+learned', .*block.norm='rms'"):
         formats.save(tmp_path, DECODER, {}, "gpt2")
     with pytest.raises(ConfigError, match=r"\S+ is missing from the parameters"):
         formats.save(tmp_path, DECODER, {})

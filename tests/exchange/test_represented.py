@@ -1,0 +1,163 @@
+"""A format writes every option of a config, or refuses it: all options of all encodings, blocks and models vary."""
+
+import collections
+import dataclasses
+import functools
+import json
+from typing import Literal, get_args, get_origin
+
+import jax
+import numpy as np
+import pytest
+from flax import nnx
+
+from cope_jax.encodings import ENCODINGS, EncodingConfig
+from cope_jax.encodings.rope import RoPEConfig
+from cope_jax.errors import ConfigError
+from cope_jax.exchange import formats
+from cope_jax.exchange.bert_files import BERT
+from cope_jax.exchange.gpt2 import GPT2
+from cope_jax.exchange.llama import LLAMA
+from cope_jax.layers.block_config import BlockConfig
+from cope_jax.models.bert import BertConfig
+from cope_jax.models.decoder import DecoderConfig
+from cope_jax.models.encoder import bert_block
+from cope_jax.models.model import OF_TRAINING, choices
+from tests.exchange.test_formats import noise
+
+SIZES = {"vocab_size": 11, "max_length": 12, "num_layers": 1}
+ROPE, LEARNED = EncodingConfig.parse("rope"), EncodingConfig.parse("learned")
+SMALL = {"model_dim": 8, "num_heads": 2, "mlp_dim": 12}
+BASES = {
+    "llama": DecoderConfig(**SIZES, encoding=ROPE, block=BlockConfig(**SMALL, norm="rms", activation="swiglu")),
+    "gpt2": DecoderConfig(**SIZES, encoding=LEARNED, block=BlockConfig(**SMALL)),
+    "bert": BertConfig(**SIZES, encoding=LEARNED, block=bert_block(8, 2, mlp_dim=12)),
+}
+FORMATS = {"llama": LLAMA, "gpt2": GPT2, "bert": BERT}
+TUPLES = {
+    "yarn": [(2.0, 6.0), (2.0, 6.0, 1.0, 16.0)],
+    "longrope": [(1.0, 3.0)],
+    "llama3": [(2.0, 1.0, 4.0, 6.0), (2.0, 1.0, 4.0, 6.5)],
+    "attention_blocks": [(4, 4)],
+}
+"""Values of options that are tuples, for heads of four features."""
+
+
+def others(name, kind, value):
+    """Other values of an option of a type, most of them valid."""
+    if get_origin(kind) is Literal:
+        return [choice for choice in get_args(kind) if choice != value]
+    if name in TUPLES:
+        return TUPLES[name]
+    if isinstance(value, bool):
+        return [not value]
+    kinds = get_args(kind) or (kind,)
+    if int in kinds:
+        return [2 * value, value + 1] if value else [1, 2, 4]
+    if float in kinds:
+        return [value / 2, value + 1, 0.5] if value else [0.5, 2.0, 8.0]
+    return ["full"] if kind is str else []
+
+
+def changed(config, **values):
+    """A config with other values, as a list of one; the empty list if they are not valid."""
+    try:
+        return [dataclasses.replace(config, **values)]
+    except ConfigError:
+        return []
+
+
+def varied(config):
+    """Configs that differ from a config in one option: (the name of the option, the config)."""
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        for name, block in varied(value) if field.name == "block" else ():
+            yield from ((f"block.{name}", other) for other in changed(config, block=block))
+        for other in others(field.name, field.type, value):
+            yield from ((field.name, valid) for valid in changed(config, **{field.name: other}))
+
+
+def encodings(base):
+    """Configs with every encoding, with its defaults and with another value of each of its options."""
+    for name in ENCODINGS:
+        yield name, dataclasses.replace(base, encoding=EncodingConfig(((name, {}),)))
+        for field in dataclasses.fields(ENCODINGS.get(name).Config):
+            for other in others(field.name, field.type, field.default):
+                encoding = EncodingConfig(((name, {field.name: other}),))
+                if name == "rope":  # the format could represent it, so only valid options count
+                    try:
+                        encoding.build(base.block.attention_shape(12), rngs=nnx.Rngs(0))
+                    except ConfigError:
+                        continue
+                yield f"{name}.{field.name}", dataclasses.replace(base, encoding=encoding)
+
+
+def written(form, config):
+    """What is read back of what a format writes for a config; None if the format refuses the config."""
+    try:
+        return FORMATS[form]._read(json.loads(json.dumps(FORMATS[form]._written(config))), "config.json")
+    except ConfigError as error:
+        assert "cannot represent" in str(error) and "\n" not in str(error)
+        return None
+
+
+def test_rope_is_written_with_all_its_options_or_refused():
+    said = collections.defaultdict(set)
+    for name, config in encodings(BASES["llama"]):
+        read = written("llama", config)
+        assert read is None or read.encoding.options() == config.encoding.options(), config.encoding.text()
+        said[name].add(read is not None)
+    accepted = {name for name, verdicts in said.items() if True in verdicts}
+    assert accepted == {"rope", "rope.base", "rope.interpolation", "rope.llama3"}
+    assert {f"rope.{field.name}" for field in dataclasses.fields(RoPEConfig)} <= said.keys(), "each option varies"
+    for yarn in ("(2.0,6.0)", "(2.0,6.0,1.0,16.0),magnitude=1.5"):
+        encoding = EncodingConfig.parse(f"rope(yarn={yarn},yarn_ramp=bands)")
+        read = written("llama", dataclasses.replace(BASES["llama"], encoding=encoding))
+        assert read.encoding.options() == encoding.options()
+
+
+@pytest.mark.parametrize("form", ["gpt2", "bert"])
+def test_no_encoding_but_learned_is_written(form):
+    accepted = {name for name, config in encodings(BASES[form]) if written(form, config) is not None}
+    assert accepted == {"learned", "learned.max_length", "learned.stddev"}
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_every_option_of_a_model_is_written_or_refused(form):
+    base, names = BASES[form], set()
+    assert written(form, base) is not None
+    for name, config in varied(base):
+        names.add(name)
+        read = written(form, config)
+        if read is not None and name.removeprefix("block.") not in OF_TRAINING | FORMATS[form].free:
+            assert function(read)[name] == function(config)[name], name
+    fixed = {"name", "layout", "block.negative_eigenvalues", *({"block.norm_position"} if form == "bert" else ())}
+    assert function(base).keys() - names == fixed, "each option varies"
+
+
+def function(config):
+    """All options of a model, but those of its encoding, by name; sizes that are None stand for the sizes in full."""
+    flat = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in ("block", "encoding")}
+    return flat | {f"block.{name}": value for name, value in vars(config.block).items()} | choices(config)
+
+
+def outputs(config, params):
+    """The logits of a decoder, or of both heads of a BERT."""
+    graph, state = nnx.split(formats.build(config, params))
+    tokens = np.random.default_rng(0).integers(0, 11, (2, 7), np.int32)
+    return jax.tree.map(np.asarray, jax.jit(lambda state: nnx.merge(graph, state)(tokens))(state))
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_what_a_format_need_not_represent_computes_the_same(form, tmp_path):
+    """A scale of the logits is in test_decoder_files.py."""
+    encoding = "rope" if form == "llama" else "learned(max_length=9,stddev=0.5)"
+    free = {"encoding_sharing": "model", "encoding": EncodingConfig.parse(encoding)}
+    free |= {} if form == "bert" else {"logit_scale": 1.0}
+    config = dataclasses.replace(BASES[form], **free)
+    names = {f"{name}.{option}" for name, options in config.encoding.parts for option in options}
+    assert FORMATS[form].free == names | free.keys() - {"encoding"}
+    params = noise(config)[1]
+    formats.save(tmp_path, config, params, form)
+    read = outputs(*formats.load(tmp_path))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-6), read, outputs(config, params))
