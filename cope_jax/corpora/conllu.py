@@ -10,7 +10,9 @@ import re
 
 from etils import epath
 
+from cope_jax.corpora import tables
 from cope_jax.corpora.corpus_files import Document, find, read_lines
+from cope_jax.corpora.document_files import share_of
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 
@@ -76,6 +78,31 @@ def parse(path: epath.Path) -> list[TaggedSentence]:
     if not sentences:
         raise ConfigError(f"{path} has no sentence: give a CoNLL-U file with text")
     return sentences
+
+
+def read_table(path: str) -> dict[str, list[TaggedSentence]]:
+    """Reads the sentences of each split from a `.csv` file with the columns `text`, `label` and perhaps `split`.
+
+    A text has words between spaces, and a label as many tags between spaces; any tags will do. Without `split`, a hash
+    of the text puts a tenth of the sentences into validation and a tenth into the test.
+
+    Raises:
+      ConfigError: the file is no such table, or a split has no sentence. The message gives the line.
+    """
+    found: dict[str, list[TaggedSentence]] = {split: [] for split in SPLITS}
+    for where, row in tables.read(path, ("text", "label"), ("split",)):
+        words, tags = tuple(row["text"].split()), tuple(row["label"].split())
+        if len(words) != len(tags):
+            raise ConfigError(f"{where} has {len(words)} words and {len(tags)} tags: give each word one tag")
+        share = share_of(row["text"])
+        split = row.get("split", "validation" if share < 0.1 else "test" if share < 0.2 else "train")
+        if split not in found:
+            raise ConfigError(f"{where} has the split {split!r}: choose from {', '.join(SPLITS)}")
+        found[split].append(TaggedSentence(words, tags))
+    for split, sentences in found.items():
+        if not sentences:
+            raise ConfigError(f"{path} has no sentence for {split}: give more, or name splits in a column 'split'")
+    return found
 
 
 def _sentence(block: list[tuple[int, str]], path: epath.Path) -> TaggedSentence:

@@ -5,6 +5,7 @@ Almeida, Gómez Hidalgo and Yamakami, "Contributions to the study of SMS spam fi
 
 import dataclasses
 
+from cope_jax.corpora import tables
 from cope_jax.corpora.corpus_files import find, read_lines
 from cope_jax.errors import ConfigError
 
@@ -13,7 +14,7 @@ LABELS = ("ham", "spam")
 
 @dataclasses.dataclass(frozen=True)
 class Message:
-    """A message and its label, 0 for ham and 1 for spam."""
+    """A message and its label, 0 for ham and 1 for spam, or for the two labels of another file."""
 
     text: str
     label: int
@@ -43,3 +44,17 @@ def read(data_dir: str | None) -> list[Message]:
     if {message.label for message in messages} != {0, 1}:
         raise ConfigError(f"{path} does not have both ham and spam: give a file with messages of both")
     return list(dict.fromkeys(messages))
+
+
+def read_table(path: str) -> tuple[tuple[str, str], list[Message]]:
+    """Reads a `.csv` file with the columns `text` and `label`: see `tables.read`. Repeated rows are left out.
+
+    Returns (both labels in alphabetical order, the messages). ConfigError: there are not two labels.
+    """
+    rows = [row for _, row in tables.read(path, ("text", "label"))]
+    labels = sorted({row["label"] for row in rows}, key=lambda label: (label.lower(), label))
+    if len(labels) != 2:
+        first = ", ".join(labels[:4])
+        raise ConfigError(f"{path} has {len(labels)} different labels ({first}), not 2: give texts of two classes")
+    messages = [Message(row["text"], labels.index(row["label"])) for row in rows]
+    return (labels[0], labels[1]), list(dict.fromkeys(messages))

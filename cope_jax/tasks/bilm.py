@@ -4,6 +4,7 @@ Peters et al., "Deep contextualized word representations", NAACL 2018.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 import numpy as np
@@ -49,6 +50,7 @@ class BiLM(WordTask):
         Attributes:
           data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
           corpus: "wikitext-2", "ud-ewt" or "both". WikiText-2 is read in plain spelling: `-` instead of `@-@`.
+          files: paths or globs of files of your own text, in place of a corpus: see `sentences_by_corpus.documents`.
           length: L, the number of words in a window.
           vocab_size: maximum size of the vocabulary. If None, the vocabulary has all words of the training text.
           max_characters: C, the maximum number of bytes of a word, including the marks of its beginning and end.
@@ -56,6 +58,7 @@ class BiLM(WordTask):
 
         data_dir: str | None = None
         corpus: Corpus = "wikitext-2"
+        files: tuple[str, ...] = ()
         length: int = 20
         vocab_size: int | None = None
         max_characters: int = chars.MAX_CHARACTERS
@@ -68,7 +71,7 @@ class BiLM(WordTask):
 
     def __init__(self, config: Config):
         texts = {
-            split: [sentence for document in documents(config.corpus, config.data_dir, split) for sentence in document]
+            split: list(itertools.chain.from_iterable(documents(config.corpus, config.data_dir, split, config.files)))
             for split in SPLITS
         }
         words = (word for sentence in texts["train"] for word in sentence)

@@ -61,6 +61,7 @@ class MaskedLM(Task):
         Attributes:
           data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
           corpus: "wikitext-2", "ud-ewt" or "both".
+          files: paths or globs of files of your own text, in place of a corpus: see `sentences_by_corpus.documents`.
           length: L, the number of pieces of `[CLS] A [SEP] B [SEP]`.
           vocab_size: maximum size of a learned vocabulary.
           vocab: path of a vocab.txt to load. If None, the task learns a vocabulary from the training text.
@@ -71,6 +72,7 @@ class MaskedLM(Task):
 
         data_dir: str | None = None
         corpus: Corpus = "wikitext-2"
+        files: tuple[str, ...] = ()
         length: int = 128
         vocab_size: int = 8192
         vocab: str | None = None
@@ -87,10 +89,11 @@ class MaskedLM(Task):
     metric = "mlm_error"
 
     def __init__(self, config: Config):
-        text = {split: documents(config.corpus, config.data_dir, split) for split in SPLITS}
+        read = functools.partial(documents, config.corpus, config.data_dir, files=config.files)
+        text = {split: read(split) for split in SPLITS}
         if config.vocab is None:
             digest = fingerprint(_sentences(text["train"]))["sha256"]
-            texts = Texts(digest, lambda: _sentences(documents(config.corpus, config.data_dir, "train")))
+            texts = Texts(digest, lambda: _sentences(read("train")))
             self.wordpiece = _trained(texts, config.vocab_size, config.lowercase)
         else:
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)

@@ -39,6 +39,8 @@ class Spam(StoredTask):
 
         Attributes:
           data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
+          file: path of a `.csv` with the columns `text` and `label`, in place of the corpus. Of its two labels, the
+            second in alphabetical order stands for spam.
           vocab: path of a vocab.txt. If None, the task learns a vocabulary from the training messages.
           vocab_size: maximum size of a learned vocabulary.
           lowercase: whether to lowercase the text.
@@ -50,6 +52,7 @@ class Spam(StoredTask):
         """
 
         data_dir: str | None = None
+        file: str | None = None
         vocab: str | None = None
         vocab_size: int = 4096
         lowercase: bool = True
@@ -60,15 +63,18 @@ class Spam(StoredTask):
         train: int | None = None
 
         def __post_init__(self):
+            check(not (self.data_dir and self.file), "spam accepts data_dir or file, not both: set one of them")
             check_at_least(3, "spam", length=self.length)
             check_at_least(2, "spam", folds=self.folds, train=self.train)
             check_at_least(0, "spam", repeat=self.repeat)
             check(0 <= self.fold < self.folds, f"spam.fold must be 0 to {self.folds - 1}, got {self.fold}")
 
     def __init__(self, config: Config):
-        messages = sms.read(config.data_dir)
+        if config.file is None:
+            self.classes, messages = sms.LABELS, sms.read(config.data_dir)
+        else:
+            self.classes, messages = sms.read_table(config.file)
         train, test = _divide(np.array([message.label for message in messages]), config)
-        self.classes = sms.LABELS
         self.num_classes = len(self.classes)
         self.indices = {"train": train, "test": test}
         self._messages = {split: [messages[i] for i in indices] for split, indices in self.indices.items()}

@@ -49,6 +49,7 @@ class Tagging(StoredTask):
 
         Attributes:
           data_dir: folder with the folder of the treebank. If None, the task uses the built-in sample.
+          file: path of a `.csv` with the columns `text` and `label`, in place of the treebank: see `conllu.read_table`.
           length: L, the maximum number of words of an example.
           max_characters: C, the maximum number of bytes of a word, including the marks of its begin and end.
           vectors: path of an .npz file with an array for each split, or of a folder with a file `<split>.npy` for each
@@ -61,6 +62,7 @@ class Tagging(StoredTask):
         """
 
         data_dir: str | None = None
+        file: str | None = None
         length: int = 64
         max_characters: int = 32
         vectors: str | None = None
@@ -71,12 +73,17 @@ class Tagging(StoredTask):
         def __post_init__(self):
             check_at_least(1, "tagging", length=self.length)
             check_at_least(3, "tagging", max_characters=self.max_characters, max_pieces=self.max_pieces)
+            check(not (self.data_dir and self.file), "tagging accepts data_dir or file, not both: set one of them")
             check(not (self.vectors and self.pieces), "tagging accepts vectors or pieces, not both: set one of them")
 
     def __init__(self, config: Config):
         self.tags = conllu.TAGS
+        if config.file is None:
+            self._sentences = {split: conllu.read(config.data_dir, split) for split in SPLITS}
+        else:
+            self._sentences = conllu.read_table(config.file)
+            self.tags = tuple(sorted({tag for part in self._sentences.values() for line in part for tag in line.tags}))
         self.num_tags = len(self.tags)
-        self._sentences = {split: conllu.read(config.data_dir, split) for split in SPLITS}
         self.vocabulary = Vocabulary.build(map(str.lower, self._words("train")), min_count=2)
         self._pieces = WordPiece.load(config.pieces, lowercase=config.lowercase) if config.pieces else None
         if self._pieces:

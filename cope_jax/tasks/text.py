@@ -56,7 +56,7 @@ class Text(TextTask):
     >>> task.decode(batch["inputs"][1]), task.decode(batch["targets"][1])
     ('Carrow Point =\n\nThe', 'Point =\n\nThe lighthouse')
     >>> task.counts("test")
-    Counts(tokens=120, words=120, bytes=504, unknown=9)
+    Counts(tokens=120, words=120, bytes=504, unknown=9, changed=2)
     """
 
     @dataclasses.dataclass(frozen=True)

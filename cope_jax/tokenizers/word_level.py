@@ -141,7 +141,7 @@ class Words:
 
         >>> words = Words.train(["a b\na <unk>\n"])
         >>> words.lost("a c <unk>", np.array([])), words.lost("a  b\n", np.array([]))
-        ((1, 0), (0, 1))
+        ((1, 1), (0, 1))
         """
         del tokens
         known = self.vocabulary

