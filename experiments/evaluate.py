@@ -17,7 +17,6 @@ _MODEL = flags.DEFINE_string("model", None, "Folder of the training run to evalu
 _EXAMPLES = flags.DEFINE_integer(
     "examples", None, "Number of examples per split; without this flag, the number in the run's config.", lower_bound=1
 )
-entry.renamed("workdir", "model")
 
 
 def main() -> None:

@@ -68,15 +68,12 @@ _STOP = flags.DEFINE_multi_string(
 _SAMPLE_SEED = flags.DEFINE_integer(
     "sample_seed", 0, "Random seed for sampling tokens.", lower_bound=0, upper_bound=2**31 - 1
 )
-_MODEL_SEED = flags.DEFINE_integer(
-    "model_seed", None, "Seed of the model to use, if the run trained several seeds; without this flag, the first seed."
+_SEED = flags.DEFINE_integer(
+    "seed", None, "Seed of the model to use, if the run trained several seeds; without this flag, the first seed."
 )
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 16, "Number of prompts from --prompts to continue at the same time.", lower_bound=1
 )
-entry.renamed("workdir", "model")
-# In the next release, --seed will mean what --model_seed means now.
-entry.renamed("seed", "sample_seed")
 
 
 def main() -> None:
@@ -93,7 +90,7 @@ def main() -> None:
             raise ConfigError(f"{_OUT.value} exists: delete it, or choose another --out")
         with outputs.writing(Path(_OUT.value)):
             Path(_OUT.value).open("a").close()  # so that an error comes before the model is loaded
-    generator = text_model.load(Path(_MODEL.value), _MODEL_SEED.value)
+    generator = text_model.load(Path(_MODEL.value), _SEED.value)
     prompts = [(prompt, generator.codec.read(prompt, name).tolist()) for name, prompt in named]
     longest = max(len(tokens) for _, tokens in prompts) + len(generator.codec.begin) + _MAX_NEW_TOKENS.value - 1
     print(generator.title, file=sys.stderr)

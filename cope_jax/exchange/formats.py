@@ -15,7 +15,6 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.encodings import EncodingConfig
-from cope_jax.encodings.earlier import earlier_path
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.exchange import bert_files, elmo_files, safetensors_io
 from cope_jax.exchange.gpt2 import GPT2
@@ -121,8 +120,7 @@ def _load(folder: Path) -> tuple[Any, Params]:
     tensors = safetensors_io.read_tensors(folder)
     params = {}
     for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
-        name = _name(path)
-        params[path] = tensors.pop(name if name in tensors else _name(earlier_path(path, config)), None)
+        params[path] = tensors.pop(_name(path), None)
         _check(params[path], path, leaf, f"{folder / WEIGHTS}")
     if tensors:
         raise ConfigError(

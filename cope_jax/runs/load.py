@@ -157,7 +157,7 @@ class LoadedRun(Loaded):
         seeds = seed_batch.stack([np.int32(seed) for seed in self.seeds])
         params = jax.eval_shape(seed_batch.lift(learner.init), seeds).params
         with Checkpoints(self.folder / "checkpoints", read_only=True) as checkpoints:
-            found = checkpoints.restore({"params": params}, learner.model, partial=True)
+            found = checkpoints.restore({"params": params}, partial=True)
         if found is None:
             raise ConfigError(f"{self.folder} has no checkpoint yet: train it first")
         step, state, progress = found

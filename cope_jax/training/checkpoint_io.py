@@ -10,7 +10,6 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from cope_jax.array_types import PyTree
-from cope_jax.encodings.earlier import earlier_tree, from_earlier
 from cope_jax.errors import ConfigError, StorageError, without_stderr
 from cope_jax.training import checksum
 
@@ -85,35 +84,29 @@ def _read_label(store: CheckpointStore, step: int) -> dict[str, Any]:
     content = dict(label) if isinstance(label, dict) else {}
     if content.pop("label", None) != checksum.of_data(content):
         raise ValueError("the metadata do not match their checksum")
-    held = content.get("step", step)  # earlier versions wrote none
-    if held != step:
-        raise ValueError(f"its folder was renamed, it is of step {held}")
+    if content["step"] != step:
+        raise ValueError(f"its folder was renamed, it is of step {content['step']}")
     return content
 
 
-def read(
-    store: CheckpointStore, step: int, like: PyTree, model: Any = None, *, partial: bool = False
-) -> tuple[PyTree, dict[str, Any]]:
+def read(store: CheckpointStore, step: int, like: PyTree, *, partial: bool = False) -> tuple[PyTree, dict[str, Any]]:
     """Reads the state and the progress of a checkpoint; the state has the shapes, types and shardings of `like`.
 
-    With `partial`, reads only the arrays of the state that `like` names. `model` is the config of the model. It is
-    needed for checkpoints of earlier versions, which have other array paths: see `cope_jax.encodings.earlier`.
+    With `partial`, reads only the arrays of the state that `like` names.
 
     Raises:
       DamagedError: at least one process cannot read the checkpoint; all processes raise this error.
       ConfigError: the metadata say that the checkpoint belongs to another model; no array is read.
     """
     with without_stderr(), jax.transfer_guard("allow"):
-        held, label = in_all_processes(lambda: _compare(store, step, like, model, partial))
-        state, progress = in_all_processes(lambda: store.load(step, held, partial))
+        label = in_all_processes(lambda: _compare(store, step, like, partial))
+        state, progress = in_all_processes(lambda: store.load(step, like, partial))
         in_all_processes(lambda: _verify(label, state, progress))
-    return (state if held is like else from_earlier(like, state, model)), progress
+    return state, progress
 
 
-def _compare(
-    store: CheckpointStore, step: int, like: PyTree, model: Any, partial: bool
-) -> tuple[PyTree, dict[str, Any]]:
-    """Returns (`like` with the array paths of the checkpoint, the metadata of the checkpoint).
+def _compare(store: CheckpointStore, step: int, like: PyTree, partial: bool) -> dict[str, Any]:
+    """Returns the metadata of the checkpoint.
 
     A group is all arrays with the same first name, such as `params`. With `partial`, the checkpoint may have groups
     that `like` does not have. Within a group of `like`, the checkpoint must not have additional arrays.
@@ -121,11 +114,8 @@ def _compare(
     Raises:
       ConfigError: names, shapes or types differ.
     """
-    label, earlier = _read_label(store, step), earlier_tree(like, model)
+    label, wanted = _read_label(store, step), _arrays(like)
     held = label["arrays"]
-    if not _arrays(like).items() <= held.items() and _arrays(earlier).items() <= held.items():
-        like = earlier
-    wanted = _arrays(like)
     if partial:
         groups = {name.partition(".")[0] for name in wanted}
         held = {name: kind for name, kind in held.items() if name.partition(".")[0] in groups}
@@ -135,7 +125,7 @@ def _compare(
                 f"checkpoint {store.name(step)} is of another model ({name}: {held.get(name, 'nothing')}, "
                 f"not {wanted.get(name, 'nothing')}): use the config that it was trained with, or another --workdir"
             )
-    return like, label
+    return label
 
 
 def _arrays(tree: PyTree) -> dict[str, str]:

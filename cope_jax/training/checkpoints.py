@@ -102,9 +102,7 @@ class Checkpoints:
         """The step of the newest checkpoint; None if there is none."""
         return max(self.steps(), default=None)
 
-    def restore(
-        self, like: PyTree, model: Any = None, *, partial: bool = False
-    ) -> tuple[int, PyTree, dict[str, Any]] | None:
+    def restore(self, like: PyTree, *, partial: bool = False) -> tuple[int, PyTree, dict[str, Any]] | None:
         """Reads the newest checkpoint that can be read.
 
         Prints a line on stderr for each newer checkpoint that is damaged. Unless `read_only` is set, these checkpoints
@@ -115,7 +113,6 @@ class Checkpoints:
             array gets the `sharding` of its leaf in `like`, whatever sharding the array had when it was saved. If a
             leaf has no `sharding`, its array is placed on this process's first device.
           partial: True means that `like` has only a part of the state, such as {"params": ...}. Only this part is read.
-          model: the config of the model, needed to read checkpoints of earlier versions.
 
         Returns:
           Step, state and progress; None if there is no checkpoint.
@@ -128,7 +125,7 @@ class Checkpoints:
         unreadable: dict[int, str] = {}
         for step in checkpoint_io.of_first_process(self.steps()[::-1]):
             try:
-                state, progress = checkpoint_io.read(self._store, step, like, model, partial=partial)
+                state, progress = checkpoint_io.read(self._store, step, like, partial=partial)
             except checkpoint_io.DamagedError as error:
                 unreadable[step] = str(error)
             else:
@@ -137,7 +134,7 @@ class Checkpoints:
         gone = checkpoint_io.of_first_process([step for step in unreadable if not self._store.exists(step)])
         if self._read_only and gone:
             # The run in progress has meanwhile removed a checkpoint and written others.
-            return Checkpoints(self.directory, read_only=True).restore(like, model, partial=partial)
+            return Checkpoints(self.directory, read_only=True).restore(like, partial=partial)
         if unreadable:
             reasons = "; ".join(f"{step}: {reason}" for step, reason in unreadable.items())
             mend = "restore intact checkpoints" + (

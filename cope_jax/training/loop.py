@@ -105,7 +105,7 @@ class Run:
             return self._train(state, step, seconds, checkpoints, metrics, bar, stop)
 
     def _start(self, checkpoints: Checkpoints) -> tuple[TrainState, int, float]:
-        restored = checkpoints.restore(self.program.state_shapes(), self.program.learner.model)
+        restored = checkpoints.restore(self.program.state_shapes())
         if restored is None:
             return self.program.init(self.seeds, self.start()), 0, 0.0
         step, state, progress = restored

@@ -34,8 +34,8 @@ _MODEL = flags.DEFINE_string(
     "or name of a trained model of the package, such as shakespeare (required).",
     required=True,
 )
-_MODEL_SEED = flags.DEFINE_integer(
-    "model_seed", None, "Seed of the model to use, if the run trained several seeds; without this flag, the first seed."
+_SEED = flags.DEFINE_integer(
+    "seed", None, "Seed of the model to use, if the run trained several seeds; without this flag, the first seed."
 )
 _TASKS = flags.DEFINE_list("tasks", None, "Names of tasks or groups of tasks (required).", required=True)
 _TASK_DIR = flags.DEFINE_string("task_dir", None, "Folder with more tasks, as YAML files.")
@@ -67,9 +67,9 @@ def main() -> None:
     if not _TASKS.value or "" in _TASKS.value:
         raise ConfigError("--tasks names no task: give names of lm_eval, such as lambada_openai")
     folder = load(_MODEL.value)
-    model = harness_model.load(_MODEL.value, _MODEL_SEED.value, _LENGTH.value, _BATCH_SIZE.value)
+    model = harness_model.load(_MODEL.value, _SEED.value, _LENGTH.value, _BATCH_SIZE.value)
     lm, manager = harness_model.as_lm(model), _tasks()
-    title = folder.title(_MODEL_SEED.value)
+    title = folder.title(_SEED.value)
     print(title, file=sys.stderr)
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task leaves to it
     with workdirs.locked(folder.output, workdirs.MEASURING):

@@ -84,7 +84,6 @@ _TOP = flags.DEFINE_integer(
     lower_bound=0,
 )
 _OUT = flags.DEFINE_string("out", None, "Folder for the pictures; without this flag, `maps` in the run's folder.")
-entry.renamed("workdir", "model")
 
 
 def main() -> None:

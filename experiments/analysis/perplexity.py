@@ -45,7 +45,6 @@ _STRIDE = flags.DEFINE_integer(
 _LENGTHS = flags.DEFINE_list(
     "lengths", [], "More window lengths to measure, such as 128,256,512; without this flag, only --length."
 )
-entry.renamed("workdir", "model")
 
 
 def main() -> None:

@@ -267,25 +267,6 @@ def DEFINE_config(name: str, default: str | None = None, what: str = "") -> flag
     return holder
 
 
-class _OldName(flags.Flag):  # type: ignore[type-arg]  # at run time, absl's class takes no type parameters
-    """A flag that sets another flag and prints a warning."""
-
-    def __init__(self, old: str, new: str, values: flags.FlagValues):
-        super().__init__(flags.ArgumentParser(), None, old, None, f"Old name of --{new}.")
-        self._new, self._values = new, values
-
-    def parse(self, argument: str) -> None:
-        print(f"warning: --{self.name} is now --{self._new}; the next release removes the old name", file=sys.stderr)
-        flag = self._values[self._new]
-        flag.parse(",".join([*flag.value, argument]) if flag.present and isinstance(flag.value, list) else argument)
-        flag.using_default_value = False
-
-
-def renamed(old: str, new: str, values: flags.FlagValues = flags.FLAGS) -> None:
-    """Makes --OLD an alias of --NEW that also warns on stderr. If --NEW is a list, each --OLD adds to the list."""
-    flags.DEFINE_flag(_OldName(old, new, values), values, module_name=__name__)
-
-
 def warn_of_unused(name: str, config: ExperimentConfig) -> None:
     """Warns of flags --NAME.encodings.ENCODING.… for encodings that the config does not use."""
     used = {part for part, _ in EncodingConfig.parse(config.encoding).parts}

@@ -67,8 +67,6 @@ _REPEATS = flags.DEFINE_integer(
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results and checkpoints (required).", required=True)
 flags.adopt_module_key_flags(jobs)
-entry.renamed("data_dir", "corpora_dir")
-entry.renamed("bert", "model")
 
 
 def main() -> None:

@@ -27,7 +27,6 @@ _MODEL = flags.DEFINE_string(
 _EXAMPLES = flags.DEFINE_integer(
     "examples", 20_000, "Maximum number of training examples for the bag-of-words baseline.", lower_bound=2
 )
-entry.renamed("workdir", "model")
 
 
 def main() -> None:

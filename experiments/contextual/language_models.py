@@ -30,7 +30,6 @@ _MODELS = flags.DEFINE_list(
     "models", None, "Folders of the finished training runs to compare (required).", required=True
 )
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for the table and the plot (required).", required=True)
-entry.renamed("runs", "models")
 
 HEADINGS = ("model", "parameters", "steps", "minutes", "validation", "test", "at equal steps", "at equal time")
 

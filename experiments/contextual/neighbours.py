@@ -72,7 +72,6 @@ _TEST = flags.DEFINE_integer(
 _K = flags.DEFINE_integer(
     "k", 5, "For --task=senses: number of nearest training occurrences that vote on a sense.", lower_bound=1
 )
-entry.renamed("data_dir", "corpora_dir")
 
 LARGE = 50_000
 """If a text has at least this number of words, word2vec leaves out rare words."""

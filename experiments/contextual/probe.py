@@ -57,7 +57,6 @@ _TEST_SENSES = flags.DEFINE_integer(
 )
 _EPOCHS = flags.DEFINE_integer("epochs", 20, "Number of epochs to train each probe for.", lower_bound=1)
 _SEED = flags.DEFINE_integer("seed", 0, "Random seed for the probes and the control task.", lower_bound=0)
-entry.renamed("data_dir", "corpora_dir")
 
 Task = tuple[list[Occurrence], list[Occurrence]]
 """(training words, test words), with their labels."""

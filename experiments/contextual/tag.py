@@ -56,9 +56,6 @@ _SYSTEMS = flags.DEFINE_list("systems", list(SYSTEMS), f"Systems to compare: any
 _SEEDS = flags.DEFINE_integer("seeds", 1, "Number of seeds per system; N means the seeds 0 to N−1.", lower_bound=1)
 _WORKDIR = flags.DEFINE_string("workdir", None, "Folder for results, plots and checkpoints (required).", required=True)
 flags.adopt_module_key_flags(jobs)
-entry.renamed("data_dir", "corpora_dir")
-entry.renamed("elmo", "models")
-entry.renamed("bert", "models")
 
 
 def main() -> None:

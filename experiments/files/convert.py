@@ -50,8 +50,6 @@ _FORMAT = flags.DEFINE_enum(
 _SEED = flags.DEFINE_integer(
     "seed", None, "Seed of the model to convert, if the run trained several seeds; without this flag, the first seed."
 )
-entry.renamed("from", "model")
-entry.renamed("to", "out")
 
 COMPANIONS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"),

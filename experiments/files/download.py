@@ -18,7 +18,6 @@ _OUT = flags.DEFINE_string("out", None, "Folder to write to (required).", requir
 _MIRROR = flags.DEFINE_string(
     "mirror", None, "URL of a folder to download from; without this flag, each file comes from its publisher."
 )
-entry.renamed("data_dir", "out")
 
 
 def main() -> None:

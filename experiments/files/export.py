@@ -68,8 +68,6 @@ _DATASET: dict[str, Any] = {
     ),
     "data_seed": flags.DEFINE_integer("data_seed", 0, "Random seed of the examples."),
 }
-entry.renamed("data_dir", "out")
-entry.renamed("seed", "data_seed")
 
 
 def parse_assignments(text: str, what: str) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_wrong_input_is_one_line(run, task_dir, start, tmp_path):
         (["--tasks=sample", "--task_dir=nowhere"], "there is no folder nowhere"),
         (["--tasks=sample", f"--task_dir={tmp_path}"], "lm_eval cannot measure --tasks=sample (UndefinedError"),
         (["--tasks=sample", "--batch_size=0"], "--batch_size=0"),
-        (["--tasks=sample", "--model_seed=7"], "holds no seed 7"),
+        (["--tasks=sample", "--seed=7"], "holds no seed 7"),
     ):
         done = start("harness", f"--model={run}", f"--task_dir={folder}", *flags).wait()
         assert (done.status, message in done.error) == (2, True), done.err

@@ -110,7 +110,7 @@ MISTAKES = {
     ),
     "temperature": (["--prompt=The", "--temperature=-1"], "flag --temperature=-1: -1.0 is not a non-negative number"),
     "stop": (["--prompt=The", "--stop="], "--stop is empty"),
-    "seed": (["--prompt=The", "--model_seed=7"], "holds no seed 7: choose from 0"),
+    "seed": (["--prompt=The", "--seed=7"], "holds no seed 7: choose from 0"),
     "no prompts": (["--prompts=/dev/null"], "/dev/null is empty: write one prompt per line"),
     "batch": (["--prompt=The", "--batch_size=0"], "flag --batch_size=0: 0 is not a positive integer"),
     "out": (["--prompt=The", "--out=nowhere/out"], "cannot write to nowhere/out (No such file or directory): choose"),
