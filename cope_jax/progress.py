@@ -1,4 +1,4 @@
-"""Shows on stderr how far a long loop is, as a bar on a terminal and as plain lines anywhere else."""
+"""Shows how far a long loop is: as a bar on a terminal and in a notebook, as plain lines on stderr anywhere else."""
 
 import sys
 import time
@@ -8,20 +8,23 @@ from tqdm import tqdm
 
 SECONDS = 30.0
 """The minimum time between two plain lines, so that a log stays short."""
+NOTEBOOK_SECONDS = 0.2
+"""The minimum time between two updates of a bar in a notebook."""
 
 
 class Progress:
     """A context manager that shows how much of a loop is done and how much time is left.
 
-    On a terminal, it shows a bar that fits 80 columns. Anywhere else, such as in a file or a notebook, it prints a
-    plain line at most every 30 seconds, because every update of a bar would leave a line there.
+    On a terminal, it shows a bar that fits 80 columns. In a notebook, one output of the cell has the written lines and,
+    below them, the bar, updated in place. Anywhere else, such as in a file, it prints a plain line at most every 30
+    seconds, because every update of a bar would leave a line there.
 
     Args:
       total: the amount of work.
       unit: the name of one piece of work, in the singular; "" shows only the percentage.
       label: the name of the loop, shown before the amount. The caller may change the attribute `label` in the loop.
       done: the amount that is done before the loop starts.
-      leave: whether the finished bar stays on the terminal; False removes it.
+      leave: whether the finished bar stays on the terminal or in the notebook; False removes it.
       active: if False, nothing is shown, as in all processes except the first.
 
     >>> with Progress(total=4, unit="step", active=False) as progress:
@@ -39,14 +42,16 @@ class Progress:
         active: bool = True,
     ):
         self.label = label
-        self._total, self._unit, self._done, self._active = total, unit, done, active
+        self._total, self._unit, self._done, self._active, self._leave = total, unit, done, active, leave
         self._note, self._told = "", done  # the text after the amount; the amount in the last line
         self._first, self._began, self._last = done, time.monotonic(), time.monotonic()
         self._bar: Any = None
-        if active and sys.stderr.isatty():
-            count = "{n_fmt}/{total_fmt} " if unit else ""
-            shown = "{desc}{percentage:3.0f}%|{bar}| " + count + "[{elapsed}<{remaining}{postfix}]"
-            options = {"bar_format": shown, "unit_scale": total >= 1e6, "dynamic_ncols": True, "smoothing": 0}
+        self._lines: list[str] = []  # written in a notebook
+        count = "{n_fmt}/{total_fmt} " if unit else ""
+        self._format = "{desc}{percentage:3.0f}%|{bar}| " + count + "[{elapsed}<{remaining}{postfix}]"
+        self._output = _notebook_output() if active else None
+        if active and self._output is None and sys.stderr.isatty():
+            options = {"bar_format": self._format, "unit_scale": total >= 1e6, "dynamic_ncols": True, "smoothing": 0}
             self._bar = tqdm(total=total, initial=done, leave=leave, **options)
 
     def __enter__(self) -> "Progress":
@@ -55,35 +60,75 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.close()
+        if self._output is not None:
+            self._draw(bar=self._leave)
 
     def advance(self, amount: float, note: str = "") -> None:
         """Adds `amount` to the work done; `note` is shown after the total amount done."""
         self._done, self._note = self._done + amount, note
+        waited = time.monotonic() - self._last
         if self._bar is not None:
-            self._bar.set_description_str(f"{self.label}: " if self.label else "", refresh=False)
+            self._bar.set_description_str(self._prefix(), refresh=False)
             self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(amount)
-        elif time.monotonic() - self._last >= SECONDS:
+        elif self._output is not None:
+            if waited >= NOTEBOOK_SECONDS:
+                self._draw()
+        elif waited >= SECONDS:
             self._tell()
 
-    def start_clock(self) -> None:
-        """Restarts the measurement of speed and remaining time, because the time before was spent on compilation."""
-        self._first, self._began = self._done, time.monotonic()
+    def compiling(self) -> None:
+        """Says that the first piece of work waits for compilation."""
+        if self._bar is not None:
+            self._bar.set_postfix_str("compiling")
+        elif self._output is not None:
+            self._note = "compiling"
+            self._draw()
+        else:
+            self.write(f"{self._prefix()}compiling")
+
+    def start_clock(self, amount: float = 0, note: str = "") -> None:
+        """Advances by `amount`, and measures speed and remaining time from now: the time before was compilation."""
+        self._first, self._began = self._done + amount, time.monotonic()
+        self.advance(amount, note)
         if self._bar is not None:
             self._bar.initial = self._bar.last_print_n = self._bar.n
             self._bar.start_t = self._bar.last_print_t = time.time()
             self._bar.refresh()
 
     def write(self, line: str) -> None:
-        """Prints `line` above the bar on a terminal.
+        """Prints `line` above the bar on a terminal and in a notebook.
 
         Anywhere else, a plain line with the amount done so far comes first if the amount has changed.
         """
         if not self._active:
             return
+        if self._output is not None:
+            self._lines.append(line)
+            self._draw()
+            return
         if self._bar is None and self._told != self._done:
             self._tell()
         tqdm.write(line, sys.stderr)
+
+    def _prefix(self) -> str:
+        return f"{self.label}: " if self.label else ""
+
+    def _draw(self, bar: bool = True) -> None:
+        """Shows the written lines in the notebook, and the bar below them."""
+        self._last = time.monotonic()
+        shown = tqdm.format_meter(
+            self._done,
+            self._total,
+            self._last - self._began,
+            ncols=80,
+            prefix=self._prefix().removesuffix(": "),
+            bar_format=self._format,
+            postfix=self._note,
+            initial=self._first,
+        )
+        text = "\n".join([*self._lines, shown] if bar else self._lines)
+        self._output.update({"text/plain": text}, raw=True)
 
     def _tell(self) -> None:
         """Prints a plain line: the amount done, the last note and the remaining time."""
@@ -94,5 +139,15 @@ class Progress:
             left = (self._last - self._began) * (self._total - self._done) / (self._done - self._first)
             parts.append(f"{tqdm.format_interval(left)} left")
         if self._active:
-            label = f"{self.label}: " if self.label else ""
-            print(label + ", ".join(filter(None, parts)), file=sys.stderr, flush=True)
+            print(self._prefix() + ", ".join(filter(None, parts)), file=sys.stderr, flush=True)
+
+
+def _notebook_output() -> Any:
+    """An empty output of the notebook's cell, which can be updated; None outside of a notebook."""
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython is not None else None
+    if not hasattr(shell, "kernel"):
+        return None
+    from IPython.display import display  # notebooks have it
+
+    return display({"text/plain": ""}, raw=True, display_id=True)

@@ -1,7 +1,8 @@
-"""Progress is a bar on a terminal and plain lines anywhere else."""
+"""Progress is a bar on a terminal and in a notebook, and plain lines anywhere else."""
 
 import contextlib
 import os
+import sys
 import termios
 import types
 
@@ -42,6 +43,70 @@ def test_a_log_has_a_line_at_most_every_30_seconds_and_one_before_each_line_of_t
         "step 11: loss 0.50",
         "step 11: saved",
     ]
+
+
+def test_the_first_remaining_time_leaves_out_compilation(clock, capsys):
+    with Progress(600, "step", label="cope") as shown:
+        shown.compiling()
+        clock.seconds += 59
+        shown.start_clock(10, "loss 2.000")
+        clock.seconds += 30
+        shown.advance(10, "loss 1.000")
+    assert capsys.readouterr().err.splitlines() == [
+        "cope: compiling",
+        "cope: 10/600 steps, loss 2.000",
+        "cope: 20/600 steps, loss 1.000, 29:00 left",
+    ]
+
+
+@pytest.fixture
+def cell(monkeypatch):
+    """The texts that one output of a notebook's cell has had, one after the other."""
+    texts = []
+
+    def display(data, *, raw, display_id):
+        assert raw and display_id
+        texts.append(data["text/plain"])
+        return types.SimpleNamespace(update=lambda data, raw: texts.append(data["text/plain"]))
+
+    shell = types.SimpleNamespace(kernel=None)
+    monkeypatch.setitem(sys.modules, "IPython", types.SimpleNamespace(get_ipython=lambda: shell))
+    monkeypatch.setitem(sys.modules, "IPython.display", types.SimpleNamespace(display=display))
+    return texts
+
+
+def test_a_notebook_has_one_output_that_changes_in_place(clock, cell, capsys):
+    with Progress(600, "step") as shown:
+        shown.write("decoder, cope")
+        shown.compiling()
+        clock.seconds += 59
+        shown.start_clock(10, "loss 2.000")
+        clock.seconds += 0.1
+        shown.advance(10, "too soon to be shown")
+        clock.seconds += 30
+        shown.advance(10, "loss 1.000")
+        shown.write("step 30: 1.2 % token error")
+    assert capsys.readouterr() == ("", "")
+    bars = [text.splitlines()[-1] for text in cell[2:]]
+    assert all(len(bar) <= 80 for bar in bars)
+    assert [bar[:4] + bar[bar.rindex("|") :] for bar in bars] == [
+        "  0%| 0/600 [00:00<?, compiling]",
+        "  2%| 10/600 [00:00<?, loss 2.000]",
+        "  5%| 30/600 [00:30<14:17, loss 1.000]",
+        "  5%| 30/600 [00:30<14:17, loss 1.000]",
+        "  5%| 30/600 [00:30<14:17, loss 1.000]",
+    ]
+    assert cell[-1].splitlines()[:-1] == ["decoder, cope", "step 30: 1.2 % token error"]
+
+
+def test_a_bar_that_is_not_left_leaves_the_lines_in_a_notebook(clock, cell):
+    with Progress(3, "sentence", leave=False) as shown:
+        shown.write("text")
+        shown.advance(3)
+    assert cell[-1] == "text"
+    with Progress(3, active=False):
+        pass
+    assert cell[-1] == "text"
 
 
 def test_short_work_without_text_leaves_nothing_in_a_log(clock, capsys):

