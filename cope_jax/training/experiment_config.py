@@ -154,6 +154,11 @@ class EvaluationConfig:
         check_at_least(1, "evaluation", examples=self.examples, curve_examples=self.curve_examples)
         check_at_least(1, "evaluation", batch_size=self.batch_size)
         check_at_least(0, "evaluation", sweep_examples=self.sweep_examples)
+        most = max(self.examples, self.sweep_examples, 2**16)  # a batch has rows of padding up to its size
+        if self.batch_size > most:
+            raise ConfigError(
+                f"evaluation.batch_size must be at most {most:,} with so few examples, got {self.batch_size:,}"
+            )
 
 
 @dataclasses.dataclass(frozen=True)
