@@ -64,6 +64,8 @@ class Files:
     def __post_init__(self):
         if not 0 < self.held_out < 0.5:
             raise ConfigError(f"held_out must be more than 0 and less than 0.5, got {self.held_out}")
+        if self.division != "file" and not self._has_prose:
+            raise ConfigError(f"no file of text can be split by {self.division}: leave split_documents out")
 
     @functools.cached_property
     def units(self) -> list[list[document_files.InputFile]]:
@@ -98,8 +100,12 @@ class Files:
         }
 
     @property
+    def _has_prose(self) -> bool:
+        return any(document_files.is_prose(file.name) for file in self.files)
+
+    @property
     def more(self) -> str:
-        if self.division == "file" and any(document_files.is_prose(file.name) for file in self.files):
+        if self.division == "file" and self._has_prose:
             return "a text file is one document, so set --split_documents=paragraph or line, or give more files"
         return "give more documents"
 

@@ -82,6 +82,11 @@ class BPE:
         if name is None:
             raise ConfigError(f"the tokenizer has no end-of-text token ({', '.join(ENDS)}): give another tokenizer")
         self.end: int = vocabulary[name]
+        added = tokenizer.get_added_tokens_decoder().get(self.end)
+        self._text = None
+        if added is not None and not added.special:  # else the name in a text would end the text
+            self._text = tokenizer.to_str()  # which stays as it is, because runs keep its digest
+            tokenizer.add_special_tokens([type(added)(name, special=True, normalized=False)])
         self._size = max(vocabulary.values()) + 1
         if self._size > 2 * len(vocabulary) + 2**16:  # a model would have a row for each number
             raise ConfigError(
@@ -176,7 +181,7 @@ class BPE:
 
     @property
     def text(self) -> str:
-        return self._tokenizer.to_str()
+        return self._text or self._tokenizer.to_str()
 
 
 def _split_as_gpt2(tokenizer: Any) -> None:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Iterable
 from typing import Any, Literal
 
+import numpy as np
 from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
@@ -124,6 +125,9 @@ def _tokenizer_json(path: epath.Path) -> BPE:
         raise ConfigError(f"{path} cannot encode every text ({first_line(error)}): {another}") from error
     if back.removeprefix(" ") != _PROBE:  # some tokenizers add a space before every text, which loses nothing
         raise ConfigError(f"{path} loses text ({_PROBE!r} comes back as {back!r}): {another}")
+    end = found.decode(np.array([found.end]))
+    if found.end in found.encode([end])[0]:
+        raise ConfigError(f"{path} takes the text {end!r} for the end of a text: {another}")
     return found
 
 

@@ -62,6 +62,10 @@ _FEWSHOT = flags.DEFINE_integer(
 _LIMIT = flags.DEFINE_integer("limit", None, "Number of examples of each task; without this flag, all.", lower_bound=1)
 
 
+_OF_TEXT = ("word_perplexity", "byte_perplexity", "bits_per_byte")
+"""Metrics that are of another text if the tokenizer does not keep all words."""
+
+
 def main() -> None:
     """Measures the tasks, prints a table, and writes the results."""
     if not _TASKS.value or "" in _TASKS.value:
@@ -74,9 +78,11 @@ def main() -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task leaves to it
     with workdirs.locked(folder.output, workdirs.MEASURING):
         found = _measure(lm, manager)
-        records = list(_records(found))
+        records = [row for row in _records(found) if not model.changed or row["metric"] not in _OF_TEXT]
         rows = [[r["task"], r["metric"], figure(r["value"], 4), figure(r["standard_error"], 4)] for r in records]
-        table = Table(title, ["task", "metric", "value", "± standard error"], rows, text_columns=2)
+        note = f"no figures per word and byte: the tokenizer loses words of texts ({model.changed:,})"
+        caption = note if model.changed else ""
+        table = Table(title, ["task", "metric", "value", "± standard error"], rows, caption=caption, text_columns=2)
         content = {"records": records, "step": folder.step, "settings": _settings(model.length)}
         paths = outputs.write(folder.output, "harness", content, table.markdown())
     wide_console().print(table.rich())

@@ -1,4 +1,5 @@
 import collections
+import dataclasses
 import hashlib
 import itertools
 import json
@@ -248,6 +249,8 @@ def test_another_export_is_refused(tmp_path, small):
         export(source, tmp_path / "full", BYTES, small)
     with pytest.raises(ConfigError, match="the split 'validation' has no document: raise held_out, such"):
         export(web(tmp_path / "in", TEXTS, held_out=1e-9), tmp_path / "few", BYTES, small)
+    with pytest.raises(ConfigError, match="no file of text can be split by line: leave split_documents out"):
+        dataclasses.replace(source, division="line")
     with pytest.raises(ConfigError, match=r"held_out must be more than 0 and less than 0.5, got 0.5"):
         web(tmp_path / "in", TEXTS, held_out=0.5)
 

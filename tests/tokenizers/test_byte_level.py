@@ -146,6 +146,23 @@ def test_a_text_has_the_same_tokens_each_time_although_the_file_has_dropout(tmp_
         np.testing.assert_array_equal(loaded.encode([text])[0], tokenizer.encode([text])[0])
 
 
+@pytest.mark.parametrize("special", [True, False])
+def test_the_name_of_the_end_in_a_text_does_not_end_it(tmp_path, special):
+    content = json.loads(BPE_600.text)
+    content["added_tokens"][0] |= {"special": special, "normalized": not special}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    loaded, text = loading.load("bpe", tmp_path), f"a{END} b"
+    np.testing.assert_array_equal(loaded.encode([text])[0], BPE_600.encode([text])[0])
+    assert loaded.end not in loaded.encode([text])[0] and loaded.decode(np.array([loaded.end])) == END
+    content["model"]["vocab"] |= {"x": 600, "</s>": 601, "</": 602, "s>": 603}
+    content["model"]["merges"] += [["<", "/"], ["s", ">"], ["</", "s>"]]
+    content["added_tokens"], content["pre_tokenizer"]["use_regex"] = [], False
+    del content["model"]["vocab"][END]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(ConfigError, match=r"tokenizer.json takes the text '</s>' for the end of a text: give a token"):
+        loading.load("bpe", tmp_path)
+
+
 def test_a_number_far_above_the_count_of_tokens_is_refused(tmp_path):
     content = json.loads(BPE_600.text)
     file = tmp_path / "tokenizer.json"

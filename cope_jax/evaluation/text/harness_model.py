@@ -55,6 +55,9 @@ class HarnessModel:
       ends: the tokens that end a generated text, besides stop texts and the number of tokens.
       batch_size: the number of rows of L tokens in a batch, and the number of texts that are generated side by side.
 
+    Attributes:
+      changed: the number of complete texts so far whose words do not come back from their tokens.
+
     Raises:
       ConfigError: a number is too small, or a table of the encoding has fewer than L positions.
     """
@@ -62,6 +65,7 @@ class HarnessModel:
     def __init__(self, model: Any, codec: Codec, length: int, *, ends: Sequence[int] = (), batch_size: int = 16):
         check_at_least(1, "harness", length=length, batch_size=batch_size)
         check_length(model, length)
+        self.changed = 0
         self._model, self._codec, self.length, self._ends, self._rows = model, codec, length, [*ends], batch_size
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
@@ -83,7 +87,11 @@ class HarnessModel:
         Raises:
           ConfigError: a likelihood is not finite.
         """
-        texts = [_windows(self._tokens(request.args[0]), self.length) for request in requests]
+        texts = []
+        for (text,) in (request.args for request in requests):
+            tokens = self._tokens(text)
+            self.changed += self._codec.decode(tokens[len(self._codec.begin) :]).split() != text.split()
+            texts.append(_windows(tokens, self.length))
         found = iter(self._score([part for text in texts for part in text], "loglikelihood_rolling"))
         return [sum(next(found)[0] for _ in text) for text in texts]
 

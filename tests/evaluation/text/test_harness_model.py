@@ -105,6 +105,14 @@ def pairs(next_token):
     return found
 
 
+def test_texts_whose_words_do_not_come_back_are_counted(decoder):
+    model = HarnessModel(decoder, CODEC._replace(encode=lambda text: CODEC.encode(text.lower())), LENGTH)
+    model.loglikelihood_rolling(requests(("abc de",), ("",)))
+    assert model.changed == 0
+    model.loglikelihood_rolling(requests(("Abc de",), ("abc",), ("A",)))
+    assert model.changed == 2
+
+
 def test_likelihoods_and_greedy_flags_are_those_of_a_loop(model, next_token):
     asked = pairs(next_token)
     found = model.loglikelihood(requests(*asked))
