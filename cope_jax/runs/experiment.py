@@ -25,6 +25,7 @@ from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
 from cope_jax.training import processes, summary
+from cope_jax.training.checkpoint_io import step_of
 from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.from_config import batch_shapes, create_iterator, create_learner, create_program
@@ -252,7 +253,7 @@ class Experiment:
     def _announce(self, workdir: Path) -> None:
         """Writes the summary of the run, and prints its main facts if the run is new."""
         path = write_atomically(workdir / "summary.txt", self.summary() + "\n")
-        if not any(checkpoint.name.isdigit() for checkpoint in (workdir / "checkpoints").glob("*")):
+        if all(step_of(checkpoint.name) is None for checkpoint in (workdir / "checkpoints").glob("*")):
             facts = {"parameters": f"{self.parameters():,}", **self._facts()}
             for name in ("parameters", "devices", "batch", "model FLOPs"):
                 print(f"{name:<11}  {facts[name]}", file=sys.stderr)

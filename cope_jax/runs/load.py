@@ -18,6 +18,7 @@ from cope_jax.tasks import Task
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.tokenizer import Codec
 from cope_jax.tokenizers.word_level import Words as WordTokenizer
+from cope_jax.training.checkpoint_io import step_of
 from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig
 from cope_jax.training.from_config import create_learner
@@ -143,8 +144,8 @@ class LoadedRun(Loaded):
 
     @property
     def step(self) -> int | None:
-        steps = (int(path.name) for path in (self.folder / "checkpoints").glob("*") if path.name.isdigit())
-        return max(steps, default=None)
+        steps = (step_of(path.name) for path in (self.folder / "checkpoints").glob("*"))
+        return max((step for step in steps if step is not None), default=None)
 
     @functools.cached_property
     def codec(self) -> Codec | None:

@@ -22,7 +22,7 @@ from cope_jax import tasks
 from cope_jax.buckets import Mirror
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
-from cope_jax.files import read_object, write_atomically
+from cope_jax.files import open_lock, read_object, write_atomically
 from cope_jax.runs.records import Record, finite, select
 from cope_jax.tasks import Task
 from cope_jax.training.checkpoint_io import of_first_process
@@ -48,7 +48,7 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
     with _clear_write_errors(workdir):
         workdir.mkdir(parents=True, exist_ok=True)
         _check_writable(workdir)  # an existing .lock could be writable even if its folder is not
-        file = (workdir / name).open("a+")
+        file = open_lock(workdir / name)
     with file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -63,7 +63,8 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
                 raise
             print(f"warning: {workdir} cannot be locked ({error.strerror}): start only one run in it", file=sys.stderr)
         with clear_storage_errors(workdir):
-            file.truncate(0)
+            file.seek(0)
+            file.truncate()
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
             file.flush()
         with contextlib.nullcontext() if mirror is None else mirror.locked(name):
@@ -122,8 +123,9 @@ def has_checkpoints(workdir: Path) -> bool:
     """
     with _clear_write_errors(workdir):
         folder = workdir / "checkpoints"
-        if folder.exists() and not folder.is_dir():
-            raise NotADirectoryError(errno.ENOTDIR, "checkpoints is a file, not a folder")
+        if os.path.lexists(folder) and not folder.is_dir():
+            kind = "broken link" if folder.is_symlink() else "file"
+            raise NotADirectoryError(errno.ENOTDIR, f"checkpoints is a {kind}, not a folder")
         return bool(of_first_process([int(folder.exists())])[0])
 
 

@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import json
 import math
+import re
 import shutil
 import time
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from cope_jax.buckets import COMPLETE, Bucket, Mirror
 from cope_jax.errors import StorageError
 from cope_jax.files import parse_json
 from cope_jax.training import checksum
+from cope_jax.training.checkpoint_io import step_of
 
 _DAMAGED = ".damaged"
 _WRITTEN = ".written"
@@ -57,8 +59,8 @@ class CheckpointBucket:
         self._writer = concurrent.futures.ThreadPoolExecutor(1)
 
     def steps(self) -> list[int]:
-        found = (name.partition("/") for name in self._bucket.names())
-        return [int(step) for step, _, rest in found if step.isdigit() and rest == COMPLETE]
+        names = (name.removesuffix(f"/{COMPLETE}") for name in self._bucket.names() if name.endswith(f"/{COMPLETE}"))
+        return [step for step in map(step_of, names) if step is not None]
 
     def remove_unfinished(self) -> None:
         attempts: dict[str, set[str]] = {}
@@ -66,7 +68,7 @@ class CheckpointBucket:
             step, _, below = name.partition("/")
             attempts.setdefault(step, set()).add(below.partition("/")[0])
         for step, found in attempts.items():
-            if not step.isdigit() or _DAMAGED in found:
+            if step_of(step) is None or _DAMAGED in found:
                 continue
             complete = ""
             if COMPLETE in found:
@@ -149,6 +151,8 @@ class CheckpointBucket:
         if content is None:
             raise FileNotFoundError("it is gone")
         marker: dict[str, Any] = parse_json(content)
+        if not re.fullmatch(r"\w+", str(marker["attempt"])):
+            raise ValueError("its marker is damaged")
         return marker
 
     def remove(self, step: int) -> None:

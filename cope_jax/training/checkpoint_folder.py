@@ -3,7 +3,9 @@
 import contextlib
 import gc
 import itertools
+import re
 import shutil
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +15,8 @@ import jax
 from orbax.checkpoint import v1 as ocp
 
 from cope_jax.array_types import PyTree
-from cope_jax.errors import clear_storage_errors
+from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.training.checkpoint_io import step_of
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
 """Orbax puts this text into the name of a folder until the folder is completely written."""
@@ -32,9 +35,13 @@ class CheckpointFolder:
         # If a thread fails to create a folder on a full disk, others would wait for it for twenty minutes.
         self._context.asynchronous.create_directories_asynchronously = False
         directory.mkdir(parents=True, exist_ok=True)
+        self._named, self._link = directory.resolve(), contextlib.ExitStack()
+        if _is_pattern(self._named):
+            self._named = self._link.enter_context(_linked(self._named))
 
     def steps(self) -> list[int]:
-        return [int(path.name) for path in self._directory.iterdir() if path.name.isdigit()]
+        found = (step_of(path.name) for path in self._directory.iterdir() if path.is_dir())
+        return [step for step in found if step is not None]
 
     def remove_unfinished(self) -> None:
         for half_written in self._directory.glob(f"*{_UNFINISHED}*"):
@@ -49,20 +56,19 @@ class CheckpointFolder:
     def save(self, step: int, state: PyTree, progress: dict[str, Any], label: dict[str, Any]) -> Any:
         with self._context:
             return ocp.save_checkpointables_async(
-                (self._directory / str(step)).resolve(), {"state": state, "progress": progress}, custom_metadata=label
+                self._named / str(step), {"state": state, "progress": progress}, custom_metadata=label
             )
 
     def close(self) -> None:
-        pass
+        self._link.close()
 
     def label(self, step: int) -> Any:
         with _alone():
-            return ocp.checkpointables_metadata((self._directory / str(step)).resolve()).custom_metadata
+            return ocp.checkpointables_metadata(self._named / str(step)).custom_metadata
 
     def load(self, step: int, like: PyTree, partial: bool) -> tuple[PyTree, dict[str, Any]]:
         with _alone(partial):
-            folder = (self._directory / str(step)).resolve()
-            loaded = ocp.load_checkpointables(folder, {"state": like, "progress": None})
+            loaded = ocp.load_checkpointables(self._named / str(step), {"state": like, "progress": None})
             return loaded["state"], loaded["progress"]
 
     def remove(self, step: int) -> None:
@@ -75,6 +81,24 @@ class CheckpointFolder:
             target.parent.mkdir(exist_ok=True)
             (self._directory / str(step)).rename(target)
         return f"moved to {target}"
+
+
+def _is_pattern(path: Path) -> bool:
+    r"""Whether Orbax cannot use a path as a name: it searches with whole paths as patterns, and rewrites `\`."""
+    return bool(re.search(r"[*?[\\\udc80-\udcff]", str(path)))
+
+
+@contextlib.contextmanager
+def _linked(folder: Path) -> Iterator[Path]:
+    """Yields another path to a folder, by a symbolic link: one that Orbax uses as a name."""
+    if jax.process_count() > 1:
+        raise ConfigError(f"{folder} has a sign of a pattern in its path: rename it for a run of several processes")
+    with tempfile.TemporaryDirectory(prefix="cope_jax-link-") as above:
+        link = Path(above).resolve() / "checkpoints"
+        if _is_pattern(link):
+            raise ConfigError(f"{above} has a sign of a pattern in its path: set TMPDIR to another folder")
+        link.symlink_to(folder)
+        yield link
 
 
 @contextlib.contextmanager

@@ -52,6 +52,15 @@ class CheckpointStore(Protocol):
         """Keeps a damaged checkpoint, but not as a checkpoint; returns what has become of it."""
 
 
+def step_of(name: str) -> int | None:
+    """The step whose checkpoint has this name; None if no checkpoint has it.
+
+    >>> [step_of(name) for name in ("120", "007", "²", "12-2", "9" * 5000)]
+    [120, None, None, None, None]
+    """
+    return int(name) if re.fullmatch("0|[1-9][0-9]{0,8}", name) else None
+
+
 def create_label(step: int, state: PyTree, progress: dict[str, Any], score: float | None) -> dict[str, Any]:
     """Creates the metadata of a checkpoint, which `read` uses to verify that the checkpoint is intact and fits `like`.
 

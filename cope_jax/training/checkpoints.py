@@ -11,8 +11,8 @@ import jax
 
 from cope_jax.array_types import PyTree
 from cope_jax.buckets import Mirror
-from cope_jax.errors import ConfigError, clear_storage_errors
-from cope_jax.training import checkpoint_io
+from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
+from cope_jax.training import checkpoint_io, checksum
 from cope_jax.training.checkpoint_bucket import CheckpointBucket
 from cope_jax.training.checkpoint_folder import CheckpointFolder
 from cope_jax.training.checkpoint_io import CheckpointStore
@@ -42,6 +42,8 @@ class Checkpoints:
         self._read_only = read_only
         self._keep, self._keep_best = keep, keep_best
         self._writing: Any = None
+        self._unproven: Any = None
+        self._proven = read_only
         self._written = 0
         with clear_storage_errors(directory):
             self._store = _open_store(directory)
@@ -59,6 +61,8 @@ class Checkpoints:
 
     def __exit__(self, *exception: object) -> None:
         try:
+            if exception[0] is not None:  # other processes may not come to read
+                self._unproven = None
             self.wait()
         finally:
             self._store.close()
@@ -84,15 +88,32 @@ class Checkpoints:
             label = checkpoint_io.create_label(step, state, progress, self._scores.get(step))
             self._writing = self._store.save(step, state, progress, label)
         self._written = step
+        if not self._proven:
+            self._unproven, self._proven = _few_arrays(state), True
 
     def wait(self) -> None:
-        """Waits until the current write ends; if the write failed, raises its error."""
+        """Waits until the current write ends; if the write failed, raises its error.
+
+        Reads a part of the first checkpoint, so that a run whose checkpoints cannot be read ends before it loses more.
+        """
         writing, self._writing = self._writing, None
         if writing is not None:
             with clear_storage_errors(self.directory):
                 writing.result()
+                self._prove()
                 self._steps.add(self._written)
                 self._remove(self._steps - kept(self._steps, self._scores, self._keep, self._keep_best))
+
+    def _prove(self) -> None:
+        like, self._unproven = self._unproven, None
+        if like is not None:
+            try:
+                checkpoint_io.read(self._store, self._written, like, partial=True)
+            except checkpoint_io.DamagedError as error:
+                raise StorageError(
+                    f"checkpoint {self._store.name(self._written)} was written but cannot be read ({error}): earlier "
+                    "checkpoints are intact; choose another --workdir"
+                ) from error
 
     def steps(self) -> list[int]:
         """The steps of all complete checkpoints, ascending."""
@@ -134,7 +155,8 @@ class Checkpoints:
         gone = checkpoint_io.of_first_process([step for step in unreadable if not self._store.exists(step)])
         if self._read_only and gone:
             # The run in progress has meanwhile removed a checkpoint and written others.
-            return Checkpoints(self.directory, read_only=True).restore(like, partial=partial)
+            with Checkpoints(self.directory, read_only=True) as newer:
+                return newer.restore(like, partial=partial)
         if unreadable:
             reasons = "; ".join(f"{step}: {reason}" for step, reason in unreadable.items())
             mend = "restore intact checkpoints" + (
@@ -182,6 +204,13 @@ def kept(steps: Iterable[int], scores: Mapping[int, float], newest: int, best: i
     """
     scored = sorted((step for step in steps if step in scores), key=lambda step: (scores[step], -step))
     return {*sorted(steps)[-newest:], *scored[:best]}
+
+
+def _few_arrays(state: PyTree) -> PyTree:
+    """The shapes of the arrays of a state that are in no group, such as the step; of all if there are none."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    alone = {checksum.name(path): _placed(leaf) for path, leaf in leaves if len(path) == 1}
+    return alone or jax.tree.map(_placed, state)
 
 
 def _placed(leaf: Any) -> jax.ShapeDtypeStruct:

@@ -26,11 +26,12 @@ pytestmark = [pytest.mark.xdist_group("buckets")]
 @pytest.mark.parametrize("fault", ["503", "403", "torn"])
 def test_a_server_that_fails_while_a_checkpoint_is_read_or_written_damages_none(server, monkeypatch, fault):
     read = checkpoint_bucket._read_arrays
-    monkeypatch.setattr(
-        checkpoint_bucket, "_read_arrays", lambda *arguments: setattr(server, "fault", fault) or read(*arguments)
-    )
     with mirrored(URL) as folder, locked(Path(folder)), Checkpoints(Path(folder, "checkpoints")) as checkpoints:
         checkpoints.save(1, state(1), {"data": [1]})
+        checkpoints.wait()
+        monkeypatch.setattr(
+            checkpoint_bucket, "_read_arrays", lambda *arguments: setattr(server, "fault", fault) or read(*arguments)
+        )
         checkpoints.save(2, state(2), {"data": [2]})
         checkpoints.wait()
         with pytest.raises(StorageError, match=r"^a checkpoint cannot be read now \([^\n]*$"):

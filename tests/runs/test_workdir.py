@@ -143,6 +143,11 @@ def test_checkpoints_are_a_folder_in_a_possible_path(tmp_path):
     (tmp_path / "checkpoints").touch()
     with pytest.raises(ConfigError, match="checkpoints is a file, not a folder"):
         has_checkpoints(tmp_path)
+    for target in ("checkpoints", "gone"):
+        (tmp_path / "checkpoints").unlink()
+        (tmp_path / "checkpoints").symlink_to(target)
+        with pytest.raises(ConfigError, match="checkpoints is a broken link, not a folder"):
+            has_checkpoints(tmp_path)
     with pytest.raises(ConfigError, match="File name too long"):
         has_checkpoints(tmp_path / ("x" * 300))
 
