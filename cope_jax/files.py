@@ -160,6 +160,15 @@ def read_bytes(path: epath.PathLike) -> bytes:
     raise ConfigError(f"{path} unpacks to over {_RATIO} times its size: if it is right, unpack it")
 
 
+def read_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file on disk, one at a time. ConfigError: it cannot be read."""
+    try:
+        with open(path, "rb", opener=_open_at_once) as file:
+            yield from file
+    except OSError as error:
+        raise ConfigError(f"cannot read {path} ({error.strerror}): give the path of a file") from error
+
+
 def read_text(path: epath.PathLike) -> str:
     """The text of a UTF-8 file, plain or compressed (see `read_bytes`), without its byte order mark.
 

@@ -28,7 +28,8 @@ from ml_collections import config_flags
 
 from cope_jax import encodings, tasks
 from cope_jax.buckets import shown
-from cope_jax.evaluation.report import comparison, grid_table, page, plots
+from cope_jax.evaluation.report import comparison, grid_cells, grid_table, page, plots
+from cope_jax.evaluation.report.grid_cells import Tables
 from cope_jax.evaluation.report.page import PageRun
 from cope_jax.evaluation.report.table import console
 from cope_jax.files import write_atomically
@@ -38,9 +39,8 @@ from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.grid import GridRun
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
-from cope_jax.training import processes
+from cope_jax.training import metrics, processes
 from cope_jax.training.experiment_config import ExperimentConfig
-from cope_jax.training.metrics import read_metrics
 from experiments.cli import distributed, entry, jobs, outputs
 from experiments.cli.flag_values import read_names
 
@@ -100,10 +100,11 @@ def show(
     finished, paths = grid.write_results(workdir, planned)
     paper = {} if is_changed() else config.paper
     paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
-    rows = [{"setting": task.name, **record} for record in finished]
-    paths.append(write_atomically(workdir / "table.tex", grid_table.latex(rows, {task.name: task})))
-    written = write_page(workdir, config, task, rows, planned)
-    drawn, skipped = plots.write_plots(workdir, task, finished, read_curves(planned), labels, config.model.name)
+    tables = grid_cells.create([{"setting": task.name, **record} for record in finished], {task.name: task})
+    paths.append(write_atomically(workdir / "table.tex", grid_table.latex(tables)))
+    curves = read_curves(planned)
+    written = write_page(workdir, config, task, tables, curves, planned)
+    drawn, skipped = plots.write_plots(workdir, task, finished, curves, labels, config.model.name)
     out = console()
     out.print(comparison.table(task, finished, labels, paper=paper).rich())
     out.print(*map(shown, paths), *map(shown, drawn), *skipped, sep="\n", soft_wrap=True, highlight=False)
@@ -115,7 +116,12 @@ def show(
 
 
 def write_page(
-    workdir: Path, config: ExperimentConfig, task: Task, rows: Sequence[Record], planned: Sequence[GridRun]
+    workdir: Path,
+    config: ExperimentConfig,
+    task: Task,
+    tables: Tables,
+    curves: Sequence[Record],
+    planned: Sequence[GridRun],
 ) -> Path:
     """Writes report.html."""
     runs = [
@@ -123,10 +129,10 @@ def write_page(
         for run in planned
         for seed in run.seeds
     ]
-    curves = [{"setting": task.name, **row} for row in read_curves(planned)]
+    rows = ({"setting": task.name, **row} for row in curves)
     title = ", ".join(filter(None, (task.name, config.variant)))
     facts = grid.environment([run.result for run in planned])
-    return page.write(workdir / "report.html", title, rows, curves, runs, {task.name: task}, page.versions(facts))
+    return page.write(workdir / "report.html", title, tables, rows, runs, page.versions(facts))
 
 
 def command(run: GridRun) -> str:
@@ -155,8 +161,7 @@ def read_curves(planned: Sequence[GridRun]) -> list[dict[str, Any]]:
     return [
         {"encoding": cell.label, **row}
         for cell in planned
-        for row in read_metrics(cell.workdir / "metrics.jsonl")
-        if "split" in row
+        for row in metrics.read_curves(cell.workdir / "metrics.jsonl")
     ]
 
 

@@ -7,12 +7,12 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from cope_jax.errors import StorageError, clear_storage_errors
-from cope_jax.files import parse_json, read_bytes, replacing
+from cope_jax.files import parse_json, read_lines, replacing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,15 +102,17 @@ class MetricsWriter:
         if not active:
             return
         with clear_storage_errors(self.path):
-            rows = [row for row in read_metrics(self.path) if row["step"] <= step]
-            last = rows[-1]["step"] if rows else 0
+            last = 0
+            with replacing(self.path) as partial, partial.open("wb") as file:
+                for line, row in _rows(self.path):
+                    if row["step"] <= step:
+                        file.write(line.rstrip(b"\n") + b"\n")
+                        last = row["step"]
+                file.flush()
+                os.fsync(file.fileno())
             if last < step:  # no kill can cause this, because the rows are on disk before the checkpoint
                 lost = f"the rows of steps {last + 1} to {step} are lost; training resumes after them"
                 print(f"warning: {self.path} was cut or removed: {lost}", file=sys.stderr)
-            with replacing(self.path) as partial, partial.open("w", encoding="utf-8") as file:
-                file.write("".join(json.dumps(row) + "\n" for row in rows))
-                file.flush()
-                os.fsync(file.fileno())
             self._file = self.path.open("a", encoding="utf-8")
             self._board = _Board(directory, step + 1)
             several = {seed: _Board(directory / f"seed_{seed}", step + 1) for seed in seeds if len(seeds) > 1}
@@ -209,15 +211,23 @@ class _Board:
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
     """Reads the rows of a `metrics.jsonl`, without a last line that a kill cut off; [] if there is no such file."""
-    if not path.exists():
-        return []
-    rows = []
-    for line in read_bytes(path).split(b"\n"):
+    return [row for _, row in _rows(path)]
+
+
+def read_curves(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of `read_metrics` that an evaluation wrote, one at a time: a file may have millions of other rows."""
+    return (row for _, row in _rows(path, b'"split"') if "split" in row)
+
+
+def _rows(path: Path, part: bytes = b"") -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines and rows of a `metrics.jsonl`, one at a time; complete lines without `part` are passed over unread."""
+    for line in read_lines(path) if path.exists() else ():
+        if part not in line and line.endswith(b"}\n"):
+            continue
         try:
             row = parse_json(line)  # from bytes, because a kill may have cut a character in two
         except ValueError:
-            break
+            return
         if not isinstance(row, dict) or type(row.get("step")) is not int:  # its pages never reached the disk
-            break
-        rows.append(row)
-    return rows
+            return
+        yield line, row

@@ -23,7 +23,7 @@ from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import Table, console, figure
 from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
-from cope_jax.training.metrics import read_metrics
+from cope_jax.training.metrics import read_curves
 from experiments.cli import entry, outputs
 
 _MODELS = flags.DEFINE_list(
@@ -85,8 +85,8 @@ def read(workdir: Path) -> dict[str, Any]:
                 "seconds": row["step"] * pace,
                 "perplexity": math.exp(row["loss"]),
             }
-            for row in read_metrics(workdir / "metrics.jsonl")
-            if row.get("split") == "validation" and row["loss"] is not None
+            for row in read_curves(workdir / "metrics.jsonl")
+            if row["split"] == "validation" and row["loss"] is not None
         ],
     }
 

@@ -214,7 +214,7 @@ def show(state: reading.State, workdir: Path, budget: str) -> None:
     records = reading.records(state.finished, workdir)
     environment = grids.environment([cell.folder(workdir) / "result.json" for cell in state.finished])
     paths = recording.write_results(workdir, records, environment)
-    page, *tables = report.write(state, records, workdir, budget)
+    page, *tables = report.write(state, records, environment, workdir, budget)
     outputs.list_files([*paths, *tables])
     print(f"all results as a page: {shown(page)}")
 

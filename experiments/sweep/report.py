@@ -1,56 +1,46 @@
 """Writes the page of a grid."""
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tqdm import tqdm
 
 from cope_jax import tasks
-from cope_jax.evaluation.report import grid_table, page
+from cope_jax.evaluation.report import grid_cells, grid_table, page
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.files import write_atomically
-from cope_jax.runs import grid
-from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
-from cope_jax.training.metrics import read_metrics
+from cope_jax.training.metrics import read_curves
 from experiments.sweep.cells import Cell, State
 
 
-def write(state: State, records: Sequence[Record], workdir: Path, budget: str = "") -> list[Path]:
+def write(state: State, records: Sequence[Record], environment: Record, workdir: Path, budget: str = "") -> list[Path]:
     """Writes report.html, with all cells, table.md, table.tex and table.png in `workdir`, and returns their paths.
 
     Args:
       state: the state of all cells.
       records: the records of finished cells.
+      environment: the environment of finished cells.
       workdir: the folder of the grid.
       budget: what was searched, in words.
     """
     cells = [*state.finished, *state.failed, *state.left]
     known = {cell.table: _task(cell) for cell in {cell.table: cell for cell in state.finished}.values()}
+    times = {(row["setting"], row["encoding"], row["seed"]): row["wall_seconds"] for row in records}
     runs = [
-        *(_run(cell, workdir, _time(cell, workdir)) for cell in state.finished),
+        *(_run(cell, workdir, _time(times[cell.table, cell.encoding, cell.seed])) for cell in state.finished),
         *(_run(cell, workdir, f"failed: {line}") for cell, line in state.failed.items()),
         *(_run(cell, workdir, _stage(cell, workdir)) for cell in state.left),
     ]
-    tables = [
-        write_atomically(workdir / "table.md", grid_table.markdown(records, known)),
-        write_atomically(workdir / "table.tex", grid_table.latex(records, known)),
-    ]
-    written = page.write(
-        workdir / "report.html",
-        workdir.resolve().name,
-        records,
-        _curves(state.finished, workdir),
-        runs,
-        known,
-        f"{len(state.finished)} of {len(cells)} cells finished, {len(state.failed)} failed; "
-        f"{budget + '; ' if budget else ''}"
-        f"{page.versions(grid.environment([cell.folder(workdir) / 'result.json' for cell in state.finished]))}",
-    )
-    drawn = save(grid_table.picture(records, known, workdir.resolve().name), workdir / "table.png")
-    return [written, *tables, drawn]
+    title, tables = workdir.resolve().name, grid_cells.create(records, known)
+    texts = {"table.md": grid_table.markdown(tables), "table.tex": grid_table.latex(tables)}
+    written = [write_atomically(workdir / name, text) for name, text in texts.items()]
+    written.append(save(grid_table.picture(tables, title), workdir / "table.png"))
+    facts = [f"{len(state.finished)} of {len(cells)} cells finished, {len(state.failed)} failed", budget]
+    facts = "; ".join(filter(None, [*facts, page.versions(environment)]))
+    return [page.write(workdir / "report.html", title, tables, _curves(state.finished, workdir), runs, facts), *written]
 
 
 def _task(cell: Cell) -> Task:
@@ -58,18 +48,14 @@ def _task(cell: Cell) -> Task:
     return tasks.create(config.task.name, **config.task.options)
 
 
-def _curves(cells: Sequence[Cell], workdir: Path) -> list[Record]:
-    return [
-        {"setting": cell.table, "encoding": cell.encoding, **row}
-        for cell in cells
-        for row in read_metrics(cell.folder(workdir) / "metrics.jsonl")
-        if "split" in row
-    ]
+def _curves(cells: Sequence[Cell], workdir: Path) -> Iterator[Record]:
+    for cell in cells:
+        for row in read_curves(cell.folder(workdir) / "metrics.jsonl"):
+            yield {"setting": cell.table, "encoding": cell.encoding, **row}
 
 
-def _time(cell: Cell, workdir: Path) -> str:
-    records = workdirs.read_records(cell.folder(workdir) / "result.json")
-    return str(tqdm.format_interval(records[0]["wall_seconds"]))
+def _time(seconds: float) -> str:
+    return str(tqdm.format_interval(seconds))
 
 
 def _stage(cell: Cell, workdir: Path) -> str:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cope_jax import tasks
-from cope_jax.evaluation.report import grid_table, significance
+from cope_jax.evaluation.report import grid_cells, significance
 from experiments.configs.abilities import SETTINGS
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ ARCHIVE = ROOT / "experiments" / "results" / "abilities.tar.xz"
 TASKS = {setting: tasks.create(name, **options) for setting, (name, options) in SETTINGS.items()}
 WORDS = "no one two three four five six seven eight nine ten eleven twelve".split()
 RESULTS, README, COMMANDS, GALLERY = "experiments/RESULTS.md", "README.md", "docs/commands.md", "docs/gallery.md"
-IN, OUT = grid_table.IN, grid_table.OUT
+IN, OUT = grid_cells.IN, grid_cells.OUT
 
 
 @dataclasses.dataclass
@@ -62,8 +62,8 @@ class Records:
         return float(self.errors(setting, name, split).mean())
 
     @functools.cached_property
-    def views(self) -> dict[str, dict[str, grid_table.Column]]:
-        return grid_table.views_of(self.rows)
+    def views(self) -> dict[str, dict[str, grid_cells.Column]]:
+        return grid_cells.views_of(self.rows)
 
     def better(self, setting: str, split: str = IN) -> set[tuple[str, str]]:
         """The pairs of encodings of which the first is shown to be better."""
@@ -110,7 +110,7 @@ def read() -> Records:
                 setting = member.name.split("/")[1]
                 content = json.load(archive.extractfile(member) or b"")
                 rows += [{"setting": setting, **row} for row in content["records"]]
-    return Records(grid_table.headlines(rows, TASKS), tables((ROOT / "experiments" / "RESULTS.md").read_text()))
+    return Records(grid_cells.headlines(rows, TASKS), tables((ROOT / "experiments" / "RESULTS.md").read_text()))
 
 
 def tables(page: str) -> dict[str, list[dict[str, dict[str, str]]]]:

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from cope_jax.evaluation.report import grid_table
+from cope_jax.evaluation.report import grid_cells, grid_table
 from experiments.grids import abilities
 from tests.claims import grid, records, tables
 from tests.claims.records import README, RESULTS, ROOT
@@ -63,11 +63,11 @@ def test_the_tables_and_the_page_are_those_of_the_records():
     names = list(dict.fromkeys(cell.encoding for cell in abilities.get_cells()))
     order = {(setting, name): (n, m) for n, setting in enumerate(records.TASKS) for m, name in enumerate(names)}
     rows = sorted(ARCHIVED.rows, key=lambda row: order[row["setting"], row["encoding"]])
-    assert " ".join(grid_table.markdown(rows, records.TASKS).split()) in PAGES[RESULTS]
+    tables_shown = grid_cells.create(rows, records.TASKS)
+    assert " ".join(grid_table.markdown(tables_shown).split()) in PAGES[RESULTS]
     page = (ROOT / "docs" / "abilities.html").read_text()
     held = json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page)[1])
-    views = grid_table.views_of(rows)
-    assert held["views"] == {view: grid_table.cells_of(columns, True) for view, columns in views.items()}
+    assert held["views"] == tables_shown.cells
 
 
 NO_RESULT = [

@@ -1,10 +1,11 @@
 import json
+import tracemalloc
 
 import pytest
 
 from cope_jax.errors import ConfigError
 from cope_jax.training import metrics
-from cope_jax.training.metrics import MetricsWriter, headline, read_metrics
+from cope_jax.training.metrics import MetricsWriter, headline, read_curves, read_metrics
 
 pytestmark = pytest.mark.newest
 
@@ -60,6 +61,30 @@ def test_rows_that_someone_removed_are_missed_once(held, lost, tmp_path, capsys)
         f"warning: {writer.path} was cut or removed: the rows of steps {lost} are lost; training resumes after them\n"
     )
     assert capsys.readouterr().err == (line if lost else "")
+
+
+def test_a_long_file_is_read_a_row_at_a_time(tmp_path):
+    """Of 20,000 rows, 1.4 MB, only the rows of evaluations are kept, and none when a run resumes."""
+    curve = {"step": 19_999, "seed": 0, "split": "dense", "loss": 0.5}
+    text = "".join(json.dumps(row) + "\n" for row in (*rows(*range(1, 20_001)), curve))
+    (tmp_path / "metrics.jsonl").write_text(text)
+    with MetricsWriter(tmp_path / "other", 0):  # imports what it needs
+        tracemalloc.start()
+    try:
+        assert list(read_curves(tmp_path / "metrics.jsonl")) == [curve]
+        with MetricsWriter(tmp_path, 20_000):
+            peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 500_000
+    assert (tmp_path / "metrics.jsonl").read_text() == text
+
+
+def test_curves_end_where_a_row_is_damaged(tmp_path):
+    curve = json.dumps({"step": 1, "seed": 0, "split": "dense", "loss": 0.5}) + "\n"
+    for damaged in ('{"step": 2, "loss"', "\0" * 30 + "\n", "{}"):
+        (tmp_path / "metrics.jsonl").write_text(curve + damaged + curve)
+        assert len(list(read_curves(tmp_path / "metrics.jsonl"))) == 1
 
 
 def test_no_file_has_no_rows(tmp_path):

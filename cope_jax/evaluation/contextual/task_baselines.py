@@ -13,7 +13,7 @@ from cope_jax.runs import workdir as workdirs
 from cope_jax.tasks import TASKS, Task
 from cope_jax.tasks.task import Baseline
 from cope_jax.training.experiment_config import ExperimentConfig
-from cope_jax.training.metrics import read_metrics
+from cope_jax.training.metrics import read_curves
 
 
 class BesideRun(NamedTuple):
@@ -44,7 +44,7 @@ def run_figures(workdir: Path) -> tuple[dict[tuple[str, str], float], str | None
         records, source = workdirs.read_records(workdir / "result.json"), "result.json"
         triples = [(r["split"], r["metric"], r["value"]) for r in records]
     else:
-        rows, source = [row for row in read_metrics(workdir / "metrics.jsonl") if "split" in row], "metrics.jsonl"
+        rows, source = list(read_curves(workdir / "metrics.jsonl")), "metrics.jsonl"
         last = max((row["step"] for row in rows), default=0)
         triples = [
             (row["split"], name, value)

@@ -5,16 +5,16 @@ import functools
 import html
 import importlib.resources
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import vl_convert
 
-from cope_jax.evaluation.report import grid_table, page_charts, significance
+from cope_jax.evaluation.report import page_charts, significance
+from cope_jax.evaluation.report.grid_cells import Tables
 from cope_jax.evaluation.report.table import words
 from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record, finite
-from cope_jax.tasks import Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +41,9 @@ class PageRun:
 def write(
     path: Path,
     title: str,
-    records: Sequence[Record],
+    tables: Tables,
     curves: Iterable[Record],
     runs: Sequence[PageRun],
-    tasks: Mapping[str, Task],
     facts: str,
 ) -> Path:
     """Writes the page and returns its path.
@@ -52,35 +51,31 @@ def write(
     Args:
       path: the HTML file.
       title: the heading.
-      records: records of finished runs, each with `setting`: see `cope_jax.runs.records`.
+      tables: the tables of the records of finished runs.
       curves: points of learning curves: rows with `setting`, `encoding`, `seed`, `step`, `split` and metrics.
       runs: all runs, also those that failed.
-      tasks: the task of each setting that has records.
       facts: one line about the runs, such as versions and the commit.
     """
-    main = grid_table.headlines(records, tasks)
-    fixed = [row for row in main if row.get("kind", "split") == "split"]
-    shares = grid_table.are_shares(tasks)
-    views = grid_table.views_of(fixed)
-    levels = page_charts.level_points(main, tasks)
+    levels = page_charts.level_points(tables.rows, tables.tasks)
+    metrics = {setting: task.metric for setting, task in tables.tasks.items()}
     content = {
         "facts": facts,
         "legend": LEGEND,
-        "encodings": list(dict.fromkeys(row["encoding"] for row in main)),
-        "views": {name: grid_table.cells_of(columns, shares) for name, columns in views.items()},
-        "metrics": {setting: words(task.metric) for setting, task in tasks.items()},
-        "conditions": {name: grid_table.conditions(columns, fixed, shares) for name, columns in views.items()},
-        "levels": page_charts.level_axes(levels, tasks),
+        "encodings": tables.encodings,
+        "views": tables.cells,
+        "metrics": {setting: words(metric) for setting, metric in metrics.items()},
+        "conditions": tables.conditions,
+        "levels": page_charts.level_axes(levels, tables.tasks),
         "curves": page_charts.bands(
-            page_charts.learning_points(curves, {setting: task.metric for setting, task in tasks.items()}),
+            page_charts.learning_points(curves, metrics),
             ("setting", "encoding", "split", "step"),
         ),
         "sweep": page_charts.bands(levels, ("setting", "encoding", "level")),
-        "cost": page_charts.cost_points(fixed),
+        "cost": page_charts.cost_points(tables.fixed),
         "charts": {
-            "curves": page_charts.line_chart("step", "step", shares, row="split"),
-            "sweep": page_charts.line_chart("level", "level", shares),
-            "cost": page_charts.scatter_chart(shares),
+            "curves": page_charts.line_chart("step", "step", tables.shares, row="split"),
+            "sweep": page_charts.line_chart("level", "level", tables.shares),
+            "cost": page_charts.scatter_chart(tables.shares),
         },
         "runs": [dataclasses.asdict(run) for run in runs],
     }

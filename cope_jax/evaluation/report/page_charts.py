@@ -1,6 +1,6 @@
 """The charts of the page of results, in Vega-Lite, and their points."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -12,17 +12,15 @@ from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
 
 
-def learning_points(curves: Iterable[Record], metrics: Mapping[str, str]) -> list[Record]:
+def learning_points(curves: Iterable[Record], metrics: Mapping[str, str]) -> Iterator[Record]:
     """The points of learning curves, with the headline metric of their setting as `value`."""
-    return [
-        {
-            **{name: row[name] for name in ("setting", "encoding", "step")},
-            "split": words(row["split"]),
-            "value": row[metric],
-        }
-        for row in curves
-        if (metric := metrics[row["setting"]]) in row
-    ]
+    for row in curves:
+        if (metric := metrics[row["setting"]]) in row:
+            yield {
+                **{name: row[name] for name in ("setting", "encoding", "step")},
+                "split": words(row["split"]),
+                "value": row[metric],
+            }
 
 
 def level_points(rows: Iterable[Record], tasks: Mapping[str, Task]) -> list[Record]:

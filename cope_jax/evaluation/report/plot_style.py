@@ -115,6 +115,7 @@ def save(figure: Figure, path: Path) -> Path:
     """Writes a figure to `path` as PNG, and next to it as SVG for papers. Returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=300)
+    figure.set_layout_engine("none")  # it is done
     with rc_context(STYLE):
         figure.savefig(path.with_suffix(".svg"), dpi=300, metadata={"Date": None})
     return path

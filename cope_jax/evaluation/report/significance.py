@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
-from scipy import stats
+from scipy import special, stats
 
 SOLVED = 0.01
 """The error below which a seed has solved a task."""
@@ -44,9 +44,11 @@ def solved(errors: Sequence[float], bound: float = SOLVED) -> Share:
     >>> share.solved, share.count, round(share.low, 2), round(share.high, 2)
     (4, 5, 0.28, 0.99)
     """
-    below = sum(error < bound for error in errors)
-    interval = stats.binomtest(below, len(errors)).proportion_ci(CONFIDENCE, method="exact")
-    return Share(below, len(errors), float(interval.low), float(interval.high))
+    below, count = sum(error < bound for error in errors), len(errors)
+    tail = (1 - CONFIDENCE) / 2
+    low = float(special.betaincinv(below, count - below + 1, tail)) if below else 0.0
+    high = float(special.betaincinv(below + 1, count - below, 1 - tail)) if below < count else 1.0
+    return Share(below, count, low, high)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,9 +124,12 @@ def _rank_sums(ranks: tuple[int, ...], chosen: int) -> np.ndarray:
     """In how many ways `chosen` of the ranks have each sum."""
     counts = np.zeros((chosen + 1, sum(ranks) + 1))
     counts[0, 0] = 1
-    for rank in ranks:
-        counts[1:, rank:] += counts[:-1, : counts.shape[1] - rank].copy()
-    return counts[chosen]
+    total = 0
+    for number, rank in enumerate(ranks, start=1):  # of no rank so far is the sum above `total`
+        size = min(number, chosen)
+        counts[1 : size + 1, rank : total + rank + 1] += counts[:size, : total + 1]
+        total += rank
+    return counts[chosen].copy()  # without the rest, because it is kept
 
 
 def differences(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.evaluation.report import grid_table, page, page_charts
+from cope_jax.evaluation.report import grid_cells, grid_table, page, page_charts
 from cope_jax.evaluation.report.plots import error_by_length
 from tests.evaluation.browser import browse, needs_browser
 
@@ -49,11 +49,11 @@ def write(folder, records=None, settings=tuple(ERRORS)):
     runs = [
         page.PageRun(settings[0], "cope", seed, f"train --seed={seed}", f"cells/{seed}", "42 s") for seed in range(3)
     ]
-    return page.write(folder / "report.html", "A <grid>", records, curves, runs, known(settings), "four seeds")
+    return page.write(folder / "report.html", "A <grid>", known(records, settings), curves, runs, "four seeds")
 
 
-def known(settings):
-    return dict.fromkeys(settings, MQAR)
+def known(records, settings=tuple(ERRORS)):
+    return grid_cells.create(list(records), dict.fromkeys(settings, MQAR))
 
 
 def content(path):
@@ -91,7 +91,7 @@ def test_one_task_has_a_column_for_each_split(tmp_path):
 
 
 def test_the_tables_as_markdown():
-    lines = grid_table.markdown(list(rows()), known(ERRORS)).splitlines()
+    lines = grid_table.markdown(known(rows())).splitlines()
     assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack \\<b> | mean rank |"]
     assert lines[4:6] == [
         "| `cope` | **0.0 ± 0.0** | 20.0 ± 8.2 | 1.2 |",
@@ -105,7 +105,7 @@ def test_the_tables_as_markdown():
 
 def test_the_tables_for_latex(tmp_path):
     changed = [row | {"encoding": row["encoding"].replace("rope", "my_rope")} for row in rows()]
-    first, second, third = grid_table.latex(changed, known(ERRORS)).split("\n\n")
+    first, second, third = grid_table.latex(known(changed)).split("\n\n")
     assert (first, third.splitlines()[:2]) == (r"% needs \usepackage{booktabs}", [r"\begin{table}", r"\centering"])
     assert second.splitlines()[3:] == [
         r"\begin{tabular}{lrrr}",
@@ -123,7 +123,7 @@ def test_the_tables_for_latex(tmp_path):
 
 
 def test_the_tables_as_a_picture():
-    left, right = grid_table.picture(list(rows()), known(ERRORS), "A grid").axes
+    left, right = grid_table.picture(known(rows()), "A grid").axes
     assert [axes.get_title() for axes in (left, right)] == list(VIEWS)
     texts = {text.get_position(): (text.get_text(), text.get_fontweight()) for text in left.texts}
     assert texts == {
@@ -173,7 +173,9 @@ def test_errors_above_100_percent_are_possible(tmp_path):
         if row["setting"] == "recall"
     ]
     runs = [page.PageRun("recall", "cope", 0, "train", "cells/0", "42 s")]
-    path = page.write(tmp_path / "p.html", "probes", above, [], runs, {"recall": tasks.create("probes")}, "")
+    path = page.write(
+        tmp_path / "p.html", "probes", grid_cells.create(above, {"recall": tasks.create("probes")}), [], runs, ""
+    )
     assert content(path)["views"]["all splits"]["longer"]["rope"]["text"] == "190.0 ± 8.2"
 
 
@@ -285,10 +287,9 @@ def test_two_thousand_runs(tmp_path):
     path = page.write(
         tmp_path / "report.html",
         "many",
-        records,
+        known(records, [f"task {number}" for number in range(10)]),
         [{**row, "step": step, "token_error": row["value"]} for row in records for step in range(5)],
         [page.PageRun("task", "cope", seed, "train", "folder", "42 s") for seed in range(2000)],
-        known([f"task {number}" for number in range(10)]),
         "",
     )
     assert path.stat().st_size < 10_000_000

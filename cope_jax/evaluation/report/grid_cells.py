@@ -1,0 +1,184 @@
+"""The cells of the tables of a grid: the errors of encodings by settings, and what their seeds can show."""
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean, median, stdev
+from typing import Any, NamedTuple
+
+from cope_jax.evaluation.report import significance
+from cope_jax.evaluation.report.table import words
+from cope_jax.runs.records import Record
+from cope_jax.tasks import Task
+from cope_jax.training.metrics import PLAIN, SHARE, unit_of
+
+Errors = dict[str, dict[int, float]]
+"""Errors by encoding and seed."""
+
+
+class Column(NamedTuple):
+    """A column of a table: its errors, and the number of test examples of a seed; None if they are not shares."""
+
+    errors: Errors
+    examples: int | None
+
+
+IN, OUT = "in distribution", "out of distribution"
+
+RANK = "mean rank"
+"""The heading of the column of mean ranks."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tables:
+    """The tables of a grid.
+
+    Attributes:
+      tasks: the task of each setting.
+      encodings: all encodings, in order.
+      rows: the records of the headline metric of each setting.
+      fixed: those of fixed splits.
+      shares: whether all headline metrics are shares in [0, 1].
+      cells: what each table shows, by its name, column and encoding; see `cells_of`.
+      conditions: the unit of each table, and how many steps and seeds its cells have, in words.
+    """
+
+    tasks: Mapping[str, Task]
+    encodings: Sequence[str]
+    rows: Sequence[Record]
+    fixed: Sequence[Record]
+    shares: bool
+    cells: Mapping[str, Mapping[str, Mapping[str, dict[str, Any]]]]
+    conditions: Mapping[str, str]
+
+
+def create(records: Sequence[Record], tasks: Mapping[str, Task]) -> Tables:
+    """The tables of records, each with its `setting`; `tasks` has the task of each setting."""
+    rows = headlines(records, tasks)
+    fixed = [row for row in rows if row.get("kind", "split") == "split"]
+    shares = all(unit_of(task.metric).scale == 100 for task in tasks.values())
+    views = views_of(fixed)
+    return Tables(
+        tasks,
+        list(dict.fromkeys(row["encoding"] for row in rows)),
+        rows,
+        fixed,
+        shares,
+        {view: cells_of(columns, shares) for view, columns in views.items()},
+        {view: _conditions(columns, fixed, shares) for view, columns in views.items()},
+    )
+
+
+def headlines(records: Sequence[Record], tasks: Mapping[str, Task]) -> list[Record]:
+    """The records of the headline metric of each setting."""
+    return [row for row in records if row["metric"] == tasks[row["setting"]].metric]
+
+
+def views_of(rows: Sequence[Record]) -> dict[str, dict[str, Column]]:
+    """The tables, by name, each with its columns; with one setting, one table with a column for each split."""
+    splits: dict[str, list[str]] = {}
+    for row in rows:
+        known = splits.setdefault(row["setting"], [])
+        known += [] if row["split"] in known else [row["split"]]
+    if len(splits) == 1:
+        (names,) = splits.values()
+        return {"all splits": {words(name): _column(rows, [name]) for name in names}}
+    views: dict[str, dict[str, Column]] = {IN: {}, OUT: {}}
+    for setting, names in splits.items():
+        own = [row for row in rows if row["setting"] == setting]
+        views[IN][setting] = _column(own, names[:1])
+        views[OUT][setting] = _column(own, names[1:] or names)
+    return views
+
+
+def _column(rows: Sequence[Record], splits: Sequence[str]) -> Column:
+    """The mean error over splits, of each encoding and seed."""
+    found: dict[str, dict[int, list[float]]] = {}
+    examples: dict[str, int] = {}
+    for row in rows:
+        if row["split"] in splits:
+            found.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(row["value"])
+            examples[row["split"]] = row["examples"]
+    errors = {name: {seed: fmean(values) for seed, values in seeds.items()} for name, seeds in found.items()}
+    shares = all(unit_of(row["metric"]).highest is not None for row in rows)
+    return Column(errors, sum(examples.values()) if shares else None)
+
+
+def cells_of(columns: Mapping[str, Column], shares: bool) -> dict[str, Any]:
+    """What each column shows of each encoding, and the column of mean ranks."""
+    cells = {}
+    for column, (errors, examples) in columns.items():
+        best = significance.indistinguishable(errors, examples)
+        unit = SHARE if shares else PLAIN
+        decimals = unit.places(unit.scale * fmean(seeds.values()) for seeds in errors.values())
+        cells[column] = {name: _cell(seeds, name in best, shares, decimals) for name, seeds in errors.items()}
+    return cells | _ranks({column: held.errors for column, held in columns.items()})
+
+
+def _ranks(columns: Mapping[str, Errors]) -> dict[str, Any]:
+    """The column of mean ranks, of the encodings that all columns have; {} for a single column."""
+    common = set.intersection(*(set(errors) for errors in columns.values()))
+    means = {
+        column: {name: fmean(errors[name].values()) for name in errors if name in common}
+        for column, errors in columns.items()
+    }
+    if len(columns) < 2 or len(common) < 2:
+        return {}
+    return {
+        RANK: {
+            name: {
+                "mean": rank.mean,
+                "share": None,
+                "text": f"{rank.mean:.1f}",
+                "best": False,
+                "tip": f"mean rank {rank.mean:.2f} of {len(common)} over {len(columns)} columns\n"
+                f"95 % interval over columns: {rank.low:.1f} to {rank.high:.1f}",
+            }
+            for name, rank in significance.ranks(means).items()
+        }
+    }
+
+
+def _cell(seeds: Mapping[int, float], best: bool, shares: bool, decimals: int) -> dict[str, Any]:
+    scale, unit = (100.0, " %") if shares else (1.0, "")
+    values = [seeds[seed] for seed in sorted(seeds)]
+    mean = fmean(values)
+    if math.isnan(mean):
+        return {
+            "mean": None,
+            "share": None,
+            "text": "not finite",
+            "best": False,
+            "few": True,
+            "tip": "A loss was not finite.",
+        }
+    shown = [mean, stdev(values)] if len(values) > 1 else [mean]
+    told = [f"mean {scale * mean:.3g}{unit}, median {scale * median(values):.3g}{unit}"]
+    told.append(f"worst {scale * max(values):.3g}{unit}, best {scale * min(values):.3g}{unit}")
+    if shares:
+        share = significance.solved(values)
+        told.append(
+            f"solved by {share.solved} of {share.count} seeds "
+            f"(95 % interval: {100 * share.low:.0f} to {100 * share.high:.0f} %)"
+        )
+    told.append("seeds: " + ", ".join(f"{scale * value:.3g}" for value in values[:25]))
+    return {
+        "mean": mean,
+        "share": mean if shares else None,
+        "text": " ± ".join(f"{scale * value:,.{decimals}f}" for value in shown),
+        "best": best,
+        "few": len(seeds) < significance.LEAST,
+        "tip": "\n".join(told),
+    }
+
+
+def _conditions(columns: Mapping[str, Column], rows: Sequence[Record], shares: bool) -> str:
+    """The unit of a table, and how many steps and seeds its cells have, in words."""
+    steps = {row["step"] for row in rows}
+    seeds = {len(values) for held in columns.values() for values in held.errors.values()}
+    ranges = [(steps, "step"), (seeds, "seed")]
+    told = [
+        f"{' to '.join(f'{end:,}' for end in sorted({min(found), max(found)}))} {name}{'s' * (max(found) > 1)}"
+        for found, name in ranges
+    ]
+    return " in %, " * shares + ", " * (not shares) + ", ".join(told)
