@@ -161,7 +161,8 @@ def _tokenizer(
         kept = loading.train(vocabulary.kind, _sample(source, vocabulary.sample), vocabulary.size)
     check_claim(out, identity)  # learning took a while
     if not (out / kept.file).exists():
-        write_file(out / kept.file, kept.text)
+        for name, text in loading.files(kept).items():
+            write_file(out / name, text)
     # Read back, because every host and process uses the file.
     return kept if vocabulary.kind == "bytes" else loading.load(vocabulary.kind, out / kept.file)
 

@@ -1,5 +1,6 @@
 """Loads a run, or an exported or published model, from a folder: its config, task, tokenizer and parameters."""
 
+import contextlib
 import dataclasses
 import difflib
 import functools
@@ -241,17 +242,18 @@ def find(folder: str | Path | None) -> Path:
     """Finds the folder of a path, "minilm" or the name of a trained model. ConfigError: there is no such folder."""
     if folder is None:
         raise ConfigError("no model is given: give the folder of a model")
-    path = bert_files.find_minilm() if str(folder) == MINILM else Path(folder)
-    if path.is_dir():
-        return path
+    path, name = bert_files.find_minilm() if str(folder) == MINILM else Path(folder), str(folder)
+    with contextlib.suppress(OSError):  # the name is too long
+        if path.is_dir():
+            return path
     trained = {place.name: place for place in sorted(TRAINED.iterdir())}
-    if str(folder) in trained:
-        return trained[str(folder)]
-    near = difflib.get_close_matches(str(folder), trained, n=1)
+    if name in trained:
+        return trained[name]
+    near = difflib.get_close_matches(name, trained, n=1)
     hint = f"did you mean {near[0]}? Or " if near else ""
     raise ConfigError(
-        f"there is no folder {folder}: {hint}train a model there, give another folder, or choose a trained model of "
-        f"the package ({', '.join(trained)})"
+        f"there is no folder {name if name.isprintable() else repr(name)}: {hint}train a model there, give another "
+        f"folder, or choose a trained model of the package ({', '.join(trained)})"
     )
 
 

@@ -114,7 +114,7 @@ class TextTask(StoredTask):
         return self.tokenizer.decode(numbers)
 
     def saved_files(self) -> dict[str, str]:
-        return {self.tokenizer.file: self.tokenizer.text}
+        return loading.files(self.tokenizer)
 
     def same_saved_files(self, folder: epath.PathLike) -> bool | None:
         found = loading.find(folder)

@@ -68,8 +68,12 @@ class BPE:
 
     file = "tokenizer.json"
 
-    def __init__(self, tokenizer: Any):
-        """Wraps a `tokenizers.Tokenizer`. ConfigError: there is no end-of-text token, or numbers are too high."""
+    def __init__(self, tokenizer: Any, end: str | None = None):
+        """Wraps a `tokenizers.Tokenizer`. `end` is the name of the token between texts if no token has one of `ENDS`.
+
+        Raises:
+          ConfigError: there is no end-of-text token, or numbers are too high.
+        """
         # A special token that is spelled out in a text is ordinary text.
         tokenizer.encode_special_tokens = True
         if getattr(tokenizer.model, "dropout", None):  # of merges, which would give a text other tokens each time
@@ -78,15 +82,18 @@ class BPE:
         tokenizer.no_padding()
         self._tokenizer = tokenizer
         vocabulary = tokenizer.get_vocab(with_added_tokens=True)
-        name = next((name for name in ENDS if name in vocabulary), None)
-        if name is None:
-            raise ConfigError(f"the tokenizer has no end-of-text token ({', '.join(ENDS)}): give another tokenizer")
-        self.end: int = vocabulary[name]
+        self.end_name = next((name for name in (*ENDS, end) if name in vocabulary), "")
+        if not self.end_name:
+            raise ConfigError(
+                f"the tokenizer has no end-of-text token ({', '.join(ENDS)}): name it as eos_token in a "
+                "tokenizer_config.json in its folder, or give another tokenizer"
+            )
+        self.end: int = vocabulary[self.end_name]
         added = tokenizer.get_added_tokens_decoder().get(self.end)
         self._text = None
         if added is not None and not added.special:  # else the name in a text would end the text
             self._text = tokenizer.to_str()  # which stays as it is, because runs keep its digest
-            tokenizer.add_special_tokens([type(added)(name, special=True, normalized=False)])
+            tokenizer.add_special_tokens([type(added)(self.end_name, special=True, normalized=False)])
         self._size = max(vocabulary.values()) + 1
         if self._size > 2 * len(vocabulary) + 2**16:  # a model would have a row for each number
             raise ConfigError(
@@ -94,7 +101,7 @@ class BPE:
             )
 
     @classmethod
-    def create(cls, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]]) -> "BPE":
+    def create(cls, vocabulary: dict[str, int], merges: Sequence[tuple[str, str]], end: str | None = None) -> "BPE":
         """Makes a tokenizer from a vocabulary in GPT-2's spelling of bytes, and from ordered pairs.
 
         Raises:
@@ -123,7 +130,7 @@ class BPE:
         _split_as_gpt2(tokenizer)
         if END in vocabulary:
             tokenizer.add_special_tokens([AddedToken(END, special=True, normalized=False)])
-        return cls(tokenizer)
+        return cls(tokenizer, end)
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int) -> "BPE":

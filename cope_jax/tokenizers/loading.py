@@ -1,7 +1,7 @@
 """Learns tokenizers of running text, or loads them from published files."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -9,7 +9,7 @@ from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.files import glob_in, in_bucket, read_object, read_text
-from cope_jax.tokenizers.byte_level import BPE, Bytes
+from cope_jax.tokenizers.byte_level import BPE, ENDS, Bytes
 from cope_jax.tokenizers.tokenizer import Tokenizer
 from cope_jax.tokenizers.word_level import Words
 
@@ -20,6 +20,9 @@ FILES = {"bpe": BPE.file, "words": Words.file}
 
 _PAIRS = (("encoder.json", "vocab.bpe"), ("vocab.json", "merges.txt"))
 """The names of the files of GPT-2's vocabulary from OpenAI and from Hugging Face."""
+
+_END_FILES = ("tokenizer_config.json", "special_tokens_map.json", "config.json", "generation_config.json")
+"""Files of Hugging Face that give the name (`eos_token`) or the number (`eos_token_id`) of the end token."""
 
 _PROBE = "Aa  Bé\n\tÉ 日本 😀 12"
 """A text that a tokenizer does not preserve if it lowercases, splits at spaces or lacks some bytes."""
@@ -46,7 +49,8 @@ def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
     For "words", `path` is a file with one word per line, or a folder with such a `words.txt`. For "bpe", `path` is a
     `tokenizer.json`, or a folder with a `tokenizer.json` or with the two files of GPT-2. These are `encoder.json` and
     `vocab.bpe`, or `vocab.json` and `merges.txt`. In a folder, the names of the files for "bpe" may have a prefix, and
-    `.gz` at the end. "bytes" reads no file.
+    `.gz` at the end. The end token may have any name that published files in the same folder give. "bytes" reads no
+    file.
 
     Raises:
       ConfigError: there is no tokenizer of this kind, or the tokenizer is damaged or does not preserve text.
@@ -82,6 +86,13 @@ def find(folder: epath.PathLike) -> Tokenizer | None:
     return Words.load(words) if words.exists() else _byte_level(epath.Path(folder))
 
 
+def files(tokenizer: Tokenizer) -> dict[str, str]:
+    """The files from which `load` restores a tokenizer, by name; `tokenizer.file` is the last."""
+    end = getattr(tokenizer, "end_name", ENDS[0])
+    beside = {} if end in ENDS else {_END_FILES[0]: json.dumps({"eos_token": end}) + "\n"}
+    return beside | {tokenizer.file: tokenizer.text}
+
+
 def same(one: Tokenizer, other: Tokenizer) -> bool:
     """Whether both tokenizers have the same tokens, numbers and merges, even if their files have different formats."""
     return one.file == other.file and _meaning(one) == _meaning(other)
@@ -89,10 +100,23 @@ def same(one: Tokenizer, other: Tokenizer) -> bool:
 
 def _meaning(tokenizer: Tokenizer) -> Any:
     if tokenizer.file != BPE.file:
-        return tokenizer.text
+        return tokenizer.text, tokenizer.end
     content = json.loads(tokenizer.text)
     added = {token["content"]: token["id"] for token in content["added_tokens"]}
-    return {**dict(content["model"]["vocab"]), **added}, content["model"].get("merges")
+    return {**dict(content["model"]["vocab"]), **added}, content["model"].get("merges"), tokenizer.end
+
+
+def _end_beside(path: epath.Path, vocabulary: Mapping[str, int]) -> str | None:
+    """The name of the end token of a tokenizer, from published files beside `path`, if it is not one of `ENDS`."""
+    names = {} if any(name in vocabulary for name in ENDS) else {number: name for name, number in vocabulary.items()}
+    for file in (path.parent / name for name in _END_FILES if names):
+        values = read_object(file) if file.exists() else {}
+        end = values.get("eos_token", values.get("eos_token_id"))
+        end = end.get("content") if isinstance(end, dict) else next(iter(end), None) if isinstance(end, list) else end
+        name = names.get(end) if type(end) is int else end
+        if isinstance(name, str) and name in vocabulary:
+            return name
+    return None
 
 
 def _byte_level(folder: epath.Path) -> BPE | None:
@@ -115,7 +139,7 @@ def _tokenizer_json(path: epath.Path) -> BPE:
     except Exception as error:  # the library raises this class itself
         raise ConfigError(f"{path} is not a valid tokenizer.json ({first_line(error)}): fetch it again") from error
     try:
-        found = BPE(tokenizer)
+        found = BPE(tokenizer, _end_beside(path, tokenizer.get_vocab(with_added_tokens=True)))
     except ConfigError as error:
         raise ConfigError(f"in {path}, {error}") from error
     another = "give a tokenizer of all bytes, such as GPT-2's, or leave the vocabulary out to learn one"
@@ -144,7 +168,7 @@ def _gpt2(vocabulary: epath.Path, merges: epath.Path) -> BPE:
             raise ConfigError(f"{merges}, line {place} must have two tokens with a space between: fetch the file again")
         pairs.append((pieces[0], pieces[1]))
     try:
-        return BPE.create(numbers, pairs)
+        return BPE.create(numbers, pairs, _end_beside(vocabulary, numbers))
     except ConfigError as error:
         raise ConfigError(f"in {vocabulary} and {merges.name}, {error}") from error
 

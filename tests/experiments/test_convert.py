@@ -145,7 +145,8 @@ def test_the_token_that_begins_a_text_goes_along(form, beside, start, tmp_path):
         (folder / "generation_config.json").write_text(json.dumps(ids))
     done = start("convert", f"--model={folder}", f"--out={tmp_path / 'new'}", f"--format={form}").wait()
     assert done.status == 0, done.err
-    assert load(folder).codec.begin == load(tmp_path / "new").codec.begin == (7,)
+    for codec in (load(folder).codec, load(tmp_path / "new").codec):
+        assert (codec.begin, codec.ends) == ((7,), (5, 6))
     written = json.loads((tmp_path / "new" / "config.json").read_text())
     assert {name: written[name] for name in ids} == ids
 
@@ -161,6 +162,12 @@ def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
     for begin in (304, -1, [3]):
         folder = text_model(tmp_path / "begin", bos_token_id=begin)
         with pytest.raises(ConfigError, match=r"bos_token_id=\S+ of \S+ is not one of the model's 300 tokens: set"):
+            load(folder)
+    for end in (304, [4, -1]):
+        folder = text_model(tmp_path / "end", eos_token_id=end)
+        with pytest.raises(
+            ConfigError, match=r"eos_token_id=\S+ of \S+ is not one of the model's 300 tokens: set .* end"
+        ):
             load(folder)
 
 

@@ -157,6 +157,13 @@ def test_what_holds_no_model_is_one_line(run, tmp_path):
         load(folder).params()
 
 
+@pytest.mark.parametrize("name", ["x" * 300, "counting\n", "a\0b"])
+def test_a_name_that_no_folder_can_have_is_one_line(name):
+    with pytest.raises(ConfigError, match="there is no folder ") as error:
+        load(name)
+    assert str(error.value).isprintable()
+
+
 def test_the_trained_models_of_the_package_are_small_and_solve_their_tasks():
     assert sum(file.stat().st_size for file in TRAINED.rglob("*") if file.is_file()) < 2_000_000
     page = (Path(__file__).parents[2] / "experiments" / "RESULTS.md").read_text()

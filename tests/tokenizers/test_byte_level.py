@@ -103,6 +103,49 @@ def test_a_tokenizer_that_loses_text_is_one_line(kind, tmp_path):
     assert "\n" not in str(error.value)
 
 
+END_FILES = {
+    "tokenizer_config.json": {"eos_token": {"content": "<end>", "lstrip": False}},
+    "special_tokens_map.json": {"eos_token": "<end>"},
+    "config.json": {"eos_token_id": 256},
+    "generation_config.json": {"eos_token_id": [256, 3]},
+}
+
+
+@pytest.mark.parametrize("file", END_FILES)
+def test_an_end_token_of_any_name_comes_from_the_files_beside(file, tmp_path):
+    renamed = BPE_600.text.replace(END, "<end>")
+    number = json.loads(renamed)["model"]["vocab"]["<end>"]
+    (tmp_path / "tokenizer.json").write_text(renamed, encoding="utf-8")
+    with pytest.raises(
+        ConfigError, match=r"no end-of-text token \(.*\): name it as eos_token in a tokenizer_config.json"
+    ):
+        loading.load("bpe", tmp_path)
+    values = json.loads(json.dumps(END_FILES[file]).replace("256", str(number)))
+    (tmp_path / file).write_text(json.dumps(values))
+    loaded = loading.load("bpe", tmp_path)
+    assert (loaded.end, loaded.decode([loaded.end])) == (number, "<end>")
+    (tmp_path / "kept").mkdir()
+    for name, text in loading.files(loaded).items():
+        (tmp_path / "kept" / name).write_text(text, encoding="utf-8")
+    again = loading.load("bpe", tmp_path / "kept" / "tokenizer.json")
+    assert again.end == number and loading.same(again, loaded)
+
+
+def test_an_end_token_that_the_vocabulary_lacks_is_none(tmp_path):
+    (tmp_path / "tokenizer.json").write_text(BPE_600.text.replace(END, "<end>"), encoding="utf-8")
+    for value in ("<another>", 10**12, -1, None, [], {}, 1.5, True, [[1]]):
+        (tmp_path / "config.json").write_text(json.dumps({"eos_token_id": value}))
+        with pytest.raises(ConfigError, match="has no end-of-text token"):
+            loading.load("bpe", tmp_path)
+
+
+def test_a_known_end_token_comes_before_the_end_of_a_turn(tmp_path):
+    """As in models of chats, whose files name another token beside."""
+    (tmp_path / "tokenizer.json").write_text(BPE_600.text, encoding="utf-8")
+    (tmp_path / "config.json").write_text('{"eos_token_id": 3}')
+    assert loading.load("bpe", tmp_path).end == BPE_600.end
+
+
 @pytest.mark.parametrize("kind", ["WordLevel", "WordPiece", "Unigram"])
 def test_a_tokenizer_without_a_token_for_what_it_has_not_is_one_line(kind, tmp_path):
     from tokenizers import Tokenizer, models
