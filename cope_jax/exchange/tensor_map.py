@@ -29,6 +29,7 @@ REQUIRED: dict[str, tuple[Any, ...]] = {
     "compression_config": (None,),
     "per_layer_config": (None, {}),
     "auto_map": (None, {}),  # the model has code of its own
+    "is_encoder_decoder": (False,),
 }
 """Values that some fields of config.json must have in every architecture, as `Format.required`."""
 DECODER: dict[str, tuple[Any, ...]] = {

@@ -107,7 +107,7 @@ def _meaning(tokenizer: Tokenizer) -> Any:
 
 
 def _end_beside(path: epath.Path, vocabulary: Mapping[str, int]) -> str | None:
-    """The name of the end token of a tokenizer, from published files beside `path`, if it is not one of `ENDS`."""
+    """The name of the end token of a tokenizer, from published files next to `path`, if it is not one of `ENDS`."""
     names = {} if any(name in vocabulary for name in ENDS) else {number: name for name, number in vocabulary.items()}
     for file in (path.parent / name for name in _END_FILES if names):
         values = read_object(file) if file.exists() else {}

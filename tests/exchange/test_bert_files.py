@@ -11,9 +11,11 @@ from safetensors.numpy import load_file, save_file
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError
+from cope_jax.evaluation.contextual import pretrained
 from cope_jax.exchange import bert_files, formats
 from cope_jax.models.bert import Bert
 from cope_jax.models.encoder import bert_block
+from cope_jax.runs.load import load
 from tests.models.bert_cases import VOCAB, config, named, random_state
 
 CHOICES = config(dropout=0.2)
@@ -170,6 +172,38 @@ def test_a_vocabulary_has_each_row_of_the_model(folder, params):
             (place / "vocab.txt").write_text("".join(lines[:number] + lines[number + 1 :]))
             with pytest.raises(ConfigError, match=r"vocab\.txt has 16 pieces, but the model's vocab_size is 17: use"):
                 formats.load(place)
+
+
+def test_a_tokenizer_json_beside_the_vocabulary_must_have_the_same_numbers(folder):
+    numbers = {piece: number for number, piece in enumerate(PIECES)}
+    for vocabulary, right in ((numbers, True), (numbers | {PIECES[3]: 4, PIECES[4]: 3}, False), ([["a", 0.0]], False)):
+        (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}}))
+        if right:
+            bert_files.load(folder)
+        else:
+            with pytest.raises(
+                ConfigError, match=r"vocab\.txt and tokenizer\.json differ: fetch the files of one model"
+            ):
+                bert_files.load(folder)
+
+
+@pytest.mark.parametrize(
+    "values, message",
+    [
+        ({"do_lower_case": False, "strip_accents": None, "tokenize_chinese_chars": True}, None),
+        ({"do_lower_case": False, "strip_accents": True}, "strip_accents=True is not supported"),
+        ({"strip_accents": False}, "strip_accents=False is not supported"),
+        ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=False is not supported"),
+        ({"do_lower_case": "false"}, "do_lower_case='false' is not supported"),
+    ],
+)
+def test_text_that_a_tokenizer_would_change_otherwise_is_refused(folder, values, message):
+    (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    if message is None:
+        assert pretrained.lowercase(load(folder)) is values["do_lower_case"]
+    else:
+        with pytest.raises(ConfigError, match=message):
+            pretrained.lowercase(load(folder))
 
 
 @pytest.mark.parametrize("change", ["{}\n\n", "{}", "crlf"])

@@ -14,6 +14,8 @@ from cope_jax import tasks
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual.embedders import embed
+from cope_jax.exchange.safetensors_io import require
+from cope_jax.files import read_object
 from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.models.encoder import EncoderConfig, EncoderOptions
 from cope_jax.runs import workdir as workdirs
@@ -24,11 +26,15 @@ from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 
 
 def lowercase(found: Loaded) -> bool:
-    """Whether a pretrained model lowercases its text."""
+    """Whether a pretrained model lowercases its text. ConfigError: it changes text otherwise than BERT."""
     if found.experiment is not None:
         return bool(found.experiment.task.options.get("lowercase", True))
     path = found.folder / "tokenizer_config.json"
-    return bool(workdirs.read_json(path).get("do_lower_case", True)) if path.exists() else True
+    values = read_object(path) if path.exists() else {}
+    lower = values.get("do_lower_case", True)
+    require(values, str(path), do_lower_case=(True, False))
+    require(values, str(path), strip_accents=(None, lower), tokenize_chinese_chars=(True,))
+    return bool(lower)
 
 
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
