@@ -25,6 +25,9 @@ PIECE = 1 << 20
 _LONGEST = 1 << 26
 """The most characters of one line. A longer line could fill the memory: it is cut in plain text, and no record."""
 
+_WHOLE, _AFTER = 1 << 23, 1 << 10
+"""The most characters of a document that must not be cut, and how many are read after a cut to see if it may be."""
+
 _CUT = re.compile(r"(?<=\S)(?:\r?\n(?=\S)|(?= \S))")
 """A single line end or space between two words. Tokenizers join runs of white space, and a space to the next word."""
 
@@ -33,6 +36,10 @@ _ONE_A_LINE = "write one object in each line, as `jq -c '.[]'` does with an arra
 
 Division = Literal["file", "line", "paragraph"]
 """What is one document of a file of plain text."""
+
+
+Joins = Callable[[str, str], bool]
+"""Whether the tokens of two texts, one after the other, are the tokens of both together."""
 
 
 class Piece(NamedTuple):
@@ -88,14 +95,14 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
 
 
 def pieces(
-    file: InputFile, field: str = "text", division: Division = "file", *, whole: bool = False
+    file: InputFile, field: str = "text", division: Division = "file", *, joins: Joins | None = None
 ) -> Iterator[tuple[Piece, float]]:
     """The documents of a file, in pieces, each with the share of the file that is read. No document is empty.
 
     A line of a `.jsonl` file, or a row of a `.parquet` file, is one document; its text is in `field`. Of plain text,
     the file is one document, or each line or paragraph that is not blank, without its last line end. The names may end
-    in `.gz` or `.zst`. A file of plain text is cut after single line ends, or before single spaces. If `whole`, no
-    document is cut, because its tokens would not be those of the pieces.
+    in `.gz` or `.zst`. A file of plain text is cut after single line ends, or before single spaces. `joins` says of the
+    two sides of a cut whether their tokens are those of the text; if it is None, they always are.
 
     Raises:
       ConfigError: the file is missing or damaged, a line is not UTF-8 or not a record, a document is too long, or a
@@ -106,7 +113,7 @@ def pieces(
     try:
         with contextlib.ExitStack() as stack:
             raw: Any = stack.enter_context(epath.Path(file.path).open("rb"))
-            for piece in reader(_unpacked(raw, file, stack), file, _Reading(field, division, whole)):
+            for piece in reader(_unpacked(raw, file, stack), file, _Reading(field, division, joins)):
                 yield piece, min(1.0, raw.tell() / max(1, file.size))
     except (OSError, EOFError, zlib.error) as error:
         if in_bucket(file.path) and isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
@@ -119,7 +126,7 @@ class _Reading(NamedTuple):
 
     field: str
     division: Division
-    whole: bool
+    joins: Joins | None
 
 
 def _format(name: str) -> "Callable[[BinaryIO, InputFile, _Reading], Iterator[Piece]]":
@@ -176,18 +183,25 @@ def _prose(stream: BinaryIO, file: InputFile, reading: _Reading) -> Iterator[Pie
         except UnicodeDecodeError as error:
             line = lines + kept.count("\n") + error.object[: error.start].count(b"\n") + 1
             raise ConfigError(f"{file.path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
-        if reading.whole and len(kept) > _LONGEST:
-            raise ConfigError(
-                f"{file.path} is a document of over {_LONGEST:,} characters, which this tokenizer reads whole: set "
-                "--split_documents=paragraph or line"
-            )
-        uncut = last or reading.whole
-        cuts = [] if uncut else [cut.end() for cut in _CUT.finditer(kept, max(0, len(kept) - 2 * PIECE))]
+        cuts = [] if last else [cut.end() for cut in _CUT.finditer(kept, max(0, len(kept) - 2 * PIECE))]
+        if reading.joins is not None:  # a cut is tried with the text after it
+            cuts = [cut for cut in cuts if cut <= len(kept) - _AFTER][-1:]
+            sides = ((_unix(kept[:cut]), _unix(kept[cut : cut + _AFTER])) for cut in cuts)
+            cuts = [cut for cut, (left, right) in zip(cuts, sides, strict=True) if reading.joins(left, right)]
+            if not cuts and len(kept) > _WHOLE:
+                raise ConfigError(
+                    f"{file.path} has {_WHOLE:,} characters that this tokenizer reads at once, which fills the memory: "
+                    "set --split_documents=paragraph or line"
+                )
         end = len(kept) if last or len(kept) > _LONGEST else cuts[-1] if cuts else 0
         if end:
             lines += kept.count("\n", 0, end)
-            yield Piece(kept[:end].replace("\r\n", "\n"), key)
+            yield Piece(_unix(kept[:end]), key)
             kept, key = kept[end:], ""
+
+
+def _unix(text: str) -> str:
+    return text.replace("\r\n", "\n")
 
 
 def _divided(stream: BinaryIO, file: InputFile, division: Division) -> Iterator[Piece]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from cope_jax.corpora import document_files, raw_text
-from cope_jax.corpora.document_files import Division, Piece
+from cope_jax.corpora.document_files import Division, Joins, Piece
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
 
@@ -36,10 +36,10 @@ class Source(Protocol):
     def more(self) -> str:
         """How to get more documents."""
 
-    def read(self, unit: int, *, whole: bool = False) -> Iterator[tuple[str | None, Piece, float]]:
+    def read(self, unit: int, joins: Joins | None = None) -> Iterator[tuple[str | None, Piece, float]]:
         """The pieces of a unit, each with its split and the share of the unit that is read.
 
-        The split is None for all pieces of a document except the first. If `whole`, each document is one piece.
+        The split is None for all pieces of a document except the first. For `joins` see `document_files.pieces`.
         """
 
 
@@ -109,10 +109,10 @@ class Files:
             return "a text file is one document, so set --split_documents=paragraph or line, or give more files"
         return "give more documents"
 
-    def read(self, unit: int, *, whole: bool = False) -> Iterator[tuple[str | None, Piece, float]]:
+    def read(self, unit: int, joins: Joins | None = None) -> Iterator[tuple[str | None, Piece, float]]:
         total, before = max(1, self.weights[unit]), 0
         for file in self.units[unit]:
-            for piece, share in document_files.pieces(file, self.field, self.division, whole=whole):
+            for piece, share in document_files.pieces(file, self.field, self.division, joins=joins):
                 yield self._split(piece.key) if piece.key else None, piece, (before + share * file.size) / total
             before += file.size
 
@@ -146,8 +146,8 @@ class Corpus:
     def describe(self) -> dict[str, Any]:
         return {"corpus": self.name, **{split: self._texts.fingerprint(split) for split in SPLITS}}
 
-    def read(self, unit: int, *, whole: bool = False) -> Iterator[tuple[str | None, Piece, float]]:
-        del whole  # each document is one piece
+    def read(self, unit: int, joins: Joins | None = None) -> Iterator[tuple[str | None, Piece, float]]:
+        del joins  # each document is one piece
         documents = [text for text in self._texts.documents(SPLITS[unit]) if text]
         for number, text in enumerate(documents, start=1):
             yield SPLITS[unit], Piece(text, text), number / len(documents)

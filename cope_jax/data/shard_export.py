@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from cope_jax.buckets import Bucket
@@ -284,6 +285,9 @@ def _write_unit(
     chunk, split, before, pieces = Chunk(tokenizer), "train", 0.0, 0
     number = len(ended)
 
+    def joins(left: str, right: str) -> bool:
+        return np.array_equal(tokenizer.encode([left + right])[0], np.concatenate(tokenizer.encode([left, right])))
+
     def finish(last: bool) -> None:
         nonlocal chunk, number
         name = f"{unit:05}-{number:05}"
@@ -292,7 +296,7 @@ def _write_unit(
         write_file(report_file(out, unit, number), json.dumps(report) + "\n")
         chunk, number = Chunk(tokenizer), number + 1
 
-    for named, piece, share in source.read(unit, whole=not tokenizer.divides):
+    for named, piece, share in source.read(unit, None if tokenizer.divides else joins):
         begins, split = named is not None, named or split
         pieces += 1
         if pieces <= skipped:

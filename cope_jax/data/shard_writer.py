@@ -89,6 +89,8 @@ class Chunk:
             sums["words"] += len(text.split()) + text.count("\n")
             sums["bytes"] += len(text.encode("utf-8", "ignore"))
             unknown, changed = self._tokenizer.lost(text, tokens)
+            if changed and not begins:  # a decoder may take the space of a piece for one that was added to a text
+                unknown, changed = self._tokenizer.lost(text.removeprefix(" "), tokens)
             sums["unknown"] += unknown
             sums["changed"] += changed
         self._waiting, self._room = [], _BATCH

@@ -93,17 +93,19 @@ def test_lines_and_paragraphs_of_a_text_are_documents(tmp_path, monkeypatch, end
         texts(path, division="paragraph")
 
 
-def test_a_document_that_is_read_whole_does_not_fill_the_memory(tmp_path, monkeypatch):
+def test_a_document_is_cut_only_where_its_tokens_may_be(tmp_path, monkeypatch):
     monkeypatch.setattr(document_files, "PIECE", 8)
-    monkeypatch.setattr(document_files, "_LONGEST", 40)
-    (tmp_path / "a.txt").write_text("some words " * 3)
+    monkeypatch.setattr(document_files, "_AFTER", 4)
+    (tmp_path / "a.txt").write_text("some words\r\n" * 9, newline="")
     (file,) = document_files.find([str(tmp_path / "a.txt")])
-    assert [piece.text for piece, _ in document_files.pieces(file, whole=True)] == ["some words " * 3]
-    (tmp_path / "a.txt").write_text("some words " * 9)
+    pieces = [piece.text for piece, _ in document_files.pieces(file, joins=lambda left, right: right[0] != " ")]
+    assert len(pieces) > 3 and all(piece.endswith("words\n") for piece in pieces)
+    assert "".join(pieces) == "some words\n" * 9
+    monkeypatch.setattr(document_files, "_WHOLE", 40)
     with pytest.raises(
-        ConfigError, match=r"a document of over 40 characters, which this tokenizer reads whole: set --s"
+        ConfigError, match=r"has 40 characters that this tokenizer reads at once, which fills the memor"
     ):
-        list(document_files.pieces(file, whole=True))
+        list(document_files.pieces(file, joins=lambda left, right: False))
 
 
 @pytest.mark.parametrize("kind", ["bpe", "words"])

@@ -281,15 +281,18 @@ def test_the_path_of_an_export_is_not_a_pattern(name, tmp_path):
         export(source(tmp_path / "in"), out, BYTES, OPTIONS)
 
 
-def llama(folder):
+def llama(folder, *, metaspace=False):
     """A tokenizer that puts a sign before each text, as Llama 2 does. Its file is in the folder."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pieces = ["<unk>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abct"]
     library = Tokenizer(
         models.BPE({piece: n for n, piece in enumerate(pieces)}, [], unk_token="<unk>", byte_fallback=True)
     )
-    library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    if metaspace:
+        library.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    else:
+        library.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     ends = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     library.decoder = decoders.Sequence(ends)
     library.add_special_tokens([AddedToken("</s>", special=True)])
@@ -298,14 +301,19 @@ def llama(folder):
     return Vocabulary("bpe", str(folder))
 
 
-def test_a_long_text_has_its_own_tokens_and_bytes(tmp_path, monkeypatch):
+@pytest.mark.parametrize("metaspace", [False, True])
+def test_a_long_text_has_its_own_tokens_and_bytes(metaspace, tmp_path, monkeypatch):
     monkeypatch.setattr(document_files, "PIECE", 64)
+    monkeypatch.setattr(document_files, "_AFTER", 32)
     (tmp_path / "in").mkdir()
-    texts = [("cat bat\n" + "a cat " * n) * 20 for n in range(1, 40)]
+    texts = [("cat bat\n" + "a cat " * n) * 20 for n in range(1, 25)]
     for number, text in enumerate(texts):
         (tmp_path / f"in/{number}.txt").write_text(text)
     files = Files(tuple(document_files.find([f"{tmp_path}/in/*"])), held_out=0.2)
-    manifest = export(files, tmp_path / "out", llama(tmp_path / "llama"), Options(length=8))
+    pieces = sum(1 for unit in range(len(files.units)) for _ in files.read(unit, lambda left, right: right[0] == " "))
+    manifest = export(files, tmp_path / "out", llama(tmp_path / "llama", metaspace=metaspace), Options(length=8))
+    reports = [json.loads(path.read_text()) for path in (tmp_path / "out/parts").glob("*.json")]
+    assert sum(report["pieces"] for report in reports) == (pieces if metaspace else len(texts)) > len(texts) * metaspace
     counts = manifest.counts.values()
     assert sum(count.tokens for count in counts) == sum(1 + len(text) for text in texts)
     assert sum(count.bytes for count in counts) == sum(map(len, texts))

@@ -115,6 +115,7 @@ LLAMA = [normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace("
 
 def test_the_tokens_of_pieces_are_those_of_the_text(tmp_path, monkeypatch):
     monkeypatch.setattr(document_files, "PIECE", 64)
+    monkeypatch.setattr(document_files, "_AFTER", 32)
     rng = random.Random(0)
     text = "".join(
         rng.choice(["few", "words", " ", " ", "\n", "  ", "\n\n", "12", "é", "'s", "▁", "."]) for _ in range(600)
@@ -124,8 +125,13 @@ def test_the_tokens_of_pieces_are_those_of_the_text(tmp_path, monkeypatch):
     added = [create(added=[AddedToken(token)]) for token in ("  ", "\n", "w", "few\nwords", "s few", "\n12")]
     several = 0
     for tokenizer in (*ALL, *added, create(*LLAMA)):
-        pieces = [piece.text for piece, _ in document_files.pieces(file, whole=not tokenizer.divides)]
-        assert "".join(pieces) == text
-        several += len(pieces) > 5
-        np.testing.assert_array_equal(np.concatenate(tokenizer.encode(pieces)), tokenizer.encode([text])[0])
+
+        def joins(left, right, encode=tokenizer.encode):
+            return np.array_equal(encode([left + right])[0], np.concatenate(encode([left, right])))
+
+        for cut in (None, joins) if tokenizer.divides else (joins,):
+            pieces = [piece.text for piece, _ in document_files.pieces(file, joins=cut)]
+            assert "".join(pieces) == text
+            several += len(pieces) > 5
+            np.testing.assert_array_equal(np.concatenate(tokenizer.encode(pieces)), tokenizer.encode([text])[0])
     assert several > 5
