@@ -198,6 +198,7 @@ class JobConfig:
       on_non_finite: what to do if the loss or gradient of a step is not finite: "stop" the run with an error, or "skip"
         the update and continue.
       peak_flops: peak FLOP/s of one device, for the model FLOPs utilisation. If None, it comes from a table of devices.
+      tracker: what gets the metrics in addition to `metrics.jsonl`.
     """
 
     mesh: MeshConfig = MeshConfig()
@@ -205,6 +206,7 @@ class JobConfig:
     keep_best: int = 0
     on_non_finite: Literal["stop", "skip"] = "stop"
     peak_flops: float | None = None
+    tracker: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
 
     def __post_init__(self):
         check_choices(self, "job")

@@ -46,7 +46,7 @@ class Run:
       profile: steps to profile; None profiles nothing.
       label: the name of the run in its first printed line; "" prints no name.
       metric: the metric that is printed after each evaluation.
-      recipe: the settings of the run, for TensorBoard.
+      recipe: the settings of the run, for TensorBoard or another tracker.
       start: returns parameters that a new run uses instead of initialised parameters: see `Program.init`.
       progress: creates the bar.
     """
@@ -96,7 +96,9 @@ class Run:
             stack.enter_context(checkpoints)
             state, step, seconds = self._start(checkpoints)
             first = jax.process_index() == 0
-            metrics = stack.enter_context(MetricsWriter(self.workdir, step, self.seeds, self.recipe, active=first))
+            metrics = stack.enter_context(
+                MetricsWriter(self.workdir, step, self.seeds, self.recipe, first, self.job.tracker)
+            )
             bar = stack.enter_context(self.progress(self.config.steps, "step", done=step, active=first))
             if heading := ": ".join(filter(None, (self.label, f"resumes from step {step:,}" if step else ""))):
                 bar.write(heading)

@@ -13,6 +13,8 @@ from typing import Any
 
 from cope_jax.errors import StorageError, clear_storage_errors
 from cope_jax.files import parse_json, read_lines, replacing
+from cope_jax.training import trackers
+from cope_jax.training.trackers import Tracker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +79,7 @@ def headline(rows: Iterable[Mapping[str, Any]], metric: str) -> str:
 
 
 class MetricsWriter:
-    """Appends rows to `metrics.jsonl` and their numbers to TensorBoard event files in the same directory.
+    """Appends rows to `metrics.jsonl`, and their numbers to TensorBoard event files there or to another tracker.
 
     Each row has a `step`. Opening at a step drops the rows after this step, so a resumed run leaves no gap and no
     duplicate. Event files have the same tags for every seed, so that TensorBoard overlays the seeds. If there are
@@ -89,14 +91,23 @@ class MetricsWriter:
       seeds: the seeds of the rows.
       config: settings that TensorBoard shows as JSON; they are written at step 0.
       active: False writes nothing, as in all processes except the first.
+      tracker: what gets the numbers: "tensorboard" (event files), "wandb", "trackio", or "none".
 
     Raises:
       StorageError: the disk is full or read-only. Every method raises this error too.
+      ConfigError: the package of the tracker is not installed.
     """
 
     def __init__(
-        self, directory: Path, step: int, seeds: Sequence[int] = (0,), config: Any = None, active: bool = True
+        self,
+        directory: Path,
+        step: int,
+        seeds: Sequence[int] = (0,),
+        config: Any = None,
+        active: bool = True,
+        tracker: str = trackers.TENSORBOARD,
     ):
+        trackers.check(tracker)
         self.path = directory / "metrics.jsonl"
         self._active = active
         if not active:
@@ -114,9 +125,17 @@ class MetricsWriter:
                 lost = f"the rows of steps {last + 1} to {step} are lost; training resumes after them"
                 print(f"warning: {self.path} was cut or removed: {lost}", file=sys.stderr)
             self._file = self.path.open("a", encoding="utf-8")
-            self._board = _Board(directory, step + 1)
-            several = {seed: _Board(directory / f"seed_{seed}", step + 1) for seed in seeds if len(seeds) > 1}
-            self._boards = several or dict.fromkeys(seeds, self._board)
+            self._board: _Board | Tracker
+            self._boards: Mapping[int, _Board | Tracker]
+            self._labels: dict[int, list[str]] = {}  # what tells the numbers of seeds apart
+            if tracker == trackers.TENSORBOARD:
+                self._board = _Board(directory, step + 1)
+                several = {seed: _Board(directory / f"seed_{seed}", step + 1) for seed in seeds if len(seeds) > 1}
+                self._boards = several or dict.fromkeys(seeds, self._board)
+            else:
+                self._board = Tracker(tracker, directory, step, config)
+                self._boards = dict.fromkeys(seeds, self._board)
+                self._labels = {seed: [f"seed_{seed}"] for seed in seeds if len(seeds) > 1}
             if config is not None and step == 0:
                 self._board.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```")
 
@@ -141,7 +160,7 @@ class MetricsWriter:
             self._file.flush()
         with clear_storage_errors(self.path.parent):
             for row in rows:
-                labels = [value for value in row.values() if isinstance(value, str) and value]
+                labels = self._labels.get(row["seed"], []) + [v for v in row.values() if isinstance(v, str) and v]
                 for name, value in row.items():
                     if isinstance(value, float):
                         self._boards[row["seed"]].add("/".join([*labels, name]), value, row["step"])
@@ -159,7 +178,7 @@ class MetricsWriter:
                 raise StorageError(f"{self.path.parent} was moved or removed during training: start again")
 
     def board(self, step: int, numbers: Mapping[str, float]) -> None:
-        """Writes numbers that differ from run to run, such as speeds, to TensorBoard only."""
+        """Writes numbers that differ from run to run, such as speeds, to the tracker only."""
         if not self._active:
             return
         with clear_storage_errors(self.path.parent):

@@ -88,7 +88,7 @@ def main() -> None:
             return
         if todo and number is None:
             number = train(todo, state, options, workdir)
-        state = reading.state(cells, workdir)
+            state = reading.state(cells, workdir)
         if number is None:
             state.failed |= blocked
         else:

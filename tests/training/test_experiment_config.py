@@ -32,6 +32,7 @@ pytestmark = pytest.mark.newest
         ({"job": {"mesh": {"model": 2}}}, "unknown option of config.job.mesh 'model'"),
         ({"job": {"mesh": {"fsdp": 2.0}}}, "config.job.mesh.fsdp must be int"),
         ({"job": {"on_non_finite": "ignore"}}, "unknown config.job.on_non_finite 'ignore': choose from skip, stop"),
+        ({"job": {"tracker": "mlflow"}}, "unknown config.job.tracker 'mlflow'"),
         ({"job": {"keep": 0}}, "job.keep must be at least 1, got 0"),
         ({"job": {"keep_best": -1}}, "job.keep_best must be at least 0, got -1"),
         ({"job": {"peak_flops": 0.0}}, "job.peak_flops must be at least 1, got 0.0"),
@@ -133,7 +134,11 @@ def test_an_option_of_a_task_that_was_not_there_yet_has_its_default():
 def test_the_job_and_the_papers_figures_are_no_part_of_the_recipe():
     config = ExperimentConfig()
     for changes in (
-        {"job": JobConfig(MeshConfig(fsdp=4), keep=9, keep_best=3, on_non_finite="skip", peak_flops=1e12)},
+        {
+            "job": JobConfig(
+                MeshConfig(fsdp=4), keep=9, keep_best=3, on_non_finite="skip", peak_flops=1e12, tracker="wandb"
+            )
+        },
         {"paper": {"cope": {"dense": "0"}}},
         {"encodings": {"rope": {"base": 3.0}}},
         {"training": TrainingConfig(readers=4)},
