@@ -123,7 +123,7 @@ class Files:
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A corpus with a name and its own splits, or a mixture: see `raw_text.Mixture`. A split is read whole."""
+    """A corpus with a name and its own splits: see `raw_text.documents`. A split is read whole."""
 
     name: str
     data_dir: str | None = None
@@ -131,6 +131,12 @@ class Corpus:
     weights = (1.0, 1.0, 1.0)
     training_units = (0,)
     more = "give a larger corpus"
+
+    def __post_init__(self):
+        if "+" in self.name or "*" in self.name:  # its weights would be lost
+            raise ConfigError(
+                f"{self.name} is a mixture: export each corpus to a folder, and mix the folders by task.options.weights"
+            )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Corpus, (self.name, self.data_dir, self.globs)  # processes get no text

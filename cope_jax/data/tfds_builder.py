@@ -181,6 +181,11 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
     wanted, held = _identity(task, seed), {"files": {}, **builder.info.metadata}
     if "whole" not in held:
         raise ConfigError(f"{path} was written by an older version of this package: delete it and write it again")
+    # Of an option that a dataset does not have, it has the default.
+    defaults = {
+        field.name: field.default for field in dataclasses.fields(task.config) if field.name in wanted["options"]
+    }
+    held["options"] = json.loads(json.dumps({**defaults, **held.get("options", {})}, default=str))
     if {name: held.get(name) for name in wanted} != wanted:
         raise ConfigError(
             f"{data_dir} holds other data of {task.name} ({_difference(wanted, held)}): choose another data_dir, or "

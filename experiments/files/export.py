@@ -30,7 +30,7 @@ from experiments.cli import entry, outputs
 
 _OUT = flags.DEFINE_string("out", None, "Folder to write to (required); shards may go to a bucket.", required=True)
 _INPUT = flags.DEFINE_list("input", [], "Files of text to export as shards: paths or globs of .txt, .jsonl, .parquet.")
-_CORPUS = flags.DEFINE_string("corpus", None, "Corpus or mixture to export as shards, as in the task text.")
+_CORPUS = flags.DEFINE_string("corpus", None, "Corpus to export as shards, as in the task text.")
 _TASK = flags.DEFINE_string("task", None, "Name of the task whose examples to write.")
 
 _SHARDS: dict[str, Any] = {

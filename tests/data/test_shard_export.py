@@ -101,6 +101,12 @@ def test_a_corpus_has_the_examples_of_the_task_text(tmp_path, kind, packing):
         np.testing.assert_array_equal(entries.counted, wanted.counted | (split == "train"))
 
 
+@pytest.mark.parametrize("name", ["3*wikitext-2+code", "wikitext-2 + code", "2*code"])
+def test_a_mixture_is_refused_because_shards_have_no_weights(name):
+    with pytest.raises(ConfigError, match=r"is a mixture: export each corpus to a folder, and mix the folders by task"):
+        Corpus(name)
+
+
 def test_a_corpus_goes_to_processes_without_its_text():
     source = Corpus("wikitext-2")
     source.describe()  # reads the text

@@ -39,6 +39,20 @@ def assert_holds(source, batch):
             assert row[key].dtype == batch[key].dtype
 
 
+def test_a_dataset_from_before_an_option_has_its_default(tmp_path, monkeypatch):
+    whole = type(create()).example_options
+
+    def fewer(task):
+        return {name: value for name, value in whole(task).items() if name != "num_variables"}
+
+    monkeypatch.setattr(type(create()), "example_options", fewer)
+    tfds_builder.write(create(), tmp_path, {"train": 2})
+    monkeypatch.undo()
+    assert len(tfds_builder.read(create(), tmp_path, "train")) == 2
+    with pytest.raises(ConfigError, match="num_variables is 1 there and 3 here"):
+        tfds_builder.read(create(num_variables=3), tmp_path, "train")
+
+
 @pytest.mark.parametrize(("split", "size"), [("train", 7), ("pass_10", 3)])
 def test_reads_back_the_fixed_split_in_order(written, split, size):
     assert_holds(tfds_builder.read(create(), written, split, seed=2), create().dataset(split, size, seed=2))
