@@ -113,8 +113,9 @@ test-newest: $(READY)
 test-slow: $(REFERENCE) ## run the slow tests
 	$(TESTS_ON_CPU) $(BIN)/python $(PYTEST) -m slow
 
-torture: $(READY) ## kill a small training run KILLS times, and compare every bit with an uninterrupted run
-	$(TESTS_ON_CPU) $(BIN)/python -m tests.torture --kills=$(KILLS) --seed=0 --workdir=$(TORTURED)
+torture: $(READY) ## kill small runs and exports KILLS times, and compare every bit with uninterrupted ones
+	$(TESTS_ON_CPU) $(BIN)/python -m tests.torture --kills=$(KILLS) --seed=0 --workdir=$(TORTURED) \
+	  --kinds=train,compare,sweep,text,export,dataset
 
 fuzz: $(READY) ## call commands with CASES kinds of wrong input, and count the answers that are not clear
 	$(TESTS_ON_CPU) $(BIN)/python -m tests.fuzz --cases=$(CASES) --seed=0 --workdir=$(FUZZED)

@@ -9,7 +9,7 @@ from cope_jax.buckets import Bucket, mirrored
 from tests.buckets.saving import URL, complete
 from tests.experiments.several import Processes
 from tests.torture.__main__ import differences
-from tests.torture.killing import CONFIG
+from tests.torture.jobs import CONFIG
 
 pytestmark = pytest.mark.xdist_group("processes")
 

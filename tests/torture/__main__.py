@@ -5,9 +5,11 @@ JAX_PLATFORMS=cpu python -m tests.torture --kills=50 --seed=0 --workdir=runs/tor
 SIGKILL and SIGTERM come at random moments from the start of the process on, and on purpose while a checkpoint is
 written, right after the first step, and during evaluation. Parameters, optimizer, random key, place in the data and
 metrics are compared. `--bucket=gs://…` or `--bucket=s3://…` keeps the runs in a bucket. `--processes=2` splits the
-devices of each run among processes; all of them are killed, or one is asked to stop. `--encodings=cope,alibi` kills a
-comparison that trains two runs at a time. With JAX_PLATFORMS=cpu the devices are fake ones, as many as a mesh needs;
-else those that are there. Exit status: 0 all is equal, 1 it is not, 2 wrong input.
+devices of each run among processes; all of them are killed, or one is asked to stop. `--kinds` names what is killed: a
+run on each mesh, and on one device a run on text, a comparison and a grid that train two runs at a time, and exports of
+shards and of a dataset. After its last start, a command must have left nothing that a command without kills does not
+leave: in its folder, beside it, and in the folder for temporary files. With JAX_PLATFORMS=cpu the devices are fake
+ones, as many as a mesh needs; else those that are there. Exit status: 0 all is equal, 1 it is not, 2 wrong input.
 """
 
 import argparse
@@ -37,7 +39,8 @@ from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import ExperimentConfig, MeshConfig
 from cope_jax.training.program import Program
 from tests.torture import killing
-from tests.torture.killing import PLACES, BrokenError, Job, Plan, Start
+from tests.torture.jobs import EXPORTS, KINDS, Job, bytes_differ, leftovers
+from tests.torture.killing import PLACES, BrokenError, Plan, Start
 
 MESHES = "data=4,fsdp=4,tensor=4,data=2+fsdp=2+tensor=2"
 
@@ -46,12 +49,13 @@ def main() -> int:
     """Kills, compares, and prints a table."""
     parser = argparse.ArgumentParser("python -m tests.torture", description=__doc__.splitlines()[0])
     parser.add_argument("--workdir", type=Path, required=True, help="A new folder for all runs.")
-    parser.add_argument("--kills", type=int, default=50, help="How many, shared among the meshes.")
+    parser.add_argument("--kills", type=int, default=50, help="How many, shared among the meshes and other kinds.")
     parser.add_argument("--seed", type=int, default=0, help="Of the moments and signals.")
     parser.add_argument("--meshes", default=MESHES, help="Devices along the axes of each mesh.")
     parser.add_argument("--bucket", help="A new folder in a bucket for all runs; --workdir is for local files then.")
     parser.add_argument("--processes", type=int, default=1, help="How many share the devices of a run.")
-    parser.add_argument("--encodings", default="", help="Kill a comparison of these encodings, with --jobs=2.")
+    parser.add_argument("--kinds", default="train", help=f"What to kill: any of {', '.join(KINDS)}.")
+    parser.add_argument("--encodings", default="cope,alibi", help="Those of a comparison and a grid.")
     options = parser.parse_args()
     if options.workdir.exists():
         parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
@@ -59,27 +63,33 @@ def main() -> int:
         parser.error(f"--kills={options.kills} must be at least 1")
     try:
         meshes = {text: parse_mesh(text) for text in options.meshes.split(",")}
-        jobs = {text: Job(mesh, options.processes, options.encodings) for text, mesh in meshes.items()}
+        kinds = options.kinds.split(",")
+        jobs = {text: Job(mesh, options.processes) for text, mesh in meshes.items() if "train" in kinds}
+        jobs |= {kind: Job({"data": 1}, 1, kind, options.encodings) for kind in kinds if kind != "train"}
     except ValueError as error:
         parser.error(f"--meshes: {error}")
     if options.processes < 1 or any(math.prod(mesh.values()) % options.processes for mesh in meshes.values()):
         parser.error(f"--processes={options.processes} does not split the devices of each mesh evenly")
-    if options.processes > 1 and options.encodings:
-        parser.error("--encodings is for one process: omit --processes")
+    if wrong := [kind for kind in kinds if kind not in KINDS]:
+        parser.error(f"--kinds={wrong[0]} is none of {', '.join(KINDS)}")
+    if options.processes > 1 and kinds != ["train"]:
+        parser.error("--processes is for --kinds=train")
+    if options.bucket and not {"train", "compare", "text"}.issuperset(kinds):
+        parser.error("--bucket is for --kinds=train,compare,text")
     jax.config.update("jax_platforms", "cpu")  # the devices are for the runs, which are processes of their own
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no run is left behind
     rows, wrong = [], []
     with tqdm(total=options.kills, unit="kill", dynamic_ncols=True) as bar:
         for number, (text, job) in enumerate(jobs.items()):
             bar.set_description(text)
-            share = (options.kills + number) // len(meshes)
+            share = (options.kills + number) // len(jobs)
             starts, found = torture(
                 options.workdir.resolve() / text, job, share, options.seed, bar.update, options.bucket
             )
             rows.append(row(text, starts, found))
             wrong += [f"{text}: {line}" for line in found]
     console = wide_console()
-    headings = ["mesh", "verdict", "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds"]
+    headings = ["killed", "verdict", "kills", "SIGKILL", "SIGTERM", *PLACES.values(), "runs", "starts", "seconds"]
     console.print(Table("Killed again and again", headings, rows, text_columns=2).rich())
     for line in wrong:
         console.print(line, markup=False, soft_wrap=True)
@@ -119,14 +129,19 @@ def torture(
     """
     folder.mkdir(parents=True)
     rng, starts, done, wrong = random.Random(f"{seed} {folder.name}"), list[Start](), [folder / "straight"], []
-    variables = job.environment(folder.parent / "compiled")
+    material, temporary = folder / "material", folder / "temporary"
+    job.prepare(material)
+    temporary.mkdir()
+    variables = job.environment(folder.parent / "compiled", temporary)
+    moments = killing.MOMENTS_OF_EXPORTS if job.kind in EXPORTS else killing.MOMENTS
 
     def place(workdir: Path) -> str:
         return str(workdir) if bucket is None else f"{bucket}/{folder.name}/{workdir.name}"
 
     def start(workdir: Path, plan: Plan | None) -> Start:
         url = None if bucket is None else place(workdir)
-        starts.append(killing.start(workdir, job.commands(place(workdir)), variables, plan, job.runs(), url))
+        commands = job.commands(place(workdir), material)
+        starts.append(killing.start(workdir, commands, variables, plan, job.runs(), url))
         return starts[-1]
 
     workdir = done[0]
@@ -137,7 +152,8 @@ def torture(
         while left or starts[-1].signal is not None:
             if len(starts) > 4 * kills + 8:
                 raise BrokenError(f"{len(starts)} starts, and no more than {kills - left} kills: too short")
-            found = start(workdir, Plan.draw(rng, len(starts) - 1, shortest, job.processes) if left else None)
+            plan = Plan.draw(rng, len(starts) - 1, shortest, job.processes, moments) if left else None
+            found = start(workdir, plan)
             if found.signal is not None:
                 left -= 1
                 killed()
@@ -152,6 +168,10 @@ def torture(
             for name in job.runs():
                 where = run.name if name == "." else f"{run.name}/{name}"
                 wrong += [f"{where}: {line}" for line in differences(Path(straight, name), Path(other, name))]
+            if job.kind in EXPORTS:
+                wrong += [f"{run.name}: {line}" for line in bytes_differ(Path(straight), Path(other))]
+    if bucket is None and not wrong:
+        wrong += leftovers(folder, done)
     return starts, wrong
 
 

@@ -4,34 +4,31 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import os
 import random
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from cope_jax.buckets import Bucket
-from cope_jax.encodings import split_outside_parentheses
-from cope_jax.runs.grid import folder_name
-from tests.experiments.several import free_port
 from tests.torture.tortured_config import get_config
 
 ROOT = Path(__file__).parents[2]
-CONFIG = Path(__file__).with_name("tortured_config.py")
 TRAINING = get_config().training
 PLACES = {
     "start": "before the first step",
     "checkpoint": "while a checkpoint was written",
     "evaluation": "during evaluation",
     "steps": "between",
+    "write": "of an export",
 }
 # In turns, so that a few kills meet every moment too; most often the most delicate one.
 MOMENTS = ("checkpoint", "any", "steps", "checkpoint", "evaluation")
+# Of an export, which takes a second or two from the time when its folder is there.
+MOMENTS_OF_EXPORTS = ("write", "any", "write")
 PATIENCE = 600.0  # seconds after which a run that does not end hangs
 
 
@@ -40,54 +37,12 @@ class BrokenError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
-    """What is killed.
-
-    Attributes:
-      mesh: devices along the axes.
-      processes: these share the devices evenly.
-      encodings: of a comparison that trains two at a time; "" is a single run.
-    """
-
-    mesh: dict[str, int]
-    processes: int = 1
-    encodings: str = ""
-
-    def runs(self) -> list[str]:
-        """The folders of the runs below the workdir."""
-        labels = split_outside_parentheses(self.encodings, ",") if self.encodings else []
-        return [f"cells/{folder_name(label)}/seed_0" for label in labels] or ["."]
-
-    def commands(self, workdir: Path | str) -> list[list[str]]:
-        """The command of each process, always the same but for the port of the first process."""
-        axes = [f"--config.job.mesh.{axis}={size}" for axis, size in {"data": 1, **self.mesh}.items()]
-        several = [f"--encodings={self.encodings}", "--jobs=2"] if self.encodings else []
-        name = "compare" if self.encodings else "train"
-        words = [sys.executable, "-m", f"experiments.{name}", f"--config={CONFIG}", f"--workdir={workdir}"]
-        words += [*axes, *several]
-        if self.processes == 1:
-            return [words]
-        words += [f"--coordinator=127.0.0.1:{free_port()}", f"--num_processes={self.processes}"]
-        return [[*words, f"--process_id={index}"] for index in range(self.processes)]
-
-    def environment(self, cache: Path) -> dict[str, str]:
-        """As many fake devices as the mesh needs, and a folder of compiled programs, so that later starts are short."""
-        devices = math.prod(self.mesh.values()) // self.processes
-        return os.environ | {
-            "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={devices}",
-            "JAX_COMPILATION_CACHE_DIR": str(cache),
-            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        }
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """When and how to kill.
 
     Attributes:
-      moment: "any": `delay` seconds after the start; else `delay` seconds after the run was first seen at that place, a
-        key of `PLACES`.
+      moment: "any": `delay` seconds after the start; "write": `delay` seconds after the workdir was first seen; else
+        `delay` seconds after the run was first seen at that place, a key of `PLACES`.
       number: the signal.
       count: the how-manieth time, from 1.
       delay: seconds.
@@ -101,10 +56,12 @@ class Plan:
     process: int = 0
 
     @classmethod
-    def draw(cls, rng: random.Random, turn: int, duration: float, processes: int = 1) -> "Plan":
+    def draw(
+        cls, rng: random.Random, turn: int, duration: float, processes: int = 1, moments: Sequence[str] = MOMENTS
+    ) -> "Plan":
         """The plan of a turn; `duration` is that of a whole run, in seconds."""
-        moment = MOMENTS[turn % len(MOMENTS)]
-        longest = {"any": duration, "steps": 0.0}.get(moment, 0.03)
+        moment = moments[turn % len(moments)]
+        longest = {"any": duration, "steps": 0.0, "write": 1.5}.get(moment, 0.03)
         number = rng.choice([signal.SIGKILL, signal.SIGTERM])
         count = rng.randint(1, 3 if moment == "checkpoint" else 1)
         return cls(moment, number, count, rng.uniform(0, longest), rng.randrange(processes))
@@ -159,6 +116,8 @@ class Watch:
 
     def place(self) -> str:
         """Where the runs are, a key of `PLACES`; to be asked again and again, for it is seen by what changes."""
+        if not self._runs and self._workdir.exists():
+            return "write"
         if not self.trains():
             return "start"
         (_, inode, size), path = max((self._stat(path), path) for path in self._metrics())
@@ -176,7 +135,9 @@ class Watch:
         """Whether the last step of all runs is done, or may be: a mirror is removed at the end."""
         if self._buckets and not any(path.exists() for path in self._metrics()):
             return True
-        return all(self._last_row(path).get("step", 0) >= TRAINING.steps for path in self._metrics())
+        return bool(self._runs) and all(
+            self._last_row(path).get("step", 0) >= TRAINING.steps for path in self._metrics()
+        )
 
     def _metrics(self) -> list[Path]:
         folder = next(self._workdir.glob("cope_jax-mirror-*/files"), self._workdir)
@@ -286,7 +247,7 @@ def _await(process: subprocess.Popen, watch: Watch, plan: Plan) -> bool:
     while process.poll() is None:
         if time.monotonic() - began > PATIENCE:
             raise BrokenError(f"it hangs: no end after {PATIENCE:.0f} s")
-        before, now = now, watch.place() == plan.moment or plan.moment == "any"
+        before, now = now, plan.moment in ("any", watch.place())
         left -= now and not before
         if left <= 0 and kill_at is None:
             kill_at = time.monotonic() + plan.delay

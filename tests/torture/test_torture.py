@@ -15,8 +15,9 @@ import pytest
 from cope_jax.training.checkpoints import Checkpoints
 from tests.buckets.bucket_server import serving
 from tests.torture import __main__ as torture
-from tests.torture import killing
-from tests.torture.killing import BrokenError, Job, Plan
+from tests.torture import jobs, killing
+from tests.torture.jobs import Job
+from tests.torture.killing import BrokenError, Plan
 
 pytestmark = pytest.mark.xdist_group("torture")
 
@@ -49,7 +50,7 @@ def test_so_does_a_run_in_a_bucket(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "job", [Job({"fsdp": 2}, processes=2), Job({"data": 1}, encodings="cope,alibi")], ids=["processes", "comparison"]
+    "job", [Job({"fsdp": 2}, processes=2), Job({"data": 1}, kind="compare")], ids=["processes", "comparison"]
 )
 @pytest.mark.parametrize("bucket", [None, "gs://bucket/torture"], ids=["disk", "bucket"])
 def test_so_do_several_processes_and_a_comparison(job, bucket, tmp_path):
@@ -127,6 +128,37 @@ def test_whatever_differs_is_named(spoil, tortured, tmp_path):
     spoil(other)
     found = torture.differences(straight, other)
     assert set(SPOILED[spoil]) <= set(found) if spoil is spoil_newest else found == SPOILED[spoil]
+
+
+@pytest.mark.parametrize("kind", ["sweep", "text", "export", "dataset"])
+@pytest.mark.slow
+def test_grids_texts_and_exports_end_alike_and_leave_nothing(kind, tmp_path):
+    starts, wrong = torture.torture(tmp_path / "runs", Job({"data": 1}, kind=kind), kills=4, seed=0)
+    assert wrong == []
+    assert sum(start.signal is not None for start in starts) == 4
+
+
+def test_whatever_is_left_is_told(tmp_path):
+    for name in ("straight", "round_2"):
+        (tmp_path / name / "checkpoints" / "4" / name).mkdir(parents=True)
+        (tmp_path / name / f"events.out.tfevents.{name}").touch()
+    (tmp_path / "material").mkdir()
+    (tmp_path / "temporary" / f"cope_jax-{os.getuid()}").mkdir(parents=True)
+    (tmp_path / "round_2.0.stderr").touch()
+    workdirs = [tmp_path / "straight", tmp_path / "round_2"]
+    assert list(jobs.leftovers(tmp_path, workdirs)) == []
+    (tmp_path / "temporary" / "cope_jax-x.log").touch()
+    (tmp_path / "round_2.partial-x").mkdir()
+    (tmp_path / "round_2" / "result.json.partial").touch()
+    (tmp_path / "straight" / "report.html").touch()
+    assert sorted(jobs.leftovers(tmp_path, workdirs)) == [
+        "cope_jax-x.log stays in the folder for temporary files",
+        "round_2.partial-x stays beside the folder",
+        "round_2: report.html is missing",
+        "round_2: result.json.partial is left",
+    ]
+    (tmp_path / "round_2" / "report.html").write_text("another")
+    assert list(jobs.bytes_differ(*workdirs)) == ["report.html differs"]
 
 
 # Stands for the training command: it trains, and answers SIGTERM in one way or another.
@@ -218,7 +250,9 @@ def test_wrong_flags_are_one_line(monkeypatch, tmp_path, capsys):
         ([new, "--kills=0"], "--kills=0 must be at least 1"),
         ([f"--workdir={tmp_path}"], "exists: delete it"),
         ([new, "--meshes=data=2,data=3", "--processes=2"], "--processes=2 does not split the devices of each mesh"),
-        ([new, "--encodings=cope", "--processes=2"], "--encodings is for one process"),
+        ([new, "--kinds=train,compare", "--processes=2"], "--processes is for --kinds=train"),
+        ([new, "--kinds=trian"], "--kinds=trian is none of train, compare"),
+        ([new, "--kinds=sweep", "--bucket=gs://x/y"], "--bucket is for --kinds=train,compare,text"),
     ):
         with pytest.raises(SystemExit, match="2"):
             run(monkeypatch, *flags)
@@ -231,13 +265,17 @@ def test_the_command_shares_the_kills_and_tells_what_is_wrong(wrong, status, mon
 
     def kill(folder, job, kills, seed, killed, bucket):
         assert bucket is None
-        asked.append((folder.name, job.mesh, kills, seed))
+        asked.append((folder.name, job.kind, job.mesh, kills, seed))
         return [killing.Start(None, None, 0, 1.0), killing.Start("SIGKILL", "steps", -9, 1.0)], wrong
 
     monkeypatch.setattr(torture, "torture", kill)
-    flags = (f"--workdir={tmp_path / 'runs'}", "--kills=5", "--seed=7", "--meshes=data=2,fsdp=2+tensor=2")
-    assert run(monkeypatch, *flags) == status
-    assert asked == [("data=2", {"data": 2}, 2, 7), ("fsdp=2+tensor=2", {"fsdp": 2, "tensor": 2}, 3, 7)]
+    flags = ("--kills=7", "--seed=7", "--meshes=data=2,fsdp=2+tensor=2", "--kinds=train,export")
+    assert run(monkeypatch, f"--workdir={tmp_path / 'runs'}", *flags) == status
+    assert asked == [
+        ("data=2", "train", {"data": 2}, 2, 7),
+        ("fsdp=2+tensor=2", "train", {"fsdp": 2, "tensor": 2}, 2, 7),
+        ("export", "export", {"data": 1}, 3, 7),
+    ]
     # Of the table a narrow terminal breaks words; `row` is tested above.
     assert ("data=2: round_1: key differs" in capsys.readouterr().out) == bool(wrong)
 

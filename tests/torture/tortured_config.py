@@ -1,15 +1,23 @@
 """The run that is killed: a few seconds of training, all of which is random, with a checkpoint every few steps."""
 
+from typing import Any
+
 from ml_collections import config_dict
 
 from cope_jax.training import config_files as base
 
+TASKS: dict[str, tuple[str, dict[str, Any]]] = {
+    "": ("selective_copy", {"num_symbols": 4, "num_tokens": 4, "num_blanks": 4}),
+    "text": ("text", {"tokenizer": "bpe", "vocab_size": 300, "length": 12}),
+}
 
-def get_config() -> config_dict.ConfigDict:
-    """The config."""
+
+def get_config(kind: str = "") -> config_dict.ConfigDict:
+    """The config, with a key of `TASKS`."""
+    name, options = TASKS[kind]
     return base.experiment(
-        "selective_copy",
-        {"num_symbols": 4, "num_tokens": 4, "num_blanks": 4},
+        name,
+        options,
         model={"num_layers": 1, "block": {"model_dim": 16, "num_heads": 4, "dropout": 0.1}},
         encodings={"cope": {"npos_max": 4}},
         optimizer={"warmup_steps": 4},
