@@ -79,8 +79,6 @@ _BATCH_SIZE = flags.DEFINE_integer(
 def main() -> None:
     """Reads the prompts, and prints or writes their continuations."""
     named = list(_prompts())
-    if "" in _STOP.value:
-        raise ConfigError("--stop is empty: give a text, or omit the flag")
     if not math.isfinite(_TEMPERATURE.value):
         raise ConfigError(f"--temperature must be a finite number, got {_TEMPERATURE.value}")
     if _TOP_P.value is not None and not _TOP_P.value > 0:

@@ -57,7 +57,7 @@ def commands() -> dict[str, Path]:
     return {
         path.parent.name if path.stem == "__main__" else path.stem: path
         for path in [*files, *root.glob("*/__main__.py")]
-        if b"entry.run(main)" in path.read_bytes()
+        if b"\n    entry.run(main" in path.read_bytes()
     }
 
 

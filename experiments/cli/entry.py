@@ -55,12 +55,14 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
                 print(help_text(argv), flush=True)
                 sys.exit(0)
             try:
+                _check_text(argv)
                 argv = flags.FLAGS.read_flags_from_files(argv, force_gnu=False)
                 rest = flags.FLAGS(argv)
                 _check_numbers(argv)
                 for name in flags.FLAGS:
                     _check_names(flags.FLAGS[name])
                 _check_folders()
+                _check_lists()
                 return rest
             except flags.Error as error:
                 raise _wrapped(error) or ConfigError(_flag_error(str(error))) from None
@@ -83,6 +85,23 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
     logging.get_absl_logger().addFilter(lambda record: f"{os.sep}orbax{os.sep}" not in record.pathname)
     with no_late_words():
         app.run(guarded, flags_parser=parse)
+
+
+def _check_text(argv: Sequence[str]) -> None:
+    """Refuses names of files that are not UTF-8, because results and messages name them."""
+    for word in argv[1:]:
+        if any("\ud800" <= letter <= "\udfff" for letter in word):
+            shown = word.encode(errors="backslashreplace").decode()
+            raise ConfigError(f"{shown} is not UTF-8: rename the file or folder, or convert the text")
+
+
+def _check_lists() -> None:
+    """Refuses a list that is empty or has an empty item."""
+    for name in flags.FLAGS:
+        value = flags.FLAGS[name].value
+        if isinstance(value, list) and (value == [] != flags.FLAGS[name].default or "" in value):
+            what = "has an empty item" if value[1:] else "is empty, as with an unset variable"
+            raise ConfigError(f"--{name} {what}: give a value, or omit the flag")
 
 
 def _check_numbers(argv: Sequence[str]) -> None:

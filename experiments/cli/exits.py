@@ -61,6 +61,11 @@ def clear_errors() -> Iterator[None]:
             _leave(134, f"error: another process is lost ({first_line(error)}): rerun the command in all processes")
         if reason := storage_reason(error):
             _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            _leave(
+                2,
+                f"error: the limit of open files is too low ({error.strerror}): raise it, as with ulimit -n 1024",
+            )
         if isinstance(error, OSError) and error.filename and error.errno in _WRONG_PATHS:
             _leave(2, f"error: cannot use {str(error.filename)[:200]} ({error.strerror}): correct the path or the file")
         if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):

@@ -8,7 +8,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import jax
@@ -69,20 +69,40 @@ class Done:
         return lines[0].removeprefix("error: ")
 
 
+@dataclasses.dataclass(frozen=True)
+class Surroundings:
+    """What a command finds when it starts.
+
+    Attributes:
+      folder: the current folder.
+      gone: whether this folder is deleted.
+      encoding: of stdout.
+      variables: environment variables.
+      streams: what else file descriptors are: a path, or "" for a closed one.
+    """
+
+    folder: Path = ROOT
+    gone: bool = False
+    encoding: str = "utf-8"
+    variables: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    streams: Mapping[int, str] = dataclasses.field(default_factory=dict)
+
+
 class Command:
     """A command that runs as `python -m experiments.NAME FLAGS` does.
 
     Args:
       cache: a folder for compiled programs, so that a second start costs little too.
-      folder: the folder to start in.
-      encoding: of stdout.
+      around: its surroundings.
     """
 
-    def __init__(self, cache: Path, name: str, *flags: object, folder: Path = ROOT, encoding: str = "utf-8"):
+    def __init__(self, cache: Path, name: str, *flags: object, around: Surroundings = Surroundings()):
         self._folder = tempfile.TemporaryDirectory()
         self._out, self._err = Path(self._folder.name) / "out", Path(self._folder.name) / "err"
+        self._out.touch()
+        self._err.touch()
         arguments = (str(cache), name, [str(flag) for flag in flags], str(self._out), str(self._err))
-        self._process = _FORKS.Process(target=_child, args=(*arguments, str(folder), encoding))
+        self._process = _FORKS.Process(target=_child, args=(*arguments, around))
         self._process.start()
 
     def wait(self, seconds: float = 600, kill: bool = True) -> Done:
@@ -106,13 +126,19 @@ class Command:
         self.send(number)
 
 
-def _child(
-    cache: str, name: str, flags: list[str], out: str, err: str, folder: str = str(ROOT), encoding: str = "utf-8"
-) -> None:
-    for number, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    sys.stdout, sys.stderr = open(1, "w", closefd=False, encoding=encoding), open(2, "w", closefd=False, buffering=1)
-    os.chdir(folder)
+def _child(cache: str, name: str, flags: list[str], out: str, err: str, around: Surroundings = Surroundings()) -> None:
+    streams = {1: out, 2: err, **around.streams}
+    for number, path in streams.items():
+        if path:
+            os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
+        else:
+            os.close(number)
+    sys.stdout = open(1, "w", closefd=False, encoding=around.encoding) if streams[1] else None
+    sys.stderr = open(2, "w", closefd=False, buffering=1, errors="backslashreplace") if streams[2] else None
+    os.environ.update(around.variables)
+    os.chdir(around.folder)
+    if around.gone:
+        around.folder.rmdir()
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_compilation_cache_dir", cache)
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
@@ -122,4 +148,5 @@ def _child(
     try:
         runpy.run_module(f"experiments.{name}", run_name="__main__", alter_sys=True)
     finally:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()

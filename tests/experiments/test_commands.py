@@ -16,7 +16,7 @@ from cope_jax.runs import workers
 from cope_jax.training import config_files
 from cope_jax.training.metrics import read_metrics
 from experiments.cli import entry, jobs
-from tests.experiments.commands import ROOT, Command
+from tests.experiments.commands import ROOT, Command, Surroundings
 
 pytestmark = pytest.mark.xdist_group("commands")  # what its fixtures train is shared
 
@@ -151,7 +151,11 @@ def test_list_shows_every_name_with_a_line(start):
     names = {kind: tuple(words[0] for words in lines) for kind, lines in blocks.items()}
     assert names["configs"] == config_files.names() and names["encodings"] == encodings.names()
     assert (names["tasks"], names["models"]) == (tasks.TASKS.names(), models.MODELS.names())
-    files = [path for path in (ROOT / "experiments").rglob("*.py") if "\n    entry.run(main)\n" in path.read_text()]
+    files = [
+        path
+        for path in (ROOT / "experiments").rglob("*.py")
+        if re.search(r"^    entry\.run\(main\b", path.read_text(), re.MULTILINE)
+    ]
     assert {path.parent.name if path.stem == "__main__" else path.stem for path in files} == set(names["commands"])
     assert names["trained"] == ("counting", "shakespeare")
     assert start("list", "--only=trained").wait().out == f"trained{done.out.rpartition('trained')[2]}"
@@ -189,7 +193,7 @@ def test_closed_and_full_streams_change_no_status(command, status):
 )
 def test_a_stdout_that_lacks_characters_is_enough(encoding, name, given, tmp_path):
     folder = [f"--out={tmp_path}"] if "inspect" in name else []
-    done = Command(tmp_path / "compiled", name, *given, *folder, encoding=encoding).wait()
+    done = Command(tmp_path / "compiled", name, *given, *folder, around=Surroundings(encoding=encoding)).wait()
     assert (done.status, done.err) == (0, "") and len(done.out) > 100 and "?" in done.out
 
 

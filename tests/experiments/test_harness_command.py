@@ -73,7 +73,7 @@ def test_wrong_input_is_one_line(run, task_dir, start, tmp_path):
     (tmp_path / "bad.yaml").write_text((folder / "sample.yaml").read_text().replace("{{text}}", "{{text.a.b}}"))
     for flags, message in (
         (["--tasks=sampel"], "unknown task 'sampel' in --tasks: did you mean 'sample'?"),
-        (["--tasks="], "--tasks names no task"),
+        (["--tasks="], "--tasks is empty"),
         (["--tasks=sample", "--task_dir=nowhere"], "there is no folder nowhere"),
         (["--tasks=sample", f"--task_dir={tmp_path}"], "lm_eval cannot measure --tasks=sample (UndefinedError"),
         (["--tasks=sample", "--batch_size=0"], "--batch_size=0"),

@@ -10,6 +10,7 @@ then end with status 143. Exit status: 0 no finding, 1 findings, 2 wrong input.
 import argparse
 import collections
 import concurrent.futures
+import dataclasses
 import os
 import shlex
 import shutil
@@ -21,8 +22,9 @@ from pathlib import Path
 
 from tqdm import tqdm
 
+from experiments import list as list_command
 from tests.buckets.bucket_server import serving
-from tests.experiments.commands import CONFIG, Command, Done
+from tests.experiments.commands import CONFIG, ROOT, Command, Done
 from tests.fuzz import cases
 from tests.fuzz.cases import Case, Material
 
@@ -35,18 +37,22 @@ def main() -> int:
     parser.add_argument("--workdir", type=Path, required=True, help="A new folder for all files.")
     parser.add_argument("--cases", type=int, default=2000, help="Number of cases.")
     parser.add_argument("--seed", type=int, default=0, help="Random seed of the cases.")
+    parser.add_argument("--kinds", default="all", help=f"Any of {', '.join(cases.KINDS)}.")
     parser.add_argument("--only", type=int, help="The number of the only case to run.")
     parser.add_argument("--limit", type=float, default=20, help="Seconds until a command must end or show progress.")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="Number of cases at a time.")
     options = parser.parse_args()
     if options.workdir.exists():
         parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
+    kinds = list(cases.KINDS) if options.kinds == "all" else options.kinds.split(",")
+    if wrong := [kind for kind in kinds if kind not in cases.KINDS]:
+        parser.error(f"--kinds={wrong[0]} is none of {', '.join(cases.KINDS)}")
     numbers = range(options.cases) if options.only is None else [options.only]
     ends: collections.Counter[str] = collections.Counter()
     found = []
     with tqdm(total=len(numbers), unit="case", dynamic_ncols=True) as bar:
         for number, case, done, problem in run(
-            options.workdir.resolve(), options.seed, numbers, options.jobs, options.limit
+            options.workdir.resolve(), options.seed, numbers, options.jobs, options.limit, kinds
         ):
             bar.update()
             ends[f"{case.kind}: {'stopped' if done is None else f'status {done.status}'}"] += 1
@@ -60,7 +66,12 @@ def main() -> int:
 
 
 def run(
-    folder: Path, seed: int, numbers: Sequence[int], jobs: int = 1, limit: float = 60
+    folder: Path,
+    seed: int,
+    numbers: Sequence[int],
+    jobs: int = 1,
+    limit: float = 60,
+    kinds: Sequence[str] = tuple(cases.KINDS),
 ) -> Iterator[tuple[int, Case, Done | None, str | None]]:
     """Yields each case with how it ended and what is wrong with that, None if nothing is."""
     folder.mkdir(parents=True)
@@ -71,7 +82,7 @@ def run(
         def one(number: int) -> tuple[int, Case, Done | None, str | None]:
             out = folder / f"case_{number}"
             out.mkdir()
-            case = cases.draw(seed, number, material, out)
+            case = cases.draw(seed, number, material, out, kinds)
             done, problem = judge(case, material.folder / "compiled", out, limit)
             if done is not None and done.status == 255:  # multiprocessing has not learned how it ended
                 done, problem = judge(case, material.folder / "compiled", out, limit)
@@ -108,7 +119,10 @@ def prepare(material: Material) -> None:
 
 def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | None, str | None]:
     """Runs a case in a folder; how it ended, None if it was stopped, and what is wrong."""
-    command = Command(cache, _module(case.command), *case.flags, folder=folder)
+    here = folder / "here" if case.around.gone else folder
+    here.mkdir(exist_ok=True)
+    around = dataclasses.replace(case.around, folder=here)
+    command = Command(cache, _module(case.command), *case.flags, around=around)
     began = time.monotonic()
     try:
         done = command.wait(limit, kill=False)
@@ -130,7 +144,7 @@ def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | N
         return done, f"a traceback: {done.err.strip().splitlines()[-1][:300]}"
     if done.status not in STATUSES:
         return done, f"status {done.status}: {done.err[-300:]!r}"
-    if done.status:
+    if done.status and 2 not in case.around.streams:
         lines = [line for line in done.err.splitlines() if line.startswith("error: ")]
         if len(lines) != 1 or not done.err.rstrip().endswith(lines[0]):
             return done, f"not one line: {done.err[-500:]!r}"
@@ -141,13 +155,13 @@ def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | N
 
 def _module(name: str) -> str:
     """The module of a command in `experiments`."""
-    name = name.partition(" ")[0]
-    folders = {"inspect": "analysis.", "perplexity": "analysis.", "convert": "files.", "export": "files."}
-    return {"sweep": "sweep.__main__", "download": "files.download"}.get(name, folders.get(name, "") + name)
+    path = list_command.commands()[name.partition(" ")[0]]
+    return ".".join(path.relative_to(ROOT / "experiments").with_suffix("").parts)
 
 
 def _line(case: Case) -> str:
-    return shlex.join(["python", "-m", f"experiments.{case.command.partition(' ')[0]}", *case.flags])[:1500]
+    words = shlex.join(["python", "-m", f"experiments.{case.command.partition(' ')[0]}", *case.flags])[:1500]
+    return words.encode(errors="backslashreplace").decode() + (f"  # {case.around}" if case.kind == "around" else "")
 
 
 if __name__ == "__main__":

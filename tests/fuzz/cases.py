@@ -7,13 +7,15 @@ import json
 import os
 import random
 import shutil
+import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cope_jax.training import config_files
+from tests.experiments.commands import Surroundings
 
 JUNK = ("", " ", "x", "0", "-1", "1", "3", "2.5", "nan", "inf", "-inf", "1e400", "1e30", "2147483648", "9" * 30, "None")
 JUNK += ("True", "[]", "()", "(1,", "{'a': 1}", "'", "a,b", "a=b", "../..", "/dev/null", "ü☃", "\x01\x1b[31m", "a\nb")
@@ -43,6 +45,7 @@ class Case:
       flags: its flags.
       text: what is wrong.
       absurd: whether the command must refuse it.
+      around: the surroundings of the command.
     """
 
     kind: str
@@ -50,6 +53,7 @@ class Case:
     flags: tuple[str, ...]
     text: str
     absurd: bool = False
+    around: Surroundings = Surroundings()
 
 
 class Material:
@@ -82,6 +86,13 @@ class Material:
             "sweep": ["--grid=abilities", "--dry_run", workdir],
             "download": ["--corpora=tinyshakespeare", f"--mirror={self.mirror}/whole", f"--out={out}"],
             "list": ["--only=tasks"],
+            "generate to a file": [text, "--prompt=The", "--max_new_tokens=3", f"--out={out}"],
+            "floors": [text],
+            "language_models": [f"--models={self.text}", workdir],
+            "neighbours": [f"--models={self.text}", "--word=play", "--sentences=They play|A play", workdir],
+            "probe": [f"--models={self.run}", workdir],
+            "classify": ["--systems=majority", "--repeats=1", workdir],
+            "scaling": [f"--figures={self.folder}"],
         }
 
 
@@ -94,10 +105,10 @@ SMALL_TEXT = (
 )
 
 
-def draw(seed: int, number: int, material: Material, out: Path) -> Case:
+def draw(seed: int, number: int, material: Material, out: Path, kinds: Sequence[str]) -> Case:
     """The case of a number. It damages a copy of a file in `out`, which is a new folder."""
     rng = random.Random(f"{seed} {number}")
-    kind = rng.choices(tuple(KINDS), (3, 4, 3, 1))[0]
+    kind = rng.choices(kinds, [WEIGHTS.get(kind, 3) for kind in kinds])[0]
     return KINDS[kind](rng, material, out)
 
 
@@ -227,6 +238,7 @@ DAMAGES: dict[str, Callable[[random.Random, Path], None]] = {
     "no file": lambda rng, path: path.unlink(),
     "a folder": _replace(Path.mkdir),
     "a link to itself": _replace(lambda path: path.symlink_to(path)),
+    "a pipe": _replace(os.mkfifo),
     "deep": lambda rng, path: path.write_text("[" * 100_000),
     "null": lambda rng, path: path.write_text("null\n"),
 }
@@ -246,7 +258,155 @@ def _servers(rng: random.Random, material: Material, out: Path) -> Case:
     return Case("servers", "train", flags, f"bucket: {fault}", absurd=fault != "none")
 
 
-KINDS = {"flags": _flags, "fields": _fields, "files": _files, "servers": _servers}
+def _words(rng: random.Random, material: Material, out: Path) -> Case:
+    """A value that is odd, or is at the end of a path that may be right."""
+    commands = material.base(out / "out")
+    name = rng.choice(tuple(commands))
+    flags = list(commands[name])
+    place = rng.choice([place for place, word in enumerate(flags) if word != "--dry_run"])
+    flag, _, old = flags[place].partition("=")
+    value = "".join(rng.choices(ODD, k=rng.choice((1, 1, 2))))
+    folder = f"{out}/" if str(out) in old else f"{old}/" if str(material.folder) in old and rng.random() < 0.3 else ""
+    flags[place] = f"{flag}={folder}{value}"
+    return Case("words", name, tuple(flags), flags[place][:200])
+
+
+def _paths(rng: random.Random, material: Material, out: Path) -> Case:
+    """Something else where a file or folder should be."""
+    commands = material.base(out / "out")
+    name = rng.choice([name for name, flags in commands.items() if any("/" in flag for flag in flags)])
+    flags = list(commands[name])
+    place = rng.choice([place for place, word in enumerate(flags) if "/" in word and "://" not in word])
+    flag, _, old = flags[place].partition("=")
+    how = rng.choice(tuple(THINGS))
+    path = out / rng.choice(("thing", "th[i]ng", "th*ng?", "th\\ng", "thing ", "th\udcffng", "th\nng"))
+    right = next((path for path in (material.run, material.text, material.config) if str(path) == old), material.run)
+    THINGS[how](path, right)
+    flags[place] = f"{flag}={path}{'/out' if how == 'a folder' and right is material.run and str(out) in old else ''}"
+    return Case("paths", name, tuple(flags), f"{flag}: {how} named {path.name!r}")
+
+
+def _around(rng: random.Random, material: Material, out: Path) -> Case:
+    """Right flags, sometimes with a mistake, in odd surroundings."""
+    commands = material.base(out / "out")
+    name = rng.choice(("list", "list", "evaluate", "inspect", "generate", "generate to a file", "convert", "sweep"))
+    flags = [*commands[name], *rng.choice(([], [], ["--help"], ["--no_such=ü"]))]
+    streams = {number: rng.choice(("", "/dev/full")) for number in (0, 1, 2) if rng.random() < 0.3}
+    variable = rng.choice(tuple(VARIABLES))
+    around = Surroundings(
+        gone=rng.random() < 0.1,
+        encoding=rng.choice(("utf-8", "ascii", "latin-1", "euc_jp", "cp1252", "utf-16")),
+        variables={variable: rng.choice(VARIABLES[variable])},
+        streams=streams,
+    )
+    return Case("around", name, tuple(flags), f"{around}", around=around)
+
+
+KINDS = {
+    "flags": _flags,
+    "fields": _fields,
+    "files": _files,
+    "servers": _servers,
+    "words": _words,
+    "paths": _paths,
+    "around": _around,
+}
+WEIGHTS = {"fields": 4, "servers": 1}
+ODD = (
+    "\u202eabc",
+    "e\u0301",
+    "😀",
+    "\udcff\udcfe",
+    "\x1b]0;x\x07",
+    "\r",
+    "\t",
+    "\u2028",
+    "\ufeff",
+    "٣",
+    "Ⅷ",
+    "½",
+    "１２",
+)
+ODD += (
+    "1_000",
+    "0x10",
+    "−3",
+    "+5",
+    " 7 ",
+    "lr[1e-3]",
+    "a*b?",
+    "**",
+    "a\\b",
+    "$(x)",
+    "`x`",
+    "{0}",
+    "%d",
+    "--",
+    "=",
+    ".",
+    "..",
+)
+ODD += (
+    "/",
+    "//",
+    "/proc/self/mem",
+    "/proc/self/fd/99",
+    "/dev/full",
+    "é" * 200,
+    "x" * 256,
+    "a/" * 2500,
+    "1e-400",
+    "9" * 400,
+)
+ODD += (
+    "~root",
+    "CON",
+    "a;b",
+    "a|b",
+    "a#b",
+    "a:b",
+    "'a\"",
+    "<b>",
+    "\x7f",
+    "-",
+    "\udcc3",
+    "٣.٥",
+    "1e9999999999",
+    "#",
+    "@x",
+    "file:///x",
+)
+"""Parts of values and names; a surrogate stands for a byte that is not UTF-8."""
+
+THINGS: dict[str, Callable[[Path, Path], object]] = {
+    "a pipe": lambda path, right: os.mkfifo(path),
+    "a socket": lambda path, right: os.mknod(path, 0o600 | stat.S_IFSOCK),
+    "a folder": lambda path, right: path.mkdir(),
+    "a file": lambda path, right: path.write_text("file"),
+    "an empty file": lambda path, right: path.touch(),
+    "a file that is not UTF-8": lambda path, right: path.write_bytes(b"\xff\xfe\x00word"),
+    "a link to itself": lambda path, right: path.symlink_to(path.name),
+    "a link to nothing": lambda path, right: path.symlink_to("nothing"),
+    "a loop of folders": lambda path, right: (path.mkdir(), (path / "up").symlink_to("..")),
+    "a copy": lambda path, right: (shutil.copytree if right.is_dir() else shutil.copy)(right, path),
+    "a link to the right one": lambda path, right: path.symlink_to(right),
+    "a device": lambda path, right: path.symlink_to("/dev/full"),
+    "nothing": lambda path, right: None,
+}
+VARIABLES = {
+    "COLUMNS": ("0", "1", "-5", "x", "9" * 20),
+    "TERM": ("dumb", "", "no-such"),
+    "HOME": ("", "/no/such", "/dev/null"),
+    "XDG_CACHE_HOME": ("/dev/null", "relative", "/no/such"),
+    "TMPDIR": ("/no/such", "/dev/null"),
+    "TZ": ("", "No/Such", "\x01"),
+    "LC_ALL": ("C", "ja_JP.eucJP", "no_such"),
+    "MPLBACKEND": ("no_such", ""),
+    "JAX_PLATFORMS": ("", "cpu,no_such"),
+    "XLA_FLAGS": ("", "--no_such=1"),
+    "OMPI_COMM_WORLD_SIZE": ("٣", "x", "1"),
+}
+"""Environment variables; those that Python and libraries read when they are loaded have no effect."""
 
 ANSWERS: dict[str, bytes] = {
     "404": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
