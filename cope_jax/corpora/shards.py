@@ -18,7 +18,6 @@ import hashlib
 import itertools
 import json
 import os
-import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +29,7 @@ from etils import epath
 from cope_jax.corpora.packing import Packing, TokenStream, arrange
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import in_bucket, inside, parse_json, read_text
+from cope_jax.files import in_bucket, inside, parse_json, read_text, unfinished
 from cope_jax.registry import unknown
 
 MANIFEST = "manifest.json"
@@ -303,8 +302,8 @@ class Shards:
             if path.stat().length != shard.size:
                 raise ConfigError(f"{path} has {path.stat().length} bytes, not {shard.size}: run the export again")
             if in_bucket(path):
-                with tempfile.TemporaryDirectory() as copies:
-                    copy = Path(copies) / os.path.basename(shard.file)
+                with unfinished() as copies:
+                    copy = copies / os.path.basename(shard.file)
                     path.copy(copy)
                     self._check(copy, shard)
                     return ArrayRecordReader(str(copy), options)  # an open file outlives its name

@@ -8,9 +8,9 @@ from typing import Any
 from etils import epath
 
 from cope_jax.corpora.shards import MANIFEST
-from cope_jax.data.shard_writer import PARTIAL, write_file
+from cope_jax.data.shard_writer import write_file
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import glob_in, inside, parse_json, read_text
+from cope_jax.files import PARTIAL, glob_in, inside, parse_json, read_text
 from cope_jax.tokenizers.byte_level import BPE
 from cope_jax.tokenizers.word_level import Words
 

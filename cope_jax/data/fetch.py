@@ -5,20 +5,17 @@ import hashlib
 import os
 import pathlib
 import re
-import shutil
-import tempfile
 import time
 import zipfile
 
 import requests
 
 from cope_jax.errors import ConfigError
+from cope_jax.files import remove_abandoned, unfinished
 from cope_jax.progress import Progress
 
 _SECONDS = 30  # how long to wait for a server to answer, or to send more
 _PATIENCE, _SLOWEST = 60, 1000  # a download takes at most these seconds, and one for each of these bytes
-_WORK = ".download-"  # prefix of the folders of downloads in progress
-_DAY = 24 * 60 * 60
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,9 +82,8 @@ def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
     """Downloads the files of a corpus that a data directory lacks, and returns the paths of these files.
 
     The paths are relative to `data_dir`. The download is checked by size and digest. `data_dir` never has an incomplete
-    file: until a file is complete, it is in a temporary folder `.download-…`, which this call removes at the end. If
-    the process is killed, a call more than a day later removes this folder. Files that `data_dir` already has stay
-    unchanged.
+    file: until a file is complete, it is in a temporary folder, which this call removes at the end. If the process is
+    killed, the next call removes this folder. Files that `data_dir` already has stay unchanged.
 
     Raises:
       ConfigError: the server cannot be reached, the download breaks off, or its size or digest is wrong.
@@ -98,11 +94,9 @@ def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
         return []
     root = pathlib.Path(data_dir).absolute()
     root.mkdir(parents=True, exist_ok=True)
-    for other in root.glob(f"{_WORK}*"):
-        if time.time() - other.stat().st_mtime > _DAY:
-            shutil.rmtree(other, ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_WORK, dir=root) as folder:
-        archive = pathlib.Path(folder, "archive")
+    remove_abandoned(root)
+    with unfinished(root) as folder:
+        archive = folder / "archive"
         _fetch(source, archive, by_hand=f"put {', '.join(names)} into {data_dir} by hand")
         whole = [archive]
         if source.url.endswith(".zip"):

@@ -32,9 +32,9 @@ from cope_jax.data.export_folder import (
     report_file,
     reports_of,
 )
-from cope_jax.data.shard_writer import SUMS, Chunk, Options, remove_abandoned, write_file
+from cope_jax.data.shard_writer import SUMS, Chunk, Options, room, write_file
 from cope_jax.errors import ConfigError, StorageError, bucket_error
-from cope_jax.files import glob_in, in_bucket
+from cope_jax.files import glob_in, in_bucket, remove_abandoned
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers import loading
@@ -103,7 +103,7 @@ def export(
     forget_missing(out, len(source.weights))
     if (out / MANIFEST).exists():
         return read_manifest(out)
-    remove_abandoned(out)
+    remove_abandoned(room(out))
     try:
         return _write(source, out, vocabulary, given, options, identity, part, workers)
     except ConfigError as error:
@@ -112,7 +112,7 @@ def export(
             discard(out, identity, is_new)
         raise
     finally:
-        remove_abandoned(out)
+        remove_abandoned(room(out))
 
 
 def _write(

@@ -1,15 +1,9 @@
 """Tokenises a run of documents and writes it as shards, one for each split."""
 
-import contextlib
 import dataclasses
-import fcntl
 import os
-import shutil
-import socket
-import stat
 import tempfile
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +14,9 @@ from cope_jax.corpora.packing import Packing, join
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import Shard, file_digest, records
 from cope_jax.errors import ConfigError, clear_storage_errors
-from cope_jax.files import in_bucket
+from cope_jax.files import in_bucket, unfinished
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.tokenizer import Tokenizer
-
-PARTIAL = ".partial-"
-"""How the name of a folder of unfinished files begins. The name of the machine follows."""
-
-_LOCK = ".lock"
-_ABANDONED = 3600.0  # seconds after which nobody writes an unfinished file any more
 
 SUMS = ("documents", "words", "bytes", "unknown", "changed")
 """What is counted in the texts of each split, besides tokens."""
@@ -114,7 +102,7 @@ def _write_shard(out: epath.Path, name: str, split: str, made: Iterable[bytes], 
     from array_record.python.array_record_module import ArrayRecordWriter
 
     file, examples = f"{name}.array_record", 0
-    with clear_storage_errors(out), unfinished(out) as folder:
+    with clear_storage_errors(out), unfinished(room(out)) as folder:
         partial = folder / file
         writer = ArrayRecordWriter(str(partial), "group_size:8")
         for record in made:
@@ -134,47 +122,12 @@ def write_file(path: epath.Path, text: str) -> None:
     if in_bucket(path):
         path.write_text(text)
         return
-    with unfinished(path.parent) as folder:
+    with unfinished(room(path.parent)) as folder:
         partial = folder / path.name
         partial.write_text(text, encoding="utf-8")
         partial.replace(os.fspath(path))
 
 
-@contextlib.contextmanager
-def unfinished(out: epath.Path) -> Iterator[Path]:
-    """Yields a new folder for unfinished files of `out`, which vanishes at the end, and is locked until then."""
-    prefix = f"{PARTIAL}{socket.gethostname()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=_room(out), ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        with (folder / f"{_LOCK}.new").open("w") as lock:
-            with contextlib.suppress(OSError):  # from a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                (folder / f"{_LOCK}.new").rename(folder / _LOCK)  # a lock that others see is held already
-            yield folder
-
-
-def remove_abandoned(out: epath.Path) -> None:
-    """Removes the unfinished files of processes that were killed on this machine, and files of any that are old."""
-    for folder in (*_room(out).glob(f"{PARTIAL}*"), *_room(out).glob(f"parts/{PARTIAL}*")):
-        with contextlib.suppress(OSError):  # another process has removed it, or it is not ours
-            state = folder.lstat()
-            if state.st_uid == os.getuid() and stat.S_ISDIR(state.st_mode) and _is_abandoned(folder, state.st_mtime):
-                shutil.rmtree(folder)
-
-
-def _is_abandoned(folder: Path, modified: float) -> bool:
-    if not folder.name.startswith(f"{PARTIAL}{socket.gethostname()}-") or not (folder / _LOCK).exists():
-        return time.time() - modified > _ABANDONED
-    descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:  # its process lives
-        return False
-    finally:
-        os.close(descriptor)
-
-
-def _room(out: epath.Path) -> Path:
+def room(out: epath.Path) -> Path:
     """The folder for unfinished files: that of the finished ones, or the temporary one of this machine."""
     return Path(tempfile.gettempdir() if in_bucket(out) else os.fspath(out))

@@ -9,7 +9,6 @@ mixture, so that reading does not make examples from files again. Any program ca
 import dataclasses
 import hashlib
 import json
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,7 +17,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import in_bucket, read_text
+from cope_jax.files import in_bucket, read_text, unfinished
 from cope_jax.registry import unknown
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
@@ -59,7 +58,7 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
         if held != dict(sizes):
             raise ConfigError(f"{data_dir} holds {task.name} in other sizes, {held}: choose another data_dir")
     else:
-        with tempfile.TemporaryDirectory() as downloads:  # TFDS makes folders for them, which stay empty
+        with unfinished() as downloads:  # TFDS makes folders for them, which stay empty
             _Builder(task, data_dir, sizes, seed).download_and_prepare(download_dir=downloads)
     for name, content in _files(task).items():
         file = _path(task, data_dir) / name

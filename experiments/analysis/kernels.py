@@ -13,8 +13,6 @@ of a program. It needs '.[gpu-kernels]'.
 
 import dataclasses
 import json
-import shutil
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +21,7 @@ from rich.console import Console
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.evaluation.report.table import Table
+from cope_jax.files import unfinished
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import read_names, read_numbers
 from experiments.compile_check import bundles, chips, gpu_resources, kernel_cycles
@@ -75,13 +74,10 @@ def _for_gpu(problems: list[kernel_cycles.Problem], kind: str) -> tuple[list[dic
 
 
 def _for_tpu(problems: list[kernel_cycles.Problem]) -> tuple[list[dict[str, Any]], Table]:
-    folder = Path(tempfile.mkdtemp())
-    bundles.dump_into(folder)
-    topology = chips.describe(_TOPOLOGY.value)
-    try:
+    with unfinished() as folder:
+        bundles.dump_into(folder)
+        topology = chips.describe(_TOPOLOGY.value)
         found = [kernel_cycles.count(problem, topology.devices[0], folder) for problem in problems]
-    finally:
-        shutil.rmtree(folder)
     headings = ["tokens", "encoding", "blocks", "forward", "backward", "both", "÷ last"]
     rows = []
     for one in found:

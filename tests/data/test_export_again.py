@@ -9,7 +9,7 @@ import socket
 import numpy as np
 import pytest
 
-from cope_jax import tasks
+from cope_jax import files, tasks
 from cope_jax.corpora import document_files, export_sources
 from cope_jax.corpora import shards as shards_module
 from cope_jax.corpora.export_sources import Corpus, Files
@@ -99,7 +99,7 @@ def test_a_claim_without_a_shard_does_not_keep_the_folder(tmp_path):
 
 def test_unfinished_files_of_dead_processes_are_removed(written, tmp_path):
     def left(machine, locked):
-        folder = written / f"{shard_writer.PARTIAL}{machine}-{len(list(written.iterdir()))}"
+        folder = written / f"{files.PARTIAL}{machine}-{len(list(written.iterdir()))}"
         folder.mkdir()
         if locked is not None:
             lock = (folder / ".lock").open("w")
@@ -119,10 +119,10 @@ def test_unfinished_files_of_dead_processes_are_removed(written, tmp_path):
     assert [folder.exists() for folder, _ in (living, new, elsewhere, old, dead)] == [True] * 3 + [False] * 2
     assert (tmp_path / "in/a.jsonl").exists()
     living[1].close()
-    shard_writer.remove_abandoned(written)
+    files.remove_abandoned(written)
     assert not living[0].exists()
-    with shard_writer.unfinished(written) as folder:
-        shard_writer.remove_abandoned(written)
+    with files.unfinished(written) as folder:
+        files.remove_abandoned(written)
         assert folder.exists()
     assert not folder.exists()
 

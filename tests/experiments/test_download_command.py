@@ -34,7 +34,7 @@ def test_mistakes_are_one_line(start, tmp_path):
                 "data",
                 "choose from tinyshakespeare, wikitext-2, wikitext-2-raw, wikitext-103, wiki",
             ),
-            ("", nowhere(), "data", "unknown corpus to download '': choose from tinyshakespeare, wikitext-2, "),
+            ("", nowhere(), "data", "--corpora is empty, as with an unset variable"),
             ("wikitext-103", nowhere(), "data", "/wikitext-103-v1.zip ([Errno "),
             ("wikitext-2", server.url, "data", "/wikitext-2-v1.zip did not send the expected 4,475,746 bytes with"),
             ("wikitext-2", server.url, "file", f"cannot write to {tmp_path / 'file'} ("),
@@ -66,10 +66,10 @@ def test_after_a_kill_the_same_command_brings_the_published_text(start, tmp_path
         command = start("download", *flags)
         command.signal_when(lambda: server.served, signal.SIGKILL)
         assert command.wait(60).status == -signal.SIGKILL
-        assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == [".download"]
+        assert [path.name.partition("-")[0] for path in tmp_path.iterdir()] == [".partial"]
         server.cut, server.holds = None, False
         done = start("download", *flags).wait()
     expected = f"tinyshakespeare: wrote tinyshakespeare/input.txt, in {tmp_path}\n"
     assert (done.status, done.out, done.err) == (0, expected, "")
-    assert sorted(path.name.partition("-")[0] for path in tmp_path.iterdir()) == [".download", "tinyshakespeare"]
+    assert [path.name for path in tmp_path.iterdir()] == ["tinyshakespeare"]
     assert (tmp_path / "tinyshakespeare" / "input.txt").read_bytes() == content

@@ -68,7 +68,6 @@ def contents(folder):
         ("compare", ["--config.encodings.fire.c=inf"], "c must be finite, got inf"),
         ("compare", ["--seeds=0"], "--seeds=0"),
         ("compare", ["--encodings=cope\udcff"], r"--encodings=cope\udcff is not UTF-8: rename the file or folder"),
-        ("files.download", ["--corpora="], "--corpora is empty, as with an unset variable"),
         ("compare", ["--seeds=1_000"], "--seeds needs plain decimals, such as 1000 and 1e-3, not 1_000"),
         ("compare", ["--seeds", "0x10"], "--seeds needs plain decimals, such as 1000 and 1e-3, not 0x10"),
         ("compare", ["--config.training.steps=1_6"], "--config.training.steps needs plain decimals"),

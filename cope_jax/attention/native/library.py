@@ -20,7 +20,6 @@ import shlex
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 from typing import IO
@@ -28,7 +27,15 @@ from typing import IO
 import jax
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import cache_folder, exposed, open_lock, private_folder, write_atomically
+from cope_jax.files import (
+    cache_folder,
+    exposed,
+    open_lock,
+    private_folder,
+    remove_abandoned,
+    unfinished,
+    write_atomically,
+)
 
 SETTING = "COPE_JAX_NATIVE"
 MODES = ("0", "1", "required")
@@ -116,9 +123,9 @@ def _folder() -> Path:
         "XDG_CACHE_HOME to a folder of your own",
         file=sys.stderr,
     )
-    fresh = tempfile.mkdtemp(prefix="cope_jax-native-")
-    atexit.register(shutil.rmtree, fresh, ignore_errors=True)
-    return Path(fresh)
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    return stack.enter_context(unfinished())
 
 
 def _compiled_with(command: list[str], folder: Path) -> Path:
@@ -139,17 +146,15 @@ def _compiled_with(command: list[str], folder: Path) -> Path:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".compiling-")
-    os.close(handle)
-    try:
+    remove_abandoned(path.parent)
+    with unfinished(path.parent) as folder:
+        made = folder / path.name
         include = ["-isystem", jax.ffi.include_dir()]
-        _run([*command, *include, str(SOURCES / "attention.cc"), "-o", name])
+        _run([*command, *include, str(SOURCES / "attention.cc"), "-o", str(made)])
         path.with_suffix(".checked").unlink(missing_ok=True)
-        path.with_suffix(".sha256").write_text(_digest(Path(name).read_bytes()))
-        os.chmod(name, 0o700)  # the linker may have made a new file
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+        path.with_suffix(".sha256").write_text(_digest(made.read_bytes()))
+        made.chmod(0o700)
+        made.replace(path)
 
 
 def _check(path: Path) -> None:
