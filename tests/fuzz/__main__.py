@@ -27,6 +27,7 @@ from tests.buckets.bucket_server import serving
 from tests.experiments.commands import CONFIG, ROOT, Command, Done
 from tests.fuzz import cases
 from tests.fuzz.cases import Case, Material
+from tests.fuzz.servers import mirror
 
 STATUSES = (0, 2, 3, 4)
 
@@ -75,7 +76,7 @@ def run(
 ) -> Iterator[tuple[int, Case, Done | None, str | None]]:
     """Yields each case with how it ended and what is wrong with that, None if nothing is."""
     folder.mkdir(parents=True)
-    with cases.mirror() as url, serving():
+    with mirror() as url, serving():
         material = Material(folder / "material", url)
         prepare(material)
 

@@ -1,21 +1,18 @@
 """Random wrong input for commands: flags, fields of configs, damaged files, and servers that misbehave."""
 
-import contextlib
 import dataclasses
-import http.server
 import json
 import os
 import random
 import shutil
 import stat
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from cope_jax.training import config_files
 from tests.experiments.commands import Surroundings
+from tests.fuzz.servers import ANSWERS
 
 JUNK = ("", " ", "x", "0", "-1", "1", "3", "2.5", "nan", "inf", "-inf", "1e400", "1e30", "2147483648", "9" * 30, "None")
 JUNK += ("True", "[]", "()", "(1,", "{'a': 1}", "'", "a,b", "a=b", "../..", "/dev/null", "ü☃", "\x01\x1b[31m", "a\nb")
@@ -407,42 +404,3 @@ VARIABLES = {
     "OMPI_COMM_WORLD_SIZE": ("٣", "x", "1"),
 }
 """Environment variables; those that Python and libraries read when they are loaded have no effect."""
-
-ANSWERS: dict[str, bytes] = {
-    "404": b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n",
-    "500": b"HTTP/1.1 500 Error\r\nContent-Length: 5\r\n\r\nerror",
-    "429": b"HTTP/1.1 429 Too Many Requests\r\nRetry-After: 9999999\r\nContent-Length: 0\r\n\r\n",
-    "itself": b"HTTP/1.1 302 Found\r\nLocation: itself\r\nContent-Length: 0\r\n\r\n",
-    "empty": b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n",
-    "short": b"HTTP/1.1 200 OK\r\nContent-Length: 1000000\r\n\r\nshort",
-    "wrong": b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nwrong",
-    "longest": b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 18 + b"\r\n\r\n" + bytes(1 << 20),
-    "endless": b"HTTP/1.1 200 OK\r\n\r\n" + bytes(1 << 24),
-    "packed": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 5\r\n\r\nwrong",
-    "garbage": b"\x00\xff\x16garbage\r\n\r\n",
-    "header": b"HTTP/1.1 200 OK\r\nX: " + b"x" * 100_000 + b"\r\n\r\n",
-    "nothing": b"",
-}
-"""What the server of downloads answers, by the folder in the URL."""
-
-
-class _Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        answer = ANSWERS.get(self.path.split("/")[1], b"")
-        with contextlib.suppress(OSError):  # the client may have heard enough
-            self.wfile.write(answer)
-            self.wfile.flush()
-        self.close_connection = True
-        time.sleep(0.01)
-
-    def log_message(self, *arguments: object) -> None:
-        pass
-
-
-@contextlib.contextmanager
-def mirror() -> Iterator[str]:
-    """The URL of a server that answers wrongly."""
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Handler) as server:
-        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
