@@ -1,11 +1,14 @@
 """What a run saves of its task's data, and how it checks the data when it resumes."""
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from etils import epath
 
+from cope_jax.corpora import document_files
 from cope_jax.files import read_text
 
 
@@ -20,6 +23,8 @@ class Persistent:
 
     def origin(self) -> str:
         """Where the data come from, in a few words for the log; "" if examples are sampled."""
+        if own := self._own_file() or self._own_files():
+            return ", ".join(own)
         data_dir = getattr(self.config, "data_dir", "")
         return "the small built-in sample, because data_dir is not set" if data_dir is None else str(data_dir)
 
@@ -32,11 +37,21 @@ class Persistent:
         return _same(self.saved_files(), folder, str.splitlines)
 
     def data_digest(self) -> dict[str, str]:
-        """The files that identify the data of the task: a dict from name to content. Default: no files.
+        """The files that identify the data of the task: a dict from name to content. Default: digests of own files.
 
         A run keeps these files, and resumes only with the same data. Reading a run back does not need the data.
         """
-        return {}
+        paths = self._own_file() or [file.path for file in document_files.find(self._own_files())]
+        digests = [hashlib.sha256(epath.Path(path).read_bytes()).hexdigest() for path in paths]
+        return {"own_files.json": json.dumps(digests, indent=1) + "\n"} if digests else {}
+
+    def _own_file(self) -> Sequence[str]:
+        """The path in the option `file`, which names a table in place of a corpus; empty if there is none."""
+        return tuple(filter(None, [getattr(self.config, "file", None)]))
+
+    def _own_files(self) -> Sequence[str]:
+        """The paths and globs in the option `files`, which name text in place of a corpus."""
+        return getattr(self.config, "files", ())
 
     def same_data(self, folder: epath.PathLike, splits: Iterable[str]) -> bool | None:
         """Whether the data of these splits match the digests in a folder; None if the folder has no digests."""

@@ -63,7 +63,10 @@ def test_texts_of_two_classes_take_the_place_of_messages(tmp_path):
 def test_sentences_with_tags_take_the_place_of_a_treebank(tmp_path):
     path = table(tmp_path, "text,label\n" + "".join(f"the dog {n} runs,D N M V\n" for n in range(60)))
     task = tasks.create("tagging", file=path, length=8)
-    assert task.tags == ("D", "M", "N", "V")
+    assert task.tags == ("D", "M", "N", "V") and task.origin() == path
+    before = task.data_digest()
+    write(tmp_path, "a.csv", (tmp_path / "a.csv").read_text() + "a,D\n")
+    assert before.keys() == task.data_digest().keys() == {"own_files.json"} and before != task.data_digest()
     for split in ("train", "validation", "test"):
         sentences = [" ".join(words) for words in task.sentences(split)]
         low, high = {"validation": (0, 0.1), "test": (0.1, 0.2), "train": (0.2, 1)}[split]
@@ -99,6 +102,13 @@ def test_own_text_has_documents_and_sentences_in_one_split_each(tmp_path):
     assert (
         "wikitext" not in masked.wordpiece.decode(batch["targets"][0]) and masked.wordpiece.pieces.count("barks") == 1
     )
+    assert bilm.origin() == ", ".join(files)
+    for task in (bilm, masked):
+        write(tmp_path, "run/own_files.json", task.data_digest()["own_files.json"])
+        assert task.same_data(tmp_path / "run", ["train"]) is True
+    write(tmp_path, "b.jsonl", "\n".join(records[1:]))
+    assert bilm.same_data(tmp_path / "run", ["train"]) is False
+    assert tasks.create("bilm").data_digest() == {}
     with pytest.raises(ConfigError, match=r"c.txt has no document for train: give more, with blank lines between"):
         write(tmp_path, "c.txt", "\n")
         tasks.create("bilm", files=(f"{tmp_path}/c.txt",))
