@@ -49,7 +49,7 @@ class Progress:
         self._lines: list[str] = []  # written in a notebook
         count = "{n_fmt}/{total_fmt} " if unit else ""
         self._format = "{desc}{percentage:3.0f}%|{bar}| " + count + "[{elapsed}<{remaining}{postfix}]"
-        self._output = _notebook_output() if active else None
+        self._output: Any = _notebook_output() if active else None
         if active and self._output is None and sys.stderr.isatty():
             options = {"bar_format": self._format, "unit_scale": total >= 1e6, "dynamic_ncols": True, "smoothing": 0}
             self._bar = tqdm(total=total, initial=done, leave=leave, **options)

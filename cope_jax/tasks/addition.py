@@ -11,7 +11,7 @@ from typing import Literal
 import numpy as np
 
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 
 PLUS, EQUALS, END, PAD = range(10, 14)
@@ -47,7 +47,7 @@ class Addition(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of addition.
 
         Attributes:
@@ -67,7 +67,7 @@ class Addition(SyntheticTask):
     metric = "sequence_error"
     abilities = ("arithmetic",)
     axis = "digits"
-    sweep_label = "digits"
+    sweep_label = "digits, at most"
 
     def __init__(self, config: Config):
         n = config.digits

@@ -10,6 +10,7 @@ import numpy as np
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.tasks.chomsky_problems import PROBLEMS
 from cope_jax.tasks.question import QuestionTask
+from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
 
 
@@ -34,7 +35,7 @@ class Chomsky(QuestionTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of the suite.
 
         Attributes:

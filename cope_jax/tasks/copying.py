@@ -12,6 +12,7 @@ import numpy as np
 
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.question import QuestionTask
+from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
 
 Form = Literal["copy", "prefix_ngram", "suffix_ngram", "repeated_ngrams"]
@@ -34,7 +35,7 @@ class Copying(QuestionTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of copying.
 
         Attributes:

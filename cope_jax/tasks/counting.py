@@ -8,7 +8,7 @@ import string
 
 import numpy as np
 
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check
 
 MAX_ROWS = 1024  # programs generated at a time: limits memory to tens of MB for any size of the batch
@@ -30,7 +30,8 @@ class Counting(SyntheticTask):
     again. A program that sets no variable is sampled again. The question `print a` is about a variable that was set.
     The answer, the value of this variable, is the only token that counts in loss and metric.
 
-    Inputs longer than block_length are trimmed from the left; shorter ones are padded on the right with `<pad>`.
+    Inputs longer than block_length are trimmed from the left, which may cut the *set* of the variable; shorter ones are
+    padded on the right with `<pad>`.
 
     The level is the weight of *pass*.
 
@@ -44,7 +45,7 @@ class Counting(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of counting.
 
         Attributes:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check, next_token_batch
 
 OPEN, CLOSE = "([", ")]"
@@ -39,7 +39,7 @@ class Dyck(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of Dyck-2.
 
         Attributes:

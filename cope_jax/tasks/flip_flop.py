@@ -7,7 +7,7 @@ import dataclasses
 
 import numpy as np
 
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check, next_token_batch
 
 WRITE, READ, IGNORE, ZERO = range(4)
@@ -34,7 +34,7 @@ class FlipFlop(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of flip-flop.
 
         Attributes:

@@ -10,7 +10,7 @@ from typing import Literal
 import numpy as np
 
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check
 
 Permutation = tuple[int, ...]
@@ -32,7 +32,7 @@ class GroupWords(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of group words.
 
         Attributes:

@@ -10,6 +10,7 @@ import numpy as np
 
 from cope_jax.registry import check_at_least
 from cope_jax.tasks.question import QuestionTask
+from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
 
 
@@ -30,7 +31,7 @@ class IndirectIndexing(QuestionTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of indirect indexing.
 
         Attributes:

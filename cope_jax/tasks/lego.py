@@ -10,6 +10,7 @@ import numpy as np
 
 from cope_jax.registry import check_at_least
 from cope_jax.tasks.question import QuestionTask
+from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
 
 
@@ -29,7 +30,7 @@ class Lego(QuestionTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of LEGO.
 
         Attributes:

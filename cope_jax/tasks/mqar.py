@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from cope_jax.registry import check_at_least, check_choices
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check
 
 
@@ -24,7 +24,8 @@ class Mqar(SyntheticTask):
     token alone says the value. Targets are not the next inputs.
 
     The random tokens are uniform, but never keys of their own sequence: in the published generator they may be, and
-    with a small vocabulary a key and a token after it then often look like a pair.
+    with a small vocabulary a key and a token after it then often look like a pair. The published generator asks only at
+    every second token after the pairs, so `every=2` has its places; by default any place may ask.
 
     The level is the number of pairs. A sequence has `space` times as many tokens as the pairs, which are two tokens
     each, or three in the compositional form.
@@ -38,7 +39,7 @@ class Mqar(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of MQAR.
 
         Attributes:
@@ -49,6 +50,7 @@ class Mqar(SyntheticTask):
           form: what the pairs are.
           updates: the number of keys that get another value in the "forgetting" form.
           space: the length of a sequence as a multiple of that of its pairs. Published: 8, and 4 with 64 pairs.
+          every: a query may begin at every n-th token after the pairs. Published: 2. If None, the size of a key.
         """
 
         vocabulary: int = 256
@@ -57,6 +59,7 @@ class Mqar(SyntheticTask):
         form: Literal["plain", "forgetting", "compositional"] = "plain"
         updates: int = 2
         space: int = 8
+        every: int | None = None
 
         def __post_init__(self):
             check_choices(self, "mqar")
@@ -73,6 +76,17 @@ class Mqar(SyntheticTask):
                 self.form != "forgetting" or self.updates <= self.pairs,
                 f"mqar.updates must be at most pairs={self.pairs}, got {self.updates}",
             )
+            most = (self.space - (2 if self.form == "forgetting" else 1)) * (self.size + 1)
+            check(
+                self.every is None or self.size <= self.every <= most,
+                f"mqar.every must lie between {self.size}, the size of a key, and {most}, so that all queries have "
+                f"room, got {self.every}",
+            )
+
+        @property
+        def size(self) -> int:
+            """The number of tokens of a key."""
+            return 2 if self.form == "compositional" else 1
 
     abilities = ("recall",)
     continues = False
@@ -88,13 +102,8 @@ class Mqar(SyntheticTask):
             sweep=[(point, point) for point in (n, 2 * n, 3 * n, 4 * n)],
         )
 
-    @property
-    def _size(self) -> int:
-        """The number of tokens of a key."""
-        return 2 if self.config.form == "compositional" else 1
-
     def _length(self, level: float) -> int:
-        return self.config.space * (self._size + 1) * int(level)
+        return self.config.space * (self.config.size + 1) * int(level)
 
     def _valid(self, level: float) -> bool:
         return level >= 1 and level == int(level) and 2 * level < self.config.vocabulary
@@ -113,13 +122,14 @@ class Mqar(SyntheticTask):
                     half = self.vocab_size // 2
                     values[number] = half + (values[number] - half + step) % half
                     written += [*keys[number], values[number]]
-            begin, size = len(written), self._size
+            begin, size = len(written), self.config.size
+            every = self.config.every or size
             inputs[row, :begin] = written
-            gaps = np.arange(1, (length - begin) // size + 1)
+            gaps = np.arange(1, (length - begin) // every + 1)
             share = gaps ** (self.config.power - 1)
             chosen = rng.choice(len(gaps), size=len(keys), replace=False, p=share / share.sum())
             for key, value, gap in zip(keys, values, chosen, strict=True):
-                place = begin + size * int(gap)
+                place = begin + every * int(gap)
                 inputs[row, place : place + size] = key
                 targets[row, place + size - 1], weights[row, place + size - 1] = value, 1
         return {"inputs": inputs.astype(np.int32), "targets": targets.astype(np.int32), "weights": weights}

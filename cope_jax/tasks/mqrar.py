@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch
 
 
@@ -28,7 +28,7 @@ class Mqrar(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of MQRAR.
 
         Attributes:

@@ -9,7 +9,7 @@ import math
 import numpy as np
 
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check, next_token_batch
 
 AXES = "xyzuvw"
@@ -27,7 +27,8 @@ class Navigation(SyntheticTask):
 
     The level is the number n of steps. The side of the torus is `side`·n/`steps`, and a cell is empty with probability
     `p_empty` + 0.3·log2(n/`steps`): with the defaults 0.2 for "dense", which has half of the steps, and 0.8 for
-    "sparse", which has twice as many, as in the paper.
+    "sparse", which has twice as many, as in the paper. So a walk that goes around the torus comes back after another
+    number of steps than in training; with `side` ≥ `steps` no walk goes around it.
 
     >>> task = Navigation(Navigation.Config(steps=6, side=4, objects=3))
     >>> batch = task.sample(np.random.default_rng(0), 1, "in_distribution")
@@ -38,7 +39,7 @@ class Navigation(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of navigation.
 
         Attributes:

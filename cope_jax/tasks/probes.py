@@ -12,6 +12,7 @@ import numpy as np
 
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.question import QuestionTask
+from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
 
 Probe = Literal["fixed_offset", "assoc_recall", "dup_key_recall", "needle", "induction"]
@@ -42,7 +43,7 @@ class Probes(QuestionTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of the probes.
 
         Attributes:

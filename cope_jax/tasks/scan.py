@@ -11,7 +11,7 @@ import numpy as np
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 
 WORDS = "walk look run jump turn left right opposite around twice thrice and after".split()
@@ -68,7 +68,7 @@ class Scan(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of SCAN.
 
         Attributes:

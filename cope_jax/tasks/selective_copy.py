@@ -8,7 +8,7 @@ import dataclasses
 import numpy as np
 
 from cope_jax.registry import check_at_least
-from cope_jax.tasks.synthetic import SyntheticTask
+from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 
 BLANK, SEPARATOR, FIRST_SYMBOL = range(3)
@@ -33,7 +33,7 @@ class SelectiveCopy(SyntheticTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of selective copy.
 
         Attributes:

@@ -11,6 +11,7 @@ import numpy as np
 
 from cope_jax.registry import check_at_least, check_choices
 from cope_jax.tasks.question import QuestionTask
+from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
 
 SINGLE = (string.ascii_lowercase + string.ascii_uppercase)[:50]
@@ -30,7 +31,7 @@ class Sorting(QuestionTask):
     """
 
     @dataclasses.dataclass(frozen=True)
-    class Config:
+    class Config(SyntheticConfig):
         """Options of sorting.
 
         Attributes:

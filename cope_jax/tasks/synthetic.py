@@ -5,6 +5,7 @@ counting, and the exponent of the frequencies in zipf.
 """
 
 import abc
+import dataclasses
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -13,8 +14,22 @@ import numpy as np
 
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
-from cope_jax.tasks.task import Batch, Task
+from cope_jax.tasks import held_out
+from cope_jax.tasks.task import Batch, Task, check
 from cope_jax.tokenizers.tokenizer import Codec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SyntheticConfig:
+    """Options of every synthetic task.
+
+    Attributes:
+      held_out: share of all sequences that training never draws and all other splits draw alone. A
+        number made from a sequence's inputs says whether it is held out, so this depends neither on
+        seeds nor on the length of training. With 0, test examples may be in the training data.
+    """
+
+    held_out: float = 0.0
 
 
 class SyntheticTask(Task):
@@ -39,6 +54,8 @@ class SyntheticTask(Task):
         self, config: Any, *, vocabulary: Iterable[str], levels: Mapping[str, float], sweep: Iterable[tuple[int, float]]
     ):
         self.config = config
+        self._held_out = getattr(config, "held_out", 0.0)
+        check(0 <= self._held_out < 1, f"{self.name}.held_out must be at least 0 and below 1, got {self._held_out}")
         self.vocabulary = tuple(vocabulary)
         self._levels = dict(levels)
         lengths = {split: self._length(level) for split, level in levels.items()}
@@ -70,7 +87,10 @@ class SyntheticTask(Task):
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
         if n < 0:
             raise ConfigError(f"the number of sequences must be at least 0, got {n}")
-        return self._generate(rng, n, self.level(split))
+        level = self.level(split)
+        if not self._held_out:
+            return self._generate(rng, n, level)
+        return held_out.draw(lambda rows: self._generate(rng, rows, level), n, self._held_out, split != "train")
 
     def decode(self, tokens: Iterable[int]) -> str:
         """Tokens as text, separated by spaces."""

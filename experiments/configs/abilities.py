@@ -5,6 +5,11 @@ Command (the text after the colon is an ability):
 All of them: python -m experiments.sweep --grid=abilities --workdir=runs/abilities
 Hardware: 1 CPU core. Wall time: see experiments/RESULTS.md, which has the measured figures too.
 
+New work should use version 2 of a setting, such as `abilities:parity_v2`. In version 1, which the archived results
+have, many test examples are in the training data, a few questions of counting cannot be answered, and on other splits
+the torus of navigation is smaller or larger than in training: docs/tasks.md has the figures. Version 1 trains the same
+bits as ever.
+
 The sizes and the recipe are our choice, and small: an encoding that fails here may learn the task with more steps or
 layers. Models have two layers; those of flip-flop have one, as in PaTH's paper: with two, all encodings learn it.
 """
@@ -28,15 +33,26 @@ SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {
     "arithmetic": ("addition", {"digits": 2}),
 }
 
+CHANGED: dict[str, dict[str, Any]] = {
+    "count": {"block_length": 96},  # no program is cut
+    "recall": {"every": 2},  # the places of the published generator
+    "steps": {"side": 32},  # no walk goes around the torus, whose size differs between splits
+}
+VERSION_2 = {
+    f"{ability}_v2": (task, {**options, "held_out": 0.1, **CHANGED.get(ability, {})})
+    for ability, (task, options) in SETTINGS.items()
+}
+
 
 def get_config(ability: str = "recall") -> base.ConfigDict:
-    if ability not in SETTINGS:
-        raise unknown("setting of abilities", ability, SETTINGS)
-    task, options = SETTINGS[ability]
+    settings = SETTINGS | VERSION_2
+    if ability not in settings:
+        raise unknown("setting of abilities", ability, settings)
+    task, options = settings[ability]
     return base.experiment(
         task,
         options,
-        model={"num_layers": 1 if ability == "ignore" else 2, "block": {"model_dim": 64, "num_heads": 2}},
+        model={"num_layers": 1 if ability.startswith("ignore") else 2, "block": {"model_dim": 64, "num_heads": 2}},
         optimizer={"learning_rate": 1e-3, "warmup_steps": 100, "final_fraction": 0.05},
         training={"steps": 1500, "batch_size": 32, **base.every(500)},
         evaluation={"examples": 500, "curve_examples": 200, "sweep_examples": 0},

@@ -39,7 +39,10 @@ def _navigation(**options: Any) -> dict[str, Any]:
 
 
 def _mqar(**options: Any) -> dict[str, Any]:
-    """Zoology, arXiv 2312.04927: 8192 tokens; 4, 8 or 16 pairs, or 64 in 512 tokens. Our choice: the training."""
+    """Zoology, arXiv 2312.04927: 8192 tokens; 4, 8 or 16 pairs, or 64 in 512 tokens. Our choice: the training.
+
+    Queries are at any place; with task.options.every=2 they are where the published generator has them.
+    """
     return {
         "task": ("mqar", {"vocabulary": 8192, **options}),
         "model": _transformer(2, 1, 128),

@@ -18,12 +18,13 @@ SECOND = ("none", "pope", "mapformer", "cope_signed", "alibi")
 """The encodings that train next, because papers compare with them; then the others."""
 
 
-def get_cells() -> Iterator[Cell]:
-    """Yields the cells in the order in which they train."""
+def get_cells(suffix: str = "") -> Iterator[Cell]:
+    """Yields the cells in the order in which they train; `suffix` selects a version of the settings."""
     others = [name for name in encodings.names() if name not in FIRST + SECOND]
     for names in (FIRST, SECOND, others):
         for seed in range(25 if names is FIRST else 5):
             changes = {"training": {"data_seed": seed}}  # test examples differ too, so intervals cover their choice
             for name in names:
                 for ability in SETTINGS if seed < 5 else ("ignore",):
-                    yield Cell(f"abilities:{ability}", name, seed, changes, setting=ability)
+                    setting = ability + suffix
+                    yield Cell(f"abilities:{setting}", name, seed, changes, setting=setting)

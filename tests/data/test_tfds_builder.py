@@ -293,3 +293,13 @@ def test_nothing_else_is_imported_or_read(tmp_path, file, old, new, message):
     with pytest.raises(ConfigError, match=message):
         tfds_builder.read(task, tmp_path, "train")
     assert "antigravity" not in sys.modules
+
+
+def test_data_of_a_version_without_an_option_have_its_default(written):
+    file = written / "counting" / "1.0.0" / "metadata.json"
+    metadata = json.loads(file.read_text())
+    assert metadata["options"].pop("held_out") == 0.0
+    file.write_text(json.dumps(metadata))
+    assert len(tfds_builder.read(create(), written, "train", seed=2)) == 7
+    with pytest.raises(ConfigError, match=r"\(held_out is 0.0 there and 0.2 here\)"):
+        tfds_builder.read(create(held_out=0.2), written, "train", seed=2)

@@ -35,7 +35,11 @@ def test_every_config_is_sound_with_every_encoding_of_the_comparison(path):
         Experiment.check(dataclasses.replace(config, encoding=encoding))
 
 
-@pytest.mark.parametrize("name", [f"{file.__name__.split('.')[-1]}:{x}" for file in ARGUMENTS for x in file.SETTINGS])
+@pytest.mark.parametrize(
+    "name",
+    [f"{file.__name__.split('.')[-1]}:{x}" for file in ARGUMENTS for x in file.SETTINGS]
+    + [f"abilities:{x}" for x in abilities.VERSION_2],
+)
 def test_every_setting_of_a_config_is_sound(name):
     config = config_files.config(name, encoding="cope")
     create_learner(config, tasks.create(config.task.name, **config.task.options))
@@ -236,6 +240,7 @@ def test_a_wrong_config_says_what_is_wrong(mapping, message):
             {"job": {"mesh": {"data": 1, "fsdp": 3}}, "training": {"batch_size": 48}, "evaluation": {"batch_size": 48}},
             "kernel must be a multiple of job.mesh.fsdp=3",
         ),
+        ({"evaluation": {"batch_size": 10**8}}, "evaluation.batch_size must be at most 65,536 .* got 100,000,000"),
         ({"optimizer": {"warmup_steps": 1000}}, "optimizer.warmup_steps=1000 must be less than training.steps=1000"),
     ],
 )

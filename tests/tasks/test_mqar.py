@@ -56,6 +56,33 @@ def test_queries_are_near_the_pairs():
 
 
 @pytest.mark.parametrize(
+    ("options", "spacing"),
+    [({"every": 2}, 2), ({"every": 4}, 4), ({"every": 2, "form": "forgetting", "space": 4}, 2), ({}, 1)],
+)
+def test_a_query_begins_at_every_nth_token(options, spacing):
+    """The published generator puts query number g at token 2 · pairs + 2 · g, with p(g) ∝ (g + 1)^(power − 1)."""
+    task = tasks.create("mqar", **options)
+    for split in task.splits:
+        batch = task.sample(np.random.default_rng(0), 200, split)
+        pairs = int(task.level(split))
+        begin = 2 * pairs + (4 if options.get("form") == "forgetting" else 0)
+        row, place = np.nonzero(batch["weights"])
+        assert np.gcd.reduce(place - begin) == spacing
+        assert (place - begin).max() > (batch["inputs"].shape[1] - begin) * 0.9 - spacing
+        assert (batch["weights"].sum(axis=1) == pairs).all()
+        assert (batch["inputs"][row, place] < task.vocab_size // 2).all()
+    single = tasks.create("mqar", **options | {"pairs": 2, "updates": 2}).sample(np.random.default_rng(0), 1)
+    assert single["weights"].sum() == 2
+
+
+def test_the_published_places_have_the_published_frequencies():
+    weights = tasks.create("mqar", pairs=1, every=2).sample(np.random.default_rng(0), 4000)["weights"]
+    gaps = (np.nonzero(weights)[1] - 2) // 2
+    shares = np.arange(1, 8) ** -0.99
+    assert np.abs(np.bincount(gaps, minlength=7) / 4000 - shares / shares.sum()).max() < 0.03
+
+
+@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"vocabulary": 32}, "above 32, eight for each pair"),
@@ -63,6 +90,9 @@ def test_queries_are_near_the_pairs():
         ({"space": 2}, "space must be at least 3"),
         ({"power": 0.0}, "must be positive"),
         ({"updates": 5, "form": "forgetting"}, "at most pairs=4"),
+        ({"every": 0}, "every must lie between 1, the size of a key, and 14, .* got 0"),
+        ({"every": 1, "form": "compositional"}, "every must lie between 2, the size of a key, and 21"),
+        ({"every": 3, "space": 3, "form": "forgetting"}, "and 2, so that all queries have room, got 3"),
     ],
 )
 def test_mistakes_are_loud(options, message):

@@ -1,0 +1,11 @@
+"""Version 2 of the grid `abilities`: among others, no test example is in the training data.
+
+Command: python -m experiments.sweep --grid=abilities_v2 --workdir=runs/abilities_v2
+Hardware: any. Wall time: about a minute of one CPU core for each cell. None was run.
+"""
+
+import functools
+
+from experiments.grids import abilities
+
+get_cells = functools.partial(abilities.get_cells, "_v2")
