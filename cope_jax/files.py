@@ -132,7 +132,7 @@ def open_lock(path: Path) -> IO[str]:
     if not stat.S_ISREG(os.fstat(file).st_mode):
         os.close(file)
         raise OSError(errno.EINVAL, f"{path.name} is no regular file", str(path))
-    return os.fdopen(file, "r+")
+    return os.fdopen(file, "r+", errors="replace")
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -248,6 +248,7 @@ def replacing(path: Path) -> Iterator[Path]:
     with clear_storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_name(f"{path.name}.partial")
+        partial.unlink(missing_ok=True)  # it may be a link or a pipe
         yield partial
         partial.replace(path)
 

@@ -1,5 +1,6 @@
 """One function decides which names stay in a folder; no path is a pattern; nothing is waited for or followed."""
 
+import fcntl
 import os
 import stat
 import threading
@@ -11,8 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cope_jax import files
+from cope_jax.corpora import document_files
 from cope_jax.errors import ConfigError
+from cope_jax.exchange import elmo_files
 from cope_jax.runs.grid import folder_name
+from cope_jax.runs.workdir import locked
 
 PIECES = st.sampled_from(
     [
@@ -141,3 +145,38 @@ def test_a_pipe_without_a_writer_is_empty_and_one_with_a_writer_is_read(tmp_path
     os.close(write)
     assert files.read_bytes(f"/dev/fd/{read}") == b"text"
     os.close(read)
+
+
+def test_what_stands_where_a_file_is_prepared_is_neither_followed_nor_waited_for(tmp_path):
+    (tmp_path / "victim").write_text("theirs")
+    (tmp_path / "a.json.partial").symlink_to(tmp_path / "victim")
+    os.mkfifo(tmp_path / "b.json.partial")
+    for name in ("a.json", "b.json"):
+        writing = threading.Thread(target=files.write_atomically, args=(tmp_path / name, "{}"), daemon=True)
+        writing.start()
+        writing.join(5)
+        assert (tmp_path / name).read_text() == "{}" and not (tmp_path / name).is_symlink()
+    assert (tmp_path / "victim").read_text() == "theirs"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"evil\n\x1b[2Jerror: paid\n", b"\xff\x00" * 9, b"x" * 10**6, b""],
+    ids=["escapes", "no text", "long", "empty"],
+)
+def test_the_holder_of_a_lock_is_one_line_without_escapes(content, tmp_path):
+    (tmp_path / ".lock").write_bytes(content)
+    with (tmp_path / ".lock").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError) as caught, locked(tmp_path):
+            pass
+    assert str(caught.value).isprintable() and len(str(caught.value)) < len(str(tmp_path)) + 200
+
+
+def test_pipes_are_no_files_of_weights_or_documents(tmp_path):
+    os.mkfifo(tmp_path / "weights.hdf5")
+    os.mkfifo(tmp_path / "a.jsonl")
+    with pytest.raises(ConfigError, match="cannot read the weights"):
+        elmo_files._open(tmp_path / "weights.hdf5", "r")
+    with pytest.raises(ConfigError, match="no file matches"):
+        document_files.find([f"{tmp_path}/*.jsonl"])

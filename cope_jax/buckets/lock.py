@@ -135,5 +135,10 @@ def machine() -> str:
 
 def _holder(content: bytes) -> str:
     with contextlib.suppress(ValueError, TypeError, KeyError):
-        return str(parse_json(content)["holder"])
+        return printable(parse_json(content)["holder"])
     return "another process"
+
+
+def printable(text: object) -> str:
+    """The beginning of a text that another process wrote, in one line, without signs that a terminal obeys."""
+    return "".join(filter(str.isprintable, str(text)))[:100]

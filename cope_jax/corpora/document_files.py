@@ -76,7 +76,7 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
     for pattern in patterns:
         root, below = _rooted(pattern)
         try:
-            paths = [path for path in root.glob(below or "*") if not path.is_dir()]
+            paths = [path for path in root.glob(below or "*") if path.is_file()]
         except (ValueError, NotImplementedError) as error:  # from pathlib: a wrong pattern, or an absolute one
             raise ConfigError(f"{pattern!r} is not a glob ({error}): write one like 'data/**/*.jsonl.gz'") from error
         except OSError as error:

@@ -163,6 +163,8 @@ def _open(path: str | Path, mode: str) -> Any:
     import h5py
 
     try:
+        if mode == "r" and Path(path).is_fifo():  # it would be waited for
+            raise OSError
         return h5py.File(path, mode)
     except OSError as error:
         reason = error.strerror or "it is not an HDF5 file"

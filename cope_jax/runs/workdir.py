@@ -20,6 +20,7 @@ from jax.experimental import multihost_utils
 
 from cope_jax import tasks
 from cope_jax.buckets import Mirror
+from cope_jax.buckets.lock import printable
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
 from cope_jax.files import open_lock, read_object, write_atomically
@@ -54,7 +55,7 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             file.seek(0)
-            holder = file.read().strip() or "another process"
+            holder = printable(file.read(1000)) or "another process"
             raise ConfigError(
                 f"{workdir} is in use by {holder}: wait until it ends, stop it, or choose another --workdir"
             ) from error

@@ -7,6 +7,7 @@ import itertools
 import os
 import platform
 import re
+import resource
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from logging import getLogger
@@ -32,6 +33,8 @@ flags.disclaim_key_flags()  # flags that this module defines belong to the modul
 
 FOLDERS = ("workdir", "model", "out")
 """The flags that name a folder."""
+_FILES = 256
+"""The number of files that may be open at a time in a command; checkpoints and readers need this many."""
 HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 
 
@@ -45,6 +48,7 @@ def run(main: Callable[[], None], mirrors: Sequence[str] = FOLDERS) -> None:
         with clear_errors():
             if argv[1:]:
                 raise ConfigError(f"unexpected argument {argv[1]!r}: give all options as flags, see --help")
+            _allow_open_files()
             with _mirrored_folders(mirrors):
                 main()
             jax.distributed.shutdown()  # each process waits for the others here, because they need the first one
@@ -102,6 +106,15 @@ def _check_lists() -> None:
         if isinstance(value, list) and (value == [] != flags.FLAGS[name].default or "" in value):
             what = "has an empty item" if value[1:] else "is empty, as with an unset variable"
             raise ConfigError(f"--{name} {what}: give a value, or omit the flag")
+
+
+def _allow_open_files() -> None:
+    """Raises the limit of open files, if it is low. ConfigError: that is not allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FILES:
+        if 0 <= hard < _FILES:
+            raise ConfigError(f"only {hard} files may be open at a time: allow at least {_FILES} with `ulimit -n`")
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_FILES, hard))
 
 
 def _check_numbers(argv: Sequence[str]) -> None:

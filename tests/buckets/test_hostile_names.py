@@ -63,7 +63,7 @@ def enter(url=URL):
         return sorted(path.relative_to(folder).as_posix() for path in Path(folder).rglob("*"))
 
 
-@pytest.mark.parametrize("name", NAMES, ids=ascii)
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: ascii(name)[:20])
 def test_an_object_is_never_written_outside_of_the_mirror(name, server, shared, tmp_path, monkeypatch):
     name = name.format(out=tmp_path / "evil")
     (tmp_path / "evil").mkdir()
@@ -174,3 +174,8 @@ def test_no_path_in_a_bucket_is_a_pattern(name, server):
     assert f"{name}/a" in server.names()
     bucket.remove("")
     assert server.names() == ["100%/a", "axb/a", "lr1/a"]
+
+
+def test_the_holder_of_a_lock_in_a_bucket_is_one_line_without_escapes():
+    holder = lock._holder(json.dumps({"holder": "x\n\x1b[2J" + "y" * 10**6}).encode())
+    assert holder.isprintable() and len(holder) == 100

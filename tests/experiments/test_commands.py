@@ -252,3 +252,18 @@ def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, tmp_path):
 
 def missing_home():
     raise RuntimeError("Could not determine home directory.")
+
+
+@pytest.mark.parametrize("soft, hard, expected", [(40, 40, None), (40, 4096, 256), (40, -1, 256), (1024, 4096, 1024)])
+def test_a_low_limit_of_open_files_is_raised_or_one_line(soft, hard, expected, monkeypatch):
+    limits = [(soft, hard)]
+    monkeypatch.setattr(entry.resource, "getrlimit", lambda kind: limits[-1])
+    monkeypatch.setattr(entry.resource, "setrlimit", lambda kind, pair: limits.append(pair))
+    if expected is None:
+        with pytest.raises(
+            ConfigError, match=r"^only 40 files may be open at a time: allow at least 256 with `ulimit -n`$"
+        ):
+            entry._allow_open_files()
+    else:
+        entry._allow_open_files()
+        assert limits[-1] == (expected, hard)
