@@ -10,6 +10,7 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import in_bucket, read_text, unfinished
+from cope_jax.files import in_bucket, read_text, remove_abandoned, unfinished
 from cope_jax.registry import unknown
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
@@ -58,8 +59,12 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
         if held != dict(sizes):
             raise ConfigError(f"{data_dir} holds {task.name} in other sizes, {held}: choose another data_dir")
     else:
-        with unfinished() as downloads:  # TFDS makes folders for them, which stay empty
-            _Builder(task, data_dir, sizes, seed).download_and_prepare(download_dir=downloads)
+        with unfinished(_room(data_dir)) as folder:
+            made = epath.Path(data_dir) if in_bucket(data_dir) else epath.Path(folder)
+            _Builder(task, made, sizes, seed).download_and_prepare(download_dir=folder / "downloads")
+            if made == epath.Path(folder):
+                _path(task, data_dir).parent.mkdir(exist_ok=True)
+                _path(task, made).rename(_path(task, data_dir))
     for name, content in _files(task).items():
         file = _path(task, data_dir) / name
         if not file.exists() or file.read_text(encoding="utf-8") != content:  # an earlier call was interrupted
@@ -103,6 +108,13 @@ class Written:
         return {name: np.asarray(value, self.dtypes[name]) for name, value in self.source[index].items()}
 
 
+class _Info(tfds.core.DatasetInfo):  # type: ignore[misc]  # untyped
+    """Facts about a dataset."""
+
+    def initialize_from_bucket(self) -> None:
+        """Does nothing: TFDS would look in its bucket for a dataset of this name, and leave a temporary folder."""
+
+
 class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type: ignore[call-arg]  # untyped
     """The builder of any task's dataset, which has the name of the task."""
 
@@ -119,7 +131,7 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
             name: tfds.features.Tensor(shape=(None,) * (field.ndim > 1) + field.shape[2:], dtype=field.dtype)
             for name, field in self._task.sample(np.random.default_rng(0), 1).items()
         }
-        return tfds.core.DatasetInfo(
+        return _Info(
             builder=self,
             description=type(self._task).__doc__,
             features=tfds.features.FeaturesDict(fields),
@@ -141,6 +153,16 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
             chunks = [task.dataset(split, size, self._seed)]
         places = ((batch, row) for batch in chunks for row in range(len(batch["inputs"])))
         yield from enumerate({name: field[row] for name, field in batch.items()} for batch, row in places)
+
+
+def _room(data_dir: epath.PathLike) -> Path | None:
+    """The folder for unfinished files, without those of killed processes; None is the one for temporary files."""
+    if in_bucket(data_dir):
+        return None
+    folder = Path(data_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    remove_abandoned(folder)
+    return folder
 
 
 def _path(task: Task, data_dir: epath.PathLike) -> epath.Path:

@@ -1,6 +1,8 @@
 import json
 import shutil
+import socket
 import sys
+import tempfile
 
 import numpy as np
 import pytest
@@ -56,6 +58,17 @@ def test_a_dataset_from_before_an_option_has_its_default(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("split", "size"), [("train", 7), ("pass_10", 3)])
 def test_reads_back_the_fixed_split_in_order(written, split, size):
     assert_holds(tfds_builder.read(create(), written, split, seed=2), create().dataset(split, size, seed=2))
+
+
+def test_nothing_else_stays(tmp_path, monkeypatch):
+    data, temporary = tmp_path / "data", tmp_path / "temporary"
+    abandoned = data / f".partial-{socket.gethostname()}-x"
+    for folder in (abandoned, temporary):
+        folder.mkdir(parents=True)
+    (abandoned / ".lock").touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    path = tfds_builder.write(create(), data, {"train": 7})
+    assert [*temporary.iterdir(), *data.iterdir(), *path.parent.iterdir()] == [data / "counting", path]
 
 
 def test_any_task_that_draws_can_be_written(tmp_path):
