@@ -38,8 +38,8 @@ def write(state: State, records: Sequence[Record], environment: Record, workdir:
     texts = {"table.md": grid_table.markdown(tables), "table.tex": grid_table.latex(tables)}
     written = [write_atomically(workdir / name, text) for name, text in texts.items()]
     written.append(save(grid_table.picture(tables, title), workdir / "table.png"))
-    facts = [f"{len(state.finished)} of {len(cells)} cells finished, {len(state.failed)} failed", budget]
-    facts = "; ".join(filter(None, [*facts, page.versions(environment)]))
+    finished = f"{len(state.finished)} of {len(cells)} cells finished, {len(state.failed)} failed"
+    facts = "; ".join(filter(None, (finished, budget, page.versions(environment))))
     return [page.write(workdir / "report.html", title, tables, _curves(state.finished, workdir), runs, facts), *written]
 
 

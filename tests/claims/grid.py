@@ -2,11 +2,14 @@
 
 import numpy as np
 
+import cope_jax
 from cope_jax import encodings, tasks
 from cope_jax.evaluation.report import significance
 from cope_jax.tasks.synthetic import SyntheticTask
-from tests.claims.records import IN, OUT, README, RESULTS, WORDS, Claim, Records
+from experiments.grids import abilities
+from tests.claims.records import IN, OUT, README, RESULTS, ROOT, WORDS, Claim, Records
 
+CELLS = len(list(abilities.get_cells()))
 LEARNED = 10.0
 """The mean error in % below which an encoding is said to have learned a task of the grid."""
 
@@ -88,9 +91,9 @@ CLAIMS = [
     Claim(RESULTS, "Nineteen more have two seeds.", holds=lambda r: five_seeds(r)[1] == "19"),
     Claim(
         RESULTS,
-        "Trained so far are {:,} of 1,695 cells: {} encodings with five seeds on every ability,"
+        "Trained so far are {:,} of {:,} cells: {} encodings with five seeds on every ability,"
         " five of them with 25 seeds on flip-flop, and {} with two seeds",
-        lambda r: [sum(len(c.errors[n]) for c in r.views[IN].values() for n in c.errors), *five_seeds(r)],
+        lambda r: [sum(len(c.errors[n]) for c in r.views[IN].values() for n in c.errors), CELLS, *five_seeds(r)],
         lambda r: len(r.names(25, "ignore")) == 5,
     ),
     Claim(
@@ -272,6 +275,13 @@ CLAIMS = [
 ]
 
 COUNTS = [
+    Claim(README, "the public API, {} names;", lambda _: [WORDS[len(cope_jax.__all__)]]),
+    Claim(
+        README,
+        "{} notebooks,",
+        lambda _: [WORDS[len(list((ROOT / "notebooks").glob("*.ipynb")))].capitalize()],
+    ),
+    Claim("experiments/grids/abilities.py", "each of the {:,} cells", lambda _: [CELLS]),
     Claim(README, "Errors of encodings on {} tasks", lambda r: [WORDS[len(r.views[IN])]]),
     Claim(README, "| [Encodings](docs/encodings.md) | {}:", lambda _: [len(encodings.names())]),
     Claim(

@@ -108,8 +108,7 @@ def line_chart(field: str, title: str, shares: bool, row: str | None = None) -> 
     if row is None:
         return {"layer": layers, "height": 300}
     rows = {"field": row, "type": "nominal", "title": None, "sort": None}
-    # The width of facets cannot follow the page.
-    return {"facet": {"row": rows}, "spec": {"layer": layers, "width": 560, "height": 170}}
+    return {"facet": {"row": rows}, "spec": {"layer": layers, "height": 170}}  # the page sets the width
 
 
 def _axis(shares: bool) -> dict[str, Any]:

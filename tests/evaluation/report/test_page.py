@@ -220,6 +220,8 @@ Object.assign(found, {first: rows(), charts: all(".chart svg").length});
   found.wide = document.documentElement.scrollWidth > innerWidth;
 await new Promise(done => setTimeout(done, 300));
 found.runs = all("#cells tbody tr").length;
+const chart = document.getElementById("curves"), drawn = chart.querySelector("svg").getBoundingClientRect();
+found.used = drawn.width / chart.clientWidth; found.cut = chart.scrollWidth > chart.clientWidth;
 found.folders = all("#cells a").map(node => node.getAttribute("href"));
 """
 
@@ -239,6 +241,7 @@ def test_the_page_works_in_a_browser(tmp_path):
     assert found["other"] == "11.0 ± 0.8"
     assert found["runs"] == 3
     assert found["folders"] == ["cells/0", "cells/1", "cells/2"]
+    assert 0.8 < found["used"] <= 1 and not found["cut"]
 
 
 @needs_browser
@@ -269,7 +272,7 @@ def test_the_page_fits_a_phone_and_is_dark_where_wanted(tmp_path):
     flags = ("--window-size=500,800", "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
     found = browse(write(tmp_path), tmp_path, PROBE, *flags)
     assert found["errors"] == []
-    assert not found["wide"]
+    assert not found["wide"] and not found["cut"]
     light = browse(tmp_path / "report.html", tmp_path, "")["paper"]
     assert found["paper"] != light
 
