@@ -49,7 +49,7 @@ KERNELS = ("cope", "rope", "cope(gate=separate_key)", "cope(gate=value,position=
 """Encodings that have kernels on GPUs. They are checked first, with all masks; of the others only the defaults are."""
 MASKS = ("causal", "packed", "two_sided")
 GRACE = 20.0  # seconds between asking a command to stop and killing it
-TOLERANCE = {"float32": 2e-4, "bfloat16": 5e-2}  # of the largest entry, or of 1 if that is larger
+TOLERANCE = {"float32": 2e-4, "bfloat16": 3e-2}  # of the largest entry, see `check_encoding`
 
 _MINUTES = flags.DEFINE_float("minutes", 9.0, "Time for all sections, in minutes.", lower_bound=0.1)
 _ONLY = flags.DEFINE_list("only", list(SECTIONS), f"Sections to run: any of {', '.join(SECTIONS)}.")
@@ -141,7 +141,9 @@ def _outcome(record: Record) -> str:
 def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Record]:
     """The largest difference of the output and all gradients from full attention, for each implementation.
 
-    A difference is divided by the largest entry of the array, or by 1 if that is larger: some gradients are 0.
+    Full attention computes in the same type, because rounded features of tokens change the result more than any kernel:
+    gate keys in bfloat16 move the sums of CoPE's gates. A difference is divided by the largest entry of the array. The
+    gradients of all parameters share one largest entry, because some of them are sums that cancel, down to 0.
     """
     heads, groups, length, width = 4, 2, sizes.length, sizes.width
     encoding = encodings.create(
@@ -168,7 +170,7 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
         return value, pull(dout.astype(value.dtype))
 
     with jax.default_matmul_precision("highest"):
-        exact = jax.tree.leaves(run("full", params, *(a.astype(jnp.float32) for a in (x, q, k, v))))
+        reference = run("full", params, x, q, k, v)
         names = ["blockwise"] if encoding.splits_queries else []
         case = {"encoding": spec, "mask": mask, "dtype": dtype}
         records: list[Record] = []
@@ -178,13 +180,20 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
         else:
             records.append({**case, "implementation": "fused", "reason": reason})
         for name in names:
-            found = jax.tree.leaves(run(name, params, x, q, k, v))
-            errors = [
-                float(jnp.abs(a.astype(jnp.float32) - e).max() / jnp.maximum(jnp.abs(e).max(), 1.0))
-                for a, e in zip(found, exact, strict=True)
-            ]
+            errors = _errors(run(name, params, x, q, k, v), reference)
             records.append({**case, "implementation": name, "error": float(np.max(errors))})
         return records
+
+
+def _errors(result: Any, reference: Any) -> list[float]:
+    """The largest relative difference of the output, of the gradient of each input, and of those of all parameters."""
+    errors = []
+    (out, (dparams, *dinputs)), (exact_out, (exact_dparams, *exact_dinputs)) = result, reference
+    for some, exact in [(out, exact_out), (dparams, exact_dparams), *zip(dinputs, exact_dinputs, strict=True)]:
+        some, exact = ([a.astype(jnp.float32) for a in jax.tree.leaves(tree)] for tree in (some, exact))
+        largest = max((float(jnp.abs(e).max()) for e in exact), default=0.0) or 1.0
+        errors += [float(jnp.abs(a - e).max()) / largest for a, e in zip(some, exact, strict=True)]
+    return errors
 
 
 def benchmark(workdir: Path, sizes: Sizes, end: float) -> str:

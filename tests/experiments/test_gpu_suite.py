@@ -34,6 +34,24 @@ def test_it_finds_what_differs_and_names_what_is_refused(monkeypatch):
     assert record["error"] > gpu_suite.TOLERANCE["float32"]
 
 
+def test_bfloat16_is_compared_so_that_only_a_fault_differs(monkeypatch):
+    """Gate keys in bfloat16 are far from those in float32; a window that is short by one token is still found."""
+
+    def short(q, k, v, *, implementation, window, **options):
+        window -= implementation == "blockwise"
+        return attend(q, k, v, implementation=implementation, window=window, **options)
+
+    monkeypatch.setattr(gpu_suite, "attend", short)
+    found = gpu_suite.check_encoding("cope(gate=separate_key)", "bfloat16", "packed", gpu_suite.TOY)
+    errors = {record["implementation"]: record["error"] for record in found}
+    assert (
+        errors["fused"]
+        < gpu_suite.TOLERANCE["bfloat16"] / 2
+        < 2 * gpu_suite.TOLERANCE["bfloat16"]
+        < errors["blockwise"]
+    )
+
+
 def test_what_is_not_a_number_does_not_agree_and_what_fails_or_is_left_is_named(monkeypatch, tmp_path):
     def check(spec, dtype, mask, sizes):
         case = {"encoding": spec, "mask": mask, "dtype": dtype}
