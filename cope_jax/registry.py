@@ -1,12 +1,14 @@
 """Maps names to classes, with errors that list the choices."""
 
+import contextlib
 import dataclasses
 import difflib
 import math
+import numbers
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Literal, TypeVar, get_args, get_origin
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
 
 from cope_jax.errors import ConfigError
 
@@ -119,7 +121,7 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
     for name, value in options.items():
         if name not in fields:
             raise unknown(f"option of {what}", name, fields)
-        values[name] = _checked(value, fields[name].type, f"{what}.{name}")
+        values[name] = checked(value, fields[name].type, f"{what}.{name}")
     return cls(**values)
 
 
@@ -150,6 +152,8 @@ def check_at_least(least: float, what: str, most: int = 2**31 - 1, /, **values: 
     cope_jax.errors.ConfigError: decoder.num_layers must be at least 1, got 0
     """
     for name, value in values.items():
+        if value is not None and (isinstance(value, bool) or not isinstance(value, numbers.Real)):
+            raise ConfigError(f"{what}.{name} must be a number, got {abridged(value)} of type {type(value).__name__}")
         if value is not None and not least <= value < math.inf:  # `not` makes NaN an error too
             finite = " and finite" if value == math.inf else ""
             raise ConfigError(f"{what}.{name} must be at least {least}{finite}, got {value}")
@@ -157,36 +161,57 @@ def check_at_least(least: float, what: str, most: int = 2**31 - 1, /, **values: 
             raise ConfigError(f"{what}.{name} must be at most {most:,}, got {value:,}")
 
 
-def check_choices(config: Any, what: str) -> None:
-    """Raises ConfigError if a field of type `Literal` in a config dataclass has a value that the type does not list.
+def check_fields(config: Any, what: str) -> None:
+    """Checks each field of a config dataclass against its annotation, as `checked` does; call it in `__post_init__`.
 
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
     ...     norm: Literal["layer", "rms"] = "layer"
-    >>> check_choices(Config("rsm"), "block")
+    ...     def __post_init__(self):
+    ...         check_fields(self, "block")
+    >>> Config("rsm")
     Traceback (most recent call last):
     ...
     cope_jax.errors.ConfigError: unknown block.norm 'rsm': did you mean 'rms'? Choose from layer, rms
     """
     for field in dataclasses.fields(config):
-        if get_origin(field.type) is Literal:
-            _checked(getattr(config, field.name), field.type, f"{what}.{field.name}")
+        value = checked(getattr(config, field.name), field.type, f"{what}.{field.name}")
+        object.__setattr__(config, field.name, value)  # the dataclass is frozen
 
 
-def _checked(value: Any, kind: Any, where: str) -> Any:
+def checked(value: Any, kind: Any, where: str) -> Any:
+    """Returns `value` as an object of the type `kind`, the annotation of a field or an argument.
+
+    An int becomes a float, a list a tuple, a mapping a config dataclass, and a scalar of NumPy or JAX a number of
+    Python. Nothing else is converted: True is no int, and 2.0 is no int.
+
+    >>> checked(2, float | None, "generate.temperature")
+    2.0
+
+    Raises:
+      ConfigError: the value has another type, or is too large; the message begins with `where`.
+    """
     if kind is Any:
         return value
+    if getattr(value, "shape", None) == () and hasattr(value, "item"):  # NumPy and JAX
+        with contextlib.suppress(TypeError):  # a random key, or a value that JAX traces
+            value = value.item()
     if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
         return configure(kind, value, where)  # type: ignore[arg-type]  # kind is the class, not an instance
-    if get_origin(kind) is Literal:
-        if value not in get_args(kind):
-            raise unknown(where, value, map(str, get_args(kind)))
-        return value
-    choices = get_args(kind) if isinstance(kind, types.UnionType) else (kind,)
+    choices = get_args(kind) if get_origin(kind) in (types.UnionType, Union) else (kind,)
     for choice in choices:
-        plain = get_origin(choice) or choice
+        plain, entries = get_origin(choice) or choice, get_args(choice)
+        if plain is Literal:
+            if value in entries:
+                return value
+            if len(choices) == 1:
+                raise unknown(where, value, map(str, entries))
+            continue
         if plain is tuple and isinstance(value, (tuple, list)):
-            return tuple(_checked(entry, get_args(choice)[0], where) for entry in value)
+            kinds = entries[:1] * len(value) if entries[1:] == (...,) else entries
+            if len(kinds) == len(value):
+                return tuple(checked(entry, of, where) for entry, of in zip(value, kinds, strict=True))
+            continue
         if plain is float and type(value) is int:
             value = float(value) if abs(value) < 2**1023 else math.inf
         if plain is float and isinstance(value, float) and not abs(value) < 2.0**127:  # the range of float32
@@ -195,5 +220,10 @@ def _checked(value: Any, kind: Any, where: str) -> Any:
             raise ConfigError(f"{where} must have at most 63 bits, got {value:.3g}")
         if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
             return value
-    names = " or ".join(getattr(choice, "__name__", str(choice)) for choice in choices)
-    raise ConfigError(f"{where} must be {names}, got {value!r} of type {type(value).__name__}")
+    names = " or ".join("None" if c is types.NoneType else getattr(c, "__name__", str(c)) for c in choices)
+    raise ConfigError(f"{where} must be {names}, got {abridged(value)} of type {type(value).__name__}")
+
+
+def abridged(value: Any) -> str:
+    """Returns a value as short text in one line, for an error's message."""
+    return " ".join(repr(value).split())[:60]

@@ -21,7 +21,7 @@ from cope_jax.attention.ring import ring_attention
 from cope_jax.attention.tiles import BlockSizes
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
-from cope_jax.registry import unknown
+from cope_jax.registry import checked, unknown
 
 IMPLEMENTATIONS: dict[str, Callable[..., Array]] = {
     "full": full_attention,
@@ -148,6 +148,9 @@ def attend(
         dropout_rate=dropout_rate,
         dropout_key=dropout_key,
     )
+    for name, axis in (("sequence_axis", sequence_axis), ("head_axis", head_axis)):
+        checked(axis, str | None, name)
+    batch_axes = checked(batch_axes, tuple[str, ...], "batch_axes")
     name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
     if name in ("blockwise", "fused") and implementation == "auto" and not encoding.splits_queries:
         name = "full"
@@ -162,8 +165,9 @@ def attend(
         )
     if name != "full" and not encoding.splits_queries:
         raise ConfigError(f"implementation={name!r} splits the queries, but this encoding couples them: choose 'full'")
+    blocks = checked(blocks, tuple[int, ...] | None, "blocks")
     if blocks is not None and (len(blocks) != 3 or min(blocks) < 1):
-        raise ConfigError(f"blocks must be three sizes of at least 1, got {tuple(blocks)}")
+        raise ConfigError(f"blocks must be three sizes of at least 1, got {blocks}")
     sizes = None if blocks is None else BlockSizes(*blocks)
     if name == "fused" and implementation == "auto":
         reason = fused.why_not(encoding, inputs, sizes, batch_axes=batch_axes, head_axis=head_axis)

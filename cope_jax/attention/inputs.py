@@ -1,5 +1,6 @@
 """Prepares the inputs of every attention implementation: checks shapes, rotates, and adds positions and a mask."""
 
+import contextlib
 import dataclasses
 from typing import Any
 
@@ -13,6 +14,7 @@ from cope_jax.encodings import Encoding, Pairs, features_of
 from cope_jax.errors import ConfigError
 from cope_jax.ops.dropout import Dropout
 from cope_jax.ops.grouped_matmul import content_logits
+from cope_jax.registry import abridged, checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,35 +85,37 @@ def prepare(
     """
     _check_shapes(q_BLHK, k_BMGK, v_BMGK)
     if not isinstance(encoding, Encoding):
-        raise ConfigError(f"encoding={encoding!r} is not an encoding: create one with cope_jax.encodings.create")
+        raise ConfigError(f"encoding={abridged(encoding)} is no encoding: create one with cope_jax.encodings.create")
     _check_encoding(encoding, q_BLHK, k_BMGK)
-    check_embedded(encoding, embedded)
+    check_embedded(encoding, checked(embedded, bool, "embedded"))
     length, keys = q_BLHK.shape[1], k_BMGK.shape[1]
     q_indices, k_indices = np.arange(keys - length, keys, dtype=np.int32), np.arange(keys, dtype=np.int32)
     q_positions = q_indices[None] if q_positions is None else q_positions
     k_positions = k_indices[None] if k_positions is None else k_positions
     if (q_segment_ids is None) != (k_segment_ids is None):
         raise ConfigError("q_segment_ids and k_segment_ids belong together: give both, or neither")
-    q_positions, k_positions, q_segment_ids, k_segment_ids = map(
-        _as_array, (q_positions, k_positions, q_segment_ids, k_segment_ids)
+    q_positions, q_segment_ids, k_positions, k_segment_ids = (
+        None if ids is None else _integers(name, ids, (len(q_BLHK), size))
+        for name, ids, size in [
+            ("q_positions", q_positions, length),
+            ("q_segment_ids", q_segment_ids, length),
+            ("k_positions", k_positions, keys),
+            ("k_segment_ids", k_segment_ids, keys),
+        ]
     )
-    for name, array, size in [
-        ("q_positions", q_positions, length),
-        ("k_positions", k_positions, keys),
-        ("q_segment_ids", q_segment_ids, length),
-        ("k_segment_ids", k_segment_ids, keys),
-    ]:
-        if array is not None and (array.ndim != 2 or array.shape[0] not in (1, len(q_BLHK)) or array.shape[1] != size):
-            raise ConfigError(f"{name} must have shape [{len(q_BLHK)}, {size}], got {list(array.shape)}")
-        if array is not None and not jnp.issubdtype(array.dtype, jnp.integer):
-            raise ConfigError(f"{name} must be integers, got {array.dtype}")
     given = None if mask is None else _check_mask(mask, (len(q_BLHK), 1, length, keys))
     if given is not None and not encoding.takes_masks:
         raise ConfigError("this encoding needs an unbroken run of keys: leave mask out, or choose another encoding")
+    dropout_rate = checked(dropout_rate, float, "dropout_rate")
     if not 0 <= dropout_rate < 1 - 2**-32:  # a weight is dropped by 32 random bits
         raise ConfigError(f"dropout_rate must be at least 0 and less than 1 - 2**-32, got {dropout_rate}")
-    if window is not None and (isinstance(window, bool) or not isinstance(window, int | np.integer) or window < 1):
+    if dropout_key is not None and not is_key(dropout_key):
+        raise ConfigError(f"dropout_key must be a key from jax.random.key, got {abridged(dropout_key)}")
+    window = checked(window, int | None, "window")
+    if window is not None and window < 1:
         raise ConfigError(f"window must be an integer of at least 1, got {window}")
+    if any(not is_array(f) or f.ndim < 3 or f.shape[1] != keys for f in jax.tree.leaves(features)):
+        raise ConfigError(f"features must be arrays [B, {keys}, heads, ...], the first result of features_of")
     if features is None:
         features = features_of(encoding, None, q_BLHK, k_BMGK, v_BMGK, None, k_segment_ids)[0]
     if length > keys and (jax.tree.leaves(features) or encoding.sink_value == "own"):
@@ -127,14 +131,45 @@ def prepare(
     rotated_q, rotated_k = encoding.rotate(q_BLHK, k_BMGK, q_features, features, q_positions, k_positions)
     q, rotated_q, rotated_k, v = map(head_major, (q_BLHK, rotated_q, rotated_k, v_BMGK))
     q_v = v[:, :, keys - length :] if encoding.sink_value == "own" else None
+    causal = checked(causal, bool, "causal")
     visible = Mask(q_indices, k_indices, q_segment_ids, k_segment_ids, given, causal, window)
     drop = Dropout.create(dropout_key, dropout_rate, q_BLHK.shape[0], q_BLHK.shape[2])
     q_features, k_features = jax.tree.map(head_major, (q_features, features))
     return Inputs(q, rotated_q, rotated_k, v, q_v, q_features, k_features, q_positions, k_positions, visible, drop)
 
 
-def _as_array(ids: Any) -> Any:
-    return np.asarray(ids) if isinstance(ids, list | tuple) else ids
+def is_array(x: Any) -> bool:
+    """Whether x is an array of JAX, also while it is traced, or of NumPy."""
+    return isinstance(x, jax.Array | np.ndarray)
+
+
+def is_key(x: Any) -> bool:
+    """Whether x is one random key, of `jax.random.key` or `jax.random.PRNGKey`."""
+    if not isinstance(x, jax.Array):
+        return False
+    return x.shape == () if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else (x.shape, x.dtype) == ((2,), jnp.uint32)
+
+
+def _array(name: str, x: Any) -> Any:
+    """Returns an array, or a list as an array; ConfigError: x is neither."""
+    if isinstance(x, list | tuple):
+        with contextlib.suppress(ValueError):  # lists of different lengths
+            x = np.asarray(x)
+    if not is_array(x):
+        raise ConfigError(f"{name} must be an array, got {abridged(x)} of type {type(x).__name__}")
+    return x
+
+
+def _integers(name: str, ids: Any, shape: tuple[int, int]) -> Any:
+    """Returns int32 `[B, L]` or `[1, L]`: differences of unsigned or shorter integers would overflow."""
+    ids = _array(name, ids)
+    if ids.ndim != 2 or ids.shape[0] not in (1, shape[0]) or ids.shape[1] != shape[1]:
+        raise ConfigError(f"{name} must have shape {list(shape)}, got {list(ids.shape)}")
+    if not jnp.issubdtype(ids.dtype, jnp.integer):
+        raise ConfigError(f"{name} must be integers, got {ids.dtype}")
+    if isinstance(ids, np.ndarray) and ids.size and not -(2**31) <= int(ids.min()) <= int(ids.max()) < 2**31:
+        raise ConfigError(f"{name} must fit into 32 bits, got {ids.min()} to {ids.max()}")
+    return ids.astype(np.int32)
 
 
 def head_major(x: Array) -> Array:
@@ -153,6 +188,7 @@ def check_embedded(encoding: Encoding, embedded: bool) -> None:
 
 def _check_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array:
     """Checks the mask and broadcasts its last axis; other axes of size 1 stay, because they save memory."""
+    mask = _array("mask", mask)
     if mask.dtype != bool:
         raise ConfigError(f"mask must be boolean, True where a query may see a key, got {mask.dtype}")
     if mask.ndim != 4 or any(size not in (1, whole) for size, whole in zip(mask.shape, shape, strict=True)):
@@ -164,6 +200,9 @@ def _check_mask(mask: Any, shape: tuple[int, int, int, int]) -> Array:
 
 
 def _check_shapes(q_BLHK: Array, k_BMGK: Array, v_BMGK: Array) -> None:
+    for name, x in (("q", q_BLHK), ("k", k_BMGK), ("v", v_BMGK)):
+        if not is_array(x):
+            raise ConfigError(f"{name} must be an array, got {abridged(x)} of type {type(x).__name__}")
     shapes = f"got q {list(q_BLHK.shape)}, k {list(k_BMGK.shape)}, v {list(v_BMGK.shape)}"
     if not q_BLHK.ndim == k_BMGK.ndim == v_BMGK.ndim == 4:
         raise ConfigError(f"attend needs 4 axes each, q [B, L, H, K] and k, v [B, M, G, K], but {shapes}")

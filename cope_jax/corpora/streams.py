@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, checked
 
 Fields = Mapping[str, np.ndarray]
 
@@ -76,10 +76,16 @@ def first(n: int, size: int, what: str) -> np.ndarray:
 
 def drawn(rng: np.random.Generator, n: int, size: int) -> np.ndarray:
     """Samples n indices below `size`, independently. Raises ConfigError if n is negative."""
-    _check_number(n)
+    check_request(rng, n)
     return rng.integers(0, size, n)
 
 
+def check_request(rng: np.random.Generator, n: int) -> None:
+    """Raises ConfigError unless `rng` is a generator of NumPy, and n the number of examples to sample with it."""
+    checked(rng, np.random.Generator, "rng")
+    _check_number(n)
+
+
 def _check_number(n: int) -> None:
-    if n < 0:
+    if checked(n, int, "the number of examples") < 0:
         raise ConfigError(f"the number of examples must be at least 0, got {n}")

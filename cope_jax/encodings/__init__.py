@@ -52,7 +52,7 @@ from cope_jax.encodings.encoding_config import EncodingConfig as EncodingConfig
 from cope_jax.encodings.encoding_config import Sharing as Sharing
 from cope_jax.encodings.encoding_config import split_outside_parentheses as split_outside_parentheses
 from cope_jax.errors import ConfigError
-from cope_jax.registry import unknown
+from cope_jax.registry import checked, unknown
 
 
 def names() -> tuple[str, ...]:
@@ -88,6 +88,7 @@ def create(
     Raises:
       ConfigError: a name or option is unknown, or a value is out of range.
     """
+    checked(rngs, nnx.Rngs, "rngs")
     names_of_parts = [part for part, _ in EncodingConfig.parse(name).parts]
     if len(names_of_parts) == 1:
         options = {names_of_parts[0]: options}

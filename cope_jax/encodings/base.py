@@ -38,7 +38,7 @@ from flax import nnx
 from cope_jax.array_types import Array, PyTree
 from cope_jax.encodings.native_score import NativeScore
 from cope_jax.errors import ConfigError
-from cope_jax.registry import Registry, check_at_least
+from cope_jax.registry import Registry, abridged, check_at_least, check_fields, checked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,6 +61,7 @@ class AttentionShape:
     max_length: int | None = None
 
     def __post_init__(self):
+        check_fields(self, "attention")
         check_at_least(1, "attention", **dataclasses.asdict(self))
         if self.num_heads % self.kv_heads:
             raise ConfigError(f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.kv_heads}")
@@ -169,7 +170,11 @@ class Encoding(nnx.Module):
     sink_value: Literal["zero", "own"] = "zero"
 
     def __init__(self, config: Any, shape: AttentionShape, *, rngs: nnx.Rngs):
-        del rngs
+        for name, value, kind in (("config", config, self.Config), ("shape", shape, AttentionShape)):
+            if not isinstance(value, kind):
+                raise ConfigError(f"{type(self).__name__}.{name} must be {kind.__name__}, got {abridged(value)}")
+        check_fields(config, type(config).__name__)
+        checked(rngs, nnx.Rngs, "rngs")
         self.config = config
         self.shape = shape
 

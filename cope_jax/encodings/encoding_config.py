@@ -11,7 +11,7 @@ from flax import nnx
 from cope_jax.encodings.base import ENCODINGS, AttentionShape
 from cope_jax.encodings.compose import Composed
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_plain_numbers, configure
+from cope_jax.registry import check_fields, check_plain_numbers, checked, configure
 
 Sharing = Literal["layer", "model"]
 _PART = re.compile(r"\s*([\w-]+)\s*(?:\((.*)\))?\s*", re.DOTALL)
@@ -35,6 +35,7 @@ npos_max, position, scale_position_logits, slope
     parts: tuple[tuple[str, dict[str, Any]], ...] = ()
 
     def __post_init__(self):
+        check_fields(self, "encoding")
         names = [name for name, _ in self.parts]
         for name in names:
             if names.count(name) > 1:
@@ -50,7 +51,7 @@ npos_max, position, scale_position_logits, slope
           defaults: options of each encoding, by the encoding's name. The text overrides these options.
         """
         parts = []
-        for part in split_outside_parentheses(text, "+"):
+        for part in split_outside_parentheses(checked(text, str, "encoding"), "+"):
             match = _PART.fullmatch(part)
             if not match:
                 raise ConfigError(

@@ -10,9 +10,9 @@ from flax import nnx
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.encodings.base import ENCODINGS, AttentionShape, Encoding
-from cope_jax.encodings.rotations import frequencies, rotate_pairs
+from cope_jax.encodings.rotations import even_head_dim, frequencies, rotate_pairs
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_fields
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +59,7 @@ class RoPEConfig:
     magnitude: float | None = None
 
     def __post_init__(self):
+        check_fields(self, "rope")
         if self.yarn is not None and len(self.yarn) == 2:
             object.__setattr__(self, "yarn", (*self.yarn, 1.0, 32.0))
 
@@ -86,6 +87,8 @@ class RoPE(Encoding):
             raise ConfigError(f"rope.fraction must lie in (0, 1], got {config.fraction}")
         if not 0 <= config.bands <= 1:
             raise ConfigError(f"rope.bands must lie in [0, 1], got {config.bands}")
+        if config.fraction == 1:
+            even_head_dim("rope", shape.head_dim)
         if self._rotated() == 0:
             raise ConfigError(
                 f"rope.fraction={config.fraction} of head_dim={shape.head_dim} is less than one pair of features: give "

@@ -14,7 +14,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.generation.prompts import check_positions, check_tokens, pad_left
 from cope_jax.generation.sampling import SamplingParams, draw, row_keys
 from cope_jax.models.model import StaticGraphDef
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, checked
 
 
 def generate(
@@ -62,7 +62,8 @@ def generate(
     Raises:
       ConfigError: an argument has a wrong type or is out of range, or a table of the encoding has too few positions.
     """
-    new_BT, count_B = _generate(_request(model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token))
+    arguments = (model, prompts, max_new_tokens, key, temperature, top_k, top_p, stop_token, padded)
+    new_BT, count_B = _generate(_request(*arguments))
     return [row[:count] for row, count in zip(np.asarray(new_BT), np.asarray(count_B), strict=True)]
 
 
@@ -84,7 +85,7 @@ def generate_stream(
     >>> [[len(row) for row in part] for part in parts]
     [[1, 1], [3, 3], [1, 1]]
     """
-    check_at_least(1, "generate_stream", chunk=chunk)
+    check_at_least(1, "generate_stream", chunk=checked(chunk, int, "generate_stream.chunk"))
     return _chunks(_request(model, prompts, max_new_tokens, **arguments), chunk)
 
 
@@ -130,19 +131,18 @@ def _request(
     if not hasattr(model, "prefill"):
         raise ConfigError(f"generate.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()")
     vocab_size = model.config.vocab_size
-    tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
-    stops = list(stop_token) if isinstance(stop_token, Sequence | np.ndarray) else [stop_token]
-    integers = [("max_new_tokens", max_new_tokens), ("top_k", top_k), *(("stop_token", stop) for stop in stops)]
-    for name, value in integers:
-        if isinstance(value, bool) or not isinstance(value, int | np.integer | None):
-            raise ConfigError(f"generate.{name} must be an integer, got {value!r}")
+    several = isinstance(stop_token, Sequence | np.ndarray) and not isinstance(stop_token, str)
+    given: Any = stop_token if several else [stop_token]
+    stops = [checked(stop, int, "generate.stop_token") for stop in given if stop is not None]
+    max_new_tokens = checked(max_new_tokens, int, "generate.max_new_tokens")
+    padded, top_k = checked(padded, int, "generate.padded"), checked(top_k, int | None, "generate.top_k")
+    temperature = checked(temperature, float, "generate.temperature")
+    top_p = checked(top_p, float | None, "generate.top_p")
     check_at_least(1, "generate", max_new_tokens=max_new_tokens, top_k=top_k)
-    check_at_least(0, "generate", temperature=temperature)
-    if temperature > float(np.finfo(np.float32).max):
-        raise ConfigError(f"generate.temperature must be finite in float32, got {temperature}")
+    check_at_least(0, "generate", temperature=temperature, padded=padded)
     if top_p is not None and not 0 < top_p <= 1:
         raise ConfigError(f"generate.top_p must lie in (0, 1], got {top_p}")
-    stops = [stop for stop in stops if stop is not None]
+    tokens_BL, lengths_B = pad_left(prompts, vocab_size, padded)
     check_tokens("stop_token", np.array(stops, object), vocab_size)
     longest = int(lengths_B.max())
     what = f"a prompt of {longest} tokens with {max_new_tokens} new tokens is too long"
@@ -161,7 +161,8 @@ def _request(
 
 def _keys(key: Array, rows: int) -> Array:
     """Returns the key of each row, `[B]`."""
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key) or key.shape not in ((), (rows,)):
+    is_key = isinstance(key, Array) and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_key or key.shape not in ((), (rows,)):
         raise ConfigError(f"generate.key must be a key from jax.random.key, or {rows} keys, one for each row")
     return key if key.shape else row_keys(key, range(rows))
 

@@ -8,9 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.errors import ConfigError
+from cope_jax.registry import abridged
 
 
-def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int, least: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def pad_left(
+    prompts: Sequence[Sequence[int] | np.ndarray], vocab_size: int, least: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns (tokens_BL with zeros before shorter prompts, lengths_B), int32. ConfigError: a prompt is not valid.
 
     L is the length of the longest prompt, but at least `least`.
@@ -19,7 +22,7 @@ def pad_left(prompts: Sequence[Sequence[int]], vocab_size: int, least: int = 0) 
     [[1, 2, 3], [0, 0, 4]]
     """
     if isinstance(prompts, str) or not isinstance(prompts, Sequence | np.ndarray | jax.Array):
-        raise ConfigError(f"prompts must be a list of lists of integers, got {_shown(prompts)}")
+        raise ConfigError(f"prompts must be a list of lists of integers, got {abridged(prompts)}")
     rows = [_row(prompt) for prompt in prompts]
     lengths_B = np.array([len(row_L) for row_L in rows], np.int32)
     if not len(rows) or not lengths_B.min():
@@ -51,12 +54,8 @@ def _row(prompt: Any) -> np.ndarray:
     except ValueError:  # lists of different lengths
         row_L = np.empty((0, 0))
     if row_L.ndim != 1 or (row_L.size and row_L.dtype.kind not in "iu"):
-        raise ConfigError(f"prompts must be a list of lists of integers, got the prompt {_shown(prompt)}")
+        raise ConfigError(f"prompts must be a list of lists of integers, got the prompt {abridged(prompt)}")
     return row_L
-
-
-def _shown(value: Any) -> str:
-    return " ".join(repr(value).split())[:60]
 
 
 def check_tokens(name: str, tokens: np.ndarray, vocab_size: int) -> None:

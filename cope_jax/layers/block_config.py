@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from cope_jax.encodings import AttentionShape
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 
 Activation = Literal["relu", "gelu", "gelu_erf", "swiglu"]
 Norm = Literal["layer", "rms"]
@@ -29,7 +29,7 @@ class BlockConfig:
       mlp_dim: hidden width of the feed-forward layer; None means 4·D.
       activation: "relu", "gelu" (tanh form), "gelu_erf" (exact GELU), or "swiglu" (gated, with a third matrix).
       norm: "layer" (LayerNorm) or "rms" (RMSNorm).
-      norm_epsilon: number added to the variance.
+      norm_epsilon: number in (0, 1) that is added to the variance.
       norm_position: "pre", x + f(norm(x)), or "post", norm(x + f(x)).
       use_bias: whether the linear layers have biases.
       dropout: dropout rate of the attention weights, and of what each sublayer adds to the residual stream.
@@ -74,7 +74,7 @@ class BlockConfig:
     attention_blocks: tuple[int, ...] | None = None
 
     def __post_init__(self):
-        check_choices(self, "block")
+        check_fields(self, "block")
         check_at_least(1, "block", model_dim=self.model_dim, num_heads=self.num_heads, mlp_dim=self.mlp_dim)
         check_at_least(1, "block", num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
         if self.head_dim is None and self.model_dim % self.num_heads:
@@ -83,8 +83,8 @@ class BlockConfig:
             )
         if not 0 <= self.dropout < 1:
             raise ConfigError(f"dropout must lie in [0, 1), got {self.dropout}")
-        if not self.norm_epsilon > 0:
-            raise ConfigError(f"norm_epsilon must be positive, got {self.norm_epsilon}")
+        if not 0 < self.norm_epsilon < 1:
+            raise ConfigError(f"norm_epsilon must lie in (0, 1), got {self.norm_epsilon}")
         if self.negative_eigenvalues and "delta" not in self.mixer:
             raise ConfigError(f"block.negative_eigenvalues has no effect with mixer={self.mixer}: use a delta rule")
         check_at_least(0, "block", initial_stddev=self.initial_stddev, convolution=self.convolution)

@@ -10,7 +10,7 @@ from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
 from cope_jax.ops.gather import lookup
 from cope_jax.ops.product import linear
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
 
 ORIGINAL_FILTERS = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
@@ -33,6 +33,7 @@ class CharCNNConfig:
     projection: int | None = 512
 
     def __post_init__(self):
+        check_fields(self, "characters")
         check_at_least(1, "characters", embed_dim=self.embed_dim, projection=self.projection)
         check_at_least(0, "characters", num_highways=self.num_highways)
         if not self.filters or any(len(pair) != 2 or min(pair) < 1 for pair in self.filters):

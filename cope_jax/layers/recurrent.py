@@ -12,7 +12,7 @@ from flax import nnx
 from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.ops.product import linear
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 
 CellName = Literal["tanh", "lstm"]
 Carry = tuple[Array, ...]
@@ -49,7 +49,7 @@ class Cell:
     forget_bias: float = 0.0
 
     def __post_init__(self):
-        check_choices(self, "cell")
+        check_fields(self, "cell")
         check_at_least(1, "cell", width=self.width, projection=self.projection)
         check_at_least(0, "cell", cell_clip=self.cell_clip, projection_clip=self.projection_clip)
         if self.name == "tanh" and any((self.projection, self.cell_clip, self.projection_clip, self.forget_bias)):

@@ -18,6 +18,7 @@ from cope_jax.models import tagger as tagger
 from cope_jax.models.model import MODELS as MODELS
 from cope_jax.models.model import Ability as Ability
 from cope_jax.models.model import Model as Model
+from cope_jax.registry import checked
 
 
 def names() -> tuple[str, ...]:
@@ -31,5 +32,6 @@ def able(ability: Ability) -> tuple[str, ...]:
 
 
 def create(name: str, config: Any, *, rngs: nnx.Rngs) -> Any:
-    """Creates the model called `name` from its config (`MODELS.get(name).Config`)."""
-    return MODELS.get(name)(config, rngs=rngs)
+    """Creates the model called `name` from its config, a `MODELS.get(name).Config`; ConfigError: it is not one."""
+    model = MODELS.get(name)
+    return model(checked(config, model.Config, f"the config of {name}"), rngs=checked(rngs, nnx.Rngs, "rngs"))

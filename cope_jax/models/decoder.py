@@ -24,7 +24,7 @@ from cope_jax.models.model import MODELS, MOST_LAYERS, Model, ModelOptions, SumA
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import lookup
 from cope_jax.ops.losses import sampled_cross_entropy, token_measures
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 
 PADDING = -1  # segment id of the padding in front of a shorter prompt
 
@@ -79,7 +79,7 @@ class DecoderConfig(DecoderOptions):
     layout: Layout = WHOLE
 
     def __post_init__(self):
-        check_choices(self, "decoder")
+        check_fields(self, "decoder")
         check_at_least(1, "decoder", vocab_size=self.vocab_size, max_length=self.max_length)
         check_at_least(1, "decoder", MOST_LAYERS, num_layers=self.num_layers)
         check_at_least(0, "decoder", num_sampled=self.num_sampled, logit_scale=self.logit_scale, tape=self.tape)

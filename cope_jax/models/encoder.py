@@ -20,7 +20,7 @@ from cope_jax.layout import WHOLE, Layout
 from cope_jax.models.model import MOST_LAYERS, ModelOptions, check_shapes
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import lookup
-from cope_jax.registry import check_at_least, check_choices, unknown
+from cope_jax.registry import check_at_least, check_fields, unknown
 
 SIZES: dict[str, tuple[int, int, int]] = {
     "tiny": (2, 128, 2),
@@ -99,7 +99,7 @@ class EncoderConfig(EncoderOptions):
 
     def __post_init__(self):
         what = self.name or "bert"
-        check_choices(self, what)
+        check_fields(self, what)
         check_at_least(1, what, vocab_size=self.vocab_size, max_length=self.max_length)
         check_at_least(1, what, MOST_LAYERS, num_layers=self.num_layers)
         check_at_least(1, what, type_vocab_size=self.type_vocab_size)

@@ -13,7 +13,7 @@ from cope_jax.array_types import Array, PyTree
 from cope_jax.errors import ConfigError
 from cope_jax.layout import Layout
 from cope_jax.models.embedder import ModelEmbedder
-from cope_jax.registry import Registry
+from cope_jax.registry import Registry, check_fields
 
 SumAndWeight = tuple[Array, Array]
 """(sum, weight), float32 scalars. The mean over several batches is the total sum divided by the total weight."""
@@ -42,6 +42,9 @@ class ModelOptions:
     """
 
     name: str = ""
+
+    def __post_init__(self):
+        check_fields(self, self.name or "model")
 
     def fields(self) -> dict[str, Any]:
         """Returns the options by name."""

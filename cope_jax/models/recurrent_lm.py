@@ -15,7 +15,7 @@ from cope_jax.layers.recurrent import Carry, Cell, Recurrent, clear
 from cope_jax.layers.word_softmax import WordSoftmax
 from cope_jax.models.model import MOST_LAYERS, Model, ModelOptions, SumAndWeight, check_shapes
 from cope_jax.ops.dropout import dropout
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 
 Carries = tuple[tuple[Carry, ...], ...]
 """The state of every layer of every direction, the forward direction first."""
@@ -41,7 +41,7 @@ class RecurrentLMOptions(ModelOptions):
     num_sampled: int = 0
 
     def __post_init__(self):
-        check_choices(self, self.name)
+        check_fields(self, self.name)
         check_at_least(1, self.name, MOST_LAYERS, num_layers=self.num_layers)
         check_at_least(0, self.name, num_sampled=self.num_sampled)
         if not 0 <= self.dropout < 1:

@@ -19,7 +19,7 @@ from cope_jax.models.model import MODELS, Model, ModelOptions, SumAndWeight, che
 from cope_jax.ops.dropout import dropout
 from cope_jax.ops.gather import lookup
 from cope_jax.ops.losses import token_measures
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 
 CHARACTER_DIM, CHARACTER_WIDTH = 16, 3
 
@@ -52,7 +52,7 @@ class TaggerOptions(ModelOptions):
     dropout: float = 0.5
 
     def __post_init__(self):
-        check_choices(self, "tagger")
+        check_fields(self, "tagger")
         check_at_least(0, "tagger", word_dim=self.word_dim, characters=self.characters, penalty=self.penalty)
         for width in self.recurrent:
             check_at_least(1, "tagger", recurrent=width)

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ from cope_jax.errors import ConfigError
 from cope_jax.files import write_atomically
 from cope_jax.models.model import attends
 from cope_jax.progress import Progress
+from cope_jax.registry import check_at_least, checked
 from cope_jax.runs import records as recording
 from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
@@ -53,7 +55,9 @@ class Experiment:
 
     def __init__(self, config: ExperimentConfig, width: int = 1, task: Task | None = None):
         if not isinstance(config, ExperimentConfig):
-            raise ConfigError(f"Experiment needs a config, got {config!r}: pass cj.config(name)")
+            raise ConfigError(f"Experiment needs a config, got a {type(config).__name__}: pass cj.config(name)")
+        checked(task, Task | None, "task")
+        check_at_least(1, "Experiment", width=checked(width, int, "Experiment.width"))
         self.config = config
         self.task = tasks.create(config.task.name, **config.task.options) if task is None else task
         self.program = create_program(config, self.task, width)
@@ -130,7 +134,7 @@ class Experiment:
           ConfigError: the folder belongs to other settings or data, or the model to start from does not fit.
           Interrupted: Ctrl-C or SIGTERM stopped the run. A checkpoint is saved, and the same call resumes from it.
         """
-        seeds = [int(seed) for seed in seeds]  # JSON does not accept NumPy integers
+        seeds = [checked(seed, int, "seeds") for seed in checked(seeds, Sequence | np.ndarray, "seeds")]
         if len(seeds) != self.seed_batch.width:
             return Experiment(self.config, len(seeds), self.task).train(
                 workdir,
@@ -142,7 +146,7 @@ class Experiment:
                 verbose=verbose,
                 progress=progress,
             )
-        workdir = Path(workdir)
+        workdir = Path(checked(workdir, str | os.PathLike, "workdir"))
         workdirs.check_alike(self.task)
         start = functools.cache(self._start)
         if not workdirs.has_checkpoints(workdir):  # before anything is written, because that model may not fit

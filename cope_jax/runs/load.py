@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import difflib
 import functools
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from cope_jax import models, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, formats, safetensors_io
 from cope_jax.files import read_object
+from cope_jax.registry import checked
 from cope_jax.runs.workdir import check_seeds, read_json, read_settings
 from cope_jax.tasks import Task
 from cope_jax.tokenizers import loading
@@ -242,6 +244,7 @@ def find(folder: str | Path | None) -> Path:
     """Finds the folder of a path, "minilm" or the name of a trained model. ConfigError: there is no such folder."""
     if folder is None:
         raise ConfigError("no model is given: give the folder of a model")
+    checked(folder, str | os.PathLike, "the folder of a model")
     path, name = bert_files.find_minilm() if str(folder) == MINILM else Path(folder), str(folder)
     with contextlib.suppress(OSError):  # the name is too long
         if path.is_dir():

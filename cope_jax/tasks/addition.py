@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, next_token_batch
 
@@ -61,7 +61,7 @@ class Addition(SyntheticTask):
         offsets: int = 100
 
         def __post_init__(self):
-            check_choices(self, "addition")
+            check_fields(self, "addition")
             check_at_least(1, "addition", digits=self.digits, offsets=self.offsets)
 
     metric = "sequence_error"

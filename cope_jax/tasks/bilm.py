@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.stored import WordTask
 from cope_jax.tasks.task import TASKS, Batch
 from cope_jax.tokenizers import characters as chars
@@ -64,7 +64,7 @@ class BiLM(WordTask):
         max_characters: int = chars.MAX_CHARACTERS
 
         def __post_init__(self):
-            check_choices(self, "bilm")
+            check_fields(self, "bilm")
             check_at_least(1, "bilm", length=self.length)
             check_at_least(4, "bilm", vocab_size=self.vocab_size)
             check_at_least(3, "bilm", max_characters=self.max_characters)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.question import QuestionTask
 from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
@@ -49,7 +49,7 @@ class Copying(QuestionTask):
         ngram: int = 3
 
         def __post_init__(self):
-            check_choices(self, "copying")
+            check_fields(self, "copying")
             check_at_least(1, "copying", ngram=self.ngram)
             check(
                 self.letters >= self.smallest,

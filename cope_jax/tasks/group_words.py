@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check
 
@@ -48,7 +48,7 @@ class GroupWords(SyntheticTask):
         swaps_only: bool = False
 
         def __post_init__(self):
-            check_choices(self, "group_words")
+            check_fields(self, "group_words")
             check_at_least(1, "group_words", length=self.length)
             check(
                 not self.swaps_only or self.group.startswith("S"),

@@ -18,7 +18,7 @@ from cope_jax.corpora.raw_text import Texts, fingerprint
 from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
 from cope_jax.corpora.streams import drawn
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.task import TASKS, Baseline, Batch, Task, check
 from cope_jax.tokenizers.word_level import UNKNOWN
 from cope_jax.tokenizers.wordpiece import WordPiece
@@ -81,7 +81,7 @@ class MaskedLM(Task):
         max_predictions: int | None = None
 
         def __post_init__(self):
-            check_choices(self, "masked_lm")
+            check_fields(self, "masked_lm")
             check_at_least(5, "masked_lm", length=self.length)
             check_at_least(1, "masked_lm", max_predictions=self.max_predictions)
             check(0 < self.mask_rate <= 1, f"masked_lm.mask_rate must be above 0 and at most 1, got {self.mask_rate}")

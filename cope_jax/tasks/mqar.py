@@ -8,7 +8,7 @@ from typing import Literal
 
 import numpy as np
 
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.synthetic import SyntheticConfig, SyntheticTask
 from cope_jax.tasks.task import TASKS, Batch, check
 
@@ -62,7 +62,7 @@ class Mqar(SyntheticTask):
         every: int | None = None
 
         def __post_init__(self):
-            check_choices(self, "mqar")
+            check_fields(self, "mqar")
             check_at_least(1, "mqar", pairs=self.pairs, updates=self.updates)
             check_at_least(3, "mqar", space=self.space)
             check_at_least(8, "mqar", vocabulary=self.vocabulary)

@@ -10,7 +10,7 @@ from typing import Literal
 
 import numpy as np
 
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.question import QuestionTask
 from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
@@ -56,7 +56,7 @@ class Probes(QuestionTask):
         symbols: int = 64
 
         def __post_init__(self):
-            check_choices(self, "probes")
+            check_fields(self, "probes")
             check_at_least(4, "probes", symbols=self.symbols)
             check(
                 self.symbols < 1250, f"probes.symbols must be below 1250, got {self.symbols}: places have four digits"

@@ -17,7 +17,7 @@ from cope_jax.corpora.shards import Shards, read_manifest
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.files import in_bucket, parse_json, read_text
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.stored import Blocks, TextTask
 from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading
@@ -76,7 +76,7 @@ class ShardedText(TextTask):
         window: int = 16_384
 
         def __post_init__(self):
-            check_choices(self, "sharded_text")
+            check_fields(self, "sharded_text")
             check_at_least(
                 1, "sharded_text", length=self.length, window=self.window, vocab_multiple=self.vocab_multiple
             )

@@ -9,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.question import QuestionTask
 from cope_jax.tasks.synthetic import SyntheticConfig
 from cope_jax.tasks.task import TASKS, check
@@ -43,7 +43,7 @@ class Sorting(QuestionTask):
         items: int = 16
 
         def __post_init__(self):
-            check_choices(self, "sorting")
+            check_fields(self, "sorting")
             check_at_least(2, "sorting", items=self.items)
             check(
                 self.form == "multi_digit" or 2 * self.items <= len(SINGLE),

@@ -10,7 +10,7 @@ from etils import epath
 from cope_jax.corpora.baselines import unigram_cross_entropy, unigram_probabilities
 from cope_jax.corpora.packing import TokenStream
 from cope_jax.corpora.sentences_by_corpus import SPLITS
-from cope_jax.corpora.streams import Stream, drawn, first, windows
+from cope_jax.corpora.streams import Stream, check_request, drawn, first, windows
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.tasks.task import Baseline, Batch, Task
@@ -55,8 +55,7 @@ class StoredTask(Task):
         if not mixture:
             return self.take(split, drawn(rng, n, self.size(split)))
         weights = np.array([weight for weight, _ in mixture])
-        if n < 0:
-            raise ConfigError(f"the number of examples must be at least 0, got {n}")
+        check_request(rng, n)
         parts = [mixture[part][1] for part in rng.choice(len(mixture), n, p=weights / weights.sum())]
         return self.take(split, np.array([rng.integers(part.start, part.stop) for part in parts], np.int64))
 

@@ -12,8 +12,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from cope_jax.corpora.streams import check_request
 from cope_jax.errors import ConfigError
-from cope_jax.registry import unknown
+from cope_jax.registry import checked, unknown
 from cope_jax.tasks import held_out
 from cope_jax.tasks.task import Batch, Task, check
 from cope_jax.tokenizers.tokenizer import Codec
@@ -71,7 +72,7 @@ class SyntheticTask(Task):
 
     def level(self, split: str) -> float:
         """The level of `split`, a fixed split or `"<axis>=<number>"`. Raises ConfigError for any other split."""
-        if split in self._levels:
+        if checked(split, str, f"the split of {self.name}") in self._levels:
             return self._levels[split]
         axis, _, text = split.partition("=")
         if axis != self.axis or not text:
@@ -85,8 +86,7 @@ class SyntheticTask(Task):
         return level
 
     def sample(self, rng: np.random.Generator, n: int, split: str = "train") -> Batch:
-        if n < 0:
-            raise ConfigError(f"the number of sequences must be at least 0, got {n}")
+        check_request(rng, n)
         level = self.level(split)
         if not self._held_out:
             return self._generate(rng, n, level)

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from cope_jax.errors import ConfigError
-from cope_jax.registry import Registry, unknown
+from cope_jax.registry import Registry, checked, unknown
 from cope_jax.tasks.persistence import Persistent
 from cope_jax.tokenizers.tokenizer import Codec
 
@@ -128,7 +128,7 @@ class Task(Persistent, abc.ABC):
 
     def length(self, split: str) -> int:
         """L, the number of inputs of a padded sequence of `split`. Raises ConfigError for an unknown split."""
-        if split not in self._lengths:
+        if checked(split, str, f"the split of {self.name}") not in self._lengths:
             raise unknown(f"split of {self.name}", split, self.splits)
         return self._lengths[split]
 
@@ -177,7 +177,8 @@ class Task(Persistent, abc.ABC):
 
         A `StoredTask` gives its first n sequences in the order of its file, for any seed.
         """
-        if seed < 0:
+        self.length(split)
+        if checked(seed, int, "a data seed") < 0:
             raise ConfigError(f"a data seed must be at least 0, got {seed}")
         return self.sample(np.random.default_rng([seed, zlib.crc32(split.encode())]), n, split)
 

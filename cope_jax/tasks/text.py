@@ -19,7 +19,7 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_object
-from cope_jax.registry import check_at_least, check_choices, unknown
+from cope_jax.registry import check_at_least, check_fields, unknown
 from cope_jax.tasks.stored import TextTask
 from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading
@@ -90,7 +90,7 @@ class Text(TextTask):
         sweep: tuple[int, ...] = ()
 
         def __post_init__(self):
-            check_choices(self, "text")
+            check_fields(self, "text")
             check_at_least(1, "text", length=self.length, sweep=min(self.sweep, default=None))
             Mixture(self.corpus, self.data_dir, self.globs)
             check(

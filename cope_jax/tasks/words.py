@@ -12,7 +12,7 @@ import numpy as np
 
 from cope_jax.corpora import conllu, wikitext
 from cope_jax.corpora.sentences_by_corpus import SPLITS
-from cope_jax.registry import check_at_least, check_choices
+from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.stored import WordTask
 from cope_jax.tasks.task import TASKS
 from cope_jax.tokenizers import word_level
@@ -59,7 +59,7 @@ class Words(WordTask):
         backward: bool = False
 
         def __post_init__(self):
-            check_choices(self, "words")
+            check_fields(self, "words")
             check_at_least(1, "words", length=self.length)
             check_at_least(2, "words", vocab_size=self.vocab_size)
 

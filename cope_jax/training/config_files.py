@@ -5,6 +5,7 @@ by its path.
 """
 
 import dataclasses
+import os
 import runpy
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.models import MODELS
 from cope_jax.models.model import overlay
-from cope_jax.registry import unknown
+from cope_jax.registry import checked, unknown
 from cope_jax.training.experiment_config import ExperimentConfig
 
 GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
@@ -32,7 +33,7 @@ def every(steps: int) -> dict[str, int]:
     return {"evaluate_every": steps, "checkpoint_every": steps}
 
 
-def config(name: str, **changes: Any) -> ExperimentConfig:
+def config(name: str | os.PathLike[str], **changes: Any) -> ExperimentConfig:
     """Loads a config by its name in experiments/configs, or by its path, and applies changes.
 
     >>> import cope_jax as cj
@@ -50,7 +51,8 @@ def config(name: str, **changes: Any) -> ExperimentConfig:
     Raises:
       ConfigError: there is no such file, a field is unknown, or a value has the wrong type.
     """
-    return ExperimentConfig.from_mapping(overlay(named(name).to_dict(), changes))
+    found = named(os.fspath(checked(name, str | os.PathLike, "the name of a config")))
+    return ExperimentConfig.from_mapping(overlay(found.to_dict(), changes))
 
 
 def named(name: str) -> ConfigDict:

@@ -10,7 +10,7 @@ from cope_jax.layout import WHOLE, Layout
 from cope_jax.models import MODELS
 from cope_jax.models.decoder import DecoderOptions
 from cope_jax.models.model import attends
-from cope_jax.registry import check_at_least, check_choices, configure
+from cope_jax.registry import check_at_least, check_fields, configure
 from cope_jax.tasks import TASKS, Task
 
 
@@ -25,6 +25,9 @@ class TaskConfig:
 
     name: str = "selective_copy"
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self):
+        check_fields(self, "task")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +60,8 @@ class OptimizerConfig:
     clip_norm: float | None = 1.0
 
     def __post_init__(self):
+        check_fields(self, "optimizer")
         numbers = {name: value for name, value in dataclasses.asdict(self).items() if not isinstance(value, str)}
-        check_choices(self, "optimizer")
         check_at_least(0, "optimizer", **numbers)
         if max(self.beta1, self.beta2) >= 1:
             raise ConfigError(f"optimizer.beta1={self.beta1} and beta2={self.beta2} must be less than 1")
@@ -112,6 +115,7 @@ class TrainingConfig:
     checkpoint_every: int = 100
 
     def __post_init__(self):
+        check_fields(self, "training")
         check_at_least(1, "training", steps=self.steps, batch_size=self.batch_size, examples=self.examples)
         check_at_least(1, "training", steps_per_dispatch=self.steps_per_dispatch, max_position=self.max_position)
         check_at_least(1, "training", checkpoint_every=self.checkpoint_every, accumulate=self.accumulate)
@@ -151,6 +155,7 @@ class EvaluationConfig:
     batch_size: int = 64
 
     def __post_init__(self):
+        check_fields(self, "evaluation")
         check_at_least(1, "evaluation", examples=self.examples, curve_examples=self.curve_examples)
         check_at_least(1, "evaluation", batch_size=self.batch_size)
         check_at_least(0, "evaluation", sweep_examples=self.sweep_examples)
@@ -178,6 +183,7 @@ class MeshConfig:
     sequence: int = 1
 
     def __post_init__(self):
+        check_fields(self, "job.mesh")
         sizes = dataclasses.asdict(self)
         if list(sizes.values()).count(-1) > 1:
             raise ConfigError(f"job.mesh may set only one axis to -1, for all remaining devices, got {sizes}")
@@ -209,7 +215,7 @@ class JobConfig:
     tracker: Literal["tensorboard", "wandb", "trackio", "none"] = "tensorboard"
 
     def __post_init__(self):
-        check_choices(self, "job")
+        check_fields(self, "job")
         check_at_least(1, "job", keep=self.keep, peak_flops=self.peak_flops)
         check_at_least(0, "job", keep_best=self.keep_best)
 
@@ -244,6 +250,7 @@ class ExperimentConfig:
     paper: dict[str, Any] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
+        check_fields(self, "config")
         check_at_least(0, "config", seeds_side_by_side=self.seeds_side_by_side)
 
     @classmethod

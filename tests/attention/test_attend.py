@@ -247,18 +247,35 @@ def test_positions_and_segments_may_be_lists():
     np.testing.assert_array_equal(*both)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.int8, np.uint32, jnp.uint32])
+def test_positions_may_be_integers_of_any_type(dtype):
+    """A distance below 0, or above 127, is the same number; it was 2**32 less, or wrapped around."""
+    q, k, v = (jnp.asarray(a, jnp.float32) for a in arrays_of())
+    encoding = encodings.create("alibi", num_heads=4, num_kv_heads=2, head_dim=4, rngs=nnx.Rngs(0))
+    positions = np.array([[-100, 0, 1, 2, 3, 100]] if dtype == np.int8 else [[0, 1, 2, 3, 7, 9]], np.int32)
+    found, exact = (
+        attend(q, k, v, encoding=encoding, causal=False, q_positions=places, k_positions=places)
+        for places in (jnp.asarray(positions, dtype) if dtype is jnp.uint32 else positions.astype(dtype), positions)
+    )
+    np.testing.assert_array_equal(found, exact)
+
+
 def ones(*shape):
     return jnp.ones(shape)
 
 
 MISTAKES = {
+    "positions of 64 bits": (
+        dict(q_positions=2**31 + np.arange(6)[None]),
+        "q_positions must fit into 32 bits, got 2147483648 to 2147483653",
+    ),
     "three axes": (dict(q=ones(2, 6, 4)), "B, L, H, K"),
     "batch": (dict(q=ones(3, 6, 4, 4)), "same batch"),
     "head width": (dict(q=ones(2, 6, 4, 5)), "same batch"),
     "keys without values": (dict(k=ones(2, 5, 2, 4)), "same batch"),
     "heads of values": (dict(v=ones(2, 6, 1, 4)), "same batch"),
     "groups": (dict(q=ones(2, 6, 3, 4)), "a multiple of the number of key/value heads"),
-    "name of an encoding": (dict(encoding="rope"), "encoding='rope' is not an encoding: create one with"),
+    "name of an encoding": (dict(encoding="rope"), "encoding='rope' is no encoding: create one with"),
     "implementation": (dict(implementation="ful"), "did you mean 'full'"),
     "heads of the encoding": (dict(q=ones(2, 6, 8, 4)), "was built for num_heads, num_kv_heads, head_dim = (4, 2, 4)"),
     "heads before tokens": (
@@ -267,11 +284,11 @@ MISTAKES = {
     ),
     "name, and blocks": (
         dict(encoding="rope", implementation="blockwise"),
-        "encoding='rope' is not an encoding: create",
+        "encoding='rope' is no encoding: create",
     ),
     "window": (dict(window=0), "at least 1"),
-    "half a window": (dict(window=2.5), "window must be an integer of at least 1, got 2.5"),
-    "a switch as window": (dict(window=True), "window must be an integer of at least 1, got True"),
+    "half a window": (dict(window=2.5), "window must be int or None, got 2.5 of type float"),
+    "a switch as window": (dict(window=True), "window must be int or None, got True of type bool"),
     "whole numbers": (dict(v=jnp.ones((2, 6, 2, 4), jnp.int32)), "but v has int32: convert v"),
     "fractions as positions": (dict(q_positions=np.arange(6.0)[None]), "q_positions must be integers, got float64"),
     "rate that rounds to 1": (dict(dropout_rate=1 - 1e-10, dropout_key=jax.random.key(0)), "dropout_rate"),

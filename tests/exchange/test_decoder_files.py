@@ -205,7 +205,7 @@ MISTAKES = {
     "a stretching of text": (
         LLAMA,
         reconfigure(rope_scaling="llama3"),
-        r"\.rope_scaling must be dict or NoneType, got",
+        r"\.rope_scaling must be dict or None, got",
     ),
     "a factor of text": (
         LLAMA,

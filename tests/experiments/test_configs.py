@@ -164,7 +164,7 @@ def test_a_config_survives_being_kept_in_a_file():
         ({"training": {"steps": "3"}}, "config.training.steps must be int, got '3' of type str"),
         ({"training": {"steps": 3.0}}, "config.training.steps must be int"),
         ({"training": {"steps": True}}, "config.training.steps must be int"),
-        ({"training": {"examples": "all"}}, "config.training.examples must be int or NoneType"),
+        ({"training": {"examples": "all"}}, "config.training.examples must be int or None"),
         ({"training": 3}, "config.training must be TrainingConfig"),
         ({"encoding": None}, "config.encoding must be str"),
         ({"model": {"block": {"dropout": "high"}}}, "config.model.block.dropout must be float"),

@@ -102,7 +102,7 @@ def test_a_command_is_stopped_at_its_time(monkeypatch):
 
 @pytest.mark.slow
 def test_all_sections(tmp_path):
-    command = [sys.executable, "-m", "experiments.gpu_suite", "--toy", "--minutes=4", f"--workdir={tmp_path}"]
+    command = [sys.executable, "-m", "experiments.gpu_suite", "--toy", "--minutes=10", f"--workdir={tmp_path}"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
     sections = {

@@ -11,6 +11,7 @@ import pytest
 from flax import nnx
 
 from cope_jax.errors import ConfigError
+from cope_jax.generation import decoding
 from cope_jax.generation.decoding import generate, generate_stream
 from cope_jax.generation.sampling import keep_top_k, keep_top_p, row_keys, sample
 from cope_jax.models.decoder import Decoder
@@ -90,6 +91,16 @@ def test_rows_end_with_the_stop_token_and_the_program_with_the_last_row():
     assert [row.tolist() for row in found] == [[2, 3, 4], [4, 5], [1, 2, 3]]
     found = generate(Counter(), [[9]], 1, key=KEY, temperature=0.0)
     assert [row.tolist() for row in found] == [[10]]
+
+
+def test_padded_prompts_of_several_lengths_need_one_compilation():
+    decoder = model(config("learned", num_layers=1, max_length=9))
+    options = dict(key=KEY, temperature=0.0)
+    alone = [generate(decoder, [prompt], 3, **options)[0].tolist() for prompt in ([1, 2], [4])]
+    before = decoding._generate._cache_size()
+    padded = [generate(decoder, [prompt], 3, padded=6, **options)[0].tolist() for prompt in ([1, 2], [4])]
+    assert padded == alone
+    assert decoding._generate._cache_size() == before + 1
 
 
 @pytest.mark.parametrize("stops", [[7, 3], (3, 7), np.array([7, 3])])
@@ -254,16 +265,16 @@ MISTAKES = {
     "fraction": (dict(prompts=[[1.7]]), "prompts must be a list of lists of integers, got the prompt [1.7]"),
     "huge token": (dict(prompts=[[2**40]]), f"prompt: token {2**40} is outside of the vocabulary of {VOCAB}"),
     "a wrong one of several stops": (dict(stop_token=[1, VOCAB]), f"stop_token: token {VOCAB} is outside"),
-    "text among stops": (dict(stop_token=[1, "2"]), "generate.stop_token must be an integer, got '2'"),
-    "fractional stop": (dict(stop_token=1.5), "generate.stop_token must be an integer, got 1.5"),
-    "fractional length": (dict(max_new_tokens=1.5), "generate.max_new_tokens must be an integer, got 1.5"),
-    "bool": (dict(max_new_tokens=True), "generate.max_new_tokens must be an integer, got True"),
-    "fractional top_k": (dict(top_k=2.0), "generate.top_k must be an integer, got 2.0"),
-    "infinite": (dict(temperature=float("inf")), "generate.temperature must be at least 0 and finite, got inf"),
+    "text among stops": (dict(stop_token=[1, "2"]), "generate.stop_token must be int, got '2' of type str"),
+    "fractional stop": (dict(stop_token=1.5), "generate.stop_token must be int, got 1.5 of type float"),
+    "fractional length": (dict(max_new_tokens=1.5), "generate.max_new_tokens must be int, got 1.5 of type float"),
+    "bool": (dict(max_new_tokens=True), "generate.max_new_tokens must be int, got True of type bool"),
+    "fractional top_k": (dict(top_k=2.0), "generate.top_k must be int or None, got 2.0 of type float"),
+    "infinite": (dict(temperature=float("inf")), "generate.temperature must be finite, got inf"),
     "nearly infinite": (dict(temperature=1e39), "generate.temperature must be finite in float32, got 1e+39"),
     "no new token": (dict(max_new_tokens=0), "generate.max_new_tokens must be at least 1, got 0"),
     "temperature": (dict(temperature=-0.1), "generate.temperature must be at least 0, got -0.1"),
-    "no temperature": (dict(temperature=float("nan")), "generate.temperature must be at least 0"),
+    "no temperature": (dict(temperature=float("nan")), "generate.temperature must be finite, got nan"),
     "top_k": (dict(top_k=0), "generate.top_k must be at least 1, got 0"),
     "top_p": (dict(top_p=0.0), "generate.top_p must lie in (0, 1], got 0.0"),
     "large top_p": (dict(top_p=1.1), "generate.top_p must lie in (0, 1], got 1.1"),

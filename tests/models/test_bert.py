@@ -296,7 +296,7 @@ def test_a_token_or_segment_that_is_none_is_loud(field, wrong):
         (lambda: BertTaggerConfig(vocab_size=2, num_classes=2, layers="mixed"), "bert_tagger.layers 'mixed'"),
         (lambda: BertTaggerConfig(vocab_size=2, num_classes=0), "bert_tagger.num_classes must be at least 1"),
         (lambda: BertClassifierConfig(vocab_size=2, num_classes=2, head_dropout=1.0), "head_dropout must lie in"),
-        (lambda: bert_block(8, 2, norm_epsilon=0.0), "norm_epsilon must be positive"),
+        (lambda: bert_block(8, 2, norm_epsilon=0.0), r"norm_epsilon must lie in \(0, 1\)"),
     ],
 )
 def test_mistakes_are_one_clear_line(create, message):

@@ -11,7 +11,7 @@ import optax
 
 from cope_jax.array_types import Array
 from cope_jax.errors import ConfigError
-from cope_jax.registry import check_at_least
+from cope_jax.registry import check_at_least, check_fields
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class ProbeConfig:
     seed: int = 0  # seed of the order of vectors
 
     def __post_init__(self):
+        check_fields(self, "probe")
         check_at_least(1, "probe", epochs=self.epochs, batch_size=self.batch_size)
         check_at_least(0, "probe", learning_rate=self.learning_rate, weight_decay=self.weight_decay)
         check_at_least(0, "probe", 2**63 - 1, seed=self.seed)

@@ -8,7 +8,7 @@ import numpy as np
 
 from cope_jax.errors import ConfigError
 from cope_jax.models.embedder import Sentence, check_sentences
-from cope_jax.registry import check_at_least, unknown
+from cope_jax.registry import check_at_least, check_fields, unknown
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,6 +25,7 @@ class Word2VecConfig:
     seed: int = 0  # seed of the initial vectors and of all sampling
 
     def __post_init__(self):
+        check_fields(self, "word2vec")
         sizes = {"width": self.width, "window": self.window, "min_count": self.min_count, "epochs": self.epochs}
         check_at_least(1, "word2vec", **sizes, negative=self.negative)
         check_at_least(0, "word2vec", sample=self.sample)

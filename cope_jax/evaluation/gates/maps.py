@@ -25,6 +25,8 @@ from cope_jax.evaluation.gates import viewer
 from cope_jax.evaluation.gates.head_scores import top_tokens
 from cope_jax.evaluation.report.plot_style import CHARACTER, COLOURS, COLUMN_WIDTH, STYLE, TEXT_WIDTH, add_caption, save
 from cope_jax.evaluation.report.table import FIRM, words
+from cope_jax.generation.prompts import pad_left
+from cope_jax.registry import checked
 
 COLUMNS = 4  # panels side by side
 LABEL = 0.085  # width of the label of a token, in inches
@@ -65,7 +67,7 @@ class Inspection:
 def inspect(
     model: Any,
     vocabulary: Sequence[str],
-    tokens_L: np.ndarray,
+    tokens_L: Sequence[int] | np.ndarray,
     *,
     positions_BL: Any = None,
     query: int = -1,
@@ -98,17 +100,20 @@ def inspect(
     Raises:
       ConfigError: there is no such query, layer or head.
     """
-    length = len(tokens_L)
-    if not -length <= query < length:
+    if not hasattr(model, "maps"):
+        raise ConfigError(f"inspect.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()")
+    checked(vocabulary, Sequence, "vocabulary")
+    layer, head = checked(layer, int | None, "layer"), checked(head, int | None, "head")
+    tokens_BL, (length,) = pad_left([tokens_L], min(model.config.vocab_size, len(vocabulary)))
+    if not -length <= checked(query, int, "query") < length:
         raise ConfigError(f"query must be between {-length} and {length - 1} for {length} tokens, got {query}")
-    tokens_BL = jnp.asarray(tokens_L)[None]
     probabilities_V = jax.nn.softmax(model(tokens_BL, positions_BL=positions_BL)[0, query])
     maps = {
         name: np.asarray(m[:, 0], np.float32) for name, m in model.maps(tokens_BL, positions_BL=positions_BL).items()
     }
     num_layers, num_heads = maps["attention"].shape[:2]
     return Inspection(
-        tokens=tuple(vocabulary[token] for token in tokens_L),
+        tokens=tuple(vocabulary[token] for token in tokens_BL[0]),
         maps=maps,
         query=query % length,
         layers=choose("layer", layer, num_layers),
