@@ -36,10 +36,9 @@ def clear_errors() -> Iterator[None]:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(141)
-    except ConfigError as error:
-        _leave(2, f"error: {error}")
-    except NonFiniteError as error:
-        _leave(3, f"error: {error}")
+    except (ConfigError, NonFiniteError, StorageError) as error:
+        status = 2 if isinstance(error, ConfigError) else 3 if isinstance(error, NonFiniteError) else 4
+        _leave(status, f"error: {error}")
     except Interrupted as stop:
         _leave(stop.exit_code, str(stop))
     except KeyboardInterrupt as stop:
@@ -51,8 +50,6 @@ def clear_errors() -> Iterator[None]:
             raise
         _leave(2, f"error: {error.name} is not installed: pip install -e '.[text]'")
     except Exception as error:
-        if isinstance(error, StorageError):
-            _leave(4, f"error: {error}")
         if clear := bucket_error(error):
             _leave(4 if isinstance(clear, StorageError) else 2, f"error: {clear}")
         if _out_of_memory(error):  # NumPy and XLA say how much was asked for
@@ -61,11 +58,6 @@ def clear_errors() -> Iterator[None]:
             _leave(134, f"error: another process is lost ({first_line(error)}): rerun the command in all processes")
         if reason := storage_reason(error):
             _leave(4, f"error: {StorageError.of(getattr(error, 'filename', None) or 'the disk', reason)}")
-        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
-            _leave(
-                2,
-                f"error: the limit of open files is too low ({error.strerror}): raise it, as with ulimit -n 1024",
-            )
         if isinstance(error, OSError) and error.filename and error.errno in _WRONG_PATHS:
             _leave(2, f"error: cannot use {str(error.filename)[:200]} ({error.strerror}): correct the path or the file")
         if traceback.extract_tb(error.__traceback__)[-1].filename.endswith("xla_bridge.py"):
