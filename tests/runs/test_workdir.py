@@ -210,6 +210,7 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
             "earlier checkpoints are intact; free space and rerun the command",
         ),
         (KeyboardInterrupt(), 130, "interrupted; rerun the same command to resume"),
+        (interrupts.Terminated(), 143, "interrupted; rerun the same command to resume"),
     ],
 )
 def test_each_kind_of_error_has_its_line_and_status(error, status, line, capsys):
