@@ -108,7 +108,7 @@ class Written:
         return {name: np.asarray(value, self.dtypes[name]) for name, value in self.source[index].items()}
 
 
-class _Info(tfds.core.DatasetInfo):  # type: ignore[misc]  # untyped
+class _Info(tfds.core.DatasetInfo):
     """Facts about a dataset."""
 
     def initialize_from_bucket(self) -> None:
