@@ -40,7 +40,8 @@ def kind_of(folder: Path) -> str | None:
         return ELMO
     if not safetensors_io.holds_model(folder):
         return None
-    kind = read_object(folder / CONFIG).get("model_type", "bert")
+    values = read_object(folder / CONFIG)
+    kind = values.get("model_type", None if _foreign(values) else "bert")  # BERT's first files have no model_type
     if kind not in tuple(FORMATS):  # it may be a list, which is not hashable
         # No nearest name is suggested: a similar name is another architecture.
         raise ConfigError(
@@ -48,6 +49,11 @@ def kind_of(folder: Path) -> str | None:
             f"{', '.join(sorted(FORMATS))}"
         )
     return str(kind)
+
+
+def _foreign(values: Mapping[str, Any]) -> bool:
+    """Whether a config.json names the classes of another model than BERT."""
+    return not all(str(name).startswith("Bert") for name in values.get("architectures") or ())
 
 
 def read_config(folder: str | Path) -> Any:
@@ -133,10 +139,6 @@ def _load(folder: Path) -> tuple[Any, Params]:
 
 
 def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Mapping[str, Any] | None = None) -> None:
-    tensors, held = {}, flatten_dict(params)
-    for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
-        _check(held.get(path), path, leaf, "the parameters")
-        tensors[_name(path)] = np.asarray(held[path])
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config) if field.name != "layout"}
     for name, value in values.items():
         if isinstance(value, EncodingConfig):
@@ -144,8 +146,16 @@ def _save(folder: str | Path, config: Any, params: Mapping[Any, Any], tokens: Ma
         elif dataclasses.is_dataclass(value) and not isinstance(value, type):
             values[name] = dataclasses.asdict(value)
     about = {"model_type": OWN, "version": _VERSION, "model": values, **(tokens or {})}
-    if _parse(json.loads(json.dumps(about)), CONFIG) != dataclasses.replace(config, layout=WHOLE):
-        raise ConfigError(f"the format {OWN} cannot represent this config: give every option as the type of its field")
+    try:
+        same = _parse(json.loads(json.dumps(about)), CONFIG) == dataclasses.replace(config, layout=WHOLE)
+    except (ConfigError, TypeError) as error:
+        raise ConfigError(f"the format {OWN} cannot represent this config ({first_line(error)})") from error
+    if not same:
+        raise ConfigError(f"the format {OWN} cannot represent this config: give each option a value of its type")
+    tensors, held = {}, flatten_dict(params)
+    for path, leaf in safetensors_io.shapes(MODELS.get(config.name), config).items():
+        _check(held.get(path), path, leaf, "the parameters")
+        tensors[_name(path)] = np.asarray(held[path])
     safetensors_io.write(Path(folder), about, tensors)
 
 

@@ -151,10 +151,7 @@ def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
         dropout=held.attention_dropout,
     )
     encoding = EncodingConfig((("rope", _read_rope(values, path)),))
-    try:
-        encoding.build(block.attention_shape(held.max_position_embeddings), rngs=nnx.Rngs(0))
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    encoding.build(block.attention_shape(held.max_position_embeddings), rngs=nnx.Rngs(0))  # checks the options
     return DecoderConfig(
         vocab_size=held.vocab_size,
         max_length=held.max_position_embeddings,

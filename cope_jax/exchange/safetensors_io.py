@@ -101,7 +101,9 @@ def read_tensors(folder: Path) -> dict[str, np.ndarray]:
         for name in (name for name, place in places.items() if place == file):
             if name not in held:
                 raise ConfigError(f"{folder / file} lacks {name}, which {INDEX} lists: fetch the two files again")
-            tensors[name] = held[name]
+            tensors[name] = held.pop(name)
+        if held:
+            raise ConfigError(f"{folder / file} has {min(held)}, which {INDEX} does not list: fetch the files again")
     return tensors
 
 
@@ -113,18 +115,18 @@ def _read_file(path: Path) -> dict[str, np.ndarray]:
         if path.exists() and not path.is_file():  # a named pipe would be waited for
             raise ValueError("it is no regular file")
         return dict(load_file(path))
-    except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
+    except (OSError, SafetensorError, AttributeError, KeyError, TypeError, ValueError) as error:
         raise ConfigError(f"cannot read {path} ({first_line(error)}): fetch the file again") from error
 
 
 def as_float(array: np.ndarray, name: str, folder: Path) -> np.ndarray:
     """Converts a tensor to float32; a float64 tensor stays unchanged.
 
-    Raises ConfigError if the type of the tensor is not floating-point.
+    Raises ConfigError if the type of the tensor is not floating-point, with 16 bits or more.
     """
     if array.dtype in (np.float32, np.float64):
         return array
-    if not jnp.issubdtype(array.dtype, jnp.floating):
+    if array.dtype not in (np.float16, jnp.bfloat16):  # 8 bits are a part of a number, whose scale is elsewhere
         raise ConfigError(
             f"{name} in {folder} has type {array.dtype.name}, but quantised weights are not supported: use "
             "floating-point weights"

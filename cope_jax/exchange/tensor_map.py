@@ -20,6 +20,7 @@ from cope_jax.files import read_object
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.models.model import choices
 
+ADAPTER = "adapter_config.json"
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
 """Output layer in transformers → our embedding. A decoder's file may have an output layer tied to the embedding."""
 _LEAVES = {**dict.fromkeys(("embedding", "table", "scale", "kernel"), "weight"), "bias": "bias", "bias_V": "bias"}
@@ -107,11 +108,16 @@ class Format:
             raise ConfigError(
                 f"{path} has the model_type {kind!r}, not {self.kind!r}: give the folder of a {self.kind} model"
             )
+        if (folder / ADAPTER).exists():  # transformers would add it to the weights
+            raise ConfigError(f"{folder} has an adapter ({ADAPTER}): merge it into the weights, and remove the file")
         return self._read(values, str(path))
 
     def _read(self, values: Mapping[str, Any], path: str) -> Any:
         safetensors_io.require(values, path, **REQUIRED, **self.required)
-        return self.read(values, path)
+        try:
+            return self.read(values, path)
+        except ConfigError as error:
+            raise error if path in str(error) else ConfigError(f"{path}: {error}") from error
 
     def load(self, folder: Path) -> tuple[Any, Params]:
         """Reads (the config, the parameters as nested dicts) from a folder.

@@ -16,6 +16,9 @@ NormPosition = Literal["pre", "post"]
 Mixer = Literal["attention", "linear", "gla", "delta", "gated_delta"]
 ComputeType = Literal["float32", "bfloat16", "float64"]
 
+MOST_WIDTH = 2**20
+"""The largest size of a block. A larger one is a typing error, which would end in the compiler or fill the memory."""
+
 
 @dataclasses.dataclass(frozen=True)
 class BlockConfig:
@@ -75,8 +78,8 @@ class BlockConfig:
 
     def __post_init__(self):
         check_fields(self, "block")
-        check_at_least(1, "block", model_dim=self.model_dim, num_heads=self.num_heads, mlp_dim=self.mlp_dim)
-        check_at_least(1, "block", num_kv_heads=self.num_kv_heads, head_dim=self.head_dim)
+        heads = {"num_heads": self.num_heads, "num_kv_heads": self.num_kv_heads, "head_dim": self.head_dim}
+        check_at_least(1, "block", MOST_WIDTH, model_dim=self.model_dim, mlp_dim=self.mlp_dim, **heads)
         if self.head_dim is None and self.model_dim % self.num_heads:
             raise ConfigError(
                 f"model_dim={self.model_dim} is not a multiple of num_heads={self.num_heads}: give head_dim"

@@ -195,10 +195,12 @@ def test_a_tokenizer_json_beside_the_vocabulary_must_have_the_same_numbers(folde
         ({"strip_accents": False}, "strip_accents=False is not supported"),
         ({"tokenize_chinese_chars": False}, "tokenize_chinese_chars=False is not supported"),
         ({"do_lower_case": "false"}, "do_lower_case='false' is not supported"),
+        ({}, "has capital letters, but no tokenizer_config.json says whether"),
     ],
 )
 def test_text_that_a_tokenizer_would_change_otherwise_is_refused(folder, values, message):
     (folder / "tokenizer_config.json").write_text(json.dumps(values))
+    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in ("[UNK]", *PIECES[1:-1], "The")))
     if message is None:
         assert pretrained.lowercase(load(folder)) is values["do_lower_case"]
     else:

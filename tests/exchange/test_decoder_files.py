@@ -159,6 +159,15 @@ def unshard(folder):
     (shard(folder) / "model-1.safetensors").unlink()
 
 
+def doubled(folder):
+    save_file({**load_file(folder / "model.safetensors"), "ln_f.weight": np.ones(8)}, folder / "model.safetensors")
+
+
+def unlisted(folder):
+    path = shard(folder) / "model-0.safetensors"
+    save_file({**load_file(path), "more": np.zeros(1)}, path)
+
+
 def misplaced(folder):
     path = shard(folder) / "model.safetensors.index.json"
     path.write_text(
@@ -300,6 +309,32 @@ MISTAKES = {
         rewrite(**{"lm_head.weight": np.zeros((13, 8))}),
         r"lm_head\.weight differs from embedding/embedding",
     ),
+    "an adapter": (
+        LLAMA,
+        lambda f: (f / "adapter_config.json").write_text("{}"),
+        r"has an adapter \(adapter_config\.json\): merge it into the weights",
+    ),
+    "numbers of 8 bits": (
+        LLAMA,
+        rewrite(**{"0.mlp.up_proj.weight": np.zeros((12, 8), ml_dtypes.float8_e4m3fn)}),
+        r"cannot read .*model\.safetensors \(.*float8_e4m3fn",
+    ),
+    "two names of a tensor": (
+        GPT2,
+        doubled,
+        r"has the tensor 'transformer\.ln_f\.weight' under two names",
+    ),
+    "no size of heads": (
+        LLAMA,
+        reconfigure(num_attention_heads=0),
+        r"config\.json: block\.num_heads must be at least 1",
+    ),
+    "very many heads": (
+        LLAMA,
+        reconfigure(num_key_value_heads=None, num_attention_heads=8 << 20, hidden_size=8 << 20),
+        r"config\.json: block\.model_dim must be at most 1,048,576, got 8,388,608",
+    ),
+    "a tensor outside of the index": (LLAMA, unlisted, r"model-0\.safetensors has more, which .* does not list"),
     "a file is missing": (LLAMA, unshard, r"cannot read .*model-1\.safetensors"),
     "a tensor is elsewhere": (LLAMA, misplaced, r"model-0\.safetensors lacks x, which"),
     "a file outside": (LLAMA, placed("../model.safetensors"), "has no weight_map from tensors to files in the same "),

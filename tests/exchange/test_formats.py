@@ -1,6 +1,7 @@
 """Every registered model goes through a folder and comes back the same; what is wrong is said in one line."""
 
 import copy
+import dataclasses
 import itertools
 import json
 
@@ -113,6 +114,10 @@ MISTAKES = {
         lambda f: (f / "config.json").write_text('{"model_type": "gpt_neo"}'),
         "the model_type 'gpt_neo', which is not supported: choose a model of bert, cope_jax, gpt2, llama$",
     ),
+    "another kind of an old version": (
+        lambda f: (f / "config.json").write_text('{"architectures": ["RobertaModel"], "hidden_size": 8}'),
+        "the model_type None, which is not supported",
+    ),
     "a list": (lambda f: (f / "config.json").write_text("[]"), "must contain a JSON object, not a list"),
     "a newer version": (
         lambda f: (f / "config.json").write_text('{"model_type": "cope_jax", "version": 2, "model": {}}'),
@@ -223,6 +228,23 @@ def test_first_and_last_token_of_what_is_generated_with(tmp_path):
         match=r"generation_config\.json is damaged \(it must contain a JSON object, not a list\): fetch it again",
     ):
         safetensors_io.read_tokens(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "config", [{"vocab_size": np.int64(11)}, {"logit_scale": np.float32(0.5)}, {"vocab_size": 11.0}]
+)
+def test_a_value_that_would_not_be_read_back_is_refused(config, tmp_path):
+    choices = dataclasses.replace(DECODER, **config)
+    with pytest.raises(ConfigError, match="the format cope_jax cannot represent this config") as error:
+        formats.save(tmp_path, choices, noise(DECODER)[1])
+    assert "\n" not in str(error.value) and not list(tmp_path.iterdir())
+
+
+def test_parameters_of_other_shapes_are_no_model():
+    params = noise(DECODER)[1]
+    params["embedding"]["embedding"] = params["embedding"]["embedding"][:-1]
+    with pytest.raises(ConfigError, match=r"embedding\.embedding has shape \[10, 8\], but the config needs \[11, 8\]"):
+        formats.build(DECODER, params)
 
 
 def test_what_a_format_has_no_place_for(tmp_path):

@@ -69,21 +69,33 @@ def test_a_wrong_job_is_one_clear_line(mapping, message):
             {"training": {"batch_size": 10**8}},
             "training.batch_size=100,000,000 sequences of up to 1,024 tokens are 2³¹ tokens or more: lower it",
         ),
-        ({}, {"evaluation": {"batch_size": 2**21}}, "evaluation.batch_size=2,097,152 sequences of up to 1,024 tokens"),
+        (
+            {},
+            {"evaluation": {"batch_size": 2**21}},
+            "evaluation.batch_size must be at most 65,536 with so few examples",
+        ),
         (
             {},
             {"model": {"block": {"model_dim": 10**9}}},
-            "decoder has an array of 8,000,000,000,000,000,000 parameters, over 2⁴⁰: lower its sizes",
+            "block.model_dim must be at most 1,048,576, got 1,000,000,000",
+        ),
+        (
+            {},
+            {"model": {"block": {"model_dim": 2**20, "mlp_dim": 2**20}}},
+            "decoder has an array of 2,199,023,255,552 parameters, over 2⁴⁰: lower its sizes",
+        ),
+        (
+            {},
+            {"model": {"block": {"num_heads": 10**9, "head_dim": 2}}},
+            "block.num_heads must be at most 1,048,576, got 1,000,000,000",
         ),
         ({}, {"model": {"num_layers": 10**7}}, "decoder.num_layers must be at most 4,096, got 10,000,000"),
     ],
 )
 def test_absurd_sizes_are_one_line_before_anything_is_allocated(task, changes, message):
-    config = ExperimentConfig.from_mapping(
-        {"task": {"options": task}, "job": {"mesh": {"data": 1}}, "training": {}, **changes}
-    )
+    values = {"task": {"options": task}, "job": {"mesh": {"data": 1}}, "training": {}, **changes}
     with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
-        Experiment.check(config)
+        Experiment.check(ExperimentConfig.from_mapping(values))
 
 
 def test_a_seed_may_have_63_bits():

@@ -14,6 +14,7 @@ from cope_jax import tasks
 from cope_jax.data import pipeline
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual.embedders import embed
+from cope_jax.exchange import bert_files
 from cope_jax.exchange.safetensors_io import require
 from cope_jax.files import read_object
 from cope_jax.models.embedder import ModelEmbedder
@@ -34,7 +35,18 @@ def lowercase(found: Loaded) -> bool:
     lower = values.get("do_lower_case", True)
     require(values, str(path), do_lower_case=(True, False))
     require(values, str(path), strip_accents=(None, lower), tokenize_chinese_chars=(True,))
+    if "do_lower_case" not in values and _cased(found.folder):
+        raise ConfigError(
+            f"the vocabulary of {found.folder} has capital letters, but no tokenizer_config.json says whether texts "
+            'keep theirs: write {"do_lower_case": false} or true there'
+        )
     return bool(lower)
+
+
+def _cased(folder: Path) -> bool:
+    """Whether over 1% of the pieces of a vocabulary have capital letters."""
+    pieces = bert_files.vocabulary(folder) if (folder / bert_files.VOCABULARY).exists() else ()
+    return 100 * sum(piece != piece.lower() and not piece.startswith("[") for piece in pieces) > len(pieces)
 
 
 def load(text: str | None, name: str | None = None) -> ModelEmbedder:
