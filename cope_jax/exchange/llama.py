@@ -81,7 +81,7 @@ class _Llama3:
     original_max_position_embeddings: float
 
 
-_SCALINGS: dict[str, tuple[str, type[_Linear | _Yarn | _Llama3]]] = {
+_SCALINGS: dict[str, tuple[str, Any]] = {
     "linear": ("interpolation", _Linear),
     "yarn": ("yarn", _Yarn),
     "llama3": ("llama3", _Llama3),
@@ -99,7 +99,6 @@ def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     rope = dict(given.rope_scaling or given.rope_parameters or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
     require({"rope_type": kind}, path, rope_type=("default", *_SCALINGS))
-    require(rope, path, partial_rotary_factor=(1.0, None), truncate=(True,))
     option, form = _SCALINGS.get(kind, ("", _Base))
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(field.name for field in fields(form))}
     known |= {"attention_factor", "truncate"} if kind == "yarn" else set()
@@ -108,7 +107,7 @@ def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     for name in _OUTSIDE:
         if name in values and rope.setdefault(name, values[name]) != values[name]:
             raise ConfigError(f"{path} has {name}={values[name]} and {name}={rope[name]}: remove the wrong one")
-    require(rope, path, partial_rotary_factor=(1.0, None))
+    require(rope, path, partial_rotary_factor=(1.0, None), truncate=(True,))
     options: dict[str, Any] = {"base": typed(_Base, rope, path).rope_theta}
     if option:
         numbers = dataclasses.astuple(typed(form, rope, path))
