@@ -103,7 +103,7 @@ def show(
     tables = grid_cells.create([{"setting": task.name, **record} for record in finished], {task.name: task})
     paths.append(write_atomically(workdir / "table.tex", grid_table.latex(tables)))
     curves = read_curves(planned)
-    written = write_page(workdir, config, task, tables, curves, planned)
+    written = write_page(workdir, config, tables, curves, planned)
     drawn, skipped = plots.write_plots(workdir, task, finished, curves, labels, config.model.name)
     out = console()
     out.print(comparison.table(task, finished, labels, paper=paper).rich())
@@ -116,23 +116,20 @@ def show(
 
 
 def write_page(
-    workdir: Path,
-    config: ExperimentConfig,
-    task: Task,
-    tables: Tables,
-    curves: Sequence[Record],
-    planned: Sequence[GridRun],
+    workdir: Path, config: ExperimentConfig, tables: Tables, curves: Sequence[Record], planned: Sequence[GridRun]
 ) -> Path:
     """Writes report.html."""
+    name = config.task.name
     runs = [
-        PageRun(task.name, run.label, seed, command(run), run.workdir.relative_to(workdir).as_posix(), "finished")
+        PageRun(name, run.label, seed, command(run), run.workdir.relative_to(workdir).as_posix(), "finished")
         for run in planned
         for seed in run.seeds
     ]
-    rows = ({"setting": task.name, **row} for row in curves)
-    title = ", ".join(filter(None, (task.name, config.variant)))
-    facts = grid.environment([run.result for run in planned])
-    return page.write(workdir / "report.html", title, tables, rows, runs, page.versions(facts))
+    rows = ({"setting": name, **row} for row in curves)
+    facts = page.versions(grid.environment([run.result for run in planned]))
+    return page.write(
+        workdir / "report.html", ", ".join(filter(None, (name, config.variant))), tables, rows, runs, facts
+    )
 
 
 def command(run: GridRun) -> str:

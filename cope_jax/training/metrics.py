@@ -14,7 +14,6 @@ from typing import Any
 from cope_jax.errors import StorageError, clear_storage_errors
 from cope_jax.files import parse_json, read_lines, replacing
 from cope_jax.training import trackers
-from cope_jax.training.trackers import Tracker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -107,7 +106,7 @@ class MetricsWriter:
         active: bool = True,
         tracker: str = trackers.TENSORBOARD,
     ):
-        trackers.check(tracker)
+        trackers.package(tracker)
         self.path = directory / "metrics.jsonl"
         self._active = active
         if not active:
@@ -125,19 +124,17 @@ class MetricsWriter:
                 lost = f"the rows of steps {last + 1} to {step} are lost; training resumes after them"
                 print(f"warning: {self.path} was cut or removed: {lost}", file=sys.stderr)
             self._file = self.path.open("a", encoding="utf-8")
-            self._board: _Board | Tracker
-            self._boards: Mapping[int, _Board | Tracker]
-            self._labels: dict[int, list[str]] = {}  # what tells the numbers of seeds apart
+            self._labels = {seed: [f"seed_{seed}"] for seed in seeds if len(seeds) > 1}  # tell seeds of a tracker apart
+            self._board: Any
             if tracker == trackers.TENSORBOARD:
                 self._board = _Board(directory, step + 1)
-                several = {seed: _Board(directory / f"seed_{seed}", step + 1) for seed in seeds if len(seeds) > 1}
-                self._boards = several or dict.fromkeys(seeds, self._board)
+                several = {seed: _Board(directory / f"seed_{seed}", step + 1) for seed in self._labels}
+                self._boards, self._labels = several or dict.fromkeys(seeds, self._board), {}
+                if config is not None and step == 0:
+                    self._board.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```")
             else:
-                self._board = Tracker(tracker, directory, step, config)
+                self._board = trackers.Tracker(tracker, directory, step, config)
                 self._boards = dict.fromkeys(seeds, self._board)
-                self._labels = {seed: [f"seed_{seed}"] for seed in seeds if len(seeds) > 1}
-            if config is not None and step == 0:
-                self._board.add_text("config", f"```json\n{json.dumps(config, indent=1)}\n```")
 
     def __enter__(self) -> "MetricsWriter":
         return self

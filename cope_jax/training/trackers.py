@@ -14,19 +14,13 @@ from cope_jax.files import write_atomically
 TENSORBOARD, NONE = "tensorboard", "none"
 
 
-def check(tracker: str) -> None:
-    """Raises ConfigError if the package of a tracker is not installed."""
-    if tracker not in (TENSORBOARD, NONE):
-        _package(tracker)
-
-
-def _package(tracker: str) -> Any:
+def package(tracker: str) -> Any:
+    """The package of a tracker; None for those that need no other package. ConfigError: it is not installed."""
     try:
-        return importlib.import_module(tracker)
+        return None if tracker in (TENSORBOARD, NONE) else importlib.import_module(tracker)
     except ImportError as error:
-        raise ConfigError(
-            f"job.tracker={tracker} needs a package that is not installed: pip install {tracker}"
-        ) from error
+        reason = f"job.tracker={tracker} needs a package that is not installed"
+        raise ConfigError(f"{reason}: pip install {tracker}") from error
 
 
 class Tracker:
@@ -44,22 +38,15 @@ class Tracker:
     def __init__(self, tracker: str, directory: Path, step: int, config: Any):
         self._tracker, self._run = tracker, None
         self._step, self._numbers = step, dict[str, float]()
-        if tracker == NONE:
-            return
-        init, path = _package(tracker).init, directory / "tracker.txt"
-        if not step or not path.exists():
-            write_atomically(path, secrets.token_hex(8))
-        number = path.read_text(encoding="utf-8")
-        options = {
-            "project": "cope_jax",
-            "name": f"{shown(directory)} {number}",
-            "id": number,
-            "dir": str(directory),
-            "config": config,
-            "resume": "allow",
-        }
-        accepted = inspect.signature(init).parameters
-        self._run = self._call(init, **{name: value for name, value in options.items() if name in accepted})
+        if module := package(tracker):
+            path = directory / "tracker.txt"
+            if not step or not path.exists():
+                write_atomically(path, secrets.token_hex(8))
+            number = path.read_text(encoding="utf-8")
+            options = {"project": "cope_jax", "name": f"{shown(directory)} {number}", "config": config}
+            options |= {"id": number, "dir": str(directory), "resume": "allow"}
+            accepted = inspect.signature(module.init).parameters
+            self._run = self._call(module.init, **{name: options[name] for name in accepted if name in options})
 
     def add(self, name: str, value: float, step: int) -> None:
         """Adds a number of a step."""
@@ -67,9 +54,6 @@ class Tracker:
             self._send()
         self._step = step
         self._numbers[name] = value
-
-    def add_text(self, name: str, markdown: str) -> None:
-        """Does nothing, because the service has the config."""
 
     def close(self) -> None:
         """Sends what is left, and ends the run of the service."""

@@ -28,9 +28,11 @@ def write(state: State, records: Sequence[Record], environment: Record, workdir:
     """
     cells = [*state.finished, *state.failed, *state.left]
     known = {cell.table: _task(cell) for cell in {cell.table: cell for cell in state.finished}.values()}
-    times = {(row["setting"], row["encoding"], row["seed"]): row["wall_seconds"] for row in records}
+    times = {
+        (row["setting"], row["encoding"], row["seed"]): tqdm.format_interval(row["wall_seconds"]) for row in records
+    }
     runs = [
-        *(_run(cell, workdir, _time(times[cell.table, cell.encoding, cell.seed])) for cell in state.finished),
+        *(_run(cell, workdir, times[cell.table, cell.encoding, cell.seed]) for cell in state.finished),
         *(_run(cell, workdir, f"failed: {line}") for cell, line in state.failed.items()),
         *(_run(cell, workdir, _stage(cell, workdir)) for cell in state.left),
     ]
@@ -52,10 +54,6 @@ def _curves(cells: Sequence[Cell], workdir: Path) -> Iterator[Record]:
     for cell in cells:
         for row in read_curves(cell.folder(workdir) / "metrics.jsonl"):
             yield {"setting": cell.table, "encoding": cell.encoding, **row}
-
-
-def _time(seconds: float) -> str:
-    return str(tqdm.format_interval(seconds))
 
 
 def _stage(cell: Cell, workdir: Path) -> str:

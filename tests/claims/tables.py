@@ -266,7 +266,8 @@ CLAIMS = [
     Claim(
         COMMANDS,
         "CoPE has at most 1 % error on every split, with {} of [20 "
-        "seeds](../experiments/RESULTS.md#quick-selective-copy-16-symbols-among-16-blanks) (the worst: {:.1f} % on `sparse`).",
+        "seeds](../experiments/RESULTS.md#quick-selective-copy-16-symbols-among-16-blanks) "
+        "(the worst: {:.1f} % on `sparse`).",
         lambda r: [few_errors(r), max(newest(r))],
     ),
     Claim(
