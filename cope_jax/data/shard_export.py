@@ -101,11 +101,20 @@ def export(
     identity = _identity(source, vocabulary, given, options)
     claim(out, identity)
     forget_missing(out, len(source.weights))
+    remove_abandoned(room(out))
     if (out / MANIFEST).exists():
         return read_manifest(out)
-    remove_abandoned(room(out))
     try:
-        return _write(source, out, vocabulary, given, options, identity, part, workers)
+        tokenizer = _tokenizer(source, out, vocabulary, given, identity)
+        units = [unit for unit in range(index, len(source.weights), parts) if all_reports(out, unit) is None]
+        _write_units(source, out, _Job(vocabulary.kind, str(out / tokenizer.file), options, identity), units, workers)
+        found = [all_reports(out, unit) for unit in range(len(source.weights))]
+        if None in found:
+            return None
+        chunks = [chunk for unit in found for chunk in unit or ()]
+        manifest = _manifest(source, tokenizer, vocabulary.kind, options, identity["source"], chunks)
+        write_file(out / MANIFEST, manifest.text)
+        return manifest
     except ConfigError as error:
         # Nothing is there that a later call could use.
         if isinstance(error, _EmptySplitError) or (parts == 1 and not glob_in(out / "parts", "*.json")):
@@ -113,30 +122,6 @@ def export(
         raise
     finally:
         remove_abandoned(room(out))
-
-
-def _write(
-    source: Source,
-    out: epath.Path,
-    vocabulary: Vocabulary,
-    given: Tokenizer | None,
-    options: Options,
-    identity: Mapping[str, Any],
-    part: tuple[int, int],
-    workers: int,
-) -> Manifest | None:
-    """Writes what is missing."""
-    index, parts = part
-    tokenizer = _tokenizer(source, out, vocabulary, given, identity)
-    units = [unit for unit in range(index, len(source.weights), parts) if all_reports(out, unit) is None]
-    _write_units(source, out, _Job(vocabulary.kind, str(out / tokenizer.file), options, identity), units, workers)
-    found = [all_reports(out, unit) for unit in range(len(source.weights))]
-    if None in found:
-        return None
-    chunks = [chunk for unit in found for chunk in unit or ()]
-    manifest = _manifest(source, tokenizer, vocabulary.kind, options, identity["source"], chunks)
-    write_file(out / MANIFEST, manifest.text)
-    return manifest
 
 
 def _identity(source: Source, vocabulary: Vocabulary, given: Tokenizer | None, options: Options) -> dict[str, Any]:

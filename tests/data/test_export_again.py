@@ -119,7 +119,7 @@ def test_unfinished_files_of_dead_processes_are_removed(written, tmp_path):
     assert [folder.exists() for folder, _ in (living, new, elsewhere, old, dead)] == [True] * 3 + [False] * 2
     assert (tmp_path / "in/a.jsonl").exists()
     living[1].close()
-    files.remove_abandoned(written)
+    export(source(tmp_path / "in"), written, BYTES, OPTIONS)  # which has nothing to write
     assert not living[0].exists()
     with files.unfinished(written) as folder:
         files.remove_abandoned(written)
