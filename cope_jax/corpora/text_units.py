@@ -53,9 +53,8 @@ class Counts:
         """Says which results are left out, and why; "" if none is.
 
         >>> Counts(tokens=6, words=4, bytes=20, changed=2).left_out
-        'no bits per byte: 2 texts do not come back from the tokenizer byte by byte'
+        'no bits per byte: the tokenizer changes bytes of texts (2)'
         """
         if self.unknown:
             return f"no perplexity per word, no bits per byte: the tokenizer loses words ({self.unknown:,})"
-        lost = f"no bits per byte: {self.changed:,} texts do not come back from the tokenizer byte by byte"
-        return lost if self.changed else ""
+        return f"no bits per byte: the tokenizer changes bytes of texts ({self.changed:,})" if self.changed else ""

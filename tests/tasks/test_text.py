@@ -239,9 +239,9 @@ def test_drawn_examples_of_a_mixture_have_its_shares(rng):
             "no perplexity per word, no bits per byte: the tokenizer loses words (1)",
             set(),
         ),
-        ("bpe", " the cafe is open \n", "no bits per byte: 1 texts do not come back from the tok", {"perplexity"}),
+        ("bpe", " the cafe is open \n", "no bits per byte: the tokenizer changes bytes of texts (1)", {"perplexity"}),
         ("words", "the cafe is open\n", "", {"perplexity", "bits_per_byte"}),
-        ("words", "the  cafe is open\n", "no bits per byte: 1 texts do not come back from the tok", {"perplexity"}),
+        ("words", "the  cafe is open\n", "no bits per byte: the tokenizer changes bytes of texts (1)", {"perplexity"}),
     ],
 )
 def test_a_text_that_does_not_come_back_has_no_bits_per_byte(kind, text, left_out, metrics, tmp_path):
