@@ -7,6 +7,7 @@ from collections.abc import Collection, Sequence
 
 from etils import epath
 
+from cope_jax.corpora import document_files
 from cope_jax.errors import ConfigError
 from cope_jax.files import glob_in, in_bucket, read_text
 
@@ -114,12 +115,6 @@ def matching(folder: pathlib.Path, globs: Sequence[str], without: Collection[str
 
 def _rooted(folder: pathlib.Path, pattern: str) -> tuple[pathlib.Path, str]:
     """The folder where a glob starts, and the rest of the glob."""
-    path = pathlib.PurePath(pattern)
-    if path.is_absolute():
-        fixed = 1
-        while fixed < len(path.parts) - 1 and (
-            not glob.has_magic(path.parts[fixed]) or os.path.isdir(pathlib.Path(*path.parts[: fixed + 1]))
-        ):
-            fixed += 1
-        folder, pattern = pathlib.Path(*path.parts[:fixed]), "/".join(path.parts[fixed:])
+    if pathlib.PurePath(pattern).is_absolute():
+        return document_files.rooted(pattern)
     return folder, glob.escape(pattern) if os.path.isfile(folder / pattern) else pattern

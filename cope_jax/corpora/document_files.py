@@ -74,7 +74,7 @@ def find(patterns: Sequence[str]) -> list[InputFile]:
     """
     found: dict[str, InputFile] = {}
     for pattern in patterns:
-        root, below = _rooted(pattern)
+        root, below = rooted(pattern)
         try:
             paths = [path for path in root.glob(below or "*") if path.is_file()]
         except (ValueError, NotImplementedError) as error:  # from pathlib: a wrong pattern, or an absolute one
@@ -293,7 +293,7 @@ def _kind(value: Any) -> str:
     return kinds.get(type(value), f"a number ({value})" if isinstance(value, int | float) else type(value).__name__)
 
 
-def _rooted(pattern: str) -> tuple[Any, str]:
+def rooted(pattern: str) -> tuple[Any, str]:
     """The folder where a glob starts, and the rest of the glob."""
     fixed = pattern[: min((pattern.find(sign) for sign in "*?[" if sign in pattern), default=len(pattern))]
     root = fixed.rpartition("/")[0]

@@ -43,7 +43,6 @@ class Checkpoints:
         self._keep, self._keep_best = keep, keep_best
         self._writing: Any = None
         self._unproven: Any = None
-        self._proven = read_only
         self._written = 0
         with clear_storage_errors(directory):
             self._store = _open_store(directory)
@@ -87,9 +86,9 @@ class Checkpoints:
         with clear_storage_errors(self._store.name(step)), jax.transfer_guard("allow"):
             label = checkpoint_io.create_label(step, state, progress, self._scores.get(step))
             self._writing = self._store.save(step, state, progress, label)
+        if not self._written:
+            self._unproven = _few_arrays(state)
         self._written = step
-        if not self._proven:
-            self._unproven, self._proven = _few_arrays(state), True
 
     def wait(self) -> None:
         """Waits until the current write ends; if the write failed, raises its error.

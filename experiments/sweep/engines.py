@@ -113,6 +113,8 @@ class Slurm:
     """Jobs of Slurm, by submitit; `cluster` is "slurm", or "local" for processes without Slurm, as in tests."""
 
     def __init__(self, slots: int, folder: Path, cores: int, devices: int, options: dict[str, Any], cluster: str):
+        if "%" in str(folder.absolute()):  # the path of a log is a pattern
+            raise ConfigError(f"{folder} has a % in its path, which Slurm replaces: choose another --workdir")
         submitit = _library("submitit", "sweep")
         self.slots = slots
         gpu = {"gpus_per_node": devices} if devices else {}

@@ -200,3 +200,9 @@ def test_at_eighty_columns_the_table_keeps_cell_seed_and_time(tmp_path, monkeypa
     assert first.split("  ")[0] == second.split("  ")[0] == name
     assert first.removeprefix(name).split(None, 2)[:2] == ["0", "01:15"] and "all parameters: r" in first
     assert second.removeprefix(name).split() == ["11", "01:15", "finished"]
+
+
+@pytest.mark.parametrize("cluster", ["slurm", "local"])
+def test_a_path_that_slurm_would_change_is_one_line(cluster, tmp_path):
+    with pytest.raises(ConfigError, match=r"a%j/slurm has a % in its path, which Slurm replaces: choose another --w"):
+        engines.Slurm(1, tmp_path / "a%j" / "slurm", 1, 0, {}, cluster)
