@@ -47,9 +47,22 @@ def few_errors(r: Records) -> int:
     return sum(error <= 1 for error in newest(r))
 
 
+def minilm(r: Records, column: str) -> list[float]:
+    """The accuracies of the layers from 2 on."""
+    return [r.first(SENSES, f"MiniLM, layer {layer}", column) for layer in range(2, 7)]
+
+
+def changes(r: Records, which: int) -> list[float]:
+    """By how many per cent the medians (0) or minima (1) of times changed in the rearrangement."""
+    (held,) = (held for name, held in r.tables.items() if name.startswith(REARRANGED))
+    times = ([r.cell(REARRANGED, name, c, 2)[which] for c in ("c5c4d3a", "11607b1")] for name in held[2])
+    return [100 * (after / before - 1) for before, after in times]
+
+
 SELECTIVE, FLIP_FLOP, ONE_LAYER = "Selective copy, 32", "Flip-flop, length", "Flip-flop with one"
 NAVIGATION, COUNTING, COUNTING_3 = "Navigation", "Counting, one", "Counting, three"
 WIKITEXT, CODE, ADDED = "Language models of WikiText-2", "Language models of code", "CoPE added"
+PRETRAINED, REARRANGED = "ELMo and BERT", "Results before and after"
 BERT, SENSES, TAGS, PROBES = "Position encodings of", "Word senses", "Parts of speech", "Layers probed"
 SPLITS = ("in distribution", "dense", "sparse")
 PASSES = ("in distribution", "pass 100", "pass 10")
@@ -281,5 +294,42 @@ CLAIMS = [
         "cope {:.1f} {:.1f} {:.1f} rope {:.1f} {:.1f} {:.1f} "
         "relative {:.1f} {:.1f} {:.1f} learned {:.1f} {:.1f} {:.1f}",
         lambda r: [e for n in ("cope", "rope", "relative", "learned") for e in row(r, "Quick", n, *SPLITS)],
+    ),
+    Claim(
+        "docs/contextual.md",
+        "most frequent tag is right for {} % of the test words of EWT",
+        lambda r: [r.first(TAGS, "majority", "test")],
+    ),
+    Claim(
+        RESULTS,
+        "BERT predicts almost six times as many pieces correctly as the most frequent piece would.",
+        holds=lambda r: (
+            5.7
+            < r.first(PRETRAINED, "BERT, masked pieces right, %", "validation")
+            / r.first(PRETRAINED, "BERT, masked pieces right, %", "without context")
+            < 6
+        ),
+    ),
+    Claim(
+        RESULTS,
+        "with so little fine-tuning neither model reaches the SVM on characters.",
+        holds=lambda r: (
+            max(r.first("Spam", n, "accuracy %") for n in ("bert_fine_tuned", "minilm_fine_tuned"))
+            < r.first("Spam", "svm_characters", "accuracy %")
+        ),
+    ),
+    Claim(
+        RESULTS,
+        "MiniLM exceeds the mean of the context from layer 2 on by both methods, and is best at the top.",
+        holds=lambda r: all(
+            r.first(SENSES, "word2vec, context", c) < min(minilm(r, c)) and max(minilm(r, c)) == minilm(r, c)[-1]
+            for c in ("nearest mean", "5 nearest")
+        ),
+    ),
+    Claim(
+        RESULTS,
+        "medians differ by −{:.0f} to +{:.0f} %:",
+        lambda r: [-min(changes(r, 0)), max(changes(r, 0))],
+        lambda r: max(changes(r, 1)) <= 0,
     ),
 ]
