@@ -26,9 +26,9 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     choices = sorted(choices, key=_natural)
     near = difflib.get_close_matches(str(name), choices, n=1)
     if not choices:
-        return ConfigError(f"unknown {kind} {name!r}: there is none, so leave it out")
+        return ConfigError(f"unknown {kind} {abridged(name)}: there is none, so leave it out")
     hint = f"did you mean {near[0]!r}? Choose from" if near else "choose from"
-    return ConfigError(f"unknown {kind} {name!r}: {hint} {', '.join(choices)}")
+    return ConfigError(f"unknown {kind} {abridged(name)}: {hint} {', '.join(choices)}")
 
 
 def _natural(name: str) -> list[tuple[bool, int, str]]:
@@ -77,7 +77,7 @@ class Registry(Generic[T]):
           ConfigError: no entry has this name; the message lists all names.
         """
         if not isinstance(name, str):
-            raise ConfigError(f"the name of a {self.kind} must be text, got {name!r}")
+            raise ConfigError(f"the name of a {self.kind} must be text, got {abridged(name)}")
         if name not in self._entries:
             raise unknown(self.kind, name, self._entries)
         return self._entries[name]
@@ -226,4 +226,4 @@ def checked(value: Any, kind: Any, where: str) -> Any:
 
 def abridged(value: Any) -> str:
     """Returns a value as short text in one line, for an error's message."""
-    return " ".join(repr(value).split())[:60]
+    return " ".join(repr(value).split())[:200]

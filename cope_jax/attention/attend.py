@@ -151,6 +151,7 @@ def attend(
     for name, axis in (("sequence_axis", sequence_axis), ("head_axis", head_axis)):
         checked(axis, str | None, name)
     batch_axes = checked(batch_axes, tuple[str, ...], "batch_axes")
+    checked(implementation, str, "implementation")
     name = choose(q_BLHK, k_BMGK, sequence_axis) if implementation == "auto" else implementation
     if name in ("blockwise", "fused") and implementation == "auto" and not encoding.splits_queries:
         name = "full"

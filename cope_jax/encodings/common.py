@@ -63,10 +63,11 @@ def token_indices(k_BMGK: Array, state: Array | None) -> tuple[Array, Array]:
 
     Positions do not tell whether a key is the query's own token, because several tokens may have the same position.
     """
-    (batch, length), dtype = k_BMGK.shape[:2], accumulator_dtype(k_BMGK.dtype)
-    start_B = jnp.zeros((batch,), dtype) if state is None else state
-    indices_BM = start_B[:, None] + jnp.arange(length, dtype=dtype)[None]
-    return indices_BM[..., None], start_B + length
+    batch, length = k_BMGK.shape[:2]
+    start_B = jnp.zeros((batch,), jnp.int32) if state is None else state
+    indices_BM = start_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+    # Float32 has all integers up to 2²⁴. No two tokens that far apart are the query's own.
+    return (indices_BM % 2**24).astype(accumulator_dtype(k_BMGK.dtype))[..., None], start_B + length
 
 
 def is_own_token(q_indices_B1L: Array, k_indices_B1M: Array) -> Array:

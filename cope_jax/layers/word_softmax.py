@@ -6,7 +6,7 @@ from flax import nnx
 
 from cope_jax.array_types import Array
 from cope_jax.layout import WHOLE, Layout
-from cope_jax.ops.losses import cross_entropy, sampled_cross_entropy
+from cope_jax.ops.losses import cross_entropy, is_wrong, sampled_cross_entropy
 
 
 class WordSoftmax(nnx.Module):
@@ -51,7 +51,7 @@ class WordSoftmax(nnx.Module):
             loss_BL = sampled_cross_entropy(x_BLD, table_VD, bias_V, targets_BL, sample_key, num_sampled)
             return {"loss": jnp.sum(weights_BL * loss_BL)}
         logits_BLV = self(x_BLD, tied_VD, layout)
-        wrong_BL = jax.lax.argmax(logits_BLV, 2, jnp.int32) != targets_BL
+        wrong_BL = is_wrong(logits_BLV, targets_BL)
         return {
             "loss": jnp.sum(weights_BL * cross_entropy(logits_BLV, targets_BL)),
             "token_error": jnp.sum(weights_BL * wrong_BL.astype(weights_BL.dtype)),

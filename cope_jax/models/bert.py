@@ -18,7 +18,7 @@ from cope_jax.models.encoder import Encoder, EncoderConfig, EncoderOptions
 from cope_jax.models.encoder import bert_block as bert_block
 from cope_jax.models.model import MODELS, Model, SumAndWeight, check_shapes
 from cope_jax.ops.gather import take_tokens
-from cope_jax.ops.losses import cross_entropy
+from cope_jax.ops.losses import cross_entropy, is_wrong
 from cope_jax.registry import check_at_least, unknown
 from cope_jax.tokenizers.wordpiece import WordPiece
 
@@ -166,7 +166,7 @@ class Bert(Model):
 def _measure(name: str, logits_BPV: Array, targets_BP: Array, weights_BP: Array) -> dict[str, SumAndWeight]:
     """Returns the loss, in nats, and the share of wrong predictions, each as (sum, weight)."""
     total = jnp.sum(weights_BP)
-    wrong_BP = (jax.lax.argmax(logits_BPV, 2, targets_BP.dtype) != targets_BP).astype(weights_BP.dtype)
+    wrong_BP = is_wrong(logits_BPV, targets_BP).astype(weights_BP.dtype)
     loss_BP = weights_BP.astype(logits_BPV.dtype) * cross_entropy(logits_BPV, targets_BP)
     return {f"{name}_loss": (jnp.sum(loss_BP), total), f"{name}_error": (jnp.sum(weights_BP * wrong_BP), total)}
 

@@ -24,7 +24,7 @@ def lookup(table_ND: Array, indices: Array) -> Array:
     >>> lookup(jnp.array([1.0, 2.0]), jnp.array([1, 2, -1])).tolist()
     [2.0, nan, nan]
     """
-    return jnp.take(table_ND, _out_of_range_to_nan(indices, len(table_ND)), axis=0, mode="fill")
+    return jnp.take(table_ND, checked_indices(indices, len(table_ND)), axis=0, mode="fill")
 
 
 def take_tokens(x_BLD: Array, indices_BP: Array) -> Array:
@@ -33,7 +33,7 @@ def take_tokens(x_BLD: Array, indices_BP: Array) -> Array:
     >>> take_tokens(jnp.array([[[1.0], [2.0]]]), jnp.array([[1, 2, -1]])).tolist()
     [[[2.0], [nan], [nan]]]
     """
-    indices_BP1 = _out_of_range_to_nan(indices_BP, x_BLD.shape[1])[..., None]
+    indices_BP1 = checked_indices(indices_BP, x_BLD.shape[1])[..., None]
     return jnp.take_along_axis(x_BLD, indices_BP1, axis=1, mode="fill")
 
 
@@ -129,6 +129,11 @@ def _may_be_split() -> bool:
     return any(size > 1 and kind == AxisType.Auto for kind, size in axes)
 
 
-def _out_of_range_to_nan(indices: Array, size: int) -> Array:
-    """Replaces negative indices by `size`, which is out of range, because they would otherwise count from the end."""
+def checked_indices(indices: Array, size: int) -> Array:
+    """Replaces negative indices by `size`, which is out of range, because they would otherwise count from the end.
+
+    The result is int32 or wider: in bytes, a size of 300 would be 44.
+    """
+    indices = jnp.asarray(indices)
+    indices = indices if indices.dtype.itemsize >= 4 else indices.astype(jnp.int32)
     return jnp.where(indices < 0, size, indices)

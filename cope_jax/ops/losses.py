@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.array_types import Array, accumulator_dtype
-from cope_jax.ops.gather import lookup
+from cope_jax.ops.gather import checked_indices, lookup
 
 
 def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
@@ -15,9 +15,14 @@ def cross_entropy(logits_BLV: Array, targets_BL: Array) -> Array:
     1.3863
     """
     # A target outside of the vocabulary gives NaN; a negative one would count from the end.
-    known_BL = jnp.where(targets_BL < 0, logits_BLV.shape[-1], targets_BL)
+    known_BL = checked_indices(targets_BL, logits_BLV.shape[-1])
     target_BL1 = jnp.take_along_axis(logits_BLV, known_BL[..., None], axis=-1)
     return jax.nn.logsumexp(logits_BLV, axis=-1) - target_BL1[..., 0]
+
+
+def is_wrong(logits_BLV: Array, targets_BL: Array) -> Array:
+    """Returns whether another token than the target is the most probable, `[B, L]`."""
+    return jax.lax.argmax(logits_BLV, 2, jnp.int32) != targets_BL.astype(jnp.int32)
 
 
 def token_measures(
@@ -37,8 +42,7 @@ def token_measures(
     >>> {name: float(total / weight) for name, (total, weight) in metrics.items()}
     {'loss': 1.38..., 'token_error': 0.5, 'sequence_error': 1.0}
     """
-    best_BL = jax.lax.argmax(logits_BLV, 2, targets_BL.dtype)
-    wrong_BL = weights_BL * (best_BL != targets_BL).astype(weights_BL.dtype)
+    wrong_BL = weights_BL * is_wrong(logits_BLV, targets_BL).astype(weights_BL.dtype)
     tokens = jnp.sum(weights_BL)
     measures = {
         "loss": (jnp.sum(weights_BL * cross_entropy(logits_BLV, targets_BL)), tokens),

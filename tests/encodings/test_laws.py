@@ -12,6 +12,7 @@ from flax import nnx
 
 from cope_jax import attention
 from cope_jax.encodings import Encoding, features_of
+from cope_jax.encodings.common import token_indices
 from cope_jax.errors import ConfigError
 from tests.encodings.cases import (
     BATCH,
@@ -34,6 +35,12 @@ from tests.encodings.cases import (
 from tests.encodings.jaxprs import intermediates
 
 every_case, a_few = every(), every(few=FEW)
+
+
+def test_tokens_beyond_the_integers_of_float32_are_different_tokens():
+    indices_BM1, count_B = token_indices(jnp.ones((1, 3, 1, 1)), jnp.array([2**24 - 1], jnp.int32))
+    assert len(set(np.ravel(indices_BM1).tolist())) == 3
+    assert count_B.tolist() == [2**24 + 2]
 
 
 @a_few

@@ -5,6 +5,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from cope_jax.ops.losses import cross_entropy, token_measures
 
@@ -38,6 +39,16 @@ def test_large_logits_stay_finite():
 
 def test_a_target_beyond_the_vocabulary_is_loud():
     assert np.isnan(cross_entropy(jnp.zeros((1, 2, 5)), np.array([[5, -1]], np.int32))).all()
+
+
+@pytest.mark.parametrize("dtype", [jnp.uint8, jnp.int8, jnp.int16, jnp.int32, jnp.uint32])
+def test_targets_may_be_integers_of_any_type(dtype):
+    """Token 260 is not token 4, though it is in a byte."""
+    logits_BLV = jnp.zeros((1, 2, 300)).at[0, 0, 260].set(9.0).at[0, 1, 5].set(9.0)
+    measures = token_measures(logits_BLV, jnp.array([[4, 5]], dtype), jnp.ones((1, 2)))
+    assert measures["token_error"][0] == 1
+    known = cross_entropy(logits_BLV, jnp.array([[4, 5]], dtype))
+    np.testing.assert_allclose(known, jax.nn.logsumexp(logits_BLV, axis=-1) - jnp.array([[0.0, 9.0]]), rtol=1e-6)
 
 
 def test_the_probability_and_the_share_of_valid_tokens(rng):

@@ -94,6 +94,11 @@ def test_wrong_numbers_are_loud_and_alone(wrong):
         np.testing.assert_array_equal(np.isnan(found).any(axis=-1), numbers == wrong)
 
 
+def test_an_index_in_a_byte_is_no_other_row():
+    """The number of rows, which stands for a wrong index, is 44 in a byte."""
+    assert np.isnan(lookup(jnp.ones(300), jnp.array([-1, 1], jnp.int8))).tolist() == [True, False]
+
+
 def test_the_gradient_of_a_table_is_the_sum_over_its_readers():
     numbers = np.array([0, 2, 2], np.int32)
     gradient = jax.grad(lambda table: jnp.sum(lookup(table, numbers)))(TABLE)
