@@ -41,7 +41,7 @@ class Plan:
     """When and how to kill.
 
     Attributes:
-      moment: "any": `delay` seconds after the start; "write": `delay` seconds after the workdir was first seen; else
+      moment: "any": `delay` seconds after the start; "write": after the workdir was first changed; else
         `delay` seconds after the run was first seen at that place, a key of `PLACES`.
       number: the signal.
       count: the how-manieth time, from 1.
@@ -95,7 +95,7 @@ class Watch:
         self._workdir, self._runs = workdir, runs
         self._buckets = [] if bucket is None else [Bucket(f"{bucket}/{run}".removesuffix("/.")) for run in runs]
         self.pause = 0.05 if self._buckets else 0.003  # to list objects costs the server time
-        self._before = self._inodes()
+        self._before, self._found = self._inodes(), self._written()
         self._sizes: dict[int, int] = {}
 
     def trains(self) -> bool:
@@ -116,8 +116,8 @@ class Watch:
 
     def place(self) -> str:
         """Where the runs are, a key of `PLACES`; to be asked again and again, for it is seen by what changes."""
-        if not self._runs and self._workdir.exists():
-            return "write"
+        if not self._runs:
+            return "start" if self._written() == self._found else "write"
         if not self.trains():
             return "start"
         (_, inode, size), path = max((self._stat(path), path) for path in self._metrics())
@@ -142,6 +142,13 @@ class Watch:
     def _metrics(self) -> list[Path]:
         folder = next(self._workdir.glob("cope_jax-mirror-*/files"), self._workdir)
         return [folder / run / "metrics.jsonl" for run in self._runs]
+
+    def _written(self) -> set[tuple[str, int]]:
+        """The files of an export, with their times."""
+        with contextlib.suppress(FileNotFoundError):  # one has vanished since it was listed
+            paths = [] if self._runs else [self._workdir, *self._workdir.rglob("*")]
+            return {(str(path), path.stat().st_mtime_ns) for path in paths}
+        return set()
 
     def _last_row(self, path: Path) -> dict:
         try:
