@@ -17,7 +17,7 @@ import types
 from typing import Any
 
 LINE = "interrupted; rerun the same command to resume"
-PATIENCE = 1.0
+PATIENCE = 3.0
 _INSIDE = {"jax", "jaxlib", "importlib"}  # the first names of modules
 
 
