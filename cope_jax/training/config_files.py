@@ -62,6 +62,8 @@ def named(name: str) -> ConfigDict:
       name: as for `find`. The text after a colon is the argument of `get_config`.
     """
     path, *argument = find(name).split(":", 1)
+    if Path(path).is_fifo():
+        raise ConfigError(f"the config {path} is a pipe, which may never end: give a file")
     try:
         get_config = runpy.run_path(path).get("get_config")
         found = get_config(*argument) if callable(get_config) else None

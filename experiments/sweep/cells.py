@@ -74,6 +74,8 @@ class Cell:
 
 def read(path: str) -> list[Cell]:
     """The cells that `get_cells()` of a grid file yields, unchecked. ConfigError: the file is not a grid."""
+    if Path(path).is_fifo():
+        raise ConfigError(f"the grid {path} is a pipe, which may never end: give a file")
     try:
         get_cells = runpy.run_path(path).get("get_cells")
         found = get_cells() if callable(get_cells) else None

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from cope_jax.errors import ConfigError
+from cope_jax.training import config_files
 from experiments.sweep import cells as reading
 from experiments.sweep import drive as driving
 from experiments.sweep import engines, search
@@ -52,6 +53,13 @@ def test_a_cell_is_a_command():
     assert cell.folder(Path("runs")) == Path("runs/quick_qk_norm=True_steps=20/cells/cope_gate=value/seed_3")
     assert cell.experiment().training.steps == 20
     assert cell.experiment().encoding == "cope(gate=value)"
+
+
+@pytest.mark.parametrize("read", [reading.read, config_files.named])
+def test_a_pipe_is_no_grid_or_config(read, tmp_path):
+    os.mkfifo(tmp_path / "pipe.py")
+    with pytest.raises(ConfigError, match="is a pipe, which may never end: give a file"):
+        read(str(tmp_path / "pipe.py"))
 
 
 @pytest.mark.parametrize(
@@ -376,7 +384,7 @@ def test_wrong_flags_are_one_line(start, tmp_path):
     for flags, message in (
         ((f"--grid={path}", "--engine=cloud"), "engine"),
         ((f"--grid={path}", "--resources=TPU=4"), "for --engine=ray and --engine=slurm"),
-        (("--grid=nothing",), "unknown grid 'nothing'"),
+        (("--grid=nothing",), "choose from abilities; or give the path of a grid file, such as ./nothing.py"),
         ((f"--grid={path}", "--gpus=1", "--jobs=1"), "a cell needs 1 GPUs, but this machine shows 0"),
     ):
         done = start("sweep", *flags, f"--workdir={tmp_path / 'run'}").wait()
