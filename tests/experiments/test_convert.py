@@ -151,6 +151,12 @@ def test_the_token_that_begins_a_text_goes_along(form, beside, start, tmp_path):
     assert {name: written[name] for name in ids} == ids
 
 
+def test_generation_ends_at_each_end_token_of_a_published_model(start, tmp_path):
+    folder = text_model(tmp_path / "model", eos_token_id=list(range(300)))
+    done = start("generate", f"--model={folder}", "--prompt=lamp", "--max_new_tokens=9").wait()
+    assert (done.status, done.out, done.err.splitlines()[-1]) == (0, "lamp\n", "1 tokens"), done.err
+
+
 def test_a_tokenizer_must_have_a_text_for_what_the_model_says(tmp_path):
     folder = text_model(tmp_path / "padded", surplus=4, bos_token_id=None)
     codec = load(folder).codec
