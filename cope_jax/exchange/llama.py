@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Any
 
 from flax import nnx
@@ -54,40 +53,17 @@ class _Base:
     rope_theta: float = 10000.0
 
 
-@dataclasses.dataclass(frozen=True)
-class _Linear:
-    """The division of all positions by one number."""
-
-    factor: float
-
-
-@dataclasses.dataclass(frozen=True)
-class _Yarn:
-    """YaRN's scaling of RoPE, in the order of `RoPEConfig.yarn`."""
-
-    factor: float
-    original_max_position_embeddings: float
-    beta_slow: float = 1.0
-    beta_fast: float = 32.0
-
-
-@dataclasses.dataclass(frozen=True)
-class _Llama3:
-    """Llama 3's scaling of RoPE, in the order of `RoPEConfig.llama3`."""
-
-    factor: float
-    low_freq_factor: float
-    high_freq_factor: float
-    original_max_position_embeddings: float
-
-
-_SCALINGS: dict[str, tuple[str, Any]] = {
-    "linear": ("interpolation", _Linear),
-    "yarn": ("yarn", _Yarn),
-    "llama3": ("llama3", _Llama3),
+_LENGTH = "original_max_position_embeddings"
+_SCALINGS: dict[str, tuple[str, list[Any]]] = {
+    "linear": ("interpolation", [("factor", float)]),
+    "yarn": ("yarn", [("factor", float), (_LENGTH, float), ("beta_slow", float, 1.0), ("beta_fast", float, 32.0)]),
+    "llama3": (
+        "llama3",
+        [("factor", float), ("low_freq_factor", float), ("high_freq_factor", float), (_LENGTH, float)],
+    ),
 }
-"""`rope_type` → (an option of `RoPEConfig`, the values in config.json that the option consists of)."""
-_OUTSIDE = ("rope_theta", "partial_rotary_factor", "original_max_position_embeddings")
+"""`rope_type` → (an option of `RoPEConfig`, the values in config.json that it consists of, with type and default)."""
+_OUTSIDE = ("rope_theta", "partial_rotary_factor", _LENGTH)
 """Values of RoPE that may also stand outside of `rope_scaling` and `rope_parameters`."""
 
 
@@ -99,8 +75,8 @@ def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     rope = dict(given.rope_scaling or given.rope_parameters or {})
     kind = rope.get("rope_type", rope.get("type", "default"))
     require({"rope_type": kind}, path, rope_type=("default", *_SCALINGS))
-    option, form = _SCALINGS.get(kind, ("", _Base))
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(field.name for field in fields(form))}
+    option, form = _SCALINGS.get(kind, ("", []))
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", *(name for name, *_ in form)}
     known |= {"attention_factor", "truncate"} if kind == "yarn" else set()
     if strange := sorted(name for name, value in rope.items() if value is not None and name not in known):
         raise unknown(f"value of the rope_type {kind!r} in {path}", strange[0], known)
@@ -110,7 +86,7 @@ def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
     require(rope, path, partial_rotary_factor=(1.0, None), truncate=(True,))
     options: dict[str, Any] = {"base": typed(_Base, rope, path).rope_theta}
     if option:
-        numbers = dataclasses.astuple(typed(form, rope, path))
+        numbers = dataclasses.astuple(typed(dataclasses.make_dataclass(kind, form), rope, path))
         options[option] = numbers if len(numbers) > 1 else numbers[0]
     return options | ({"yarn_ramp": "bands", "magnitude": rope.get("attention_factor")} if kind == "yarn" else {})
 
@@ -118,13 +94,13 @@ def _read_rope(values: Mapping[str, Any], path: str) -> dict[str, Any]:
 def _write_rope(rope: RoPEConfig) -> dict[str, Any]:
     scaling: dict[str, Any] | None = None
     for kind, (option, form) in _SCALINGS.items():
-        numbers = getattr(rope, option)
-        if numbers is not None:
-            names = [field.name for field in fields(form)]
-            scaling = dict(zip(names, numbers if isinstance(numbers, tuple) else (numbers,), strict=False))
-            scaling |= {name: int(value) for name, value in scaling.items() if name == _OUTSIDE[-1]}
-            scaling["rope_type"] = kind
-            scaling |= {"attention_factor": rope.magnitude} if kind == "yarn" and rope.magnitude is not None else {}
+        if (value := getattr(rope, option)) is not None:
+            numbers = value if isinstance(value, tuple) else (value,)
+            scaling = {"rope_type": kind, **{name: number for (name, *_), number in zip(form, numbers, strict=False)}}
+    if scaling and _LENGTH in scaling:
+        scaling[_LENGTH] = int(scaling[_LENGTH])
+    if rope.yarn is not None and rope.magnitude is not None:
+        scaling = {**(scaling or {}), "attention_factor": rope.magnitude}
     return {"rope_theta": rope.base, "rope_scaling": scaling}
 
 
