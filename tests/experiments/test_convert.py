@@ -222,7 +222,7 @@ def test_wrong_input_is_one_line(start, run, tmp_path):
         ),
         ((f"--model={run}", new, "--seed=3"), "holds no seed 3: choose from 0"),
         ((f"--model={folder}", new, "--seed=0"), "holds one model, not a run: omit the seed"),
-        ((f"--model={run}", new, "--format=llama"), "the format llama cannot represent encoding learned"),
+        ((f"--model={run}", new, "--format=llama"), "the format llama cannot represent encoding='learned'"),
         ((f"--model={run}", new, "--format=bert"), "the format bert is for a bert, but this is a decoder"),
         ((f"--model={run}", new, "--format=onnx"), "--format"),
         ((new,), "missing --model"),
