@@ -18,6 +18,7 @@ from tests.models.noisy import noisy, numbers
 from tests.oracle import elmo as oracle
 
 CONFIG = ElmoConfig(
+    dropout=0.3,  # not in the files, like other options of training
     character_dim=2,
     filters=((1, 2), (2, 3)),
     num_highways=1,
