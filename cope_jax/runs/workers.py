@@ -58,7 +58,7 @@ def train(works: Sequence[Work], jobs: int, finished: Callable[[], None]) -> Non
     stopped = False
     library.why_not()  # compiles the C++ library once, so that all runs use it or none does
     with GracefulStop() as stop, contextlib.ExitStack() as stack:
-        stack.callback(lambda: [worker.kill() for worker in active])  # after a second Ctrl-C or a defect
+        stack.callback(_kill, active)  # after a second Ctrl-C or a defect
         asked = False
         while active or (waiting and not asked):
             while waiting and free and not asked:
@@ -85,6 +85,11 @@ def train(works: Sequence[Work], jobs: int, finished: Callable[[], None]) -> Non
         raise error
     if waiting or stopped:
         raise Interrupted("stopped; rerun the same command to resume", stop.number or signal.SIGINT)
+
+
+def _kill(active: Sequence["_Worker"]) -> None:
+    for worker in active:
+        worker.kill()
 
 
 def cores_of(jobs: int) -> list[list[int]]:
