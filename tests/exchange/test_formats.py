@@ -254,3 +254,10 @@ def test_what_a_format_has_no_place_for(tmp_path):
     with pytest.raises(ConfigError, match=r"\S+ is missing from the parameters"):
         formats.save(tmp_path, DECODER, {})
     assert not list(tmp_path.iterdir())
+
+
+def test_saving_checks_sizes(tmp_path):
+    choices, params = formats.load(write(tmp_path, GPT2, tensors(GPT2)))
+    params["embedding"]["embedding"] = np.zeros((3, 8))
+    with pytest.raises(ConfigError, match=r"embedding/embedding has shape \[3, 8\], but the config needs \[13, 8\]"):
+        formats.save(tmp_path / "new", choices, params, "gpt2")
