@@ -104,7 +104,8 @@ def inspect(
         raise ConfigError(f"inspect.model must be a model, got a {type(model).__name__}: pass cj.load(folder).model()")
     checked(vocabulary, Sequence, "vocabulary")
     layer, head = checked(layer, int | None, "layer"), checked(head, int | None, "head")
-    tokens_BL, (length,) = pad_left([tokens_L], min(model.config.vocab_size, len(vocabulary)))
+    tokens_BL, lengths = pad_left([tokens_L], min(model.config.vocab_size, len(vocabulary)))
+    length = int(lengths[0])  # JSON has no integers of NumPy
     if not -length <= checked(query, int, "query") < length:
         raise ConfigError(f"query must be between {-length} and {length - 1} for {length} tokens, got {query}")
     probabilities_V = jax.nn.softmax(model(tokens_BL, positions_BL=positions_BL)[0, query])
