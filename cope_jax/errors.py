@@ -36,12 +36,9 @@ class StorageError(OSError):
         """Creates the error for a failed write to `path`, with the standard message.
 
         >>> print(StorageError.of("runs/cope", "No space left on device"))
-        cannot write to runs/cope (No space left on device): earlier checkpoints are intact; free space and rerun the \
-command
+        cannot write to runs/cope (No space left on device): complete files are intact; free space and rerun the command
         """
-        return cls(
-            f"cannot write to {path} ({reason}): earlier checkpoints are intact; free space and rerun the command"
-        )
+        return cls(f"cannot write to {path} ({reason}): complete files are intact; free space and rerun the command")
 
 
 def first_line(error: BaseException) -> str:

@@ -11,26 +11,20 @@ Corpus = Literal["wikitext-2", "ud-ewt", "both"]
 SPLITS = ("train", "validation", "test")
 
 
-def documents(corpus: Corpus, data_dir: str | None, split: str, files: Sequence[str] = ()) -> list[Document]:
+def documents(corpus: Corpus, data_dir: str | None, split: str) -> list[Document]:
     """The documents of a split. A document is a list of sentences, and a sentence is a tuple of words.
 
     For "both", WikiText-2 comes first, then UD English EWT. WikiText-2 is read as raw text if `data_dir` has the raw
     training text. Otherwise rare words are `<unk>` in every split, so that a model is tested on the same kind of text
     as it was trained on.
 
-    `files` are paths or globs of files to read in place of a corpus: see `document_files`. In text files, blank lines
-    separate documents. A line is one sentence or several, with spaces between words: see `wikitext.split_sentences`. A
-    hash of each document puts a twentieth of them into validation and a twentieth into the test.
-
     Raises:
-      ConfigError: a file is missing or malformed, or a split of `files` has no document.
+      ConfigError: a file is missing or malformed.
 
     >>> document = documents("wikitext-2", None, "test")[0]
     >>> len(document), document[0][:4]
     (5, ('The', 'island', 'is', 'flat'))
     """
-    if files:
-        return _own_documents(files, split)
     found: list[Document] = []
     if corpus != "ud-ewt":
         name = wikitext.path(data_dir, "train", raw=True).name
@@ -40,16 +34,30 @@ def documents(corpus: Corpus, data_dir: str | None, split: str, files: Sequence[
     return found
 
 
-def _own_documents(files: Sequence[str], split: str) -> list[Document]:
-    found: list[Document] = []
+def by_split(
+    corpus: Corpus, data_dir: str | None, files: Sequence[str] = (), splits: Sequence[str] = SPLITS
+) -> dict[str, list[Document]]:
+    """The `documents` of each of the splits, of a corpus or, if there are any, of `files`.
+
+    `files` are paths or globs: see `document_files`. In text files, blank lines separate documents. A line is one
+    sentence or several, with spaces between words: see `wikitext.split_sentences`. A hash of each document puts a
+    twentieth of them into validation and a twentieth into the test.
+
+    Raises:
+      ConfigError: a file is missing or malformed, or a split of `files` has no document.
+    """
+    if not files:
+        return {split: documents(corpus, data_dir, split) for split in splits}
+    found: dict[str, list[Document]] = {split: [] for split in SPLITS}
     for file in document_files.find(files):
         for piece, _ in document_files.pieces(file, division="paragraph"):
             share = document_files.share_of(piece.key)
-            if split == ("validation" if share < 0.05 else "test" if share < 0.1 else "train"):
-                lines = (wikitext.split_sentences(line.split()) for line in piece.text.split("\n"))
-                found.append([sentence for sentences in lines for sentence in sentences])
-    if not any(found):
-        raise ConfigError(
-            f"{', '.join(files)} has no document for {split}: give more, with blank lines between documents"
-        )
-    return [document for document in found if document]
+            lines = (wikitext.split_sentences(line.split()) for line in piece.text.split("\n"))
+            if document := [sentence for sentences in lines for sentence in sentences]:
+                found["validation" if share < 0.05 else "test" if share < 0.1 else "train"].append(document)
+    for split in splits:
+        if not found[split]:
+            raise ConfigError(
+                f"{', '.join(files)} has no document for {split}: give more, with blank lines between documents"
+            )
+    return {split: found[split] for split in splits}

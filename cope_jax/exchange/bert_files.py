@@ -60,7 +60,8 @@ def load(folder: str | Path) -> tuple[BertConfig, Params]:
 def check_vocabulary(folder: Path, vocab_size: int) -> None:
     """Raises ConfigError unless a folder's vocab.txt, if there is one, has a line for each of the model's pieces.
 
-    If there is a tokenizer.json too, which transformers prefers, both must give each piece the same number.
+    If there is a tokenizer.json too, which transformers prefers, both must give each piece the same number. Lines such
+    as [unused9000], which pad the table, may be in vocab.txt alone.
     """
     if not (folder / VOCABULARY).exists():
         return
@@ -68,7 +69,11 @@ def check_vocabulary(folder: Path, vocab_size: int) -> None:
     _check(pieces, vocab_size, folder / VOCABULARY)
     if (folder / TOKENIZER).exists():
         model = read_object(folder / TOKENIZER).get("model")
-        if not isinstance(model, dict) or model.get("vocab") != dict(zip(pieces, range(vocab_size), strict=True)):
+        numbers = model.get("vocab") if isinstance(model, dict) else None
+        lines = enumerate(pieces)
+        if not isinstance(numbers, dict) or numbers != {
+            piece: number for number, piece in lines if piece in numbers or not piece.startswith("[unused")
+        }:
             raise ConfigError(f"{folder}: {VOCABULARY} and {TOKENIZER} differ: fetch the files of one model again")
 
 

@@ -37,9 +37,9 @@ _ALIASES = {
 
 
 def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
-    for alias, name in _ALIASES.items():
-        require(values, path, **{alias: (values.get(name),)})
     held = typed(_Values, values, path)
+    for alias, name in _ALIASES.items():
+        require(values, path, **{alias: (getattr(held, name),)})
     return DecoderConfig(
         vocab_size=held.vocab_size,
         max_length=held.n_positions,

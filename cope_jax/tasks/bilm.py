@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
+from cope_jax.corpora.sentences_by_corpus import Corpus, by_split
 from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.stored import WordTask
 from cope_jax.tasks.task import TASKS, Batch
@@ -50,7 +50,7 @@ class BiLM(WordTask):
         Attributes:
           data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
           corpus: "wikitext-2", "ud-ewt" or "both". WikiText-2 is read in plain spelling: `-` instead of `@-@`.
-          files: paths or globs of files of your own text, in place of a corpus: see `sentences_by_corpus.documents`.
+          files: paths or globs of files of your own text, in place of a corpus: see `sentences_by_corpus.by_split`.
           length: L, the number of words in a window.
           vocab_size: maximum size of the vocabulary. If None, the vocabulary has all words of the training text.
           max_characters: C, the maximum number of bytes of a word, including the marks of its beginning and end.
@@ -71,8 +71,8 @@ class BiLM(WordTask):
 
     def __init__(self, config: Config):
         texts = {
-            split: list(itertools.chain.from_iterable(documents(config.corpus, config.data_dir, split, config.files)))
-            for split in SPLITS
+            split: list(itertools.chain.from_iterable(documents))
+            for split, documents in by_split(config.corpus, config.data_dir, config.files).items()
         }
         words = (word for sentence in texts["train"] for word in sentence)
         vocabulary = Vocabulary.build(words, config.vocab_size, reserved=(UNKNOWN, BEGIN, END))

@@ -15,7 +15,7 @@ from etils import epath
 from cope_jax.corpora.baselines import BagOfWords
 from cope_jax.corpora.corpus_files import Document
 from cope_jax.corpora.raw_text import Texts, fingerprint
-from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, documents
+from cope_jax.corpora.sentences_by_corpus import SPLITS, Corpus, by_split
 from cope_jax.corpora.streams import drawn
 from cope_jax.errors import ConfigError
 from cope_jax.registry import check_at_least, check_fields
@@ -61,7 +61,7 @@ class MaskedLM(Task):
         Attributes:
           data_dir: folder with a folder for each corpus. If None, the task uses the built-in sample.
           corpus: "wikitext-2", "ud-ewt" or "both".
-          files: paths or globs of files of your own text, in place of a corpus: see `sentences_by_corpus.documents`.
+          files: paths or globs of files of your own text, in place of a corpus: see `sentences_by_corpus.by_split`.
           length: L, the number of pieces of `[CLS] A [SEP] B [SEP]`.
           vocab_size: maximum size of a learned vocabulary.
           vocab: path of a vocab.txt to load. If None, the task learns a vocabulary from the training text.
@@ -89,11 +89,11 @@ class MaskedLM(Task):
     metric = "mlm_error"
 
     def __init__(self, config: Config):
-        read = functools.partial(documents, config.corpus, config.data_dir, files=config.files)
-        text = {split: read(split) for split in SPLITS}
+        read = functools.partial(by_split, config.corpus, config.data_dir, config.files)
+        text = read()
         if config.vocab is None:
             digest = fingerprint(_sentences(text["train"]))["sha256"]
-            texts = Texts(digest, lambda: _sentences(read("train")))
+            texts = Texts(digest, lambda: _sentences(read(["train"])["train"]))
             self.wordpiece = _trained(texts, config.vocab_size, config.lowercase)
         else:
             self.wordpiece = WordPiece.load(config.vocab, lowercase=config.lowercase)

@@ -126,7 +126,7 @@ def cross_validate(
 def create_table(scores: Mapping[str, Mapping[str, Mapping[str, float]]], classes: tuple[str, str]) -> Table:
     """A row for each system: means over the folds, with intervals. Headings name the classes for ham and for spam."""
     headings = {
-        metric: re.sub("ham|spam", lambda name: classes[name[0] == "spam"], heading)
+        metric: re.sub("ham|spam", lambda match: classes[match[0] == "spam"], heading)
         for metric, heading in HEADINGS.items()
     }
     rows = []

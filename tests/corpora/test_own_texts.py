@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cope_jax import tasks
-from cope_jax.corpora import conllu, sentences_by_corpus, sms, tables
+from cope_jax.corpora import conllu, document_files, sentences_by_corpus, sms, tables
 from cope_jax.corpora.document_files import share_of
 from cope_jax.errors import ConfigError
 from tests.corpora.data import write
@@ -85,17 +85,19 @@ def test_sentences_with_tags_take_the_place_of_a_treebank(tmp_path):
             conllu.read_table(table(tmp_path, text))
 
 
-def test_own_text_has_documents_and_sentences_in_one_split_each(tmp_path):
+def test_own_text_has_documents_and_sentences_in_one_split_each(tmp_path, monkeypatch):
     write(tmp_path, "a.txt", "".join(f"The dog {n} runs . It barks .\nIt sleeps\n\n \n" for n in range(100)))
     records = [json.dumps({"text": f"A record {n} ."}) for n in range(100)]
     write(tmp_path, "b.jsonl", "\n".join(records))
     files, seen = (f"{tmp_path}/a.txt", f"{tmp_path}/*.jsonl"), []
-    for split in ("train", "validation", "test"):
-        documents = sentences_by_corpus.documents("wikitext-2", None, split, files)
+    for documents in sentences_by_corpus.by_split("wikitext-2", None, files).values():
         assert documents[0][1:] == [("It", "barks", "."), ("It", "sleeps")] and documents[-1][0][:2] == ("A", "record")
         seen += [document[0] for document in documents]
     assert len(seen) == len(set(seen)) == 200
+    read, pieces = [], document_files.pieces
+    monkeypatch.setattr(document_files, "pieces", lambda *file, **how: read.append(file) or pieces(*file, **how))
     bilm = tasks.create("bilm", files=files, length=8)
+    assert len(read) == len(files)
     assert {"barks", "record"} <= set(bilm.vocabulary.words)
     masked = tasks.create("masked_lm", files=files, length=16, vocab_size=300)
     batch = masked.sample(np.random.default_rng(0), 4, "test")

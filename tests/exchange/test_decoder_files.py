@@ -283,6 +283,7 @@ MISTAKES = {
         "hidden_size=8 is not a multiple of num_attention_heads=3",
     ),
     "another name of the heads": (GPT2, reconfigure(num_attention_heads=2), "num_attention_heads=2 is not supported"),
+    "only another name": (GPT2, reconfigure(n_embd=..., hidden_size=8), r"config\.json lacks 'n_embd'"),
     "code of its own": (LLAMA, reconfigure(auto_map={"AutoModel": "x.X"}), "auto_map=.* is not supported"),
     "a window": (LLAMA, reconfigure(sliding_window=4), "sliding_window=4 is not supported; choose a model with None"),
     "half a stretching": (LLAMA, reconfigure(rope_scaling={"rope_type": "llama3"}), "lacks 'factor'"),

@@ -207,7 +207,7 @@ def test_the_environment_is_that_of_the_last_start(tmp_path):
             OSError(errno.EROFS, "Read-only file system", "x/y"),
             4,
             "error: cannot write to x/y (Read-only file system): "
-            "earlier checkpoints are intact; free space and rerun the command",
+            "complete files are intact; free space and rerun the command",
         ),
         (KeyboardInterrupt(), 130, "interrupted; rerun the same command to resume"),
         (interrupts.Terminated(), 143, "interrupted; rerun the same command to resume"),

@@ -18,7 +18,7 @@ from cope_jax.training.checkpoints import Checkpoints
 from tests.training import faulty
 
 ROOT = Path(__file__).parents[2]
-LINE = "cannot write to {} ({}): earlier checkpoints are intact; free space and rerun the command"
+LINE = "cannot write to {} ({}): complete files are intact; free space and rerun the command"
 
 
 def begin(*arguments, devices=1, within=()):
@@ -115,7 +115,7 @@ def test_a_read_only_folder_is_one_clear_line_and_can_be_read(tmp_path):
         checkpoints.save(1, faulty.create(1), faulty.PROGRESS)
     within = mounted(tmp_path, "mount --bind . . && mount -o remount,bind,ro .")
     found = result(begin("fill", tmp_path, within=within))
-    assert "(Read-only file system): earlier checkpoints are intact" in found["message"]
+    assert "(Read-only file system): complete files are intact" in found["message"]
     assert (found["steps"], found["restored"], found["whole"]) == ([1], 1, True)
     assert "Read-only file system" in result(begin("fill_metrics", tmp_path, within=within))["message"]
 
@@ -191,4 +191,4 @@ def test_two_processes_end_where_the_disk_is_full(tmp_path):
     within = small(tmp_path, "1m")
     first, second = result(begin("pair", "fill_together", tmp_path, free_port(), devices=4, within=within))
     assert 4 in (first["status"], second["status"]) and 0 not in (first["status"], second["status"])
-    assert "No space left on device): earlier checkpoints are intact" in first["error"] + second["error"]
+    assert "No space left on device): complete files are intact" in first["error"] + second["error"]
