@@ -383,7 +383,7 @@ def test_wrong_flags_are_one_line(start, tmp_path):
     for flags, message in (
         ((f"--grid={path}", "--engine=cloud"), "engine"),
         ((f"--grid={path}", "--resources=TPU=4"), "for --engine=ray and --engine=slurm"),
-        (("--grid=nothing",), "choose from abilities; or give the path of a grid file, such as ./nothing.py"),
+        (("--grid=nothing",), "or give the path of a grid file, such as ./nothing.py"),
         ((f"--grid={path}", "--gpus=1", "--jobs=1"), "a cell needs 1 GPUs, but this machine shows 0"),
     ):
         done = start("sweep", *flags, f"--workdir={tmp_path / 'run'}").wait()
