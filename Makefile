@@ -39,8 +39,9 @@ PYTEST := -m pytest -n $(WORKERS) --maxprocesses=4 --dist loadgroup
 TESTS_ON_CPU := JAX_PLATFORMS=cpu
 INSTALL = set -o pipefail; $(1)/python -m pip install --disable-pip-version-check --progress-bar off \
   --constraint constraints.txt --report $(1)/../installed.json --editable
-# Removes the environment if a package is not the one that was tested; -S, for else a .pth file of the package would run.
-COMPARE_HASHES = $(1)/python -I -S .ci/hashes $(1)/../installed.json || { rm -rf $(dir $(1)); exit 1; }
+# Removes the environment if a package is not the one that was tested, but not if its file is only not listed (status
+# 3); -S, for else a .pth file of the package would run.
+COMPARE_HASHES = $(1)/python -I -S .ci/hashes $(1)/../installed.json || { [ $$? = 3 ] || rm -rf $(dir $(1)); exit 1; }
 # A dot for each package that pip collects.
 DOTS := awk '/^Collecting/ {printf "."; fflush()} /^Installing/ {printf " unpacking"; fflush()} END {print ""}'
 

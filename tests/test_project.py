@@ -116,6 +116,9 @@ def test_constraints_pin_versions_and_hold_no_address():
         assert [specifier.operator for specifier in requirement.specifier] == ["=="], requirement
 
 
+LISTED, UNLISTED = (f"https://index/absl_py-2.5.1-{tag}-none-any.whl" for tag in ("py3", "other"))
+
+
 def test_every_pin_has_the_hash_of_a_file():
     lines = [line.split("  ") for line in (ROOT / "constraints.sha256").read_text().splitlines()]
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest, _ in lines)
@@ -130,23 +133,38 @@ def test_every_pin_has_the_hash_of_a_file():
 
 
 @pytest.mark.parametrize(
-    "url, digest, refused",
+    "urls, digest, status, refused",
     [
-        ("https://index/absl_py-2.5.1-py3-none-any.whl", "0" * 64, "does not have the SHA-256"),
-        ("https://index/absl_py-2.5.1-py3-none-any.whl", None, ""),  # None: the listed one
-        ("https://index/absl_py-2.5.1-other-none-any.whl", "0" * 64, "does not have the SHA-256"),
-        ("file:///wheels/absl_py-2.5.1-py3-none-any.whl", "0" * 64, ""),
+        ([LISTED], "0" * 64, 1, "does not have the SHA-256"),
+        ([LISTED], None, 0, ""),  # None: the listed one
+        ([UNLISTED], "0" * 64, 3, "does not list absl_py-2.5.1-other-none-any.whl (SHA-256 0000"),
+        ([UNLISTED, LISTED], "0" * 64, 1, "does not have the SHA-256"),
+        (["file:///wheels/absl_py-2.5.1-py3-none-any.whl"], "0" * 64, 0, ""),
     ],
 )
-def test_a_package_with_another_hash_is_refused(url, digest, refused, tmp_path):
+def test_a_package_with_another_hash_is_refused(urls, digest, status, refused, tmp_path):
     lines = (line.split("  ") for line in (ROOT / "constraints.sha256").read_text().splitlines())
-    digest = digest or next(digest for digest, file in lines if url.endswith(file))
-    download = {"url": url, "archive_info": {"hashes": {"sha256": digest}}}
+    digest = digest or next(digest for digest, file in lines if urls[0].endswith(file))
+    downloads = [{"url": url, "archive_info": {"hashes": {"sha256": digest}}} for url in urls]
     report = tmp_path / "installed.json"
-    report.write_text(json.dumps({"install": [{"metadata": {"name": "absl-py"}, "download_info": download}]}))
+    packages = [{"metadata": {"name": "absl-py"}, "download_info": download} for download in downloads]
+    report.write_text(json.dumps({"install": packages}))
     command = [sys.executable, "-I", "-S", ROOT / ".ci" / "hashes", report]
     done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, refused in done.stderr) == (int(bool(refused)), True), done.stderr
+    assert (done.returncode, refused in done.stderr) == (status, True), done.stderr
+    assert ("index that the project was tested with" in done.stderr) == (status == 1)
+
+
+@pytest.mark.parametrize("status, made, kept", [(0, 0, True), (1, 2, False), (3, 2, True)])
+def test_make_removes_an_environment_only_if_a_hash_differs(status, made, kept, tmp_path):
+    python = tmp_path / "env" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\nexit {status}\n")
+    python.chmod(0o700)
+    (tmp_path / "rule").write_text(f"probe: ; @$(call COMPARE_HASHES,{python.parent})\n")
+    make = shutil.which("make") or pytest.skip("no make")
+    done = subprocess.run([make, "-f", "Makefile", "-f", tmp_path / "rule", "probe"], cwd=ROOT, capture_output=True)
+    assert (done.returncode, python.exists()) == (made, kept), done.stderr
 
 
 def test_actions_are_pinned_by_commit():
