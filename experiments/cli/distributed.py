@@ -11,8 +11,8 @@ from absl import flags
 
 from cope_jax.errors import ConfigError
 
-SECONDS = 100.0
-"""The time that processes have to find each other, which is also how long JAX waits for a process that is lost."""
+SECONDS = 300.0
+"""The time that processes have to find each other, such as while a node still pulls the container of the job."""
 
 _DISTRIBUTED = flags.DEFINE_enum(
     "distributed",
@@ -22,19 +22,19 @@ _DISTRIBUTED = flags.DEFINE_enum(
     "processes (on Cloud TPU, GKE, Slurm or Open MPI). off: this process trains alone. auto: on if srun, Open MPI "
     "or GKE started more than one process, otherwise off.",
 )
-_COORDINATOR = flags.DEFINE_string(
+flags.DEFINE_string(
     "coordinator",
     None,
     "HOST:PORT of the first process; only together with --num_processes and --process_id. Without this flag, JAX finds "
     "the address.",
 )
-_NUM_PROCESSES = flags.DEFINE_integer(
+flags.DEFINE_integer(
     "num_processes",
     None,
     "Number of processes of the run; only together with --coordinator. Without this flag, JAX finds the number.",
     lower_bound=1,
 )
-_PROCESS_ID = flags.DEFINE_integer(
+flags.DEFINE_integer(
     "process_id",
     None,
     "Index of this process, from 0; only together with --coordinator. Without this flag, JAX finds the index.",
@@ -61,15 +61,15 @@ def join() -> None:
         raise ConfigError("--process_id={process_id} must be less than --num_processes={num_processes}".format(**given))
     if not explicit and not (_DISTRIBUTED.value == "on" or (_DISTRIBUTED.value == "auto" and several())):
         return
-    late = threading.Timer(SECONDS, _leave, (f"after {SECONDS:.0f} s",))  # JAX would abort with a trace, after 300 s
+    late = threading.Timer(SECONDS, _leave, (f"after {SECONDS:.0f} s",))  # before JAX, which aborts with a trace
     late.daemon = True
     late.start()
     try:
-        jax.distributed.initialize(_COORDINATOR.value, _NUM_PROCESSES.value, _PROCESS_ID.value)
+        jax.distributed.initialize(*given.values(), initialization_timeout=int(SECONDS) + 60)
     except (ValueError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         if "RPC server" in reason:
-            place = _COORDINATOR.value or "the first process"
+            place = given["coordinator"] or "the first process"
             raise ConfigError(f"{place} cannot be opened ({reason}): choose a free port for --coordinator") from error
         _leave(reason)
     finally:

@@ -7,11 +7,13 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from cope_jax.training.metrics import read_metrics
+from experiments.cli import distributed
 from tests.experiments.commands import ROOT
 from tests.experiments.several import Processes, free_port
 
@@ -185,6 +187,18 @@ entry.run(distributed.join)
     assert re.fullmatch(
         r"error: the processes did not find each other \(after 1 s\): start all of them.*\n", done.stderr
     )
+
+
+def test_a_process_waits_for_the_others_as_long_as_nodes_need_to_pull_a_container(monkeypatch):
+    given = {"coordinator": "host:1", "num_processes": 2, "process_id": 1}
+    values = {name: SimpleNamespace(value=value) for name, value in given.items()}
+    monkeypatch.setattr(distributed, "flags", SimpleNamespace(FLAGS=values))
+    calls = []
+    monkeypatch.setattr("jax.distributed.initialize", lambda *args, **options: calls.append((args, options)))
+    distributed.join()
+    (args, options), allowed = calls[0], distributed.SECONDS
+    assert (args, allowed) == (("host:1", 2, 1), 300)
+    assert options["initialization_timeout"] > allowed  # JAX's own end has a trace
 
 
 @pytest.mark.parametrize(
