@@ -122,7 +122,7 @@ def _check_numbers(argv: Sequence[str]) -> None:
     for word, following in itertools.pairwise([*argv[1:], ""]):
         name, equals, text = word.lstrip("-").partition("=")
         leaves = jax.tree.leaves(flags.FLAGS[name].value) if name in flags.FLAGS else []
-        if any(isinstance(leaf, int | float) for leaf in leaves):
+        if any(type(leaf) in (int, float) for leaf in leaves):  # not bool, which the next word does not belong to
             check_plain_numbers(text if equals else following, f"--{name}")
 
 

@@ -224,6 +224,19 @@ def test_the_number_of_jobs(monkeypatch):
         number(2)
 
 
+def test_the_word_after_a_flag_without_a_value_is_another_flag(monkeypatch):
+    known = entry.flags.FlagValues()
+    entry.flags.DEFINE_boolean("only_failed", False, "", flag_values=known)
+    entry.flags.DEFINE_integer("seeds", 1, "", flag_values=known)
+    entry.flags.DEFINE_string("workdir", None, "", flag_values=known)
+    monkeypatch.setattr(entry.flags, "FLAGS", known)
+    words = ["sweep", "--only_failed", "--workdir=runs/2_layers"]
+    known([*words, "--seeds=2"])
+    entry._check_numbers(words)
+    with pytest.raises(ConfigError, match="--seeds needs plain decimals, such as 1000 and 1e-3, not 1_0"):
+        entry._check_numbers([*words, "--seeds", "1_0"])
+
+
 def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, tmp_path):
     before = jax.config.values["jax_compilation_cache_dir"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
