@@ -68,9 +68,7 @@ _STOP = flags.DEFINE_multi_string(
 _SAMPLE_SEED = flags.DEFINE_integer(
     "sample_seed", 0, "Random seed for sampling tokens.", lower_bound=0, upper_bound=2**31 - 1
 )
-_SEED = flags.DEFINE_integer(
-    "seed", None, "Seed of the model to use, if the run trained several seeds; without this flag, the first seed."
-)
+_SEED = entry.DEFINE_seed()
 _BATCH_SIZE = flags.DEFINE_integer(
     "batch_size", 16, "Number of prompts from --prompts to continue at the same time.", lower_bound=1
 )

@@ -34,9 +34,7 @@ _MODEL = flags.DEFINE_string(
     "or name of a trained model of the package, such as shakespeare (required).",
     required=True,
 )
-_SEED = flags.DEFINE_integer(
-    "seed", None, "Seed of the model to use, if the run trained several seeds; without this flag, the first seed."
-)
+_SEED = entry.DEFINE_seed()
 _TASKS = flags.DEFINE_list("tasks", None, "Names of tasks or groups of tasks (required).", required=True)
 _TASK_DIR = flags.DEFINE_string("task_dir", None, "Folder with more tasks, as YAML files.")
 _LENGTH = flags.DEFINE_integer(

@@ -62,9 +62,7 @@ _EXAMPLE = flags.DEFINE_integer(
     "For a synthetic task without --input: index of the example to inspect in the split, from 0.",
     lower_bound=0,
 )
-_SEED = flags.DEFINE_integer(
-    "seed", None, "Seed of the model to inspect, if the run trained several seeds; without this flag, the first seed."
-)
+_SEED = entry.DEFINE_seed()
 _QUERY = flags.DEFINE_integer(
     "query", -1, "For a synthetic task: index of the query in the input, from 0; a negative index counts from the end."
 )

@@ -299,6 +299,13 @@ def DEFINE_config(name: str, default: str | None = None, what: str = "") -> flag
     return holder
 
 
+def DEFINE_seed() -> flags.FlagHolder[int | None]:
+    """Defines --seed, which chooses one of the models of a run."""
+    return flags.DEFINE_integer(
+        "seed", None, "Seed of the model to use, if the run trained several seeds; without this flag, the first seed."
+    )
+
+
 def warn_of_unused(name: str, config: ExperimentConfig) -> None:
     """Warns of flags --NAME.encodings.ENCODING.… for encodings that the config does not use."""
     used = {part for part, _ in EncodingConfig.parse(config.encoding).parts}

@@ -47,9 +47,7 @@ _OUT = flags.DEFINE_string("out", None, "Folder to write to; it must be new or e
 _FORMAT = flags.DEFINE_enum(
     "format", formats.OWN, sorted(formats.FORMATS), "Format to write: ours (cope_jax), or one of Hugging Face's."
 )
-_SEED = flags.DEFINE_integer(
-    "seed", None, "Seed of the model to convert, if the run trained several seeds; without this flag, the first seed."
-)
+_SEED = entry.DEFINE_seed()
 
 COMPANIONS = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "added_tokens.json", "special_tokens_map.json"),
