@@ -3,12 +3,13 @@
 import contextlib
 import dataclasses
 import difflib
+import functools
 import math
 import numbers
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Generic, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from cope_jax.errors import ConfigError
 
@@ -121,8 +122,26 @@ def configure(cls: type[C], options: Mapping[str, Any], what: str) -> C:
     for name, value in options.items():
         if name not in fields:
             raise unknown(f"option of {what}", name, fields)
-        values[name] = checked(value, fields[name].type, f"{what}.{name}")
+        values[name] = _checked_field(value, cls, fields[name], what)
     return cls(**values)
+
+
+@functools.cache
+def field_types(cls: type) -> dict[str, Any]:
+    """The type of each field of a config dataclass, whose annotations may be text."""
+    try:
+        return get_type_hints(cls)
+    except Exception:  # a name that only a type checker knows
+        return {field.name: field.type for field in dataclasses.fields(cls)}
+
+
+def _checked_field(value: Any, cls: type, field: dataclasses.Field[Any], what: str) -> Any:
+    try:
+        return checked(value, field_types(cls)[field.name], f"{what}.{field.name}")
+    except ConfigError:
+        if type(value) is type(field.default) and value in (field.default,):  # such as infinity for no limit
+            return value
+        raise
 
 
 _ODD = re.compile(r"(?i)(?<!\w)(?:[\d.][\w.]*_|0[xob])|(?![0-9])\d")
@@ -164,6 +183,8 @@ def check_at_least(least: float, what: str, most: int = 2**31 - 1, /, **values: 
 def check_fields(config: Any, what: str) -> None:
     """Checks each field of a config dataclass against its annotation, as `checked` does; call it in `__post_init__`.
 
+    The default of a field is always allowed, such as infinity.
+
     >>> @dataclasses.dataclass(frozen=True)
     ... class Config:
     ...     norm: Literal["layer", "rms"] = "layer"
@@ -175,7 +196,7 @@ def check_fields(config: Any, what: str) -> None:
     cope_jax.errors.ConfigError: unknown block.norm 'rsm': did you mean 'rms'? Choose from layer, rms
     """
     for field in dataclasses.fields(config):
-        value = checked(getattr(config, field.name), field.type, f"{what}.{field.name}")
+        value = _checked_field(getattr(config, field.name), type(config), field, what)
         object.__setattr__(config, field.name, value)  # the dataclass is frozen
 
 
@@ -183,7 +204,8 @@ def checked(value: Any, kind: Any, where: str) -> Any:
     """Returns `value` as an object of the type `kind`, the annotation of a field or an argument.
 
     An int becomes a float, a list a tuple, a mapping a config dataclass, and a scalar of NumPy or JAX a number of
-    Python. Nothing else is converted: True is no int, and 2.0 is no int.
+    Python. Nothing else is converted: True is no int, and 2.0 is no int. A kind that `isinstance` does not understand,
+    such as a type variable, is not checked.
 
     >>> checked(2, float | None, "generate.temperature")
     2.0
@@ -191,24 +213,23 @@ def checked(value: Any, kind: Any, where: str) -> Any:
     Raises:
       ConfigError: the value has another type, or is too large; the message begins with `where`.
     """
-    if kind is Any:
-        return value
+    given = value
     if getattr(value, "shape", None) == () and hasattr(value, "item"):  # NumPy and JAX
         with contextlib.suppress(TypeError):  # a random key, or a value that JAX traces
             value = value.item()
-    if dataclasses.is_dataclass(kind) and isinstance(value, Mapping):
-        return configure(kind, value, where)  # type: ignore[arg-type]  # kind is the class, not an instance
     choices = get_args(kind) if get_origin(kind) in (types.UnionType, Union) else (kind,)
     for choice in choices:
         plain, entries = get_origin(choice) or choice, get_args(choice)
         if plain is Literal:
-            if value in entries:
+            if any(isinstance(value, type(entry)) and value == entry for entry in entries):
                 return value
             if len(choices) == 1:
                 raise unknown(where, value, map(str, entries))
             continue
+        if dataclasses.is_dataclass(plain) and isinstance(value, Mapping):
+            return configure(plain, value, where)
         if plain is tuple and isinstance(value, (tuple, list)):
-            kinds = entries[:1] * len(value) if entries[1:] == (...,) else entries
+            kinds = entries[:1] * len(value) if entries[1:] == (...,) else entries or (Any,) * len(value)
             if len(kinds) == len(value):
                 return tuple(checked(entry, of, where) for entry, of in zip(value, kinds, strict=True))
             continue
@@ -218,8 +239,13 @@ def checked(value: Any, kind: Any, where: str) -> Any:
             raise ConfigError(f"{where} must be finite{' in float32' * math.isfinite(value)}, got {value}")
         if plain is int and isinstance(value, int) and abs(value) >= 2**63:
             raise ConfigError(f"{where} must have at most 63 bits, got {value:.3g}")
-        if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
-            return value
+        try:
+            if isinstance(value, plain) and not (plain is int and isinstance(value, bool)):
+                return value
+            if given is not value and isinstance(given, plain):  # a scalar type of NumPy or JAX
+                return given
+        except TypeError:  # `isinstance` does not understand `plain`, such as Any, a type variable, or text
+            return given
     names = " or ".join("None" if c is types.NoneType else getattr(c, "__name__", str(c)) for c in choices)
     raise ConfigError(f"{where} must be {names}, got {abridged(value)} of type {type(value).__name__}")
 

@@ -1,12 +1,18 @@
 """Names to classes, and options to configs: every kind of field, and every mistake."""
 
 import dataclasses
-from typing import Any, Literal
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Optional, Protocol, TypeVar
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from cope_jax.errors import ConfigError
-from cope_jax.registry import Registry, check_at_least, configure, unknown
+from cope_jax.registry import Registry, check_at_least, check_fields, configure, field_types, unknown
+from cope_jax.training import config_files
 
 
 def registry(*names):
@@ -204,6 +210,61 @@ def test_values_that_do_not(name, value, message):
     with pytest.raises(ConfigError) as error:
         configure(Outer, {name: value}, "outer")
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+T = TypeVar("T")
+
+
+class Shaped(Protocol):
+    shape: tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """What a config of somebody else may have; each default is allowed."""
+
+    textual: "float" = 1
+    either: "int | None" = None
+    old: Optional[float] = 2  # noqa: UP045
+    nested: Inner | None = None
+    pairs: tuple = (1, "a")
+    cap: float = math.inf
+    sloppy: float = None  # type: ignore[assignment]
+    names: Sequence[str] = ("a",)
+    table: Mapping[str, float] = dataclasses.field(default_factory=dict)
+    function: Callable[[int], int] = abs
+    unknown: T = 3  # type: ignore[valid-type]
+    shaped: Shaped | None = None
+    scalar: np.float32 = np.float32(0.5)
+    array: jax.Array = dataclasses.field(default_factory=lambda: jnp.float32(1))
+    norm: Literal["layer", "rms"] = "layer"
+
+    def __post_init__(self):
+        check_fields(self, "own")
+
+
+@dataclasses.dataclass(frozen=True)
+class ForTypeCheckers:
+    base: "float" = 1.0
+    other: "Missing" = 2  # noqa: F821
+
+
+def test_annotations_of_every_kind():
+    """An annotation may be text; what `isinstance` does not understand is not checked."""
+    values = {"textual": 2, "either": 3, "nested": {"share": 1}, "pairs": [1, 2, 3], "cap": math.inf, "sloppy": None}
+    values |= {"unknown": "x", "shaped": [], "names": ["b"]}
+    config = configure(Own, values, "own")
+    assert dataclasses.replace(Own(), **values | {"nested": Inner(1, 1.0)}) == config
+    assert type(config.textual) is type(config.nested.share) is type(config.old) is float
+    assert (config.pairs, type(config.scalar)) == ((1, 2, 3), np.float32) and config.array.dtype == jnp.float32
+    assert configure(ForTypeCheckers, {"base": "x", "other": []}, "own") == ForTypeCheckers("x", [])
+    assert field_types(Own)["textual"] is float
+    assert config_files._fields(ForTypeCheckers(other=None)).other is None  # what flags can set
+    for name, wrong in {"textual": "x", "either": 2.5, "nested": 3, "pairs": 1, "cap": math.nan, "table": 3}.items():
+        with pytest.raises(ConfigError, match=rf"^own\.{name} must be "):
+            dataclasses.replace(Own(), **{name: wrong})
+    with pytest.raises(ConfigError, match=r"^unknown own\.norm array\(\[1, 2\]\): choose from layer, rms"):
+        configure(Own, {"norm": np.array([1, 2])}, "own")
 
 
 def test_no_options_are_the_defaults():

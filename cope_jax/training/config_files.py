@@ -18,7 +18,7 @@ from cope_jax import encodings, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.models import MODELS
 from cope_jax.models.model import overlay
-from cope_jax.registry import checked, unknown
+from cope_jax.registry import checked, field_types, unknown
 from cope_jax.training.experiment_config import ExperimentConfig
 
 GPT3: Mapping[str, Any] = {"final_fraction": 0.1, "weight_decay": 0.1, "beta2": 0.95}
@@ -142,7 +142,8 @@ def _fields(config: Any) -> ConfigDict:
         if dataclasses.is_dataclass(value):
             value = _fields(value)
         elif value is None:
-            kind = next(kind for kind in get_args(field.type) if kind is not type(None))
+            kinds = get_args(field_types(type(config))[field.name])
+            kind = next((kind for kind in kinds if kind is not type(None)), object)
             value = placeholder(get_origin(kind) or kind)
         fields[field.name] = value
     return fields
