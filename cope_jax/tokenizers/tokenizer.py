@@ -49,18 +49,20 @@ class Codec(NamedTuple):
       decode: maps tokens to their text.
       begin: the tokens before a text.
       ends: the tokens that end a text. Generation stops at each of them.
+      lost: see `Tokenizer.lost`; by default nothing is lost.
     """
 
     encode: Callable[[str], np.ndarray]
     decode: Callable[[np.ndarray], str]
     begin: tuple[int, ...] = ()
     ends: tuple[int, ...] = ()
+    lost: Callable[[str, np.ndarray], tuple[int, int]] = lambda text, tokens: (0, 0)
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, begin: int | None = None, ends: tuple[int, ...] = ()) -> "Codec":
         """Returns the codec of a tokenizer. `begin` is the token before a text; None means the tokenizer's `end`."""
         start = tokenizer.end if begin is None else begin
-        return cls(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (start,), ends)
+        return cls(lambda text: tokenizer.encode([text])[0], tokenizer.decode, (start,), ends, tokenizer.lost)
 
     def read(self, prompt: str, name: str) -> np.ndarray:
         """Returns the tokens of a prompt, without `begin`. Error messages call the prompt `name`.

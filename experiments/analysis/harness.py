@@ -9,10 +9,8 @@ tasks download their data, unless their data are local; see docs/text.md.
 
 import difflib
 import logging
-import math
 import sys
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,6 @@ from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.evaluation.text import harness_model
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import load
-from cope_jax.runs.records import Record
 from experiments.cli import entry, outputs
 
 _MODEL = flags.DEFINE_string(
@@ -60,10 +57,6 @@ _FEWSHOT = flags.DEFINE_integer(
 _LIMIT = flags.DEFINE_integer("limit", None, "Number of examples of each task; without this flag, all.", lower_bound=1)
 
 
-_OF_TEXT = ("word_perplexity", "byte_perplexity", "bits_per_byte")
-"""Metrics that are of another text if the tokenizer does not keep all words."""
-
-
 def main() -> None:
     """Measures the tasks, prints a table, and writes the results."""
     folder = load(_MODEL.value)
@@ -74,11 +67,10 @@ def main() -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task leaves to it
     with workdirs.locked(folder.output, workdirs.MEASURING):
         found = _measure(lm, manager)
-        records = [row for row in _records(found) if not model.changed or row["metric"] not in _OF_TEXT]
+        records, notes = harness_model.records(found, model.lost)
         rows = [[r["task"], r["metric"], figure(r["value"], 4), figure(r["standard_error"], 4)] for r in records]
-        note = f"no figures per word and byte: the tokenizer loses words of texts ({model.changed:,})"
-        caption = note if model.changed else ""
-        table = Table(title, ["task", "metric", "value", "± standard error"], rows, caption=caption, text_columns=2)
+        headings = ["task", "metric", "value", "± standard error"]
+        table = Table(title, headings, rows, caption="; ".join(notes), text_columns=2)
         content = {"records": records, "step": folder.step, "settings": _settings(model.length)}
         paths = outputs.write(folder.output, "harness", content, table.markdown())
     wide_console().print(table.rich())
@@ -121,22 +113,6 @@ def _measure(lm: Any, manager: Any) -> Any:
         raise ConfigError(
             f"lm_eval cannot measure --tasks={names} ({reason}): correct the task or its data, or choose another"
         ) from error
-
-
-def _records(found: Any) -> Iterator[Record]:
-    """One record for each metric of each task or group."""
-    for task, values in sorted({**found["results"], **found.get("groups", {})}.items()):
-        for name, value in values.items():
-            metric, comma, filtered = name.partition(",")
-            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
-                continue
-            error = values.get(f"{metric}_stderr,{filtered}")
-            yield {
-                "task": task,
-                "metric": metric if filtered == "none" else f"{metric} ({filtered})",
-                "value": float(value),
-                "standard_error": float(error) if isinstance(error, int | float) else math.nan,
-            }
 
 
 def _settings(length: int) -> dict[str, Any]:

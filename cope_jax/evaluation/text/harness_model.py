@@ -11,6 +11,7 @@ As in training and in `generate`, the token `begin` precedes each context and ea
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,7 @@ from flax import nnx
 from cope_jax import models
 from cope_jax.array_types import Array
 from cope_jax.corpora.packing import Pieces, fit
+from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.text.likelihood import Windows, check_length
 from cope_jax.generation import text_model
@@ -33,20 +35,23 @@ from cope_jax.ops.losses import cross_entropy
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 from cope_jax.runs.load import load as load_folder
+from cope_jax.runs.records import Record
 from cope_jax.tasks.stored import TextTask
 from cope_jax.tokenizers.tokenizer import Codec
 
 NEW_TOKENS = 256
 """Maximum number of new tokens if a task does not set it; at most half of the model's length."""
 _COUNTS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")  # the first that is set counts
+_PER_UNIT = {"word_perplexity": "perplexity", "byte_perplexity": "bits_per_byte", "bits_per_byte": "bits_per_byte"}
+"""Metrics of the harness, and the results of `Counts` that stand or fall with them."""
 _CHUNK = 8  # tokens that are generated before stop texts are looked for
 
 
 class HarnessModel:
     """The three kinds of requests that lm-evaluation-harness makes, for one decoder with its tokenizer.
 
-    A request is any object whose `args` are a tuple. Requests are sorted and packed, so the number of compiled programs
-    does not grow with the number of requests, and a result does not depend on the other requests.
+    A request is an object with `args`, a tuple, and `task_name`. Requests are sorted and packed, so the number of
+    compiled programs does not grow with the number of requests, and a result does not depend on the other requests.
 
     Args:
       model: a decoder.
@@ -56,7 +61,7 @@ class HarnessModel:
       batch_size: the number of rows of L tokens in a batch, and the number of texts that are generated side by side.
 
     Attributes:
-      changed: the number of complete texts so far whose words do not come back from their tokens.
+      lost: what the tokenizer loses of complete texts: task → (words, texts with other bytes), as in `Tokenizer.lost`.
 
     Raises:
       ConfigError: a number is too small, or a table of the encoding has fewer than L positions.
@@ -65,7 +70,7 @@ class HarnessModel:
     def __init__(self, model: Any, codec: Codec, length: int, *, ends: Sequence[int] = (), batch_size: int = 16):
         check_at_least(1, "harness", length=length, batch_size=batch_size)
         check_length(model, length)
-        self.changed = 0
+        self.lost: dict[str, tuple[int, int]] = {}
         self._model, self._codec, self.length, self._ends, self._rows = model, codec, length, [*ends], batch_size
 
     def loglikelihood(self, requests: Sequence[Any]) -> list[tuple[float, bool]]:
@@ -88,9 +93,12 @@ class HarnessModel:
           ConfigError: a likelihood is not finite.
         """
         texts = []
-        for (text,) in (request.args for request in requests):
+        for request in requests:
+            (text,) = request.args
             tokens = self._tokens(text)
-            self.changed += self._codec.decode(tokens[len(self._codec.begin) :]).split() != text.split()
+            words, changed = self._codec.lost(text, tokens[len(self._codec.begin) :])
+            before = self.lost.get(request.task_name, (0, 0))
+            self.lost[request.task_name] = before[0] + words, before[1] + changed
             texts.append(_windows(tokens, self.length))
         found = iter(self._score([part for text in texts for part in text], "loglikelihood_rolling"))
         return [sum(next(found)[0] for _ in text) for text in texts]
@@ -251,6 +259,42 @@ def as_lm(model: HarnessModel) -> Any:
             return model.generate_until(requests)
 
     return Adapter()
+
+
+def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) -> tuple[list[Record], list[str]]:
+    """Makes one record for each metric of each task or group, without those that are of another text.
+
+    Args:
+      measured: the results of `lm_eval.simple_evaluate`.
+      lost: `HarnessModel.lost` after it. A group has lost what all tasks have.
+
+    Returns:
+      The records, and a note for each task or group that says what is left out, and why.
+    """
+    results, groups = measured["results"], measured.get("groups", {})
+    rows: list[Record] = []
+    notes: list[str] = []
+    for task, values in sorted({**results, **groups}.items()):
+        sums = [pair for name, pair in lost.items() if name == task or task in groups or name not in results]
+        counts = Counts(1, 1, 1, *map(sum, zip(*sums, strict=True)))
+        kept = counts.per_unit(0.0)
+        for name, value in values.items():
+            metric, comma, filtered = name.partition(",")
+            if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
+                continue
+            if _PER_UNIT.get(metric, "loss") not in kept:
+                notes = list(dict.fromkeys([*notes, f"{task}: {counts.left_out}"]))
+                continue
+            error = values.get(f"{metric}_stderr,{filtered}")
+            rows.append(
+                {
+                    "task": task,
+                    "metric": metric if filtered == "none" else f"{metric} ({filtered})",
+                    "value": float(value),
+                    "standard_error": float(error) if isinstance(error, int | float) else math.nan,
+                }
+            )
+    return rows, notes
 
 
 class _Settings(NamedTuple):

@@ -19,6 +19,7 @@ from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import Decoder, DecoderConfig
 from cope_jax.runs.load import load_run
 from cope_jax.tokenizers.tokenizer import Codec
+from cope_jax.tokenizers.word_level import Words
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from tests.experiments.pretrained import BLOCK, write_run
@@ -34,8 +35,8 @@ CODEC = Codec(
 ROUNDING = 2e-5  # float32, of at most 8 tokens; the loops below sum in float64
 
 
-def requests(*arguments):
-    return [SimpleNamespace(args=args) for args in arguments]
+def requests(*arguments, task="task"):
+    return [SimpleNamespace(args=args, task_name=task) for args in arguments]
 
 
 def create(encoding="cope+rope", length=64):
@@ -105,12 +106,27 @@ def pairs(next_token):
     return found
 
 
-def test_texts_whose_words_do_not_come_back_are_counted(decoder):
-    model = HarnessModel(decoder, CODEC._replace(encode=lambda text: CODEC.encode(text.lower())), LENGTH)
-    model.loglikelihood_rolling(requests(("abc de",), ("",)))
-    assert model.changed == 0
-    model.loglikelihood_rolling(requests(("Abc de",), ("abc",), ("A",)))
-    assert model.changed == 2
+def test_metrics_of_another_text_are_left_out_of_its_task(decoder, monkeypatch):
+    monkeypatch.setattr(HarnessModel, "_score", lambda _, parts, label: [(0.0, True)] * len(parts))
+    codec = Codec.of(Words.train(["a b\n"]))
+    model = HarnessModel(decoder, codec, LENGTH)
+    texts = {"same": "a b\na b", "spaces": "a  b\t\ta    b", "unknown": "a c"}
+    for task, text in texts.items():
+        model.loglikelihood_rolling(requests((text,), ("a",), task=task))
+    assert model.lost == {"same": (0, 0), "spaces": (0, 1), "unknown": (1, 1)}
+    values = dict.fromkeys(("word_perplexity,none", "byte_perplexity,none", "bits_per_byte,short", "acc,none"), 2.0)
+    found = {"results": dict.fromkeys([*texts, "choice"], values), "groups": {"all": values}}
+    records, notes = harness_model.records(found, model.lost)
+    words, figures = {"word_perplexity", "acc"}, {"word_perplexity", "byte_perplexity", "bits_per_byte (short)", "acc"}
+    for task, kept in {"same": figures, "choice": figures, "spaces": words, "unknown": {"acc"}, "all": {"acc"}}.items():
+        assert {record["metric"] for record in records if record["task"] == task} == kept
+    assert notes == [
+        "all: no perplexity per word, no bits per byte: the tokenizer loses words (1)",
+        "spaces: no bits per byte: the tokenizer changes bytes of texts (1)",
+        "unknown: no perplexity per word, no bits per byte: the tokenizer loses words (1)",
+    ]
+    records, _ = harness_model.records(found, {"of unknown name": (1, 1)})
+    assert {record["metric"] for record in records} == {"acc"}
 
 
 def test_likelihoods_and_greedy_flags_are_those_of_a_loop(model, next_token):
