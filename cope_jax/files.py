@@ -1,35 +1,24 @@
 """Reads files, plain or compressed, writes them completely or not at all, and decides which paths are safe."""
 
 import contextlib
-import errno
-import fcntl
 import glob
 import gzip
 import io
 import json
 import os
 import re
-import shutil
-import socket
+import secrets
 import stat
-import tempfile
-import time
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 from etils import epath
 
 from cope_jax.errors import ConfigError, clear_storage_errors
 
 _Folder = TypeVar("_Folder", Path, epath.Path)
-PARTIAL = ".partial-"
-"""How the name of a folder of unfinished files begins. The name of the machine follows."""
-
-_LOCK = ".lock"
-_ABANDONED = 3600.0  # seconds after which nobody writes an unfinished file any more
-
 _RATIO, _ALWAYS = 100, 2**26
 """A gzip file may unpack to _RATIO times its size, and always to _ALWAYS bytes. Text is 3 to 20 times its size."""
 
@@ -122,19 +111,6 @@ def private_folder(path: Path) -> str:
     return exposed(path)
 
 
-def open_lock(path: Path) -> IO[str]:
-    """Opens a lock file, which is created if it is missing. Never waits, and follows no symbolic link.
-
-    Raises:
-      OSError: the file cannot be opened, or is no regular file.
-    """
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK, 0o666)
-    if not stat.S_ISREG(os.fstat(file).st_mode):
-        os.close(file)
-        raise OSError(errno.EINVAL, f"{path.name} is no regular file", str(path))
-    return os.fdopen(file, "r+", errors="replace")
-
-
 def _open_at_once(path: str, flags: int) -> int:
     """Opens a file without waiting for one who writes to it, as a named pipe would: without a writer it is empty."""
     file = os.open(path, flags | os.O_NONBLOCK)
@@ -148,10 +124,9 @@ def read_bytes(path: epath.PathLike) -> bytes:
     Raises:
       ConfigError: there is no such file, it is damaged, or it unpacks to much more than text would.
     """
-    in_bucket(path)  # an error names another kind of URL
-    file = epath.Path(path)
+    stored, file = in_bucket(path), epath.Path(path)
     try:
-        if in_bucket(path):
+        if stored:
             data = file.read_bytes()
         else:
             with open(file, "rb", opener=_open_at_once) as opened:
@@ -247,10 +222,12 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     with clear_storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.partial")
-        partial.unlink(missing_ok=True)  # it may be a link or a pipe
-        yield partial
-        partial.replace(path)
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")  # of this writer alone
+        try:
+            yield partial
+            partial.replace(path)
+        finally:
+            partial.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> Path:
@@ -258,44 +235,3 @@ def write_atomically(path: Path, text: str) -> Path:
     with replacing(path) as partial:
         partial.write_text(text, encoding="utf-8")
     return path
-
-
-@contextlib.contextmanager
-def unfinished(room: Path | None = None) -> Iterator[Path]:
-    """Yields a new folder in `room` for unfinished files, which vanishes at the end, and is locked until then.
-
-    None means the folder for temporary files. What killed processes have left there is removed first.
-    """
-    if room is None:
-        room = Path(tempfile.gettempdir())
-        remove_abandoned(room)
-    prefix = f"{PARTIAL}{socket.gethostname()}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=room, ignore_cleanup_errors=True) as name:
-        folder = Path(name)
-        with (folder / f"{_LOCK}.new").open("w") as lock:
-            with contextlib.suppress(OSError):  # from a file system without locks
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                (folder / f"{_LOCK}.new").rename(folder / _LOCK)  # a lock that others see is held already
-            yield folder
-
-
-def remove_abandoned(room: Path) -> None:
-    """Removes from `room` the unfinished files of processes killed on this machine, and old ones of other machines."""
-    for folder in (*room.glob(f"{PARTIAL}*"), *room.glob(f"parts/{PARTIAL}*")):
-        with contextlib.suppress(OSError):  # another process has removed it, or it is not ours
-            state = folder.lstat()
-            if state.st_uid == os.getuid() and stat.S_ISDIR(state.st_mode) and _is_abandoned(folder, state.st_mtime):
-                shutil.rmtree(folder)
-
-
-def _is_abandoned(folder: Path, modified: float) -> bool:
-    if not folder.name.startswith(f"{PARTIAL}{socket.gethostname()}-") or not (folder / _LOCK).exists():
-        return time.time() - modified > _ABANDONED
-    descriptor = os.open(folder / _LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return True
-    except OSError:  # its process lives
-        return False
-    finally:
-        os.close(descriptor)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import fcntl
 import json
 import os
 import shutil
@@ -17,7 +16,8 @@ from cope_jax.buckets import lock
 from cope_jax.buckets.bucket import Bucket
 from cope_jax.buckets.lock import Lock
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.files import in_bucket, inside, open_lock, parse_json, read_bytes
+from cope_jax.files import in_bucket, inside, parse_json, read_bytes
+from cope_jax.locks import open_lock, try_lock
 
 COMPLETE = ".complete"
 """The name of the object that marks a checkpoint as complete."""
@@ -179,9 +179,7 @@ def _in_use(folder: Path) -> bool:
     """Whether a process has a local lock in a folder, as cells have that outlive the command that started them."""
     for path in folder.rglob(".lock"):
         with open_lock(path) as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(file):
                 return True
     return False
 

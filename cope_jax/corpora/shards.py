@@ -29,7 +29,8 @@ from etils import epath
 from cope_jax.corpora.packing import Packing, TokenStream, arrange
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import in_bucket, inside, parse_json, read_text, unfinished
+from cope_jax.files import in_bucket, inside, read_object
+from cope_jax.locks import unfinished
 from cope_jax.registry import unknown
 
 MANIFEST = "manifest.json"
@@ -117,10 +118,7 @@ def read_manifest(folder: epath.PathLike) -> Manifest:
     if not path.exists():
         begun = " yet: run its export again, which continues" if (epath.Path(folder) / "export.json").exists() else ""
         raise ConfigError(f"{folder} has no {MANIFEST}{begun or ': ' + export}")
-    try:
-        content = dict(parse_json(read_text(path)))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{path} is damaged ({first_line(error)}): {export} again") from error
+    content = read_object(path, f"{export} again")
     held = content.pop("digest", None)
     if content.get("format") != FORMAT:
         raise ConfigError(f"{path} has format {content.get('format')!r}, not {FORMAT}: {export} again")

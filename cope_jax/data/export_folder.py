@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,12 +10,14 @@ from etils import epath
 
 from cope_jax.corpora.shards import MANIFEST
 from cope_jax.data.shard_writer import write_file
-from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import PARTIAL, glob_in, inside, parse_json, read_text
+from cope_jax.errors import ConfigError
+from cope_jax.files import glob_in, in_bucket, inside, read_object
+from cope_jax.locks import PARTIAL
 from cope_jax.tokenizers.byte_level import BPE
 from cope_jax.tokenizers.word_level import Words
 
 _IDENTITY = "export.json"
+_TOKENIZER = (BPE.file, Words.file, "tokenizer_config.json")  # what `loading.files` may name
 
 
 def claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
@@ -28,19 +31,16 @@ def claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
         others = (path.name for path in glob_in(out, "*"))  # a bucket has no empty folder
         if any(name != _IDENTITY and not name.startswith(PARTIAL) for name in others):
             raise ConfigError(f"{out} contains other files: choose an empty folder")
-        write_file(file, json.dumps(identity, indent=1) + "\n")
+        write_file(out, _IDENTITY, json.dumps(identity, indent=1) + "\n")
         return
-    try:
-        held = dict(parse_json(read_text(file)))
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{file} is damaged ({first_line(error)}): choose an empty folder") from error
+    held = read_object(file, "choose an empty folder")
     if other := next((name for name in identity if held.get(name) != identity[name]), None):
         if glob_in(out / "parts", "*.json"):
             differs = _difference(other, held.get(other), identity[other])
             raise ConfigError(f"{out} contains an export with {differs}: delete the folder, or choose another")
-        for name in (BPE.file, Words.file):  # learned for the earlier call, which has written no shard
+        for name in _TOKENIZER:  # learned for the earlier call, which has written no shard
             (out / name).unlink(missing_ok=True)
-        write_file(file, json.dumps(identity, indent=1) + "\n")
+        write_file(out, _IDENTITY, json.dumps(identity, indent=1) + "\n")
 
 
 def _difference(name: str, held: Any, given: Any) -> str:
@@ -58,7 +58,7 @@ def forget_missing(out: epath.Path, units: int) -> None:
         whole = [all(_is_whole(out, shard) for shard in report["shards"]) for report in reports]
         for chunk in range(whole.index(False) if False in whole else len(whole), len(whole)):
             (out / MANIFEST).unlink(missing_ok=True)
-            report_file(out, unit, chunk).unlink(missing_ok=True)  # another host may do the same
+            (out / report_name(unit, chunk)).unlink(missing_ok=True)  # another host may do the same
 
 
 def _is_whole(out: epath.Path, shard: Mapping[str, Any]) -> bool:
@@ -67,25 +67,27 @@ def _is_whole(out: epath.Path, shard: Mapping[str, Any]) -> bool:
 
 
 def discard(out: epath.Path, identity: Mapping[str, Any], is_new: bool) -> None:
-    """Removes all that was written for an export, unless the folder belongs to another one by now."""
-    try:
+    """Removes all that was written for an export, unless the folder belongs to another one by now.
+
+    Never raises ConfigError or OSError, because the user must see why the export ends.
+    """
+    with contextlib.suppress(ConfigError, OSError):
         check_claim(out, identity)
-    except ValueError:
-        return
-    for report in glob_in(out / "parts", "*.json"):
-        for shard in parse_json(read_text(report))["shards"]:
-            inside(out, shard["file"], links=True).unlink(missing_ok=True)
-        report.unlink(missing_ok=True)
-    for name in (BPE.file, Words.file, _IDENTITY):
-        (out / name).unlink(missing_ok=True)
-    for folder in (out / "parts", *([out] if is_new else [])):
-        with contextlib.suppress(OSError):  # other files are there, or it is a bucket, which has no folders
-            folder.rmdir()
+        for report in glob_in(out / "parts", "*.json"):
+            with contextlib.suppress(ConfigError):  # it is damaged
+                for shard in _read_report(report)["shards"]:
+                    inside(out, shard["file"], links=True).unlink(missing_ok=True)
+            report.unlink(missing_ok=True)
+        for name in (*_TOKENIZER, _IDENTITY):
+            (out / name).unlink(missing_ok=True)
+    for folder in () if in_bucket(out) else (out / "parts", *([out] if is_new else [])):
+        with contextlib.suppress(OSError):  # other files are there
+            os.rmdir(folder)
 
 
 def check_claim(out: epath.Path, identity: Mapping[str, Any]) -> None:
     """Raises ConfigError if another host has begun another export in the folder."""
-    if parse_json(read_text(out / _IDENTITY)) != identity:
+    if read_object(out / _IDENTITY, "choose an empty folder") != identity:
         raise ConfigError(
             f"{out} contains another export by now: choose another folder, and the same flags on all hosts"
         )
@@ -100,14 +102,18 @@ def all_reports(out: epath.Path, unit: int) -> list[dict[str, Any]] | None:
 def reports_of(out: epath.Path, unit: int) -> list[dict[str, Any]]:
     """The reports of all chunks of a unit that have ended."""
     found: list[dict[str, Any]] = []
-    while (file := report_file(out, unit, len(found))).exists():
-        try:
-            found.append(dict(parse_json(read_text(file))))
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{file} is damaged ({first_line(error)}): delete it and rerun the command") from error
+    while (file := out / report_name(unit, len(found))).exists():
+        found.append(_read_report(file))
     return found
 
 
-def report_file(out: epath.Path, unit: int, chunk: int) -> epath.Path:
+def _read_report(file: epath.Path) -> dict[str, Any]:
+    report = read_object(file, "delete it and rerun the command", shards=list, sums=dict, pieces=int, last=bool)
+    if any(not isinstance(shard, dict) or not {"file", "size"} <= shard.keys() for shard in report["shards"]):
+        raise ConfigError(f"{file} is damaged (a shard has no file or size): delete it and rerun the command")
+    return report
+
+
+def report_name(unit: int, chunk: int) -> str:
     """The file of the report of a chunk, which is written last."""
-    return out / "parts" / f"{unit:05}-{chunk:05}.json"
+    return f"parts/{unit:05}-{chunk:05}.json"

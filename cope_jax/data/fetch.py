@@ -11,7 +11,7 @@ import zipfile
 import requests
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import remove_abandoned, unfinished
+from cope_jax.locks import unfinished
 from cope_jax.progress import Progress
 
 _SECONDS = 30  # how long to wait for a server to answer, or to send more
@@ -93,8 +93,6 @@ def download(source: Source, data_dir: str | os.PathLike[str]) -> list[str]:
     if not names:
         return []
     root = pathlib.Path(data_dir).absolute()
-    root.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(root)
     with unfinished(root) as folder:
         archive = folder / "archive"
         _fetch(source, archive, by_hand=f"put {', '.join(names)} into {data_dir} by hand")

@@ -29,12 +29,13 @@ from cope_jax.data.export_folder import (
     claim,
     discard,
     forget_missing,
-    report_file,
+    report_name,
     reports_of,
 )
-from cope_jax.data.shard_writer import SUMS, Chunk, Options, room, write_file
+from cope_jax.data.shard_writer import SUMS, Chunk, Options, write_file
 from cope_jax.errors import ConfigError, StorageError, bucket_error
-from cope_jax.files import glob_in, in_bucket, remove_abandoned
+from cope_jax.files import glob_in, in_bucket
+from cope_jax.locks import remove_abandoned
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers import loading
@@ -101,7 +102,7 @@ def export(
     identity = _identity(source, vocabulary, given, options)
     claim(out, identity)
     forget_missing(out, len(source.weights))
-    remove_abandoned(room(out))
+    remove_abandoned(out)
     if (out / MANIFEST).exists():
         return read_manifest(out)
     try:
@@ -113,7 +114,7 @@ def export(
             return None
         chunks = [chunk for unit in found for chunk in unit or ()]
         manifest = _manifest(source, tokenizer, vocabulary.kind, options, identity["source"], chunks)
-        write_file(out / MANIFEST, manifest.text)
+        write_file(out, MANIFEST, manifest.text)
         return manifest
     except ConfigError as error:
         # Nothing is there that a later call could use.
@@ -121,7 +122,7 @@ def export(
             discard(out, identity, is_new)
         raise
     finally:
-        remove_abandoned(room(out))
+        remove_abandoned(out)
 
 
 def _identity(source: Source, vocabulary: Vocabulary, given: Tokenizer | None, options: Options) -> dict[str, Any]:
@@ -148,7 +149,7 @@ def _tokenizer(
     check_claim(out, identity)  # learning took a while
     if not (out / kept.file).exists():
         for name, text in loading.files(kept).items():
-            write_file(out / name, text)
+            write_file(out, name, text)
     # Read back, because every host and process uses the file.
     return kept if vocabulary.kind == "bytes" else loading.load(vocabulary.kind, out / kept.file)
 
@@ -278,7 +279,7 @@ def _write_unit(
         name = f"{unit:05}-{number:05}"
         report = {"pieces": chunk.pieces, "last": last, **chunk.write(out, name, job.options)}
         check_claim(out, job.identity)
-        write_file(report_file(out, unit, number), json.dumps(report) + "\n")
+        write_file(out, report_name(unit, number), json.dumps(report) + "\n")
         chunk, number = Chunk(tokenizer), number + 1
 
     for named, piece, share in source.read(unit, None if tokenizer.divides else joins):

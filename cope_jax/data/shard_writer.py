@@ -2,9 +2,7 @@
 
 import dataclasses
 import os
-import tempfile
 from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +12,8 @@ from cope_jax.corpora.packing import Packing, join
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import Shard, file_digest, records
 from cope_jax.errors import ConfigError, clear_storage_errors
-from cope_jax.files import in_bucket, unfinished
+from cope_jax.files import in_bucket
+from cope_jax.locks import unfinished
 from cope_jax.registry import check_at_least
 from cope_jax.tokenizers.tokenizer import Tokenizer
 
@@ -102,7 +101,7 @@ def _write_shard(out: epath.Path, name: str, split: str, made: Iterable[bytes], 
     from array_record.python.array_record_module import ArrayRecordWriter
 
     file, examples = f"{name}.array_record", 0
-    with clear_storage_errors(out), unfinished(room(out)) as folder:
+    with clear_storage_errors(out), unfinished(out) as folder:
         partial = folder / file
         writer = ArrayRecordWriter(str(partial), "group_size:8")
         for record in made:
@@ -117,17 +116,12 @@ def _write_shard(out: epath.Path, name: str, split: str, made: Iterable[bytes], 
     return shard
 
 
-def write_file(path: epath.Path, text: str) -> None:
-    """Writes a small file whole: a bucket does so itself."""
-    if in_bucket(path):
-        path.write_text(text)
+def write_file(out: epath.Path, name: str, text: str) -> None:
+    """Writes a small file of an export whole: a bucket does so itself."""
+    if in_bucket(out):
+        (out / name).write_text(text)
         return
-    with unfinished(room(path.parent)) as folder:
-        partial = folder / path.name
+    with unfinished(out) as folder:
+        partial = folder / "file"
         partial.write_text(text, encoding="utf-8")
-        partial.replace(os.fspath(path))
-
-
-def room(out: epath.Path) -> Path:
-    """The folder for unfinished files: that of the finished ones, or the temporary one of this machine."""
-    return Path(tempfile.gettempdir() if in_bucket(out) else os.fspath(out))
+        partial.replace(os.fspath(out / name))

@@ -10,7 +10,6 @@ import dataclasses
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,8 @@ import tensorflow_datasets as tfds
 from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import in_bucket, read_text, remove_abandoned, unfinished
+from cope_jax.files import in_bucket, read_text
+from cope_jax.locks import unfinished
 from cope_jax.registry import unknown
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
@@ -59,7 +59,7 @@ def write(task: Task, data_dir: epath.PathLike, sizes: Mapping[str, int], seed: 
         if held != dict(sizes):
             raise ConfigError(f"{data_dir} holds {task.name} in other sizes, {held}: choose another data_dir")
     else:
-        with unfinished(_room(data_dir)) as folder:
+        with unfinished(data_dir) as folder:
             made = epath.Path(data_dir) if in_bucket(data_dir) else epath.Path(folder)
             _Builder(task, made, sizes, seed).download_and_prepare(download_dir=folder / "downloads")
             if made == epath.Path(folder):
@@ -155,16 +155,6 @@ class _Builder(tfds.core.GeneratorBasedBuilder, skip_registration=True):  # type
         yield from enumerate({name: field[row] for name, field in batch.items()} for batch, row in places)
 
 
-def _room(data_dir: epath.PathLike) -> Path | None:
-    """The folder for unfinished files, without those of killed processes; None is the one for temporary files."""
-    if in_bucket(data_dir):
-        return None
-    folder = Path(data_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    remove_abandoned(folder)
-    return folder
-
-
 def _path(task: Task, data_dir: epath.PathLike) -> epath.Path:
     in_bucket(data_dir)  # an error names another kind of URL
     return epath.Path(data_dir) / task.name / VERSION
@@ -196,6 +186,8 @@ def _whole(task: Task) -> dict[str, Any]:
 def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetBuilder:
     path = _path(task, data_dir)
     if not (path / "dataset_info.json").exists():
+        if path.exists():
+            raise ConfigError(f"{path} is incomplete: delete it, then write it with `python -m experiments.export`")
         raise ConfigError(f"{data_dir} holds no data of {task.name}: write it with `python -m experiments.export`")
     _check_classes(path / "features.json")
     builder = tfds.builder_from_directory(path)

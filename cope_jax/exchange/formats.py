@@ -53,7 +53,8 @@ def kind_of(folder: Path) -> str | None:
 
 def _foreign(values: Mapping[str, Any]) -> bool:
     """Whether a config.json names the classes of another model than BERT."""
-    return not all(str(name).startswith("Bert") for name in values.get("architectures") or ())
+    names = values.get("architectures") or []
+    return not isinstance(names, list) or not all(str(name).startswith("Bert") for name in names)
 
 
 def read_config(folder: str | Path) -> Any:

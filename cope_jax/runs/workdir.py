@@ -2,7 +2,6 @@
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import math
@@ -23,7 +22,8 @@ from cope_jax.buckets import Mirror
 from cope_jax.buckets.lock import printable
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
-from cope_jax.files import open_lock, read_object, write_atomically
+from cope_jax.files import read_object, write_atomically
+from cope_jax.locks import open_lock, try_lock
 from cope_jax.runs.records import Record, finite, select
 from cope_jax.tasks import Task
 from cope_jax.training.checkpoint_io import of_first_process
@@ -52,13 +52,12 @@ def locked(workdir: Path, name: str = ".lock") -> Iterator[None]:
         file = open_lock(workdir / name)
     with file:
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            file.seek(0)
-            holder = printable(file.read(1000)) or "another process"
-            raise ConfigError(
-                f"{workdir} is in use by {holder}: wait until it ends, stop it, or choose another --workdir"
-            ) from error
+            if not try_lock(file):
+                file.seek(0)
+                holder = printable(file.read(1000)) or "another process"
+                raise ConfigError(
+                    f"{workdir} is in use by {holder}: wait until it ends, stop it, or choose another --workdir"
+                )
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL):
                 raise

@@ -5,7 +5,6 @@ free. FLAGS are those of `experiments.train`, the workdir last. The process stop
 input ends, so it never outlives the process that started it.
 """
 
-import fcntl
 import os
 import random
 import signal
@@ -17,7 +16,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cope_jax.files import open_lock, private_folder
+from cope_jax.files import private_folder
+from cope_jax.locks import open_lock, try_lock
 
 POLL = 0.1
 """Seconds between two tries to claim what is in use."""
@@ -51,9 +51,7 @@ def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
         held = []
         for name in names:
             file = open_lock(folder / f"{kind}-{name}")
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not try_lock(file):
                 file.close()
                 continue
             held.append((name, file))
@@ -83,12 +81,11 @@ def wait_for(lock: Path, seconds: float = 120.0) -> bool:
     while lock.exists() and time.monotonic() < end:
         try:
             with open_lock(lock) as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return True
-        except BlockingIOError:
-            time.sleep(POLL)
+                if try_lock(file):
+                    return True
         except OSError:  # it has no locks, or is no file, as training then says
             return True
+        time.sleep(POLL)
     return not lock.exists()
 
 

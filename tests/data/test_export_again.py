@@ -1,23 +1,23 @@
 """Exports into a folder that has one already, and documents that are not as they should be."""
 
 import dataclasses
-import fcntl
 import json
-import os
 import socket
 
 import numpy as np
 import pytest
+from etils import epath
 
-from cope_jax import files, tasks
+from cope_jax import tasks
 from cope_jax.corpora import document_files, export_sources
 from cope_jax.corpora import shards as shards_module
 from cope_jax.corpora.export_sources import Corpus, Files
 from cope_jax.corpora.shards import Shards
-from cope_jax.data import pipeline, shard_export, shard_writer
+from cope_jax.data import export_folder, pipeline, shard_export, shard_writer
 from cope_jax.data.shard_export import Vocabulary, export
 from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError, StorageError
+from cope_jax.locks import PARTIAL
 
 BYTES, OPTIONS = Vocabulary("bytes"), Options(length=8, shard_tokens=300)
 TEXTS = [f"The {number}th document has {'many ' * number}words." for number in range(40)]
@@ -98,33 +98,59 @@ def test_a_claim_without_a_shard_does_not_keep_the_folder(tmp_path):
 
 
 def test_unfinished_files_of_dead_processes_are_removed(written, tmp_path):
-    def left(machine, locked):
-        folder = written / f"{files.PARTIAL}{machine}-{len(list(written.iterdir()))}"
+    folder = written / f"{PARTIAL}{socket.gethostname()}-x"
+    (written / f"{PARTIAL}x").symlink_to(tmp_path / "in")
+    for name in ("manifest.json", "none"):  # with the manifest, an export has nothing to write
         folder.mkdir()
-        if locked is not None:
-            lock = (folder / ".lock").open("w")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            if locked:
-                return folder, lock
-            lock.close()
-        return folder, None
+        (folder / ".lock").touch()
+        (written / name).unlink(missing_ok=True)
+        export(source(tmp_path / "in"), written, BYTES, OPTIONS)
+        assert not folder.exists() and (tmp_path / "in/a.jsonl").exists()
 
-    here = socket.gethostname()
-    living, new, elsewhere = left(here, True), left(here, None), left("another", False)
-    old, dead = left("another", None), left(here, False)
-    os.utime(old[0], (0, 0))
-    (written / "parts/.partial-x").symlink_to(tmp_path / "in")
-    (written / "manifest.json").unlink()
-    export(source(tmp_path / "in"), written, BYTES, OPTIONS)
-    assert [folder.exists() for folder, _ in (living, new, elsewhere, old, dead)] == [True] * 3 + [False] * 2
-    assert (tmp_path / "in/a.jsonl").exists()
-    living[1].close()
-    export(source(tmp_path / "in"), written, BYTES, OPTIONS)  # which has nothing to write
-    assert not living[0].exists()
-    with files.unfinished(written) as folder:
-        files.remove_abandoned(written)
-        assert folder.exists()
-    assert not folder.exists()
+
+@pytest.mark.parametrize("is_new", [False, True])
+def test_a_failed_export_leaves_no_file_beside_its_tokenizer(is_new, tmp_path):
+    export(source(tmp_path / "in"), tmp_path / "first", Vocabulary("bpe", size=280), OPTIONS)
+    given, out = tmp_path / "given", tmp_path / "out"
+    given.mkdir()
+    text = (tmp_path / "first/tokenizer.json").read_text()
+    (given / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<end>"))
+    (given / "tokenizer_config.json").write_text('{"eos_token": "<end>"}')
+    if not is_new:
+        out.mkdir()
+    few = source(tmp_path / "few", TEXTS[:1] * 9)
+    with pytest.raises(ConfigError, match=r"the split 'validation' has no document: raise held_out"):
+        export(few, out, Vocabulary("bpe", str(given)), OPTIONS)
+    assert out.exists() != is_new and not contents(out)
+    export(source(tmp_path / "in"), out, Vocabulary("bpe", str(given)), OPTIONS)
+    assert (out / "tokenizer_config.json").exists()
+
+
+def test_a_claim_without_a_shard_keeps_no_name_of_an_end_token(tmp_path):
+    (tmp_path / "export.json").write_text("{}")
+    (tmp_path / "tokenizer_config.json").write_text("of the earlier text")
+    export_folder.claim(epath.Path(tmp_path), {"length": 8})
+    assert [path.name for path in tmp_path.iterdir()] == ["export.json"]
+
+
+@pytest.mark.parametrize("text", ["{}", "", "[]", '{"shards": [{}], "sums": {}, "pieces": 1, "last": true}'])
+def test_a_damaged_report_is_one_line(text, written, tmp_path):
+    report = sorted((written / "parts").glob("*"))[0]
+    report.write_text(text)
+    with pytest.raises(ConfigError, match=rf"{report.name} is damaged \([^\n]*\): delete it and rerun the command$"):
+        export(source(tmp_path / "in"), written, BYTES, OPTIONS)
+    identity = json.loads((written / "export.json").read_text())
+    export_folder.discard(epath.Path(written), identity, is_new=True)  # hides no error by another one
+    assert not report.exists()
+
+
+def test_a_damaged_claim_is_one_line(tmp_path):
+    (tmp_path / "export.json").write_text("{")
+    for look in (export_folder.claim, export_folder.check_claim):
+        with pytest.raises(ConfigError, match=r"export.json is damaged \([^\n]*\): choose an empty folder$"):
+            look(epath.Path(tmp_path), {"length": 8})
+    export_folder.discard(epath.Path(tmp_path), {"length": 8}, is_new=True)
+    assert (tmp_path / "export.json").exists()
 
 
 def test_another_given_tokenizer_is_refused(tmp_path):

@@ -188,10 +188,10 @@ def test_parts_and_an_interrupted_export_write_the_same_files(tmp_path, small, m
 
     calls = itertools.count(1)
 
-    def write_file(path, text):
+    def write_file(*file):
         if next(calls) % 2 == 0:
             raise Killed
-        shard_writer.write_file(path, text)
+        shard_writer.write_file(*file)
 
     monkeypatch.setattr("cope_jax.data.shard_export.write_file", write_file)
     kills = 0
@@ -311,7 +311,7 @@ def test_damage_is_one_line_with_the_file(written):
             lambda text: text[:-20],
             r"manifest.json is damaged \(.*\): write it with `python -m experiments.export` again$",
         ),
-        (lambda text: "[]", r"manifest.json has format None, not 1"),
+        (lambda text: "[]", r"manifest.json is damaged \(it must contain a JSON object, not a list\): write it"),
         (lambda text: "7", r"manifest.json is damaged"),
         (
             lambda text: text.replace('"length": 8', '"length": 9'),

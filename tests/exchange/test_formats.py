@@ -118,6 +118,10 @@ MISTAKES = {
         lambda f: (f / "config.json").write_text('{"architectures": ["RobertaModel"], "hidden_size": 8}'),
         "the model_type None, which is not supported",
     ),
+    "a number of an old version": (
+        lambda f: (f / "config.json").write_text('{"architectures": 5}'),
+        "the model_type None, which is not supported",
+    ),
     "a list": (lambda f: (f / "config.json").write_text("[]"), "must contain a JSON object, not a list"),
     "a newer version": (
         lambda f: (f / "config.json").write_text('{"model_type": "cope_jax", "version": 2, "model": {}}'),

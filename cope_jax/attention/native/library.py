@@ -27,15 +27,8 @@ from typing import IO
 import jax
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import (
-    cache_folder,
-    exposed,
-    open_lock,
-    private_folder,
-    remove_abandoned,
-    unfinished,
-    write_atomically,
-)
+from cope_jax.files import cache_folder, exposed, private_folder, write_atomically
+from cope_jax.locks import open_lock, try_lock, unfinished
 
 SETTING = "COPE_JAX_NATIVE"
 MODES = ("0", "1", "required")
@@ -146,7 +139,6 @@ def _compiled_with(command: list[str], folder: Path) -> Path:
 
 
 def _compile(command: list[str], path: Path) -> None:
-    remove_abandoned(path.parent)
     with unfinished(path.parent) as folder:
         made = folder / path.name
         include = ["-isystem", jax.ffi.include_dir()]
@@ -195,19 +187,11 @@ def _run(command: list[str]) -> bytes:
 
 
 def _wait_for(lock: IO[str]) -> None:
-    try:
-        import fcntl
-    except ImportError:
-        raise Unavailable("this system has no fcntl") from None
     end = time.monotonic() + SECONDS
-    while True:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return
-        except BlockingIOError:
-            if time.monotonic() > end:
-                raise Unavailable(f"another process has been compiling it for {SECONDS} seconds") from None
-            time.sleep(0.1)
+    while not try_lock(lock):
+        if time.monotonic() > end:
+            raise Unavailable(f"another process has been compiling it for {SECONDS} seconds")
+        time.sleep(0.1)
 
 
 def _is_whole(path: Path) -> bool:
