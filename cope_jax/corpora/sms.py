@@ -49,12 +49,18 @@ def read(data_dir: str | None) -> list[Message]:
 def read_table(path: str) -> tuple[tuple[str, str], list[Message]]:
     """Reads a `.csv` file with the columns `text` and `label`: see `tables.read`. Repeated rows are left out.
 
-    Returns (both labels in alphabetical order, the messages). ConfigError: there are not two labels.
+    Returns (both labels in alphabetical order, the messages).
+
+    Raises:
+      ConfigError: there are not two labels, or one text has both.
     """
-    rows = [row for _, row in tables.read(path, ("text", "label"))]
-    labels = sorted({row["label"] for row in rows}, key=lambda label: (label.lower(), label))
+    label_of: dict[str, str] = {}
+    rows = tables.read(path, ("text", "label"))
+    labels = sorted({row["label"] for _, row in rows}, key=lambda label: (label.lower(), label))
     if len(labels) != 2:
         first = ", ".join(labels[:4])
         raise ConfigError(f"{path} has {len(labels)} different labels ({first}), not 2: give texts of two classes")
-    messages = [Message(row["text"], labels.index(row["label"])) for row in rows]
-    return (labels[0], labels[1]), list(dict.fromkeys(messages))
+    for where, row in rows:
+        if label_of.setdefault(row["text"], row["label"]) != row["label"]:
+            raise ConfigError(f"{where} has the text of an earlier row with the other label: remove one of them")
+    return (labels[0], labels[1]), [Message(text, labels.index(label)) for text, label in label_of.items()]

@@ -17,7 +17,9 @@ def read(path: str, required: Sequence[str], optional: Sequence[str] = ()) -> li
     Raises:
       ConfigError: the file is missing or no such table, a column is missing, or a required value is empty.
     """
-    rows, line = csv.reader(io.StringIO(read_prose(path), newline=""), strict=True), 1
+    text = read_prose(path)
+    csv.field_size_limit(max(csv.field_size_limit(), len(text)))  # a value may be as long as the file
+    rows, line = csv.reader(io.StringIO(text, newline=""), strict=True), 1
     try:
         names = [name.strip() for name in next(rows, [])]
         if missing := [name for name in required if names.count(name) != 1]:

@@ -232,14 +232,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
 
 def read_curves(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of `read_metrics` that an evaluation wrote, one at a time: a file may have millions of other rows."""
-    return (row for _, row in _rows(path, b'"split"') if "split" in row)
+    return (row for _, row in _rows(path) if "split" in row)
 
 
-def _rows(path: Path, part: bytes = b"") -> Iterator[tuple[bytes, dict[str, Any]]]:
-    """The lines and rows of a `metrics.jsonl`, one at a time; complete lines without `part` are passed over unread."""
+def _rows(path: Path) -> Iterator[tuple[bytes, dict[str, Any]]]:
+    """The lines and rows of a `metrics.jsonl`, one at a time, up to the first that is damaged."""
     for line in read_lines(path) if path.exists() else ():
-        if part not in line and line.endswith(b"}\n"):
-            continue
         try:
             row = parse_json(line)  # from bytes, because a kill may have cut a character in two
         except ValueError:

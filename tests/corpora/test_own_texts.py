@@ -44,6 +44,12 @@ def test_a_wrong_table_is_one_line(text, message, tmp_path):
     assert "\n" not in str(error.value)
 
 
+def test_a_value_may_be_as_long_as_the_table(tmp_path):
+    text = "word " * 60_000 + "end"
+    path = table(tmp_path, f'text,label\n"{text}",A\n')
+    assert tables.read(path, ("text", "label")) == [(f"{path}, line 2", {"text": text, "label": "A"})]
+
+
 def test_texts_of_two_classes_take_the_place_of_messages(tmp_path):
     rows = [f"good film {number},yes\nbad film {number},No\n" for number in range(6)]
     path = table(tmp_path, "text,label\n" + "".join([*rows, rows[0]]))
@@ -56,6 +62,8 @@ def test_texts_of_two_classes_take_the_place_of_messages(tmp_path):
         ConfigError, match=r"a.csv has 3 different labels \(A, b, C\), not 2: give texts of two classes"
     ):
         sms.read_table(table(tmp_path, "text,label\nx,b\nx,A\nx,C\n"))
+    with pytest.raises(ConfigError, match=r"a.csv, line 4 has the text of an earlier row with the other label: rem"):
+        sms.read_table(table(tmp_path, "text,label\nx,b\ny,A\nx,A\n"))
     with pytest.raises(ConfigError, match="spam accepts data_dir or file, not both"):
         tasks.create("spam", file=path, data_dir=str(tmp_path))
 

@@ -60,6 +60,16 @@ def test_reads_back_the_fixed_split_in_order(written, split, size):
     assert_holds(tfds_builder.read(create(), written, split, seed=2), create().dataset(split, size, seed=2))
 
 
+def test_an_incomplete_dataset_is_to_be_deleted(written):
+    (written / "counting/1.0.0/dataset_info.json").unlink()
+    for call in (
+        lambda: tfds_builder.write(create(), written, {"train": 7, "pass_10": 3}, seed=2),
+        lambda: tfds_builder.read(create(), written, "train", seed=2),
+    ):
+        with pytest.raises(ConfigError, match=r"counting/1.0.0 is incomplete: delete it, then write it with `python -"):
+            call()
+
+
 def test_nothing_else_stays(tmp_path, monkeypatch):
     data, temporary = tmp_path / "data", tmp_path / "temporary"
     abandoned = data / f".partial-{socket.gethostname()}-x"

@@ -82,9 +82,10 @@ def test_a_long_file_is_read_a_row_at_a_time(tmp_path):
 
 def test_curves_end_where_a_row_is_damaged(tmp_path):
     curve = json.dumps({"step": 1, "seed": 0, "split": "dense", "loss": 0.5}) + "\n"
-    for damaged in ('{"step": 2, "loss"', "\0" * 30 + "\n", "{}"):
+    for damaged in ('{"step": 2, "loss"', "\0" * 30 + "\n", "{}", "\0" * 30 + '"loss": 1}\n', '{"loss": 1}\n'):
         (tmp_path / "metrics.jsonl").write_text(curve + damaged + curve)
-        assert len(list(read_curves(tmp_path / "metrics.jsonl"))) == 1
+        assert list(read_curves(tmp_path / "metrics.jsonl")) == read_metrics(tmp_path / "metrics.jsonl")
+        assert len(read_metrics(tmp_path / "metrics.jsonl")) == 1
 
 
 def test_no_file_has_no_rows(tmp_path):
