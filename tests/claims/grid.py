@@ -7,7 +7,7 @@ from cope_jax import encodings, tasks
 from cope_jax.evaluation.report import significance
 from cope_jax.tasks.synthetic import SyntheticTask
 from experiments.grids import abilities
-from tests.claims.records import IN, OUT, README, RESULTS, ROOT, WORDS, Claim, Records
+from tests.claims.records import IN, OUT, README, ROOT, WORDS, Claim, Records
 
 CELLS = len(list(abilities.get_cells()))
 LEARNED = 10.0
@@ -37,67 +37,60 @@ def five_seeds(r: Records) -> list[str]:
 
 
 CLAIMS = [
-    Claim(README, "[No encoding has every ability](experiments/RESULTS.md#abilities)", holds=none_learns_all),
-    Claim(README, "Of {} encodings with five seeds,", lambda r: five_seeds(r)[:1]),
+    Claim("[No encoding has every ability](experiments/RESULTS.md#abilities)", holds=none_learns_all, page=README),
+    Claim("Of {} encodings with five seeds,", lambda r: five_seeds(r)[:1], page=README),
     Claim(
-        README,
         "PaTH alone ignores what does not count;",
         holds=lambda r: r.beats_all("path", "ignore", IN) and r.beats_all("path", "ignore", OUT),
+        page=README,
     ),
     Claim(
-        README,
         "CoPE and PaTH find the second last use of a key;",
         holds=lambda r: max(r.errors("occurrence", n, s).max() for n in ("cope", "path") for s in (IN, OUT)) < 0.01,
+        page=README,
     ),
-    Claim(README, "FoX copies longer strings best;", holds=lambda r: r.beats_all("fox", "copy", OUT)),
+    Claim("FoX copies longer strings best;", holds=lambda r: r.beats_all("fox", "copy", OUT), page=README),
     Claim(
-        README,
         "MapFormer alone navigates, at the length of training",
         holds=lambda r: r.beats_all("mapformer", "steps", IN) and r.mean("steps", "mapformer") < 1,
+        page=README,
     ),
-    Claim(README, "ten compared with five seeds", holds=lambda r: five_seeds(r)[0] == "ten"),
-    Claim(RESULTS, "no encoding learns all {} tasks.", lambda r: [WORDS[len(r.views[IN])]], none_learns_all),
+    Claim("ten compared with five seeds", holds=lambda r: five_seeds(r)[0] == "ten", page=README),
+    Claim("no encoding learns all {} tasks.", lambda r: [WORDS[len(r.views[IN])]], none_learns_all),
     Claim(
-        RESULTS,
-        "Of {} encodings with five seeds, PaTH alone makes no error in flip-flop with one "
-        "layer, in distribution and on the sparse split ({} seeds),",
+        "Of {} encodings with five seeds, PaTH alone makes no error in flip-flop with one layer, in distribution and "
+        "on the sparse split ({} seeds),",
         lambda r: [five_seeds(r)[0], len(r.errors("ignore", "path"))],
         lambda r: (
             [n for n in r.names(5) if not any(r.errors("ignore", n, s).any() for s in (IN, "sparse"))] == ["path"]
         ),
     ),
     Claim(
-        RESULTS,
         "and has few errors in the parity of longer strings ({:.1f} %);",
         lambda r: [r.mean("parity", "path", OUT)],
         lambda r: r.beats_all("path", "parity", OUT) and r.mean("parity", "path", OUT) < LEARNED,
     ),
     Claim(
-        RESULTS,
         "CoPE and PaTH find the second last occurrence of a key with at most {:.3f} % error;",
         lambda r: [max(r.errors("occurrence", n, s).max() for n in ("cope", "path") for s in (IN, OUT))],
     ),
     Claim(
-        RESULTS,
         "FoX recalls among more pairs with at most {:.2f} % error and copies longer strings best;",
         lambda r: [r.errors("recall", "fox", OUT).max()],
         lambda r: r.beats_all("fox", "copy", OUT),
     ),
     Claim(
-        RESULTS,
         "MapFormer alone learns to navigate, at the length of training.",
         holds=lambda r: r.beats_all("mapformer", "steps", IN) and r.mean("steps", "mapformer") < 1,
     ),
-    Claim(RESULTS, "Nineteen more have two seeds.", holds=lambda r: five_seeds(r)[1] == "19"),
+    Claim("Nineteen more have two seeds.", holds=lambda r: five_seeds(r)[1] == "19"),
     Claim(
-        RESULTS,
-        "Trained so far are {:,} of {:,} cells: {} encodings with five seeds on every ability,"
-        " five of them with 25 seeds on flip-flop, and {} with two seeds",
+        "Trained so far are {:,} of {:,} cells: {} encodings with five seeds on every ability, five of them with 25 "
+        "seeds on flip-flop, and {} with two seeds",
         lambda r: [sum(len(c.errors[n]) for c in r.views[IN].values() for n in c.errors), CELLS, *five_seeds(r)],
         lambda r: len(r.names(25, "ignore")) == 5,
     ),
     Claim(
-        RESULTS,
         "(4 to {:.0f} s, {:.1f} hours in all)",
         lambda r: [
             max(x["wall_seconds"] for x in r.rows),
@@ -105,33 +98,29 @@ CLAIMS = [
         ],
         lambda r: round(min(x["wall_seconds"] for x in r.rows)) == 4,
     ),
-    Claim(RESULTS, "- **No encoding has every ability.**", holds=none_learns_all),
+    Claim("- **No encoding has every ability.**", holds=none_learns_all),
     Claim(
-        RESULTS,
-        "PaTH makes no error in flip-flop in distribution and on the sparse split ({} seeds), "
-        "as selective RoPE in its {} seeds.",
+        "PaTH makes no error in flip-flop in distribution and on the sparse split ({} seeds), as selective RoPE in its "
+        "{} seeds.",
         lambda r: [len(r.errors("ignore", "path")), WORDS[len(r.errors("ignore", "selective_rope"))]],
         lambda r: not any(r.errors("ignore", n, s).any() for n in ("path", "selective_rope") for s in (IN, "sparse")),
     ),
     Claim(
-        RESULTS,
-        "It is the only one with few errors in parity beyond the length of training: {:.1f} %, "
-        "all others {:.0f} % or more.",
+        "It is the only one with few errors in parity beyond the length of training: {:.1f} %, all others {:.0f} % or "
+        "more.",
         lambda r: [
             r.mean("parity", "path", OUT),
             min(r.mean("parity", n, OUT) for n in r.names(0, "parity") if n != "path"),
         ],
     ),
     Claim(
-        RESULTS,
-        "PaTH {:.1f} / {:.1f} / {:.1f}, FoX {:.1f} / {:.1f} / {:.1f}, stick-breaking {:.1f} / "
-        "{:.1f} / {:.1f}, CoPE {:.1f} / {:.1f} / {:.1f}, RoPE {:.1f} / {:.1f} / {:.1f}.",
+        "PaTH {:.1f} / {:.1f} / {:.1f}, FoX {:.1f} / {:.1f} / {:.1f}, stick-breaking {:.1f} / {:.1f} / {:.1f}, CoPE "
+        "{:.1f} / {:.1f} / {:.1f}, RoPE {:.1f} / {:.1f} / {:.1f}.",
         lambda r: [
             value for n in ("path", "fox", "stick_breaking", "cope", "rope") for value in splits(r, "ignore", n)
         ],
     ),
     Claim(
-        RESULTS,
         "On the dense split {} of {} seeds of PaTH make errors, at most {:.1f} %.",
         lambda r: [
             int((r.errors("ignore", "path", "dense") > 0).sum()),
@@ -140,9 +129,8 @@ CLAIMS = [
         ],
     ),
     Claim(
-        RESULTS,
-        "There {} of {} seeds of CoPE solve it (error below 1 %; 95 % interval {:.0f} to {:.0f}"
-        " %) and {} of RoPE, but the worst seed of CoPE has {:.1f} %.",
+        "There {} of {} seeds of CoPE solve it (error below 1 %; 95 % interval {:.0f} to {:.0f} %) and {} of RoPE, but "
+        "the worst seed of CoPE has {:.1f} %.",
         lambda r: [
             (cope := solved(r, "cope", "dense")).solved,
             cope.count,
@@ -153,7 +141,6 @@ CLAIMS = [
         ],
     ),
     Claim(
-        RESULTS,
         "So CoPE's cell, which papers leave empty, is between FoX and RoPE.",
         holds=lambda r: all(
             fox < cope < rope
@@ -161,29 +148,24 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
-        "With five seeds, MapFormer has {:.1f} / {:.1f} / {:.1f} and signed CoPE {:.1f} / "
-        "{:.1f} / {:.1f}: in distribution both are shown to be better than CoPE, so negative "
-        "gates help here.",
+        "With five seeds, MapFormer has {:.1f} / {:.1f} / {:.1f} and signed CoPE {:.1f} / {:.1f} / {:.1f}: in "
+        "distribution both are shown to be better than CoPE, so negative gates help here.",
         lambda r: splits(r, "ignore", "mapformer") + splits(r, "ignore", "cope_signed"),
         lambda r: {("mapformer", "cope"), ("cope_signed", "cope")} <= r.better("ignore", IN),
     ),
     Claim(
-        RESULTS,
         "PaTH is shown to be better than each of the other nine, in and out of distribution.",
         holds=lambda r: r.beats_all("path", "ignore", IN) and r.beats_all("path", "ignore", OUT),
     ),
     Claim(
-        RESULTS,
-        "with two and four times as many FoX has {:.2f} % error, in each seed at least 0.01 %, "
-        "PaTH {:.1f} %, stick-breaking {:.1f} %, CoPE {:.1f} % and RoPE {:.1f} %.",
+        "with two and four times as many FoX has {:.2f} % error, in each seed at least 0.01 %, PaTH {:.1f} %, "
+        "stick-breaking {:.1f} %, CoPE {:.1f} % and RoPE {:.1f} %.",
         lambda r: [r.mean("recall", n, OUT) for n in ("fox", "path", "stick_breaking", "cope", "rope")],
         lambda r: r.errors("recall", "fox", OUT).min() > 0.01,
     ),
     Claim(
-        RESULTS,
-        "CoPE and PaTH find the second last occurrence of a key without an error; at twice the "
-        "length, one of their ten seeds makes errors, {:.3f} %.",
+        "CoPE and PaTH find the second last occurrence of a key without an error; at twice the length, one of their "
+        "ten seeds makes errors, {:.3f} %.",
         lambda r: [r.errors("occurrence", "cope", OUT).max()],
         lambda r: (
             not any(r.errors("occurrence", n).any() for n in ("cope", "path"))
@@ -191,10 +173,8 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
-        "beyond the length and depth of training, ALiBi has {:.1f} % error of Dyck-2, CoPE and "
-        "no encoding {:.1f}, FoX {:.1f} and signed CoPE {:.1f}; each is shown to be better than"
-        " PaTH ({:.1f} %).",
+        "beyond the length and depth of training, ALiBi has {:.1f} % error of Dyck-2, CoPE and no encoding {:.1f}, FoX "
+        "{:.1f} and signed CoPE {:.1f}; each is shown to be better than PaTH ({:.1f} %).",
         lambda r: [r.mean("stack", n, OUT) for n in ("alibi", "cope", "fox", "cope_signed", "path")],
         lambda r: (
             {(n, "path") for n in ("alibi", "cope", "none", "fox", "cope_signed")} <= r.better("stack", OUT)
@@ -202,10 +182,8 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
-        "FoX copies most longer strings ({:.0f} % error), as do DAPE ({:.0f} %), row FoX "
-        "({:.0f} %) and FIRE ({:.0f} %) in two seeds; the other nine with five seeds have at "
-        "least {:.0f} %.",
+        "FoX copies most longer strings ({:.0f} % error), as do DAPE ({:.0f} %), row FoX ({:.0f} %) and FIRE ({:.0f} "
+        "%) in two seeds; the other nine with five seeds have at least {:.0f} %.",
         lambda r: [
             *(r.mean("copy", n, OUT) for n in ("fox", "dape", "row_fox", "fire")),
             min(r.mean("copy", n, OUT) for n in r.names(5) if n != "fox"),
@@ -213,27 +191,23 @@ CLAIMS = [
         lambda r: {n for n in r.names() if r.mean("copy", n, OUT) < 50} == {"fox", "dape", "row_fox", "fire"},
     ),
     Claim(
-        RESULTS,
         "In distribution RoPE ({:.1f} %) is shown to be better than FoX ({:.1f} %).",
         lambda r: [r.mean("copy", n) for n in ("rope", "fox")],
         lambda r: ("rope", "fox") in r.better("copy"),
     ),
     Claim(
-        RESULTS,
         "MapFormer learns the walk ({:.1f} %), and is shown to be better than the other nine.",
         lambda r: [r.mean("steps", "mapformer")],
         lambda r: r.beats_all("mapformer", "steps"),
     ),
     Claim(
-        RESULTS,
         "Signs help CoPE little, if at all: {:.1f} % with signed gates, {:.1f} % without, and no difference is shown.",
         lambda r: [r.mean("steps", n) for n in ("cope_signed", "cope")],
         lambda r: not {("cope_signed", "cope"), ("cope", "cope_signed")} & r.better("steps"),
     ),
     Claim(
-        RESULTS,
-        "On other lengths, where a perfect count by the size of training has 38 %, MapFormer has "
-        "{:.1f} %, and RoPE, stick-breaking, CoPE and signed CoPE are not shown to differ from it.",
+        "On other lengths, where a perfect count by the size of training has 38 %, MapFormer has {:.1f} %, and RoPE, "
+        "stick-breaking, CoPE and signed CoPE are not shown to differ from it.",
         lambda r: [min(r.mean("steps", n, OUT) for n in r.names(0, "steps"))],
         lambda r: (
             {n for n in r.names(5) if ("mapformer", n) not in r.better("steps", OUT)} - {"mapformer"}
@@ -241,51 +215,42 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
-        "CoPE has {:.1f} % error in distribution, as RoPE ({:.1f} %) and PoPE ({:.1f} %); PaTH "
-        "has {:.1f} %, and is shown to be better than the other nine.",
+        "CoPE has {:.1f} % error in distribution, as RoPE ({:.1f} %) and PoPE ({:.1f} %); PaTH has {:.1f} %, and is "
+        "shown to be better than the other nine.",
         lambda r: [r.mean("index", n) for n in ("cope", "rope", "pope", "path")],
         lambda r: r.beats_all("path", "index"),
     ),
     Claim(
-        RESULTS,
         "Nothing learns the task in 1,500 steps,",
         holds=lambda r: min(r.errors("index", n).min() for n in r.names(0, "index")) > 3 * LEARNED,
     ),
     Claim(
-        RESULTS,
-        "in flip-flop CARoPE ({:.1f} % in distribution, {:.1f} % out of it), Wall ({:.1f}, "
-        "{:.1f}) and selective RoPE ({:.1f}, {:.1f}); in recall of more pairs row FoX ({:.1f}),"
-        " CABLE ({:.1f}) and KERPLE ({:.1f}).",
+        "in flip-flop CARoPE ({:.1f} % in distribution, {:.1f} % out of it), Wall ({:.1f}, {:.1f}) and selective RoPE "
+        "({:.1f}, {:.1f}); in recall of more pairs row FoX ({:.1f}), CABLE ({:.1f}) and KERPLE ({:.1f}).",
         lambda r: [
             *(r.mean("ignore", n, s) for n in ("carope", "wall", "selective_rope") for s in (IN, OUT)),
             *(r.mean("recall", n, OUT) for n in ("row_fox", "cable", "kerple")),
         ],
     ),
     Claim(
-        RESULTS,
         "nothing adds longer numbers,",
         holds=lambda r: all((r.errors("arithmetic", n, OUT) == 100).all() for n in r.names(0, "arithmetic")),
     ),
     Claim(
-        RESULTS,
         "These are models of {:,.0f},000 to {:,.0f},000 parameters",
         lambda r: [np.round(end(x["parameters"] for x in r.rows) / 1000) for end in (min, max)],
     ),
 ]
 
 COUNTS = [
-    Claim(README, "the public API, {} names;", lambda _: [WORDS[len(cope_jax.__all__)]]),
+    Claim("the public API, {} names;", lambda _: [WORDS[len(cope_jax.__all__)]], page=README),
     Claim(
-        README,
-        "{} notebooks,",
-        lambda _: [WORDS[len(list((ROOT / "notebooks").glob("*.ipynb")))].capitalize()],
+        "{} notebooks,", lambda _: [WORDS[len(list((ROOT / "notebooks").glob("*.ipynb")))].capitalize()], page=README
     ),
-    Claim("experiments/grids/abilities.py", "each of the {:,} cells", lambda _: [CELLS]),
-    Claim(README, "Errors of encodings on {} tasks", lambda r: [WORDS[len(r.views[IN])]]),
-    Claim(README, "| [Encodings](docs/encodings.md) | {}:", lambda _: [len(encodings.names())]),
+    Claim("each of the {:,} cells", lambda _: [CELLS], page="experiments/grids/abilities.py"),
+    Claim("Errors of encodings on {} tasks", lambda r: [WORDS[len(r.views[IN])]], page=README),
+    Claim("| [Encodings](docs/encodings.md) | {}:", lambda _: [len(encodings.names())], page=README),
     Claim(
-        README,
         "{} synthetic tasks for {} abilities,",
         lambda _: [
             sum(
@@ -294,7 +259,8 @@ COUNTS = [
             ),
             WORDS[len(tasks.ABILITIES)],
         ],
+        page=README,
     ),
-    Claim(RESULTS, "no encoding learns all {} tasks.", lambda r: [WORDS[len(r.views[IN])]]),
+    Claim("no encoding learns all {} tasks.", lambda r: [WORDS[len(r.views[IN])]]),
 ]
 """Facts that pages state again: what the package has."""

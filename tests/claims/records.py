@@ -37,6 +37,7 @@ class Records:
     rows: list[dict[str, Any]]
     tables: Mapping[str, list[dict[str, dict[str, str]]]]
     number: Any = float
+    _better: dict[tuple[str, str], set[tuple[str, str]]] = dataclasses.field(default_factory=dict, init=False)
 
     @functools.cached_property
     def _errors(self) -> dict[tuple[str, str], dict[str, dict[int, float]]]:
@@ -67,9 +68,11 @@ class Records:
 
     def better(self, setting: str, split: str = IN) -> set[tuple[str, str]]:
         """The pairs of encodings of which the first is shown to be better."""
-        column = self.views[split][setting]
-        found = significance.differences(column.errors, column.examples)
-        return {pair if one.mean < 0 else pair[::-1] for pair, one in found.items() if one.shown}
+        if (setting, split) not in self._better:
+            column = self.views[split][setting]
+            compared = significance.differences(column.errors, column.examples).items()
+            self._better[setting, split] = {pair if d.mean < 0 else pair[::-1] for pair, d in compared if d.shown}
+        return self._better[setting, split]
 
     def beats_all(self, name: str, setting: str, split: str = IN) -> bool:
         """Whether an encoding is shown to be better than all others that have five seeds."""
@@ -89,16 +92,16 @@ class Claim(NamedTuple):
     """A sentence, or a part of one.
 
     Attributes:
-      page: where it is.
       text: its words, with a field for each of its values.
       values: the values, from the records.
       holds: whether the records support the words.
+      page: where it is.
     """
 
-    page: str
     text: str
     values: Callable[[Records], Sequence[object]] = lambda _: ()
     holds: Callable[[Records], bool] = lambda _: True
+    page: str = RESULTS
 
 
 def read() -> Records:

@@ -13,6 +13,12 @@ def loses(r: Records, heading: str, name: str, table: int, near: str, far: str) 
     return 100 * (r.first(heading, name, far, table) / r.first(heading, name, near, table) - 1)
 
 
+def code_loses(r: Records) -> list[float]:
+    """By how many per cent perplexities of code rise from the length of training to eight times this length."""
+    near = "token perplexity, validation / test"
+    return [100 * (r.first(CODE, n, "1,024") / r.cell(CODE, n, near)[2] - 1) for n in ("cope", "relative", "rope")]
+
+
 def row(r: Records, heading: str, name: str, *columns: str) -> list[float]:
     return [r.first(heading, name, column) for column in columns]
 
@@ -47,6 +53,11 @@ def few_errors(r: Records) -> int:
     return sum(error <= 1 for error in newest(r))
 
 
+def of_the_table(r: Records) -> bool:
+    """Whether the list begins with the error of seed 0 in the table of encodings."""
+    return newest(r)[0] == r.first("Quick", "cope", "sparse")
+
+
 def minilm(r: Records, column: str) -> list[float]:
     """The accuracies of the layers from 2 on."""
     return [r.first(SENSES, f"MiniLM, layer {layer}", column) for layer in range(2, 7)]
@@ -69,16 +80,14 @@ PASSES = ("in distribution", "pass 100", "pass 10")
 
 CLAIMS = [
     Claim(
-        RESULTS,
-        "CoPE makes no error on any split; with fewer or more blanks than in training, the "
-        "others have a mean sequence error of {} % or more.",
+        "CoPE makes no error on any split; with fewer or more blanks than in training, the others have a mean sequence "
+        "error of {} % or more.",
         lambda r: [min(r.first(SELECTIVE, n, s) for n in ("rope", "relative", "learned") for s in SPLITS[1:])],
         lambda r: all(row(r, SELECTIVE, "cope", s) == [0] for s in SPLITS),
     ),
     Claim(
-        RESULTS,
-        "on the sparse split CoPE has {} % token error, RoPE {} %, `learned` {} %; on the dense"
-        " split CoPE has {} % and RoPE none.",
+        "on the sparse split CoPE has {} % token error, RoPE {} %, `learned` {} %; on the dense split CoPE has {} % "
+        "and RoPE none.",
         lambda r: [
             *(r.first(FLIP_FLOP, n, "sparse") for n in ("cope", "rope", "learned")),
             r.first(FLIP_FLOP, "cope", "dense"),
@@ -86,24 +95,17 @@ CLAIMS = [
         lambda r: r.first(FLIP_FLOP, "rope", "dense") == 0,
     ),
     Claim(
-        RESULTS,
-        "FoX and stick-breaking are within 1.4 points of the errors that the PaTH paper prints;"
-        " PaTH has at most {} % but on the dense split, where it has {:.0f} % and the paper "
-        "{:.0f}.",
-        lambda r: [
-            max(row(r, ONE_LAYER, "path", "in distribution", "sparse")),
-            *r.cell(ONE_LAYER, "path", "dense"),
-        ],
+        "FoX and stick-breaking are within 1.4 points of the errors that the PaTH paper prints; PaTH has at most {} % "
+        "but on the dense split, where it has {:.0f} % and the paper {:.0f}.",
+        lambda r: [max(row(r, ONE_LAYER, "path", "in distribution", "sparse")), *r.cell(ONE_LAYER, "path", "dense")],
         lambda r: all(
             abs(ours - paper) < 1.45
             for ours, paper in (r.cell(ONE_LAYER, n, s) for n in ("fox", "stick_breaking") for s in SPLITS)
         ),
     ),
     Claim(
-        RESULTS,
-        "MapFormer has {:.0f} to {:.0f} % error, CoPE {:.0f} to {:.0f} %, CoPE with signed "
-        "gates {:.0f} to {:.0f} %, RoPE {:.0f} to {:.0f} %, in the order of the MapFormer "
-        "paper.",
+        "MapFormer has {:.0f} to {:.0f} % error, CoPE {:.0f} to {:.0f} %, CoPE with signed gates {:.0f} to {:.0f} %, "
+        "RoPE {:.0f} to {:.0f} %, in the order of the MapFormer paper.",
         lambda r: [
             end(row(r, NAVIGATION, n, *SPLITS))
             for n in ("mapformer", "cope", "cope_signed", "rope")
@@ -117,12 +119,10 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
         "with fewer `pass`, CoPE has {} % error, RoPE {} %, `relative` {} %, `learned` {} %;",
         lambda r: [r.first(COUNTING, n, "pass 10") for n in ("cope", "rope", "relative", "learned")],
     ),
     Claim(
-        RESULTS,
         "CoPE has {} %, the others {} to {} %.",
         lambda r: [
             r.first(COUNTING_3, "cope", "pass 10"),
@@ -130,60 +130,51 @@ CLAIMS = [
         ],
     ),
     Claim(
-        RESULTS,
-        "at eight times the length of training CoPE's perplexity is {:.1f} % worse than at the "
-        "length of training, `relative`'s {:.0f} % and RoPE's {:.0f} %.",
+        "at eight times the length of training CoPE's perplexity is {:.1f} % worse than at the length of training, "
+        "`relative`'s {:.0f} % and RoPE's {:.0f} %.",
         lambda r: [
             loses(r, WIKITEXT, n, 1, "token perplexity at length 128", "1,024") for n in ("cope", "relative", "rope")
         ],
     ),
     Claim(
-        RESULTS,
         "At the length of training CoPE has a perplexity of {}, `relative` {}.",
         lambda r: [r.cell(WIKITEXT, n, "token perplexity, validation / test")[2] for n in ("cope", "relative")],
     ),
     Claim(
-        RESULTS,
-        "at eight times the length of training CoPE's perplexity is {:.0f} % worse, "
-        "`relative`'s {:.0f} % and RoPE's {:.0f} %.",
-        lambda r: [
-            100 * (r.first(CODE, n, "1,024") / r.cell(CODE, n, "token perplexity, validation / test")[2] - 1)
-            for n in ("cope", "relative", "rope")
-        ],
+        "at eight times the length of training CoPE's perplexity is {:.0f} % worse, `relative`'s {:.0f} % and RoPE's "
+        "{:.0f} %.",
+        code_loses,
     ),
     Claim(
-        RESULTS,
-        "after 300 steps perplexity is {:.1f} % better at the length of training and {:.1f} % "
-        "better at eight times that length.",
+        "after 300 steps perplexity is {:.1f} % better at the length of training and {:.1f} % better at eight times "
+        "that length.",
         lambda r: [100 * (1 - r.first(ADDED, "rope+cope", c) / r.first(ADDED, "rope", c)) for c in ("test", "1,024")],
     ),
     Claim(
-        RESULTS,
         "it predicts {} % of the masked pieces correctly with RoPE and {} % with learned positions (one seed).",
         lambda r: [
             r.cell(BERT, n, "masked pieces right, validation / test, %")[1] for n in ("rope", "learned, BERT's own")
         ],
     ),
     Claim(
-        RESULTS,
-        "by 5 nearest neighbours, the mean of context-free vectors reaches {} %, our ELMo {} %,"
-        " our BERT {} %, MiniLM {} %.",
+        "by 5 nearest neighbours, the mean of context-free vectors reaches {} %, our ELMo {} %, our BERT {} %, MiniLM "
+        "{} %.",
         lambda r: [
             r.first(SENSES, n, "5 nearest")
             for n in ("word2vec, context", "ELMo, layer 1", "BERT, layer 3", "MiniLM, layer 6")
         ],
     ),
     Claim(
-        RESULTS,
         "after {} kills, on disks and in buckets, every run ended with the same bits as an uninterrupted one.",
         lambda r: [kills(r)],
     ),
-    Claim("docs/training.md", "After more than 700 kills on disks and in buckets,", holds=lambda r: kills(r) > 700),
     Claim(
-        RESULTS,
-        "The mean ± standard deviation and the worst seed are {:.2f} ± {:.2f} and {:.2f} in "
-        "distribution, {:.0f} ± {:.0f} and {:.0f} on dense, and {:.2f} ± {:.2f} and {:.2f} on "
-        "sparse. All 20 seeds have at most 1 % on every split, and {} make no error.",
+        "After more than 700 kills on disks and in buckets,", holds=lambda r: kills(r) > 700, page="docs/training.md"
+    ),
+    Claim(
+        "The mean ± standard deviation and the worst seed are {:.2f} ± {:.2f} and {:.2f} in distribution, {:.0f} ± "
+        "{:.0f} and {:.0f} on dense, and {:.2f} ± {:.2f} and {:.2f} on sparse. All 20 seeds have at most 1 % on every "
+        "split, and {} make no error.",
         lambda r: [
             *(f for s in SPLITS for f in (np.mean(quick(r, s)), np.std(quick(r, s), ddof=1), max(quick(r, s)))),
             sum(not any(seed) for seed in zip(*(quick(r, s) for s in SPLITS), strict=True)),
@@ -191,15 +182,13 @@ CLAIMS = [
         lambda r: max(max(quick(r, s)) for s in SPLITS) <= 1,
     ),
     Claim(
-        RESULTS,
         "On the dense split CoPE, unlike RoPE and `relative`, makes errors ({} ± {}).",
         lambda r: r.cell(FLIP_FLOP, "cope", "dense")[:2],
         lambda r: [r.first(FLIP_FLOP, n, "dense") for n in ("rope", "relative")] == [0, 0],
     ),
     Claim(
-        RESULTS,
-        "The results have the paper's order on every split where the encodings differ: CoPE, "
-        "then RoPE and relative, then absolute.",
+        "The results have the paper's order on every split where the encodings differ: CoPE, then RoPE and relative, "
+        "then absolute.",
         holds=lambda r: all(
             row(r, COUNTING, "cope", s)
             < row(r, COUNTING, "rope", s)
@@ -209,25 +198,21 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
         "More `pass` cost no encoding more than 0.3 points",
         holds=lambda r: all(
             r.first(COUNTING, n, "pass 100") - r.first(COUNTING, n, "in distribution") < 0.301
             for n in ("cope", "rope", "relative", "learned")
         ),
     ),
-    Claim(RESULTS, "CoPE has the lowest mean error on every split, as in the paper", holds=beyond(PASSES, COUNTING_3)),
+    Claim("CoPE has the lowest mean error on every split, as in the paper", holds=beyond(PASSES, COUNTING_3)),
     Claim(
-        RESULTS,
-        "A BiLSTM over the words of the sentence adds {:.1f} points, the characters of words "
-        "another {:.1f} (because of endings), and the frozen vectors of our ELMo another "
-        "{:.1f}.",
+        "A BiLSTM over the words of the sentence adds {:.1f} points, the characters of words another {:.1f} (because "
+        "of endings), and the frozen vectors of our ELMo another {:.1f}.",
         lambda r: np.diff(
             [r.first(TAGS, n, "test") for n in ("majority", "words", "words+characters", "words+characters+elmo")]
         ).tolist(),
     ),
     Claim(
-        RESULTS,
         "parts of speech are best in layers 2 to 4 and fall towards the top ({} → {}), below all lower layers.",
         lambda r: [r.first(PROBES, f"MiniLM, layer {n}", "parts of speech") for n in (2, 6)],
         lambda r: (
@@ -238,70 +223,62 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
-        "CoPE is better than there up to four times the length and {:.0f} % worse at eight "
-        "times, where `relative` is {:.0f} % worse and RoPE {:.0f} %.",
-        lambda r: [
-            100 * (r.first(CODE, n, "1,024") / r.cell(CODE, n, "token perplexity, validation / test")[2] - 1)
-            for n in ("cope", "relative", "rope")
-        ],
+        "CoPE is better than there up to four times the length and {:.0f} % worse at eight times, where `relative` is "
+        "{:.0f} % worse and RoPE {:.0f} %.",
+        code_loses,
         lambda r: (
             max(row(r, CODE, "cope", "length 256", "512"))
             < r.cell(CODE, "cope", "token perplexity, validation / test")[2]
         ),
     ),
     Claim(
-        RESULTS,
         "CoPE keeps its perplexity at eight times the length of training ({:.1f} % worse).",
         lambda r: [loses(r, WIKITEXT, "cope", 1, "token perplexity at length 128", "1,024")],
     ),
     Claim(
-        COMMANDS,
         "The other encodings fail on the splits `dense` and `sparse`.",
         holds=lambda r: min(r.first("Quick", n, s) for n in ("rope", "relative", "learned") for s in SPLITS[1:]) > 70,
+        page=COMMANDS,
     ),
     Claim(
-        GALLERY,
-        "CoPE makes no errors on any split.",
-        holds=lambda r: not any(row(r, SELECTIVE, "cope", *SPLITS)),
+        "CoPE makes no errors on any split.", holds=lambda r: not any(row(r, SELECTIVE, "cope", *SPLITS)), page=GALLERY
     ),
     Claim(
-        RESULTS,
         "{:.2f} ± {:.2f}, and {} of 20 have at most 1 %.",
         lambda r: [np.mean(newest(r)), np.std(newest(r), ddof=1), few_errors(r)],
         lambda r: len(newest(r)) == 20,
     ),
     Claim(
-        RESULTS,
         "{} of 20 seeds of CoPE have at most 1 %, and the worst has {:.1f} %.",
         lambda r: [few_errors(r), max(newest(r))],
+        of_the_table,
     ),
     Claim(
-        COMMANDS,
         "CoPE has at most 1 % error on every split, with {} of [20 "
-        "seeds](../experiments/RESULTS.md#quick-selective-copy-16-symbols-among-16-blanks) "
-        "(the worst: {:.1f} % on `sparse`).",
+        "seeds](../experiments/RESULTS.md#quick-selective-copy-16-symbols-among-16-blanks) (the worst: {:.1f} % on "
+        "`sparse`).",
         lambda r: [few_errors(r), max(newest(r))],
+        of_the_table,
+        page=COMMANDS,
     ),
     Claim(
-        "experiments/configs/quick.py",
-        "CoPE at most 1 % on each split in {} of 20 seeds; RoPE {:.0f}, {:.0f} and {:.0f} %; "
-        "relative {:.0f}, {:.0f} and {:.0f} %; absolute {:.0f}, {:.0f} and {:.0f} %.",
+        "CoPE at most 1 % on each split in {} of 20 seeds; RoPE {:.0f}, {:.0f} and {:.0f} %; relative {:.0f}, {:.0f} "
+        "and {:.0f} %; absolute {:.0f}, {:.0f} and {:.0f} %.",
         lambda r: [few_errors(r), *(e for n in ("rope", "relative", "learned") for e in row(r, "Quick", n, *SPLITS))],
+        page="experiments/configs/quick.py",
     ),
     Claim(
-        README,
-        "cope {:.1f} {:.1f} {:.1f} rope {:.1f} {:.1f} {:.1f} "
-        "relative {:.1f} {:.1f} {:.1f} learned {:.1f} {:.1f} {:.1f}",
+        "cope {:.1f} {:.1f} {:.1f} rope {:.1f} {:.1f} {:.1f} relative {:.1f} {:.1f} {:.1f} learned {:.1f} {:.1f} "
+        "{:.1f}",
         lambda r: [e for n in ("cope", "rope", "relative", "learned") for e in row(r, "Quick", n, *SPLITS)],
+        page=README,
     ),
     Claim(
-        "docs/contextual.md",
         "most frequent tag is right for {} % of the test words of EWT",
         lambda r: [r.first(TAGS, "majority", "test")],
+        page="docs/contextual.md",
     ),
     Claim(
-        RESULTS,
         "BERT predicts almost six times as many pieces correctly as the most frequent piece would.",
         holds=lambda r: (
             5.7
@@ -311,7 +288,6 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
         "with so little fine-tuning neither model reaches the SVM on characters.",
         holds=lambda r: (
             max(r.first("Spam", n, "accuracy %") for n in ("bert_fine_tuned", "minilm_fine_tuned"))
@@ -319,7 +295,6 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
         "MiniLM exceeds the mean of the context from layer 2 on by both methods, and is best at the top.",
         holds=lambda r: all(
             r.first(SENSES, "word2vec, context", c) < min(minilm(r, c)) and max(minilm(r, c)) == minilm(r, c)[-1]
@@ -327,7 +302,6 @@ CLAIMS = [
         ),
     ),
     Claim(
-        RESULTS,
         "medians differ by −{:.0f} to +{:.0f} %:",
         lambda r: [-min(changes(r, 0)), max(changes(r, 0))],
         lambda r: max(changes(r, 1)) <= 0,
