@@ -122,9 +122,11 @@ def test_the_tokens_of_pieces_are_those_of_the_text(tmp_path, monkeypatch):
     )
     (tmp_path / "a.txt").write_text(text, encoding="utf-8")
     (file,) = document_files.find([str(tmp_path / "a.txt")])
-    added = [create(added=[AddedToken(token)]) for token in ("  ", "\n", "w", "few\nwords", "s few", "\n12")]
+    some = [create(splitters=[splitter]) for splitter in SPLITTERS["ByteLevel"]]
+    some += [create(splitters=[splitters[0], BYTES]) for kind, splitters in SPLITTERS.items() if kind != "ByteLevel"]
+    some += [create(added=[AddedToken(token)]) for token in ("  ", "\n", "w", "few\nwords", "s few", "\n12")]
     several = 0
-    for tokenizer in (*ALL, *added, create(*LLAMA)):
+    for tokenizer in (*some, create(normalizers.NFC()), create(normalizers.Strip()), create(*LLAMA)):
 
         def joins(left, right, encode=tokenizer.encode):
             return np.array_equal(encode([left + right])[0], np.concatenate(encode([left, right])))

@@ -107,7 +107,7 @@ NULLS = {
 
 
 @pytest.mark.parametrize("errors", NULLS.values(), ids=NULLS)
-@pytest.mark.parametrize(("encodings", "seeds", "grids"), [(2, 4, 200), (3, 5, 100), (10, 5, 20), (29, 5, 2)])
+@pytest.mark.parametrize(("encodings", "seeds", "grids"), [(2, 4, 100), (3, 5, 50), (10, 5, 12), (29, 5, 1)])
 def test_equal_encodings_hardly_ever_differ(errors, encodings, seeds, grids):
     """Without any true difference, at most one grid in twenty may show one (three standard deviations are allowed)."""
     rng, shown = np.random.default_rng(0), 0
@@ -121,7 +121,7 @@ def test_equal_encodings_hardly_ever_differ(errors, encodings, seeds, grids):
 def test_of_the_differences_that_are_shown_few_are_by_chance(name):
     """Five encodings are equal, five others are worse by different amounts."""
     rng, shares = np.random.default_rng(0), []
-    for values in NULLS[name](rng, (60, 10, 5)):
+    for values in NULLS[name](rng, (30, 10, 5)):
         values[5:] += 0.3 * np.arange(1, 6)[:, None]
         found = significance.differences({str(name): by_seed(row) for name, row in enumerate(values)})
         shown = [pair for pair, one in found.items() if one.shown]
