@@ -22,7 +22,6 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from experiments import list as list_command
 from tests.buckets.bucket_server import serving
 from tests.experiments.commands import CONFIG, ROOT, Command, Done
 from tests.fuzz import cases
@@ -156,8 +155,9 @@ def judge(case: Case, cache: Path, folder: Path, limit: float) -> tuple[Done | N
 
 def _module(name: str) -> str:
     """The module of a command in `experiments`."""
-    path = list_command.commands()[name.partition(" ")[0]]
-    return ".".join(path.relative_to(ROOT / "experiments").with_suffix("").parts)
+    name, root = name.partition(" ")[0], ROOT / "experiments"
+    (path,) = (*root.rglob(f"{name}.py"), *root.glob(f"{name}/__main__.py"))
+    return ".".join(path.relative_to(root).with_suffix("").parts)
 
 
 def _line(case: Case) -> str:

@@ -117,7 +117,7 @@ def test_a_killed_run_goes_on_from_its_last_checkpoint_to_the_same_bits(kind, at
 def test_a_run_stopped_after_every_dispatch_ends_with_the_same_bits(straight, tmp_path):
     for _ in range(DISPATCHES):
         run = tiny.create_run(tmp_path, *KINDS["endless"])
-        run.program = Disturbed(run.program, 1, ctrl_c)
+        run.throughput = Disturbed(run.throughput, 1, ctrl_c, "dispatched")
         with pytest.raises(Interrupted):
             run.train()
     assert outcome(tiny.create_run(tmp_path, *KINDS["endless"])) == straight["endless"]
