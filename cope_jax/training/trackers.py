@@ -23,6 +23,14 @@ def package(tracker: str) -> Any:
         raise ConfigError(f"{reason}: pip install {tracker}") from error
 
 
+def _begin(module: Any, options: dict[str, Any]) -> Any:
+    """Begins a run of the service, with those of the options that its `init` accepts."""
+    accepted = inspect.signature(module.init).parameters
+    if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values()):
+        options = {name: options[name] for name in accepted if name in options}
+    return module.init(**options)
+
+
 class Tracker:
     """One run of a service; the numbers of a step are sent together.
 
@@ -45,8 +53,7 @@ class Tracker:
             number = path.read_text(encoding="utf-8")
             options = {"project": "cope_jax", "name": f"{shown(directory)} {number}", "config": config}
             options |= {"id": number, "dir": str(directory), "resume": "allow"}
-            accepted = inspect.signature(module.init).parameters
-            self._run = self._call(module.init, **{name: options[name] for name in accepted if name in options})
+            self._run = self._call(_begin, module, options)
 
     def add(self, name: str, value: float, step: int) -> None:
         """Adds a number of a step."""

@@ -98,6 +98,24 @@ def test_a_service_that_cannot_be_reached_stops_nothing(broken, tmp_path, monkey
     assert capsys.readouterr().err == warning
 
 
+def test_an_init_that_accepts_everything_gets_everything(tmp_path, monkeypatch):
+    service = Service()
+    package = types.SimpleNamespace(init=lambda **options: service.runs.append(options) or service)
+    monkeypatch.setitem(sys.modules, "wandb", package)
+    with MetricsWriter(tmp_path, 0, tracker="wandb"):
+        pass
+    assert set(service.runs[0]) == {"project", "name", "config", "dir", "id", "resume"}
+
+
+@pytest.mark.parametrize("module", [types.SimpleNamespace(init=getattr), types.SimpleNamespace()])
+def test_an_init_without_a_signature_stops_nothing(module, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    with MetricsWriter(tmp_path, 0, tracker="wandb") as writer:
+        writer.write(rows(1))
+    assert read_metrics(tmp_path / "metrics.jsonl") == rows(1)
+    assert capsys.readouterr().err.startswith("warning: wandb gets no more metrics of this run (")
+
+
 @pytest.mark.parametrize("active", [True, False])
 def test_a_missing_package_is_one_line(active, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "trackio", None)
