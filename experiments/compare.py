@@ -102,7 +102,7 @@ def show(
     paths.append(write_atomically(workdir / "table.md", comparison.markdown(task, finished, labels, paper)))
     tables = grid_cells.create([{"setting": task.name, **record} for record in finished], {task.name: task})
     paths.append(write_atomically(workdir / "table.tex", grid_table.latex(tables)))
-    curves = read_curves(planned)
+    curves = curves_of_cells(planned)
     written = write_page(workdir, config, tables, curves, planned)
     drawn, skipped = plots.write_plots(workdir, task, finished, curves, labels, config.model.name)
     out = console()
@@ -153,7 +153,7 @@ def is_changed() -> bool:
     return not all(re.fullmatch(SAME_RECIPE, name) for name in changed)
 
 
-def read_curves(planned: Sequence[GridRun]) -> list[dict[str, Any]]:
+def curves_of_cells(planned: Sequence[GridRun]) -> list[dict[str, Any]]:
     """Reads the learning curves of all cells."""
     return [
         {"encoding": cell.label, **row}

@@ -66,7 +66,7 @@ def token_indices(k_BMGK: Array, state: Array | None) -> tuple[Array, Array]:
     batch, length = k_BMGK.shape[:2]
     start_B = jnp.zeros((batch,), jnp.int32) if state is None else state
     indices_BM = start_B[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
-    # Float32 has all integers up to 2²⁴. No two tokens that far apart are the query's own.
+    # Float32 has all integers up to 2²⁴. Tokens 2²⁴ apart get the same index; no context is that long.
     return (indices_BM % 2**24).astype(accumulator_dtype(k_BMGK.dtype))[..., None], start_B + length
 
 

@@ -14,7 +14,7 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cope_jax.errors import ConfigError
 from cope_jax.files import read_object
 from cope_jax.models.elmo import Elmo, ElmoConfig
-from cope_jax.models.model import choices
+from cope_jax.models.model import deciding_options
 from cope_jax.registry import configure
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
 
@@ -127,7 +127,7 @@ def save_elmo(model: Elmo, options_path: str | Path, weights_path: str | Path) -
     values = {"char_cnn.activation": "relu", "char_cnn.n_characters": NUM_CHARACTERS}
     values |= {name: getattr(model.config, field) for name, field in _FIELDS.items()}
     options = unflatten_dict(values, sep=".")
-    if choices(_parse(options, OPTIONS)) != choices(model.config):
+    if deciding_options(_parse(options, OPTIONS)) != deciding_options(model.config):
         raise ConfigError("ELMo's files cannot represent this config: choose the format cope_jax")
     try:
         Path(options_path).write_text(json.dumps(options, indent=2) + "\n", encoding="utf-8")

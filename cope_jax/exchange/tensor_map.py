@@ -18,7 +18,7 @@ from cope_jax.exchange import safetensors_io
 from cope_jax.exchange.safetensors_io import CONFIG, TOKENS, Params
 from cope_jax.files import read_object
 from cope_jax.models.decoder import DecoderConfig
-from cope_jax.models.model import choices
+from cope_jax.models.model import deciding_options
 
 ADAPTER = "adapter_config.json"
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}
@@ -248,7 +248,7 @@ def _function(config: Any) -> dict[str, Any]:
     """The options that decide what a model computes, by name, with all options of its encoding."""
     parts = config.encoding.options()
     options = {f"{name}.{field}": value for name, part in parts.items() for field, value in vars(part).items()}
-    return {"encoding": "+".join(parts) or "none", "vocab_size": config.vocab_size} | options | choices(config)
+    return {"encoding": "+".join(parts) or "none", "vocab_size": config.vocab_size} | options | deciding_options(config)
 
 
 def common_values(config: Any) -> dict[str, Any]:

@@ -20,8 +20,9 @@ SumAndWeight = tuple[Array, Array]
 MOST_LAYERS = 4096
 """The highest number of layers; a damaged config may ask for any number, and then creating the model never ends."""
 
-OF_TRAINING = {"dropout", "initial_stddev", "compute_dtype", "attention", "attention_blocks", "remat", "num_sampled"}
-OF_TRAINING |= {"predictions"}
+OF_TRAINING = set(
+    "dropout initial_stddev compute_dtype attention attention_blocks remat num_sampled predictions".split()
+)
 """Model options that decide how a model is trained and executed, but not what it computes."""
 
 Ability = Literal["generate", "score", "map"]
@@ -168,11 +169,11 @@ class StaticGraphDef:
         return hash(type(self.graph))
 
 
-def choices(config: Any) -> dict[str, Any]:
+def deciding_options(config: Any) -> dict[str, Any]:
     """The options of a model that decide what the model computes, by flag name without `config.model.`.
 
     >>> from cope_jax.models.decoder import DecoderOptions
-    >>> found = choices(DecoderOptions())
+    >>> found = deciding_options(DecoderOptions())
     >>> found["num_layers"], found["block.num_kv_heads"], "block.dropout" in found
     (2, 2, False)
     """

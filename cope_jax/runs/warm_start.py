@@ -18,7 +18,7 @@ from cope_jax.encodings import AttentionShape, EncodingConfig
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import safetensors_io
 from cope_jax.models import MODELS
-from cope_jax.models.model import choices
+from cope_jax.models.model import deciding_options
 from cope_jax.runs.load import load
 from cope_jax.tasks import Task
 from cope_jax.training.learner import Learner
@@ -122,7 +122,7 @@ def _differences(config: Any, model: Any, there: str, here: str) -> Iterator[str
             yield f"the encoding {name}, but this model has {here}: it computes something else"
         elif options != new[name]:
             yield f"{options}, but this model has {new[name]}: it computes something else"
-    theirs, ours = choices(config), choices(model)
+    theirs, ours = deciding_options(config), deciding_options(model)
     for name, options in model.encoding.parts if new else ():
         if name not in own and acts_at_once(name, options, model.block.attention_shape(_PROBED)):
             yield (

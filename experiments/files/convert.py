@@ -26,7 +26,7 @@ from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual import pretrained
 from cope_jax.exchange import formats, safetensors_io
-from cope_jax.models.model import choices
+from cope_jax.models.model import deciding_options
 from cope_jax.registry import configure
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import RUN, Loaded, LoadedRun, load
@@ -149,7 +149,7 @@ def training_config(found: Loaded, folder: Path) -> dict[str, Any]:
             values |= {"encoding": model.encoding.text() or "none", "encodings": {}}
         if _shapes(model) != _shapes(dataclasses.replace(model, max_length=model.max_length + 1)):
             values["training"]["max_position"] = model.max_length
-    for name, value in choices(model).items():
+    for name, value in deciding_options(model).items():
         part, _, option = name.rpartition(".")
         chosen = values["model"].get(part, {}) if part else values["model"]
         if value is not None and option in chosen:

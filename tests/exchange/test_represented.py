@@ -22,7 +22,7 @@ from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.bert import BertConfig
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.models.encoder import bert_block
-from cope_jax.models.model import OF_TRAINING, choices
+from cope_jax.models.model import OF_TRAINING, deciding_options
 from tests.exchange.test_formats import noise
 
 SIZES = {"vocab_size": 11, "max_length": 12, "num_layers": 1}
@@ -138,7 +138,7 @@ def test_every_option_of_a_model_is_written_or_refused(form):
 def function(config):
     """All options of a model, but those of its encoding, by name; sizes that are None stand for the sizes in full."""
     flat = {f.name: getattr(config, f.name) for f in dataclasses.fields(config) if f.name not in ("block", "encoding")}
-    return flat | {f"block.{name}": value for name, value in vars(config.block).items()} | choices(config)
+    return flat | {f"block.{name}": value for name, value in vars(config.block).items()} | deciding_options(config)
 
 
 def outputs(config, params):

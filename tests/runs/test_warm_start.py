@@ -24,7 +24,7 @@ def learner(folder, encoding, **changes):
     """A run's that starts from the folder, with the options of its model."""
     held = load(folder).config
     model = {"block": {}}
-    for name, value in (warm_start.choices(held) | changes).items():
+    for name, value in (warm_start.deciding_options(held) | changes).items():
         place, _, option = name.rpartition(".")
         (model[place] if place else model)[option] = value
     experiment = ExperimentConfig.from_mapping(
