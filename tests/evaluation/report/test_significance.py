@@ -43,9 +43,16 @@ def test_p_is_the_share_of_all_assignments_of_the_ranks():
 def test_p_is_scipys_without_equal_errors(seeds):
     rng = np.random.default_rng(0)
     first, second = rng.normal(5.0, 1.0, seeds[0]), rng.normal(5.5, 1.0, seeds[1])
-    method = "exact" if sum(seeds) <= 60 else "asymptotic"
-    expected = stats.mannwhitneyu(first, second, method=method).pvalue
+    expected = stats.mannwhitneyu(first, second, method="exact").pvalue
     assert significance.rank_sum(first, second)[1] == pytest.approx(expected)
+
+
+def test_p_is_fishers_if_few_of_many_seeds_have_errors():
+    """Five errors among 62 seeds, all of them in the second half."""
+    errors = np.r_[np.zeros(31 + 26), np.arange(1, 6) / 100]
+    expected = stats.fisher_exact([[31, 0], [26, 5]]).pvalue
+    assert round(expected, 4) == 0.0525
+    assert significance.rank_sum(errors[:31], errors[31:])[1] == pytest.approx(expected)
 
 
 def test_all_seeds_of_both_count():
