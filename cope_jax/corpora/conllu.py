@@ -12,7 +12,7 @@ from etils import epath
 
 from cope_jax.corpora import tables
 from cope_jax.corpora.corpus_files import Document, find, read_lines
-from cope_jax.corpora.document_files import share_of
+from cope_jax.corpora.document_files import split_of
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 
@@ -94,8 +94,7 @@ def read_table(path: str) -> dict[str, list[TaggedSentence]]:
         words, tags = tuple(row["text"].split()), tuple(row["label"].split())
         if len(words) != len(tags):
             raise ConfigError(f"{where} has {len(words)} words and {len(tags)} tags: give each word one tag")
-        share = share_of(row["text"])
-        split = row.get("split", "validation" if share < 0.1 else "test" if share < 0.2 else "train")
+        split = row.get("split", split_of(row["text"], 0.1))
         if split not in found:
             raise ConfigError(f"{where} has the split {split!r}: choose from {', '.join(SPLITS)}")
         found[split].append(TaggedSentence(words, tags))

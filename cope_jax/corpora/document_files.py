@@ -21,23 +21,18 @@ from cope_jax.files import in_bucket, parse_json
 
 PIECE = 1 << 20
 """The number of characters after which a document of plain text is cut into pieces, between words."""
-
 _LONGEST = 1 << 26
 """The most characters of one line. A longer line could fill the memory: it is cut in plain text, and no record."""
-
 _WHOLE, _AFTER = 1 << 23, 1 << 10
 """The most characters of a document that must not be cut, and how many are read after a cut to see if it may be."""
 
 _CUT = re.compile(r"(?<=\S)(?:\r?\n(?=\S)|(?= \S))")
 """A single line end or space between two words. Tokenizers join runs of white space, and a space to the next word."""
 
-
 _ONE_A_LINE = "write one object in each line, as `jq -c '.[]'` does with an array"
 
 Division = Literal["file", "line", "paragraph"]
 """What is one document of a file of plain text."""
-
-
 Joins = Callable[[str, str], bool]
 """Whether the tokens of two texts, one after the other, are the tokens of both together."""
 
@@ -282,14 +277,7 @@ def _document(text: Any, where: str, field: str) -> Iterator[Piece]:
 
 
 def _kind(value: Any) -> str:
-    kinds = {
-        type(None): "null",
-        list: "a list",
-        dict: "an object",
-        bytes: "bytes",
-        str: "a string",
-        bool: "a truth value",
-    }
+    kinds = {type(None): "null", list: "a list", dict: "an object", str: "a string", bool: "a truth value"}
     return kinds.get(type(value), f"a number ({value})" if isinstance(value, int | float) else type(value).__name__)
 
 
@@ -329,3 +317,9 @@ def share_of(key: str) -> float:
     """
     digest = hashlib.blake2b(key.encode("utf-8", "surrogatepass"), digest_size=8).digest()
     return int.from_bytes(digest, "big") / 2**64
+
+
+def split_of(key: str, held_out: float) -> str:
+    """The split of a document; validation and the test have the share `held_out` each."""
+    share = share_of(key)
+    return "validation" if share < held_out else "test" if share < 2 * held_out else "train"

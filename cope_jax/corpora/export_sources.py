@@ -113,12 +113,9 @@ class Files:
         total, before = max(1, self.weights[unit]), 0
         for file in self.units[unit]:
             for piece, share in document_files.pieces(file, self.field, self.division, joins=joins):
-                yield self._split(piece.key) if piece.key else None, piece, (before + share * file.size) / total
+                split = document_files.split_of(piece.key, self.held_out) if piece.key else None
+                yield split, piece, (before + share * file.size) / total
             before += file.size
-
-    def _split(self, key: str) -> str:
-        share = document_files.share_of(key)
-        return "validation" if share < self.held_out else "test" if share < 2 * self.held_out else "train"
 
 
 @dataclasses.dataclass(frozen=True)

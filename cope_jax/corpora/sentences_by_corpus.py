@@ -51,10 +51,9 @@ def by_split(
     found: dict[str, list[Document]] = {split: [] for split in SPLITS}
     for file in document_files.find(files):
         for piece, _ in document_files.pieces(file, division="paragraph"):
-            share = document_files.share_of(piece.key)
             lines = (wikitext.split_sentences(line.split()) for line in piece.text.split("\n"))
             if document := [sentence for sentences in lines for sentence in sentences]:
-                found["validation" if share < 0.05 else "test" if share < 0.1 else "train"].append(document)
+                found[document_files.split_of(piece.key, 0.05)].append(document)
     for split in splits:
         if not found[split]:
             raise ConfigError(

@@ -258,12 +258,7 @@ def _work(source: Source, out: str, job: _Job, units: list[int], place: Any, mes
 
 
 def _write_unit(
-    source: Source,
-    out: epath.Path,
-    tokenizer: Tokenizer,
-    job: _Job,
-    unit: int,
-    told: Callable[[float, int], None],
+    source: Source, out: epath.Path, tokenizer: Tokenizer, job: _Job, unit: int, told: Callable[[float, int], None]
 ) -> None:
     """Writes the chunks of a unit that are missing."""
     ended = reports_of(out, unit)
