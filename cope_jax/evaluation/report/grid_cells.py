@@ -4,13 +4,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cope_jax.evaluation.report import significance
 from cope_jax.evaluation.report.table import words
 from cope_jax.runs.records import Record
 from cope_jax.tasks import Task
-from cope_jax.training.metrics import PLAIN, SHARE, unit_of
+from cope_jax.training.metrics import PLAIN, SHARE, Unit, unit_of
 
 Errors = dict[str, dict[int, float]]
 """Errors by encoding and seed."""
@@ -30,6 +30,25 @@ RANK = "mean rank"
 
 
 @dataclasses.dataclass(frozen=True)
+class Cell:
+    """What a table shows of an encoding in a column.
+
+    Attributes:
+      mean: its mean error or rank; None if an error is not finite.
+      text: the text of the cell.
+      tip: more about its seeds, or about the rank.
+      best: whether no other encoding is shown to be better, in a column that shows any difference.
+      few: whether it has too few seeds to show a difference.
+    """
+
+    mean: float | None
+    text: str
+    tip: str
+    best: bool = False
+    few: bool = False
+
+
+@dataclasses.dataclass(frozen=True)
 class Tables:
     """The tables of a grid.
 
@@ -38,7 +57,7 @@ class Tables:
       encodings: all encodings, in order.
       rows: the records of the headline metric of each setting.
       fixed: those of fixed splits.
-      shares: whether all headline metrics are shares in [0, 1].
+      unit: of all errors; plain numbers unless all headline metrics are in %.
       cells: what each table shows, by its name, column and encoding; see `cells_of`.
       conditions: the unit of each table, and how many steps and seeds its cells have, in words.
     """
@@ -47,8 +66,8 @@ class Tables:
     encodings: Sequence[str]
     rows: Sequence[Record]
     fixed: Sequence[Record]
-    shares: bool
-    cells: Mapping[str, Mapping[str, Mapping[str, dict[str, Any]]]]
+    unit: Unit
+    cells: Mapping[str, Mapping[str, Mapping[str, Cell]]]
     conditions: Mapping[str, str]
 
 
@@ -56,16 +75,16 @@ def create(records: Sequence[Record], tasks: Mapping[str, Task]) -> Tables:
     """The tables of records, each with its `setting`; `tasks` has the task of each setting."""
     rows = headlines(records, tasks)
     fixed = [row for row in rows if row.get("kind", "split") == "split"]
-    shares = all(unit_of(task.metric).scale == 100 for task in tasks.values())
+    unit = SHARE if all(unit_of(task.metric).scale == SHARE.scale for task in tasks.values()) else PLAIN
     views = views_of(fixed)
     return Tables(
         tasks,
         list(dict.fromkeys(row["encoding"] for row in rows)),
         rows,
         fixed,
-        shares,
-        {view: cells_of(columns, shares) for view, columns in views.items()},
-        {view: _conditions(columns, fixed, shares) for view, columns in views.items()},
+        unit,
+        {view: cells_of(columns, unit) for view, columns in views.items()},
+        {view: _conditions(columns, fixed, unit) for view, columns in views.items()},
     )
 
 
@@ -100,22 +119,21 @@ def _column(rows: Sequence[Record], splits: Sequence[str]) -> Column:
             found.setdefault(row["encoding"], {}).setdefault(row["seed"], []).append(row["value"])
             examples[row["split"]] = row["examples"]
     errors = {name: {seed: fmean(values) for seed, values in seeds.items()} for name, seeds in found.items()}
-    shares = all(unit_of(row["metric"]).highest is not None for row in rows)
-    return Column(errors, sum(examples.values()) if shares else None)
+    bounded = all(unit_of(row["metric"]).highest is not None for row in rows)
+    return Column(errors, sum(examples.values()) if bounded else None)
 
 
-def cells_of(columns: Mapping[str, Column], shares: bool) -> dict[str, Any]:
+def cells_of(columns: Mapping[str, Column], unit: Unit) -> dict[str, dict[str, Cell]]:
     """What each column shows of each encoding, and the column of mean ranks."""
     cells = {}
     for column, (errors, examples) in columns.items():
         best = significance.indistinguishable(errors, examples)
-        unit = SHARE if shares else PLAIN
         decimals = unit.places(unit.scale * fmean(seeds.values()) for seeds in errors.values())
-        cells[column] = {name: _cell(seeds, name in best, shares, decimals) for name, seeds in errors.items()}
+        cells[column] = {name: _cell(seeds, name in best, unit, decimals) for name, seeds in errors.items()}
     return cells | _ranks({column: held.errors for column, held in columns.items()})
 
 
-def _ranks(columns: Mapping[str, Errors]) -> dict[str, Any]:
+def _ranks(columns: Mapping[str, Errors]) -> dict[str, dict[str, Cell]]:
     """The column of mean ranks, of the encodings that all columns have; {} for a single column."""
     common = set.intersection(*(set(errors) for errors in columns.values()))
     means = {
@@ -126,53 +144,38 @@ def _ranks(columns: Mapping[str, Errors]) -> dict[str, Any]:
         return {}
     return {
         RANK: {
-            name: {
-                "mean": rank.mean,
-                "share": None,
-                "text": f"{rank.mean:.1f}",
-                "best": False,
-                "tip": f"mean rank {rank.mean:.2f} of {len(common)} over {len(columns)} columns\n"
+            name: Cell(
+                rank.mean,
+                f"{rank.mean:.1f}",
+                f"mean rank {rank.mean:.2f} of {len(common)} over {len(columns)} columns\n"
                 f"95 % interval over columns: {rank.low:.1f} to {rank.high:.1f}",
-            }
+            )
             for name, rank in significance.ranks(means).items()
         }
     }
 
 
-def _cell(seeds: Mapping[int, float], best: bool, shares: bool, decimals: int) -> dict[str, Any]:
-    scale, unit = (100.0, " %") if shares else (1.0, "")
+def _cell(seeds: Mapping[int, float], best: bool, unit: Unit, decimals: int) -> Cell:
     values = [seeds[seed] for seed in sorted(seeds)]
     mean = fmean(values)
-    if math.isnan(mean):
-        return {
-            "mean": None,
-            "share": None,
-            "text": "not finite",
-            "best": False,
-            "few": True,
-            "tip": "A loss was not finite.",
-        }
+    if not math.isfinite(mean):
+        return Cell(None, "not finite", "A loss was not finite.", few=True)
     shown = [mean, stdev(values)] if len(values) > 1 else [mean]
-    told = [f"mean {scale * mean:.3g}{unit}, median {scale * median(values):.3g}{unit}"]
-    told.append(f"worst {scale * max(values):.3g}{unit}, best {scale * min(values):.3g}{unit}")
-    if shares:
+    symbol = unit.suffix(" ")
+    told = [f"mean {unit.scale * mean:.3g}{symbol}, median {unit.scale * median(values):.3g}{symbol}"]
+    told.append(f"worst {unit.scale * max(values):.3g}{symbol}, best {unit.scale * min(values):.3g}{symbol}")
+    if unit is SHARE:
         share = significance.solved(values)
         told.append(
             f"solved by {share.solved} of {share.count} seeds "
             f"(95 % interval: {100 * share.low:.0f} to {100 * share.high:.0f} %)"
         )
-    told.append("seeds: " + ", ".join(f"{scale * value:.3g}" for value in values[:25]))
-    return {
-        "mean": mean,
-        "share": mean if shares else None,
-        "text": " ± ".join(f"{scale * value:,.{decimals}f}" for value in shown),
-        "best": best,
-        "few": len(seeds) < significance.LEAST,
-        "tip": "\n".join(told),
-    }
+    told.append("seeds: " + ", ".join(f"{unit.scale * value:.3g}" for value in values[:25]))
+    text = " ± ".join(f"{unit.scale * value:,.{decimals}f}" for value in shown)
+    return Cell(mean, text, "\n".join(told), best, len(seeds) < significance.LEAST)
 
 
-def _conditions(columns: Mapping[str, Column], rows: Sequence[Record], shares: bool) -> str:
+def _conditions(columns: Mapping[str, Column], rows: Sequence[Record], unit: Unit) -> str:
     """The unit of a table, and how many steps and seeds its cells have, in words."""
     steps = {row["step"] for row in rows}
     seeds = {len(values) for held in columns.values() for values in held.errors.values()}
@@ -181,4 +184,13 @@ def _conditions(columns: Mapping[str, Column], rows: Sequence[Record], shares: b
         f"{' to '.join(f'{end:,}' for end in sorted({min(found), max(found)}))} {name}{'s' * (max(found) > 1)}"
         for found, name in ranges
     ]
-    return " in %, " * shares + ", " * (not shares) + ", ".join(told)
+    return f"{unit.suffix(' in ')}, {', '.join(told)}"
+
+
+def legend(unit: Unit, mark: str) -> str:
+    """What the tables show; `mark` says how the best cells look."""
+    return (
+        f"Mean ± standard deviation over seeds{unit.suffix(', in ')}; out of distribution is the mean over all splits "
+        f"but the first. {mark}: no other encoding is shown to be better ({significance.TEST}), in a column that shows "
+        "any difference."
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import vl_convert
 
 from cope_jax.evaluation.report import page_charts, significance
-from cope_jax.evaluation.report.grid_cells import Tables
+from cope_jax.evaluation.report.grid_cells import Tables, legend
 from cope_jax.evaluation.report.table import words
 from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record, finite
@@ -57,12 +57,14 @@ def write(
       facts: one line about the runs, such as versions and the commit.
     """
     levels = page_charts.level_points(tables.rows, tables.tasks)
+    shares = bool(tables.unit.symbol)
     metrics = {setting: task.metric for setting, task in tables.tasks.items()}
     content = {
         "facts": facts,
-        "legend": LEGEND,
+        "legend": f"{legend(tables.unit, 'Underlined')} {LEGEND}",
         "encodings": tables.encodings,
         "views": tables.cells,
+        "shares": shares,
         "metrics": {setting: words(metric) for setting, metric in metrics.items()},
         "conditions": tables.conditions,
         "levels": page_charts.level_axes(levels, tables.tasks),
@@ -73,13 +75,14 @@ def write(
         "sweep": page_charts.bands(levels, ("setting", "encoding", "level")),
         "cost": page_charts.cost_points(tables.fixed),
         "charts": {
-            "curves": page_charts.line_chart("step", "step", tables.shares, row="split"),
-            "sweep": page_charts.line_chart("level", "level", tables.shares),
-            "cost": page_charts.scatter_chart(tables.shares),
+            "curves": page_charts.line_chart("step", "step", shares, row="split"),
+            "sweep": page_charts.line_chart("level", "level", shares),
+            "cost": page_charts.scatter_chart(shares),
         },
-        "runs": [dataclasses.asdict(run) for run in runs],
+        "runs": runs,
     }
-    data = json.dumps(finite(content), allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    text = json.dumps(finite(content), allow_nan=False, separators=(",", ":"), default=dataclasses.asdict)
+    data = text.replace("<", "\\u003c")
     text = (importlib.resources.files(__package__) / "page.html").read_text(encoding="utf-8")
     for name, value in (("TITLE", html.escape(title)), ("DATA", data), ("LIBRARY", library())):
         text = text.replace(f"@@{name}@@", value)
@@ -93,11 +96,10 @@ def library() -> str:
 
 
 LEGEND = (
-    "Errors are mean ± standard deviation over seeds; lower is better. Out of distribution is the mean over all splits "
-    f"but the first. Underlined: no other encoding is shown to be better ({significance.TEST}); a difference must also "
-    f"be larger than the choice of test examples explains. Fewer than {significance.LEAST} seeds show none. Solved: "
-    "error below 1 %, with the exact binomial interval. The mean rank is over all columns; it has the encodings that "
-    "every column has. Hover over a cell, or reach it with the Tab key, for its seeds."
+    "A difference must also be larger than the choice of test examples explains. Fewer than "
+    f"{significance.LEAST} seeds show none. Solved: error below 1 %, with the exact binomial interval. The mean rank "
+    "is over all columns; it has the encodings that every column has. Hover over a cell, or reach it with Tab, for its "
+    "seeds."
 )
 
 

@@ -70,7 +70,7 @@ class Table:
             for place, row in enumerate(self.rows)
         ]
         title = [f"**{self.title}**", ""] if self.title else []
-        return "\n".join([*title, *(f"| {' | '.join(line)} |" for line in (self.headings, marks, *rows))])
+        return "\n".join([*title, *(f"| {' | '.join(line)} |" for line in (map(escaped, self.headings), marks, *rows))])
 
     @staticmethod
     def _shown(cell: str, is_bold: bool) -> Text:
@@ -79,8 +79,13 @@ class Table:
 
     @staticmethod
     def _written(cell: str, is_bold: bool) -> str:
-        first, *rest = cell.replace("|", "\\|").replace("<", "&lt;").split("\n")
+        first, *rest = escaped(cell).split("\n")
         return "<br>".join([f"**{first}**" if is_bold else first, *rest])
+
+
+def escaped(text: str) -> str:
+    """Text for a cell of a table in Markdown."""
+    return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def figure(value: float | None, decimals: int = 2, scale: float = 1.0) -> str:

@@ -92,7 +92,7 @@ def test_one_task_has_a_column_for_each_split(tmp_path):
 
 def test_the_tables_as_markdown():
     lines = grid_table.markdown(known(rows())).splitlines()
-    assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack \\<b> | mean rank |"]
+    assert lines[:3] == ["**in distribution**", "", "| encoding | recall | stack &lt;b> | mean rank |"]
     assert lines[4:6] == [
         "| `cope` | **0.0 ± 0.0** | 20.0 ± 8.2 | 1.2 |",
         "| `rope` | 50.0 ± 0.8 | 20.0 ± 8.2 | 1.8 |",
@@ -100,7 +100,7 @@ def test_the_tables_as_markdown():
     assert lines[7] == "**out of distribution**"
     assert lines[-1].startswith("Mean ± standard deviation over seeds, in %;")
     assert "exact rank sum test" in lines[-1]
-    assert lines[-1].endswith("The errors are token error: recall, stack \\<b>.")
+    assert lines[-1].endswith("The errors are token error: recall, stack &lt;b>.")
 
 
 def test_the_tables_for_latex(tmp_path):
