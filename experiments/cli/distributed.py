@@ -65,7 +65,8 @@ def join() -> None:
     late.daemon = True
     late.start()
     try:
-        jax.distributed.initialize(*given.values(), initialization_timeout=int(SECONDS) + 60)
+        host, count, index = given.values()
+        jax.distributed.initialize(host, count, index, initialization_timeout=int(SECONDS) + 60)
     except (ValueError, RuntimeError, OSError) as error:
         reason = " ".join(str(error).split())[:200]
         if "RPC server" in reason:
