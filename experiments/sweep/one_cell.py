@@ -5,9 +5,10 @@ free. FLAGS are those of `experiments.train`, the workdir last. The process stop
 input ends, so it never outlives the process that started it.
 """
 
+import contextlib
 import os
-import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -15,13 +16,13 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
-from cope_jax.files import private_folder
+from cope_jax.files import cache_folder
 from cope_jax.locks import open_lock, try_lock
 
 POLL = 0.1
 """Seconds between two tries to claim what is in use."""
-
 
 IN_USE = 75
 """The exit status if another process trains the cell."""
@@ -33,43 +34,48 @@ WAITS = "waits for cores or GPUs that other cells use"
 def claim(kind: str, names: Sequence[str], count: int) -> list[str]:
     """Claims `count` of some things of this machine, such as cores, until the process ends; waits until they are free.
 
-    The locks are files in a folder of this user, so all processes of all grids on a machine share the cores. If another
-    user could change this folder, nothing is claimed, and cells may use the same cores.
+    The locks are files in a folder of this user, so all processes of all grids on a machine share the cores.
     """
     if len(names) < count:
         sys.exit(f"error: the cell needs {count} {kind}s, but this machine shows {len(names)}")
-    folder = Path(tempfile.gettempdir()) / f"cope_jax-{os.getuid()}"
-    try:
-        reason = private_folder(folder)
-    except OSError as error:
-        reason = str(error)
-    if reason:
-        print(f"claims no {kind}s, so cells of other grids may use the same ({reason})", flush=True)
-        return random.sample(names, count)
-    said = False
+    folder, said = _lock_folder(), False
     while True:
-        held = []
-        for name in names:
-            file = open_lock(folder / f"{kind}-{name}")
-            if not try_lock(file):
-                file.close()
-                continue
-            held.append((name, file))
-            if len(held) == count:
-                break
-        enough = len(held) == count  # else another process may need only these
-        for _, file in held:
-            if enough:
-                os.dup(file.fileno())  # so the lock lasts until the process ends
-            file.close()
-        if enough:
-            if said:
-                print(f"has its {kind}s", flush=True)
-            return [name for name, _ in held]
+        held: dict[str, IO[str]] = {}
+        with contextlib.ExitStack() as stack:
+            for name in names:
+                try:
+                    file = stack.enter_context(open_lock(folder / f"{kind}-{name}"))
+                    if not try_lock(file):
+                        continue
+                except OSError as error:
+                    sys.exit(f"error: {folder} cannot hold locks ({error.strerror}): delete it, or set TMPDIR")
+                held[name] = file
+                if len(held) == count:
+                    for file in held.values():
+                        os.dup(file.fileno())  # so the lock lasts until the process ends
+                    if said:
+                        print(f"has its {kind}s", flush=True)
+                    return list(held)
         if not said:
             print(WAITS, flush=True)
             said = True
-        time.sleep(POLL)
+        time.sleep(POLL)  # without locks, because another process may need only these
+
+
+def _lock_folder() -> Path:
+    """A folder of this user alone; of those above it nothing is required, because locks are neither read nor run."""
+    folders = [Path(tempfile.gettempdir()) / f"cope_jax-{os.getuid()}"]
+    if cache := cache_folder():
+        folders.append(cache / f"locks-{socket.gethostname()}")  # several machines may share it
+    for folder in folders:
+        with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            opened = os.open(folder, os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, opened)
+            if os.fstat(opened).st_uid == os.geteuid():
+                os.fchmod(opened, 0o700)
+                return folder
+    sys.exit(f"error: {' and '.join(map(str, folders))} cannot hold locks: set TMPDIR to a folder of your own")
 
 
 def wait_for(lock: Path, seconds: float = 120.0) -> bool:

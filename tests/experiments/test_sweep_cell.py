@@ -120,26 +120,37 @@ def test_cores_are_claimed_by_one_process_at_a_time(tmp_path, monkeypatch):
         one_cell.claim("gpu", names, 4)
 
 
-@pytest.mark.parametrize("how", ["a file", "a link", "open to all", "of another user"])
-def test_without_a_folder_of_its_own_a_cell_claims_nothing(how, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(one_cell.tempfile, "gettempdir", lambda: str(tmp_path))
-    folder = tmp_path / f"cope_jax-{os.getuid()}"
-    (tmp_path / "theirs").mkdir()
+@pytest.mark.parametrize("how", ["a file", "a link", "open to all", "below one that is open to all"])
+def test_cores_are_claimed_once_whatever_the_folder_of_temporary_files_is(how, tmp_path, monkeypatch):
+    monkeypatch.setattr(one_cell.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder, theirs = tmp_path / "temporary" / f"cope_jax-{os.getuid()}", tmp_path / "theirs"
+    folder.parent.mkdir()
+    theirs.mkdir(mode=0o755)
     if how == "a file":
         folder.touch()
     elif how == "a link":
-        (tmp_path / "theirs").chmod(0o777)
-        folder.symlink_to(tmp_path / "theirs")
+        folder.symlink_to(theirs)
     else:
         folder.mkdir()
-        folder.chmod(0o777 if how == "open to all" else 0o700)
-    if how == "of another user":
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    for _ in range(2):
-        assert len({*one_cell.claim("core", ["0", "1", "2"], 2)} & {"0", "1", "2"}) == 2
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and lines[0].startswith("claims no cores, so cells of other grids may use the same (")
-    assert not list((tmp_path / "theirs").iterdir())
+        (folder if how == "open to all" else folder.parent).chmod(0o777)
+    names = list("0123456")
+    assert [one_cell.claim("core", names, 2) for _ in range(3)] == [["0", "1"], ["2", "3"], ["4", "5"]]
+    private = folder if folder.is_dir() and not folder.is_symlink() else next((tmp_path / "cache/cope_jax").iterdir())
+    assert (private.stat().st_mode & 0o777, len(list(private.iterdir()))) == (0o700, 6)
+    assert not list(theirs.iterdir()) and theirs.stat().st_mode & 0o777 == 0o755
+
+
+def test_without_a_folder_of_its_own_a_cell_says_what_to_set(tmp_path, monkeypatch):
+    monkeypatch.setattr(one_cell.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    os.mkfifo(tmp_path / "pipe")
+    one_cell._lock_folder().joinpath("gpu-0").symlink_to(tmp_path / "pipe")
+    with pytest.raises(SystemExit, match=r"error: .* cannot hold locks .*: delete it, or set TMPDIR$"):
+        one_cell.claim("gpu", ["0"], 1)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # both folders are of another user
+    with pytest.raises(SystemExit, match=r"error: .* and .* cannot hold locks: set TMPDIR to a folder of your own$"):
+        one_cell.claim("core", ["0"], 1)
 
 
 def test_a_lock_that_is_a_pipe_is_not_waited_for(tmp_path):
