@@ -2,10 +2,12 @@
 
 import contextlib
 import glob
+import grp
 import gzip
 import io
 import json
 import os
+import pwd
 import re
 import secrets
 import stat
@@ -84,6 +86,7 @@ def exposed(path: Path, *, above: bool = False) -> str:
 
     Every folder above it counts, and every folder that a symbolic link leads through. These may belong to root and have
     the sticky bit, as /tmp does, so that nobody can replace what others have there. `above` says that `path` is one.
+    A user's own group does not count as others; many systems let it write (umask 002).
     """
     path = Path(os.path.abspath(path))
     try:
@@ -96,11 +99,22 @@ def exposed(path: Path, *, above: bool = False) -> str:
                 target = Path(os.path.realpath(level.parent), level.readlink())
                 if reason := exposed(target, above=above):
                     return reason
-            elif state.st_mode & 0o022 and not (above and state.st_mode & stat.S_ISVTX):
+            elif above and state.st_mode & stat.S_ISVTX:
+                continue
+            elif state.st_mode & 0o002 or (state.st_mode & 0o020 and not _is_own_group(state.st_gid)):
                 return f"other users may write to {level}"
     except OSError as error:
         return f"{path}: {error.strerror}"
     return ""
+
+
+def _is_own_group(number: int) -> bool:
+    """Whether a group is the one that the system made for this user, with the same name, and has no other member."""
+    try:
+        user, group = pwd.getpwuid(os.geteuid()), grp.getgrgid(number)
+    except KeyError:
+        return False
+    return user.pw_gid == number and user.pw_name == group.gr_name and {*group.gr_mem} <= {user.pw_name}
 
 
 def private_folder(path: Path) -> str:

@@ -4,6 +4,7 @@ import os
 import stat
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from etils import epath
@@ -97,6 +98,7 @@ def test_the_path_of_a_folder_is_not_a_pattern(name, tmp_path):
 
 
 def test_a_folder_is_exposed_if_another_user_could_change_it(tmp_path, monkeypatch):
+    monkeypatch.setattr("grp.getgrgid", lambda number: SimpleNamespace(gr_name="staff", gr_mem=[]))
     folder = tmp_path / "a/b"
     folder.mkdir(parents=True)
     (folder / "file").touch()
@@ -118,6 +120,21 @@ def test_a_folder_is_exposed_if_another_user_could_change_it(tmp_path, monkeypat
     assert files.exposed(tmp_path / "round").endswith("Too many levels of symbolic links")
     monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     assert files.exposed(folder) == f"{folder} belongs to another user"
+
+
+def test_the_group_of_this_user_alone_may_write(tmp_path, monkeypatch):
+    user, group = SimpleNamespace(pw_name="ada", pw_gid=os.getgid()), SimpleNamespace(gr_name="ada", gr_mem=["ada"])
+    monkeypatch.setattr("pwd.getpwuid", lambda number: user)
+    monkeypatch.setattr("grp.getgrgid", lambda number: group)
+    tmp_path.chmod(0o770)
+    assert files.exposed(tmp_path) == ""
+    tmp_path.chmod(0o772)
+    assert files.exposed(tmp_path) == f"other users may write to {tmp_path}"
+    tmp_path.chmod(0o770)
+    for name, value in (("gr_mem", ["ada", "bob"]), ("gr_name", "staff"), ("pw_gid", os.getgid() + 1)):
+        with monkeypatch.context() as changed:
+            changed.setattr(user if name == "pw_gid" else group, name, value)
+            assert files.exposed(tmp_path) == f"other users may write to {tmp_path}", name
 
 
 def test_a_pipe_without_a_writer_is_empty_and_one_with_a_writer_is_read(tmp_path):

@@ -160,13 +160,19 @@ def keep_programs() -> None:
 
     JAX's own settings, such as JAX_COMPILATION_CACHE_DIR, take precedence. Each kind of CPU has its own folder, because
     a program for another CPU may end with an illegal instruction. In a folder that another user could change, nothing
-    is kept, because programs are run.
+    is kept, because programs are run, and a line says so, also for the C++ library for attention, which lies there too.
     """
     folder = cache_folder()
     if folder is not None and jax.config.values["jax_compilation_cache_dir"] is None:
         path = folder / "programs" / kind_of_cpu()
         with contextlib.suppress(OSError):  # it cannot be created
-            if not private_folder(path):
+            if reason := private_folder(path):
+                print(
+                    f"warning: {reason}, so no compiled programs are kept, and attention runs without its C++ library: "
+                    "remove their access, or set XDG_CACHE_HOME to a folder of your own",
+                    file=sys.stderr,
+                )
+            else:
                 jax.config.update("jax_compilation_cache_dir", str(path))
                 os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)  # for processes that this one starts
 

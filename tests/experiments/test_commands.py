@@ -237,7 +237,7 @@ def test_the_word_after_a_flag_without_a_value_is_another_flag(monkeypatch):
         entry._check_numbers([*words, "--seeds", "1_0"])
 
 
-def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, tmp_path):
+def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, tmp_path, capsys):
     before = jax.config.values["jax_compilation_cache_dir"]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "set, so that it is restored")
@@ -253,7 +253,11 @@ def test_programs_are_kept_in_the_users_cache_folder(monkeypatch, tmp_path):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "shared"))
         (tmp_path / "shared").mkdir()
         (tmp_path / "shared").chmod(0o777)  # others could put programs there
+        assert not capsys.readouterr().err
         entry.keep_programs()
+        line = capsys.readouterr().err
+        assert line.startswith(f"warning: other users may write to {tmp_path / 'shared'}, so no compiled programs are")
+        assert line.count("\n") == 1
         assert jax.config.values["jax_compilation_cache_dir"] is None
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
         entry.keep_programs()

@@ -1,15 +1,14 @@
 """Compiles the C++ attention of this package once for this machine, and loads it.
 
 The library lies in the user's cache folder (`$XDG_CACHE_HOME/cope_jax`, by default `~/.cache/cope_jax`). If another
-user could change this folder, each process compiles its own, because what lies there is run. The library's name
-contains a digest of the source, of jaxlib's version, and of what the compiler knows about itself and the CPU. So every
-version, compiler and CPU has its own file. Without the library, attention runs in XLA; this is an error only if
-`COPE_JAX_NATIVE=required`.
+user could change this folder, it is not used, because what lies there is run. The library's name contains a digest of
+the source, of jaxlib's version, and of what the compiler knows about itself and the CPU. So every version, compiler and
+CPU has its own file. Without the library, attention runs in XLA; this is an error only if `COPE_JAX_NATIVE=required`.
 """
 
-import atexit
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
 import importlib.metadata
@@ -93,32 +92,15 @@ def _compiled() -> Path:
     compilers = [words for words in _compilers() if shutil.which(words[0])]
     if not compilers:
         raise Unavailable("there is no C++ compiler: install g++ or clang++, or set CXX")
-    folder = _folder()
-    for number, compiler in enumerate(compilers, start=1):
-        try:
-            return _compiled_with([*compiler, *FLAGS], folder)
-        except Unavailable:
-            if number == len(compilers):
-                raise
-    raise AssertionError("unreachable")
-
-
-def _folder() -> Path:
-    """The user's cache folder, or a new folder of this process if another user could change that one."""
     folder = cache_folder()
     if folder is None:
         raise Unavailable("there is no home folder: set XDG_CACHE_HOME")
-    reason = private_folder(folder)
-    if not reason:
-        return folder
-    print(
-        f"warning: {reason}, so the C++ library for attention is compiled again: remove their access to it, or set "
-        "XDG_CACHE_HOME to a folder of your own",
-        file=sys.stderr,
-    )
-    stack = contextlib.ExitStack()
-    atexit.register(stack.close)
-    return stack.enter_context(unfinished())
+    if reason := private_folder(folder):
+        raise Unavailable(reason)
+    for compiler in compilers[:-1]:
+        with contextlib.suppress(Unavailable):
+            return _compiled_with([*compiler, *FLAGS], folder)
+    return _compiled_with([*compilers[-1], *FLAGS], folder)
 
 
 def _compiled_with(command: list[str], folder: Path) -> Path:
