@@ -10,7 +10,7 @@ the command at any time and rerun it, also with another engine. A cell that fail
 """
 
 import contextlib
-import math
+import re
 import sys
 from pathlib import Path
 
@@ -185,23 +185,18 @@ def engine(slots: int, options: dict[str, float | str], workdir: Path) -> engine
 def read_resources(texts: list[str]) -> dict[str, float | str]:
     """Reads NAME=VALUE of --resources.
 
-    >>> read_resources(["TPU=4", "slurm_partition=gpu"])
-    {'TPU': 4, 'slurm_partition': 'gpu'}
+    >>> read_resources(["TPU=4", "disk=0.5", "slurm_partition=gpu"])
+    {'TPU': 4, 'disk': 0.5, 'slurm_partition': 'gpu'}
     """
     found: dict[str, float | str] = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name or not value:
             raise ConfigError(f"--resources takes NAME=VALUE, not {text!r}")
-        found[name] = int(value) if value.isdecimal() else float(value) if _is_number(value) else value
+        found[name] = (
+            int(value) if value.isdecimal() else float(value) if re.fullmatch(r"-?[0-9]*\.?[0-9]+", value) else value
+        )
     return found
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return math.isfinite(float(text)) and "_" not in text
-    except ValueError:
-        return False
 
 
 def show(state: reading.State, workdir: Path, budget: str) -> None:

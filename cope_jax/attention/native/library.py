@@ -8,7 +8,6 @@ CPU has its own file. Without the library, attention runs in XLA; this is an err
 
 import contextlib
 import ctypes
-import fcntl
 import functools
 import hashlib
 import importlib.metadata
