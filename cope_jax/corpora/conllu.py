@@ -91,10 +91,11 @@ def read_table(path: str) -> dict[str, list[TaggedSentence]]:
     """
     found: dict[str, list[TaggedSentence]] = {split: [] for split in SPLITS}
     for where, row in tables.read(path, ("text", "label"), ("split",)):
-        words, tags = tuple(row["text"].split()), tuple(row["label"].split())
+        text, tags = row["text"], tuple(row["label"].split())
+        words = tuple(text.split())
         if len(words) != len(tags):
             raise ConfigError(f"{where} has {len(words)} words and {len(tags)} tags: give each word one tag")
-        split = row.get("split", split_of(row["text"], 0.1))
+        split = row.get("split", split_of(text, 0.1))
         if split not in found:
             raise ConfigError(f"{where} has the split {split!r}: choose from {', '.join(SPLITS)}")
         found[split].append(TaggedSentence(words, tags))

@@ -61,6 +61,7 @@ def read_table(path: str) -> tuple[tuple[str, str], list[Message]]:
         first = ", ".join(labels[:4])
         raise ConfigError(f"{path} has {len(labels)} different labels ({first}), not 2: give texts of two classes")
     for where, row in rows:
-        if label_of.setdefault(row["text"], row["label"]) != row["label"]:
+        text, label = row["text"], row["label"]
+        if label_of.setdefault(text, label) != label:
             raise ConfigError(f"{where} has the text of an earlier row with the other label: remove one of them")
     return (labels[0], labels[1]), [Message(text, labels.index(label)) for text, label in label_of.items()]
