@@ -226,7 +226,7 @@ def checked(value: Any, kind: Any, where: str) -> Any:
             if len(choices) == 1:
                 raise unknown(where, value, map(str, entries))
             continue
-        if dataclasses.is_dataclass(plain) and isinstance(value, Mapping):
+        if isinstance(plain, type) and dataclasses.is_dataclass(plain) and isinstance(value, Mapping):
             return configure(plain, value, where)
         if plain is tuple and isinstance(value, (tuple, list)):
             kinds = entries[:1] * len(value) if entries[1:] == (...,) else entries or (Any,) * len(value)

@@ -142,7 +142,7 @@ def _fields(config: Any) -> ConfigDict:
         if dataclasses.is_dataclass(value):
             value = _fields(value)
         elif value is None:
-            kinds = get_args(field_types(type(config))[field.name])
+            kinds = get_args(field_types(config.__class__)[field.name])
             kind = next((kind for kind in kinds if kind is not type(None)), object)
             value = placeholder(get_origin(kind) or kind)
         fields[field.name] = value
