@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import tensorflow_datasets as tfds
 from etils import epath
+from google.protobuf import json_format
 
 from cope_jax.errors import ConfigError, first_line
 from cope_jax.files import in_bucket, read_text
@@ -190,9 +191,13 @@ def _open(task: Task, data_dir: epath.PathLike, seed: int) -> tfds.core.DatasetB
             raise ConfigError(f"{path} is incomplete: delete it, then write it with `python -m experiments.export`")
         raise ConfigError(f"{data_dir} holds no data of {task.name}: write it with `python -m experiments.export`")
     _check_classes(path / "features.json")
-    builder = tfds.builder_from_directory(path)
-    wanted, held = _identity(task, seed), {"files": {}, **builder.info.metadata}
-    if "whole" not in held:
+    wanted = _identity(task, seed)
+    try:
+        builder = tfds.builder_from_directory(path)
+        held = {"files": {}, **builder.info.metadata}
+    except (ValueError, TypeError, LookupError, json_format.Error) as error:
+        raise ConfigError(f"{path} is damaged ({first_line(error)}): delete it and write it again") from error
+    if not {*wanted, "whole"} <= {"options", *held}:
         raise ConfigError(f"{path} was written by an older version of this package: delete it and write it again")
     # Of an option that a dataset does not have, it has the default.
     defaults = {

@@ -15,8 +15,8 @@ from cope_jax.corpora.packing import Packing, TokenStream
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import Shards, read_manifest
 from cope_jax.corpora.text_units import Counts
-from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import in_bucket, parse_json, read_text
+from cope_jax.errors import ConfigError
+from cope_jax.files import in_bucket, read_object
 from cope_jax.registry import check_at_least, check_fields
 from cope_jax.tasks.stored import Blocks, TextTask
 from cope_jax.tasks.task import TASKS, Batch, check
@@ -203,11 +203,7 @@ class ShardedText(TextTask):
         file = epath.Path(folder) / _SOURCES
         if not file.exists():
             return None
-        try:
-            held = parse_json(read_text(file))
-        except ValueError as error:
-            raise ConfigError(f"{file} is damaged ({first_line(error)}): delete it to skip this check") from error
-        return bool(held == self._digests())
+        return bool(read_object(file, "delete it to skip this check") == self._digests())
 
     def example_options(self) -> dict[str, Any]:
         options: Mapping[str, Any] = super().example_options()

@@ -70,6 +70,15 @@ def test_an_incomplete_dataset_is_to_be_deleted(written):
             call()
 
 
+@pytest.mark.parametrize("name", ["dataset_info.json", "metadata.json", "features.json"])
+def test_a_damaged_file_of_a_dataset_is_one_line(name, written):
+    path = written / "counting/1.0.0" / name
+    for text in ("{", "{}", "[]", "7", '{"whole": 5}', '{"name": 5}', ""):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"counting/1.0.0.* (is damaged|older version)[^\n]*again$"):
+            tfds_builder.read(create(), written, "train", seed=2)
+
+
 def test_nothing_else_stays(tmp_path, monkeypatch):
     data, temporary = tmp_path / "data", tmp_path / "temporary"
     abandoned = data / f".partial-{socket.gethostname()}-x"
