@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 from etils import epath
 
 from cope_jax.errors import ConfigError, clear_storage_errors
+from cope_jax.locks import open_lock, try_lock
 
 _Folder = TypeVar("_Folder", Path, epath.Path)
 _RATIO, _ALWAYS = 100, 2**26
@@ -229,19 +230,26 @@ def replacing(path: Path) -> Iterator[Path]:
     """Yields a temporary path to write to. At the end of the `with` block, the file written there replaces `path`.
 
     The replacement is atomic. If the block fails or the process is killed, the old file stays. The folder of `path` is
-    created if it does not exist.
+    created if it does not exist. Each writer has its own path; what killed writers of this file have left is removed.
 
     Raises:
       StorageError: the disk is full or read-only.
     """
     with clear_storage_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")  # of this writer alone
-        try:
-            yield partial
-            partial.replace(path)
-        finally:
-            partial.unlink(missing_ok=True)
+        for left in glob_in(path.parent, f"{glob.escape(path.name)}.*.partial"):
+            with contextlib.suppress(OSError), open_lock(Path(left)) as file:
+                if try_lock(file):  # its writer was killed
+                    left.unlink()
+        partial = path.with_name(f"{path.name}.{secrets.token_hex(8)}.partial")
+        with open_lock(partial) as file:
+            try:
+                with contextlib.suppress(OSError):  # from a file system without locks
+                    try_lock(file)
+                yield partial
+                partial.replace(path)
+            finally:
+                partial.unlink(missing_ok=True)
 
 
 def write_atomically(path: Path, text: str) -> Path:

@@ -15,8 +15,6 @@ from typing import IO
 
 from etils import epath
 
-from cope_jax.files import in_bucket
-
 PARTIAL = ".partial-"
 """How the name of a folder of unfinished files begins. The name of the machine follows."""
 
@@ -76,7 +74,7 @@ def remove_abandoned(out: epath.PathLike | None = None) -> None:
 
 
 def _room(out: epath.PathLike | None) -> Path:
-    return Path(tempfile.gettempdir() if out is None or in_bucket(out) else os.fspath(out))
+    return Path(tempfile.gettempdir() if out is None or "://" in os.fspath(out) else os.fspath(out))
 
 
 def _is_abandoned(folder: Path) -> bool:

@@ -152,7 +152,8 @@ def test_a_pipe_without_a_writer_is_empty_and_one_with_a_writer_is_read(tmp_path
 
 
 def test_each_writer_of_a_file_has_a_path_of_its_own(tmp_path):
-    (tmp_path / "a.json.partial").symlink_to(tmp_path / "victim")
+    (tmp_path / "a.json.link.partial").symlink_to(tmp_path / "victim")
+    (tmp_path / "a.json.killed.partial").touch()
     with files.replacing(tmp_path / "a.json") as first:
         first.write_text("1")
         files.write_atomically(tmp_path / "a.json", "2")  # of another process
@@ -161,7 +162,7 @@ def test_each_writer_of_a_file_has_a_path_of_its_own(tmp_path):
         failed.write_text("3")
         raise KeyboardInterrupt
     assert (tmp_path / "a.json").read_text() == "1"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.partial"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.json", "a.json.link.partial"]
 
 
 def test_pipes_are_no_files_of_weights_or_documents(tmp_path):
