@@ -10,7 +10,6 @@ from collections.abc import Iterator
 STORAGE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 """Error numbers for a full disk, an exceeded quota, a file above the maximum size, and a read-only file system."""
 
-
 _BUCKET_LIBRARIES = ("aiobotocore", "aiohttp", "botocore", "gcsfs", "google")
 
 

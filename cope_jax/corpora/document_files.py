@@ -108,7 +108,7 @@ def pieces(
     try:
         with contextlib.ExitStack() as stack:
             raw: Any = stack.enter_context(epath.Path(file.path).open("rb"))
-            for piece in reader(_unpacked(raw, file, stack), file, _Reading(field, division, joins)):
+            for piece in reader(_unpacked(raw, file, stack), file, field, division, joins):
                 yield piece, min(1.0, raw.tell() / max(1, file.size))
     except (OSError, EOFError, zlib.error) as error:
         if in_bucket(file.path) and isinstance(error, OSError) and not isinstance(error, gzip.BadGzipFile):
@@ -116,15 +116,7 @@ def pieces(
         raise ConfigError(f"cannot read {file.path} ({first_line(error)}): fetch it again") from error
 
 
-class _Reading(NamedTuple):
-    """The arguments of `pieces`."""
-
-    field: str
-    division: Division
-    joins: Joins | None
-
-
-def _format(name: str) -> "Callable[[BinaryIO, InputFile, _Reading], Iterator[Piece]]":
+def _format(name: str) -> Callable[..., Iterator[Piece]]:
     plain = name.removesuffix(".gz").removesuffix(".zst")
     if plain.endswith(".parquet") and plain != name:
         raise ConfigError(f"{name} is packed twice, because Parquet is compressed itself: unpack it")
@@ -165,9 +157,9 @@ def is_prose(name: str) -> bool:
     return _format(name) is _prose
 
 
-def _prose(stream: BinaryIO, file: InputFile, reading: _Reading) -> Iterator[Piece]:
-    if reading.division != "file":
-        yield from _divided(stream, file, reading.division)
+def _prose(stream: BinaryIO, file: InputFile, field: str, division: Division, joins: Joins | None) -> Iterator[Piece]:
+    if division != "file":
+        yield from _divided(stream, file, division)
         return
     decoder, key, kept, lines, last = codecs.getincrementaldecoder("utf-8-sig")(), file.name, "", 0, False
     while not last:
@@ -179,10 +171,10 @@ def _prose(stream: BinaryIO, file: InputFile, reading: _Reading) -> Iterator[Pie
             line = lines + kept.count("\n") + error.object[: error.start].count(b"\n") + 1
             raise ConfigError(f"{file.path}, line {line} is not UTF-8 text: convert the file to UTF-8") from error
         cuts = [] if last else [cut.end() for cut in _CUT.finditer(kept, max(0, len(kept) - 2 * PIECE))]
-        if reading.joins is not None:  # a cut is tried with the text after it
+        if joins is not None:  # a cut is tried with the text after it
             cuts = [cut for cut in cuts if cut <= len(kept) - _AFTER][-1:]
             sides = ((_unix(kept[:cut]), _unix(kept[cut : cut + _AFTER])) for cut in cuts)
-            cuts = [cut for cut, (left, right) in zip(cuts, sides, strict=True) if reading.joins(left, right)]
+            cuts = [cut for cut, (left, right) in zip(cuts, sides, strict=True) if joins(left, right)]
             if not cuts and len(kept) > _WHOLE:
                 raise ConfigError(
                     f"{file.path} has {_WHOLE:,} characters that this tokenizer reads at once, which fills the memory: "
@@ -219,10 +211,8 @@ def _divided(stream: BinaryIO, file: InputFile, division: Division) -> Iterator[
             lines, size = [], 0
 
 
-def _records(stream: BinaryIO, file: InputFile, reading: _Reading) -> Iterator[Piece]:
-    line = 0
-    while raw := stream.readline(_LONGEST):
-        line += 1
+def _records(stream: BinaryIO, file: InputFile, field: str, *_: object) -> Iterator[Piece]:
+    for line, raw in enumerate(iter(lambda: stream.readline(_LONGEST), b""), start=1):
         if not raw.strip():
             continue
         where = f"{file.path}, line {line}"
@@ -237,20 +227,17 @@ def _records(stream: BinaryIO, file: InputFile, reading: _Reading) -> Iterator[P
             raise ConfigError(f"{where} is not a JSON record ({first_line(error)}): repair the file") from error
         if not isinstance(record, dict):
             raise ConfigError(f"{where} is {_kind(record)}, not a JSON object: {_ONE_A_LINE}")
-        if reading.field not in record:
+        if field not in record:
             names = ", ".join(record) or "none"
-            raise ConfigError(
-                f"{where} has no field {reading.field!r}: set --text_field to one of its fields ({names})"
-            )
-        yield from _document(record[reading.field], where, reading.field)
+            raise ConfigError(f"{where} has no field {field!r}: set --text_field to one of its fields ({names})")
+        yield from _document(record[field], where, field)
 
 
-def _rows(stream: BinaryIO, file: InputFile, reading: _Reading) -> Iterator[Piece]:
+def _rows(stream: BinaryIO, file: InputFile, field: str, *_: object) -> Iterator[Piece]:
     _package("pyarrow", file)
     import pyarrow
     from pyarrow import parquet
 
-    field = reading.field
     try:
         table = parquet.ParquetFile(stream, buffer_size=1 << 20)  # else a whole column of a row group is read
         if field not in table.schema_arrow.names:

@@ -38,8 +38,7 @@ _ALIASES = {
 
 def _read(values: Mapping[str, Any], path: str) -> DecoderConfig:
     held = typed(_Values, values, path)
-    for alias, name in _ALIASES.items():
-        require(values, path, **{alias: (getattr(held, name),)})
+    require(values, path, **{alias: (getattr(held, name),) for alias, name in _ALIASES.items()})
     return DecoderConfig(
         vocab_size=held.vocab_size,
         max_length=held.n_positions,

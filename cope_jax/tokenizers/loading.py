@@ -67,13 +67,11 @@ def load(kind: Kind, path: epath.PathLike) -> Tokenizer:
         )
     if not file.is_dir():
         return _tokenizer_json(file)
-    found = _byte_level(file)
-    if found is None:
-        raise ConfigError(
-            f"{path} has no tokenizer: put tokenizer.json, encoder.json with vocab.bpe, or vocab.json with merges.txt "
-            "there"
-        )
-    return found
+    if found := _byte_level(file):
+        return found
+    raise ConfigError(
+        f"{path} has no tokenizer: put tokenizer.json, encoder.json with vocab.bpe, or vocab.json with merges.txt there"
+    )
 
 
 def find(folder: epath.PathLike) -> Tokenizer | None:

@@ -40,11 +40,10 @@ class WordPiece:
         self.lowercase = lowercase
         self._numbers = {piece: number for number, piece in enumerate(self.pieces)}
         if len(self._numbers) < len(self.pieces):
-            twice = next(piece for piece, count in collections.Counter(self.pieces).items() if count > 1)
-            first = self.pieces.index(twice)
-            second = self.pieces.index(twice, first + 1)
+            first, twice = next(line for line in enumerate(self.pieces) if self._numbers[line[1]] != line[0])
+            last = self._numbers[twice]
             raise ConfigError(
-                f"the vocabulary has {twice!r} on line {first + 1} and on line {second + 1}: fetch the file again (do "
+                f"the vocabulary has {twice!r} on line {first + 1} and on line {last + 1}: fetch the file again (do "
                 "not delete a line, because a line's number is the number of its piece)"
             )
         if "[UNK]" not in self._numbers:

@@ -67,10 +67,10 @@ def main() -> None:
     logging.getLogger("lm_eval").setLevel(logging.ERROR)  # it warns of each default that a task leaves to it
     with workdirs.locked(folder.output, workdirs.MEASURING):
         found = _measure(lm, manager)
-        records, notes = harness_model.records(found, model.lost)
+        records, left_out = harness_model.records(found, model.lost)
         rows = [[r["task"], r["metric"], figure(r["value"], 4), figure(r["standard_error"], 4)] for r in records]
-        headings = ["task", "metric", "value", "± standard error"]
-        table = Table(title, headings, rows, caption="; ".join(notes), text_columns=2)
+        caption = "; ".join(f"{task}: {note}" for task, note in left_out.items())
+        table = Table(title, ["task", "metric", "value", "± standard error"], rows, caption=caption, text_columns=2)
         content = {"records": records, "step": folder.step, "settings": _settings(model.length)}
         paths = outputs.write(folder.output, "harness", content, table.markdown())
     wide_console().print(table.rich())

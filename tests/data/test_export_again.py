@@ -375,7 +375,9 @@ def test_a_full_disk_is_one_line_and_the_same_command_goes_on(tmp_path, monkeypa
 
     with (
         monkeypatch.context() as patch,
-        pytest.raises(StorageError, match=r"^cannot write to .*out \(No space left on device\)"),
+        pytest.raises(
+            StorageError, match=r"^cannot write to .*out \(No space left on device\): complete files are intact; free"
+        ),
     ):
         patch.setattr(array_record_module, "ArrayRecordWriter", Full)
         export(source(tmp_path / "in"), tmp_path / "out", BYTES, OPTIONS)

@@ -261,7 +261,7 @@ def as_lm(model: HarnessModel) -> Any:
     return Adapter()
 
 
-def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) -> tuple[list[Record], list[str]]:
+def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) -> tuple[list[Record], dict[str, str]]:
     """Makes one record for each metric of each task or group, without those that are of another text.
 
     Args:
@@ -269,11 +269,11 @@ def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) ->
       lost: `HarnessModel.lost` after it. A group has lost what all tasks have.
 
     Returns:
-      The records, and a note for each task or group that says what is left out, and why.
+      The records, and for tasks and groups of which figures are left out, which and why.
     """
     results, groups = measured["results"], measured.get("groups", {})
     rows: list[Record] = []
-    notes: list[str] = []
+    left_out: dict[str, str] = {}
     for task, values in sorted({**results, **groups}.items()):
         sums = [pair for name, pair in lost.items() if name == task or task in groups or name not in results]
         counts = Counts(1, 1, 1, *map(sum, zip(*sums, strict=True)))
@@ -283,7 +283,7 @@ def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) ->
             if not comma or metric.endswith("_stderr") or not isinstance(value, int | float):
                 continue
             if _PER_UNIT.get(metric, "loss") not in kept:
-                notes = list(dict.fromkeys([*notes, f"{task}: {counts.left_out}"]))
+                left_out[task] = counts.left_out
                 continue
             error = values.get(f"{metric}_stderr,{filtered}")
             rows.append(
@@ -294,7 +294,7 @@ def records(measured: Mapping[str, Any], lost: Mapping[str, tuple[int, int]]) ->
                     "standard_error": float(error) if isinstance(error, int | float) else math.nan,
                 }
             )
-    return rows, notes
+    return rows, left_out
 
 
 class _Settings(NamedTuple):
