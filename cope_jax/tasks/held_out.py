@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 _MOST_ROWS = 4096  # generated at a time, which limits memory
-_TRIES = 20_000
+_TRIES = 20_000  # for each sequence that is kept
+_FEWEST = 10  # questions of a test
 
 
 class Seen(NamedTuple):
@@ -63,7 +64,7 @@ def draw(generate: Callable[[int], "Batch"], n: int, share: float, held_out: boo
     `generate` returns as many sequences as it is asked for.
 
     Raises:
-      ConfigError: all of very many sequences are on the other side.
+      ConfigError: nearly all of very many sequences are on the other side, or a test of at least 100 has few questions.
     """
     odds = share if held_out else 1 - share
     chunks: list[Batch] = []
@@ -73,13 +74,14 @@ def draw(generate: Callable[[int], "Batch"], n: int, share: float, held_out: boo
         kept = is_held_out(batch, share) == held_out
         chunks.append({name: field[kept] for name, field in batch.items()})
         missing, tries = missing - int(kept.sum()), tries + len(kept)
-        if missing == n > 0 and tries > _TRIES:
+        if missing > 0 and tries > _TRIES * (n - missing + 1):
             side = "held out" if held_out else "left for training"
-            raise ConfigError(
-                f"no sequence is {side} among {tries:,} that were drawn: change held_out={share}, "
-                "or choose a larger size"
-            )
-    return {name: np.concatenate([chunk[name] for chunk in chunks])[:n] for name in chunks[0]}
+            count = f"{n - missing or 'none'} of {tries:,} sequences"
+            raise ConfigError(f"{count} can be {side}: change held_out={share}, or choose a larger size")
+    drawn = {name: np.concatenate([chunk[name] for chunk in chunks])[:n] for name in chunks[0]}
+    if held_out and n >= 100 and (count := len(np.unique(questions(drawn)))) < _FEWEST:
+        raise ConfigError(f"only {count} of {n:,} test questions differ: raise held_out={share} or the size")
+    return drawn
 
 
 def seen(task: "Task", training: int = 48_000, examples: int = 2_000, seed: int = 0) -> dict[str, Seen]:

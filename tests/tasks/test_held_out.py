@@ -22,7 +22,7 @@ TABLE = re.findall(
     re.MULTILINE,
 )
 """(setting or task, task of a setting, cells) of each row of the documented shares."""
-CHEAP = {"arithmetic", "count", "parity", "state", "scan"}
+CHEAP = {"index", "state"}
 
 
 def questions(batch):
@@ -49,14 +49,14 @@ def test_training_and_every_other_split_are_on_different_sides(name):
     [
         ("addition", {"digits": 1}, ["in_distribution", "digits=1"]),
         ("addition", {"digits": 2, "positions": "abacus"}, ["in_distribution", "digits=1"]),
-        ("chomsky", {"length": 6}, ["in_distribution", "length=5", "longer"]),
-        ("counting", {"max_operations": 6, "block_length": 8}, ["in_distribution", "pass_100", "pass_10"]),
+        ("chomsky", {"length": 8}, ["in_distribution", "length=7", "longer"]),
+        ("counting", {"max_operations": 12, "block_length": 14}, ["in_distribution", "pass_100", "pass_10"]),
         ("copying", {"letters": 2}, ["in_distribution"]),
         ("dyck", {"length": 8, "depth": 2}, ["in_distribution"]),
-        ("flip_flop", {"length": 8}, ["in_distribution", "dense", "sparse"]),
+        ("flip_flop", {"length": 16}, ["in_distribution", "dense", "sparse"]),
         ("group_words", {"group": "S2", "length": 6}, ["in_distribution"]),
         ("scan", {}, ["in_distribution", "longer"]),
-        ("selective_copy", {"num_symbols": 2, "num_tokens": 3, "num_blanks": 2}, ["in_distribution", "dense"]),
+        ("selective_copy", {"num_symbols": 2, "num_tokens": 3, "num_blanks": 4}, ["in_distribution", "dense"]),
     ],
 )
 def test_no_question_of_a_test_is_one_of_training(name, options, splits):
@@ -95,9 +95,39 @@ def test_a_share_is_a_share(share):
 
 def test_a_space_without_held_out_sequences_is_refused():
     task = tasks.create("addition", digits=1, held_out=1e-9)
-    with pytest.raises(ConfigError, match=r"^no sequence is held out among 2\d,\d{3} that were drawn: change held_out"):
+    with pytest.raises(ConfigError, match=r"^none of 2\d,\d{3} sequences can be held out: change held_out"):
         task.dataset("in_distribution", 5000)
     assert len(task.dataset("in_distribution", 0)["inputs"]) == 0
+
+
+def test_a_space_with_few_held_out_sequences_is_refused(monkeypatch):
+    """The first sequence alone is held out."""
+    drawn = []
+
+    def generate(rows):
+        assert sum(drawn) < 100_000, "draws on"
+        drawn.append(rows)
+        return {"inputs": np.arange(rows) + sum(drawn[:-1])}
+
+    monkeypatch.setattr(held_out, "is_held_out", lambda batch, share: batch["inputs"] == 0)
+    with pytest.raises(ConfigError, match=r"^1 of 4\d,\d{3} sequences can be held out: change held_out=0\.001"):
+        held_out.draw(generate, 1000, 0.001, held_out=True)
+
+
+def test_a_test_of_few_questions_is_refused():
+    few, enough = (tasks.create("addition", digits=1, held_out=share) for share in (0.05, 0.3))
+    count = len(set(questions(few.dataset("in_distribution", 99))))
+    message = rf"^only {count} of 100 test questions differ: raise held_out=0\.05 or the size$"
+    with pytest.raises(ConfigError, match=message):
+        few.dataset("in_distribution", 100)
+    assert len(set(questions(enough.dataset("in_distribution", 100)))) >= 10
+
+
+@pytest.mark.parametrize(("name", "number"), [("parity_v2", 395), ("arithmetic_v2", 349), ("copy_v2", 489)])
+def test_documented_questions_are_those_of_the_data(name, number):
+    task = tasks.create(VERSION_2[name][0], **VERSION_2[name][1])
+    assert len(set(questions(task.dataset("in_distribution", 500)))) == number
+    assert f"{number} in `{name}`" in (Path(__file__).parents[2] / "docs" / "tasks.md").read_text()
 
 
 def test_every_question_of_version_2_can_be_answered():
