@@ -102,11 +102,8 @@ def main() -> None:
     if state.failed or state.left:
         again = "rerun without --only_failed" if _ONLY_FAILED.value and state.left else "rerun the same command"
         hint = f": {again} to train them; log.txt in the folder of a cell has its output"
-        told = [
-            f"{len(held)} cell{'s' * (len(held) > 1)} {what}"
-            for held, what in ((state.failed, "failed"), (state.left, "not trained yet"))
-            if held
-        ]
+        counts = ((len(state.failed), "failed"), (len(state.left), "not trained yet"))
+        told = [f"{count} cell{'s' * (count > 1)} {what}" for count, what in counts if count]
         print(f"{', '.join(told)}{hint}", file=sys.stderr)
         sys.exit(1)
 

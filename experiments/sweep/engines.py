@@ -73,7 +73,7 @@ class Ray:
     """Tasks of Ray: of the cluster at `address`, or of a Ray that starts on this machine and ends with the grid."""
 
     def __init__(self, slots: int, address: str | None, cores: int, devices: int, resources: dict[str, float]):
-        self._ray = _library("ray", "sweep")
+        self._ray = _library("ray")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # a Ray that starts here sends nothing to its makers
         try:
             self._ray.init(
@@ -115,7 +115,7 @@ class Slurm:
     def __init__(self, slots: int, folder: Path, cores: int, devices: int, options: dict[str, Any], cluster: str):
         if "%" in str(folder.absolute()):  # the path of a log is a pattern
             raise ConfigError(f"{folder} has a % in its path, which Slurm replaces: choose another --workdir")
-        submitit = _library("submitit", "sweep")
+        submitit = _library("submitit")
         self.slots = slots
         gpu = {"gpus_per_node": devices} if devices else {}
         try:
@@ -157,8 +157,8 @@ def default_slots(cores: int, devices: int) -> int:
     return found // devices
 
 
-def _library(name: str, extra: str) -> Any:
+def _library(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{name} is not installed: pip install -e '.[{extra}]'") from error
+        raise ConfigError(f"{name} is not installed: pip install -e '.[sweep]'") from error

@@ -97,8 +97,7 @@ def wait_for(lock: Path, seconds: float = 120.0) -> bool:
 
 def gpus() -> list[str]:
     """The GPUs that this process may use."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if given is not None:
+    if (given := os.environ.get("CUDA_VISIBLE_DEVICES")) is not None:
         return [name for name in given.split(",") if name]
     try:
         listed = subprocess.run(["nvidia-smi", "--list-gpus"], capture_output=True, text=True, check=True).stdout

@@ -161,10 +161,8 @@ def _run(command: list[str]) -> bytes:
     except subprocess.TimeoutExpired:
         raise Unavailable(f"{Path(command[0]).name} took longer than {SECONDS} seconds") from None
     except subprocess.CalledProcessError as error:
-        lines = error.stderr.decode(errors="replace").splitlines()
-        raise Unavailable(
-            next((line for line in lines if "error" in line), f"{Path(command[0]).name} failed")
-        ) from None
+        lines = (line for line in error.stderr.decode(errors="replace").splitlines() if "error" in line)
+        raise Unavailable(next(lines, f"{Path(command[0]).name} failed")) from None
 
 
 def _wait_for(lock: IO[str]) -> None:
