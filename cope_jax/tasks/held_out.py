@@ -79,8 +79,8 @@ def draw(generate: Callable[[int], "Batch"], n: int, share: float, held_out: boo
             count = f"{n - missing or 'none'} of {tries:,} sequences"
             raise ConfigError(f"{count} can be {side}: change held_out={share}, or choose a larger size")
     drawn = {name: np.concatenate([chunk[name] for chunk in chunks])[:n] for name in chunks[0]}
-    if held_out and n >= 100 and (count := len(np.unique(questions(drawn)))) < _FEWEST:
-        raise ConfigError(f"only {count} of {n:,} test questions differ: raise held_out={share} or the size")
+    if held_out and n >= 100 and (number := len(np.unique(questions(drawn)))) < _FEWEST:
+        raise ConfigError(f"only {number} of {n:,} test questions differ: raise held_out={share} or the size")
     return drawn
 
 
