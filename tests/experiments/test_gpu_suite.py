@@ -34,6 +34,20 @@ def test_it_finds_what_differs_and_names_what_is_refused(monkeypatch):
     assert record["error"] > gpu_suite.TOLERANCE["float32"]
 
 
+def test_full_attention_in_bfloat16_is_compared_with_float32(monkeypatch):
+    def rounded(q, k, v, **options):
+        out = attend(q, k, v, **options)
+        return out * (1.25 if q.dtype == jnp.bfloat16 else 1)
+
+    monkeypatch.setattr(fused, "why_not", lambda *arguments: "not here")
+    errors = []
+    for function in (attend, rounded):
+        monkeypatch.setattr(gpu_suite, "attend", function)
+        errors.append(gpu_suite.check_encoding("none", "bfloat16", "causal", gpu_suite.TOY)[-1]["error"])
+    assert errors[0] < 0.02 < gpu_suite.ROUNDING < errors[1]
+
+
+@pytest.mark.slow
 def test_bfloat16_is_compared_so_that_only_a_fault_differs(monkeypatch):
     """Gate keys in bfloat16 are far from those in float32; a window that is short by one token is still found."""
 
