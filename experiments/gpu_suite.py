@@ -146,8 +146,8 @@ def check_encoding(spec: str, dtype: str, mask: str, sizes: Sizes) -> list[Recor
 
     Full attention computes in the same type, because rounded features of tokens change the result more than any kernel:
     gate keys in bfloat16 move the sums of CoPE's gates. In bfloat16 it is itself compared with float32 from the same
-    rounded features. A difference is divided by the largest entry of the array. The
-    gradients of all parameters share one largest entry, because some of them are sums that cancel, down to 0.
+    rounded features. A difference is divided by the largest entry of the array. The gradients of all parameters share
+    one largest entry, because some of them are sums that cancel, down to 0.
     """
     heads, groups, length, width = 4, 2, sizes.length, sizes.width
     encoding = encodings.create(

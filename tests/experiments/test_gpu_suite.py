@@ -34,6 +34,7 @@ def test_it_finds_what_differs_and_names_what_is_refused(monkeypatch):
     assert record["error"] > gpu_suite.TOLERANCE["float32"]
 
 
+@pytest.mark.slow
 def test_full_attention_in_bfloat16_is_compared_with_float32(monkeypatch):
     def rounded(q, k, v, **options):
         out = attend(q, k, v, **options)
