@@ -73,7 +73,7 @@ def markdown(task: Task, records: Sequence[Record], encodings: Sequence[str], pa
         # If each sequence has one token to predict, both errors are equal; for words, both perplexities are equal.
         if metric != task.metric and own and own != values:
             parts.append(_markdown_table(task, records, encodings, metric))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join([*parts, "Bold: the lowest mean of the column."]) + "\n"
 
 
 def print_errors(experiment: Experiment, records: Sequence[Record]) -> None:

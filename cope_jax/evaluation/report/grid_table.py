@@ -15,18 +15,14 @@ from cope_jax.evaluation.report.table import MISSING, Table, escaped, words
 def markdown(tables: Tables) -> str:
     """The tables of errors as GitHub Markdown, with a legend."""
     parts = [_table(tables, view, "`").markdown() for view in tables.cells]
-    settings: dict[str, list[str]] = {}
-    for setting, task in tables.tasks.items():
-        settings.setdefault(words(task.metric), []).append(escaped(setting))
-    named = "; ".join(f"{metric}: {', '.join(names)}" for metric, names in settings.items())
-    return "\n\n".join([*parts, f"{legend(tables.unit, 'Bold')} The errors are {named}."]) + "\n"
+    return "\n\n".join([*parts, f"{legend(tables.unit, 'Bold')} {escaped(_metrics(tables))}"]) + "\n"
 
 
 def latex(tables: Tables) -> str:
     """The tables of errors for LaTeX's package booktabs, each with a caption."""
     parts = ["% needs \\usepackage{booktabs}"]
     for table in (_table(tables, view) for view in tables.cells):
-        caption = _latex(f"Errors {table.title}. {legend(tables.unit, 'Bold')}")
+        caption = _latex(f"Errors, {table.title}. {legend(tables.unit, 'Bold')} {_metrics(tables)}")
         lines = [r"\begin{table}", r"\centering", rf"\caption{{{caption}}}"]
         lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.headings) - 1)}}}", r"\toprule"]
         lines += [" & ".join(map(_latex, table.headings)) + r" \\", r"\midrule"]
@@ -38,6 +34,15 @@ def latex(tables: Tables) -> str:
             lines.append(" & ".join([rf"\texttt{{{_latex(name)}}}", *shown]) + r" \\")
         parts.append("\n".join([*lines, r"\bottomrule", r"\end{tabular}", r"\end{table}"]))
     return "\n\n".join(parts) + "\n"
+
+
+def _metrics(tables: Tables) -> str:
+    """Says which error the numbers of each setting are."""
+    settings: dict[str, list[str]] = {}
+    for setting, task in tables.tasks.items():
+        settings.setdefault(words(task.metric), []).append(setting)
+    named = (f"{metric}: {', '.join(names)}" for metric, names in settings.items())
+    return f"The errors are {'; '.join(named)}."
 
 
 def _table(tables: Tables, view: str, quote: str = "") -> Table:

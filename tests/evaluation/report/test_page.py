@@ -107,6 +107,8 @@ def test_the_tables_for_latex(tmp_path):
     changed = [row | {"encoding": row["encoding"].replace("rope", "my_rope")} for row in rows()]
     first, second, third = grid_table.latex(known(changed)).split("\n\n")
     assert (first, third.splitlines()[:2]) == (r"% needs \usepackage{booktabs}", [r"\begin{table}", r"\centering"])
+    assert second.splitlines()[2].startswith(r"\caption{Errors, in distribution. Mean")
+    assert second.splitlines()[2].endswith("The errors are token error: recall, stack <b>.}")
     assert second.splitlines()[3:] == [
         r"\begin{tabular}{lrrr}",
         r"\toprule",
