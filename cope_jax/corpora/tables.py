@@ -22,9 +22,9 @@ def read(path: str, required: Sequence[str], optional: Sequence[str] = ()) -> li
     rows, line = csv.reader(io.StringIO(text, newline=""), strict=True), 1
     try:
         names = [name.strip() for name in next(rows, [])]
-        if missing := [name for name in required if names.count(name) != 1]:
-            given = f"it has {', '.join(names)}" if any(names) else "it is empty"
-            raise ConfigError(f"{path}, line 1 must name the column {missing[0]!r} once, but {given}: write a header")
+        if any(names.count(name) != 1 for name in required):
+            given = f"it has {', '.join(names)}: rename the columns" if any(names) else "it is empty: write a header"
+            raise ConfigError(f"{path}, line 1 must name the columns {' and '.join(required)} once each, but {given}")
         table = []
         for values in rows:
             where, line = f"{path}, line {line + 1}", rows.line_num

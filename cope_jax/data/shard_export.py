@@ -307,7 +307,7 @@ def _manifest(
     }
     for split in SPLITS:
         if not any(shard.split == split for shard in shards):
-            more = source.more if split == "train" else f"raise held_out, such as to 0.05; {source.more}"
+            more = source.more if split == "train" else f"{source.more}, or raise held_out"
             raise _EmptySplitError(f"the split {split!r} has no document: {more}")
     return Manifest(
         length=options.length,

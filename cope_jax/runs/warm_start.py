@@ -70,8 +70,8 @@ def start(folder: str | Path | None, learner: Learner, task: Task, encoding: str
         raise ConfigError(f"the vocabulary of {folder} is not the task's: use the vocabulary of {folder} in the task")
     if jax.process_index() == 0:
         print(
-            f"start: {config.name} of {folder}; new: {_list(wanted, held)}; left out: {_list(held, wanted)}; "
-            f"encoding: {there} there, {here} here"
+            f"start: {config.name} of {folder}; new: {_list(wanted, held)}; left out: {_list(held, wanted)}"
+            + ("" if _parts(config) == _parts(model) else f"; encoding: {there} there, {here} here")
         )
         if same and surplus > 0:
             print(f"start: left out the last {surplus} tokens of {folder}, which are not in its vocabulary")

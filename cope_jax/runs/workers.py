@@ -55,7 +55,7 @@ def train(works: Sequence[Work], jobs: int, finished: Callable[[], None]) -> Non
     free = collections.deque(cores_of(jobs))
     active: list[_Worker] = []
     error: Exception | None = None
-    stopped = False
+    stopped = 0  # the number of a signal that stopped a run
     library.why_not()  # compiles the C++ library once, so that all runs use it or none does
     with GracefulStop() as stop, contextlib.ExitStack() as stack:
         stack.callback(_kill, active)  # after a second Ctrl-C or a defect
@@ -72,11 +72,10 @@ def train(works: Sequence[Work], jobs: int, finished: Callable[[], None]) -> Non
                 try:
                     worker.end()
                     finished()
-                except Exception as own:
-                    if isinstance(own, Interrupted):
-                        stopped = True
-                    else:
-                        error = error or own
+                except Interrupted as interrupted:
+                    stopped = interrupted.exit_code - 128
+                except Exception as failure:
+                    error = error or failure
             if not asked and (stop.number is not None or error is not None):
                 asked = True
                 for worker in active:
@@ -84,7 +83,7 @@ def train(works: Sequence[Work], jobs: int, finished: Callable[[], None]) -> Non
     if error is not None:
         raise error
     if waiting or stopped:
-        raise Interrupted("stopped; rerun the same command to resume", stop.number or signal.SIGINT)
+        raise Interrupted("stopped; rerun the same command to resume", stop.number or stopped or signal.SIGINT)
 
 
 def _kill(active: Sequence["_Worker"]) -> None:
@@ -178,7 +177,8 @@ class _Worker:
         if self._error is not None:
             raise self._error
         status = self._process.exitcode
-        if status and self._stopped:
+        # A signal to all processes, as from `timeout`, may end this one before it handles signals.
+        if status in (-signal.SIGTERM, -signal.SIGINT) or (status and self._stopped):
             raise Interrupted("stopped; rerun the same command to resume", signal.SIGTERM)
         if status:
             ended = f"was killed by signal {-status}" if status < 0 else f"ended with status {status}"

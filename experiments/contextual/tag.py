@@ -63,8 +63,11 @@ def main() -> None:
     models = by_kind(_MODELS.value, ("elmo", "bert"))
     systems = read_systems(_SYSTEMS.value, models)
     workdir = Path(_WORKDIR.value)
+    configs = create_configs(systems, models)
     with workdirs.locked(workdir):
-        configs = create_configs(systems, models, workdir)
+        if config := configs.get("words+characters+elmo"):
+            folder = pretrained.write_vectors(models["elmo"], config, workdir / "vectors" / "elmo", "ELMo")
+            configs["words+characters+elmo"] = with_vectors(config, folder)
         planned = grid.plan(list(configs), _SEEDS.value, 1, workdir)
         grid.train_missing(configs, planned, workdir, jobs.number(len(planned), default=1))
         show(workdir, systems, configs, planned)
@@ -89,8 +92,8 @@ def read_config(holder: Any) -> ExperimentConfig:
     return with_options(entry.read_config(holder.value), data_dir=_CORPORA_DIR.value, file=_INPUT.value)
 
 
-def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: Path) -> dict[str, ExperimentConfig]:
-    """The config of each system that is trained."""
+def create_configs(systems: Sequence[str], models: Mapping[str, str]) -> dict[str, ExperimentConfig]:
+    """The checked config of each system that is trained; that on ELMo still lacks its vectors."""
     recurrent = read_config(_CONFIG)
     words = recurrent.model
     characters = dataclasses.replace(words, characters=words.characters or 32)
@@ -106,14 +109,17 @@ def create_configs(systems: Sequence[str], models: Mapping[str, str], workdir: P
             if name == "bert_frozen":
                 config = dataclasses.replace(config, model=dataclasses.replace(config.model, layers="mix"))
             configs[name] = config
-    for config in (recurrent, *configs.values()):  # checked before the vectors are computed, which takes long
+    for config in (recurrent, *configs.values()):
         Experiment.check(config)
     if "words+characters+elmo" in systems:
-        folder = pretrained.write_vectors(models["elmo"], recurrent, workdir / "vectors" / "elmo", "ELMo")
-        configs["words+characters+elmo"] = dataclasses.replace(
-            with_options(recurrent, vectors=str(folder)), model=dataclasses.replace(characters, vectors=True)
-        )
+        configs["words+characters+elmo"] = dataclasses.replace(recurrent, model=characters)
     return {name: configs[name] for name in systems if name in configs}
+
+
+def with_vectors(config: ExperimentConfig, folder: Path) -> ExperimentConfig:
+    """Returns the config with the vectors in `folder`."""
+    model = dataclasses.replace(config.model, vectors=True)
+    return dataclasses.replace(with_options(config, vectors=str(folder)), model=model)
 
 
 def create_table(accuracies: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:

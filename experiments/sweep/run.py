@@ -17,6 +17,7 @@ from experiments.sweep.one_cell import IN_USE, WAITS
 LOG = "log.txt"
 GRACE = 60.0
 """Seconds that a cell has to save a checkpoint before it is killed."""
+_STOPPED = (IN_USE, 128 + signal.SIGINT, 128 + signal.SIGTERM, -signal.SIGINT, -signal.SIGTERM)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +85,7 @@ def run(job: Job, stopped: Callable[[], bool] = lambda: False) -> str | None:
     line = last_line(log)
     if late:
         line = f"stopped after the time limit of {job.time_limit:g} s ({line or 'no output'})"
-    elif asked is not None or status in (IN_USE, 128 + signal.SIGINT, 128 + signal.SIGTERM):
+    elif asked is not None or status in _STOPPED:
         return line or "stopped"
     elif status < 0:
         line = f"killed by signal {-status} ({line})"

@@ -28,9 +28,9 @@ def test_a_table_has_quoted_values_in_any_columns(tmp_path):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "line 1 must name the column 'text' once, but it is empty: write a header$"),
-        ("Text,label\na,b\n", "line 1 must name the column 'text' once, but it has Text, label: write a header$"),
-        ("text,text,label\n", "line 1 must name the column 'text' once, but it has text, text, label: write a h"),
+        ("", "line 1 must name the columns text and label once each, but it is empty: write a header$"),
+        ("Text,label\na,b\n", "the columns text and label once each, but it has Text, label: rename the columns$"),
+        ("text,text,label\n", "text and label once each, but it has text, text, label: rename the columns$"),
         ("text,label\n", "has a header but no row: add rows$"),
         ("text,label\na,b\na, b,c\n", "line 3 has 3 values for 2 columns: quote texts with commas$"),
         ("text,label\na,\n", "line 2 has an empty label: fill it in, or remove the row$"),

@@ -253,8 +253,12 @@ def test_another_export_is_refused(tmp_path, small):
     (tmp_path / "full/notes.txt").write_text("x")
     with pytest.raises(ConfigError, match="full contains other files: choose an empty folder"):
         export(source, tmp_path / "full", BYTES, small)
-    with pytest.raises(ConfigError, match="the split 'validation' has no document: raise held_out, such"):
+    with pytest.raises(ConfigError, match="the split 'validation' has no document: give more documents, or raise held"):
         export(web(tmp_path / "in", TEXTS, held_out=1e-9), tmp_path / "few", BYTES, small)
+    (tmp_path / "prose.txt").write_text("one document")
+    prose = Files(tuple(document_files.find([f"{tmp_path}/prose.txt"])), held_out=1e-9)
+    with pytest.raises(ConfigError, match=r"so set --split_documents=.*, or give more files, or raise held_out$"):
+        export(prose, tmp_path / "few", BYTES, small)
     with pytest.raises(ConfigError, match="no file of text can be split by line: leave split_documents out"):
         dataclasses.replace(source, division="line")
     with pytest.raises(ConfigError, match=r"held_out must be more than 0 and less than 0.5, got 0.5"):

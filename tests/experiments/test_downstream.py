@@ -130,7 +130,7 @@ def test_spam_is_told_apart_on_the_same_folds_by_all(trained, start, tmp_path):
     for fold in range(2):
         cell = tmp_path / "cells" / f"bert_fine_tuned_repeat_0_fold_{fold}" / "seed_0"
         records = json.loads((cell / "result.json").read_text())["records"]
-        errors += [r["value"] for r in records if r["metric"] == "token_error" and r["split"] == "test"]
+        errors += [r["value"] for r in records if r["metric"] == "sequence_error" and r["split"] == "test"]
     assert scores["bert_fine_tuned"]["accuracy"]["mean"] == pytest.approx(1 - np.mean(errors))
 
 
@@ -169,6 +169,7 @@ def test_language_models_are_read_at_equal_steps_and_time(start, trained, tmp_pa
         ),
         ("tag", ("--systems=bert_frozen", "--models=nowhere"), "there is no folder nowhere"),
         ("tag", ("--corpora_dir=nowhere",), "nowhere"),
+        ("classify", ("--corpora_dir=nowhere",), "nowhere"),
         ("classify", ("--systems=bert_frozen",), "no system of --systems can be tested"),
         ("language_models", ("--models=nowhere",), "nowhere contains no finished run"),
     ],
@@ -177,6 +178,7 @@ def test_wrong_input_is_one_line(name, flags, message, start, tmp_path):
     done = start(name, *flags, f"--workdir={tmp_path / 'new'}").wait()
     assert done.status == 2
     assert message in done.error
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_start_of_other_sizes_or_another_vocabulary_is_one_line(trained, tmp_path):

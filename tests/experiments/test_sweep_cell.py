@@ -51,6 +51,13 @@ def test_a_killed_cell_has_failed(program):
     assert run(job) == "killed by signal 9 (step 5)"
 
 
+@pytest.mark.parametrize("number", [2, 15])
+def test_a_cell_that_a_signal_to_all_ends_early_is_stopped(program, number):
+    job = program(f"import os, signal; signal.signal({number}, signal.SIG_DFL); os.kill(os.getpid(), {number})")
+    assert run(job) == "stopped"
+    assert not (job.folder / FAILED).exists()
+
+
 def test_a_cell_that_hangs_is_stopped_at_the_time_limit(program, monkeypatch):
     monkeypatch.setitem(run.__globals__, "GRACE", 0.3)
     job = program('import signal, time; signal.signal(15, signal.SIG_IGN); print("busy", flush=True); time.sleep(60)')

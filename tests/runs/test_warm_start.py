@@ -127,6 +127,12 @@ def test_a_new_part_that_is_not_zero_as_drawn_is_told(saved, capsys):
     )
 
 
+def test_equal_encodings_are_not_told(saved, capsys):
+    folder, _ = saved("rope")
+    warm_start.start(folder, *learner(folder, "rope"), "rope(base=10000.0)")
+    assert capsys.readouterr().out == f"start: decoder of {folder}; new: nothing; left out: nothing\n"
+
+
 def test_another_function_of_the_same_sizes_is_told(saved, capsys):
     folder, _ = saved("rope", tie_embeddings=True)
     here, task = learner(

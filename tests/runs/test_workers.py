@@ -108,6 +108,18 @@ def test_a_process_that_is_killed_is_named_in_one_line(tmp_path):
         grid.train_missing(configs, runs, tmp_path, 2)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_a_signal_to_all_ends_early_is_stopped(number, tmp_path, monkeypatch):
+    process = SimpleNamespace(exitcode=-number, start=lambda: None, join=lambda: None, kill=lambda: None)
+    context = SimpleNamespace(Process=lambda target, args: process)
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method: context)
+    monkeypatch.setattr(workers.library, "why_not", lambda: None)
+    works = [workers.Work(None, (0,), tmp_path / name, name, "", {}, {}) for name in ("cope", "rope")]
+    with pytest.raises(Interrupted, match=r"^stopped; rerun the same command to resume$") as stopped:
+        workers.train(works, 2, lambda: None)
+    assert stopped.value.exit_code == 143  # our own handler has seen no signal yet
+
+
 def test_the_log_of_a_process_has_no_name_that_could_stay(tmp_path, monkeypatch):
     class Process:
         exitcode = 7
