@@ -145,9 +145,10 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
     for one in shown[: _TOP.value if _LAYER.value is None and _HEAD.value is None else None]:
         console.print(f"\nlayer {one.layer}, head {one.head}: mean gates", style="bold", markup=False)
         console.print(views.coloured(found.pieces, found.gates_LHBL[one.layer, one.head, 0]))
-    codec = run.task.codec()
+    model = run.model(_SEED.value)
+    pieces = _Pieces(run.task.codec(), model.config.vocab_size)
     tokens_L = np.asarray(tokens_BL[0])[: viewer.LONGEST // 2]
-    seen = maps.inspect(run.model(_SEED.value), _Pieces(codec), tokens_L, layer=_LAYER.value, head=_HEAD.value)
+    seen = maps.inspect(model, pieces, tokens_L, layer=_LAYER.value, head=_HEAD.value)
     seen = dataclasses.replace(seen, tokens=tuple(found.pieces[: len(tokens_L)]))
 
     def write(folder: Path) -> list[Path]:
@@ -159,14 +160,14 @@ def show_text(console: Console, run: LoadedRun) -> Callable[[Path], list[Path]]:
 class _Pieces(Sequence[str]):
     """The text of each token of a tokenizer."""
 
-    def __init__(self, codec: Codec):
-        self._codec = codec
+    def __init__(self, codec: Codec, size: int):
+        self._codec, self._size = codec, size
 
     def __getitem__(self, token: Any) -> Any:
         return self._codec.decode(np.array([token]))
 
     def __len__(self) -> int:
-        raise TypeError("a tokenizer does not tell the number of its tokens")
+        return self._size
 
 
 def read_input(run: LoadedRun, task: SyntheticTask) -> np.ndarray:

@@ -139,7 +139,8 @@ def test_floors_of_masked_words_are_measured_on_the_runs_examples(trained, start
 )
 def test_a_wrong_flag_is_one_line(command, given, message, trained, start, tmp_path):
     given = [re.sub("RUN", str(trained / "rnn"), flag) for flag in given]
-    done = start(command, *given, f"--workdir={tmp_path / 'new'}").wait()
+    folder = "model" if command == "floors" else "workdir"
+    done = start(command, *given, f"--{folder}={tmp_path / 'new'}").wait()
     assert done.status == 2, done.err
     assert message in done.error
     assert not (tmp_path / "new").exists()
