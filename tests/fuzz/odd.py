@@ -97,7 +97,6 @@ VARIABLES = {
     "LC_ALL": ("C", "ja_JP.eucJP", "no_such"),
     "MPLBACKEND": ("no_such", ""),
     "JAX_PLATFORMS": ("", "cpu,no_such"),
-    "XLA_FLAGS": ("", "--no_such=1"),
     "OMPI_COMM_WORLD_SIZE": ("٣", "x", "1"),
 }
 """Environment variables; those that Python and libraries read when they are loaded have no effect."""
