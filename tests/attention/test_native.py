@@ -199,7 +199,7 @@ def test_attend_takes_it_where_it_can_and_says_why_where_it_cannot():
     assert "widths of a head, (8, 8), are not multiples of 16" in reason("cope", width=8)
     assert "a mask is given" in reason("cope", mask=np.ones((1, 1, 70, 70), bool))
     ids = jnp.zeros((1, 70), jnp.uint8)
-    assert "segment ids must be int32" in reason("cope", q_segment_ids=ids, k_segment_ids=ids)
+    assert reason("cope", q_segment_ids=ids, k_segment_ids=ids) is None  # of any integer type
     assert "no dropout" in reason("cope", dropout_rate=0.1, dropout_key=jax.random.key(0))
     encoding = encodings.create("cope", num_heads=2, head_dim=16, rngs=nnx.Rngs(0))
     x = jax.random.normal(jax.random.key(0), (1, 70, 2, 16))

@@ -148,7 +148,7 @@ def test_no_document_is_lost_or_repeated(tmp_path_factory, texts, packing, shard
     named = {split: [f"{split}: {text}" for text in texts] for split in SPLITS}  # so that no split is empty
     source = web(folder / "in", [text for part in named.values() for text in part])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Files, "_split", lambda self, key: key.split(":")[0])
+        patch.setattr(document_files, "split_of", lambda key, held_out: key.split(":")[0])
         patch.setattr(shard_writer, "_BATCH", 50)
         export(source, folder / "out", BYTES, Options(length, packing, shard_tokens))
     task = tasks.create("sharded_text", folders=(str(folder / "out"),), length=length)

@@ -60,6 +60,6 @@ def test_what_is_forbidden_is_found(bad, monkeypatch, x64):
 
     block = block_of("none")
     mask_ops(monkeypatch)
-    encoding = Bad(None, block.encoding.shape, rngs=nnx.Rngs(0))
+    encoding = Bad(Bad.Config(), block.encoding.shape, rngs=nnx.Rngs(0))
     assert traced(block._replace(encoding=encoding, carry=Carry())) - ALLOWED
     assert jax.make_jaxpr(cope.suffix_sum)(jnp.ones(3)).eqns[0].params["name"] == "ops_call"

@@ -45,9 +45,6 @@ def why_not(kernels: str, encoding: Encoding, inputs: Inputs) -> str | None:
         return "rotation changes the width of the queries, of which gates are taken"
     if 0 in (*inputs.q.shape, *inputs.v.shape):
         return "there are no queries or no keys"
-    ids = inputs.mask.q_segment_ids_BL, inputs.mask.k_segment_ids_BM
-    if any(x is not None and x.dtype != jnp.int32 for x in ids):
-        return "segment ids must be int32"
     if inputs.mask.given_B1LM is not None:
         return f"a mask is given, and {kernels} know only causality, windows and segments"
     if inputs.drop is not None:
