@@ -78,6 +78,10 @@ def _is_flag(call: ast.Call) -> bool:
 
 
 def _row(call: ast.Call) -> str:
+    if not call.args and isinstance(call.func, ast.Attribute):  # entry.py has a function for this flag alone
+        tree = ast.parse((ROOT / "experiments" / "cli" / "entry.py").read_text())
+        (function,) = (node for node in tree.body if getattr(node, "name", None) == call.func.attr)
+        call = next(node for node in ast.walk(function) if isinstance(node, ast.Call) and _is_flag(node))
     name, *rest = call.args
     values = {"default": rest[0] if rest else None, "help": rest[1] if len(rest) > 1 else None}
     values |= {keyword.arg: keyword.value for keyword in call.keywords}
