@@ -32,8 +32,7 @@ BYTES = Vocabulary("bytes")
 
 
 def records(folder, shard):
-    reader = ArrayRecordReader(f"{folder}/{shard.file}")
-    return reader.read([*range(reader.num_records())])
+    return (reader := ArrayRecordReader(f"{folder}/{shard.file}")).read([*range(reader.num_records())])
 
 
 def parse(record, width):
@@ -61,8 +60,7 @@ def parse(record, width):
 def write_web(folder, texts, files=3):
     folder.mkdir(exist_ok=True)
     for number in range(files):
-        lines = [json.dumps({"text": text}) for text in texts[number::files]]
-        (folder / f"{number}.jsonl").write_text("\n".join(lines))
+        (folder / f"{number}.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in texts[number::files]))
     return f"{folder}/*.jsonl"
 
 
@@ -146,10 +144,10 @@ def test_records_are_as_described(tmp_path, monkeypatch, width):
 def test_no_document_is_lost_or_repeated(tmp_path_factory, texts, packing, shard_tokens, length):
     folder = tmp_path_factory.mktemp("export")
     named = {split: [f"{split}: {text}" for text in texts] for split in SPLITS}  # so that no split is empty
-    source = web(folder / "in", [text for part in named.values() for text in part])
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(document_files, "split_of", lambda key, held_out: key.split(":")[0])
         patch.setattr(shard_writer, "_BATCH", 50)
+        source = web(folder / "in", [*itertools.chain(*named.values())])
         export(source, folder / "out", BYTES, Options(length, packing, shard_tokens))
     task = tasks.create("sharded_text", folders=(str(folder / "out"),), length=length)
     for split in SPLITS:

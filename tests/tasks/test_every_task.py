@@ -151,7 +151,7 @@ def test_levels_without_meaning_are_refused(task, level):
 
 
 def test_mistakes_are_loud(task):
-    with pytest.raises(ConfigError, match="number of sequences"):
+    with pytest.raises(ConfigError, match="number of examples must be at least 0"):
         task.sample(np.random.default_rng(0), -1)
     with pytest.raises(ConfigError, match="seed"):
         task.dataset("train", 1, seed=-1)

@@ -29,8 +29,9 @@ def test_the_published_example():
     """A1 B2 C3 D4 A5 B6 A7 C8 A9 B0, two occurrences ago: 1 at the third A, 5 at the fourth, 2 at the third B."""
     task = tasks.create("mqrar", back=2, keys=4, values=10, assignments=10)
 
-    class Given:
+    class Given(np.random.Generator):
         def __init__(self):
+            super().__init__(np.random.PCG64())
             self.rows = iter([[0, 1, 2, 3, 0, 1, 0, 2, 0, 1], [1, 2, 3, 4, 5, 6, 7, 8, 9, 0]])
 
         def integers(self, high, size):
