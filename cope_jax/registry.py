@@ -27,7 +27,7 @@ def unknown(kind: str, name: object, choices: Iterable[str]) -> ConfigError:
     choices = sorted(choices, key=_natural)
     near = difflib.get_close_matches(str(name), choices, n=1)
     if not choices:
-        return ConfigError(f"unknown {kind} {abridged(name)}: there is none, so leave it out")
+        return ConfigError(f"unknown {kind} {abridged(name)}: no {kind} exists, so leave it out")
     hint = f"did you mean {near[0]!r}? Choose from" if near else "choose from"
     return ConfigError(f"unknown {kind} {abridged(name)}: {hint} {', '.join(choices)}")
 

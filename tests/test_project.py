@@ -120,7 +120,7 @@ LISTED, UNLISTED = (f"https://index/absl_py-2.5.1-{tag}-none-any.whl" for tag in
 
 
 def test_every_pin_has_the_hash_of_a_file():
-    lines = [line.split("  ") for line in (ROOT / "constraints.sha256").read_text().splitlines()]
+    lines = [line.split("  ") for line in (ROOT / ".ci" / "constraints.sha256").read_text().splitlines()]
     assert all(re.fullmatch("[0-9a-f]{64}", digest) for digest, _ in lines)
     listed = {
         canonicalize_name(file[:end]) + file[end:]
@@ -143,7 +143,7 @@ def test_every_pin_has_the_hash_of_a_file():
     ],
 )
 def test_a_package_with_another_hash_is_refused(urls, digest, status, refused, tmp_path):
-    lines = (line.split("  ") for line in (ROOT / "constraints.sha256").read_text().splitlines())
+    lines = (line.split("  ") for line in (ROOT / ".ci" / "constraints.sha256").read_text().splitlines())
     digest = digest or next(digest for digest, file in lines if urls[0].endswith(file))
     downloads = [{"url": url, "archive_info": {"hashes": {"sha256": digest}}} for url in urls]
     report = tmp_path / "installed.json"

@@ -43,7 +43,7 @@ def test_the_decorator_returns_the_class():
     [
         (["circle", "square"], "squire", "unknown shape 'squire': did you mean 'square'? Choose from circle, square"),
         (["square", "circle"], "xyz", "unknown shape 'xyz': choose from circle, square"),
-        ([], "square", "unknown shape 'square': there is none, so leave it out"),
+        ([], "square", "unknown shape 'square': no shape exists, so leave it out"),
     ],
 )
 def test_an_unknown_name_lists_the_choices(names, name, message):

@@ -46,7 +46,7 @@ class Persistent:
         return {"own_files.json": json.dumps(digests, indent=1) + "\n"} if digests else {}
 
     def _own_file(self) -> Sequence[str]:
-        """The path in the option `file`, which names a table in place of a corpus; empty if there is none."""
+        """The path in the option `file`, which names a table in place of a corpus; empty without that option."""
         return tuple(filter(None, [getattr(self.config, "file", None)]))
 
     def _own_files(self) -> Sequence[str]:

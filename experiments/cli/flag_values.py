@@ -15,7 +15,7 @@ from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 
 
 def check_names(kind: str, names: Sequence[str], choices: Collection[str]) -> None:
-    """Raises ConfigError for a name that is not among the choices, or if there is none."""
+    """Raises ConfigError for a name that is not among the choices, and for an empty list."""
     for name in names:
         if name not in choices:
             raise unknown(kind, name, choices)

@@ -46,7 +46,7 @@ def main() -> int:
         parser.error(f"--workdir={options.workdir} exists: delete it, or choose another")
     kinds = list(cases.KINDS) if options.kinds == "all" else options.kinds.split(",")
     if wrong := [kind for kind in kinds if kind not in cases.KINDS]:
-        parser.error(f"--kinds={wrong[0]} is none of {', '.join(cases.KINDS)}")
+        parser.error(f"--kinds={wrong[0]} is unknown: choose from {', '.join(cases.KINDS)}")
     numbers = range(options.cases) if options.only is None else [options.only]
     ends: collections.Counter[str] = collections.Counter()
     found = []

@@ -71,7 +71,7 @@ def main() -> int:
     if options.processes < 1 or any(math.prod(mesh.values()) % options.processes for mesh in meshes.values()):
         parser.error(f"--processes={options.processes} does not split the devices of each mesh evenly")
     if wrong := [kind for kind in kinds if kind not in KINDS]:
-        parser.error(f"--kinds={wrong[0]} is none of {', '.join(KINDS)}")
+        parser.error(f"--kinds={wrong[0]} is unknown: choose from {', '.join(KINDS)}")
     if options.processes > 1 and kinds != ["train"]:
         parser.error("--processes is for --kinds=train")
     if options.bucket and not {"train", "compare", "text"}.issuperset(kinds):

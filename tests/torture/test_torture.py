@@ -251,7 +251,7 @@ def test_wrong_flags_are_one_line(monkeypatch, tmp_path, capsys):
         ([f"--workdir={tmp_path}"], "exists: delete it"),
         ([new, "--meshes=data=2,data=3", "--processes=2"], "--processes=2 does not split the devices of each mesh"),
         ([new, "--kinds=train,compare", "--processes=2"], "--processes is for --kinds=train"),
-        ([new, "--kinds=trian"], "--kinds=trian is none of train, compare"),
+        ([new, "--kinds=trian"], "--kinds=trian is unknown: choose from train, compare"),
         ([new, "--kinds=sweep", "--bucket=gs://x/y"], "--bucket is for --kinds=train,compare,text"),
     ):
         with pytest.raises(SystemExit, match="2"):
