@@ -41,7 +41,7 @@ ORDINARY_WORDS = {"none", "spam", "text", "words"}
 """Names that mean other things too: they count only where the name of something is looked up or compared."""
 MAY_NAME = {
     "experiments/grids/": "a grid chooses what it compares",
-    "cope_jax/attention/native/check.py": "the library is checked with one encoding of each kind",
+    "cope_jax/attention/kernels/cpu/check.py": "the library is checked with one encoding of each kind",
     "cope_jax/exchange/": "a published format is that of one model and of its encoding",
     "cope_jax/models/encoder.py": "the encoder is BERT's, and has its encoding by default",
     "cope_jax/training/experiment_config.py": "the default experiment; what has no attention has the encoding `none`",

@@ -1,8 +1,8 @@
 """Fused attention: the algorithm of blockwise attention as two kernels of the backend, one forward and one backward.
 
 On TPUs the encoding's own hooks are traced into the kernels, so they run any encoding whose hooks use only what a tile
-program can do (see `kernels.tile_program`). On CPUs the kernels are C++, and on NVIDIA GPUs Triton, for what
-`Encoding.native_score` can express (see `native`).
+program can do (see `kernels.tile`). On CPUs the kernels are C++, and on NVIDIA GPUs Triton, for what
+`Encoding.native_score` can express.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,9 @@ import jax
 from cope_jax.array_types import Array
 from cope_jax.attention import placement
 from cope_jax.attention.inputs import Inputs
-from cope_jax.attention.kernels import tpu_attention
-from cope_jax.attention.native import cpu_attention, gpu_attention
+from cope_jax.attention.kernels.cpu import cpu_attention
+from cope_jax.attention.kernels.gpu import gpu_attention
+from cope_jax.attention.kernels.tpu import tpu_attention
 from cope_jax.attention.tiles import BlockSizes
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError

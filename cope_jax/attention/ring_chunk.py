@@ -9,8 +9,8 @@ import jax
 from cope_jax.attention import placement, streaming_gradient, streaming_softmax
 from cope_jax.attention.blockwise import SIZES
 from cope_jax.attention.inputs import Inputs
-from cope_jax.attention.kernels import tpu, tpu_attention
-from cope_jax.attention.kernels.tpu_arguments import Execution
+from cope_jax.attention.kernels.tpu import tpu_attention, tpu_flash
+from cope_jax.attention.kernels.tpu.tpu_arguments import Execution
 from cope_jax.attention.ring_schedule import Ring
 from cope_jax.attention.streaming_gradient import Gradients, Residuals
 from cope_jax.attention.streaming_softmax import State
@@ -36,13 +36,13 @@ class ChunkAttention(NamedTuple):
         """Computes `streaming_softmax.accumulate`."""
         if self.execution is None:
             return streaming_softmax.accumulate(stream, state)
-        return tpu.accumulate(stream, state, self.execution)
+        return tpu_flash.accumulate(stream, state, self.execution)
 
     def backward(self, stream: Stream, residuals: Residuals, state: Gradients) -> Gradients:
         """Computes `streaming_gradient.backward`."""
         if self.execution is None:
             return streaming_gradient.backward(stream, residuals, state)
-        return tpu.backward(stream, residuals, state, self.execution)
+        return tpu_flash.backward(stream, residuals, state, self.execution)
 
 
 def chunk_attention(

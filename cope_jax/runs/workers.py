@@ -16,7 +16,7 @@ from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
-from cope_jax.attention.native import library
+from cope_jax.attention.kernels.cpu import library
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError, storage_reason
 from cope_jax.progress import Progress
 from cope_jax.runs.experiment import Experiment

@@ -5,7 +5,7 @@ python -m experiments.kernels --topology=h200:1 --encodings=cope,rope --head_dim
 
 For a TPU it counts cycles. A cycle issues one bundle of instructions. The count has the bundles that libtpu's compiler
 schedules, times the iterations of each loop for random queries and keys. Stalls of memory are not in it: a prediction,
-not a measurement. With --blocks, the sizes of cope_jax/attention/kernels/tpu_sizes.json can be compared with others.
+not a measurement. With --blocks, the sizes of attention/kernels/tpu/tpu_sizes.json can be compared with others.
 
 For a GPU it reads the registers of a thread, the bytes of its stack, to which registers spill, and the shared memory
 of a program. It needs '.[gpu-kernels]'.

@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from cope_jax.attention import prepare
-from cope_jax.attention.native import gpu_attention
-from cope_jax.attention.native.gpu_attention import Launch
+from cope_jax.attention.kernels.gpu import gpu_attention
+from cope_jax.attention.kernels.gpu.gpu_attention import Launch
 from cope_jax.errors import ConfigError
 from experiments.compile_check.kernel_cycles import Problem
 
@@ -54,7 +54,7 @@ def _compiled(launch: Launch, avals: list[Any]) -> dict[str, Any]:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from cope_jax.attention.native import gpu_kernels
+    from cope_jax.attention.kernels.gpu import gpu_kernels
 
     kernel, constants = getattr(gpu_kernels, launch.kernel), launch.metaparameters
     types = {"float32": "*fp32", "bfloat16": "*bf16", "int32": "*i32"}

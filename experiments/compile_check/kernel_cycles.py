@@ -18,7 +18,7 @@ from flax import nnx
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from cope_jax.attention import attend
-from cope_jax.attention.kernels import tpu_attention
+from cope_jax.attention.kernels.tpu import tpu_attention
 from cope_jax.encodings import AttentionShape, Encoding, EncodingConfig
 from cope_jax.models.decoder import DecoderConfig
 from experiments.compile_check import bundles

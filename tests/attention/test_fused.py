@@ -15,7 +15,7 @@ from jax.sharding import AxisType
 from cope_jax import encodings
 from cope_jax.attention import BlockSizes, attend, fused, fused_attention, placement, prepare
 from cope_jax.attention.attend import shard_batch
-from cope_jax.attention.kernels import tpu_attention, tpu_ops
+from cope_jax.attention.kernels.tpu import tpu_attention, tpu_ops
 from cope_jax.errors import ConfigError
 from tests.attention.problems import arrays_of, assert_equal, plain, value_and_gradients, with_full
 from tests.attention.test_blockwise import random_data

@@ -18,8 +18,8 @@ from jax.sharding import AbstractMesh
 from cope_jax import encodings
 from cope_jax.attention import attend, full_attention, fused, prepare
 from cope_jax.attention.attend import choose
-from cope_jax.attention.native import gpu_attention
-from cope_jax.attention.native.gpu_attention import Sizes
+from cope_jax.attention.kernels.gpu import gpu_attention
+from cope_jax.attention.kernels.gpu.gpu_attention import Sizes
 from cope_jax.errors import ConfigError
 from tests.attention.problems import DOCUMENTS, SHUFFLED, assert_equals_full
 from tests.oracle.encodings import Sizes as Shapes
@@ -28,7 +28,7 @@ triton = pytest.importorskip("triton", reason="needs the extra gpu-kernels")
 if os.environ.get("TRITON_INTERPRET") == "1":
     torch = pytest.importorskip("torch", reason="Triton's interpreter needs torch")
 
-from cope_jax.attention.native import gpu_kernels  # noqa: E402 - imports triton, which may be missing
+from cope_jax.attention.kernels.gpu import gpu_kernels  # noqa: E402 - imports triton, which may be missing
 
 H200 = "NVIDIA H200"
 PLUGIN = importlib.util.find_spec("jax_plugins") and importlib.util.find_spec("jax_plugins.xla_cuda13")

@@ -16,7 +16,7 @@ from flax import nnx
 
 from cope_jax import encodings
 from cope_jax.attention import attend
-from cope_jax.attention.native import library
+from cope_jax.attention.kernels.cpu import library
 from cope_jax.errors import ConfigError
 from tests.attention.test_native import native as native
 
@@ -77,7 +77,7 @@ def test_of_several_processes_one_compiles_and_the_others_wait(compiler):
 
 
 def test_a_killed_compilation_leaves_nothing_that_hinders_the_next(compiler):
-    command = [sys.executable, "-c", "from cope_jax.attention.native import library; library._compiled()"]
+    command = [sys.executable, "-c", "from cope_jax.attention.kernels.cpu import library; library._compiled()"]
     process = subprocess.Popen(command, start_new_session=True)
     end = time.monotonic() + 60
     while not times_compiled(compiler) and time.monotonic() < end:

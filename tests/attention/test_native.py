@@ -16,7 +16,7 @@ from jax.sharding import AxisType
 from cope_jax import encodings
 from cope_jax.attention import attend, full_attention, fused, prepare
 from cope_jax.attention.attend import shard_batch
-from cope_jax.attention.native import cpu_attention, library
+from cope_jax.attention.kernels.cpu import cpu_attention, library
 from cope_jax.encodings.cope import CoPE
 from cope_jax.encodings.native_score import native_score_of
 from cope_jax.errors import ConfigError
@@ -231,7 +231,7 @@ def test_an_encoding_that_changes_how_cope_scores_is_not_taken_for_cope():
 
 CASES = """
 from pathlib import Path
-from cope_jax.attention.native import library
+from cope_jax.attention.kernels.cpu import library
 library._compiled = lambda: Path({path!r})
 from tests.attention import test_native as cases
 assert library.why_not() is None, library.why_not()

@@ -11,7 +11,7 @@ from flax import nnx
 
 from cope_jax.attention import BlockSizes, blockwise_attention, full_attention, prepare
 from cope_jax.attention.fused import CPU
-from cope_jax.attention.native import cpu_attention
+from cope_jax.attention.kernels.cpu import cpu_attention
 from cope_jax.encodings import AttentionShape
 from cope_jax.encodings.cope import CoPE, CoPEConfig
 from cope_jax.ops.interpolate import interpolate

@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from cope_jax.attention.kernels.tile_program import TileProgram
-from cope_jax.attention.kernels.tile_values import NotATile, Spec, natural
+from cope_jax.attention.kernels.tile.tile_program import TileProgram
+from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec, natural
 
 L, M, K = 3, 5, 2
 ROWS = Spec((1, 1, L), jnp.float32, (2, None))

@@ -1,1 +1,1 @@
-"""Kernels that run attention with an encoding's own hooks, one file for each backend."""
+"""The kernels of fused attention, a folder for each kind of device."""

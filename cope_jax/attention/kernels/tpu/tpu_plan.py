@@ -11,10 +11,10 @@ import numpy as np
 from flax import nnx
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention.kernels.tile_program import TileProgram
-from cope_jax.attention.kernels.tile_values import NotATile, Spec
-from cope_jax.attention.kernels.tpu_arguments import Argument, Execution, of_block, of_head
-from cope_jax.attention.kernels.tpu_ops import FORMS, GATHERS
+from cope_jax.attention.kernels.tile.tile_program import TileProgram
+from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec
+from cope_jax.attention.kernels.tpu.tpu_arguments import Argument, Execution, of_block, of_head
+from cope_jax.attention.kernels.tpu.tpu_ops import FORMS, GATHERS
 from cope_jax.attention.mask import Mask
 from cope_jax.attention.tiles import KeyBlock, QueryBlock, Stream
 from cope_jax.encodings import Encoding

@@ -8,7 +8,7 @@ number is added to all logits of the row.
 import triton
 import triton.language as tl
 
-from cope_jax.attention.native.gpu_blocks import (
+from cope_jax.attention.kernels.gpu.gpu_blocks import (
     LOWEST,
     add_block,
     count_gates,

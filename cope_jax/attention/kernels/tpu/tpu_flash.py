@@ -15,9 +15,9 @@ import jax.numpy as jnp
 
 from cope_jax.array_types import Array, PyTree, accumulator_dtype
 from cope_jax.attention import streaming_gradient, streaming_softmax
-from cope_jax.attention.kernels.tpu_arguments import Execution, is_argument, key_columns, rows, sequence
-from cope_jax.attention.kernels.tpu_kernel import Kernel
-from cope_jax.attention.kernels.tpu_plan import Heads, Plan
+from cope_jax.attention.kernels.tpu.tpu_arguments import Execution, is_argument, key_columns, rows, sequence
+from cope_jax.attention.kernels.tpu.tpu_kernel import Kernel
+from cope_jax.attention.kernels.tpu.tpu_plan import Heads, Plan
 from cope_jax.attention.streaming_gradient import Gradients, KeyGradients, QueryGradients, Residuals
 from cope_jax.attention.streaming_softmax import State
 from cope_jax.attention.tiles import KeyBlock, Stream

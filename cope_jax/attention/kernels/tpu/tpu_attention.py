@@ -1,4 +1,4 @@
-"""Attention on TPUs: runs the two kernels of `tpu`, forward and backward, over whole blocks of queries and of keys."""
+"""Attention on TPUs: runs the two kernels of `tpu_flash` over whole blocks of queries and of keys."""
 
 import dataclasses
 import functools
@@ -17,9 +17,9 @@ from cope_jax.array_types import Array
 from cope_jax.attention import placement, streaming_gradient, streaming_softmax
 from cope_jax.attention.blockwise import RESIDUALS
 from cope_jax.attention.inputs import Inputs, head_major
-from cope_jax.attention.kernels import tpu
-from cope_jax.attention.kernels.tile_values import NotATile
-from cope_jax.attention.kernels.tpu_arguments import Execution
+from cope_jax.attention.kernels.tile.tile_values import NotATile
+from cope_jax.attention.kernels.tpu import tpu_flash
+from cope_jax.attention.kernels.tpu.tpu_arguments import Execution
 from cope_jax.attention.streaming_gradient import KeyGradients, Residuals
 from cope_jax.attention.tiles import BlockSizes, Stream, along_sequence, needs_one_block, pad_by
 from cope_jax.encodings import Carry, Encoding
@@ -114,12 +114,12 @@ def _refusal(execution: Execution, tree: Any, avals: tuple[Any, ...]) -> str | N
     """Why the kernels cannot be built for a stream with this structure and these shapes."""
 
     def build(stream: Stream) -> None:
-        tpu.accumulate(stream, streaming_softmax.start(stream, gradient=False), execution)
-        state = tpu.accumulate(stream, streaming_softmax.start(stream, gradient=True), execution)
+        tpu_flash.accumulate(stream, streaming_softmax.start(stream, gradient=False), execution)
+        state = tpu_flash.accumulate(stream, streaming_softmax.start(stream, gradient=True), execution)
         dout, sums = state.weighted.astype(stream.keys.v.dtype), state.slope_total
         residuals = Residuals(dout, state.total, state.total, sums)
         start = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
-        tpu.backward(stream, residuals, start, execution)
+        tpu_flash.backward(stream, residuals, start, execution)
 
     try:
         jax.eval_shape(build, jax.tree.unflatten(tree, [jax.ShapeDtypeStruct(*aval) for aval in avals]))
@@ -186,7 +186,7 @@ def _attend(execution: Execution, stream: Stream) -> Array:
 
 
 def _forward_pass(execution: Execution, stream: Stream, gradient: bool) -> tuple[Array, Array, tuple[Array, ...]]:
-    state = tpu.accumulate(stream, streaming_softmax.start(stream, gradient), execution, first=True)
+    state = tpu_flash.accumulate(stream, streaming_softmax.start(stream, gradient), execution, first=True)
     return streaming_softmax.finish(stream, state)
 
 
@@ -199,7 +199,7 @@ def _backward(execution: Execution, kept: Any, dout_BHLK: Array) -> tuple[Any]:
     stream, *result = kept
     residuals = Residuals.of(dout_BHLK, *result)
     state = streaming_gradient.start(stream, residuals, KeyGradients.zeros(stream.keys))
-    state = tpu.backward(stream, residuals, state, execution)
+    state = tpu_flash.backward(stream, residuals, state, execution)
     dparams, dqueries = streaming_gradient.finish(stream, residuals, state)
     return (streaming_gradient.of(stream, dparams, dqueries.of(stream.queries), state.keys.of(stream.keys)),)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from cope_jax.array_types import Array
-from cope_jax.attention.kernels.tile_values import NotATile
+from cope_jax.attention.kernels.tile.tile_values import NotATile
 from cope_jax.ops import tile
 
 LANES = 128  # a register has 128 columns; one instruction gathers within them

@@ -17,7 +17,7 @@ import numpy as np
 from jax.extend.core import Jaxpr, JaxprEqn, Literal, Var
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention.kernels.tile_operations import (
+from cope_jax.attention.kernels.tile.tile_operations import (
     ELEMENTWISE,
     REDUCTIONS,
     TRANSLATIONS,
@@ -28,7 +28,7 @@ from cope_jax.attention.kernels.tile_operations import (
     operation,
     reduce,
 )
-from cope_jax.attention.kernels.tile_values import NotATile, Spec, Tile, is_constant, natural, whole
+from cope_jax.attention.kernels.tile.tile_values import NotATile, Spec, Tile, is_constant, natural, whole
 from cope_jax.ops import tile
 
 INLINED = {"jit": "jaxpr", "pjit": "jaxpr", "closed_call": "call_jaxpr", "custom_jvp_call": "call_jaxpr"}

@@ -1,6 +1,7 @@
-"""Compares a compiled library with full attention on a small problem: `python -m cope_jax.attention.native.check PATH`.
+"""Compares a compiled library with full attention on a small problem.
 
-The exit status is 0 if value and gradients agree, and `library.WRONG` if they differ.
+Run as `python -m cope_jax.attention.kernels.cpu.check PATH`. The exit status is 0 if value and gradients agree, and
+`library.WRONG` if they differ.
 """
 
 import sys
@@ -16,7 +17,7 @@ from cope_jax import encodings
 from cope_jax.array_types import Array
 from cope_jax.attention.full import full_attention
 from cope_jax.attention.inputs import Inputs, prepare
-from cope_jax.attention.native import cpu_attention, library
+from cope_jax.attention.kernels.cpu import cpu_attention, library
 from cope_jax.encodings import Encoding
 
 LENGTH, TOLERANCE = 150, 1e-3  # more than two tiles

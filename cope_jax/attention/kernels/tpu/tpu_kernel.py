@@ -13,9 +13,9 @@ from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType, PartitionSpec
 
 from cope_jax.array_types import Array, PyTree
-from cope_jax.attention.kernels.tile_values import Spec
-from cope_jax.attention.kernels.tpu_arguments import Argument, is_argument, specs
-from cope_jax.attention.kernels.tpu_plan import Plan, Programs
+from cope_jax.attention.kernels.tile.tile_values import Spec
+from cope_jax.attention.kernels.tpu.tpu_arguments import Argument, is_argument, specs
+from cope_jax.attention.kernels.tpu.tpu_plan import Plan, Programs
 from cope_jax.encodings import Carry
 
 VMEM_BYTES = 100 * 2**20

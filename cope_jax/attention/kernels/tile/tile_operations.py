@@ -10,7 +10,7 @@ import numpy as np
 from jax.extend.core import JaxprEqn
 
 from cope_jax.array_types import Array
-from cope_jax.attention.kernels.tile_values import (
+from cope_jax.attention.kernels.tile.tile_values import (
     NotATile,
     Tile,
     dtype_of,

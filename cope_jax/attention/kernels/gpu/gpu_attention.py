@@ -20,8 +20,8 @@ from jax.ad_checkpoint import checkpoint_name
 from cope_jax.array_types import Array
 from cope_jax.attention.blockwise import RESIDUALS
 from cope_jax.attention.inputs import Inputs
-from cope_jax.attention.native import arguments
-from cope_jax.attention.native.arguments import GATES, Arrays
+from cope_jax.attention.kernels import arguments
+from cope_jax.attention.kernels.arguments import GATES, Arrays
 from cope_jax.encodings import Encoding
 
 INSTALL = "pip install -e '.[gpu-kernels]'"
@@ -225,7 +225,7 @@ def run_on_gpu(launch: Launch, *arrays: Array) -> Any:
     """Runs a kernel through jax-triton."""
     import jax_triton  # an extra, which can be imported only where JAX has CUDA
 
-    from cope_jax.attention.native import gpu_kernels
+    from cope_jax.attention.kernels.gpu import gpu_kernels
 
     return jax_triton.triton_call(
         *arrays,

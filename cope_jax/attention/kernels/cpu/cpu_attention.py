@@ -11,8 +11,9 @@ from jax.ad_checkpoint import checkpoint_name
 from cope_jax.array_types import Array
 from cope_jax.attention.blockwise import RESIDUALS
 from cope_jax.attention.inputs import Inputs
-from cope_jax.attention.native import arguments, library
-from cope_jax.attention.native.arguments import GATES, Arrays
+from cope_jax.attention.kernels import arguments
+from cope_jax.attention.kernels.arguments import GATES, Arrays
+from cope_jax.attention.kernels.cpu import library
 from cope_jax.encodings import Encoding
 from cope_jax.errors import ConfigError
 
