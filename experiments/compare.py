@@ -27,17 +27,17 @@ from absl import flags
 from ml_collections import config_flags
 
 from cope_jax import encodings, tasks
-from cope_jax.buckets import shown
 from cope_jax.evaluation.report import comparison, grid_cells, grid_table, page, plots
 from cope_jax.evaluation.report.grid_cells import Tables
 from cope_jax.evaluation.report.page import PageRun
 from cope_jax.evaluation.report.table import console
-from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.grid import GridRun
 from cope_jax.runs.records import Record
+from cope_jax.storage.files import write_atomically
+from cope_jax.storage.mirror import shown
 from cope_jax.tasks import Task
 from cope_jax.training import metrics, processes
 from cope_jax.training.experiment_config import ExperimentConfig

@@ -21,11 +21,11 @@ import numpy as np
 from absl import flags
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_text
 from cope_jax.generation import text_model
 from cope_jax.generation.decoding import generate_stream
 from cope_jax.generation.detokenizer import Continuation
 from cope_jax.generation.sampling import row_keys
+from cope_jax.storage.files import read_text
 from experiments.cli import entry, outputs
 
 _MODEL = flags.DEFINE_string(

@@ -35,11 +35,11 @@ from cope_jax import encodings, models
 from cope_jax.attention import attend, fused, prepare
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import write_atomically
 from cope_jax.layers.block_config import BlockConfig
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record, environment
+from cope_jax.storage.files import write_atomically
 from experiments.cli import entry
 from experiments.cli.flag_values import check_names
 

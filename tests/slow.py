@@ -75,9 +75,9 @@ ops/test_interpolate.py::test_a_tpu_
 runs/test_warm_start.py::test_what_acts_at_once_is_measured\[(?!none|cope|rope|alibi|learned\]|fox)
 test_pages.py::test_python_runs_and_shows_what_the_comments_say\[docs/(own_code|attention)
 training/test_carry.py::test_the_state_that_a_model_carries_is_what_reading_the_text_on_would_give
-training/test_checkpoints.py::test_(a_single_bit|the_step_of_a_damaged|where_no_checkpoint)
-training/test_checkpoints.py::test_a_checkpoint_whose_folder_was_renamed_is_not_taken_for_another_step\[False
-training/test_checkpoints.py::test_damage_is_one_line_on_stderr
+storage/test_checkpoints.py::test_(a_single_bit|the_step_of_a_damaged|where_no_checkpoint)
+storage/test_checkpoints.py::test_a_checkpoint_whose_folder_was_renamed_is_not_taken_for_another_step\[False
+storage/test_checkpoints.py::test_damage_is_one_line_on_stderr
 training/test_exactness.py::
 training/test_loop.py::test_the_kinds_of_run_differ
 training/test_sharding.py::test_other_blocks_on_a_mesh_equal_those_of_one_device\[(gated_delta|options around)

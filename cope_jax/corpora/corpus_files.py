@@ -9,7 +9,7 @@ from etils import epath
 
 from cope_jax.corpora import document_files
 from cope_jax.errors import ConfigError
-from cope_jax.files import glob_in, in_bucket, read_text
+from cope_jax.storage.files import glob_in, in_bucket, read_text
 
 Document = list[tuple[str, ...]]
 """A document: a list of sentences, each a tuple of words."""

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple
 from etils import epath
 
 from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import in_bucket, parse_json
+from cope_jax.storage.files import in_bucket, parse_json
 
 PIECE = 1 << 20
 """The number of characters after which a document of plain text is cut into pieces, between words."""

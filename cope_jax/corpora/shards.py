@@ -29,9 +29,9 @@ from etils import epath
 from cope_jax.corpora.packing import Packing, TokenStream, arrange
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import in_bucket, inside, read_object
-from cope_jax.locks import unfinished
 from cope_jax.registry import unknown
+from cope_jax.storage.files import in_bucket, inside, read_object
+from cope_jax.storage.locks import unfinished
 
 MANIFEST = "manifest.json"
 FORMAT = 1

@@ -16,7 +16,7 @@ import numpy as np
 
 from cope_jax.corpora.corpus_files import matching
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_bytes
+from cope_jax.storage.files import read_bytes
 
 PYTHON = ("**/*.py",)
 _FOREIGN = frozenset(("site-packages", "dist-packages", "__pycache__", "test", "tests", "idle_test"))

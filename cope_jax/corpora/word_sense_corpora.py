@@ -6,7 +6,7 @@ from typing import Literal, cast, get_args
 
 from cope_jax.corpora.corpus_files import find, read_lines
 from cope_jax.errors import ConfigError
-from cope_jax.files import parse_json
+from cope_jax.storage.files import parse_json
 
 Split = Literal["train", "test"]
 _HEADER = "word\tsplit\tsense\tindex\tsentence"

@@ -11,8 +11,8 @@ from etils import epath
 from cope_jax.corpora.shards import MANIFEST
 from cope_jax.data.shard_writer import write_file
 from cope_jax.errors import ConfigError
-from cope_jax.files import glob_in, in_bucket, inside, read_object
-from cope_jax.locks import PARTIAL
+from cope_jax.storage.files import glob_in, in_bucket, inside, read_object
+from cope_jax.storage.locks import PARTIAL
 from cope_jax.tokenizers.byte_level import BPE
 from cope_jax.tokenizers.word_level import Words
 

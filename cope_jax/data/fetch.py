@@ -11,8 +11,8 @@ import zipfile
 import requests
 
 from cope_jax.errors import ConfigError
-from cope_jax.locks import unfinished
 from cope_jax.progress import Progress
+from cope_jax.storage.locks import unfinished
 
 _SECONDS = 30  # how long to wait for a server to answer, or to send more
 _PATIENCE, _SLOWEST = 60, 1000  # a download takes at most these seconds, and one for each of these bytes

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from cope_jax.buckets import Bucket
 from cope_jax.corpora.export_sources import Source
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import MANIFEST, Manifest, Shard, read_manifest
@@ -34,10 +33,11 @@ from cope_jax.data.export_folder import (
 )
 from cope_jax.data.shard_writer import SUMS, Chunk, Options, write_file
 from cope_jax.errors import ConfigError, StorageError, bucket_error
-from cope_jax.files import glob_in, in_bucket
-from cope_jax.locks import remove_abandoned
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least
+from cope_jax.storage.bucket import Bucket
+from cope_jax.storage.files import glob_in, in_bucket
+from cope_jax.storage.locks import remove_abandoned
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.tokenizer import Tokenizer
 

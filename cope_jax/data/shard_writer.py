@@ -12,9 +12,9 @@ from cope_jax.corpora.packing import Packing, join
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import Shard, file_digest, records
 from cope_jax.errors import ConfigError, clear_storage_errors
-from cope_jax.files import in_bucket
-from cope_jax.locks import unfinished
 from cope_jax.registry import check_at_least
+from cope_jax.storage.files import in_bucket
+from cope_jax.storage.locks import unfinished
 from cope_jax.tokenizers.tokenizer import Tokenizer
 
 SUMS = ("documents", "words", "bytes", "unknown", "changed")

@@ -18,9 +18,9 @@ from etils import epath
 from google.protobuf import json_format
 
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import in_bucket, read_text
-from cope_jax.locks import unfinished
 from cope_jax.registry import unknown
+from cope_jax.storage.files import in_bucket, read_text
+from cope_jax.storage.locks import unfinished
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import Batch, Task
 

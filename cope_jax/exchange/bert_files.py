@@ -15,9 +15,9 @@ from cope_jax.exchange import tensor_map
 from cope_jax.exchange.safetensors_io import ACTIVATIONS, THEIR_ACTIVATIONS, Params, typed
 from cope_jax.exchange.safetensors_io import CONFIG as CONFIG
 from cope_jax.exchange.safetensors_io import WEIGHTS as WEIGHTS
-from cope_jax.files import read_object
 from cope_jax.models.bert import Bert, BertConfig
 from cope_jax.models.encoder import bert_block
+from cope_jax.storage.files import read_object
 from cope_jax.tokenizers.wordpiece import read_pieces
 
 VOCABULARY, TOKENIZER = "vocab.txt", "tokenizer.json"

@@ -12,10 +12,10 @@ from flax import nnx
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_object
 from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.models.model import deciding_options
 from cope_jax.registry import configure
+from cope_jax.storage.files import read_object
 from cope_jax.tokenizers.characters import NUM_CHARACTERS
 
 OPTIONS = "options.json"

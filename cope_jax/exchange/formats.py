@@ -20,11 +20,11 @@ from cope_jax.exchange import bert_files, elmo_files, safetensors_io
 from cope_jax.exchange.gpt2 import GPT2
 from cope_jax.exchange.llama import LLAMA
 from cope_jax.exchange.safetensors_io import CONFIG, WEIGHTS, Params
-from cope_jax.files import read_object
 from cope_jax.layout import WHOLE
 from cope_jax.models.encoder import EncoderConfig
 from cope_jax.models.model import MODELS
 from cope_jax.registry import configure, unknown
+from cope_jax.storage.files import read_object
 
 OWN, ELMO = "cope_jax", "elmo"
 _VERSION = 1

@@ -13,9 +13,9 @@ from flax import nnx
 from flax.traverse_util import flatten_dict
 
 from cope_jax.errors import ConfigError, StorageError, first_line
-from cope_jax.files import inside, read_object, replacing, write_atomically
 from cope_jax.models.model import overlay
 from cope_jax.registry import configure
+from cope_jax.storage.files import inside, read_object, replacing, write_atomically
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 GENERATION = "generation_config.json"

@@ -16,9 +16,9 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import safetensors_io
 from cope_jax.exchange.safetensors_io import CONFIG, TOKENS, Params
-from cope_jax.files import read_object
 from cope_jax.models.decoder import DecoderConfig
 from cope_jax.models.model import deciding_options
+from cope_jax.storage.files import read_object
 
 ADAPTER = "adapter_config.json"
 TIED_HEAD = {"lm_head.weight": "embedding/embedding"}

@@ -14,9 +14,7 @@ import numpy as np
 
 from cope_jax import tasks
 from cope_jax.array_types import PyTree
-from cope_jax.buckets import shown
 from cope_jax.errors import ConfigError
-from cope_jax.files import write_atomically
 from cope_jax.models.model import attends
 from cope_jax.progress import Progress
 from cope_jax.registry import check_at_least, checked
@@ -25,9 +23,11 @@ from cope_jax.runs import warm_start
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record
+from cope_jax.storage.checkpoint_io import step_of
+from cope_jax.storage.files import write_atomically
+from cope_jax.storage.mirror import shown
 from cope_jax.tasks import Task
 from cope_jax.training import processes, summary
-from cope_jax.training.checkpoint_io import step_of
 from cope_jax.training.evaluator import Evaluator
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.from_config import batch_shapes, create_iterator, create_learner, create_program

@@ -8,11 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from cope_jax import tasks
-from cope_jax.buckets import shown
-from cope_jax.files import inside
 from cope_jax.runs import records, workers
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
+from cope_jax.storage.files import inside
+from cope_jax.storage.mirror import shown
 from cope_jax.tasks import Task
 from cope_jax.training import processes
 from cope_jax.training.experiment_config import ExperimentConfig

@@ -14,15 +14,15 @@ import numpy as np
 from cope_jax import models, tasks
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import bert_files, formats, safetensors_io
-from cope_jax.files import read_object
 from cope_jax.registry import checked
 from cope_jax.runs.workdir import check_seeds, read_json, read_settings
+from cope_jax.storage.checkpoint_io import step_of
+from cope_jax.storage.checkpoints import Checkpoints
+from cope_jax.storage.files import read_object
 from cope_jax.tasks import Task
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.tokenizer import Codec
 from cope_jax.tokenizers.word_level import Words as WordTokenizer
-from cope_jax.training.checkpoint_io import step_of
-from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import ExperimentConfig, JobConfig, MeshConfig
 from cope_jax.training.from_config import create_learner
 from cope_jax.training.program import SeedBatch

@@ -25,7 +25,7 @@ import jax
 import numpy as np
 
 import cope_jax
-from cope_jax.files import write_atomically
+from cope_jax.storage.files import write_atomically
 
 Record = dict[str, Any]
 

@@ -18,15 +18,15 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from cope_jax import tasks
-from cope_jax.buckets import Mirror
-from cope_jax.buckets.lock import printable
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
 from cope_jax.exchange.safetensors_io import holds_model
-from cope_jax.files import read_object, write_atomically
-from cope_jax.locks import open_lock, try_lock
 from cope_jax.runs.records import Record, finite, select
+from cope_jax.storage.bucket_lock import printable
+from cope_jax.storage.checkpoint_io import of_first_process
+from cope_jax.storage.files import read_object, write_atomically
+from cope_jax.storage.locks import open_lock, try_lock
+from cope_jax.storage.mirror import Mirror
 from cope_jax.tasks import Task
-from cope_jax.training.checkpoint_io import of_first_process
 from cope_jax.training.experiment_config import ExperimentConfig
 
 MEASURING = ".measuring.lock"

@@ -9,7 +9,7 @@ from typing import Any
 from etils import epath
 
 from cope_jax.corpora import document_files
-from cope_jax.files import read_text
+from cope_jax.storage.files import read_text
 
 
 class Persistent:

@@ -16,8 +16,8 @@ from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.shards import Shards, read_manifest
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
-from cope_jax.files import in_bucket, read_object
 from cope_jax.registry import check_at_least, check_fields
+from cope_jax.storage.files import in_bucket, read_object
 from cope_jax.tasks.stored import Blocks, TextTask
 from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading

@@ -12,8 +12,8 @@ from etils import epath
 from cope_jax.corpora import baselines, conllu
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.errors import ConfigError
-from cope_jax.files import in_bucket
 from cope_jax.registry import check_at_least
+from cope_jax.storage.files import in_bucket
 from cope_jax.tasks.stored import StoredTask
 from cope_jax.tasks.task import TASKS, Baseline, Batch, check
 from cope_jax.tokenizers.characters import characters

@@ -18,8 +18,8 @@ from cope_jax.corpora.raw_text import Mixture, Texts
 from cope_jax.corpora.sentences_by_corpus import SPLITS
 from cope_jax.corpora.text_units import Counts
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_object
 from cope_jax.registry import check_at_least, check_fields, unknown
+from cope_jax.storage.files import read_object
 from cope_jax.tasks.stored import TextTask
 from cope_jax.tasks.task import TASKS, Batch, check
 from cope_jax.tokenizers import loading

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from cope_jax.errors import ConfigError, first_line
-from cope_jax.files import glob_in, in_bucket, read_object, read_text
+from cope_jax.storage.files import glob_in, in_bucket, read_object, read_text
 from cope_jax.tokenizers.byte_level import BPE, ENDS, Bytes
 from cope_jax.tokenizers.tokenizer import Tokenizer
 from cope_jax.tokenizers.word_level import Words

@@ -8,7 +8,7 @@ import numpy as np
 from etils import epath
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_text
+from cope_jax.storage.files import read_text
 
 UNKNOWN, EOS = "<unk>", "<eos>"
 _OTHER_SPACE = re.compile(r"[^\S \n]|  ")

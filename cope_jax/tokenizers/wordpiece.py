@@ -11,7 +11,7 @@ from typing import Any
 from etils import epath
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import read_text
+from cope_jax.storage.files import read_text
 
 SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 _MAX_ALPHABET = 1000

@@ -14,7 +14,7 @@ import numpy as np
 from cope_jax.array_types import PyTree
 from cope_jax.errors import NonFiniteError
 from cope_jax.progress import Progress
-from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import JobConfig, TrainingConfig
 from cope_jax.training.learner import TrainState
 from cope_jax.training.metrics import MetricsWriter, headline

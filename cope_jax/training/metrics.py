@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cope_jax.errors import StorageError, clear_storage_errors
-from cope_jax.files import parse_json, read_lines, replacing
+from cope_jax.storage.files import parse_json, read_lines, replacing
 from cope_jax.training import trackers
 
 

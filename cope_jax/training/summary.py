@@ -12,7 +12,7 @@ import rich.console
 import rich.table
 
 from cope_jax.array_types import PyTree
-from cope_jax.training import checksum
+from cope_jax.storage import checksum
 
 
 def parameter_table(params: PyTree) -> rich.table.Table:

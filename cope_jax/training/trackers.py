@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from cope_jax.buckets import shown
 from cope_jax.errors import ConfigError
-from cope_jax.files import write_atomically
+from cope_jax.storage.files import write_atomically
+from cope_jax.storage.mirror import shown
 
 TENSORBOARD, NONE = "tensorboard", "none"
 

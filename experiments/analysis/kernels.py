@@ -21,7 +21,7 @@ from rich.console import Console
 
 from cope_jax.encodings import EncodingConfig
 from cope_jax.evaluation.report.table import Table
-from cope_jax.locks import unfinished
+from cope_jax.storage.locks import unfinished
 from experiments.cli import entry, outputs
 from experiments.cli.flag_values import read_names, read_numbers
 from experiments.compile_check import bundles, chips, gpu_resources, kernel_cycles

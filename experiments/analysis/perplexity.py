@@ -17,7 +17,6 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from cope_jax.buckets import shown
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import console as wide_console
@@ -27,6 +26,7 @@ from cope_jax.registry import unknown
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import LoadedRun, load_run
 from cope_jax.runs.records import Record, select
+from cope_jax.storage.mirror import shown
 from cope_jax.tasks.stored import TextTask
 from experiments.cli import entry
 from experiments.cli.flag_values import read_numbers

@@ -19,9 +19,9 @@ from absl import flags
 from rich.console import Console
 
 from cope_jax.encodings import EncodingConfig
-from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import Record
+from cope_jax.storage.files import write_atomically
 from cope_jax.training.preemption import GracefulStop, Interrupted
 from experiments.benchmark import benchmark_report, contenders, devices, memory_use, process, timing
 from experiments.benchmark.workloads import Recipe, cores, read_problems

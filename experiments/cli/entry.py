@@ -19,11 +19,11 @@ from absl import app, flags, logging
 from ml_collections import config_flags
 
 from cope_jax import models, tasks
-from cope_jax.buckets import mirrored
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, NonFiniteError, StorageError
-from cope_jax.files import cache_folder, in_bucket, private_folder
 from cope_jax.registry import check_plain_numbers
+from cope_jax.storage.files import cache_folder, in_bucket, private_folder
+from cope_jax.storage.mirror import mirrored
 from cope_jax.training import config_files
 from cope_jax.training.experiment_config import ExperimentConfig
 from cope_jax.training.preemption import Interrupted
@@ -138,7 +138,7 @@ def _check_folders() -> None:
 
 @contextlib.contextmanager
 def _mirrored_folders(names: Sequence[str]) -> Iterator[None]:
-    """Lets the command work in local folders for those in buckets: see `cope_jax.buckets`."""
+    """Lets the command work in local folders for those in buckets: see `cope_jax.storage.mirror`."""
     with contextlib.ExitStack() as stack:
         urls = {}
         for name in names:

@@ -9,11 +9,11 @@ from typing import Any
 from rich.console import Console
 
 from cope_jax import models
-from cope_jax.buckets import shown
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
-from cope_jax.files import in_bucket, write_atomically
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.records import environment
+from cope_jax.storage.files import in_bucket, write_atomically
+from cope_jax.storage.mirror import shown
 
 
 def write(workdir: Path, name: str, content: Mapping[str, Any], text: str) -> list[Path]:

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 from cope_jax.errors import ConfigError
 from cope_jax.evaluation.report.plot_style import COLUMN_WIDTH, STYLE, add_caption, line
 from cope_jax.evaluation.report.table import Table
-from cope_jax.files import read_object
+from cope_jax.storage.files import read_object
 from experiments.compile_check.figures import Figures, between, seconds, size
 
 HEADINGS = ("chip", "devices", "", "memory", "compute", "sent", "messages", "tokens/s per device", "MFU", "efficiency")

@@ -27,11 +27,11 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import classification, pretrained
 from cope_jax.evaluation.report.table import Table, console, figure
 from cope_jax.exchange import bert_files
-from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import environment
+from cope_jax.storage.files import write_atomically
 from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry, jobs, outputs
 from experiments.cli.flag_values import check_names, with_options

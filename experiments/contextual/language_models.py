@@ -21,8 +21,8 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import Table, console, figure
-from cope_jax.files import write_atomically
 from cope_jax.runs import workdir as workdirs
+from cope_jax.storage.files import write_atomically
 from cope_jax.training.metrics import read_curves
 from experiments.cli import entry, outputs
 

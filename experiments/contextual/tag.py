@@ -25,11 +25,11 @@ from cope_jax.errors import ConfigError
 from cope_jax.evaluation.contextual import contextual_plots, pretrained
 from cope_jax.evaluation.report.plot_style import save
 from cope_jax.evaluation.report.table import Table, console, mean_std
-from cope_jax.files import write_atomically
 from cope_jax.runs import grid
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.records import select
+from cope_jax.storage.files import write_atomically
 from cope_jax.training.experiment_config import ExperimentConfig
 from experiments.cli import entry, jobs, outputs
 from experiments.cli.flag_values import by_kind, check_names, with_options

@@ -21,7 +21,6 @@ import jax
 from absl import flags
 
 from cope_jax import models, tasks
-from cope_jax.buckets import shown
 from cope_jax.encodings import EncodingConfig
 from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual import pretrained
@@ -30,6 +29,7 @@ from cope_jax.models.model import deciding_options
 from cope_jax.registry import configure
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import RUN, Loaded, LoadedRun, load
+from cope_jax.storage.mirror import shown
 from cope_jax.tasks.stored import TextTask
 from cope_jax.tokenizers import loading
 from cope_jax.tokenizers.word_level import Words

@@ -23,9 +23,9 @@ from cope_jax.corpora.shards import Manifest
 from cope_jax.data.shard_export import Vocabulary, export
 from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError
-from cope_jax.files import in_bucket
 from cope_jax.registry import check_plain_numbers
 from cope_jax.runs.workers import cores
+from cope_jax.storage.files import in_bucket
 from experiments.cli import entry, outputs
 
 _OUT = flags.DEFINE_string("out", None, "Folder to write to (required); shards may go to a bucket.", required=True)

@@ -17,13 +17,13 @@ from pathlib import Path
 from absl import flags
 from tqdm import tqdm
 
-from cope_jax.buckets import Mirror, shown
 from cope_jax.errors import ConfigError
 from cope_jax.registry import unknown
 from cope_jax.runs import grid as grids
 from cope_jax.runs import records as recording
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs import workers
+from cope_jax.storage.mirror import Mirror, shown
 from cope_jax.training.preemption import Interrupted
 from experiments.cli import entry, jobs, outputs
 from experiments.sweep import cells as reading

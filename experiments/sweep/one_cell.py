@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO
 
-from cope_jax.files import cache_folder
-from cope_jax.locks import open_lock, try_lock
+from cope_jax.storage.files import cache_folder
+from cope_jax.storage.locks import open_lock, try_lock
 
 POLL = 0.1
 """Seconds between two tries to claim what is in use."""

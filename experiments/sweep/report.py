@@ -9,8 +9,8 @@ from tqdm import tqdm
 from cope_jax import tasks
 from cope_jax.evaluation.report import grid_cells, grid_table, page
 from cope_jax.evaluation.report.plot_style import save
-from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record
+from cope_jax.storage.files import write_atomically
 from cope_jax.tasks import Task
 from cope_jax.training.metrics import read_curves
 from experiments.sweep.cells import Cell, State

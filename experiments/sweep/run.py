@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cope_jax.buckets import unlink
 from cope_jax.runs import workdir as workdirs
+from cope_jax.storage.mirror import unlink
 from experiments.sweep.cells import FAILED
 from experiments.sweep.one_cell import IN_USE, WAITS
 

@@ -3,10 +3,10 @@ import gzip
 import pytest
 from etils import epath
 
-from cope_jax import files
 from cope_jax.corpora import document_files, sms
 from cope_jax.corpora.corpus_files import SAMPLES, find, matching, read_lines
 from cope_jax.errors import ConfigError
+from cope_jax.storage import files
 from tests.corpora.data import write
 
 

@@ -17,7 +17,7 @@ from cope_jax.data import export_folder, pipeline, shard_export, shard_writer
 from cope_jax.data.shard_export import Vocabulary, export
 from cope_jax.data.shard_writer import Options
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.locks import PARTIAL
+from cope_jax.storage.locks import PARTIAL
 
 BYTES, OPTIONS = Vocabulary("bytes"), Options(length=8, shard_tokens=300)
 TEXTS = [f"The {number}th document has {'many ' * number}words." for number in range(40)]

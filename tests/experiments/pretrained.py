@@ -5,7 +5,7 @@ from pathlib import Path
 
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.workdir import keep_files, open_workdir, write_json
-from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import ExperimentConfig
 
 BLOCK = {"model_dim": 8, "num_heads": 2, "mlp_dim": 16, "dropout": 0.0}

@@ -4,7 +4,7 @@ import signal
 import time
 
 from cope_jax.data.fetch import SOURCES
-from cope_jax.files import read_text
+from cope_jax.storage.files import read_text
 from tests.corpora.data import real, write
 from tests.data.serving import nowhere, serving
 

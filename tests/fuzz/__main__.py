@@ -22,11 +22,11 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from tests.buckets.bucket_server import serving
 from tests.experiments.commands import CONFIG, ROOT, Command, Done
 from tests.fuzz import cases
 from tests.fuzz.cases import Case, Material
 from tests.fuzz.servers import mirror
+from tests.storage.bucket_server import serving
 
 STATUSES = (0, 2, 3, 4)
 

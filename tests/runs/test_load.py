@@ -19,8 +19,8 @@ from cope_jax.models.elmo import Elmo, ElmoConfig
 from cope_jax.models.encoder import bert_block
 from cope_jax.runs.experiment import Experiment
 from cope_jax.runs.load import TRAINED, load, load_run
+from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.training import config_files
-from cope_jax.training.checkpoints import Checkpoints
 from tests.exchange.exchange_cases import GPT2, LLAMA, tensors, write
 
 pytestmark = pytest.mark.xdist_group("load")  # what its fixture trains is shared

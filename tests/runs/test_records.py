@@ -4,8 +4,8 @@ import math
 
 import pytest
 
-from cope_jax.files import write_atomically
 from cope_jax.runs.records import environment, select, summarise, write_results
+from cope_jax.storage.files import write_atomically
 
 RECORD = {
     "task": "selective_copy",

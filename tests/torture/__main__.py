@@ -30,12 +30,12 @@ import numpy as np
 from tqdm import tqdm
 
 from cope_jax import tasks
-from cope_jax.buckets import mirrored
 from cope_jax.evaluation.report.table import Table
 from cope_jax.evaluation.report.table import console as wide_console
 from cope_jax.runs.workdir import read_settings
+from cope_jax.storage.checkpoints import Checkpoints
+from cope_jax.storage.mirror import mirrored
 from cope_jax.training import from_config
-from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import ExperimentConfig, MeshConfig
 from cope_jax.training.program import Program
 from tests.torture import killing

@@ -13,7 +13,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from cope_jax.buckets import Bucket
+from cope_jax.storage.bucket import Bucket
 from tests.torture.tortured_config import get_config
 
 ROOT = Path(__file__).parents[2]

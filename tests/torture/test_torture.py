@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cope_jax.training.checkpoints import Checkpoints
-from tests.buckets.bucket_server import serving
+from cope_jax.storage.checkpoints import Checkpoints
+from tests.storage.bucket_server import serving
 from tests.torture import __main__ as torture
 from tests.torture import jobs, killing
 from tests.torture.jobs import Job

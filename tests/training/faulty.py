@@ -13,8 +13,8 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cope_jax.errors import StorageError
-from cope_jax.training import checksum
-from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.storage import checksum
+from cope_jax.storage.checkpoints import Checkpoints
 
 PROGRESS = {"data": [{"next_index": 7}], "seconds": 0.5}
 

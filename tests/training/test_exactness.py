@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 
-from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import MeshConfig
 from cope_jax.training.metrics import read_metrics
 from cope_jax.training.preemption import Interrupted

@@ -13,8 +13,8 @@ import jax
 import pytest
 
 from cope_jax.errors import StorageError, clear_storage_errors, storage_reason
-from cope_jax.training import checksum
-from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.storage import checksum
+from cope_jax.storage.checkpoints import Checkpoints
 from tests.training import faulty
 
 ROOT = Path(__file__).parents[2]

@@ -13,8 +13,8 @@ import pytest
 
 from cope_jax import tasks
 from cope_jax.errors import NonFiniteError, StorageError
+from cope_jax.storage.checkpoints import Checkpoints
 from cope_jax.training import loop
-from cope_jax.training.checkpoints import Checkpoints
 from cope_jax.training.experiment_config import JobConfig
 from cope_jax.training.metrics import read_metrics
 from cope_jax.training.preemption import Interrupted

@@ -16,13 +16,13 @@ from cope_jax.errors import ConfigError, clear_storage_errors
 from cope_jax.evaluation.contextual.embedders import embed
 from cope_jax.exchange import bert_files
 from cope_jax.exchange.safetensors_io import require
-from cope_jax.files import read_object
 from cope_jax.models.embedder import ModelEmbedder
 from cope_jax.models.encoder import EncoderConfig, EncoderOptions
 from cope_jax.runs import workdir as workdirs
 from cope_jax.runs.load import MINILM as MINILM
 from cope_jax.runs.load import Loaded, load_run
 from cope_jax.runs.load import load as load_folder
+from cope_jax.storage.files import read_object
 from cope_jax.training.experiment_config import ExperimentConfig, TaskConfig
 
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from cope_jax.files import write_atomically
 from cope_jax.runs.records import finite
+from cope_jax.storage.files import write_atomically
 
 if TYPE_CHECKING:
     from cope_jax.evaluation.gates.maps import Inspection  # whose notebook view is made here

@@ -13,8 +13,8 @@ import vl_convert
 from cope_jax.evaluation.report import page_charts, significance
 from cope_jax.evaluation.report.grid_cells import Tables, legend
 from cope_jax.evaluation.report.table import words
-from cope_jax.files import write_atomically
 from cope_jax.runs.records import Record, finite
+from cope_jax.storage.files import write_atomically
 
 
 @dataclasses.dataclass(frozen=True)

@@ -25,8 +25,8 @@ from typing import IO
 import jax
 
 from cope_jax.errors import ConfigError
-from cope_jax.files import cache_folder, exposed, private_folder, write_atomically
-from cope_jax.locks import open_lock, try_lock, unfinished
+from cope_jax.storage.files import cache_folder, exposed, private_folder, write_atomically
+from cope_jax.storage.locks import open_lock, try_lock, unfinished
 
 SETTING = "COPE_JAX_NATIVE"
 MODES = ("0", "1", "required")

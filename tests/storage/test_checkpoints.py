@@ -12,8 +12,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.training import checkpoint_folder, checkpoint_io
-from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.storage import checkpoint_folder, checkpoint_io
+from cope_jax.storage.checkpoints import Checkpoints
 from tests.training import tiny
 
 PROGRESS = {

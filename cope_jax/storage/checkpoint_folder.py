@@ -16,7 +16,7 @@ from orbax.checkpoint import v1 as ocp
 
 from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError, clear_storage_errors
-from cope_jax.training.checkpoint_io import step_of
+from cope_jax.storage.checkpoint_io import step_of
 
 _UNFINISHED = ".orbax-checkpoint-tmp"
 """Orbax puts this text into the name of a folder until the folder is completely written."""

@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from cope_jax.buckets import Bucket, Mirror, lock, mirrored
 from cope_jax.errors import ConfigError
-from tests.buckets.saving import URL
+from cope_jax.storage import bucket_lock
+from cope_jax.storage.bucket import Bucket
+from cope_jax.storage.mirror import Mirror, mirrored
+from tests.storage.saving import URL
 
 pytestmark = [pytest.mark.xdist_group("buckets")]
 
@@ -45,7 +47,7 @@ def shared(server, tmp_path, monkeypatch):
 def dead():
     process = subprocess.Popen(["true"])
     process.wait()
-    return {"process": process.pid, "machine": lock.machine(), "url": "gs://theirs/run", "token": "t"}
+    return {"process": process.pid, "machine": bucket_lock.machine(), "url": "gs://theirs/run", "token": "t"}
 
 
 def within(seconds, action):
@@ -177,5 +179,5 @@ def test_no_path_in_a_bucket_is_a_pattern(name, server):
 
 
 def test_the_holder_of_a_lock_in_a_bucket_is_one_line_without_escapes():
-    holder = lock._holder(json.dumps({"holder": "x\n\x1b[2J" + "y" * 10**6}).encode())
+    holder = bucket_lock._holder(json.dumps({"holder": "x\n\x1b[2J" + "y" * 10**6}).encode())
     assert holder.isprintable() and len(holder) == 100

@@ -13,12 +13,13 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from cope_jax.buckets import Bucket, Mirror, mirrored
 from cope_jax.errors import StorageError
 from cope_jax.runs.workdir import locked
-from cope_jax.training import checkpoint_bucket, checkpoint_io, checksum
-from cope_jax.training.checkpoints import Checkpoints
-from tests.buckets.saving import URL, complete, save, state
+from cope_jax.storage import checkpoint_bucket, checkpoint_io, checksum
+from cope_jax.storage.bucket import Bucket
+from cope_jax.storage.checkpoints import Checkpoints
+from cope_jax.storage.mirror import Mirror, mirrored
+from tests.storage.saving import URL, complete, save, state
 
 pytestmark = [pytest.mark.xdist_group("buckets")]
 

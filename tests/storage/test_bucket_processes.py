@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from cope_jax.buckets import Bucket, mirrored
-from tests.buckets.saving import URL, complete
+from cope_jax.storage.bucket import Bucket
+from cope_jax.storage.mirror import mirrored
 from tests.experiments.several import Processes
+from tests.storage.saving import URL, complete
 from tests.torture.__main__ import differences
 from tests.torture.jobs import CONFIG
 

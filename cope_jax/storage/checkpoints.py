@@ -10,12 +10,12 @@ from typing import Any
 import jax
 
 from cope_jax.array_types import PyTree
-from cope_jax.buckets import Mirror
 from cope_jax.errors import ConfigError, StorageError, clear_storage_errors
-from cope_jax.training import checkpoint_io, checksum
-from cope_jax.training.checkpoint_bucket import CheckpointBucket
-from cope_jax.training.checkpoint_folder import CheckpointFolder
-from cope_jax.training.checkpoint_io import CheckpointStore
+from cope_jax.storage import checkpoint_io, checksum
+from cope_jax.storage.checkpoint_bucket import CheckpointBucket
+from cope_jax.storage.checkpoint_folder import CheckpointFolder
+from cope_jax.storage.checkpoint_io import CheckpointStore
+from cope_jax.storage.mirror import Mirror
 
 
 class Checkpoints:

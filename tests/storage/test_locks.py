@@ -8,9 +8,9 @@ import tempfile
 
 import pytest
 
-from cope_jax import locks
 from cope_jax.errors import ConfigError
 from cope_jax.runs.workdir import locked
+from cope_jax.storage import locks
 
 HERE, ELSEWHERE = socket.gethostname(), "another-machine"
 OLD = 10**6  # seconds since 1970

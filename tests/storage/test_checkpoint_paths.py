@@ -8,10 +8,10 @@ import jax
 import pytest
 
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.training import checkpoint_folder
-from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.storage import checkpoint_folder
+from cope_jax.storage.checkpoints import Checkpoints
+from tests.storage.test_checkpoints import LEFTOVERS, PROGRESS, create, held, load, save
 from tests.training import tiny
-from tests.training.test_checkpoints import LEFTOVERS, PROGRESS, create, held, load, save
 
 
 @pytest.mark.parametrize("name", ["lr[1e-3]", "a*b", "**", "a\\b\udcff"])

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from cope_jax.buckets import Bucket, Mirror, lock, mirrored, shown, unlink
 from cope_jax.errors import ConfigError, StorageError, bucket_error
-from cope_jax.files import in_bucket
 from cope_jax.runs.workdir import locked
-from tests.buckets.saving import URL, save
+from cope_jax.storage import bucket_lock
+from cope_jax.storage.bucket import Bucket
+from cope_jax.storage.files import in_bucket
+from cope_jax.storage.mirror import Mirror, mirrored, shown, unlink
+from tests.storage.saving import URL, save
 
 pytestmark = [pytest.mark.xdist_group("buckets")]
 
@@ -155,9 +157,9 @@ def test_only_mirrors_of_dead_processes_of_this_machine_are_removed(server, tmp_
     dead = subprocess.Popen(["true"])
     dead.wait()
     for name, process, machine in (
-        ("dead", dead.pid, lock.machine()),
+        ("dead", dead.pid, bucket_lock.machine()),
         ("elsewhere", dead.pid, "another machine"),
-        ("live", os.getpid(), lock.machine()),
+        ("live", os.getpid(), bucket_lock.machine()),
     ):
         folder = tmp_path / f"cope_jax-mirror-{name}"
         folder.mkdir()

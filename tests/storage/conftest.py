@@ -2,10 +2,12 @@
 
 import pytest
 
-from cope_jax.buckets import Mirror, lock
-from cope_jax.buckets import bucket as objects
-from tests.buckets.bucket_server import serving
-from tests.buckets.saving import URL
+from cope_jax.storage import bucket as objects
+from cope_jax.storage import bucket_lock
+from cope_jax.storage.mirror import Mirror
+from tests.storage.bucket_server import serving
+from tests.storage.saving import URL
+from tests.training.conftest import fast_compile as fast_compile
 
 
 @pytest.fixture
@@ -26,5 +28,5 @@ def mirror(server):
 
 @pytest.fixture
 def quick(monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", 0.1)
-    monkeypatch.setattr(lock, "LOST", 0.6)
+    monkeypatch.setattr(bucket_lock, "BEAT", 0.1)
+    monkeypatch.setattr(bucket_lock, "LOST", 0.6)

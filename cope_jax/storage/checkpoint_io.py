@@ -11,7 +11,7 @@ from jax.experimental import multihost_utils
 
 from cope_jax.array_types import PyTree
 from cope_jax.errors import ConfigError, StorageError, without_stderr
-from cope_jax.training import checksum
+from cope_jax.storage import checksum
 
 
 class DamagedError(Exception):

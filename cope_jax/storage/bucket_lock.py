@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from cope_jax.buckets.bucket import Bucket
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.files import parse_json
+from cope_jax.storage.bucket import Bucket
+from cope_jax.storage.files import parse_json
 
 BEAT = 10.0
 """Seconds between two signs of life of a lock."""

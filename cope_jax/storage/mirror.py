@@ -12,12 +12,12 @@ import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
-from cope_jax.buckets import lock
-from cope_jax.buckets.bucket import Bucket
-from cope_jax.buckets.lock import Lock
 from cope_jax.errors import ConfigError, StorageError
-from cope_jax.files import in_bucket, inside, parse_json, read_bytes
-from cope_jax.locks import open_lock, try_lock
+from cope_jax.storage import bucket_lock
+from cope_jax.storage.bucket import Bucket
+from cope_jax.storage.bucket_lock import Lock
+from cope_jax.storage.files import in_bucket, inside, parse_json, read_bytes
+from cope_jax.storage.locks import open_lock, try_lock
 
 COMPLETE = ".complete"
 """The name of the object that marks a checkpoint as complete."""
@@ -48,12 +48,12 @@ class Mirror:
         bucket = Bucket(url.rstrip("/"))
         for left in Path(tempfile.gettempdir()).glob("cope_jax-mirror-*"):
             with contextlib.suppress(OSError):  # another command may remove it too
-                if lock.is_gone(_sign(left)) and not _in_use(left):
+                if bucket_lock.is_gone(_sign(left)) and not _in_use(left):
                     shutil.rmtree(left, ignore_errors=True)
         root = Path(tempfile.mkdtemp(prefix="cope_jax-mirror-"))
         mirror = cls(root / "files", bucket, uuid.uuid4().hex)
         mirror.folder.mkdir()
-        owner = {"process": os.getpid(), "machine": lock.machine()}
+        owner = {"process": os.getpid(), "machine": bucket_lock.machine()}
         (root / _MIRROR).write_text(json.dumps({"url": bucket.url, "token": mirror.token, **owner}))
         try:
             mirror.fetch()
@@ -159,8 +159,8 @@ class Mirror:
     def _taken(self) -> StorageError:
         url = self.bucket.url.removesuffix("/checkpoints")
         return StorageError(
-            f"{url} is in use by another run, because this one gave no sign of life for {lock.LOST:.0f} s: what is "
-            "stored is intact; stop one of the two"
+            f"{url} is in use by another run, because this one gave no sign of life for {bucket_lock.LOST:.0f} s: "
+            "what is stored is intact; stop one of the two"
         )
 
 

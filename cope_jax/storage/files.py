@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 from etils import epath
 
 from cope_jax.errors import ConfigError, clear_storage_errors
-from cope_jax.locks import open_lock, try_lock
+from cope_jax.storage.locks import open_lock, try_lock
 
 _Folder = TypeVar("_Folder", Path, epath.Path)
 _RATIO, _ALWAYS = 100, 2**26

@@ -14,11 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from cope_jax.buckets import Bucket, Mirror, lock, mirrored
 from cope_jax.errors import ConfigError, StorageError
 from cope_jax.runs.workdir import locked
-from cope_jax.training import checkpoint_bucket
-from tests.buckets.saving import URL, complete, save
+from cope_jax.storage import bucket_lock, checkpoint_bucket
+from cope_jax.storage.bucket import Bucket
+from cope_jax.storage.mirror import Mirror, mirrored
+from tests.storage.saving import URL, complete, save
 
 pytestmark = [pytest.mark.xdist_group("buckets")]
 
@@ -56,7 +57,7 @@ def test_a_lock_without_signs_of_life_ends(mirror, quick, capsys):
 
 
 def test_a_killed_process_of_this_machine_holds_no_lock(mirror):
-    code = "import os, sys; from cope_jax.buckets import *; from cope_jax.buckets.lock import *; "
+    code = "import os, sys; from cope_jax.storage.mirror import *; from cope_jax.storage.bucket_lock import *; "
     code += "Lock(Bucket(sys.argv[1]), '.lock', 'x')._acquire(); os.abort()"
     subprocess.run([sys.executable, "-c", code, URL], check=False)
     assert b"holder" in Bucket(URL).read(".lock")[0]
@@ -71,7 +72,7 @@ def test_one_of_many_takes_a_lost_lock(server, quick):
 
     def take(token):
         with contextlib.suppress(ConfigError):
-            lock.Lock(Bucket(URL), ".lock", token)._acquire()
+            bucket_lock.Lock(Bucket(URL), ".lock", token)._acquire()
             taken.append(token)
 
     threads = [threading.Thread(target=take, args=(str(number),), daemon=True) for number in range(4)]
@@ -79,21 +80,21 @@ def test_one_of_many_takes_a_lost_lock(server, quick):
         thread.start()
     for thread in threads:
         thread.join(1.5)
-    assert len(taken) == 1 and lock.Lock(Bucket(URL), ".lock", taken[0]).is_held()
+    assert len(taken) == 1 and bucket_lock.Lock(Bucket(URL), ".lock", taken[0]).is_held()
 
 
 @pytest.mark.parametrize("count", range(1, 6))
 def test_an_answer_that_is_lost_loses_no_lock(server, monkeypatch, count):
     """The server writes, but the connection ends before its answer: the library asks again, and is refused."""
-    monkeypatch.setattr(lock, "BEAT", 0.1)
+    monkeypatch.setattr(bucket_lock, "BEAT", 0.1)
     began = time.monotonic()
     server.fault, server.every = "applied", 1000
     server.requests = itertools.count(1000 - count)
     with mirrored(URL) as folder, locked(Path(folder)):
-        time.sleep(5 * lock.BEAT)
+        time.sleep(5 * bucket_lock.BEAT)
         Path(folder, "result.json").write_text("{}")
         Mirror.of(Path(folder, "checkpoints")).check_lock()
-    assert time.monotonic() - began < 20 < lock.LOST
+    assert time.monotonic() - began < 20 < bucket_lock.LOST
     assert server.names() == ["runs/cope/result.json"]
 
 
@@ -144,7 +145,7 @@ def test_nor_results(beats, server, quick):
     with pytest.raises(StorageError, match=TAKEN), mirrored(URL) as folder, locked(Path(folder)):
         Bucket(URL).write(".lock", b'{"holder": "another"}')
         (Path(folder) / "result.json").write_text("{}\n")
-        time.sleep(beats * lock.BEAT)
+        time.sleep(beats * bucket_lock.BEAT)
     assert server.names() == ["runs/cope/.lock"]
 
 
@@ -171,8 +172,8 @@ def test_the_marker_of_a_new_holder_is_not_replaced(server, monkeypatch, change)
 
 
 def test_a_process_of_another_user_is_alive(server):
-    sign = {"holder": "x", "process": 1, "machine": lock.machine(), "token": "x", "number": 0}
-    assert not lock.is_gone(json.dumps(sign).encode())
+    sign = {"holder": "x", "process": 1, "machine": bucket_lock.machine(), "token": "x", "number": 0}
+    assert not bucket_lock.is_gone(json.dumps(sign).encode())
 
 
 def test_a_mirror_in_which_a_cell_has_its_lock_is_not_removed(server, tmp_path, monkeypatch):
@@ -181,7 +182,9 @@ def test_a_mirror_in_which_a_cell_has_its_lock_is_not_removed(server, tmp_path, 
     dead.wait()
     cell = tmp_path / "cope_jax-mirror-x/files/cell"
     cell.mkdir(parents=True)
-    (tmp_path / "cope_jax-mirror-x/.mirror").write_text(json.dumps({"process": dead.pid, "machine": lock.machine()}))
+    (tmp_path / "cope_jax-mirror-x/.mirror").write_text(
+        json.dumps({"process": dead.pid, "machine": bucket_lock.machine()})
+    )
     with (cell / ".lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with mirrored(URL):
@@ -191,7 +194,7 @@ def test_a_mirror_in_which_a_cell_has_its_lock_is_not_removed(server, tmp_path, 
 
 
 def test_a_bucket_that_refuses_conditions_is_one_line(mirror, server, monkeypatch):
-    monkeypatch.setattr(lock, "BEAT", 0.01)
+    monkeypatch.setattr(bucket_lock, "BEAT", 0.01)
     monkeypatch.setattr(Bucket, "write", lambda *_: None)
     with pytest.raises(
         StorageError, match=r"^gs://bucket/runs/cope refuses to write \.lock: check the settings of the"

@@ -16,11 +16,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from cope_jax.array_types import PyTree
-from cope_jax.buckets import COMPLETE, Bucket, Mirror
 from cope_jax.errors import StorageError
-from cope_jax.files import parse_json
-from cope_jax.training import checksum
-from cope_jax.training.checkpoint_io import step_of
+from cope_jax.storage import checksum
+from cope_jax.storage.bucket import Bucket
+from cope_jax.storage.checkpoint_io import step_of
+from cope_jax.storage.files import parse_json
+from cope_jax.storage.mirror import COMPLETE, Mirror
 
 _DAMAGED = ".damaged"
 _WRITTEN = ".written"

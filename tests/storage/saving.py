@@ -5,7 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 
-from cope_jax.training.checkpoints import Checkpoints
+from cope_jax.storage.checkpoints import Checkpoints
 
 URL = "gs://bucket/runs/cope"
 

@@ -11,11 +11,11 @@ from etils import epath
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cope_jax import files
 from cope_jax.corpora import document_files
 from cope_jax.errors import ConfigError
 from cope_jax.exchange import elmo_files
 from cope_jax.runs.grid import folder_name
+from cope_jax.storage import files
 
 PIECES = st.sampled_from(
     [
